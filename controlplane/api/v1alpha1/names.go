@@ -1,0 +1,37 @@
+package v1alpha1
+
+// Labels and annotations of objects that Isthmus writes.
+const (
+	// LabelCluster carries the id of the member that owns an object on the broker.
+	LabelCluster = "isthmus.io/cluster"
+	// LabelServiceName and LabelServiceNamespace name the exported Service on objects of the broker,
+	// which all live in one namespace.
+	LabelServiceName      = "isthmus.io/service-name"
+	LabelServiceNamespace = "isthmus.io/service-namespace"
+
+	// ManagedBy is the value of endpointslice.kubernetes.io/managed-by (EndpointSlices) and
+	// app.kubernetes.io/managed-by (all other objects) by which we know our own.
+	ManagedBy      = "isthmus.io"
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+
+	// FieldOwner is the field manager of every server-side apply.
+	FieldOwner = "isthmus"
+
+	// AnnotationUseClusterSetIP asks for ("true") or declines ("false") a ClusterSetIP, on a
+	// ServiceExport and on the imports made of it.
+	AnnotationUseClusterSetIP = "lighthouse.submariner.io/use-clusterset-ip"
+	// AnnotationAllocatedBy names the member that allocated an aggregate's ClusterSetIP.
+	AnnotationAllocatedBy = "lighthouse.submariner.io/clusterset-ip-allocated-by"
+)
+
+// Names inside a member's installation namespace.
+const (
+	// DefaultNamespace is where Isthmus is installed in a member cluster.
+	DefaultNamespace = "isthmus-system"
+	// DefaultBrokerNamespace is where the broker keeps everything.
+	DefaultBrokerNamespace = "isthmus-broker"
+	// BrokerSecret is the Secret that holds the member's credentials for the broker.
+	BrokerSecret = "isthmus-broker"
+	// BrokerSecretKubeconfig is its key: a kubeconfig whose context names the broker's namespace.
+	BrokerSecretKubeconfig = "kubeconfig"
+)

@@ -1,0 +1,181 @@
+package clusterset
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// ClusterID names one member of the ClusterSet: an RFC 1123 label, or two joined by a dot
+// (KEP-1645, "ClusterSet Membership"). At most 63 characters in all.
+type ClusterID string
+
+// Validate reports why id cannot name a member, or nil.
+func (id ClusterID) Validate() error {
+	if len(id) == 0 || len(id) > 63 {
+		return fmt.Errorf("cluster id %q must have 1 to 63 characters, has %d", string(id), len(id))
+	}
+	labels := strings.Split(string(id), ".")
+	if len(labels) > 2 {
+		return fmt.Errorf("cluster id %q has %d labels; use one, or two joined by a dot", string(id), len(labels))
+	}
+	for _, l := range labels {
+		if !isLabel(l) {
+			return fmt.Errorf("cluster id %q: %q is not an RFC 1123 label; use a-z, 0-9 and '-', with a letter or digit at both ends", string(id), l)
+		}
+	}
+	return nil
+}
+
+// isLabel reports whether s is an RFC 1123 label.
+func isLabel(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if !(c == '-' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z') {
+			return false
+		}
+	}
+	return true
+}
+
+// ServiceName is the namespaced name by which Services of all members are the same Service
+// (namespace sameness, KEP-1645).
+type ServiceName struct {
+	Namespace string
+	Name      string
+}
+
+// String returns "namespace/name".
+func (n ServiceName) String() string { return n.Namespace + "/" + n.Name }
+
+// Compare orders names by namespace, then by name.
+func (n ServiceName) Compare(o ServiceName) int {
+	return cmp.Or(strings.Compare(n.Namespace, o.Namespace), strings.Compare(n.Name, o.Name))
+}
+
+// Protocol is an IP protocol number (IANA). Only the constants below occur.
+type Protocol uint8
+
+// The transport protocols of a Service port.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String returns the Kubernetes spelling: TCP, UDP or SCTP.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	default:
+		return fmt.Sprintf("protocol(%d)", uint8(p))
+	}
+}
+
+// Family is an IP address family.
+type Family uint8
+
+// The address families, in the order in which they are listed where order is ours to choose.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// String returns the Kubernetes spelling: IPv4 or IPv6.
+func (f Family) String() string {
+	switch f {
+	case IPv4:
+		return "IPv4"
+	case IPv6:
+		return "IPv6"
+	default:
+		return fmt.Sprintf("family(%d)", uint8(f))
+	}
+}
+
+// FamilyOf returns the family of a; an IPv4-mapped IPv6 address is IPv4.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// ServiceType says how an imported Service is reached.
+type ServiceType uint8
+
+// The types of an import (KEP-1645, "ServiceImport type").
+const (
+	ClusterSetIP ServiceType = iota + 1 // through a VIP
+	Headless                            // through the addresses of its endpoints
+)
+
+// String returns the MCS API spelling.
+func (t ServiceType) String() string {
+	switch t {
+	case ClusterSetIP:
+		return "ClusterSetIP"
+	case Headless:
+		return "Headless"
+	default:
+		return fmt.Sprintf("type(%d)", uint8(t))
+	}
+}
+
+// Port is one port of a Service as clients see it. Ports are equal when all fields are.
+type Port struct {
+	Name        string
+	Protocol    Protocol
+	AppProtocol string
+	Port        uint16
+}
+
+// SessionAffinity says which connections of a client go to one backend.
+type SessionAffinity struct {
+	ClientIP bool
+	Timeout  time.Duration // meaningful with ClientIP; whole seconds, 0 < Timeout <= 24h
+}
+
+// Export is what one member says about one of its exported Services. It is complete: everything
+// Merge needs comes from here and from nothing else.
+type Export struct {
+	Cluster               ClusterID
+	Service               ServiceName
+	ExportedAt            time.Time // creation of the ServiceExport; precedence (KEP-1645, "Conflict resolution")
+	Type                  ServiceType
+	Ports                 []Port
+	Families              []Family
+	SessionAffinity       SessionAffinity
+	InternalTrafficPolicy string // "" means unset
+	TrafficDistribution   string // "" means unset
+	Labels                map[string]string
+	Annotations           map[string]string
+
+	// IPs is the ClusterSetIP the member has seen for this Service, remembered so that a lost
+	// aggregate is re-created with the same address. Empty before the first allocation.
+	IPs []netip.Addr
+}
+
+// Import is one Service of the ClusterSet as every member sees it.
+type Import struct {
+	Service               ServiceName
+	Type                  ServiceType
+	IPs                   []netip.Addr // at most one a family; empty for Headless
+	Families              []Family
+	Ports                 []Port
+	Clusters              []ClusterID // exporters, sorted
+	SessionAffinity       SessionAffinity
+	InternalTrafficPolicy string
+	TrafficDistribution   string
+	Labels                map[string]string
+	Annotations           map[string]string
+}

@@ -1,0 +1,44 @@
+package clusterset
+
+import "net/netip"
+
+// Snapshot is everything a node needs to know about the ClusterSet: immutable, complete and sorted.
+// Whoever receives one may keep it and must not change it. Two equal worlds give equal Snapshots.
+type Snapshot struct {
+	Services []Service // by Import.Service
+}
+
+// Service is one import and the endpoints behind it.
+type Service struct {
+	Import
+	Slices []Slice // by Cluster, then by Name
+}
+
+// Slice is a group of endpoints of one source member and one address family that share their ports
+// (an EndpointSlice of discovery.k8s.io/v1, reduced to what we use).
+type Slice struct {
+	Name      string
+	Cluster   ClusterID
+	Family    Family
+	Ports     []EndpointPort // by Name, then Protocol
+	Endpoints []Endpoint     // by first address
+}
+
+// EndpointPort is where the pods of a slice listen. It belongs to the Service port of the same
+// name and protocol.
+type EndpointPort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16 // the target port
+}
+
+// Endpoint is one pod (or whatever stands behind a Service without a selector).
+type Endpoint struct {
+	Addrs       []netip.Addr // one or more of the slice's family; the first one takes traffic
+	Ready       bool         // new traffic may be sent here
+	Serving     bool         // it answers, ready or terminating
+	Terminating bool
+	Hostname    string
+	NodeName    string // unique only within the slice's Cluster
+	Zone        string
+}
