@@ -1,0 +1,201 @@
+// Package server carries questions and answers: UDP and TCP sockets on one side, a [zone.Zone] on the
+// other. It is the only package that knows the wire format, through miekg/dns.
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-net/isthmus/dns/internal/zone"
+)
+
+// idle is how long a TCP client may stay silent between questions, or take over one of them or over
+// reading an answer (RFC 7766, section 6.2.3, asks for "a few seconds").
+const idle = 8 * time.Second
+
+// Server is a set of open sockets. Make one with [Listen].
+type Server struct {
+	zone  func() *zone.Zone
+	log   *slog.Logger
+	addrs []netip.AddrPort
+	udp   []*net.UDPConn
+	tcp   []*net.TCPListener
+	turn  atomic.Uint32
+}
+
+// Listen opens a UDP and a TCP socket on each address, or none at all. current is asked for the zone at
+// each question and may return nil: no zone yet. An error names the address, the port and the fix.
+func Listen(addrs []netip.AddrPort, current func() *zone.Zone, log *slog.Logger) (*Server, error) {
+	s := &Server{zone: current, log: log}
+	for _, addr := range addrs {
+		if err := s.listen(addr); err != nil {
+			s.close()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// listen opens both sockets of one address. When the kernel chooses the port, TCP takes the one that UDP got.
+func (s *Server) listen(addr netip.AddrPort) error {
+	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+	if err != nil {
+		return explain("udp", addr, err)
+	}
+	s.udp = append(s.udp, udp)
+	addr = netip.AddrPortFrom(addr.Addr(), udp.LocalAddr().(*net.UDPAddr).AddrPort().Port())
+	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
+	if err != nil {
+		return explain("tcp", addr, err)
+	}
+	s.tcp = append(s.tcp, tcp)
+	s.addrs = append(s.addrs, addr)
+	return nil
+}
+
+// explain says which socket could not be opened and what a person can do about it.
+func explain(network string, addr netip.AddrPort, err error) error {
+	fix := "choose another address with --dns-listen"
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		fix = fmt.Sprintf("another program answers there (`ss -lnp 'sport = :%d'` shows which); stop it or choose another address with --dns-listen", addr.Port())
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		fix = fmt.Sprintf("no interface of this node has it; add it (`ip address add %s dev lo`) or choose another address with --dns-listen", addr.Addr())
+	case errors.Is(err, syscall.EACCES):
+		fix = "ports below 1024 need the capability NET_BIND_SERVICE; grant it or choose another port with --dns-listen"
+	}
+	return fmt.Errorf("listen on %s address %s port %d: %w: %s", network, addr.Addr(), addr.Port(), cause(err), fix)
+}
+
+// cause returns the system's own words: net's error would repeat network, address and port.
+func cause(err error) error {
+	if sys := (*net.OpError)(nil); errors.As(err, &sys) {
+		return sys.Err
+	}
+	return err
+}
+
+// Addrs returns the addresses that are served, with the ports that were bound.
+func (s *Server) Addrs() []netip.AddrPort { return slices.Clone(s.addrs) }
+
+// Serve answers until ctx is done and then closes every socket and connection. It returns nil then, or
+// the error of the first socket that broke. No goroutine outlives it.
+func (s *Server) Serve(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, s.close)()
+	for _, conn := range s.udp {
+		g.Go(func() error { return s.serveUDP(ctx, conn) })
+	}
+	for _, listener := range s.tcp {
+		g.Go(func() error { return s.serveTCP(ctx, listener) })
+	}
+	return g.Wait()
+}
+
+// close closes all sockets; doing so twice is harmless.
+func (s *Server) close() {
+	for _, conn := range s.udp {
+		_ = conn.Close() // nothing is buffered that could be lost
+	}
+	for _, listener := range s.tcp {
+		_ = listener.Close()
+	}
+}
+
+// serveUDP answers the datagrams of conn until it is closed.
+func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
+	query := make([]byte, 64<<10)
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(query)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("read from udp %s: %w", conn.LocalAddr(), err)
+		case err != nil:
+			s.log.Debug("read a datagram", "err", err) // such as an ICMP error for an earlier answer
+			continue
+		}
+		resp := respond(s.zone(), query[:n], overUDP, s.turn.Add(1))
+		if resp == nil {
+			continue
+		}
+		if _, err := conn.WriteToUDPAddrPort(resp, from); err != nil && ctx.Err() == nil {
+			s.log.Debug("send an answer", "peer", from, "err", err) // the client asks again
+		}
+	}
+}
+
+// serveTCP serves the connections of listener until it is closed, and returns when all have ended.
+func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error {
+	var conns errgroup.Group
+	defer func() { _ = conns.Wait() }() // connections report nothing
+	for {
+		conn, err := listener.AcceptTCP()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = conn.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept on tcp %s: %w", listener.Addr(), err)
+		case err != nil:
+			// The peer gave up, or descriptors ran out. Let the others go on and try again soon.
+			s.log.Debug("accept a connection", "err", err)
+			pause(ctx, 10*time.Millisecond)
+			continue
+		}
+		conns.Go(func() error {
+			s.serveConn(ctx, conn)
+			return nil
+		})
+	}
+}
+
+// pause waits for d or until ctx is done.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// serveConn answers the questions of one connection, in order, until the client closes it, is silent for
+// too long or ctx is done.
+func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	var length [2]byte
+	for {
+		_ = conn.SetDeadline(time.Now().Add(idle)) // fails only on a closed connection, and then so does the read
+		if _, err := io.ReadFull(conn, length[:]); err != nil {
+			return
+		}
+		query := make([]byte, binary.BigEndian.Uint16(length[:]))
+		if _, err := io.ReadFull(conn, query); err != nil {
+			return
+		}
+		resp := respond(s.zone(), query, overTCP, s.turn.Add(1))
+		if resp == nil {
+			return // not a question: nothing sensible will follow
+		}
+		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(resp))), resp...)); err != nil {
+			return
+		}
+	}
+}
