@@ -1,0 +1,103 @@
+// Package status is what Isthmus's processes say about themselves over HTTP, and what isthmusctl reads
+// back: the shapes served as JSON at [Path] by isthmus-agent (port [AgentPort]) and isthmus-controller
+// (port [ControllerPort]). Fields are only ever added, so an older isthmusctl reads a newer process.
+package status
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+)
+
+// Path is where a process serves its status, beside /healthz, /readyz and /metrics.
+const Path = "/status"
+
+// The default ports of the processes. In a pod, the port is named PortName.
+const (
+	AgentPort      = 9470
+	ControllerPort = 9471
+	PortName       = "http"
+)
+
+// Names of the workloads in the installation namespace, and of the label that their pods carry.
+const (
+	AgentDaemonSet       = "isthmus-agent"
+	ControllerDeployment = "isthmus-controller"
+	LabelName            = "app.kubernetes.io/name"
+)
+
+// Agent is what one node's agent says.
+type Agent struct {
+	Version string `json:"version"`
+	Node    string `json:"node"`
+	// Ready is true when Waiting is empty.
+	Ready bool `json:"ready"`
+	// Waiting names what is not ready yet, one sentence each.
+	Waiting   []string  `json:"waiting,omitempty"`
+	View      View      `json:"view"`
+	Dataplane Dataplane `json:"dataplane"`
+	DNS       DNS       `json:"dns"`
+	// MissingCapabilities names optional abilities this node lacks, each with what it would give.
+	MissingCapabilities []string `json:"missingCapabilities,omitempty"`
+}
+
+// View is what the agent has read from the API server.
+type View struct {
+	Synced   bool      `json:"synced"`
+	Built    time.Time `json:"built,omitzero"` // when the last snapshot was made
+	Services int       `json:"services"`
+	Error    string    `json:"error,omitempty"` // why a watch does not work, if it does not
+}
+
+// Dataplane is what stands in the node's kernel.
+type Dataplane struct {
+	Hooks     []string  `json:"hooks"`
+	Frontends int       `json:"frontends"`
+	Backends  int       `json:"backends"`
+	Writes    uint64    `json:"writes"` // map writes since the agent started
+	Synced    time.Time `json:"synced,omitzero"`
+	Error     string    `json:"error,omitempty"`
+	Problems  []string  `json:"problems,omitempty"` // Services that cannot be programmed as asked, and why
+}
+
+// DNS is what the node's name server answers from.
+type DNS struct {
+	Listening []string  `json:"listening"`
+	Interface string    `json:"interface,omitempty"` // which carries the node-local addresses
+	Names     int       `json:"names"`
+	Synced    time.Time `json:"synced,omitzero"`
+	Error     string    `json:"error,omitempty"`
+}
+
+// Controller is what one replica of the member's controller says.
+type Controller struct {
+	Version string `json:"version"`
+	Cluster string `json:"cluster"`
+	Leader  bool   `json:"leader"`
+	// Ready is true when Waiting is empty.
+	Ready   bool     `json:"ready"`
+	Waiting []string `json:"waiting,omitempty"`
+	Broker  Broker   `json:"broker"`
+}
+
+// Broker is how a controller gets on with the broker.
+type Broker struct {
+	Server    string    `json:"server"`
+	Namespace string    `json:"namespace"`
+	Reachable bool      `json:"reachable"`
+	Seen      time.Time `json:"seen,omitzero"` // the last time it answered
+	Error     string    `json:"error,omitempty"`
+}
+
+// Handler serves what current returns as JSON. current is called for every request, from any goroutine.
+func Handler[T Agent | Controller](current func() T) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		body, err := json.MarshalIndent(current(), "", "  ")
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(append(body, '\n')) // the reader went away: nobody to tell
+	})
+}
