@@ -110,6 +110,17 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
+// IsUnicast reports whether a can be the address of an endpoint or a ClusterSetIP: it is no loopback,
+// link-local, multicast, broadcast or unspecified address and has no zone. Class E (240.0.0.0/4) is fine.
+func IsUnicast(a netip.Addr) bool {
+	a = a.Unmap()
+	if !a.IsValid() || a.Zone() != "" || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() {
+		return false
+	}
+	thisNetwork := a.Is4() && a.As4()[0] == 0 // RFC 1122, section 3.2.1.3
+	return !thisNetwork && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
 // ServiceType says how an imported Service is reached.
 type ServiceType uint8
 
