@@ -1,0 +1,35 @@
+package view
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// member is a slice and the Service it belongs to.
+type member struct {
+	service clusterset.ServiceName
+	slice   clusterset.Slice
+}
+
+// assemble joins imports and slices to a Snapshot, whatever their order. A slice without an import is
+// left out, for nobody can reach it; an import without slices is a Service without endpoints. The
+// Snapshot shares memory with what it is made of. O(n log n).
+func assemble(imports []clusterset.Import, members []member) *clusterset.Snapshot {
+	bySvc := make(map[clusterset.ServiceName][]clusterset.Slice, len(imports))
+	for _, m := range members {
+		bySvc[m.service] = append(bySvc[m.service], m.slice)
+	}
+	snapshot := &clusterset.Snapshot{Services: make([]clusterset.Service, 0, len(imports))}
+	for _, imp := range imports {
+		own := bySvc[imp.Service]
+		slices.SortFunc(own, func(a, b clusterset.Slice) int {
+			return cmp.Or(strings.Compare(string(a.Cluster), string(b.Cluster)), strings.Compare(a.Name, b.Name))
+		})
+		snapshot.Services = append(snapshot.Services, clusterset.Service{Import: imp, Slices: own})
+	}
+	slices.SortFunc(snapshot.Services, func(a, b clusterset.Service) int { return a.Service.Compare(b.Service) })
+	return snapshot
+}

@@ -1,0 +1,67 @@
+package view
+
+import (
+	"fmt"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// cached is all that a cache keeps of an object: its translation, made once a change, or why there is
+// none. A node in a large ClusterSet holds many of them, so nothing else of the object survives.
+type cached[T any] struct {
+	// ObjectMeta holds name, namespace and resource version only.
+	metav1.ObjectMeta
+	value T
+	err   error
+}
+
+// cachedImport and cachedSlice are cache.TransformFuncs. They are idempotent.
+func cachedImport(obj any) (any, error) {
+	o, ok := obj.(*mcsv1beta1.ServiceImport)
+	if !ok {
+		return passThrough[clusterset.Import](obj)
+	}
+	imp, err := mcs.Import(o)
+	return &cached[clusterset.Import]{ObjectMeta: trimmed(o.ObjectMeta), value: imp, err: err}, nil
+}
+
+func cachedSlice(obj any) (any, error) {
+	o, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return passThrough[member](obj)
+	}
+	slice, service, err := mcs.Slice(o)
+	return &cached[member]{ObjectMeta: trimmed(o.ObjectMeta), value: member{service, slice}, err: err}, nil
+}
+
+// passThrough accepts what a transform may meet beside fresh objects.
+func passThrough[T any](obj any) (any, error) {
+	switch obj.(type) {
+	case *cached[T], cache.DeletedFinalStateUnknown:
+		return obj, nil
+	default:
+		return nil, fmt.Errorf("cache an object of type %T", obj)
+	}
+}
+
+func trimmed(m metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, ResourceVersion: m.ResourceVersion}
+}
+
+// values lists the translations in store, without the objects that have none.
+func values[T any](store cache.Store) []T {
+	objs := store.List()
+	vs := make([]T, 0, len(objs))
+	for _, obj := range objs {
+		if c, ok := obj.(*cached[T]); ok && c.err == nil {
+			vs = append(vs, c.value)
+		}
+	}
+	return vs
+}
