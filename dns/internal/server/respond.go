@@ -58,7 +58,6 @@ func respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
 	resp := new(dns.Msg)
 	resp.SetReply(&req)
 	resp.CheckingDisabled = false // SetReply copies it, and it means nothing without DNSSEC
-	resp.Compress = true
 	if opt != nil {
 		resp.SetEdns0(maxUDP, opt.Do()) // RFC 3225: the DO bit is copied
 	}
@@ -68,6 +67,7 @@ func respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
 		fill(resp, z, turn)
 	}
 	resp.Truncate(sizeLimit(via, opt))
+	resp.Compress = true // always; Truncate turns it off for answers that fit without
 	wire, err := resp.Pack()
 	if err != nil {
 		// A name may unpack and yet not pack again; nothing of ours is at fault and nothing is lost.

@@ -25,6 +25,9 @@ import (
 // reading an answer (RFC 7766, section 6.2.3, asks for "a few seconds").
 const idle = 8 * time.Second
 
+// retry is how long a socket rests after an error that may pass.
+const retry = 10 * time.Millisecond
+
 // Server is a set of open sockets. Make one with [Listen].
 type Server struct {
 	zone  func() *zone.Zone
@@ -125,7 +128,8 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("read from udp %s: %w", conn.LocalAddr(), err)
 		case err != nil:
-			s.log.Debug("read a datagram", "err", err) // such as an ICMP error for an earlier answer
+			s.log.Debug("read a datagram", "err", err) // such as memory running out
+			pause(ctx, retry)
 			continue
 		}
 		resp := respond(s.zone(), query[:n], overUDP, s.turn.Add(1))
@@ -155,7 +159,7 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 		case err != nil:
 			// The peer gave up, or descriptors ran out. Let the others go on and try again soon.
 			s.log.Debug("accept a connection", "err", err)
-			pause(ctx, 10*time.Millisecond)
+			pause(ctx, retry)
 			continue
 		}
 		conns.Go(func() error {

@@ -1,0 +1,275 @@
+package dns_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	wire "github.com/miekg/dns"
+	"go.uber.org/goleak"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/dns"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// hello is a snapshot with one service, hello.demo, at the given addresses.
+func hello(ips ...string) *clusterset.Snapshot {
+	s := clusterset.Service{Import: clusterset.Import{
+		Service: clusterset.ServiceName{Namespace: "demo", Name: "hello"},
+		Type:    clusterset.ClusterSetIP,
+	}}
+	for _, ip := range ips {
+		s.IPs = append(s.IPs, netip.MustParseAddr(ip))
+	}
+	return &clusterset.Snapshot{Services: []clusterset.Service{s}}
+}
+
+// start runs a server on both loopback addresses until stop is called or the test ends. stop returns when
+// the server has.
+func start(t *testing.T) (s *dns.Server, stop func()) {
+	t.Helper()
+	s, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("[::1]:0")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return s, stop
+}
+
+// ask returns the rcode and the answer's addresses.
+func ask(t *testing.T, network string, at netip.AddrPort, qtype uint16) []string {
+	t.Helper()
+	q := new(wire.Msg)
+	q.SetQuestion("Hello.Demo.svc.clusterset.local.", qtype)
+	resp, _, err := (&wire.Client{Net: network, Timeout: 5 * time.Second}).ExchangeContext(t.Context(), q, at.String())
+	if err != nil {
+		t.Fatalf("ask %s over %s: %v", at, network, err)
+	}
+	have := []string{wire.RcodeToString[resp.Rcode]}
+	for _, rr := range resp.Answer {
+		have = append(have, wire.Field(rr, 1))
+	}
+	return have
+}
+
+func TestServer(t *testing.T) {
+	s, _ := start(t)
+	for _, at := range s.Status().Listen {
+		for _, network := range []string{"udp", "tcp"} {
+			if diff := cmp.Diff([]string{"SERVFAIL"}, ask(t, network, at, wire.TypeA)); diff != "" {
+				t.Errorf("%s over %s before the first snapshot (-want +have):\n%s", at, network, diff)
+			}
+		}
+	}
+	if err := s.Sync(t.Context(), hello("243.0.0.1", "fd00:243::1")); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range s.Status().Listen {
+		for _, network := range []string{"udp", "tcp"} {
+			if diff := cmp.Diff([]string{"NOERROR", "243.0.0.1"}, ask(t, network, at, wire.TypeA)); diff != "" {
+				t.Errorf("A from %s over %s (-want +have):\n%s", at, network, diff)
+			}
+			if diff := cmp.Diff([]string{"NOERROR", "fd00:243::1"}, ask(t, network, at, wire.TypeAAAA)); diff != "" {
+				t.Errorf("AAAA from %s over %s (-want +have):\n%s", at, network, diff)
+			}
+		}
+	}
+	if err := s.Sync(t.Context(), &clusterset.Snapshot{}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"NXDOMAIN"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
+		t.Errorf("after the service went (-want +have):\n%s", diff)
+	}
+}
+
+func TestSyncOfTheSameWorldChangesNothing(t *testing.T) {
+	s, _ := start(t)
+	var serials []uint32
+	for _, snap := range []*clusterset.Snapshot{hello("243.0.0.1"), hello("243.0.0.1"), hello("243.0.0.2"), {}, {}} {
+		if err := s.Sync(t.Context(), snap); err != nil {
+			t.Fatal(err)
+		}
+		serials = append(serials, s.Status().Serial)
+	}
+	if serials[0] != serials[1] || serials[3] != serials[4] {
+		t.Errorf("serials %v: an equal snapshot got a new one", serials)
+	}
+	if serials[1] >= serials[2] || serials[2] >= serials[3] {
+		t.Errorf("serials %v: a changed snapshot needs a greater one", serials)
+	}
+}
+
+func TestSyncAfterTheEnd(t *testing.T) {
+	s, _ := start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Sync(ctx, hello("243.0.0.1")); !errors.Is(err, context.Canceled) {
+		t.Errorf("have %v, want context.Canceled", err)
+	}
+	if s.Status().Synced {
+		t.Error("a cancelled Sync was applied")
+	}
+}
+
+func TestServiceThatCannotBeNamed(t *testing.T) {
+	var log bytes.Buffer
+	s, err := dns.New(dns.Config{
+		Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
+		Log:    slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	snap := hello("243.0.0.1")
+	snap.Services[0].Service.Name = "a.b"
+	for _, world := range []*clusterset.Snapshot{snap, {Services: append(hello("243.0.0.9").Services, snap.Services...)}} {
+		if err := s.Sync(ctx, world); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have := s.Status().Skipped; len(have) != 1 || !strings.HasPrefix(have[0], "demo/a.b: ") {
+		t.Errorf("skipped: %q", have)
+	}
+	if n := strings.Count(log.String(), "service=a.b"); n != 1 {
+		t.Errorf("logged %d times, want once for as long as it stays so:\n%s", n, &log)
+	}
+	cancel()
+	if err := s.Run(ctx); err != nil { // closes the sockets
+		t.Error(err)
+	}
+}
+
+func TestTCPPipelining(t *testing.T) {
+	s, _ := start(t)
+	if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Status().Listen[0].String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c := &wire.Conn{Conn: conn}
+	q := new(wire.Msg).SetQuestion("hello.demo.svc.clusterset.local.", wire.TypeA)
+	for q.Id = 1; q.Id <= 50; q.Id++ {
+		if err := c.WriteMsg(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := uint16(1); id <= 50; id++ {
+		resp, err := c.ReadMsg()
+		if err != nil {
+			t.Fatalf("answer %d: %v", id, err)
+		}
+		if resp.Id != id || len(resp.Answer) != 1 {
+			t.Fatalf("answer %d: id %d, %d records", id, resp.Id, len(resp.Answer))
+		}
+	}
+}
+
+// TestEndWithAnIdleClient holds that a client which says nothing, or half a question, delays nobody's end.
+func TestEndWithAnIdleClient(t *testing.T) {
+	s, stop := start(t)
+	for _, words := range []string{"", "\x00", "\x00\x40half a question"} {
+		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Status().Listen[1].String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte(words)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(t, "tcp", s.Status().Listen[1], wire.TypeA) // accepted after the three, so they are being served
+	begin := time.Now()
+	stop()
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Errorf("the end took %s, as long as an idle client may stay", took)
+	}
+}
+
+func TestListenErrors(t *testing.T) {
+	taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := taken.Addr().(*net.TCPAddr).Port
+	tests := map[string]struct {
+		listen string
+		cause  error
+		says   []string
+	}{
+		"address taken":     {taken.Addr().String(), syscall.EADDRINUSE, []string{"tcp", "127.0.0.1", strconv.Itoa(port), "--dns-listen"}},
+		"address elsewhere": {"192.0.2.1:5353", syscall.EADDRNOTAVAIL, []string{"udp", "192.0.2.1", "5353", "--dns-listen"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("[::1]:0"), netip.MustParseAddrPort(tc.listen)}})
+			if !errors.Is(err, tc.cause) {
+				t.Fatalf("have %v, want %v", err, tc.cause)
+			}
+			for _, word := range tc.says {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("%q does not name %s", err, word)
+				}
+			}
+		})
+	}
+}
+
+func TestValidate(t *testing.T) {
+	local := netip.MustParseAddrPort("127.0.0.1:53")
+	tests := map[string]struct {
+		listen []netip.AddrPort
+		faults int
+	}{
+		"one address":          {[]netip.AddrPort{local}, 0},
+		"any free port, twice": {[]netip.AddrPort{netip.MustParseAddrPort("[::1]:0"), netip.MustParseAddrPort("[::1]:0")}, 0},
+		"none":                 {nil, 1},
+		"wildcards":            {[]netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:53"), netip.MustParseAddrPort("[::]:53")}, 2},
+		"twice":                {[]netip.AddrPort{local, local}, 1},
+		"multicast":            {[]netip.AddrPort{netip.MustParseAddrPort("224.0.0.251:53")}, 1},
+		"no address":           {[]netip.AddrPort{{}}, 1},
+		"all faults at once":   {[]netip.AddrPort{{}, netip.MustParseAddrPort("0.0.0.0:53"), local, local}, 3},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			err := dns.Config{Listen: tc.listen}.Validate()
+			have := 0
+			if joined, ok := err.(interface{ Unwrap() []error }); ok {
+				have = len(joined.Unwrap())
+			}
+			if have != tc.faults {
+				t.Errorf("have %d faults, want %d: %v", have, tc.faults, err)
+			}
+			if tc.faults > 0 {
+				if _, err := dns.New(dns.Config{Listen: tc.listen}); err == nil {
+					t.Error("New took it")
+				}
+			}
+		})
+	}
+}
