@@ -26,7 +26,7 @@ var (
 	IPv4 = netip.MustParseAddr("169.254.20.53")
 	// IPv6 is a unique local address (RFC 4193, the 40 bits drawn at random once), because a
 	// link-local one would need a zone, which no resolv.conf nor CoreDNS can carry to another namespace.
-	IPv6 = netip.MustParseAddr("ULA_PREFIX::53")
+	IPv6 = netip.MustParseAddr("fd47:2d53:7698::53")
 )
 
 // prefix6 is what IPv6 was taken from. Nobody else draws it.

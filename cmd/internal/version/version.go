@@ -1,0 +1,36 @@
+// Package version says which Isthmus this is.
+package version
+
+import (
+	"fmt"
+	"runtime/debug"
+)
+
+// release is set by a release build: -ldflags "-X github.com/isthmus-net/isthmus/cmd/internal/version.release=v1.2.3".
+var release string
+
+// String returns the release, or else the commit that the binary was built from, or "dev".
+func String() string {
+	if release != "" {
+		return release
+	}
+	build, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "dev"
+	}
+	settings := map[string]string{}
+	for _, s := range build.Settings {
+		settings[s.Key] = s.Value
+	}
+	commit := settings["vcs.revision"]
+	if commit == "" {
+		return "dev"
+	}
+	if len(commit) > 12 {
+		commit = commit[:12]
+	}
+	if settings["vcs.modified"] == "true" {
+		return fmt.Sprintf("dev-%s-modified", commit)
+	}
+	return "dev-" + commit
+}

@@ -1,0 +1,124 @@
+package device
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+func TestOwns(t *testing.T) {
+	tests := map[string]bool{
+		IPv4.String():          true,
+		IPv6.String():          true,
+		"169.254.20.10":        true,
+		"::ffff:169.254.20.53": true,
+		"10.0.0.1":             false,
+		"127.0.0.1":            false,
+		"fd47:2d53:7699::53":   false,
+		"fe80::1":              false,
+	}
+	for addr, want := range tests {
+		if got := Owns(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("Owns(%s) = %t, want %t", addr, got, want)
+		}
+	}
+}
+
+// inNetns runs the rest of the test in a network namespace of its own, which dies with the test.
+func inNetns(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+			t.Fatalf("make a network namespace: %v", err)
+		}
+		t.Skipf("make a network namespace: %v; run as root", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// carried lists the addresses of ours that some interface carries.
+func carried(t *testing.T) map[string]string {
+	t.Helper()
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, a := range all {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		if !Owns(addr.Unmap()) {
+			continue
+		}
+		link, err := netlink.LinkByIndex(a.LinkIndex)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[a.IPNet.String()] = link.Attrs().Name
+	}
+	return found
+}
+
+func TestEnsureAndRemove(t *testing.T) {
+	inNetns(t)
+	addrs := []netip.Addr{IPv4, IPv6}
+	var first map[string]string
+	for i := range 2 { // the second time changes nothing
+		name, err := Ensure(addrs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{IPv4.String() + "/32": name, IPv6.String() + "/128": name}
+		have := carried(t)
+		if diff := cmp.Diff(want, have); diff != "" {
+			t.Fatalf("addresses after Ensure number %d (-want +have):\n%s", i+1, diff)
+		}
+		first = have
+	}
+	for addr := range first {
+		host, _, _ := net.ParseCIDR(addr)
+		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: host})
+		if err != nil {
+			t.Errorf("the address cannot be listened on at once: %v", err)
+			continue
+		}
+		c.Close()
+	}
+	for range 2 {
+		if err := Remove(addrs); err != nil {
+			t.Fatal(err)
+		}
+		if have := carried(t); len(have) != 0 {
+			t.Fatalf("left after Remove: %v", have)
+		}
+	}
+}
+
+func TestEnsureWithoutIPv6(t *testing.T) {
+	inNetns(t)
+	for _, conf := range []string{"all", "default", "lo"} {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+conf+"/disable_ipv6", []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	name, err := Ensure([]netip.Addr{IPv6, IPv4})
+	if !errors.Is(err, ErrNoIPv6) {
+		t.Errorf("Ensure: %v, want ErrNoIPv6", err)
+	}
+	if diff := cmp.Diff(map[string]string{IPv4.String() + "/32": name}, carried(t)); diff != "" {
+		t.Errorf("addresses (-want +have):\n%s", diff)
+	}
+}
