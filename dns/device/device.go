@@ -32,9 +32,6 @@ var (
 // prefix6 is what IPv6 was taken from. Nobody else draws it.
 var prefix6 = netip.PrefixFrom(IPv6, 48).Masked()
 
-// ErrNoIPv6 says that the node has IPv6 switched off.
-var ErrNoIPv6 = errors.New("IPv6 is switched off on this node")
-
 // Owns reports whether a is an address that Ensure may assign: link-local IPv4, or of the prefix of
 // [IPv6]. Every other address must stand on the node already.
 func Owns(a netip.Addr) bool {
@@ -42,28 +39,28 @@ func Owns(a netip.Addr) bool {
 	return a.Is4() && a.IsLinkLocalUnicast() || prefix6.Contains(a)
 }
 
-// Ensure assigns addrs, as /32 and /128, and returns the name of the interface that carries them. What
-// stands already is left as it is. An address for which the node lacks IPv6 gives ErrNoIPv6, joined to
-// other errors, and the rest is assigned all the same.
-func Ensure(addrs []netip.Addr) (string, error) {
+// Ensure assigns addrs, as /32 and /128. It returns the interface that carries them and the addresses
+// that stand there now: all of addrs, or those of IPv4 alone where the node has IPv6 switched off, which
+// is no error. What stands already is left as it is.
+func Ensure(addrs []netip.Addr) (name string, assigned []netip.Addr, err error) {
 	link, err := ensureLink()
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	name := link.Attrs().Name
+	name = link.Attrs().Name
 	var errs []error
 	for _, a := range addrs {
 		// No duplicate address detection: the address is the node's own business, and is needed now.
 		err := netlink.AddrReplace(link, &netlink.Addr{IPNet: hostNet(a), Flags: unix.IFA_F_NODAD})
 		switch {
 		case err == nil:
+			assigned = append(assigned, a)
 		case a.Is6() && ipv6Off():
-			errs = append(errs, fmt.Errorf("assign %s to %s: %w", a, name, ErrNoIPv6))
 		default:
 			errs = append(errs, fmt.Errorf("assign %s to %s: %w", a, name, explain(err)))
 		}
 	}
-	return name, errors.Join(errs...)
+	return name, assigned, errors.Join(errs...)
 }
 
 // Remove takes the interface away, and addrs from the loopback interface where they stood there.

@@ -1,11 +1,11 @@
 package device
 
 import (
-	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -77,9 +77,9 @@ func TestEnsureAndRemove(t *testing.T) {
 	addrs := []netip.Addr{IPv4, IPv6}
 	var first map[string]string
 	for i := range 2 { // the second time changes nothing
-		name, err := Ensure(addrs)
-		if err != nil {
-			t.Fatal(err)
+		name, assigned, err := Ensure(addrs)
+		if err != nil || len(assigned) != 2 {
+			t.Fatalf("Ensure: %v, %v", assigned, err)
 		}
 		want := map[string]string{IPv4.String() + "/32": name, IPv6.String() + "/128": name}
 		have := carried(t)
@@ -114,9 +114,9 @@ func TestEnsureWithoutIPv6(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	name, err := Ensure([]netip.Addr{IPv6, IPv4})
-	if !errors.Is(err, ErrNoIPv6) {
-		t.Errorf("Ensure: %v, want ErrNoIPv6", err)
+	name, assigned, err := Ensure([]netip.Addr{IPv6, IPv4})
+	if err != nil || !slices.Equal(assigned, []netip.Addr{IPv4}) {
+		t.Errorf("Ensure: %v, %v; want IPv4 alone", assigned, err)
 	}
 	if diff := cmp.Diff(map[string]string{IPv4.String() + "/32": name}, carried(t)); diff != "" {
 		t.Errorf("addresses (-want +have):\n%s", diff)
