@@ -18,12 +18,17 @@ var ErrPoolExhausted = errors.New("clusterset IP pool exhausted")
 type IPPool struct {
 	blocks map[Family]netip.Prefix
 	byAddr map[netip.Addr]ServiceName
+	byName map[ServiceName][]netip.Addr // the inverse of byAddr, each list sorted
 }
 
 // NewIPPool returns an empty pool over blocks. It refuses two blocks of one family and blocks too
 // small to hold two addresses.
 func NewIPPool(blocks ...netip.Prefix) (*IPPool, error) {
-	p := &IPPool{blocks: map[Family]netip.Prefix{}, byAddr: map[netip.Addr]ServiceName{}}
+	p := &IPPool{
+		blocks: map[Family]netip.Prefix{},
+		byAddr: map[netip.Addr]ServiceName{},
+		byName: map[ServiceName][]netip.Addr{},
+	}
 	for _, b := range blocks {
 		if !b.IsValid() || b.Addr() != b.Masked().Addr() {
 			return nil, fmt.Errorf("clusterset IP block %s is not a network address; write %s", b, b.Masked())
@@ -81,15 +86,15 @@ func (p *IPPool) Allocate(name ServiceName, families []Family) ([]netip.Addr, er
 		}
 		addrs = append(addrs, a)
 	}
-	for _, a := range addrs {
-		p.byAddr[a] = name
-	}
+	p.hold(name, addrs)
 	return addrs, nil
 }
 
 // Reserve marks addresses of the pool as held by name, as found on aggregates after a restart.
-// Addresses outside the pool's blocks are ignored. It reports an address that another name holds.
+// Addresses outside the pool's blocks are ignored. It is all or nothing: an address that another name
+// holds is an error.
 func (p *IPPool) Reserve(name ServiceName, addrs ...netip.Addr) error {
+	var own []netip.Addr
 	for _, a := range addrs {
 		if !p.Contains(a) {
 			continue
@@ -97,31 +102,36 @@ func (p *IPPool) Reserve(name ServiceName, addrs ...netip.Addr) error {
 		if other, ok := p.byAddr[a]; ok && other != name {
 			return fmt.Errorf("reserve clusterset IP %s for %s: held by %s", a, name, other)
 		}
-		p.byAddr[a] = name
+		own = append(own, a)
 	}
+	p.hold(name, own)
 	return nil
+}
+
+// hold records that name holds addrs, which nobody else does.
+func (p *IPPool) hold(name ServiceName, addrs []netip.Addr) {
+	for _, a := range addrs {
+		if _, ok := p.byAddr[a]; !ok {
+			p.byAddr[a] = name
+			p.byName[name] = append(p.byName[name], a)
+		}
+	}
+	slices.SortFunc(p.byName[name], netip.Addr.Compare)
 }
 
 // Release returns all addresses of name to the pool. Releasing what holds nothing does nothing.
 func (p *IPPool) Release(name ServiceName) {
-	for a, n := range p.byAddr {
-		if n == name {
-			delete(p.byAddr, a)
-		}
+	for _, a := range p.byName[name] {
+		delete(p.byAddr, a)
 	}
+	delete(p.byName, name)
 }
 
 // Held lists the addresses name holds, IPv4 first.
-func (p *IPPool) Held(name ServiceName) []netip.Addr {
-	var held []netip.Addr
-	for a, n := range p.byAddr {
-		if n == name {
-			held = append(held, a)
-		}
-	}
-	slices.SortFunc(held, netip.Addr.Compare)
-	return held
-}
+func (p *IPPool) Held(name ServiceName) []netip.Addr { return slices.Clone(p.byName[name]) }
+
+// Len returns how many addresses are held.
+func (p *IPPool) Len() int { return len(p.byAddr) }
 
 // free finds an unheld address of block, starting at a hash of name and walking upwards with wrap.
 func (p *IPPool) free(block netip.Prefix, name ServiceName) (netip.Addr, bool) {

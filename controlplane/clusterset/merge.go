@@ -60,12 +60,12 @@ func (c Conflict) Message() string {
 	for i, l := range c.Losers {
 		losers[i] = string(l)
 	}
-	verb, rule := "differs", fmt.Sprintf("the oldest export, of cluster %s, is used", c.Winner)
+	rule := fmt.Sprintf("the oldest export, of cluster %s, is used", c.Winner)
 	if c.Field == ConflictPorts {
 		rule = fmt.Sprintf("the union is exposed, and cluster %s wins where ports collide", c.Winner)
 	}
-	return fmt.Sprintf("%s %s in %d of %d clusters (%s); %s",
-		c.Field, verb, len(c.Losers), c.Clusters, strings.Join(losers, ", "), rule)
+	return fmt.Sprintf("%s not the same in %d of %d clusters (%s); %s",
+		c.Field, len(c.Losers), c.Clusters, strings.Join(losers, ", "), rule)
 }
 
 // Merge says what the exports of one Service mean together. All exports must name the same Service,

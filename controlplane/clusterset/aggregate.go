@@ -1,0 +1,29 @@
+package clusterset
+
+import "net/netip"
+
+// Aggregate is the one object the members share about a Service: which address it has, who allocated
+// it and who exports. Everything else about the Service is merged from the exports.
+type Aggregate struct {
+	Service     ServiceName
+	Type        ServiceType  // of the import when the aggregate was made; for people, not to be relied on
+	IPs         []netip.Addr // at most one a family; empty for Headless and while none is free
+	AllocatedBy ClusterID    // "" while there are no IPs
+	Clusters    []ClusterID  // the exporters, sorted
+}
+
+// WithIPs returns the import reached by addrs, which is the address that all members agreed on. An import
+// with a VIP has exactly the families of its VIP (KEP-1645: ips and ipFamilies correspond); a headless
+// one has no VIP and stays as it is.
+func (i Import) WithIPs(addrs []netip.Addr) Import {
+	i.IPs = nil
+	if i.Type != ClusterSetIP || len(addrs) == 0 {
+		return i
+	}
+	i.Families = nil
+	for _, a := range addrs {
+		i.IPs = append(i.IPs, a)
+		i.Families = append(i.Families, FamilyOf(a))
+	}
+	return i
+}

@@ -1,0 +1,132 @@
+package mcs
+
+import (
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// InvalidError says why a Service cannot be exported, in the words of the condition Valid. It is the
+// user's to mend; trying again does not help.
+type InvalidError struct {
+	Reason  v1beta1.ServiceExportConditionReason
+	Message string
+}
+
+// Error returns the reason and the message.
+func (e *InvalidError) Error() string { return string(e.Reason) + ": " + e.Message }
+
+// Export returns what cluster says about a Service that svcExport exports. svc is nil when there is none.
+// The error is an *InvalidError when the Service is missing or has no endpoints of its own.
+// Exported labels and annotations are those of the ServiceExport's spec, never of its metadata.
+func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clusterset.ClusterID) (clusterset.Export, error) {
+	name := clusterset.ServiceName{Namespace: svcExport.Namespace, Name: svcExport.Name}
+	if svc == nil {
+		return clusterset.Export{}, &InvalidError{v1beta1.ServiceExportReasonNoService,
+			fmt.Sprintf("there is no service %s in namespace %s; create it, or delete this export", name.Name, name.Namespace)}
+	}
+	if svc.Spec.Type == corev1.ServiceTypeExternalName {
+		return clusterset.Export{}, &InvalidError{v1beta1.ServiceExportReasonInvalidServiceType,
+			"a service of type ExternalName has no endpoints and cannot be exported"}
+	}
+	e := clusterset.Export{
+		Cluster:     cluster,
+		Service:     name,
+		ExportedAt:  svcExport.CreationTimestamp.UTC(),
+		Type:        clusterset.ClusterSetIP,
+		Labels:      nonEmpty(svcExport.Spec.ExportedLabels),
+		Annotations: nonEmpty(svcExport.Spec.ExportedAnnotations),
+	}
+	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		e.Type = clusterset.Headless
+	}
+	var err error
+	if e.Families, err = parseFamilies(svc.Spec.IPFamilies); err != nil {
+		return clusterset.Export{}, fmt.Errorf("service %s: spec.ipFamilies: %w", name, err)
+	}
+	for i, p := range svc.Spec.Ports {
+		q, err := parsePort(p.Name, p.Protocol, p.AppProtocol, p.Port)
+		if err != nil {
+			return clusterset.Export{}, fmt.Errorf("service %s: spec.ports[%d]: %w", name, i, err)
+		}
+		e.Ports = append(e.Ports, q)
+	}
+	if e.SessionAffinity, err = parseAffinity(svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig); err != nil {
+		return clusterset.Export{}, fmt.Errorf("service %s: spec.sessionAffinity: %w", name, err)
+	}
+	if p := svc.Spec.InternalTrafficPolicy; p != nil {
+		e.InternalTrafficPolicy = string(*p)
+	}
+	if d := svc.Spec.TrafficDistribution; d != nil {
+		e.TrafficDistribution = *d
+	}
+	return e, nil
+}
+
+// ExportRecord returns e as an object of the broker, without a namespace. Times are kept to the second.
+func ExportRecord(e clusterset.Export) *v1alpha1.ExportRecord {
+	return &v1alpha1.ExportRecord{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   RecordName(e.Cluster, e.Service),
+			Labels: ownerLabels(e.Cluster, e.Service),
+		},
+		Spec: v1alpha1.ExportRecordSpec{
+			ClusterID:  string(e.Cluster),
+			Namespace:  e.Service.Namespace,
+			Name:       e.Service.Name,
+			ExportedAt: metav1.NewTime(e.ExportedAt).Rfc3339Copy(),
+			IPs:        formatAddrs(e.IPs),
+			Import: formatSpec(properties{
+				typ: e.Type, families: e.Families, ports: e.Ports,
+				sessionAffinity: e.SessionAffinity, internalTrafficPolicy: e.InternalTrafficPolicy,
+				trafficDistribution: e.TrafficDistribution,
+			}),
+			ExportedLabels:      maps.Clone(e.Labels),
+			ExportedAnnotations: maps.Clone(e.Annotations),
+		},
+	}
+}
+
+// ParseRecord is the inverse of ExportRecord. The error names the object and the field. A record whose
+// name is not the one its fields give, or whose owner is not the member it speaks for, is refused.
+func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
+	fail := func(err error) (clusterset.Export, error) {
+		return clusterset.Export{}, fmt.Errorf("export record %s: %w", r.Name, err)
+	}
+	e := clusterset.Export{
+		Cluster:     clusterset.ClusterID(r.Spec.ClusterID),
+		Service:     clusterset.ServiceName{Namespace: r.Spec.Namespace, Name: r.Spec.Name},
+		ExportedAt:  r.Spec.ExportedAt.UTC(),
+		Labels:      nonEmpty(r.Spec.ExportedLabels),
+		Annotations: nonEmpty(r.Spec.ExportedAnnotations),
+	}
+	if err := e.Cluster.Validate(); err != nil {
+		return fail(fmt.Errorf("spec.clusterID: %w", err))
+	}
+	if want := RecordName(e.Cluster, e.Service); r.Name != want {
+		return fail(fmt.Errorf("spec says that its name is %s", want))
+	}
+	if name, _ := ServiceOf(r); name != e.Service || OwnerOf(r) != e.Cluster {
+		return fail(fmt.Errorf("labels say service %s of %q, spec says %s of %q", name, OwnerOf(r), e.Service, e.Cluster))
+	}
+	p, err := parseSpec("spec.import", &r.Spec.Import)
+	if err != nil {
+		return fail(err)
+	}
+	if e.IPs, err = parseAddrs(r.Spec.IPs); err != nil {
+		return fail(fmt.Errorf("spec.ips: %w", err))
+	}
+	e.Type, e.Families, e.Ports = p.typ, p.families, p.ports
+	e.SessionAffinity = p.sessionAffinity
+	e.InternalTrafficPolicy, e.TrafficDistribution = p.internalTrafficPolicy, p.trafficDistribution
+	return e, nil
+}
+
+// nonEmpty returns a copy of m, nil when it is empty: no labels and no label map are the same to Merge.
+func nonEmpty(m map[string]string) map[string]string { return withoutKeys(m) }
