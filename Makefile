@@ -1,0 +1,35 @@
+# Isthmus. Every target works alone on a fresh Debian 12 machine with Go, and installs what it needs.
+# There is no logic here: a Go program or a test holds it.
+
+.DEFAULT_GOAL := help
+.PHONY: help generate build images check test soak demo demo-down
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+generate: ## write eBPF objects, deepcopy functions, CRDs, RBAC and manifests anew
+	go run ./tools/generate
+
+build: ## build all binaries into bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+images: ## build the container images into bin/images/, as OCI archives
+	go run ./tools/images -o bin/images controller agent
+
+check: ## format, lint, vet, and proof that generated files are current
+	go run ./tools/check
+
+test: ## every test; the last line counts what ran
+	go run ./tools/test
+
+soak: ## the full-length and repeated runs
+	go run ./tools/test -soak
+
+demo: ## the main job on two real clusters; ends with "demo: ok"
+	go run ./e2e/demo
+
+demo-down: ## remove what demo made
+	go run ./e2e/demo down
+
+bench-%: ## one benchmark, such as bench-dataplane
+	go run ./tools/bench $*

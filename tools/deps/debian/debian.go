@@ -1,0 +1,70 @@
+// Package debian makes sure that Debian packages are installed on this machine.
+package debian
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// Ensure installs those of packages that are missing, and does nothing when none is. It says on progress
+// what it installs. The error names the packages and what to do by hand.
+func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
+	missing, err := Missing(ctx, packages...)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	list := strings.Join(missing, " ")
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("packages %s are missing and only root may install them; run as root: apt-get install --no-install-recommends %s", list, list)
+	}
+	fmt.Fprintf(progress, "install Debian packages: %s\n", list)
+	install := append([]string{"install", "--yes", "--no-install-recommends"}, missing...)
+	output, err := apt(ctx, install...)
+	if err == nil {
+		return nil
+	}
+	// The lists of a fresh machine may be empty or name versions that are gone.
+	if output, err := apt(ctx, "update"); err != nil {
+		return fmt.Errorf("apt-get update: %w\n%s", err, output)
+	}
+	if output, err = apt(ctx, install...); err != nil {
+		return fmt.Errorf("apt-get install %s: %w\n%s", list, err, output)
+	}
+	return nil
+}
+
+// Missing returns those of packages that are not installed, sorted.
+func Missing(ctx context.Context, packages ...string) ([]string, error) {
+	var missing []string
+	for _, p := range packages {
+		status, err := exec.CommandContext(ctx, "dpkg-query", "--show", "--showformat=${db:Status-Status}", p).Output()
+		if errors.Is(err, exec.ErrNotFound) {
+			return nil, fmt.Errorf("this machine is not a Debian one (no dpkg-query); install what the package %s holds yourself, or use Debian 12", p)
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil || string(status) != "installed" {
+			missing = append(missing, p)
+		}
+	}
+	slices.Sort(missing)
+	return slices.Compact(missing), nil
+}
+
+// apt runs apt-get and returns the end of what it said.
+func apt(ctx context.Context, args ...string) (output string, err error) {
+	args = append([]string{"--quiet", "--option=DPkg::Lock::Timeout=300"}, args...)
+	cmd := exec.CommandContext(ctx, "apt-get", args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
+	said, err := cmd.CombinedOutput()
+	lines := bytes.Split(bytes.TrimSpace(said), []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-15):], []byte("\n"))), err
+}

@@ -1,0 +1,214 @@
+// Package gen knows which files of the repository are generated, and how. A step reads and writes below
+// a root, so a check may run it on a copy.
+package gen
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+)
+
+// A Step writes some of the generated files.
+type Step struct {
+	Name  string
+	About string
+	// Outputs are patterns of path.Match, relative to the root, that match all files of the step and
+	// nothing else.
+	Outputs []string
+
+	packages []string // Debian packages that it needs
+	run      func(ctx context.Context, root string) error
+}
+
+// Steps are all steps, in an order in which each finds what it reads.
+var Steps = []Step{
+	{
+		Name:     "bpf",
+		About:    "eBPF objects and their Go bindings, by bpf2go and clang 19",
+		Outputs:  []string{"bpf/*_bpfe[bl].go", "bpf/*_bpfe[bl].o"},
+		packages: []string{"clang-19", "llvm-19"},
+		run:      func(ctx context.Context, root string) error { return command(ctx, root, "go", "generate", "./bpf") },
+	},
+	{
+		Name:    "api",
+		About:   "deepcopy functions and CRDs, by controller-gen",
+		Outputs: []string{"controlplane/api/*/zz_generated.deepcopy.go", "controlplane/api/crds/*.yaml"},
+		run: func(ctx context.Context, root string) error {
+			return controllerGen(ctx, root, "object", "crd", "paths=./controlplane/api/...", "output:crd:dir=controlplane/api/crds")
+		},
+	},
+	{
+		Name:    "rbac",
+		About:   "the controller's role, from the markers beside its reconcilers",
+		Outputs: []string{"controlplane/rbac/*.yaml"},
+		run: func(ctx context.Context, root string) error {
+			return controllerGen(ctx, root, "rbac:roleName=isthmus-controller", "paths=./controlplane/...", "output:rbac:dir=controlplane/rbac")
+		},
+	},
+	{
+		Name:    "chart",
+		About:   "the chart's copies of the CRDs and of the controller's role",
+		Outputs: []string{"deploy/helm/isthmus/crds/*.yaml", "deploy/helm/isthmus/files/*.yaml"},
+		run:     chart,
+	},
+	{
+		Name:    "manifests",
+		About:   "plain manifests, by rendering the chart with its defaults",
+		Outputs: []string{"deploy/manifests/*.yaml"},
+		run:     manifests,
+	},
+}
+
+// Run runs the named steps, or all, on the repository at root, and installs what they need. It stops at
+// the first that cannot be done.
+func Run(ctx context.Context, root string, progress io.Writer, names ...string) error {
+	for _, name := range names {
+		if !slices.ContainsFunc(Steps, func(s Step) bool { return s.Name == name }) {
+			return fmt.Errorf("no step is called %q; -list shows them", name)
+		}
+	}
+	for _, s := range Steps {
+		if len(names) > 0 && !slices.Contains(names, s.Name) {
+			continue
+		}
+		if err := debian.Ensure(ctx, progress, s.packages...); err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
+		begin := time.Now()
+		if err := s.run(ctx, root); err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
+		fmt.Fprintf(progress, "generate %-10s %5.1fs\n", s.Name, time.Since(begin).Seconds())
+	}
+	return nil
+}
+
+// Files returns the contents of the step's files below root, by path relative to root.
+func (s Step) Files(root string) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	for _, pattern := range s.Outputs {
+		paths, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			return nil, fmt.Errorf("pattern %s: %w", pattern, err)
+		}
+		for _, path := range paths {
+			name, err := filepath.Rel(root, path)
+			if err != nil {
+				return nil, err
+			}
+			if files[name], err = os.ReadFile(path); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return files, nil
+}
+
+// chart copies into the chart what Helm wants to find inside of it.
+func chart(ctx context.Context, root string) error {
+	mcs, err := output(ctx, root, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/mcs-api")
+	if err != nil {
+		return err
+	}
+	const crds = "deploy/helm/isthmus/crds"
+	copies := map[string]string{ // from -> to
+		filepath.Join(root, "controlplane/rbac/role.yaml"): "deploy/helm/isthmus/files/controller-role.yaml",
+	}
+	for _, pattern := range []string{
+		filepath.Join(root, "controlplane/api/crds/*.yaml"),
+		filepath.Join(strings.TrimSpace(string(mcs)), "config/crd/*.yaml"),
+	} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil || len(paths) == 0 {
+			return fmt.Errorf("no CRD matches %s (%w)", pattern, errors.Join(err, os.ErrNotExist))
+		}
+		for _, path := range paths {
+			copies[path] = filepath.Join(crds, filepath.Base(path))
+		}
+	}
+	contents := make(map[string][]byte, len(copies))
+	for from, to := range copies {
+		if contents[to], err = os.ReadFile(from); err != nil {
+			return err
+		}
+	}
+	// A CRD that is no longer there must not live on in the chart.
+	if err := os.RemoveAll(filepath.Join(root, crds)); err != nil {
+		return err
+	}
+	for to, content := range contents {
+		if err := write(filepath.Join(root, to), content); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// manifests renders the chart with its defaults.
+func manifests(ctx context.Context, root string) error {
+	const note = "# Generated by `make generate` from deploy/helm/isthmus; do not edit.\n"
+	rendered, err := output(ctx, root, "go", "tool", "-modfile=tools/helm/go.mod", "helm",
+		"template", "isthmus", "deploy/helm/isthmus", "--namespace", "isthmus-system")
+	if err != nil {
+		return err
+	}
+	paths, err := filepath.Glob(filepath.Join(root, "deploy/helm/isthmus/crds/*.yaml"))
+	if err != nil {
+		return err
+	}
+	crds := bytes.NewBufferString(note)
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if !bytes.HasPrefix(content, []byte("---\n")) {
+			crds.WriteString("---\n")
+		}
+		crds.Write(content)
+	}
+	if err := write(filepath.Join(root, "deploy/manifests/crds.yaml"), crds.Bytes()); err != nil {
+		return err
+	}
+	return write(filepath.Join(root, "deploy/manifests/isthmus.yaml"), append([]byte(note), rendered...))
+}
+
+// write writes a file, and its folder where there is none.
+func write(path string, content []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, content, 0o644)
+}
+
+// controllerGen runs the pinned controller-gen.
+func controllerGen(ctx context.Context, root string, args ...string) error {
+	return command(ctx, root, "go", append([]string{"tool", "-modfile=tools/lint/go.mod", "controller-gen"}, args...)...)
+}
+
+// command runs a program in root and gives what it said when it fails.
+func command(ctx context.Context, root, name string, args ...string) error {
+	_, err := output(ctx, root, name, args...)
+	return err
+}
+
+// output runs a program in root and returns its standard output.
+func output(ctx context.Context, root, name string, args ...string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = root, &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd.Args, " "), err, stderr.Bytes(), stdout.Bytes())
+	}
+	return stdout.Bytes(), nil
+}

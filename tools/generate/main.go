@@ -1,0 +1,38 @@
+// Generate writes the files of this repository that programs write, all of them or the named ones:
+//
+//	go run ./tools/generate          # everything
+//	go run ./tools/generate chart    # one step
+//	go run ./tools/generate -list    # what there is
+//
+// The files are committed, so that users need only Go; `make check` proves that they are current.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/isthmus-net/isthmus/tools/generate/gen"
+)
+
+func main() {
+	list := flag.Bool("list", false, "list the steps and what they write")
+	root := flag.String("C", ".", "the repository's root")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+
+	if *list {
+		for _, s := range gen.Steps {
+			fmt.Fprintf(os.Stdout, "%-10s %s\n", s.Name, s.About)
+		}
+		return
+	}
+	if err := gen.Run(ctx, *root, os.Stderr, flag.Args()...); err != nil {
+		fmt.Fprintln(os.Stderr, "generate:", err)
+		stop()
+		os.Exit(1)
+	}
+}
