@@ -1,0 +1,85 @@
+package bpf
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+)
+
+// The map keys and values of abi.h. Addresses are 16 bytes in network order ([Addr16]), ports are in
+// host order.
+type (
+	FrontendKey = sockFrontendKey
+	Frontend    = sockFrontend
+	SlotKey     = sockSlotKey
+	Backend     = sockBackend
+)
+
+// The maps, by the names they are pinned under.
+const (
+	MapFrontends = sockMapFrontends
+	MapSlots     = sockMapSlots
+	MapBackends  = sockMapBackends
+	MapSockVIPs  = sockMapSockVips
+	MapUDPVIPs   = sockMapUdpVips
+	MapRefusals  = sockMapRefusals
+)
+
+// Hook is one program of the socket path and the place of the cgroup it belongs to.
+type Hook struct {
+	Name   string // of the program, and of its pins
+	Attach ebpf.AttachType
+}
+
+// Hooks lists the programs of the socket path in the order in which they are attached: those that
+// give names back first, so that no socket ever sees a translation that is not undone.
+func Hooks() []Hook {
+	return []Hook{
+		{sockProgGetpeername4, ebpf.AttachCgroupInet4GetPeername},
+		{sockProgGetpeername6, ebpf.AttachCgroupInet6GetPeername},
+		{sockProgRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+		{sockProgRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+		{sockProgSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+		{sockProgSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		{sockProgConnect4, ebpf.AttachCGroupInet4Connect},
+		{sockProgConnect6, ebpf.AttachCGroupInet6Connect},
+	}
+}
+
+// LoadSpec parses the embedded object for this machine's byte order. The result is the caller's.
+func LoadSpec() (*ebpf.CollectionSpec, error) { return loadSock() }
+
+// DropReason says why a client was refused; it indexes the map refusals.
+type DropReason uint32
+
+// The reasons of abi.h. DropNone is never counted, DropMax is their number.
+const (
+	DropNone        = DropReason(sockDropReasonDROP_REASON_NONE)
+	DropNoBackend   = DropReason(sockDropReasonDROP_REASON_NO_BACKEND)
+	DropBackendGone = DropReason(sockDropReasonDROP_REASON_BACKEND_GONE)
+	DropNoMemory    = DropReason(sockDropReasonDROP_REASON_NO_MEMORY)
+	DropMax         = DropReason(sockDropReasonDROP_REASON_MAX)
+)
+
+// String returns the reason as metrics and documents spell it.
+func (r DropReason) String() string {
+	switch r {
+	case DropNone:
+		return "none"
+	case DropNoBackend:
+		return "no_backend"
+	case DropBackendGone:
+		return "backend_gone"
+	case DropNoMemory:
+		return "no_memory"
+	default:
+		return fmt.Sprintf("reason(%d)", uint32(r))
+	}
+}
+
+// Addr16 returns a as the maps hold it: IPv4 is mapped into IPv6.
+func Addr16(a netip.Addr) [16]byte { return a.As16() }
+
+// AddrOf is the inverse of Addr16: a mapped address comes back as IPv4.
+func AddrOf(b [16]byte) netip.Addr { return netip.AddrFrom16(b).Unmap() }

@@ -1,0 +1,70 @@
+package datapath
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+)
+
+// Fake is a Datapath without a kernel, for tests of whoever drives one. It passes the same contract
+// test. The zero value is not ready; NewFake makes one.
+type Fake struct {
+	state  lb.State
+	writes atomic.Uint64
+
+	// FailAfter, when not nil, makes Apply stop with Err after that many writes.
+	FailAfter *int
+	// Err is what a failing Apply returns.
+	Err error
+}
+
+// NewFake returns a Fake whose maps hold what have holds.
+func NewFake(have lb.State) *Fake { return &Fake{state: have.Clone()} }
+
+// Load returns a copy of what the maps hold.
+func (f *Fake) Load(ctx context.Context) (lb.State, error) {
+	if err := ctx.Err(); err != nil {
+		return lb.State{}, err
+	}
+	return f.state.Clone(), nil
+}
+
+// Apply carries out p, or its first FailAfter writes.
+func (f *Fake) Apply(ctx context.Context, p lb.Plan) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	n, err := p.Writes(), error(nil)
+	if f.FailAfter != nil && *f.FailAfter < n {
+		n, err = *f.FailAfter, f.Err
+	}
+	f.state.Apply(p.Prefix(n))
+	f.writes.Add(uint64(n))
+	return err
+}
+
+// Writes returns how many map entries Apply has written or deleted.
+func (f *Fake) Writes() uint64 { return f.writes.Load() }
+
+// Refusals returns that nobody was refused.
+func (f *Fake) Refusals() (map[bpf.DropReason]uint64, error) {
+	counts := map[bpf.DropReason]uint64{}
+	for r := bpf.DropNone + 1; r < bpf.DropMax; r++ {
+		counts[r] = 0
+	}
+	return counts, nil
+}
+
+// Hooks says that all programs are attached.
+func (f *Fake) Hooks() []HookStatus {
+	var hooks []HookStatus
+	for _, h := range bpf.Hooks() {
+		hooks = append(hooks, HookStatus{Name: h.Name, Attached: true})
+	}
+	return hooks
+}
+
+// Close does nothing.
+func (f *Fake) Close() error { return nil }

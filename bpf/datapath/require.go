@@ -1,0 +1,100 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+)
+
+// ErrUnsupported says that the node lacks something Isthmus cannot do without.
+var ErrUnsupported = errors.New("node not supported")
+
+// ErrIncompatible says that a pinned map of another Isthmus version has another layout.
+var ErrIncompatible = errors.New("pinned map has another layout")
+
+// requireKernel reports the first thing the kernel lacks, or nil.
+func requireKernel() error {
+	needs := []struct {
+		what  string
+		probe func() error
+	}{
+		{"BPF programs on socket addresses (CONFIG_CGROUP_BPF)", func() error { return features.HaveProgramType(ebpf.CGroupSockAddr) }},
+		{"BPF socket storage", func() error { return features.HaveMapType(ebpf.SkStorage) }},
+		{"BPF LRU hash maps", func() error { return features.HaveMapType(ebpf.LRUHash) }},
+		{"the BPF helper sk_storage_get", helper(asm.FnSkStorageGet)},
+		{"the BPF helper get_socket_cookie", helper(asm.FnGetSocketCookie)},
+		{"the BPF helper set_retval", helper(asm.FnSetRetval)},
+	}
+	for _, n := range needs {
+		err := n.probe()
+		switch {
+		case err == nil:
+		case errors.Is(err, ebpf.ErrNotSupported):
+			return fmt.Errorf("kernel %s has no %s; Isthmus needs Linux 6.1 or newer: %w", kernelRelease(), n.what, ErrUnsupported)
+		case errors.Is(err, unix.EPERM):
+			return fmt.Errorf("not permitted to use BPF; run as root or with the capabilities BPF, NET_ADMIN and PERFMON: %w", err)
+		default:
+			return fmt.Errorf("probe kernel %s for %s: %w", kernelRelease(), n.what, err)
+		}
+	}
+	return nil
+}
+
+func helper(f asm.BuiltinFunc) func() error {
+	return func() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, f) }
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "of unknown release"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// requireBPFFS reports whether path is a BPF filesystem.
+func requireBPFFS(path string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return fmt.Errorf("find the BPF filesystem %s: %w; mount it with: mount -t bpf bpf %s", path, err, path)
+	}
+	if st.Type != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("%s is not a BPF filesystem; mount one with: mount -t bpf bpf %s: %w", path, path, ErrUnsupported)
+	}
+	return nil
+}
+
+// cgroup is a folder of the cgroup v2 hierarchy.
+type cgroup struct {
+	path string
+	id   uint64 // as links name it: the inode number
+}
+
+// findCgroup returns the cgroup v2 hierarchy that is mounted at root or at root/unified.
+func findCgroup(root string) (cgroup, error) {
+	for _, path := range []string{root, filepath.Join(root, "unified")} {
+		var st unix.Statfs_t
+		err := unix.Statfs(path, &st)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && st.Type != unix.CGROUP2_SUPER_MAGIC {
+			continue
+		}
+		if err != nil {
+			return cgroup{}, fmt.Errorf("look for cgroup v2 at %s: %w", path, err)
+		}
+		dir, err := os.Stat(path)
+		if err != nil {
+			return cgroup{}, fmt.Errorf("look for cgroup v2 at %s: %w", path, err)
+		}
+		return cgroup{path: path, id: dir.Sys().(*syscall.Stat_t).Ino}, nil
+	}
+	return cgroup{}, fmt.Errorf("no cgroup v2 hierarchy at %s nor at %s/unified; mount one with: mount -t cgroup2 none %s: %w",
+		root, root, root, ErrUnsupported)
+}

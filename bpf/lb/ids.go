@@ -1,0 +1,32 @@
+package lb
+
+// IDs gives frontends and backends their numbers. It counts upwards and only wraps after four
+// billion, so a number that was just freed never comes back while a program may still hold it. The zero
+// value is ready; one IDs belongs to one kernel. Not safe for concurrent use.
+type IDs struct {
+	frontend, backend uint32 // the highest seen or given
+}
+
+// adopt makes room above every number that have uses, also in slots no frontend names.
+func (ids *IDs) adopt(have State) {
+	for _, fe := range have.Frontends {
+		ids.frontend = max(ids.frontend, uint32(fe.ID))
+	}
+	for k, id := range have.Slots {
+		ids.frontend = max(ids.frontend, uint32(k.Frontend))
+		ids.backend = max(ids.backend, uint32(id))
+	}
+	for id := range have.Backends {
+		ids.backend = max(ids.backend, uint32(id))
+	}
+}
+
+// next returns the number after *last that is neither 0 nor taken, and remembers it.
+func next(last *uint32, taken func(uint32) bool) uint32 {
+	for {
+		*last++
+		if *last != 0 && !taken(*last) {
+			return *last
+		}
+	}
+}

@@ -1,0 +1,157 @@
+// Package netlab makes what tests and benchmarks of the dataplane need from Linux, and takes it away
+// again: cgroups, BPF filesystems, network namespaces joined by veth. Nothing of it touches the machine's
+// own network, and two runs never share anything.
+package netlab
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Privileged skips a test that needs root. With REQUIRE_PRIVILEGED=1 in the environment it fails the
+// test instead, so that a run which must be complete cannot pass by skipping.
+func Privileged(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	Skip(t, "needs root")
+}
+
+// Skip skips a test whose surroundings are missing, or fails it when REQUIRE_PRIVILEGED=1.
+func Skip(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+		t.Fatalf("%s, and REQUIRE_PRIVILEGED=1 forbids to skip", why)
+	}
+	t.Skip(why)
+}
+
+// MountBPFFS mounts a BPF filesystem of its own on the empty folder dir and returns what unmounts it.
+func MountBPFFS(dir string) (unmount func() error, err error) {
+	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
+		return nil, fmt.Errorf("mount a BPF filesystem on %s: %w", dir, err)
+	}
+	return func() error {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s: %w", dir, err)
+		}
+		return nil
+	}, nil
+}
+
+// BPFFS returns the path of a BPF filesystem that exists as long as t.
+func BPFFS(t testing.TB) string {
+	t.Helper()
+	Privileged(t)
+	dir := t.TempDir()
+	unmount, err := MountBPFFS(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unmount(); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// Cgroup is a cgroup v2 folder below the one this process started in. Sockets belong to the cgroup in
+// which their process was when it made them, for ever.
+type Cgroup struct {
+	Path string
+	home string // where Leave goes back to
+}
+
+// NewCgroup makes an empty cgroup.
+func NewCgroup() (*Cgroup, error) {
+	home, err := ownCgroup()
+	if err != nil {
+		return nil, err
+	}
+	path, err := os.MkdirTemp(home, "isthmus-")
+	if err != nil {
+		return nil, fmt.Errorf("make cgroup: %w", err)
+	}
+	return &Cgroup{Path: path, home: home}, nil
+}
+
+// Enter moves this process into c.
+func (c *Cgroup) Enter() error { return moveTo(c.Path) }
+
+// Leave moves this process back to where it was when c was made.
+func (c *Cgroup) Leave() error { return moveTo(c.home) }
+
+// Close leaves c and removes it. Processes that others started in it must have ended.
+func (c *Cgroup) Close() error {
+	if err := c.Leave(); err != nil {
+		return err
+	}
+	if err := os.Remove(c.Path); err != nil {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	return nil
+}
+
+// NewTestCgroup returns a cgroup that exists as long as t, and moves the test process into it.
+func NewTestCgroup(t testing.TB) *Cgroup {
+	t.Helper()
+	Privileged(t)
+	c, err := NewCgroup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := c.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func moveTo(path string) error {
+	err := os.WriteFile(filepath.Join(path, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+	if err != nil {
+		return fmt.Errorf("move into cgroup: %w", err)
+	}
+	return nil
+}
+
+// ownCgroup returns the cgroup v2 folder of this process.
+func ownCgroup() (string, error) {
+	mount, err := cgroup2Mount()
+	if err != nil {
+		return "", err
+	}
+	lines, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", fmt.Errorf("find own cgroup: %w", err)
+	}
+	for line := range strings.Lines(string(lines)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return filepath.Join(mount, path), nil
+		}
+	}
+	return "", fmt.Errorf("find own cgroup: /proc/self/cgroup names no cgroup v2")
+}
+
+// cgroup2Mount returns where the cgroup v2 hierarchy is mounted.
+func cgroup2Mount() (string, error) {
+	for _, path := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(path, &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no cgroup v2 hierarchy at /sys/fs/cgroup nor at /sys/fs/cgroup/unified")
+}
