@@ -40,8 +40,8 @@ func testZone(n int) *zone.Zone {
 }
 
 // question packs one question after edit has had its way with it.
-func question(t testing.TB, name string, qtype uint16, edit func(*dns.Msg)) []byte {
-	t.Helper()
+func question(tb testing.TB, name string, qtype uint16, edit func(*dns.Msg)) []byte {
+	tb.Helper()
 	m := new(dns.Msg)
 	m.SetQuestion(name, qtype)
 	m.Id = 0x1234
@@ -50,7 +50,7 @@ func question(t testing.TB, name string, qtype uint16, edit func(*dns.Msg)) []by
 	}
 	wire, err := m.Pack()
 	if err != nil {
-		t.Fatalf("pack the question: %v", err)
+		tb.Fatalf("pack the question: %v", err)
 	}
 	return wire
 }
@@ -63,14 +63,14 @@ func withOPT(size uint16, version uint8, do bool) func(*dns.Msg) {
 }
 
 // show writes a response as the header, then one line a record and section.
-func show(t testing.TB, wire []byte) string {
-	t.Helper()
+func show(tb testing.TB, wire []byte) string {
+	tb.Helper()
 	if wire == nil {
 		return "silence"
 	}
 	var m dns.Msg
 	if err := m.Unpack(wire); err != nil {
-		t.Fatalf("unpack the response: %v\n%s", err, hex.Dump(wire))
+		tb.Fatalf("unpack the response: %v\n%s", err, hex.Dump(wire))
 	}
 	var b strings.Builder
 	rcode := dns.RcodeToString[m.Rcode]

@@ -149,23 +149,20 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 	for {
 		conn, err := listener.AcceptTCP()
 		switch {
+		case err == nil:
+			conns.Go(func() error {
+				s.serveConn(ctx, conn) // which closes it at once when ctx is done
+				return nil
+			})
 		case ctx.Err() != nil:
-			if err == nil {
-				_ = conn.Close()
-			}
-			return nil
+			return nil //nolint:nilerr // the listener was closed because ctx is done
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on tcp %s: %w", listener.Addr(), err)
-		case err != nil:
+		default:
 			// The peer gave up, or descriptors ran out. Let the others go on and try again soon.
 			s.log.Debug("accept a connection", "err", err)
 			pause(ctx, retry)
-			continue
 		}
-		conns.Go(func() error {
-			s.serveConn(ctx, conn)
-			return nil
-		})
 	}
 }
 

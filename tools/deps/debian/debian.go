@@ -26,15 +26,14 @@ func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
 	}
 	fmt.Fprintf(progress, "install Debian packages: %s\n", list)
 	install := append([]string{"install", "--yes", "--no-install-recommends"}, missing...)
-	output, err := apt(ctx, install...)
-	if err == nil {
+	if _, err := apt(ctx, install...); err == nil {
 		return nil
 	}
 	// The lists of a fresh machine may be empty or name versions that are gone.
 	if output, err := apt(ctx, "update"); err != nil {
 		return fmt.Errorf("apt-get update: %w\n%s", err, output)
 	}
-	if output, err = apt(ctx, install...); err != nil {
+	if output, err := apt(ctx, install...); err != nil {
 		return fmt.Errorf("apt-get install %s: %w\n%s", list, err, output)
 	}
 	return nil
