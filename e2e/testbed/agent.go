@@ -1,0 +1,132 @@
+package testbed
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// containerd runs ctr on the containers that the kubelet made. It works while the kubelet is down.
+func (tb *Testbed) containerd(ctx context.Context, node string, args ...string) (string, error) {
+	return tb.Node(ctx, node, append([]string{"ctr", "--namespace", "k8s.io"}, args...)...)
+}
+
+// Exec runs a command in the first container of a pod and returns what it printed. Unlike kubectl exec
+// it needs no kubelet.
+func (tb *Testbed) Exec(ctx context.Context, member, namespace, pod string, args ...string) (string, error) {
+	where, err := tb.Kubectl(ctx, member, "get", "pod", pod, "--namespace", namespace,
+		"--output", "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}")
+	if err != nil {
+		return "", err
+	}
+	node, id, found := strings.Cut(where, " containerd://")
+	if !found {
+		return "", fmt.Errorf("pod %s/%s of %s has no running container", namespace, pod, member)
+	}
+	session := "exec-" + strconv.FormatUint(execs.Add(1), 10) + "-" + strconv.Itoa(os.Getpid())
+	return tb.containerd(ctx, node, append([]string{"task", "exec", "--exec-id", session, id}, args...)...)
+}
+
+// execs numbers the calls of Exec: containerd wants a name for each.
+var execs atomic.Uint64
+
+// KillAgent sends SIGKILL to the agent of a node and keeps it down: the node's kubelet is stopped first,
+// so that nobody restarts it. ReviveAgent undoes it.
+func (tb *Testbed) KillAgent(ctx context.Context, member, node string) error {
+	id, err := tb.agentContainer(ctx, member, node)
+	if err != nil {
+		return err
+	}
+	if err := tb.Lab.Stop(ctx, node, "kubelet"); err != nil {
+		return fmt.Errorf("stop the kubelet of %s: %w", node, err)
+	}
+	if _, err := tb.containerd(ctx, node, "task", "kill", "--signal", "SIGKILL", id); err != nil {
+		return fmt.Errorf("kill the agent of %s: %w", node, err)
+	}
+	return Eventually(ctx, 10*time.Second, func(ctx context.Context) error {
+		tasks, err := tb.containerd(ctx, node, "task", "ls")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(tasks) {
+			if strings.HasPrefix(line, id) && strings.Contains(line, "RUNNING") {
+				return fmt.Errorf("the agent of %s still runs: %s", node, strings.TrimSpace(line))
+			}
+		}
+		return nil
+	})
+}
+
+// ReviveAgent starts the kubelet of a node again and waits until a new agent there is ready.
+func (tb *Testbed) ReviveAgent(ctx context.Context, member, node string) error {
+	if err := tb.Lab.Start(ctx, node, "kubelet"); err != nil {
+		return fmt.Errorf("start the kubelet of %s: %w", node, err)
+	}
+	return Eventually(ctx, time.Minute, func(ctx context.Context) error {
+		said, err := tb.AgentStatus(ctx, member, node)
+		if err != nil {
+			return err
+		}
+		if !said.Ready {
+			return fmt.Errorf("the agent of %s waits for: %s", node, strings.Join(said.Waiting, "; "))
+		}
+		return nil
+	})
+}
+
+// AgentStatus is what the tests read of an agent's /status.
+type AgentStatus struct {
+	Ready     bool     `json:"ready"`
+	Waiting   []string `json:"waiting"`
+	Dataplane struct {
+		Frontends int    `json:"frontends"`
+		Backends  int    `json:"backends"`
+		Writes    uint64 `json:"writes"` // map writes since the agent started
+	} `json:"dataplane"`
+}
+
+// AgentStatus asks the agent of a node what it has to say about itself.
+func (tb *Testbed) AgentStatus(ctx context.Context, member, node string) (AgentStatus, error) {
+	pod, err := tb.agentPod(ctx, member, node)
+	if err != nil {
+		return AgentStatus{}, err
+	}
+	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:9470/proxy/status", Namespace, pod)
+	body, err := tb.Kubectl(ctx, member, "get", "--raw", path)
+	if err != nil {
+		return AgentStatus{}, err
+	}
+	var said AgentStatus
+	if err := json.Unmarshal([]byte(body), &said); err != nil {
+		return AgentStatus{}, fmt.Errorf("read the status of the agent of %s: %w", node, err)
+	}
+	return said, nil
+}
+
+func (tb *Testbed) agentPod(ctx context.Context, member, node string) (string, error) {
+	return tb.agentField(ctx, member, node, "{.items[*].metadata.name}")
+}
+
+func (tb *Testbed) agentContainer(ctx context.Context, member, node string) (string, error) {
+	id, err := tb.agentField(ctx, member, node, "{.items[*].status.containerStatuses[0].containerID}")
+	return strings.TrimPrefix(id, "containerd://"), err
+}
+
+// agentField reads one field of the only agent pod of a node.
+func (tb *Testbed) agentField(ctx context.Context, member, node, jsonPath string) (string, error) {
+	out, err := tb.Kubectl(ctx, member, "get", "pods", "--namespace", Namespace,
+		"--selector", "app.kubernetes.io/name=isthmus-agent",
+		"--field-selector", "spec.nodeName="+node, "--output", "jsonpath="+jsonPath)
+	if err != nil {
+		return "", err
+	}
+	if fields := strings.Fields(out); len(fields) == 1 {
+		return fields[0], nil
+	}
+	return "", fmt.Errorf("want one agent pod on %s, found %q", node, out)
+}

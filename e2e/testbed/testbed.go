@@ -1,0 +1,256 @@
+// Package testbed is Isthmus installed on a lab, the way a user installs it: images, deploy-broker,
+// join, Helm chart, status --wait. The demo, the end-to-end tests and the benchmarks all start here.
+//
+// In: the name of a lab. Out: clusters a and b, joined, every agent and controller ready. Running Up
+// again on a testbed that stands brings it up to date and costs little.
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+)
+
+// Namespace is where Isthmus is installed in each member.
+const Namespace = "isthmus-system"
+
+// Members are the clusters of the default lab that join the ClusterSet; its third one is the broker.
+func Members() []string { return []string{"a", "b"} }
+
+// broker is the cluster of the lab that serves as broker.
+const broker = "broker"
+
+// Config says which testbed is wanted.
+type Config struct {
+	Name     string    // of the lab; testbeds of different names share nothing
+	Progress io.Writer // receives one line a step; nil means silence
+}
+
+// Testbed is an installed ClusterSet. Its methods may be used concurrently.
+type Testbed struct {
+	Lab   *cluster.Lab
+	bin   string // directory of isthmusctl and helm
+	root  string // of this repository
+	start time.Time
+	out   io.Writer
+}
+
+// Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
+// returns, `isthmusctl status --wait` has succeeded everywhere. The error names the step.
+func Up(ctx context.Context, cfg Config) (*Testbed, error) {
+	tb, err := open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	archives, err := tb.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := tb.Lab.Up(ctx); err != nil {
+		return nil, fmt.Errorf("bring the lab up: %w", err)
+	}
+	tb.Step("load the images into every node")
+	if err := tb.Lab.LoadImages(ctx, archives...); err != nil {
+		return nil, fmt.Errorf("load images: %w", err)
+	}
+	if err := tb.install(ctx, archives); err != nil {
+		return nil, err
+	}
+	return tb, nil
+}
+
+// Down removes the testbed called name. Nothing of it is left.
+func Down(ctx context.Context, cfg Config) error {
+	tb, err := open(cfg)
+	if err != nil {
+		return err
+	}
+	return tb.Lab.Down(ctx)
+}
+
+func open(cfg Config) (*Testbed, error) {
+	if cfg.Progress == nil {
+		cfg.Progress = io.Discard
+	}
+	root, err := repository()
+	if err != nil {
+		return nil, err
+	}
+	l, err := cluster.Open(cluster.Config{Name: cfg.Name, Progress: cfg.Progress})
+	if err != nil {
+		return nil, fmt.Errorf("open lab %s: %w", cfg.Name, err)
+	}
+	return &Testbed{Lab: l, bin: filepath.Join(root, "bin"), root: root, start: time.Now(), out: cfg.Progress}, nil
+}
+
+// repository finds the root of this module, from anywhere inside of it.
+func repository() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the repository with go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// Step says what is being done, and how long after the start.
+func (tb *Testbed) Step(format string, args ...any) {
+	fmt.Fprintf(tb.out, "[%6.1fs] %s\n", time.Since(tb.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// build compiles what the installation needs and returns the image archives.
+func (tb *Testbed) build(ctx context.Context) ([]string, error) {
+	tb.Step("build isthmusctl, Helm and the images")
+	images := filepath.Join(tb.bin, "images")
+	builds := []struct {
+		name string
+		args []string
+	}{
+		{"isthmusctl", []string{"build", "-o", filepath.Join(tb.bin, "isthmusctl"), "./cmd/isthmusctl"}},
+		{"Helm", []string{"build", "-C", "tools/helm", "-o", filepath.Join(tb.bin, "helm"), "helm.sh/helm/v4/cmd/helm"}},
+		{"the images", []string{"run", "./tools/images", "-o", images, "controller", "agent"}},
+	}
+	for _, b := range builds {
+		cmd := exec.CommandContext(ctx, "go", b.args...)
+		cmd.Dir = tb.root
+		if _, err := Output(cmd); err != nil {
+			return nil, fmt.Errorf("build %s: %w", b.name, err)
+		}
+	}
+	return []string{filepath.Join(images, "controller.tar"), filepath.Join(images, "agent.tar")}, nil
+}
+
+// install makes the lab's clusters members of one ClusterSet and waits until all of it is ready.
+func (tb *Testbed) install(ctx context.Context, archives []string) error {
+	info := filepath.Join(tb.Lab.Dir(), "broker-info.yaml")
+	tb.Step("isthmusctl deploy-broker")
+	if _, err := tb.Isthmusctl(ctx, broker, "deploy-broker", "-o", info); err != nil {
+		return err
+	}
+	digest, err := digestOf(archives)
+	if err != nil {
+		return err
+	}
+	for _, member := range Members() {
+		tb.Step("isthmusctl join --clusterid %s", member)
+		if _, err := tb.Isthmusctl(ctx, member, "join", info, "--clusterid", member); err != nil {
+			return err
+		}
+	}
+	tb.Step("helm install in %s", strings.Join(Members(), " and "))
+	each, eachCtx := errgroup.WithContext(ctx)
+	for _, member := range Members() {
+		each.Go(func() error {
+			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+digest)
+			return err
+		})
+	}
+	if err := each.Wait(); err != nil {
+		return err
+	}
+	for _, member := range Members() {
+		tb.Step("isthmusctl status --wait in %s", member)
+		if _, err := tb.Isthmusctl(ctx, member, "status", "--wait"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// digestOf is one name for the contents of files: pods that carry it are replaced when an image changes.
+func digestOf(files []string) (string, error) {
+	h := sha256.New()
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return "", err
+		}
+		_, err = io.Copy(h, f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return "", fmt.Errorf("read %s: %w", name, err)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+}
+
+// Isthmusctl runs isthmusctl against a cluster and returns what it printed.
+func (tb *Testbed) Isthmusctl(ctx context.Context, cluster string, args ...string) (string, error) {
+	return tb.fabric(ctx, "isthmusctl", cluster, args)
+}
+
+// Helm runs the pinned Helm against a cluster and returns what it printed.
+func (tb *Testbed) Helm(ctx context.Context, cluster string, args ...string) (string, error) {
+	return tb.fabric(ctx, "helm", cluster, args)
+}
+
+// fabric runs one of our binaries where every API server can be reached.
+func (tb *Testbed) fabric(ctx context.Context, program, cluster string, args []string) (string, error) {
+	argv := slices.Concat([]string{filepath.Join(tb.bin, program)}, args, []string{"--kubeconfig", tb.Lab.Kubeconfig(cluster)})
+	return Output(tb.Lab.FabricCommand(ctx, argv...))
+}
+
+// Kubectl runs kubectl against a cluster and returns what it printed.
+func (tb *Testbed) Kubectl(ctx context.Context, cluster string, args ...string) (string, error) {
+	return Output(tb.Lab.Kubectl(ctx, cluster, args...))
+}
+
+// Apply applies manifests to a cluster.
+func (tb *Testbed) Apply(ctx context.Context, cluster, manifests string) error {
+	cmd := tb.Lab.Kubectl(ctx, cluster, "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifests)
+	_, err := Output(cmd)
+	return err
+}
+
+// Node runs a command on a node, in all of its namespaces and cgroups, and returns what it printed.
+func (tb *Testbed) Node(ctx context.Context, node string, args ...string) (string, error) {
+	return Output(tb.Lab.NodeCommand(ctx, node, args...))
+}
+
+// Output runs cmd and returns its standard output. The error carries what it wrote to standard error.
+func Output(cmd *exec.Cmd) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		said := strings.TrimSpace(stderr.String())
+		if said == "" {
+			said = strings.TrimSpace(stdout.String())
+		}
+		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said)
+	}
+	return stdout.String(), nil
+}
+
+// Eventually calls check until it returns nil. When ctx ends first, or within has passed, the error is
+// check's last one.
+func Eventually(ctx context.Context, within time.Duration, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not so within %s: %w", within, err)
+		case <-tick.C:
+		}
+	}
+}
