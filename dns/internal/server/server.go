@@ -51,21 +51,42 @@ func Listen(addrs []netip.AddrPort, current func() *zone.Zone, log *slog.Logger)
 	return s, nil
 }
 
-// listen opens both sockets of one address. When the kernel chooses the port, TCP takes the one that UDP got.
+// listen opens both sockets of one address. When the kernel is to choose the port, UDP gets one that
+// TCP may find in use; so it may choose again, a few times.
 func (s *Server) listen(addr netip.AddrPort) error {
+	udp, tcp, err := open(addr)
+	for range 20 {
+		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+		udp, tcp, err = open(addr)
+	}
+	if err != nil {
+		return err
+	}
+	s.udp, s.tcp = append(s.udp, udp), append(s.tcp, tcp)
+	s.addrs = append(s.addrs, netip.AddrPortFrom(addr.Addr(), portOf(udp)))
+	return nil
+}
+
+// open opens a UDP socket, and a TCP socket on the port that it got, or neither.
+func open(addr netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
 	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
 	if err != nil {
-		return explain("udp", addr, err)
+		return nil, nil, explain("udp", addr, err)
 	}
-	s.udp = append(s.udp, udp)
-	addr = netip.AddrPortFrom(addr.Addr(), udp.LocalAddr().(*net.UDPAddr).AddrPort().Port())
+	addr = netip.AddrPortFrom(addr.Addr(), portOf(udp))
 	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
 	if err != nil {
-		return explain("tcp", addr, err)
+		_ = udp.Close()
+		return nil, nil, explain("tcp", addr, err)
 	}
-	s.tcp = append(s.tcp, tcp)
-	s.addrs = append(s.addrs, addr)
-	return nil
+	return udp, tcp, nil
+}
+
+// portOf returns the port that a socket is bound to.
+func portOf(conn *net.UDPConn) uint16 {
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 }
 
 // explain says which socket could not be opened and what a person can do about it.
@@ -94,17 +115,21 @@ func cause(err error) error {
 func (s *Server) Addrs() []netip.AddrPort { return slices.Clone(s.addrs) }
 
 // Serve answers until ctx is done and then closes every socket and connection. It returns nil then, or
-// the error of the first socket that broke. No goroutine outlives it.
+// the error of the first socket that broke before. No goroutine outlives it.
 func (s *Server) Serve(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	defer context.AfterFunc(ctx, s.close)()
+	g, running := errgroup.WithContext(ctx)
+	defer context.AfterFunc(running, s.close)()
 	for _, conn := range s.udp {
-		g.Go(func() error { return s.serveUDP(ctx, conn) })
+		g.Go(func() error { return s.serveUDP(running, conn) })
 	}
 	for _, listener := range s.tcp {
-		g.Go(func() error { return s.serveTCP(ctx, listener) })
+		g.Go(func() error { return s.serveTCP(running, listener) })
 	}
-	return g.Wait()
+	err := g.Wait()
+	if ctx.Err() != nil {
+		return nil // the sockets were closed because the caller is done
+	}
+	return err
 }
 
 // close closes all sockets; doing so twice is harmless.
@@ -117,14 +142,12 @@ func (s *Server) close() {
 	}
 }
 
-// serveUDP answers the datagrams of conn until it is closed.
+// serveUDP answers the datagrams of conn until it is closed, which is its error.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	query := make([]byte, 64<<10)
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(query)
 		switch {
-		case ctx.Err() != nil:
-			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("read from udp %s: %w", conn.LocalAddr(), err)
 		case err != nil:
@@ -142,7 +165,8 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	}
 }
 
-// serveTCP serves the connections of listener until it is closed, and returns when all have ended.
+// serveTCP serves the connections of listener until it is closed, which is its error, and returns when
+// all have ended.
 func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error {
 	var conns errgroup.Group
 	defer func() { _ = conns.Wait() }() // connections report nothing
@@ -154,8 +178,6 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 				s.serveConn(ctx, conn) // which closes it at once when ctx is done
 				return nil
 			})
-		case ctx.Err() != nil:
-			return nil //nolint:nilerr // the listener was closed because ctx is done
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on tcp %s: %w", listener.Addr(), err)
 		default:
