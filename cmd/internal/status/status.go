@@ -51,13 +51,21 @@ type View struct {
 
 // Dataplane is what stands in the node's kernel.
 type Dataplane struct {
-	Hooks     []string  `json:"hooks"`
+	Hooks     []Hook    `json:"hooks"`
 	Frontends int       `json:"frontends"`
 	Backends  int       `json:"backends"`
 	Writes    uint64    `json:"writes"` // map writes since the agent started
 	Synced    time.Time `json:"synced,omitzero"`
 	Error     string    `json:"error,omitempty"`
 	Problems  []string  `json:"problems,omitempty"` // Services that cannot be programmed as asked, and why
+	// Refusals counts the clients refused since the maps were made, by reason.
+	Refusals map[string]uint64 `json:"refusals,omitempty"`
+}
+
+// Hook is one program in the node's kernel.
+type Hook struct {
+	Name     string `json:"name"`
+	Attached bool   `json:"attached"`
 }
 
 // DNS is what the node's name server answers from.

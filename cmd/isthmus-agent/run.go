@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	discoveryclient "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/typed/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/controlplane/view"
+	"github.com/isthmus-net/isthmus/dns/device"
+)
+
+// run wires API server, dataplane, name server and HTTP together and blocks until ctx is done. An
+// error at the start leaves a running dataplane as it was; ending removes nothing from the node.
+func run(ctx context.Context, cfg Config, log *slog.Logger) error {
+	cluster, err := clusterConfig(cfg.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	listen, err := cfg.dnsAddresses()
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", cfg.HTTPListen)
+	if err != nil {
+		return fmt.Errorf("serve HTTP: %w; another agent or process uses the port, see --http-listen", err)
+	}
+	defer listener.Close()
+
+	dataplane, err := agent.New(ctx, cfg.agent(), log.With("component", "dataplane"))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := dataplane.Close(); err != nil {
+			log.Error("close the dataplane; what is in the kernel stays", "err", err)
+		}
+	}()
+	names := &nameserver{listen: listen, log: log.With("component", "dns"), retry: 5 * time.Second}
+	world, err := newView(cluster, map[string]view.Sink{"dataplane": dataplane, "dns": names}, log)
+	if err != nil {
+		return err
+	}
+	current := func() status.Agent { return agentStatus(cfg, world.Status(), dataplane.Status(), names) }
+
+	log.Info("isthmus-agent starts", "version", version.String(), "node", cfg.NodeName, "http", listener.Addr().String())
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return serveHTTP(ctx, listener, current) })
+	group.Go(func() error { return names.Run(ctx) })
+	group.Go(func() error { return world.Run(ctx) })
+	err = group.Wait()
+	log.Info("isthmus-agent ends; programs, maps and addresses stay", "err", err)
+	return err
+}
+
+// cleanup removes all that agents left on this node.
+func cleanup(cfg *Config) error {
+	return errors.Join(agent.Cleanup(cfg.agent()), device.Remove([]netip.Addr{device.IPv4, device.IPv6}))
+}
+
+// newView watches the cluster in as few bytes as it offers.
+func newView(cluster *rest.Config, sinks map[string]view.Sink, log *slog.Logger) (*view.View, error) {
+	imports, err := mcsclient.NewForConfig(cluster)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for ServiceImports: %w", err)
+	}
+	compact := rest.CopyConfig(cluster)
+	compact.AcceptContentTypes, compact.ContentType = "application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf"
+	slices, err := discoveryclient.NewForConfig(compact)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for EndpointSlices: %w", err)
+	}
+	return view.New(view.Config{Sinks: sinks, Log: log.With("component", "view")}, imports, slices)
+}
+
+// clusterConfig says how to reach the cluster's API server. It does not try to.
+func clusterConfig(kubeconfig string) (*rest.Config, error) {
+	var cfg *rest.Config
+	if kubeconfig == "" {
+		var err error
+		if cfg, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("find the API server: %w; outside of a pod, give --kubeconfig", err)
+		}
+	} else {
+		file, err := clientcmd.LoadFromFile(kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("read --kubeconfig=%s: %w", kubeconfig, err)
+		}
+		cfg, err = clientcmd.NewDefaultClientConfig(*file, nil).ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("use --kubeconfig=%s: %w", kubeconfig, err)
+		}
+	}
+	cfg.UserAgent = "isthmus-agent/" + version.String()
+	return cfg, nil
+}
+
+// agentStatus puts together what the parts say. The agent is ready when each of them serves the last
+// world that it was told of; an API server that went away later does not change that.
+func agentStatus(cfg Config, world view.Status, dataplane agent.Status, names *nameserver) status.Agent {
+	s := status.Agent{
+		Version:   version.String(),
+		Node:      cfg.NodeName,
+		View:      status.View{Synced: world.Synced, Built: world.Built, Services: world.Services},
+		Dataplane: dataplaneStatus(dataplane),
+	}
+	var lacks string
+	s.DNS, lacks = names.Status()
+	if lacks != "" {
+		s.MissingCapabilities = append(s.MissingCapabilities, lacks)
+	}
+	if world.WatchErr != nil {
+		s.View.Error = world.WatchErr.Error()
+	}
+	if !world.Synced { // nor has any part, then
+		s.Waiting = append(s.Waiting, join("ServiceImports and EndpointSlices have not all been read", world.WatchErr))
+	} else {
+		for _, part := range []struct {
+			name string
+			err  error
+		}{{"dataplane", dataplane.Ready()}, {"dns", world.Sinks["dns"].Err}} {
+			if part.err != nil || world.Sinks[part.name].Synced.IsZero() {
+				s.Waiting = append(s.Waiting, join("the "+part.name+" does not follow the cluster", part.err))
+			}
+		}
+	}
+	s.Ready = len(s.Waiting) == 0
+	return s
+}
+
+// dataplaneStatus spells out what the dataplane says.
+func dataplaneStatus(is agent.Status) status.Dataplane {
+	s := status.Dataplane{
+		Frontends: is.Frontends, Backends: is.Backends, Writes: is.Writes, Synced: is.LastSync,
+		Refusals: map[string]uint64{},
+	}
+	for _, h := range is.Hooks {
+		s.Hooks = append(s.Hooks, status.Hook{Name: h.Name, Attached: h.Attached})
+	}
+	for _, p := range is.Problems {
+		s.Problems = append(s.Problems, p.String())
+	}
+	for reason, n := range is.Refusals {
+		s.Refusals[reason.String()] = n
+	}
+	if is.LastError != nil {
+		s.Error = is.LastError.Error()
+	}
+	return s
+}
+
+// join appends the reason to a sentence, if there is one.
+func join(sentence string, reason error) string {
+	if reason == nil {
+		return sentence
+	}
+	return fmt.Sprintf("%s: %v", sentence, reason)
+}
