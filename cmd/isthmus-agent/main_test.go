@@ -1,12 +1,17 @@
 package main
 
 import (
+	"os"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(envNode); dir != "" {
+		runAsNode(dir)
+		return
+	}
 	testscript.Main(m, map[string]func(){"isthmus-agent": main})
 }
 

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/dns/device"
+)
+
+// envNode makes this test binary act as the agent of a node that is made for it: see runAsNode.
+const envNode = "ISTHMUS_TEST_NODE"
+
+// runAsNode is what a child does in its own network and mount namespace: it prepares them as a node
+// has them, with a cgroup of its own below dir/cgroup, and becomes isthmus-agent. It also answers, on
+// its standard output, what only somebody inside of the namespace can ask.
+func runAsNode(dir string) {
+	must := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "prepare the node:", err)
+			os.Exit(3)
+		}
+	}
+	lo, err := netlink.LinkByName("lo")
+	must(err)
+	must(netlink.LinkSetUp(lo))
+	must(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	must(mountBPFFS(filepath.Join(dir, "bpffs"), logger(defaults())))
+	must(mountBPFFS(filepath.Join(dir, "bpffs"), logger(defaults()))) // as a second agent would
+	go answer(os.Stdin, os.Stdout)
+	main()
+}
+
+// answer reads URLs and DNS names, one a line, and writes what the node answers, one JSON text a line.
+func answer(in io.Reader, out io.Writer) {
+	lines := json.NewDecoder(in)
+	replies := json.NewEncoder(out)
+	for {
+		var ask string
+		if lines.Decode(&ask) != nil {
+			return
+		}
+		var reply string
+		if url, ok := strings.CutPrefix(ask, "http "); ok {
+			resp, err := http.Get(url)
+			if err != nil {
+				reply = err.Error()
+			} else {
+				body, _ := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				reply = fmt.Sprintf("%d %s", resp.StatusCode, body)
+			}
+		} else {
+			m := new(dns.Msg)
+			m.SetQuestion("hello.demo.svc.clusterset.local.", dns.TypeA)
+			r, err := dns.Exchange(m, ask)
+			if err != nil {
+				reply = err.Error()
+			} else {
+				reply = dns.RcodeToString[r.Rcode]
+			}
+		}
+		_ = replies.Encode(reply)
+	}
+}
+
+// node is a running agent in namespaces of its own.
+type node struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	log   *lockedBuffer
+	asks  *json.Encoder
+	reply *json.Decoder
+	dir   string
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// startNode starts an agent on a node of its own, with a kubeconfig that names a server which refuses
+// connections.
+func startNode(t *testing.T) *node {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+			t.Fatal("not root, and REQUIRE_PRIVILEGED=1")
+		}
+		t.Skip("needs root, for namespaces, cgroups and BPF")
+	}
+	dir := t.TempDir()
+	for _, sub := range []string{"bpffs", "cgroup"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A cgroup below the machine's, so that no process of the machine meets the programs.
+	if err := unix.Mount("cgroup2", filepath.Join(dir, "cgroup"), "cgroup2", 0, ""); err != nil {
+		t.Fatalf("mount cgroup v2: %v", err)
+	}
+	own := filepath.Join(dir, "cgroup", fmt.Sprintf("isthmus-agent-test-%d", os.Getpid()))
+	t.Cleanup(func() {
+		if err := os.Remove(own); err != nil && !os.IsNotExist(err) {
+			t.Errorf("remove the test's cgroup: %v", err)
+		}
+		if err := unix.Unmount(filepath.Join(dir, "cgroup"), 0); err != nil {
+			t.Errorf("unmount cgroup v2: %v", err)
+		}
+	})
+	if err := os.Mkdir(own, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	err := os.WriteFile(kubeconfig, []byte(`{apiVersion: v1, kind: Config, current-context: c,
+contexts: [{name: c, context: {cluster: c, user: c}}], users: [{name: c, user: {token: t}}],
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]}`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	n := &node{t: t, log: &lockedBuffer{}, dir: dir}
+	n.cmd = exec.Command(os.Args[0], "--node-name=n1", "--kubeconfig="+kubeconfig, "--cgroup-root="+own,
+		"--bpffs="+filepath.Join(dir, "bpffs"), "--http-listen=127.0.0.1:9470")
+	n.cmd.Env = append(os.Environ(), envNode+"="+dir)
+	n.cmd.Stderr = n.log
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	in, errIn := n.cmd.StdinPipe()
+	out, errOut := n.cmd.StdoutPipe()
+	if errIn != nil || errOut != nil {
+		t.Fatal(errIn, errOut)
+	}
+	if err := n.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.asks, n.reply = json.NewEncoder(in), json.NewDecoder(out)
+	t.Cleanup(func() {
+		_ = n.cmd.Process.Kill() // has ended already, if all went well
+		if t.Failed() {
+			t.Logf("the agent's log:\n%s", n.log)
+		}
+	})
+	return n
+}
+
+// ask puts a question to the node, from inside of it.
+func (n *node) ask(question string) string {
+	n.t.Helper()
+	var reply string
+	if err := n.asks.Encode(question); err != nil {
+		n.t.Fatalf("ask %s: %v; the agent said:\n%s", question, err, n.log)
+	}
+	if err := n.reply.Decode(&reply); err != nil {
+		n.t.Fatalf("ask %s: %v; the agent said:\n%s", question, err, n.log)
+	}
+	return reply
+}
+
+// await asks until the reply begins as wanted.
+func (n *node) await(question, want string) string {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		reply := n.ask(question)
+		if strings.HasPrefix(reply, want) {
+			return reply
+		}
+		select {
+		case <-ctx.Done():
+			n.t.Fatalf("%s answers %q, want %q", question, reply, want)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestAgentStartsWithoutAPIServer(t *testing.T) {
+	n := startNode(t)
+	n.await("http http://127.0.0.1:9470/healthz", "200 ok")
+	n.await(device.IPv4.String()+":53", "SERVFAIL") // for it cannot know yet
+	n.await("["+device.IPv6.String()+"]:53", "SERVFAIL")
+
+	ready := n.await("http http://127.0.0.1:9470/readyz", "503 ")
+	if !strings.Contains(ready, "have not all been read: ") {
+		n.t.Errorf("readyz does not say what is missing: %s", ready)
+	}
+	var s status.Agent
+	reply := strings.TrimPrefix(n.ask("http http://127.0.0.1:9470/status"), "200 ")
+	if err := json.Unmarshal([]byte(reply), &s); err != nil {
+		t.Fatalf("status %q: %v", reply, err)
+	}
+	if s.Node != "n1" || s.Ready || s.View.Synced || !strings.Contains(s.View.Error, "refused") {
+		t.Errorf("status: %+v", s)
+	}
+	if len(s.Dataplane.Hooks) == 0 || len(s.DNS.Listening) != 2 || s.DNS.Interface == "" {
+		t.Errorf("dataplane or DNS is not up: %+v", s)
+	}
+	for _, h := range s.Dataplane.Hooks {
+		if !h.Attached {
+			t.Errorf("hook %s is not attached", h.Name)
+		}
+	}
+	if m := n.ask("http http://127.0.0.1:9470/metrics"); !strings.Contains(m, "\nisthmus_agent_ready 0\n") {
+		t.Errorf("metrics: %.300s", m)
+	}
+
+	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.cmd.Wait(); err != nil {
+		t.Errorf("SIGTERM does not end the agent cleanly: %v", err)
+	}
+}
