@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os/exec"
+	"slices"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/isthmus-net/isthmus/e2e/lab/internal/supervisor"
+)
+
+// NodeCommand returns a command that will run on a machine: in its cgroups, so that hooks
+// attached there see it, and in all its namespaces. It is killed with the caller, and by
+// ctx. A machine that does not exist makes the command fail when it is run.
+func (l *Lab) NodeCommand(ctx context.Context, node string, argv ...string) *exec.Cmd {
+	m, err := l.find(node)
+	if err == nil && l.settings.Nodeinit == "" {
+		err = fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
+	}
+	cmd := m.Command(ctx, argv...)
+	if err != nil {
+		cmd.Err = err
+	}
+	return cmd
+}
+
+// FabricCommand returns a command that will run on the host, in the network that reaches
+// every API server, node and pod.
+func (l *Lab) FabricCommand(ctx context.Context, argv ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", slices.Concat([]string{"--net=" + l.fabric.Path(), "--"}, argv)...)
+}
+
+// Kubectl returns a kubectl command against a cluster, as its administrator.
+func (l *Lab) Kubectl(ctx context.Context, cluster string, argv ...string) *exec.Cmd {
+	cmd := l.FabricCommand(ctx, slices.Concat([]string{l.settings.Kubectl, "--kubeconfig", l.Kubeconfig(cluster)}, argv)...)
+	if _, ok := l.topology.Cluster(cluster); !ok {
+		cmd.Err = fmt.Errorf("no cluster %q in lab %q, there are %s", cluster, l.name, l.topology)
+	} else if l.settings.Kubectl == "" {
+		cmd.Err = fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
+	}
+	return cmd
+}
+
+// KubectlPath is the kubectl executable of the running lab's Kubernetes version.
+func (l *Lab) KubectlPath() string { return l.settings.Kubectl }
+
+// DialContext connects to an address, not a name, from the fabric. The connection can be
+// used from any goroutine.
+func (l *Lab) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return l.fabric.DialContext(ctx, network, address)
+}
+
+// RESTConfig is the administrator's access to a cluster for client-go, usable from this
+// process although the host's own network does not reach the API server.
+func (l *Lab) RESTConfig(cluster string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", l.Kubeconfig(cluster))
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", cluster, err)
+	}
+	config.Dial = l.DialContext
+	// The default, 5 requests a second, is for shared API servers.
+	config.QPS, config.Burst = -1, 0
+	return config, nil
+}
+
+// Cut takes a machine off the network; Heal brings it back.
+func (l *Lab) Cut(node string) error { return l.setLink(node, false) }
+
+// Heal undoes Cut.
+func (l *Lab) Heal(node string) error { return l.setLink(node, true) }
+
+func (l *Lab) setLink(node string, up bool) error {
+	if _, err := l.find(node); err != nil {
+		return err
+	}
+	return l.fabric.SetLink(node, up)
+}
+
+// Stop ends one component of a machine and returns when it is gone. Up, or Start, starts it again.
+func (l *Lab) Stop(ctx context.Context, node, component string) error {
+	m, _, err := l.component(ctx, node, component)
+	if err != nil {
+		return err
+	}
+	return m.Stop(component)
+}
+
+// Start starts one component of a machine unless it is alive.
+func (l *Lab) Start(ctx context.Context, node, component string) error {
+	m, spec, err := l.component(ctx, node, component)
+	if err != nil {
+		return err
+	}
+	return m.Start(spec)
+}
+
+// component finds a component of a machine and how it is run.
+func (l *Lab) component(ctx context.Context, node, component string) (supervisor.Client, supervisor.Component, error) {
+	var none supervisor.Component
+	m, err := l.find(node)
+	if err != nil {
+		return supervisor.Client{}, none, err
+	}
+	b, err := l.build(ctx)
+	if err != nil {
+		return supervisor.Client{}, none, err
+	}
+	var names []string
+	for _, c := range l.componentsOf(node, b.programs) {
+		if c.Name == component {
+			c.Log = m.LogFile(component)
+			return m.Components(), c, nil
+		}
+		names = append(names, c.Name)
+	}
+	return supervisor.Client{}, none, fmt.Errorf("%s runs no %q, it runs %s", node, component, names)
+}
+
+func (l *Lab) componentsOf(machineName string, programs map[string]string) []supervisor.Component {
+	for _, c := range l.topology {
+		plan := l.plan(c, programs)
+		if c.Name == machineName {
+			return slices.Concat(plan.Store(), plan.Controllers())
+		}
+		for _, n := range c.Nodes {
+			if n.Name == machineName {
+				return slices.Concat(plan.Runtime(n), plan.Agents(n))
+			}
+		}
+	}
+	return nil
+}

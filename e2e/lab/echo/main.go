@@ -1,0 +1,4 @@
+// Echo.
+package main
+
+func main() {}
