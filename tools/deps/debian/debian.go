@@ -62,7 +62,8 @@ func Missing(ctx context.Context, packages ...string) ([]string, error) {
 func apt(ctx context.Context, args ...string) (output string, err error) {
 	args = append([]string{"--quiet", "--option=DPkg::Lock::Timeout=300"}, args...)
 	cmd := exec.CommandContext(ctx, "apt-get", args...)
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
+	// RUNLEVEL=1 keeps packages from starting the daemons that they bring.
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "LC_ALL=C.UTF-8")
 	said, err := cmd.CombinedOutput()
 	lines := bytes.Split(bytes.TrimSpace(said), []byte("\n"))
 	return string(bytes.Join(lines[max(0, len(lines)-15):], []byte("\n"))), err

@@ -1,0 +1,197 @@
+package tree
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+// helm runs the pinned Helm at the root and returns what it said.
+func helm(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"tool", "-modfile=tools/helm/go.mod", "helm"}, args...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = root, &out, &errs
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatalf("run helm: %v", err)
+	}
+	return out.String(), errs.String(), err
+}
+
+// object is as much of a Kubernetes object as the tests look at.
+type object struct {
+	Kind     string
+	Metadata struct{ Name string }
+	Spec     struct {
+		Template struct {
+			Spec struct {
+				HostNetwork, HostPID       bool
+				InitContainers, Containers []container
+			}
+		}
+	}
+	Rules []struct{ APIGroups, Resources, Verbs []string }
+}
+
+type container struct {
+	Name, Image     string
+	Args            []string
+	SecurityContext struct {
+		Privileged               bool
+		RunAsUser                *int
+		AllowPrivilegeEscalation *bool
+		ReadOnlyRootFilesystem   bool
+		Capabilities             struct{ Add, Drop []string }
+	}
+	VolumeMounts []struct {
+		Name, MountPath, MountPropagation string
+		ReadOnly                          bool
+	}
+}
+
+// render returns the objects of the chart, by kind and name.
+func render(t *testing.T, args ...string) map[string]object {
+	t.Helper()
+	out, stderr, err := helm(t, append([]string{"template", "isthmus", "deploy/helm/isthmus", "--namespace", "isthmus-system"}, args...)...)
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s", err, stderr)
+	}
+	objects := map[string]object{}
+	for doc := range strings.SplitSeq(out, "\n---\n") {
+		var o object
+		if err := yaml.Unmarshal([]byte(doc), &o); err != nil && !errors.Is(err, io.EOF) {
+			t.Fatalf("parse what helm rendered: %v\n%s", err, doc)
+		}
+		if o.Kind != "" {
+			objects[o.Kind+" "+o.Metadata.Name] = o
+		}
+	}
+	return objects
+}
+
+func TestChartLints(t *testing.T) {
+	t.Parallel()
+	if stdout, stderr, err := helm(t, "lint", "--strict", "deploy/helm/isthmus"); err != nil {
+		t.Errorf("helm lint: %v\n%s%s", err, stdout, stderr)
+	}
+}
+
+// TestChartRefusesTypos holds that a value nobody reads, or of the wrong kind, is refused by its name.
+func TestChartRefusesTypos(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		set  string
+		says []string
+	}{
+		"unknown at the top":      {"agnet.image=x", []string{"agnet"}},
+		"unknown below":           {"agent.bpfs.mount=false", []string{"/agent", "bpfs"}},
+		"a word for a switch":     {"agent.bpffs.mount=sometimes", []string{"/agent/bpffs/mount", "boolean"}},
+		"a word for a number":     {"controller.replicas=many", []string{"/controller/replicas", "integer"}},
+		"relative path":           {"agent.bpffs.path=sys/fs/bpf", []string{"/agent/bpffs/path", "sys/fs/bpf"}},
+		"a name for an address":   {"agent.dns.listen={localhost}", []string{"/agent/dns/listen/0", "localhost"}},
+		"slash after registry":    {"image.registry=example.org/", []string{"/image/registry", "example.org/"}},
+		"unknown pull policy":     {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "IfNotPresent"}},
+		"all nodes but written 0": {"agent.maxUnavailable=0%", []string{"/agent/maxUnavailable"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, stderr, err := helm(t, "template", "isthmus", "deploy/helm/isthmus", "--set", tc.set)
+			if err == nil {
+				t.Fatalf("--set %s was accepted", tc.set)
+			}
+			for _, word := range tc.says {
+				if !strings.Contains(stderr, word) {
+					t.Errorf("--set %s: the message does not name %q:\n%s", tc.set, word, stderr)
+				}
+			}
+		})
+	}
+}
+
+func TestChartRights(t *testing.T) {
+	t.Parallel()
+	need := []string{"BPF", "NET_ADMIN", "PERFMON", "NET_BIND_SERVICE"}
+	tests := map[string]struct {
+		args []string
+		add  []string
+		init int
+	}{
+		"defaults":       {nil, need, 1},
+		"bpffs is there": {[]string{"--set", "agent.bpffs.mount=false"}, need, 0},
+		"SYS_ADMIN":      {[]string{"--set", "agent.capabilities.sysAdmin=true"}, append(slices.Clone(need), "SYS_ADMIN"), 1},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			objects := render(t, tc.args...)
+			pod := objects["DaemonSet isthmus-agent"].Spec.Template.Spec
+			if !pod.HostNetwork || pod.HostPID || len(pod.Containers) != 1 || len(pod.InitContainers) != tc.init {
+				t.Fatalf("agent pod: %+v", pod)
+			}
+			agent := pod.Containers[0].SecurityContext
+			if agent.Privileged || agent.AllowPrivilegeEscalation == nil || *agent.AllowPrivilegeEscalation || !agent.ReadOnlyRootFilesystem {
+				t.Errorf("agent: %+v", agent)
+			}
+			if diff := cmp.Diff([]string{"ALL"}, agent.Capabilities.Drop); diff != "" {
+				t.Errorf("capabilities dropped (-want +have):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.add, agent.Capabilities.Add); diff != "" {
+				t.Errorf("capabilities added (-want +have):\n%s", diff)
+			}
+			for _, mount := range pod.Containers[0].VolumeMounts {
+				if mount.MountPropagation == "Bidirectional" {
+					t.Errorf("agent mounts %s for the node", mount.MountPath)
+				}
+				if mount.Name == "cgroup" && !mount.ReadOnly {
+					t.Error("agent may write to the node's cgroups")
+				}
+			}
+			controller := objects["Deployment isthmus-controller"].Spec.Template.Spec
+			if controller.HostNetwork || len(controller.InitContainers) > 0 || controller.Containers[0].SecurityContext.Privileged ||
+				len(controller.Containers[0].SecurityContext.Capabilities.Add) > 0 {
+				t.Errorf("controller pod: %+v", controller)
+			}
+			for _, r := range objects["ClusterRole isthmus-agent"].Rules {
+				for _, verb := range r.Verbs {
+					if !slices.Contains([]string{"get", "list", "watch"}, verb) {
+						t.Errorf("agent may %s %v", verb, r.Resources)
+					}
+				}
+			}
+			if len(objects["ClusterRole isthmus-controller"].Rules) == 0 {
+				t.Error("the controller's role is empty")
+			}
+		})
+	}
+}
+
+// TestChartNamesNoHost holds that the defaults leave it to the node where images come from.
+func TestChartNamesNoHost(t *testing.T) {
+	t.Parallel()
+	var images []string
+	for _, o := range render(t) {
+		for _, c := range append(o.Spec.Template.Spec.InitContainers, o.Spec.Template.Spec.Containers...) {
+			images = append(images, c.Image)
+		}
+	}
+	slices.Sort(images)
+	if diff := cmp.Diff([]string{"isthmus/agent:dev", "isthmus/agent:dev", "isthmus/controller:dev"}, images); diff != "" {
+		t.Errorf("images (-want +have):\n%s", diff)
+	}
+	for name, o := range render(t, "--set", "image.registry=example.org/mirror,image.tag=v1") {
+		for _, c := range o.Spec.Template.Spec.Containers {
+			if !strings.HasPrefix(c.Image, "example.org/mirror/isthmus/") || !strings.HasSuffix(c.Image, ":v1") {
+				t.Errorf("%s: image %s ignores registry and tag", name, c.Image)
+			}
+		}
+	}
+}
