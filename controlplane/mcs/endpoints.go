@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -18,7 +19,7 @@ func BrokerSlice(source *discoveryv1.EndpointSlice, cluster clusterset.ClusterID
 	name := clusterset.ServiceName{Namespace: source.Namespace, Name: source.Labels[discoveryv1.LabelServiceName]}
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   BrokerSliceName(cluster, name, source.Name),
+			Name:   BrokerSliceName(cluster, name, source.Name, source.AddressType),
 			Labels: withManagedBy(ownerLabels(cluster, name)),
 		},
 		AddressType: source.AddressType,
@@ -87,4 +88,13 @@ func portable(endpoints []discoveryv1.Endpoint) []discoveryv1.Endpoint {
 func withManagedBy(labels map[string]string) map[string]string {
 	labels[discoveryv1.LabelManagedBy] = v1alpha1.ManagedBy
 	return labels
+}
+
+// SameSlice reports whether two slices say the same, apart from what the API server adds.
+func SameSlice(have, want *discoveryv1.EndpointSlice) bool {
+	return have.AddressType == want.AddressType &&
+		equality.Semantic.DeepEqual(have.Labels, want.Labels) &&
+		equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) &&
+		equality.Semantic.DeepEqual(have.Ports, want.Ports) &&
+		equality.Semantic.DeepEqual(have.OwnerReferences, want.OwnerReferences)
 }

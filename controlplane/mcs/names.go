@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"strings"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -23,9 +24,10 @@ func RecordName(c clusterset.ClusterID, name clusterset.ServiceName) string {
 	return string(c) + "." + AggregateName(name)
 }
 
-// BrokerSliceName returns the name on the broker of the EndpointSlice that member c calls source.
-func BrokerSliceName(c clusterset.ClusterID, name clusterset.ServiceName, source string) string {
-	return RecordName(c, name) + "-" + shortHash(source)
+// BrokerSliceName returns the name on the broker of the EndpointSlice that member c calls source. The
+// address type is part of it because it cannot change on an object.
+func BrokerSliceName(c clusterset.ClusterID, name clusterset.ServiceName, source string, addresses discoveryv1.AddressType) string {
+	return RecordName(c, name) + "-" + shortHash(string(addresses)+" "+source)
 }
 
 // ImportedSliceName returns the name of the EndpointSlice made of the broker's slice in every member. It

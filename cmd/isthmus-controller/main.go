@@ -1,0 +1,206 @@
+// Command isthmus-controller is the control plane of one member cluster.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// shutdownTimeout is how long a running request may keep the process from ending.
+const shutdownTimeout = 5 * time.Second
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "isthmus-controller:", err)
+		os.Exit(1)
+	}
+}
+
+// settings are the flags.
+type settings struct {
+	kubeconfig       string
+	brokerKubeconfig string
+	namespace        string
+	listen           string
+	logFormat        string
+	logLevel         slog.Level
+}
+
+func command() *cobra.Command {
+	var s settings
+	cmd := &cobra.Command{
+		Use:   "isthmus-controller",
+		Short: "Export this cluster's Services to the ClusterSet and import everybody's",
+		Long: `isthmus-controller runs in every member of a ClusterSet. It tells the broker which
+Services this cluster exports, and creates a ServiceImport and EndpointSlices here for
+every Service that any member exports. isthmusctl join installs it.
+
+It serves /healthz, /readyz, /metrics and /status as JSON. While the broker is away it
+changes nothing, is not ready, and keeps trying.`,
+		Example: `  # In a pod: the cluster's own API server, and the broker by the mounted secret
+  isthmus-controller
+
+  # On a desk
+  isthmus-controller --kubeconfig=$HOME/.kube/east --broker-kubeconfig=broker.kubeconfig`,
+		Args:          cobra.NoArgs,
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), s, cmd.ErrOrStderr()) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster; without it, that of the pod")
+	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
+	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "namespace Isthmus is installed in, with this cluster's Member")
+	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
+	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	return cmd
+}
+
+// run wires the control plane to its HTTP door and runs both until ctx ends.
+func run(ctx context.Context, s settings, stderr io.Writer) error {
+	log, err := newLogger(s, stderr)
+	if err != nil {
+		return err
+	}
+	local, err := loadLocal(s.kubeconfig)
+	if err != nil {
+		return err
+	}
+	cfg := controlplane.Config{Local: local, Namespace: s.namespace, Log: log}
+	if cfg.Broker, cfg.BrokerNamespace, err = controlplane.LoadBroker(s.brokerKubeconfig); err != nil {
+		return err
+	}
+	plane, err := controlplane.New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.listen)
+	if err != nil {
+		return fmt.Errorf("listen on %s; choose another address with --listen: %w", s.listen, err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return serve(ctx, listener, routes(plane)) })
+	group.Go(func() error { return plane.Run(ctx) })
+	return group.Wait()
+}
+
+// newLogger returns the process's logger, through which client-go and controller-runtime speak too.
+func newLogger(s settings, w io.Writer) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: s.logLevel}
+	var handler slog.Handler
+	switch s.logFormat {
+	case "text":
+		handler = slog.NewTextHandler(w, options)
+	case "json":
+		handler = slog.NewJSONHandler(w, options)
+	default:
+		return nil, fmt.Errorf("--log-format %q is neither text nor json", s.logFormat)
+	}
+	klog.SetLogger(logr.FromSlogHandler(handler))
+	ctrl.SetLogger(logr.FromSlogHandler(handler).V(-int(slog.LevelDebug)))
+	return slog.New(handler), nil
+}
+
+func loadLocal(path string) (*rest.Config, error) {
+	if path == "" {
+		cfg, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("this is not a pod; name this cluster with --kubeconfig: %w", err)
+		}
+		return cfg, nil
+	}
+	cfg, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s cannot be used; correct it or name another with --kubeconfig: %w", path, err)
+	}
+	return cfg, nil
+}
+
+func routes(plane *controlplane.ControlPlane) http.Handler {
+	mux := http.NewServeMux()
+	current := func() status.Controller { return describe(plane.State()) }
+	mux.Handle("GET "+status.Path, status.Handler(current))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		s := current()
+		if !s.Ready {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			for _, reason := range s.Waiting {
+				_, _ = io.WriteString(w, reason+"\n")
+			}
+			return
+		}
+		_, _ = io.WriteString(w, "ok\n")
+	})
+	return mux
+}
+
+// describe turns the control plane's state into the shape that isthmusctl reads.
+func describe(s controlplane.State) status.Controller {
+	c := status.Controller{
+		Version: version,
+		Cluster: string(s.Cluster),
+		Leader:  s.Leader,
+		Ready:   s.Broker.Err == nil,
+		Broker: status.Broker{
+			Server: s.Broker.Server, Namespace: s.Broker.Namespace,
+			Reachable: s.Broker.Err == nil, Seen: s.Broker.Seen,
+		},
+	}
+	if s.Broker.Err != nil {
+		c.Broker.Error = s.Broker.Err.Error()
+		c.Waiting = append(c.Waiting, c.Broker.Error)
+	}
+	return c
+}
+
+// serve answers HTTP until ctx ends.
+func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: shutdownTimeout}
+	stopped := make(chan error, 1)
+	go func() {
+		<-ctx.Done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		stopped <- server.Shutdown(ctx)
+	}()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	}
+	if err := <-stopped; err != nil {
+		return fmt.Errorf("end http requests: %w", err)
+	}
+	return nil
+}

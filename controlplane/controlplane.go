@@ -1,0 +1,250 @@
+// Package controlplane is the controller of one member: it tells the broker what the member exports, and
+// gives the member what all members export. It is one process with a cache of its own cluster and one of
+// the broker; of several replicas, the one that holds the Lease works.
+//
+// When the broker goes away, everything stays as it is here and there, and trying goes on. When the
+// controller dies, what it wrote stays, another replica takes the Lease, and finds nothing to write if
+// nothing changed.
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/broker"
+	"github.com/isthmus-net/isthmus/controlplane/internal/export"
+	"github.com/isthmus-net/isthmus/controlplane/internal/imports"
+)
+
+const (
+	// leaseName is the Lease that the working replica holds.
+	leaseName = "isthmus-controller"
+	// workers is how many Services each reconciler works on at a time.
+	workers = 4
+	// reconcileTimeout bounds one look at one Service, so that a broker that swallows packets does not
+	// hold a worker for long.
+	reconcileTimeout = 30 * time.Second
+	// firstRetry and lastRetry bound how long a Service waits after an error: soon after the first one,
+	// and often enough that all is well again shortly after an outage.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 15 * time.Second
+	// syncTimeout is how long a cache may need to become complete: for as long as its broker is away.
+	syncTimeout = 100 * 365 * 24 * time.Hour
+)
+
+// Config says which cluster this is and where its broker is.
+type Config struct {
+	// Local is the API server of the member itself.
+	Local *rest.Config
+	// Namespace is where Isthmus is installed in the member: of its Member object and of the Lease.
+	Namespace string
+	// Broker is the API server of the broker, with this member's credentials.
+	Broker *rest.Config
+	// BrokerNamespace is where the broker keeps everything. A member's own namespace of that name is
+	// neither exported nor imported, because the broker may live in a member.
+	BrokerNamespace string
+	Log             *slog.Logger
+}
+
+// Validate reports everything that is missing.
+func (c Config) Validate() error {
+	var errs []error
+	for field, missing := range map[string]bool{
+		"Local": c.Local == nil, "Namespace": c.Namespace == "", "Broker": c.Broker == nil,
+		"BrokerNamespace": c.BrokerNamespace == "", "Log": c.Log == nil,
+	} {
+		if missing {
+			errs = append(errs, fmt.Errorf("control plane config: %s is missing", field))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ControlPlane is the controller of one member.
+type ControlPlane struct {
+	cluster clusterset.ClusterID
+	cfg     Config
+	manager ctrl.Manager
+	probe   *broker.Probe
+}
+
+// +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get;list;watch,namespace=isthmus-system
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=isthmus-system
+// +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=isthmus-system
+
+// New prepares a controller. It reads the member's registration, so it needs the member's API server; the
+// broker may be away. Its errors are for a person to mend.
+func New(ctx context.Context, cfg Config) (*ControlPlane, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme), v1beta1.Install(scheme)); err != nil {
+		return nil, fmt.Errorf("register kinds: %w", err)
+	}
+	member, err := readMember(ctx, cfg, scheme)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Log = cfg.Log.With("cluster", string(member.id))
+	// What controller-runtime has to say is of interest only while debugging, its errors apart.
+	logger := logr.FromSlogHandler(cfg.Log.Handler()).V(-int(slog.LevelDebug))
+	mgr, err := ctrl.NewManager(cfg.Local, ctrl.Options{
+		Scheme:                        scheme,
+		Logger:                        logger,
+		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Metrics:                       server.Options{BindAddress: "0"}, // served by whoever runs the process
+		LeaderElection:                true,
+		LeaderElectionID:              leaseName,
+		LeaderElectionNamespace:       cfg.Namespace,
+		LeaderElectionReleaseOnCancel: true, // Run returns right after, and the process with it
+	})
+	if err != nil {
+		return nil, fmt.Errorf("prepare the controller for %s: %w", cfg.Local.Host, err)
+	}
+	c := &ControlPlane{cluster: member.id, cfg: cfg, manager: mgr}
+	return c, c.wire(ctx, member)
+}
+
+// wire adds the broker and the reconcilers to the manager.
+func (c *ControlPlane) wire(ctx context.Context, member member) error {
+	b, err := broker.New(ctx, broker.Config{REST: c.cfg.Broker, Namespace: c.cfg.BrokerNamespace, Self: member.id, Log: c.cfg.Log})
+	if err != nil {
+		return err
+	}
+	c.probe = broker.NewProbe(b)
+	exports := &export.Reconciler{
+		Cluster: member.id, Client: c.manager.GetClient(), Broker: b, Pool: member.pool, Shared: c.shared,
+		Events: c.manager.GetEventRecorder("isthmus-controller"), Log: c.cfg.Log,
+	}
+	importer := &imports.Reconciler{Client: c.manager.GetClient(), Broker: b, Shared: c.shared, Log: c.cfg.Log}
+	return errors.Join(
+		c.manager.Add(b.Cluster()),
+		c.manager.Add(c.probe),
+		exports.Setup(ctx, c.manager, options()),
+		importer.Setup(ctx, c.manager, options()),
+	)
+}
+
+func options() controller.Options {
+	unnamed := true
+	return controller.Options{
+		MaxConcurrentReconciles: workers,
+		CacheSyncTimeout:        syncTimeout,
+		ReconciliationTimeout:   reconcileTimeout,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		// Names must be unique in a process, and tests run several members in one.
+		SkipNameValidation: &unnamed,
+	}
+}
+
+// shared reports whether a namespace is the same one in all members. Those of Kubernetes itself are each
+// cluster's own: exporting from them, or importing into them, would let one member speak for the vitals
+// of another.
+func (c *ControlPlane) shared(namespace string) bool {
+	return !strings.HasPrefix(namespace, "kube-") && namespace != c.cfg.BrokerNamespace
+}
+
+// Run works until ctx ends, or until the Lease is lost, which is an error. It leaves everything it wrote
+// where it is.
+func (c *ControlPlane) Run(ctx context.Context) error {
+	if err := c.manager.Start(ctx); err != nil {
+		return fmt.Errorf("run the controller: %w", err)
+	}
+	return nil
+}
+
+// State is how a controller is doing.
+type State struct {
+	Cluster clusterset.ClusterID
+	Leader  bool // it is the replica that works
+	Broker  Broker
+}
+
+// Broker is how a controller gets on with the broker.
+type Broker struct {
+	Server, Namespace string
+	Seen              time.Time // the last time it answered as it should; zero if never
+	Err               error     // why it does not now, and what to do; nil while it does
+}
+
+// State may be called at any time, from any goroutine.
+func (c *ControlPlane) State() State {
+	reach := c.probe.Reach()
+	s := State{
+		Cluster: c.cluster,
+		Broker:  Broker{Server: c.cfg.Broker.Host, Namespace: c.cfg.BrokerNamespace, Seen: reach.Seen, Err: reach.Err},
+	}
+	select {
+	case <-c.manager.Elected():
+		s.Leader = true
+	default:
+	}
+	return s
+}
+
+// member is this cluster's registration, as far as the controller needs it.
+type member struct {
+	id   clusterset.ClusterID
+	pool *clusterset.IPPool // without a block unless ClusterSetIPs are enabled
+}
+
+// readMember reads the one Member in the installation namespace.
+func readMember(ctx context.Context, cfg Config, scheme *runtime.Scheme) (member, error) {
+	c, err := client.New(cfg.Local, client.Options{Scheme: scheme})
+	if err != nil {
+		return member{}, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
+	}
+	var members v1alpha1.MemberList
+	if err := c.List(ctx, &members, client.InNamespace(cfg.Namespace)); err != nil {
+		return member{}, fmt.Errorf("read this cluster's registration, Member in namespace %s; if its definition is missing, run isthmusctl join: %w", cfg.Namespace, err)
+	}
+	if n := len(members.Items); n != 1 {
+		return member{}, fmt.Errorf("namespace %s has %d Member objects and needs exactly one; run isthmusctl join", cfg.Namespace, n)
+	}
+	return parseMember(&members.Items[0])
+}
+
+// parseMember checks a registration. Its error joins all faults.
+func parseMember(m *v1alpha1.Member) (member, error) {
+	id := clusterset.ClusterID(m.Spec.ClusterID)
+	errs := []error{id.Validate()}
+	var blocks []netip.Prefix
+	for i, text := range m.Spec.ClusterSetIPCIDR {
+		block, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spec.clustersetIPCIDR[%d]: %q is not a CIDR", i, text))
+			continue
+		}
+		blocks = append(blocks, block)
+	}
+	if !m.Spec.ClusterSetIPEnabled {
+		blocks = nil
+	}
+	pool, err := clusterset.NewIPPool(blocks...)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return member{}, fmt.Errorf("member %s; run isthmusctl join again with other values: %w", m.Name, err)
+	}
+	return member{id: id, pool: pool}, nil
+}

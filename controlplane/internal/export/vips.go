@@ -1,0 +1,101 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+var (
+	heldIPs = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "isthmus_controller_clusterset_ips_held",
+		Help: "Addresses of this member's blocks that Services hold.",
+	})
+	exhausted = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "isthmus_controller_clusterset_ip_exhausted_total",
+		Help: "Allocations refused because a block of this member is full.",
+	})
+)
+
+func init() { metrics.Registry.MustRegister(heldIPs, exhausted) }
+
+// vips is the member's IPPool for several workers. It follows the broker: an address is free when no
+// aggregate and no record names it and no claim of ours is under way.
+type vips struct {
+	mu       sync.Mutex
+	pool     *clusterset.IPPool
+	restored bool
+}
+
+// restore takes out of the pool what held reports, once: before the first allocation, when the cache is
+// complete. It calls clash for a Service that has what another one holds.
+func (v *vips) restore(ctx context.Context,
+	held func(context.Context, func(clusterset.ServiceName, []netip.Addr)) error,
+	clash func(clusterset.ServiceName, error),
+) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.restored {
+		return nil
+	}
+	err := held(ctx, func(name clusterset.ServiceName, addrs []netip.Addr) {
+		if err := v.pool.Reserve(name, addrs...); err != nil {
+			clash(name, err)
+		}
+	})
+	heldIPs.Set(float64(v.pool.Len()))
+	v.restored = err == nil
+	return err
+}
+
+// allocate returns addresses for name in those of families that the pool has a block for, in the order of
+// families. They are held until settle says otherwise. A pool without any block gives none, which is no
+// error: the member has no ClusterSetIPs to give.
+func (v *vips) allocate(name clusterset.ServiceName, families []clusterset.Family) ([]netip.Addr, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	blocks := v.pool.Families()
+	if len(blocks) == 0 {
+		return nil, nil
+	}
+	served := slices.DeleteFunc(slices.Clone(families), func(f clusterset.Family) bool { return !slices.Contains(blocks, f) })
+	if len(served) == 0 {
+		return nil, fmt.Errorf("allocate clusterset IP for %s: the service is %v, this cluster's blocks are %v", name, families, blocks)
+	}
+	addrs, err := v.pool.Allocate(name, served)
+	if errors.Is(err, clusterset.ErrPoolExhausted) {
+		exhausted.Inc()
+	}
+	heldIPs.Set(float64(v.pool.Len()))
+	return addrs, err
+}
+
+// settle makes name hold exactly those of addrs that lie in the pool's blocks: what the broker says it
+// has. The error says that one of them belongs to another Service.
+func (v *vips) settle(name clusterset.ServiceName, addrs []netip.Addr) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	defer func() { heldIPs.Set(float64(v.pool.Len())) }()
+	for _, a := range v.pool.Held(name) {
+		if !slices.Contains(addrs, a) {
+			v.pool.Release(name)
+			break
+		}
+	}
+	return v.pool.Reserve(name, addrs...)
+}
+
+// holds reports whether name holds any address.
+func (v *vips) holds(name clusterset.ServiceName) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.pool.Held(name)) > 0
+}

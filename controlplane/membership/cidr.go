@@ -1,0 +1,141 @@
+package membership
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// Errors that a person can mend by choosing other addresses.
+var (
+	ErrOverlap = errors.New("addresses overlap")
+	ErrNoBlock = errors.New("no free block of ClusterSetIPs")
+)
+
+// defaultRange4 is where IPv4 ClusterSetIPs come from unless somebody says otherwise. It is class E:
+// nobody routes it, and a ClusterSetIP never leaves a node.
+var defaultRange4 = netip.MustParsePrefix("243.0.0.0/8")
+
+// blockBits is the prefix length of the block that a member gets of a range.
+func blockBits(r netip.Prefix) int {
+	if r.Addr().Is4() {
+		return 16
+	}
+	return 64
+}
+
+// randomULA draws a range of unique local addresses (RFC 4193, section 3.2.1: 40 random bits).
+func randomULA() netip.Prefix {
+	a := [16]byte{0xfd}
+	rand.Read(a[1:6]) // never fails
+	return netip.PrefixFrom(netip.AddrFrom16(a), 48)
+}
+
+// ParseCIDRs parses prefixes in CIDR notation. An error says which text is wrong, and what was meant.
+func ParseCIDRs(texts []string) ([]netip.Prefix, error) {
+	var prefixes []netip.Prefix
+	var faults []error
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		switch {
+		case err != nil:
+			faults = append(faults, fmt.Errorf("%q is not a CIDR, such as 10.1.0.0/16 or fd00:1::/64", text))
+		case p != p.Masked():
+			faults = append(faults, fmt.Errorf("%s is not a network address; write %s", p, p.Masked()))
+		default:
+			prefixes = append(prefixes, p)
+		}
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	return prefixes, nil
+}
+
+// checkVIPs reports why ClusterSetIPs cannot come from prefixes: two of one family, or addresses that
+// mean something else on every machine.
+func checkVIPs(prefixes []netip.Prefix) error {
+	special := []string{"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", "::/128", "::1/128", "fe80::/10", "ff00::/8"}
+	seen := map[clusterset.Family]netip.Prefix{}
+	for _, p := range prefixes {
+		f := clusterset.FamilyOf(p.Addr())
+		if other, ok := seen[f]; ok {
+			return fmt.Errorf("%s and %s are both %s; give one CIDR a family", other, p, f)
+		}
+		seen[f] = p
+		for _, s := range special {
+			if bad := netip.MustParsePrefix(s); bad.Overlaps(p) {
+				return fmt.Errorf("%s holds unspecified, loopback, link-local, multicast or broadcast addresses (%s); choose other ones", p, bad)
+			}
+		}
+		if p.Addr().BitLen()-p.Bits() < 2 {
+			return fmt.Errorf("%s is too small; it needs at least 4 addresses", p)
+		}
+	}
+	return nil
+}
+
+// firstFree returns the lowest block of the given length in r that overlaps none of taken.
+func firstFree(r netip.Prefix, bits int, taken []netip.Prefix) (netip.Prefix, error) {
+	for a := r.Addr(); bits >= r.Bits() && r.Contains(a); {
+		block := netip.PrefixFrom(a, bits)
+		i := slices.IndexFunc(taken, block.Overlaps)
+		if i < 0 {
+			return block, nil
+		}
+		// Go on behind whichever of the two reaches further.
+		if over := taken[i]; over.Bits() < bits {
+			block = over
+		}
+		a = lastOf(block).Next()
+	}
+	return netip.Prefix{}, fmt.Errorf("%w of /%d in %s; give a smaller one by --clusterset-ip-cidr, or let a member leave", ErrNoBlock, bits, r)
+}
+
+// lastOf returns the highest address of p.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// within reports whether inner lies in outer as a whole.
+func within(inner, outer netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// texts spells prefixes out, sorted, each once.
+func texts(prefixes []netip.Prefix) []string {
+	sorted := slices.SortedFunc(slices.Values(prefixes), comparePrefix)
+	var ts []string
+	for _, p := range slices.Compact(sorted) {
+		ts = append(ts, p.String())
+	}
+	return ts
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
+
+// parsed reads prefixes back that this package wrote; what is unreadable is left out.
+func parsed(ts []string) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, t := range ts {
+		if p, err := netip.ParsePrefix(t); err == nil {
+			prefixes = append(prefixes, p.Masked())
+		}
+	}
+	return prefixes
+}
