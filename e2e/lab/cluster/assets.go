@@ -1,0 +1,40 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Assets returns a folder that holds kube-apiserver, etcd and kubectl, as controller-runtime's envtest wants
+// it in KUBEBUILDER_ASSETS. They are the programs of the labs of cfg.Dir; what is missing is built. No lab
+// has to be up.
+func Assets(ctx context.Context, cfg Config) (string, error) {
+	l, err := Open(cfg)
+	if err != nil {
+		return "", err
+	}
+	unlock, err := l.cache.Lock()
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	programs, err := l.cache.Programs(ctx)
+	if err != nil {
+		return "", err
+	}
+	// A folder for each pair of versions: tests that run meanwhile keep theirs.
+	dir := filepath.Join(l.cache.Dir, "assets", filepath.Base(filepath.Dir(programs["kube-apiserver"])), filepath.Base(filepath.Dir(programs["etcd"])))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"kube-apiserver", "etcd", "kubectl"} {
+		if err := os.Symlink(programs[name], filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrExist) {
+			return "", fmt.Errorf("collect the API server's programs: %w", err)
+		}
+	}
+	return dir, nil
+}

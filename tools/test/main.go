@@ -1,0 +1,211 @@
+// Test runs every test of the repository. It installs and builds what they need first, runs the packages
+// that own the machine (real clusters) last and one at a time, and ends with a line that counts what ran:
+//
+//	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
+//	go run ./tools/test ./dns/... ./agent    # some packages
+//	go run ./tools/test -soak                # full-length and repeated runs, with the race detector
+//
+// It exits 1 when a test failed, when none ran, and, with REQUIRE_PRIVILEGED=1, when one was skipped. Root
+// has that by default: set REQUIRE_PRIVILEGED=0 to let tests skip.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/test/report"
+)
+
+// hostPackages are the Debian packages that tests call programs of; those of a lab are its own matter.
+var hostPackages = []string{"bpftool", "iproute2"}
+
+// heavy are the folders whose tests bring up clusters, or else need the machine for themselves.
+var heavy = []string{"e2e/"}
+
+const (
+	module = "github.com/isthmus-net/isthmus/"
+
+	// No package runs longer than this, so that a test which hangs ends in a stack trace.
+	packageLimit     = 15 * time.Minute
+	soakPackageLimit = 6 * time.Hour
+)
+
+func main() {
+	soak := flag.Bool("soak", false, "full-length and repeated runs, with the race detector")
+	pattern := flag.String("run", "", "only tests that match, as for go test")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	r := report.New(os.Stdout)
+	err := run(ctx, r, *soak, *pattern, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stdout, "test:", err)
+	}
+	fmt.Fprintln(os.Stdout, r.Summary())
+	if err != nil {
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run runs the tests of packages, or of all, and returns why the whole is not a success.
+func run(ctx context.Context, r *report.Report, soak bool, pattern string, packages []string) error {
+	if len(packages) == 0 {
+		packages = []string{"./..."}
+	}
+	env, strict, err := prepare(ctx, soak)
+	if err != nil {
+		return err
+	}
+	light, alone, err := split(ctx, packages)
+	if err != nil {
+		return err
+	}
+	step("vet")
+	if output, err := exec.CommandContext(ctx, "go", append([]string{"vet"}, packages...)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("go vet: %w\n%s", err, output)
+	}
+	args := []string{"test", "-json", "-count=1", "-timeout=" + packageLimit.String()}
+	if soak {
+		args = []string{"test", "-json", "-count=10", "-race", "-timeout=" + soakPackageLimit.String()}
+	}
+	if pattern != "" {
+		args = append(args, "-run="+pattern)
+	}
+	step("test %d packages", len(light))
+	if err := goTest(ctx, r, env, append(args, light...)); err != nil {
+		return err
+	}
+	step("test %d packages that need the machine for themselves", len(alone))
+	if err := goTest(ctx, r, env, append(append(args, "-p=1"), alone...)); err != nil {
+		return err
+	}
+	return verdict(r, strict)
+}
+
+// prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.
+func prepare(ctx context.Context, soak bool) (env []string, strict bool, err error) {
+	env = os.Environ()
+	required, set := os.LookupEnv("REQUIRE_PRIVILEGED")
+	if !set && os.Geteuid() == 0 {
+		required = "1"
+		env = append(env, "REQUIRE_PRIVILEGED=1")
+	}
+	if soak {
+		env = append(env, "ISTHMUS_SOAK=1")
+	}
+	if err := debian.Ensure(ctx, os.Stdout, hostPackages...); err != nil {
+		return nil, false, err
+	}
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		step("build kube-apiserver and etcd, unless they are there")
+		assets, err := cluster.Assets(ctx, cluster.Config{Progress: os.Stdout})
+		if err != nil {
+			return nil, false, fmt.Errorf("build the API server that tests use: %w", err)
+		}
+		env = append(env, "KUBEBUILDER_ASSETS="+assets)
+	}
+	return env, required == "1", nil
+}
+
+// split lists packages that have tests: those that share the machine, and those that do not.
+func split(ctx context.Context, packages []string) (light, alone []string, err error) {
+	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"
+	var stderr strings.Builder
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-f", format}, packages...)...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
+	}
+	for _, pkg := range strings.Fields(string(out)) {
+		if isHeavy(pkg) {
+			alone = append(alone, pkg)
+		} else {
+			light = append(light, pkg)
+		}
+	}
+	return light, alone, nil
+}
+
+func isHeavy(pkg string) bool {
+	for _, folder := range heavy {
+		if strings.HasPrefix(pkg, module+folder) {
+			return true
+		}
+	}
+	return false
+}
+
+// goTest runs go with args, whose first package is a full import path. Failed tests are in the report, so
+// they are no error.
+func goTest(ctx context.Context, r *report.Report, env, args []string) error {
+	if !strings.HasPrefix(args[len(args)-1], module) {
+		return nil // no package: go would take the current folder
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer read.Close()
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, write, write
+	// An interrupt reaches tests too, which take their clusters down; give them the time.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	if err := cmd.Start(); err != nil {
+		return errors.Join(err, write.Close())
+	}
+	if err := write.Close(); err != nil { // go holds the other end now
+		return err
+	}
+	failed := r.Failed
+	readErr := r.Read(io.Reader(read))
+	err = cmd.Wait()
+	switch exit := (*exec.ExitError)(nil); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &exit) && r.Failed > failed:
+		return readErr
+	case err != nil:
+		return fmt.Errorf("go test: %w", err)
+	default:
+		return readErr
+	}
+}
+
+// verdict returns why the counts are not a success, or nil.
+func verdict(r *report.Report, strict bool) error {
+	for _, s := range r.Skips {
+		fmt.Fprintln(os.Stdout, "skipped:", s)
+	}
+	switch {
+	case r.Failed > 0:
+		return errors.New("there are failures")
+	case r.Skipped > 0 && strict:
+		return errors.New("tests were skipped, which REQUIRE_PRIVILEGED=1 forbids")
+	case r.Passed == 0:
+		return errors.New("no test ran")
+	default:
+		return nil
+	}
+}
+
+var begin = time.Now()
+
+// step says what is being done, and how long after the start.
+func step(format string, args ...any) {
+	fmt.Fprintf(os.Stdout, "[%4.0fs] %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+}

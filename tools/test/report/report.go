@@ -1,0 +1,175 @@
+// Package report reads what `go test -json` says, shows what a person wants to see of it, and counts.
+package report
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// slow is how long a test must take for its end to be shown before that of its package.
+const slow = 5 * time.Second
+
+// event is one line of `go test -json` (see `go doc cmd/test2json`).
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string // of build-output and build-fail
+	Test        string
+	Elapsed     float64 // seconds
+	Output      string
+	FailedBuild string // of a package that failed since this one could not be built
+}
+
+// key names a test; the test of a package itself is "".
+type key struct{ pkg, test string }
+
+// Report follows test runs. Make one with New, feed it with Read as often as there are runs.
+type Report struct {
+	// Passed, Failed and Skipped count tests. A test with subtests is not counted beside them, unless it
+	// fails by itself. A package that fails outside of its tests counts as one failed test.
+	Passed, Failed, Skipped int
+	// Skips says which tests were skipped, and why.
+	Skips []string
+
+	out     io.Writer
+	said    map[key][]string // output of tests that have not passed
+	results map[key]string   // "pass", "fail" or "skip"
+	build   map[string][]string
+}
+
+// New returns an empty report that shows progress on out: a line for each package, and everything that a
+// failed test said.
+func New(out io.Writer) *Report {
+	return &Report{out: out, said: map[key][]string{}, results: map[key]string{}, build: map[string][]string{}}
+}
+
+// Read follows one run until its output ends. Lines that are no events are shown as they are.
+func (r *Report) Read(from io.Reader) error {
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) != nil {
+				fmt.Fprintf(r.out, "%s", line)
+			} else {
+				r.take(e)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the output of go test: %w", err)
+		}
+	}
+}
+
+func (r *Report) take(e event) {
+	k := key{e.Package, e.Test}
+	switch e.Action {
+	case "build-output":
+		r.build[e.ImportPath] = append(r.build[e.ImportPath], e.Output)
+	case "output":
+		r.said[k] = append(r.said[k], e.Output)
+	case "pass", "fail", "skip":
+		r.results[k] = e.Action
+		switch {
+		case e.Test == "":
+			r.finish(e)
+		case e.Elapsed >= slow.Seconds():
+			fmt.Fprintf(r.out, "     %s %s: %s after %.0fs\n", short(e.Package), e.Test, e.Action, e.Elapsed)
+		}
+	}
+}
+
+// finish counts and shows a package whose last event is e.
+func (r *Report) finish(e event) {
+	passed, failed, skipped := 0, 0, 0
+	for _, k := range r.of(e.Package) {
+		switch result := r.results[k]; {
+		case result == "fail" && !r.below(k, "fail"):
+			failed++
+			fmt.Fprintf(r.out, "--- FAIL: %s %s\n%s", short(k.pkg), k.test, r.story(k))
+		case r.below(k, ""):
+			// Its subtests speak for it.
+		case result == "pass":
+			passed++
+		case result == "skip":
+			skipped++
+			r.Skips = append(r.Skips, fmt.Sprintf("%s %s: %s", short(k.pkg), k.test, reason(r.said[k])))
+		}
+	}
+	if e.Action == "fail" && failed == 0 {
+		failed++
+		fmt.Fprintf(r.out, "--- FAIL: %s\n%s%s", short(e.Package), strings.Join(r.build[e.FailedBuild], ""), strings.Join(r.said[key{e.Package, ""}], ""))
+	}
+	r.Passed, r.Failed, r.Skipped = r.Passed+passed, r.Failed+failed, r.Skipped+skipped
+	if passed+failed+skipped > 0 {
+		result := map[bool]string{true: "ok  ", false: "FAIL"}[failed == 0]
+		took := time.Duration(e.Elapsed * float64(time.Second)).Round(10 * time.Millisecond)
+		fmt.Fprintf(r.out, "%s %-44s %8s  %d passed, %d failed, %d skipped\n", result, short(e.Package), took, passed, failed, skipped)
+	}
+	for _, k := range append(r.of(e.Package), key{e.Package, ""}) {
+		delete(r.results, k)
+		delete(r.said, k)
+	}
+}
+
+// of returns the tests of a package, sorted.
+func (r *Report) of(pkg string) []key {
+	var keys []key
+	for k := range r.results {
+		if k.pkg == pkg && k.test != "" {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.test, b.test) })
+	return keys
+}
+
+// below reports whether a subtest of k has the result, or any when result is "".
+func (r *Report) below(k key, result string) bool {
+	for other, have := range r.results {
+		if other.pkg == k.pkg && strings.HasPrefix(other.test, k.test+"/") && (result == "" || have == result) {
+			return true
+		}
+	}
+	return false
+}
+
+// story is what a test and those around it said.
+func (r *Report) story(k key) string {
+	var b strings.Builder
+	for i, c := range k.test + "/" {
+		if c == '/' {
+			b.WriteString(strings.Join(r.said[key{k.pkg, k.test[:i]}], ""))
+		}
+	}
+	return b.String()
+}
+
+// reason finds in a skipped test's output why it was skipped.
+func reason(said []string) string {
+	for _, line := range said {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "===") && !strings.HasPrefix(line, "---") {
+			return line
+		}
+	}
+	return "no reason given"
+}
+
+func short(pkg string) string {
+	return strings.TrimPrefix(pkg, "github.com/isthmus-net/isthmus/")
+}
+
+// Summary is the last line of a run.
+func (r *Report) Summary() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", r.Passed, r.Failed, r.Skipped)
+}
