@@ -72,9 +72,10 @@ static __always_inline void write_name6(struct bpf_sock_addr *ctx, const struct 
 	write_port(ctx, name->port);
 }
 
-/* The protocol under which a frontend is looked up, 0 for sockets that are none of ours. An MPTCP
- * socket says 262 and offers its clients a TCP service, so it takes the TCP frontend, on purpose: cut to
- * eight bits 262 happens to read 6, and nothing here may rest on that accident. */
+/* The protocol under which a frontend is looked up, 0 for sockets that are none of ours. MPTCP is
+ * treated as TCP, on purpose: it offers its clients a TCP service. Linux 6.18 shows the connect hook the
+ * TCP subflow, with 6; a kernel that shows the MPTCP socket itself, with 262, is served as well, and not
+ * because 262 cut to eight bits happens to read 6. */
 static __always_inline __u8 read_proto(struct bpf_sock_addr *ctx)
 {
 	switch (ctx->protocol) {

@@ -12,6 +12,9 @@
  *
  * The 6 hooks also see IPv4-mapped addresses of dual-stack sockets; they need nothing special, since an
  * IPv4 address is stored mapped anyway.
+ *
+ * Known limit: getpeername of an MPTCP socket says the backend. What connect remembers belongs to its
+ * TCP subflow, and the helper that leads from one to the other does not load on kernels without MPTCP.
  */
 #include <stdbool.h>
 

@@ -78,6 +78,15 @@ type attachment struct {
 // one sentence for the person who installs; ErrUnsupported and ErrIncompatible tell the two cases that
 // trying again cannot mend.
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Datapath, error) {
+	spec, err := bpf.LoadSpec()
+	if err != nil {
+		return nil, fmt.Errorf("parse BPF object: %w", err)
+	}
+	return open(ctx, cfg, spec, log)
+}
+
+// open is Open for any version of the programs.
+func open(ctx context.Context, cfg Config, spec *ebpf.CollectionSpec, log *slog.Logger) (*Datapath, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -96,7 +105,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Datapath, error) 
 		return nil, err
 	}
 	in := installer{pins: pins(cfg.BPFFS), cgroup: root}
-	if err := in.run(); err != nil {
+	if err := in.run(spec); err != nil {
 		return nil, errors.Join(err, in.undo(), in.close())
 	}
 	level := slog.LevelInfo

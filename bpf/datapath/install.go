@@ -41,13 +41,9 @@ type installer struct {
 	closers []func() error
 }
 
-func (in *installer) run() error {
+func (in *installer) run(spec *ebpf.CollectionSpec) error {
 	if err := in.makeFolders(); err != nil {
 		return err
-	}
-	spec, err := bpf.LoadSpec()
-	if err != nil {
-		return fmt.Errorf("parse BPF object: %w", err)
 	}
 	if err := in.openMaps(spec); err != nil {
 		return err

@@ -1,0 +1,206 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// dataplane is what both the kernel and the Fake promise.
+type dataplane interface {
+	Load(ctx context.Context) (lb.State, error)
+	Apply(ctx context.Context, p lb.Plan) error
+	Writes() uint64
+	Refusals() (map[bpf.DropReason]uint64, error)
+	Hooks() []HookStatus
+	Close() error
+}
+
+var (
+	_ dataplane = (*Datapath)(nil)
+	_ dataplane = (*Fake)(nil)
+)
+
+// testConfig returns a node of its own: an empty cgroup and an empty BPF filesystem.
+func testConfig(t *testing.T) Config {
+	t.Helper()
+	return Config{CgroupRoot: netlab.NewTestCgroup(t).Path, BPFFS: netlab.BPFFS(t)}
+}
+
+func mustOpen(t *testing.T, cfg Config) *Datapath {
+	t.Helper()
+	d, err := Open(t.Context(), cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func TestContract(t *testing.T) {
+	kinds := map[string]func(t *testing.T) dataplane{
+		"kernel": func(t *testing.T) dataplane { return mustOpen(t, testConfig(t)) },
+		"fake":   func(*testing.T) dataplane { return NewFake(lb.NewState()) },
+	}
+	for name, start := range kinds {
+		t.Run(name, func(t *testing.T) {
+			t.Run("starts empty", func(t *testing.T) { expect(t, start(t), lb.NewState()) })
+			t.Run("holds what was applied", func(t *testing.T) { holdsWhatWasApplied(t, start(t)) })
+			t.Run("deleting what is not there", func(t *testing.T) { deletesWhatIsNotThere(t, start(t)) })
+			t.Run("ended context", func(t *testing.T) { stopsWithContext(t, start(t)) })
+			t.Run("knows its hooks and reasons", func(t *testing.T) { knowsHooks(t, start(t)) })
+		})
+	}
+}
+
+// world returns a state of n frontends of both families and protocols, each with two backends.
+func world(n int) lb.State {
+	s := lb.NewState()
+	for i := range n {
+		vip, pod := netip.AddrFrom4([4]byte{243, 0, byte(i >> 8), byte(i)}), netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
+		if i%2 == 1 {
+			vip, pod = netip.MustParseAddr(fmt.Sprintf("fd00:243::%x", i)), netip.MustParseAddr(fmt.Sprintf("fd00:10::%x", i))
+		}
+		proto := []clusterset.Protocol{clusterset.TCP, clusterset.UDP}[i/2%2]
+		id := lb.FrontendID(i + 1)
+		s.Frontends[lb.Address{AddrPort: netip.AddrPortFrom(vip, 80), Protocol: proto}] = lb.Frontend{ID: id, Count: 2}
+		for j := range 2 {
+			be := lb.BackendID(2*i + j + 1)
+			s.Slots[lb.Slot{Frontend: id, Index: uint32(j)}] = be
+			s.Backends[be] = lb.Address{AddrPort: netip.AddrPortFrom(pod, uint16(8080+j)), Protocol: proto}
+		}
+	}
+	return s
+}
+
+func holdsWhatWasApplied(t *testing.T, d dataplane) {
+	// More than one batch, so that the seams between batches are crossed.
+	large, small := world(chunk+7), world(3)
+	for _, step := range []lb.State{large, small, lb.NewState(), large} {
+		have, err := d.Load(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, plan := d.Writes(), lb.Diff(have, step)
+		if err := d.Apply(t.Context(), plan); err != nil {
+			t.Fatal(err)
+		}
+		if have, want := d.Writes()-before, uint64(plan.Writes()); have != want {
+			t.Errorf("%d writes counted, want %d", have, want)
+		}
+		expect(t, d, step)
+	}
+}
+
+func deletesWhatIsNotThere(t *testing.T, d dataplane) {
+	have := world(5)
+	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), have)); err != nil {
+		t.Fatal(err)
+	}
+	gone := lb.Plan{
+		DeleteFrontends: []lb.Address{{AddrPort: netip.MustParseAddrPort("243.9.9.9:9"), Protocol: clusterset.TCP}},
+		DeleteSlots:     []lb.Slot{{Frontend: 900, Index: 1}, {Frontend: 1, Index: 1}, {Frontend: 901, Index: 1}},
+		DeleteBackends:  []lb.BackendID{900, 901, 2, 902},
+	}
+	if err := d.Apply(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	have.Apply(gone)
+	expect(t, d, have)
+}
+
+func stopsWithContext(t *testing.T, d dataplane) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Apply(ctx, lb.Diff(lb.NewState(), world(2))); !errors.Is(err, context.Canceled) {
+		t.Errorf("Apply: %v, want %v", err, context.Canceled)
+	}
+	if _, err := d.Load(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Load: %v, want %v", err, context.Canceled)
+	}
+	expect(t, d, lb.NewState())
+}
+
+func knowsHooks(t *testing.T, d dataplane) {
+	var want []HookStatus
+	for _, h := range bpf.Hooks() {
+		want = append(want, HookStatus{h.Name, true})
+	}
+	if diff := cmp.Diff(want, d.Hooks()); diff != "" {
+		t.Errorf("hooks (-want +got):\n%s", diff)
+	}
+	refusals, err := d.Refusals()
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := map[bpf.DropReason]uint64{bpf.DropNoBackend: 0, bpf.DropBackendGone: 0, bpf.DropNoMemory: 0}
+	if diff := cmp.Diff(none, refusals); diff != "" {
+		t.Errorf("refusals (-want +got):\n%s", diff)
+	}
+}
+
+func expect(t *testing.T, d dataplane, want lb.State) {
+	t.Helper()
+	have, err := d.Load(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, have, cmpopts.EquateComparable(lb.Address{})); diff != "" {
+		t.Fatalf("maps (-want +got):\n%.2000s", diff)
+	}
+}
+
+// A Fake that is told to fail stops where it is told, as the kernel may.
+func TestFakeFailsHalfWay(t *testing.T) {
+	broken := errors.New("map full")
+	plan := lb.Diff(lb.NewState(), world(4))
+	for n := range plan.Writes() {
+		f := NewFake(lb.NewState())
+		f.FailAfter, f.Err = &n, broken
+		if err := f.Apply(t.Context(), plan); !errors.Is(err, broken) {
+			t.Fatalf("after %d writes: %v, want %v", n, err, broken)
+		}
+		want := lb.NewState()
+		want.Apply(plan.Prefix(n))
+		expect(t, f, want)
+	}
+}
+
+// What goes into a map comes out of it the same.
+func FuzzEncode(f *testing.F) {
+	f.Add([]byte{243, 0, 0, 5}, uint16(80), uint8(6), uint32(1), uint32(2))
+	f.Add(netip.MustParseAddr("fd00:243::5").AsSlice(), uint16(65535), uint8(17), uint32(0), ^uint32(0))
+	f.Add(netip.MustParseAddr("::ffff:243.0.0.5").AsSlice(), uint16(0), uint8(255), ^uint32(0), uint32(0))
+	f.Fuzz(func(t *testing.T, ip []byte, port uint16, proto uint8, id, n uint32) {
+		addr, ok := netip.AddrFromSlice(ip)
+		if !ok {
+			t.Skip("no address")
+		}
+		a := lb.Address{AddrPort: netip.AddrPortFrom(addr.Unmap(), port), Protocol: clusterset.Protocol(proto)}
+		if got := decodeFrontendKey(encodeFrontendKey(a)); got != a {
+			t.Errorf("frontend key %v came back as %v", a, got)
+		}
+		if got := decodeBackend(encodeBackend(a)); got != a {
+			t.Errorf("backend %v came back as %v", a, got)
+		}
+		fe := lb.Frontend{ID: lb.FrontendID(id), Count: n}
+		if got := decodeFrontend(encodeFrontend(fe)); got != fe {
+			t.Errorf("frontend %v came back as %v", fe, got)
+		}
+		slot := lb.Slot{Frontend: lb.FrontendID(id), Index: n}
+		if got := decodeSlot(encodeSlot(slot)); got != slot {
+			t.Errorf("slot %v came back as %v", slot, got)
+		}
+	})
+}

@@ -1,0 +1,353 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// service returns a ClusterSetIP Service "demo/<name>" with port 80/TCP, named http, over slices.
+func service(name string, vips string, slices ...cs.Slice) cs.Service {
+	s := cs.Service{Import: cs.Import{
+		Service: cs.ServiceName{Namespace: "demo", Name: name},
+		Type:    cs.ClusterSetIP,
+		Ports:   []cs.Port{{Name: "http", Protocol: cs.TCP, Port: 80}},
+	}, Slices: slices}
+	if vips != "" {
+		s.IPs = []netip.Addr{netip.MustParseAddr(vips)}
+	}
+	return s
+}
+
+// slice returns a slice of cluster a with target port 8080/TCP, named http, and ready endpoints.
+func slice(addrs ...string) cs.Slice {
+	s := cs.Slice{Name: "a", Cluster: "a", Family: cs.FamilyOf(netip.MustParseAddr(addrs[0])),
+		Ports: []cs.EndpointPort{{Name: "http", Protocol: cs.TCP, Port: 8080}}}
+	for _, a := range addrs {
+		s.Endpoints = append(s.Endpoints, cs.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr(a)}, Ready: true, Serving: true})
+	}
+	return s
+}
+
+func TestBuild(t *testing.T) {
+	notReady := slice("10.1.0.1")
+	notReady.Endpoints[0].Ready = false
+	otherName := slice("10.1.0.1")
+	otherName.Ports[0].Name = "metrics"
+	otherProtocol := slice("10.1.0.1")
+	otherProtocol.Ports[0].Protocol = cs.UDP
+	wrongFamily := slice("10.1.0.1")
+	wrongFamily.Endpoints[0].Addrs[0] = netip.MustParseAddr("fd00::1")
+	noPort := slice("10.1.0.1")
+	noPort.Ports[0].Port = 0
+	second := slice("10.1.0.1")
+	second.Endpoints[0].Addrs = append(second.Endpoints[0].Addrs, netip.MustParseAddr("10.1.0.9"))
+	headless := service("hello", "")
+	headless.Type = cs.Headless
+	dual := service("hello", "243.0.0.5", slice("10.1.0.1"), slice("fd00:1::1"))
+	dual.IPs = append(dual.IPs, netip.MustParseAddr("fd00:243::5"))
+	multi := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	multi.Ports = append(multi.Ports, cs.Port{Name: "dns", Protocol: cs.UDP, Port: 80})
+	multi.Slices[0].Ports = append(multi.Slices[0].Ports, cs.EndpointPort{Name: "dns", Protocol: cs.UDP, Port: 5353})
+	sctp := service("hello", "243.0.0.5")
+	sctp.Ports[0].Protocol = cs.SCTP
+	zero := service("hello", "0.0.0.0")
+
+	tests := map[string]struct {
+		services []cs.Service
+		want     string
+		problems []Reason
+	}{
+		"nothing":                  {},
+		"headless has no VIP":      {services: []cs.Service{headless}},
+		"no VIP yet":               {services: []cs.Service{service("hello", "", slice("10.1.0.1"))}},
+		"no slice refuses":         {services: []cs.Service{service("hello", "243.0.0.5")}, want: "FE 243.0.0.5:80/TCP id=1 backends=[]\n"},
+		"nobody ready refuses":     {services: []cs.Service{service("hello", "243.0.0.5", notReady)}, want: "FE 243.0.0.5:80/TCP id=1 backends=[]\n"},
+		"port of another name":     {services: []cs.Service{service("hello", "243.0.0.5", otherName)}, want: "FE 243.0.0.5:80/TCP id=1 backends=[]\n"},
+		"port of another protocol": {services: []cs.Service{service("hello", "243.0.0.5", otherProtocol)}, want: "FE 243.0.0.5:80/TCP id=1 backends=[]\n"},
+		"two slices, one backend twice": {
+			services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.2", "10.1.0.1"), slice("10.1.0.1", "10.1.0.3"))},
+			want: "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080 10.1.0.2:8080 10.1.0.3:8080]\n" +
+				"BE id=1 10.1.0.1:8080/TCP\nBE id=2 10.1.0.2:8080/TCP\nBE id=3 10.1.0.3:8080/TCP\n",
+		},
+		"only the first address takes traffic": {
+			services: []cs.Service{service("hello", "243.0.0.5", second)},
+			want:     "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080]\nBE id=1 10.1.0.1:8080/TCP\n",
+		},
+		"families do not mix": {
+			services: []cs.Service{dual},
+			want: "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080]\nFE [fd00:243::5]:80/TCP id=2 backends=[[fd00:1::1]:8080]\n" +
+				"BE id=1 10.1.0.1:8080/TCP\nBE id=2 [fd00:1::1]:8080/TCP\n",
+		},
+		"protocols do not mix": {
+			services: []cs.Service{multi},
+			want: "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080]\nFE 243.0.0.5:80/UDP id=2 backends=[10.1.0.1:5353]\n" +
+				"BE id=1 10.1.0.1:8080/TCP\nBE id=2 10.1.0.1:5353/UDP\n",
+		},
+		"two services share a backend": {
+			services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.1")), service("world", "243.0.0.6", slice("10.1.0.1"))},
+			want: "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080]\nFE 243.0.0.6:80/TCP id=2 backends=[10.1.0.1:8080]\n" +
+				"BE id=1 10.1.0.1:8080/TCP\n",
+		},
+		"SCTP is named":    {services: []cs.Service{sctp}, problems: []Reason{UnsupportedProtocol}},
+		"VIP that is none": {services: []cs.Service{zero}, problems: []Reason{InvalidVIP}},
+		"VIP of two services goes to the first": {
+			services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.1")), service("world", "243.0.0.5", slice("10.1.0.2"))},
+			want:     "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080]\nBE id=1 10.1.0.1:8080/TCP\n",
+			problems: []Reason{VIPTaken},
+		},
+		"endpoint of the wrong family": {
+			services: []cs.Service{service("hello", "243.0.0.5", wrongFamily)},
+			want:     "FE 243.0.0.5:80/TCP id=1 backends=[]\n", problems: []Reason{InvalidEndpoint},
+		},
+		"endpoint without a port": {
+			services: []cs.Service{service("hello", "243.0.0.5", noPort)},
+			want:     "FE 243.0.0.5:80/TCP id=1 backends=[]\n", problems: []Reason{InvalidEndpoint},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, problems := Build(&cs.Snapshot{Services: test.services}, NewState(), new(IDs))
+			if diff := cmp.Diff(test.want, got.Text()); diff != "" {
+				t.Errorf("state (-want +got):\n%s", diff)
+			}
+			var reasons []Reason
+			for _, p := range problems {
+				reasons = append(reasons, p.Reason)
+			}
+			if diff := cmp.Diff(test.problems, reasons); diff != "" {
+				t.Errorf("problems (-want +got):\n%s\n%v", diff, problems)
+			}
+		})
+	}
+}
+
+// One endpoint more, less or exchanged must cost a handful of writes, however large the Service is.
+func TestOneEndpointCostsFewWrites(t *testing.T) {
+	addrs := make([]string, 1000)
+	for i := range addrs {
+		addrs[i] = fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)
+	}
+	snap := func(addrs []string) *cs.Snapshot {
+		return &cs.Snapshot{Services: []cs.Service{service("hello", "243.0.0.5", slice(addrs...))}}
+	}
+	ids := new(IDs)
+	have, _ := Build(snap(addrs), NewState(), ids)
+	tests := map[string]struct {
+		addrs []string
+		want  int
+	}{
+		"one more":       {append([]string{"10.0.0.1"}, addrs...), 3},     // backend, slot, frontend
+		"the first less": {addrs[1:], 4},                                  // slot moved, frontend, slot, backend
+		"exchanged":      {append([]string{"10.0.0.1"}, addrs[1:]...), 3}, // backend, slot, old backend
+		"unchanged":      {addrs, 0},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			want, _ := Build(snap(test.addrs), have, ids)
+			if n := Diff(have, want).Writes(); n != test.want {
+				t.Errorf("%d writes, want %d", n, test.want)
+			}
+		})
+	}
+}
+
+// A crash or a foreign hand may leave anything in the maps; it must be mended, not multiplied.
+func TestTextShowsWhatShouldNotBe(t *testing.T) {
+	s := NewState()
+	fe := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
+	s.Frontends[fe] = Frontend{ID: 1, Count: 2}
+	s.Slots[Slot{1, 0}] = 7
+	s.Slots[Slot{9, 3}] = 7
+	s.Backends[7] = Address{netip.MustParseAddrPort("10.1.0.1:8080"), cs.TCP}
+	want := "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080 nothing-in-slot-1]\n" +
+		"BE id=7 10.1.0.1:8080/TCP\nSLOT frontend=9 slot=3 backend=7\n"
+	if diff := cmp.Diff(want, s.Text()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// snapshots draws small worlds over few names, so that the same VIPs, ports and pods come back often.
+func snapshots() *rapid.Generator[*cs.Snapshot] {
+	return rapid.Custom(func(t *rapid.T) *cs.Snapshot {
+		snap := &cs.Snapshot{}
+		for i := range rapid.IntRange(0, 4).Draw(t, "services") {
+			svc := cs.Service{Import: cs.Import{
+				Service: cs.ServiceName{Namespace: "demo", Name: fmt.Sprint("s", i)},
+				Type:    rapid.SampledFrom([]cs.ServiceType{cs.ClusterSetIP, cs.ClusterSetIP, cs.Headless}).Draw(t, "type"),
+			}}
+			for _, ip := range []string{"243.0.0.%d", "fd00:243::%d"} {
+				if rapid.Bool().Draw(t, "vip") {
+					n := rapid.IntRange(1, 4).Draw(t, "ip")
+					svc.IPs = append(svc.IPs, netip.MustParseAddr(fmt.Sprintf(ip, n)))
+				}
+			}
+			for p := range rapid.IntRange(0, 2).Draw(t, "ports") {
+				svc.Ports = append(svc.Ports, cs.Port{Name: fmt.Sprint("p", p), Port: uint16(80 + p),
+					Protocol: rapid.SampledFrom([]cs.Protocol{cs.TCP, cs.UDP, cs.SCTP}).Draw(t, "protocol")})
+			}
+			for range rapid.IntRange(0, 3).Draw(t, "slices") {
+				svc.Slices = append(svc.Slices, drawSlice(t, svc.Ports))
+			}
+			snap.Services = append(snap.Services, svc)
+		}
+		return snap
+	})
+}
+
+func drawSlice(t *rapid.T, ports []cs.Port) cs.Slice {
+	s := cs.Slice{Cluster: "a", Family: rapid.SampledFrom([]cs.Family{cs.IPv4, cs.IPv6}).Draw(t, "family")}
+	for _, p := range ports {
+		if rapid.IntRange(0, 3).Draw(t, "exposed") > 0 {
+			s.Ports = append(s.Ports, cs.EndpointPort{Name: p.Name, Protocol: p.Protocol, Port: p.Port + 8000})
+		}
+	}
+	format := map[cs.Family]string{cs.IPv4: "10.1.0.%d", cs.IPv6: "fd00:1::%d"}[s.Family]
+	for range rapid.IntRange(0, 5).Draw(t, "endpoints") {
+		a := netip.MustParseAddr(fmt.Sprintf(format, rapid.IntRange(1, 7).Draw(t, "pod")))
+		s.Endpoints = append(s.Endpoints, cs.Endpoint{Addrs: []netip.Addr{a}, Ready: rapid.IntRange(0, 4).Draw(t, "ready") > 0})
+	}
+	return s
+}
+
+// Worlds follow each other; between two of them the agent may restart and an update may be cut
+// anywhere. At every single write, clients must be safe.
+func TestEveryPrefixOfEveryPlanIsSafe(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		have, ids := NewState(), new(IDs)
+		for range rapid.IntRange(1, 6).Draw(t, "worlds") {
+			if rapid.Bool().Draw(t, "restart") {
+				ids = new(IDs)
+			}
+			snap := snapshots().Draw(t, "snapshot")
+			want, _ := Build(snap, have, ids)
+			plan := Diff(have, want)
+
+			checkNumbersAreFresh(t, have, plan)
+			for n := range plan.Writes() + 1 {
+				s := have.Clone()
+				s.Apply(plan.Prefix(n))
+				checkSafe(t, s, have, want)
+			}
+			whole := have.Clone()
+			whole.Apply(plan)
+			if diff := cmp.Diff(want, whole, cmpopts.EquateComparable(Address{})); diff != "" {
+				t.Fatalf("have + Diff(have, want) is not want (-want +got):\n%s", diff)
+			}
+			if n := Diff(want, want).Writes(); n != 0 {
+				t.Fatalf("Diff(want, want) has %d writes", n)
+			}
+			again, _ := Build(snap, want, new(IDs))
+			if n := Diff(want, again).Writes(); n != 0 {
+				t.Fatalf("the same snapshot after a restart costs %d writes", n)
+			}
+			have.Apply(plan.Prefix(rapid.IntRange(0, plan.Writes()).Draw(t, "cut at")))
+		}
+	})
+}
+
+// checkSafe reports a client of s that would meet a hole, or a backend of neither have nor want.
+func checkSafe(t *rapid.T, s, have, want State) {
+	t.Helper()
+	for a, fe := range s.Frontends {
+		allowed := append(have.table(have.Frontends[a]), want.table(want.Frontends[a])...)
+		for i := range fe.Count {
+			id, ok := s.Slots[Slot{fe.ID, i}]
+			if !ok {
+				t.Fatalf("%s has no slot %d\n%s", a, i, s.Text())
+			}
+			be, ok := s.Backends[id]
+			if !ok {
+				t.Fatalf("slot %d of %s names backend %d, which is missing\n%s", i, a, id, s.Text())
+			}
+			if !slices.Contains(allowed, be) {
+				t.Fatalf("slot %d of %s leads to %s, a backend of neither state\n%s", i, a, be, s.Text())
+			}
+		}
+	}
+}
+
+// checkNumbersAreFresh reports a number that a plan gives although it was in use.
+func checkNumbersAreFresh(t *rapid.T, have State, p Plan) {
+	t.Helper()
+	for _, w := range p.PutBackends {
+		if a, ok := have.Backends[w.ID]; ok || w.ID == 0 {
+			t.Fatalf("backend number %d of %s given to %s", w.ID, a, w.Address)
+		}
+	}
+	for _, w := range p.PutFrontends {
+		if _, had := have.Frontends[w.Address]; had {
+			continue
+		}
+		for a, fe := range have.Frontends {
+			if fe.ID == w.Frontend.ID {
+				t.Fatalf("frontend number %d of %s given to %s", fe.ID, a, w.Address)
+			}
+		}
+	}
+}
+
+// Whatever stands in the maps, one plan puts it right.
+func TestGarbageIsMended(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		have := NewState()
+		small := rapid.Uint32Range(0, 5)
+		addrs := rapid.SampledFrom([]string{"243.0.0.1:80", "243.0.0.2:80", "10.1.0.1:8080", "10.1.0.2:8080", "[fd00:243::1]:80"})
+		for range rapid.IntRange(0, 6).Draw(t, "entries") {
+			a := Address{netip.MustParseAddrPort(addrs.Draw(t, "addr")), cs.TCP}
+			have.Frontends[a] = Frontend{FrontendID(small.Draw(t, "fe")), rapid.Uint32().Draw(t, "count")}
+			have.Slots[Slot{FrontendID(small.Draw(t, "fe")), small.Draw(t, "slot")}] = BackendID(small.Draw(t, "be"))
+			have.Backends[BackendID(small.Draw(t, "be"))] = Address{netip.MustParseAddrPort(addrs.Draw(t, "addr")), cs.TCP}
+		}
+		want, _ := Build(snapshots().Draw(t, "snapshot"), have, new(IDs))
+		have.Apply(Diff(have, want))
+		if diff := cmp.Diff(want, have, cmpopts.EquateComparable(Address{})); diff != "" {
+			t.Fatalf("not mended (-want +got):\n%s", diff)
+		}
+		checkSafe(t, have, want, want)
+	})
+}
+
+// Numbers wrap around once in four billion; 0 and taken ones are stepped over.
+func TestNumbersWrap(t *testing.T) {
+	ids := &IDs{backend: ^uint32(0), frontend: ^uint32(0)}
+	have := NewState()
+	have.Backends[1] = Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}
+	want, _ := Build(&cs.Snapshot{Services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.1"))}}, have, ids)
+	text := "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP\n"
+	if diff := cmp.Diff(text, want.Text()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// 10,000 Services of 10 pods: build, diff, and one endpoint more.
+func BenchmarkBuildAndDiff(b *testing.B) {
+	snap := &cs.Snapshot{}
+	for i := range 10000 {
+		addrs := make([]string, 10)
+		for e := range addrs {
+			addrs[e] = fmt.Sprintf("10.%d.%d.%d", 1+e, i/250, i%250+1)
+		}
+		snap.Services = append(snap.Services, service(fmt.Sprint("s", i), fmt.Sprintf("243.0.%d.%d", i/250, i%250+1), slice(addrs...)))
+	}
+	b.Run("empty", func(b *testing.B) {
+		for b.Loop() {
+			want, _ := Build(snap, NewState(), new(IDs))
+			Diff(NewState(), want)
+		}
+	})
+	have, _ := Build(snap, NewState(), new(IDs))
+	b.Run("unchanged", func(b *testing.B) {
+		for b.Loop() {
+			want, _ := Build(snap, have, new(IDs))
+			Diff(have, want)
+		}
+	})
+}

@@ -1,0 +1,614 @@
+package bpf_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/datapath"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// The kernel cannot run these programs in a test run (PROG_TEST_RUN knows no socket addresses), so the
+// tests below are real sockets in a cgroup of their own, on a loopback of their own.
+
+func TestMain(m *testing.M) {
+	if vip := os.Getenv(childDials); vip != "" {
+		os.Exit(dialAsChild(vip))
+	}
+	os.Exit(netlab.Main(m))
+}
+
+// node is a node with the programs attached.
+type node struct {
+	t   *testing.T
+	dp  *datapath.Datapath
+	fs  string
+	ids lb.IDs
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, fs: netlab.BPFFS(t)}
+	dp, err := datapath.Open(t.Context(), datapath.Config{CgroupRoot: netlab.NewTestCgroup(t).Path, BPFFS: n.fs}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = dp.Close() })
+	n.dp = dp
+	return n
+}
+
+// vip is a service of one VIP and port, in front of backends.
+type vip struct {
+	addr     string // "243.0.0.5:80"
+	proto    cs.Protocol
+	backends []netip.AddrPort
+}
+
+// serve makes the node serve vips and nothing else.
+func (n *node) serve(vips ...vip) {
+	n.t.Helper()
+	snap := &cs.Snapshot{}
+	for i, v := range vips {
+		ap := netip.MustParseAddrPort(v.addr)
+		svc := cs.Service{Import: cs.Import{
+			Service: cs.ServiceName{Namespace: "demo", Name: fmt.Sprint("s", i)},
+			Type:    cs.ClusterSetIP,
+			IPs:     []netip.Addr{ap.Addr()},
+			Ports:   []cs.Port{{Name: "p", Protocol: v.proto, Port: ap.Port()}},
+		}}
+		for _, b := range v.backends {
+			svc.Slices = append(svc.Slices, cs.Slice{
+				Family: cs.FamilyOf(ap.Addr()), Cluster: "a",
+				Ports:     []cs.EndpointPort{{Name: "p", Protocol: v.proto, Port: b.Port()}},
+				Endpoints: []cs.Endpoint{{Addrs: []netip.Addr{b.Addr()}, Ready: true}},
+			})
+		}
+		snap.Services = append(snap.Services, svc)
+	}
+	have, err := n.dp.Load(n.t.Context())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	want, problems := lb.Build(snap, have, &n.ids)
+	if len(problems) > 0 {
+		n.t.Fatal(problems)
+	}
+	if err := n.dp.Apply(n.t.Context(), lb.Diff(have, want)); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) refusals(r bpf.DropReason) uint64 {
+	n.t.Helper()
+	counts, err := n.dp.Refusals()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return counts[r]
+}
+
+// tcpServer answers every connection with its own address and closes it.
+func tcpServer(t *testing.T, host string) netip.AddrPort {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	self := l.Addr().(*net.TCPAddr).AddrPort()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, self.String())
+			_ = c.Close()
+		}
+	}()
+	return self
+}
+
+// udpServer answers every datagram with its own address.
+func udpServer(t *testing.T, host string) netip.AddrPort {
+	t.Helper()
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(host), 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	self := c.LocalAddr().(*net.UDPAddr).AddrPort()
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			_, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort([]byte(self.String()), from)
+		}
+	}()
+	return self
+}
+
+// socket is a plain file descriptor: net.Conn would hide what getpeername and recvfrom really say.
+type socket struct {
+	t      *testing.T
+	fd     int
+	family int
+}
+
+// newSocket makes a socket that gives up after a while instead of hanging the tests.
+func newSocket(t *testing.T, family, kind, proto int) socket {
+	t.Helper()
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	for _, opt := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, opt, &unix.Timeval{Sec: 5}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return socket{t, fd, family}
+}
+
+// name turns addr into what a socket of s's family takes: IPv4 becomes IPv4-mapped on an IPv6 socket.
+func (s socket) name(addr netip.AddrPort) unix.Sockaddr {
+	if s.family == unix.AF_INET {
+		return &unix.SockaddrInet4{Addr: addr.Addr().As4(), Port: int(addr.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())}
+}
+
+func (s socket) connect(addr netip.AddrPort) error { return unix.Connect(s.fd, s.name(addr)) }
+
+func (s socket) mustConnect(addr string) {
+	s.t.Helper()
+	if err := s.connect(netip.MustParseAddrPort(addr)); err != nil {
+		s.t.Fatalf("connect to %s: %v", addr, err)
+	}
+}
+
+func (s socket) peer() netip.AddrPort {
+	s.t.Helper()
+	sa, err := unix.Getpeername(s.fd)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return addrPort(s.t, sa)
+}
+
+// read returns the next bytes and, for datagrams, who sent them.
+func (s socket) read() (string, netip.AddrPort) {
+	s.t.Helper()
+	buf := make([]byte, 64)
+	n, from, err := unix.Recvfrom(s.fd, buf, 0)
+	if err != nil {
+		s.t.Fatalf("receive: %v", err)
+	}
+	if from == nil {
+		return string(buf[:n]), netip.AddrPort{}
+	}
+	return string(buf[:n]), addrPort(s.t, from)
+}
+
+func addrPort(t *testing.T, sa unix.Sockaddr) netip.AddrPort {
+	t.Helper()
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+	default:
+		t.Fatalf("socket address of type %T", sa)
+		return netip.AddrPort{}
+	}
+}
+
+// roads are the ways in which an application can speak to a VIP.
+var roads = map[string]struct {
+	family  int
+	vip     string // without port
+	backend string
+}{
+	"IPv4":        {unix.AF_INET, "243.0.0.5", "127.0.0.1"},
+	"IPv6":        {unix.AF_INET6, "fd00:243::5", "::1"},
+	"IPv4-mapped": {unix.AF_INET6, "243.0.0.5", "127.0.0.1"}, // a dual-stack socket
+}
+
+func on(host string, port int) string { return net.JoinHostPort(host, fmt.Sprint(port)) }
+
+func TestTCPConnect(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			var backends []netip.AddrPort
+			for range 3 {
+				backends = append(backends, tcpServer(t, road.backend))
+			}
+			n.serve(vip{on(road.vip, 80), cs.TCP, backends})
+
+			hits := map[string]int{}
+			for range 120 {
+				s := newSocket(t, road.family, unix.SOCK_STREAM, 0)
+				s.mustConnect(on(road.vip, 80))
+				if got := s.peer().String(); got != on(road.vip, 80) {
+					t.Fatalf("getpeername says %s, want the VIP", got)
+				}
+				answer, _ := s.read()
+				hits[answer]++
+			}
+			for _, b := range backends {
+				// 120 tries at a chance of 1/3: fewer than 10 happens once in a hundred million runs.
+				if hits[b.String()] < 10 {
+					t.Errorf("backend %s hit %d of 120 times: %v", b, hits[b.String()], hits)
+				}
+			}
+		})
+	}
+}
+
+func TestUDPConnected(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			backend := udpServer(t, road.backend)
+			n.serve(vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{backend}})
+			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			s.mustConnect(on(road.vip, 53))
+			if got := s.peer().String(); got != on(road.vip, 53) {
+				t.Errorf("getpeername says %s, want the VIP", got)
+			}
+			for range 3 {
+				if err := unix.Send(s.fd, []byte("?"), 0); err != nil {
+					t.Fatal(err)
+				}
+				answer, from := s.read()
+				if answer != backend.String() || from.String() != on(road.vip, 53) {
+					t.Errorf("%s answered as %s, want %s as the VIP", answer, from, backend)
+				}
+			}
+		})
+	}
+}
+
+// One socket speaks to two VIPs in turn, as a resolver does: each answer must name the VIP it was asked
+// at, and while the sets stay as they are each VIP keeps its backend.
+func TestUDPUnconnected(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			servers := map[int][]netip.AddrPort{53: nil, 54: nil}
+			for range 4 {
+				servers[53] = append(servers[53], udpServer(t, road.backend))
+				servers[54] = append(servers[54], udpServer(t, road.backend))
+			}
+			n.serve(vip{on(road.vip, 53), cs.UDP, servers[53]}, vip{on(road.vip, 54), cs.UDP, servers[54]})
+
+			used := map[int]map[string]bool{53: {}, 54: {}}
+			for range 8 {
+				s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+				sticky := map[int]string{}
+				for i := range 20 {
+					port := 53 + i%2
+					if err := unix.Sendto(s.fd, []byte("?"), 0, s.name(netip.MustParseAddrPort(on(road.vip, port)))); err != nil {
+						t.Fatal(err)
+					}
+					answer, from := s.read()
+					if from.String() != on(road.vip, port) {
+						t.Fatalf("the answer comes from %s, want %s", from, on(road.vip, port))
+					}
+					if before, ok := sticky[port]; ok && before != answer {
+						t.Fatalf("%s went to %s and then to %s", from, before, answer)
+					}
+					sticky[port] = answer
+					used[port][answer] = true
+				}
+			}
+			for port, servers := range used {
+				if len(servers) < 2 {
+					t.Errorf("8 sockets all went to the same one of 4 backends of port %d", port)
+				}
+			}
+		})
+	}
+}
+
+// Before the first send was answered by a VIP, a plain address keeps its own name; and the same socket
+// may speak to both.
+func TestUDPToVIPAndToPlainAddress(t *testing.T) {
+	n := newNode(t)
+	behind, plain := udpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
+	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{behind}})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
+	for _, to := range []string{plain.String(), "243.0.0.5:53", plain.String(), "243.0.0.5:53"} {
+		if err := unix.Sendto(s.fd, []byte("?"), 0, s.name(netip.MustParseAddrPort(to))); err != nil {
+			t.Fatal(err)
+		}
+		if _, from := s.read(); from.String() != to {
+			t.Errorf("%s answered as %s", to, from)
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	n := newNode(t)
+	n.serve(vip{"243.0.0.5:80", cs.TCP, nil}, vip{"[fd00:243::5]:80", cs.TCP, nil},
+		vip{"243.0.0.5:53", cs.UDP, nil}, vip{"[fd00:243::5]:53", cs.UDP, nil})
+	connect := func(s socket, a netip.AddrPort) error { return s.connect(a) }
+	send := func(s socket, a netip.AddrPort) error { return unix.Sendto(s.fd, []byte("?"), 0, s.name(a)) }
+	tests := map[string]struct {
+		family, kind int
+		to           string
+		try          func(socket, netip.AddrPort) error
+	}{
+		"TCP IPv4":             {unix.AF_INET, unix.SOCK_STREAM, "243.0.0.5:80", connect},
+		"TCP IPv6":             {unix.AF_INET6, unix.SOCK_STREAM, "[fd00:243::5]:80", connect},
+		"TCP IPv4-mapped":      {unix.AF_INET6, unix.SOCK_STREAM, "243.0.0.5:80", connect},
+		"UDP connect IPv4":     {unix.AF_INET, unix.SOCK_DGRAM, "243.0.0.5:53", connect},
+		"UDP connect IPv6":     {unix.AF_INET6, unix.SOCK_DGRAM, "[fd00:243::5]:53", connect},
+		"UDP send IPv4":        {unix.AF_INET, unix.SOCK_DGRAM, "243.0.0.5:53", send},
+		"UDP send IPv6":        {unix.AF_INET6, unix.SOCK_DGRAM, "[fd00:243::5]:53", send},
+		"UDP send IPv4-mapped": {unix.AF_INET6, unix.SOCK_DGRAM, "243.0.0.5:53", send},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := n.refusals(bpf.DropNoBackend)
+			s := newSocket(t, test.family, test.kind, 0)
+			if err := test.try(s, netip.MustParseAddrPort(test.to)); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%v, want %v", err, unix.ECONNREFUSED)
+			}
+			if got := n.refusals(bpf.DropNoBackend) - before; got != 1 {
+				t.Errorf("%d refusals counted, want 1", got)
+			}
+		})
+	}
+}
+
+// A slot that leads nowhere cannot come from a Plan; a client that meets one anyway is refused, not
+// sent to the VIP itself.
+func TestVanishedBackendIsRefused(t *testing.T) {
+	n := newNode(t)
+	fe := lb.Address{AddrPort: netip.MustParseAddrPort("243.0.0.5:80"), Protocol: cs.TCP}
+	broken := map[string]lb.Plan{
+		"no backend": {
+			PutSlots:     []lb.SlotWrite{{Slot: lb.Slot{Frontend: 1}, Backend: 7}},
+			PutFrontends: []lb.FrontendWrite{{Address: fe, Frontend: lb.Frontend{ID: 1, Count: 1}}},
+		},
+		"no slot": {PutFrontends: []lb.FrontendWrite{{Address: fe, Frontend: lb.Frontend{ID: 2, Count: 3}}}},
+	}
+	for name, plan := range broken {
+		t.Run(name, func(t *testing.T) {
+			if err := n.dp.Apply(t.Context(), plan); err != nil {
+				t.Fatal(err)
+			}
+			before := n.refusals(bpf.DropBackendGone)
+			s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
+			if err := s.connect(fe.AddrPort); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%v, want %v", err, unix.ECONNREFUSED)
+			}
+			if got := n.refusals(bpf.DropBackendGone) - before; got != 1 {
+				t.Errorf("%d refusals counted, want 1", got)
+			}
+		})
+	}
+}
+
+// A socket that leaves a VIP has nothing to do with it any more, not even when it then connects to the
+// backend it was translated to.
+func TestConnectElsewhereForgetsTheVIP(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			backend, plain := udpServer(t, road.backend), udpServer(t, road.backend)
+			n.serve(vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{backend}})
+			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			for _, to := range []string{on(road.vip, 53), plain.String(), on(road.vip, 53), backend.String(), on(road.vip, 53)} {
+				s.mustConnect(to)
+				if got := s.peer().String(); got != to {
+					t.Errorf("connected to %s, getpeername says %s", to, got)
+				}
+				if err := unix.Send(s.fd, []byte("?"), 0); err != nil {
+					t.Fatal(err)
+				}
+				if _, from := s.read(); from.String() != to {
+					t.Errorf("connected to %s, the answer comes from %s", to, from)
+				}
+			}
+		})
+	}
+}
+
+// A connect that fails must not leave the VIP behind either: here the backend's port is closed.
+func TestTCPReconnectAfterFailure(t *testing.T) {
+	n := newNode(t)
+	plain := tcpServer(t, "127.0.0.1")
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")}})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err := s.connect(netip.MustParseAddrPort("243.0.0.5:80")); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Fatalf("%v, want %v from a closed port", err, unix.ECONNREFUSED)
+	}
+	s.mustConnect(plain.String())
+	if got := s.peer(); got != plain {
+		t.Errorf("getpeername says %s, want %s", got, plain)
+	}
+}
+
+// Only the frontend's own port and protocol are translated.
+func TestOtherDestinationsAreLeftAlone(t *testing.T) {
+	n := newNode(t)
+	tcp, udp := tcpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
+	// The VIP is an address that exists, so that an untranslated connect shows where it went.
+	n.serve(vip{on("127.0.0.1", int(tcp.Port())+1), cs.TCP, nil}, vip{on("127.0.0.1", int(udp.Port())), cs.TCP, nil})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
+	s.mustConnect(tcp.String())
+	if answer, _ := s.read(); answer != tcp.String() {
+		t.Errorf("answered by %s, want %s", answer, tcp)
+	}
+	u := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
+	u.mustConnect(udp.String())
+	if got := u.peer(); got != udp {
+		t.Errorf("getpeername says %s, want %s", got, udp)
+	}
+}
+
+// An MPTCP socket finds the TCP service behind the VIP.
+func TestMPTCP(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			fd, err := unix.Socket(road.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP)
+			if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOPROTOOPT) {
+				netlab.Skip(t, "this kernel has no MPTCP")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = unix.Close(fd)
+			backend := tcpServer(t, road.backend)
+			n.serve(vip{on(road.vip, 80), cs.TCP, []netip.AddrPort{backend}})
+			s := newSocket(t, road.family, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
+			s.mustConnect(on(road.vip, 80))
+			if answer, _ := s.read(); answer != backend.String() {
+				t.Errorf("answered by %s, want %s", answer, backend)
+			}
+			// Whom getpeername names is the one thing an MPTCP socket is not promised: see sock.bpf.c.
+		})
+	}
+}
+
+const childDials = "ISTHMUS_TEST_CHILD_DIALS"
+
+// dialAsChild is another process of the same cgroup: it prints who answered and whom it thinks it
+// speaks to.
+func dialAsChild(vip string) int {
+	c, err := net.Dial("tcp", vip)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	answer, err := io.ReadAll(c)
+	fmt.Printf("%s as %s %v", answer, c.RemoteAddr(), err)
+	return 0
+}
+
+func TestOtherProcesses(t *testing.T) {
+	n := newNode(t)
+	backend := tcpServer(t, "127.0.0.1")
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{backend}})
+	for range 2 {
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), childDials+"=243.0.0.5:80")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if want := backend.String() + " as 243.0.0.5:80 <nil>"; string(out) != want {
+			t.Errorf("the other process saw %q, want %q", out, want)
+		}
+	}
+}
+
+// People debug with bpftool: what it prints must be readable without this repository.
+func TestMapDumpReadsWell(t *testing.T) {
+	bpftool, err := exec.LookPath("bpftool")
+	if err != nil {
+		netlab.Skip(t, "needs bpftool")
+	}
+	n := newNode(t)
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{netip.MustParseAddrPort("10.1.0.7:8080")}}, vip{"[fd00:243::5]:53", cs.UDP, nil})
+	echo := udpServer(t, "127.0.0.1")
+	tests := map[string][]string{
+		"frontends": {
+			`"key":{"addr":[0,0,0,0,0,0,0,0,0,0,255,255,243,0,0,5],"port":80,"proto":6,"pad":0},"value":{"id":1,"count":1}`,
+			`"key":{"addr":[253,0,2,67,0,0,0,0,0,0,0,0,0,0,0,5],"port":53,"proto":17,"pad":0},"value":{"id":2,"count":0}`,
+		},
+		"slots":    {`"key":{"frontend_id":1,"slot":0},"value":1`},
+		"backends": {`"key":1,"value":{"addr":[0,0,0,0,0,0,0,0,0,0,255,255,10,1,0,7],"port":8080,"proto":6,"pad":0}`},
+		"refusals": {`"key":1,"values":[{"cpu":0,"value":`},
+	}
+	for name, want := range tests {
+		dump := dumpMap(t, bpftool, n.fs, name)
+		for _, w := range want {
+			if !strings.Contains(dump, w) {
+				t.Errorf("map %s lacks %s:\n%s", name, w, dump)
+			}
+		}
+	}
+	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{echo}})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err := unix.Sendto(s.fd, []byte("?"), 0, s.name(netip.MustParseAddrPort("243.0.0.5:53"))); err != nil {
+		t.Fatal(err)
+	}
+	s.read()
+	dump := dumpMap(t, bpftool, n.fs, "udp_vips")
+	want := fmt.Sprintf(`"addr":[0,0,0,0,0,0,0,0,0,0,255,255,127,0,0,1],"port":%d,"pad":[0,0,0,0,0,0]},"value":{"addr":[0,0,0,0,0,0,0,0,0,0,255,255,243,0,0,5],"port":53`, echo.Port())
+	if !strings.Contains(dump, want) {
+		t.Errorf("map udp_vips lacks %s:\n%s", want, dump)
+	}
+}
+
+// dumpMap returns the entries of a map as bpftool formats them from BTF, without white space.
+func dumpMap(t *testing.T, bpftool, fs, name string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), bpftool, "-j", "map", "dump", "pinned", filepath.Join(fs, "isthmus/maps", name)).Output()
+	if err != nil {
+		t.Fatalf("bpftool map dump %s: %v", name, err)
+	}
+	var entries []struct{ Formatted json.RawMessage }
+	if err := json.Unmarshal(out, &entries); err != nil {
+		t.Fatalf("bpftool map dump %s: %v: %s", name, err, out)
+	}
+	var dump bytes.Buffer
+	for _, e := range entries {
+		if err := json.Compact(&dump, e.Formatted); err != nil {
+			t.Fatal(err)
+		}
+		dump.WriteByte('\n')
+	}
+	return dump.String()
+}
+
+// Every reason has a name of its own: metrics and documents use it.
+func TestDropReasonNames(t *testing.T) {
+	seen := map[string]bool{}
+	for r := bpf.DropNone; r < bpf.DropMax; r++ {
+		if name := r.String(); seen[name] || strings.HasPrefix(name, "reason(") {
+			t.Errorf("reason %d is called %q", r, name)
+		} else {
+			seen[name] = true
+		}
+	}
+}
+
+func TestAddr16(t *testing.T) {
+	for _, a := range []string{"243.0.0.5", "fd00:243::5"} {
+		if got := bpf.AddrOf(bpf.Addr16(netip.MustParseAddr(a))).String(); got != a {
+			t.Errorf("%s came back as %s", a, got)
+		}
+	}
+	want := [16]byte{10: 0xff, 11: 0xff, 12: 243, 15: 5}
+	if diff := cmp.Diff(want, bpf.Addr16(netip.MustParseAddr("243.0.0.5"))); diff != "" {
+		t.Error(diff)
+	}
+}
