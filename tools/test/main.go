@@ -130,7 +130,7 @@ func split(ctx context.Context, packages []string) (light, alone []string, err e
 	if err != nil {
 		return nil, nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
 	}
-	for _, pkg := range strings.Fields(string(out)) {
+	for pkg := range strings.FieldsSeq(string(out)) {
 		if isHeavy(pkg) {
 			alone = append(alone, pkg)
 		} else {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/bench/result"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 )
 
@@ -66,6 +67,18 @@ var Steps = []Step{
 		About:   "plain manifests, by rendering the chart with its defaults",
 		Outputs: []string{"deploy/manifests/*.yaml"},
 		run:     manifests,
+	},
+	{
+		Name:    "performance",
+		About:   "docs/performance.md, from stored results of benchmarks",
+		Outputs: []string{"docs/performance.md"},
+		run: func(_ context.Context, root string) error {
+			page, err := result.Page(filepath.Join(root, "docs/performance"))
+			if err != nil {
+				return err
+			}
+			return write(filepath.Join(root, "docs/performance.md"), page)
+		},
 	},
 }
 

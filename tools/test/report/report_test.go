@@ -27,7 +27,9 @@ func TestReport(t *testing.T) {
 			 {"Action":"pass","Package":"p","Test":"TestA"}
 			 {"Action":"pass","Package":"p","Test":"TestAx"}
 			 {"Action":"pass","Package":"p","Elapsed":1.5}`,
-			"3 passed, 0 failed, 0 skipped", []string{"ok", "1.5s", "3 passed"}, nil,
+			"3 passed, 0 failed, 0 skipped",
+			[]string{"ok", "1.5s", "3 passed"},
+			nil,
 		},
 		"a slow test is shown when it ends": {
 			`{"Action":"pass","Package":"p","Test":"TestA","Elapsed":31.4}
@@ -40,32 +42,41 @@ func TestReport(t *testing.T) {
 			 {"Action":"pass","Package":"p","Test":"TestA/y"}
 			 {"Action":"fail","Package":"p","Test":"TestA"}
 			 {"Action":"fail","Package":"p"}`,
-			"1 passed, 1 failed, 0 skipped", []string{"--- FAIL: p TestA/x\nthe parent\nthe child\n", "FAIL p"}, nil,
+			"1 passed, 1 failed, 0 skipped",
+			[]string{"--- FAIL: p TestA/x\nthe parent\nthe child\n", "FAIL p"},
+			nil,
 		},
 		"a parent that fails beside its subtests": {
 			`{"Action":"pass","Package":"p","Test":"TestA/x"}
 			 {"Action":"fail","Package":"p","Test":"TestA"}
 			 {"Action":"fail","Package":"p"}`,
-			"1 passed, 1 failed, 0 skipped", []string{"--- FAIL: p TestA\n"}, nil,
+			"1 passed, 1 failed, 0 skipped",
+			[]string{"--- FAIL: p TestA\n"},
+			nil,
 		},
 		"a package that does not build": {
 			`{"ImportPath":"p [p.test]","Action":"build-output","Output":"p.go:1: no\n"}
 			 {"ImportPath":"p [p.test]","Action":"build-fail"}
 			 {"Action":"fail","Package":"p","FailedBuild":"p [p.test]"}`,
-			"0 passed, 1 failed, 0 skipped", []string{"p.go:1: no"}, nil,
+			"0 passed, 1 failed, 0 skipped",
+			[]string{"p.go:1: no"},
+			nil,
 		},
 		"a package that panics after its tests": {
 			`{"Action":"pass","Package":"p","Test":"TestA"}
 			 {"Action":"output","Package":"p","Output":"panic: leak\n"}
 			 {"Action":"fail","Package":"p"}`,
-			"1 passed, 1 failed, 0 skipped", []string{"panic: leak"}, nil,
+			"1 passed, 1 failed, 0 skipped",
+			[]string{"panic: leak"},
+			nil,
 		},
 		"a skip says why": {
 			`{"Action":"output","Package":"p","Test":"TestA","Output":"=== RUN   TestA\n"}
 			 {"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:7: needs root\n"}
 			 {"Action":"skip","Package":"p","Test":"TestA"}
 			 {"Action":"pass","Package":"p"}`,
-			"0 passed, 0 failed, 1 skipped", nil, []string{"p TestA: a_test.go:7: needs root"},
+			"0 passed, 0 failed, 1 skipped", nil,
+			[]string{"p TestA: a_test.go:7: needs root"},
 		},
 		"two runs add up": {
 			`{"Action":"pass","Package":"p","Test":"TestA"}

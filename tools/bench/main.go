@@ -1,0 +1,101 @@
+// Bench runs one of the product's benchmarks:
+//
+//	go run ./tools/bench NAME [-o text|json] [-enforce] [-rounds N]
+//
+// The result goes to standard output and nothing else does; progress goes to standard error. With -enforce
+// it exits 1 when a bar is missed. Every row of the result is one metric with its bar.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/bench/result"
+)
+
+// bench measures, in the given number of interleaved rounds, and says on progress how far it is.
+type bench func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
+
+// benches are all benchmarks, by name.
+var benches = map[string]bench{}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, benches, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run does what args ask for. Its error names the bars that were missed, when they are enforced.
+func run(ctx context.Context, benches map[string]bench, args []string, stdout, stderr io.Writer) error {
+	name, format, enforce, rounds, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	measure, ok := benches[name]
+	if !ok {
+		return fmt.Errorf("no benchmark is called %q; there is: %s", name, strings.Join(slices.Sorted(maps.Keys(benches)), ", "))
+	}
+	metrics, err := measure(ctx, rounds, stderr)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	r := result.Result{Bench: name, Machine: result.Machine(), Rounds: rounds, Metrics: metrics}
+	write := r.WriteTable
+	if format == "json" {
+		write = r.WriteJSON
+	}
+	if err := write(stdout); err != nil {
+		return err
+	}
+	if missed := r.Missed(); enforce && len(missed) > 0 {
+		return fmt.Errorf("%s: bars missed: %s", name, strings.Join(missed, ", "))
+	}
+	return nil
+}
+
+// parse reads the command line; NAME may stand before or after the flags.
+func parse(args []string, stderr io.Writer) (name, format string, enforce bool, rounds int, err error) {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&format, "o", "text", "`format` of the result: text or json")
+	flags.BoolVar(&enforce, "enforce", false, "exit 1 when a bar is missed")
+	flags.IntVar(&rounds, "rounds", 6, "interleaved rounds, of which the median counts")
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		name, args = args[0], args[1:]
+	}
+	if err := flags.Parse(args); err != nil {
+		return "", "", false, 0, err
+	}
+	rest := flags.Args()
+	if name == "" && len(rest) > 0 {
+		name, rest = rest[0], rest[1:]
+	}
+	var faults []error
+	if name == "" {
+		faults = append(faults, errors.New("which benchmark? Call it as: go run ./tools/bench NAME"))
+	}
+	if len(rest) > 0 {
+		faults = append(faults, fmt.Errorf("unexpected %q", rest))
+	}
+	if format != "text" && format != "json" {
+		faults = append(faults, fmt.Errorf("-o %s: the formats are text and json", format))
+	}
+	if rounds < 1 {
+		faults = append(faults, fmt.Errorf("-rounds %d: at least one is needed", rounds))
+	}
+	return name, format, enforce, rounds, errors.Join(faults...)
+}

@@ -1,0 +1,36 @@
+// Package metric is what a benchmark gives: one row of its table.
+package metric
+
+import "math"
+
+// The ways in which a value can be better.
+const (
+	Lower  = "lower"
+	Higher = "higher"
+)
+
+// Metric is one measured number and what it is held against: Bar: new(1.03).
+type Metric struct {
+	Name   string   `json:"name"`
+	Value  float64  `json:"value"`
+	Unit   string   `json:"unit"`   // such as "ratio", "us", "1/s", "MB"
+	Bar    *float64 `json:"bar"`    // what the value must reach; nil: it is shown and not judged
+	Better string   `json:"better"` // Lower or Higher
+	Peer   *float64 `json:"peer"`   // what the best known peer reaches, measured beside it; nil: not measured
+	Limit  *float64 `json:"limit"`  // what the machine allows at best, measured beside it; nil: not measured
+}
+
+// Met reports whether the value reaches the bar. Without a bar it does; a value that is no number never
+// does.
+func (m Metric) Met() bool {
+	switch {
+	case m.Bar == nil:
+		return true
+	case math.IsNaN(m.Value) || math.IsInf(m.Value, 0):
+		return false
+	case m.Better == Higher:
+		return m.Value >= *m.Bar
+	default:
+		return m.Value <= *m.Bar
+	}
+}

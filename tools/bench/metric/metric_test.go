@@ -1,0 +1,31 @@
+package metric
+
+import (
+	"math"
+	"testing"
+)
+
+func TestMet(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		metric Metric
+		want   bool
+	}{
+		"lower, below":   {Metric{Value: 1.02, Bar: new(1.03), Better: Lower}, true},
+		"lower, at":      {Metric{Value: 1.03, Bar: new(1.03), Better: Lower}, true},
+		"lower, above":   {Metric{Value: 1.04, Bar: new(1.03), Better: Lower}, false},
+		"higher, above":  {Metric{Value: 8, Bar: new(7.0), Better: Higher}, true},
+		"higher, below":  {Metric{Value: 6, Bar: new(7.0), Better: Higher}, false},
+		"without a bar":  {Metric{Value: 6}, true},
+		"not a number":   {Metric{Value: math.NaN(), Bar: new(7.0), Better: Higher}, false},
+		"beyond numbers": {Metric{Value: math.Inf(1), Bar: new(7.0), Better: Higher}, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if have := tc.metric.Met(); have != tc.want {
+				t.Errorf("%+v: met = %t", tc.metric, have)
+			}
+		})
+	}
+}
