@@ -180,7 +180,41 @@ func (s socket) name(addr netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())}
 }
 
-func (s socket) connect(addr netip.AddrPort) error { return unix.Connect(s.fd, s.name(addr)) }
+// connect waits for the outcome also when a signal, of which Go sends many, cuts the call.
+func (s socket) connect(addr netip.AddrPort) error {
+	err := unix.Connect(s.fd, s.name(addr))
+	if !errors.Is(err, unix.EINTR) {
+		return err
+	}
+	again(s.t, func() error {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}, 5000)
+		return err
+	})
+	errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if errno != 0 {
+		return unix.Errno(errno)
+	}
+	return nil
+}
+
+func (s socket) send(to netip.AddrPort) error {
+	return again(s.t, func() error { return unix.Sendto(s.fd, []byte("?"), 0, s.name(to)) })
+}
+
+// again calls f until no signal cuts it, a bounded number of times.
+func again(t *testing.T, f func() error) error {
+	t.Helper()
+	for range 1000 {
+		if err := f(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	t.Fatal("interrupted a thousand times")
+	return nil
+}
 
 func (s socket) mustConnect(addr string) {
 	s.t.Helper()
@@ -202,7 +236,12 @@ func (s socket) peer() netip.AddrPort {
 func (s socket) read() (string, netip.AddrPort) {
 	s.t.Helper()
 	buf := make([]byte, 64)
-	n, from, err := unix.Recvfrom(s.fd, buf, 0)
+	var n int
+	var from unix.Sockaddr
+	err := again(s.t, func() (err error) {
+		n, from, err = unix.Recvfrom(s.fd, buf, 0)
+		return err
+	})
 	if err != nil {
 		s.t.Fatalf("receive: %v", err)
 	}
@@ -280,7 +319,7 @@ func TestUDPConnected(t *testing.T) {
 				t.Errorf("getpeername says %s, want the VIP", got)
 			}
 			for range 3 {
-				if err := unix.Send(s.fd, []byte("?"), 0); err != nil {
+				if err := again(t, func() error { return unix.Send(s.fd, []byte("?"), 0) }); err != nil {
 					t.Fatal(err)
 				}
 				answer, from := s.read()
@@ -311,7 +350,7 @@ func TestUDPUnconnected(t *testing.T) {
 				sticky := map[int]string{}
 				for i := range 20 {
 					port := 53 + i%2
-					if err := unix.Sendto(s.fd, []byte("?"), 0, s.name(netip.MustParseAddrPort(on(road.vip, port)))); err != nil {
+					if err := s.send(netip.MustParseAddrPort(on(road.vip, port))); err != nil {
 						t.Fatal(err)
 					}
 					answer, from := s.read()
@@ -342,7 +381,7 @@ func TestUDPToVIPAndToPlainAddress(t *testing.T) {
 	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{behind}})
 	s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
 	for _, to := range []string{plain.String(), "243.0.0.5:53", plain.String(), "243.0.0.5:53"} {
-		if err := unix.Sendto(s.fd, []byte("?"), 0, s.name(netip.MustParseAddrPort(to))); err != nil {
+		if err := s.send(netip.MustParseAddrPort(to)); err != nil {
 			t.Fatal(err)
 		}
 		if _, from := s.read(); from.String() != to {
@@ -356,7 +395,7 @@ func TestRefused(t *testing.T) {
 	n.serve(vip{"243.0.0.5:80", cs.TCP, nil}, vip{"[fd00:243::5]:80", cs.TCP, nil},
 		vip{"243.0.0.5:53", cs.UDP, nil}, vip{"[fd00:243::5]:53", cs.UDP, nil})
 	connect := func(s socket, a netip.AddrPort) error { return s.connect(a) }
-	send := func(s socket, a netip.AddrPort) error { return unix.Sendto(s.fd, []byte("?"), 0, s.name(a)) }
+	send := func(s socket, a netip.AddrPort) error { return s.send(a) }
 	tests := map[string]struct {
 		family, kind int
 		to           string
@@ -428,7 +467,7 @@ func TestConnectElsewhereForgetsTheVIP(t *testing.T) {
 				if got := s.peer().String(); got != to {
 					t.Errorf("connected to %s, getpeername says %s", to, got)
 				}
-				if err := unix.Send(s.fd, []byte("?"), 0); err != nil {
+				if err := again(t, func() error { return unix.Send(s.fd, []byte("?"), 0) }); err != nil {
 					t.Fatal(err)
 				}
 				if _, from := s.read(); from.String() != to {
@@ -557,7 +596,7 @@ func TestMapDumpReadsWell(t *testing.T) {
 	}
 	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{echo}})
 	s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
-	if err := unix.Sendto(s.fd, []byte("?"), 0, s.name(netip.MustParseAddrPort("243.0.0.5:53"))); err != nil {
+	if err := s.send(netip.MustParseAddrPort("243.0.0.5:53")); err != nil {
 		t.Fatal(err)
 	}
 	s.read()

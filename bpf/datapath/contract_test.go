@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
@@ -156,9 +155,10 @@ func expect(t *testing.T, d dataplane, want lb.State) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, have, cmpopts.EquateComparable(lb.Address{})); diff != "" {
-		t.Fatalf("maps (-want +got):\n%.2000s", diff)
+	if lb.Diff(have, want).Writes() == 0 {
+		return
 	}
+	t.Fatalf("maps (-want +got):\n%.2000s", cmp.Diff(want.Text(), have.Text()))
 }
 
 // A Fake that is told to fail stops where it is told, as the kernel may.
