@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// controllerReport is how the member's controller fares.
+type controllerReport struct {
+	Ready   int32         `json:"ready"`
+	Desired int32         `json:"desired"`
+	Pods    []podReport   `json:"pods,omitempty"`
+	Broker  *brokerReport `json:"broker,omitempty"` // as the leader sees it
+}
+
+type brokerReport = status.Broker
+
+type podReport struct {
+	Pod    string             `json:"pod"`
+	Status *status.Controller `json:"status,omitempty"`
+	Error  string             `json:"error,omitempty"` // why it could not be asked
+}
+
+// agentsReport is how the agents of all nodes fare.
+type agentsReport struct {
+	Ready   int32        `json:"ready"`
+	Desired int32        `json:"desired"`
+	Nodes   []nodeReport `json:"nodes,omitempty"`
+}
+
+type nodeReport struct {
+	Node   string        `json:"node"`
+	Pod    string        `json:"pod"`
+	Status *status.Agent `json:"status,omitempty"`
+	Error  string        `json:"error,omitempty"` // why it could not be asked
+}
+
+// collector asks a cluster how Isthmus fares in it.
+type collector struct {
+	client    client.Client
+	pods      rest.Interface
+	namespace string
+}
+
+func newCollector(cfg *rest.Config, namespace string) (*collector, error) {
+	c, err := connect(cfg)
+	if err != nil {
+		return nil, err
+	}
+	core, err := corev1client.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", cfg.Host, err)
+	}
+	return &collector{client: c, pods: core.RESTClient(), namespace: namespace}, nil
+}
+
+// collect makes a report. What is missing or not ready is part of it; an error means that the API server
+// could not be asked.
+func (c *collector) collect(ctx context.Context) (*report, error) {
+	r := &report{Namespace: c.namespace}
+	for _, part := range []func(context.Context, *report) error{c.member, c.controller, c.agents, c.services} {
+		if err := part(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	r.Ready = len(r.Waiting) == 0
+	return r, nil
+}
+
+func (r *report) wait(format string, args ...any) {
+	r.Waiting = append(r.Waiting, fmt.Sprintf(format, args...))
+}
+
+func (c *collector) member(ctx context.Context, r *report) error {
+	members := &v1alpha1.MemberList{}
+	err := c.client.List(ctx, members, client.InNamespace(c.namespace))
+	switch {
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
+	case err != nil:
+		return fmt.Errorf("list members in namespace %s: %w", c.namespace, err)
+	}
+	if len(members.Items) != 1 {
+		r.wait("membership: namespace %s holds %d Members, want 1; run isthmusctl join", c.namespace, len(members.Items))
+		return nil
+	}
+	m := members.Items[0]
+	r.Member = &memberReport{ClusterID: m.Spec.ClusterID, ClusterSetID: m.Spec.ClusterSetID, ClusterSetIPs: m.Spec.ClusterSetIPCIDR, Joined: m.Spec.JoinTime.Time}
+	return nil
+}
+
+func (c *collector) controller(ctx context.Context, r *report) error {
+	key := client.ObjectKey{Namespace: c.namespace, Name: status.ControllerDeployment}
+	d := &appsv1.Deployment{}
+	err := c.client.Get(ctx, key, d)
+	if apierrors.IsNotFound(err) {
+		r.wait("controller: Deployment %s does not exist; install Isthmus, see helm install", key)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read Deployment %s: %w", key, err)
+	}
+	r.Controller.Ready, r.Controller.Desired = d.Status.ReadyReplicas, d.Status.Replicas
+	if d.Spec.Replicas != nil {
+		r.Controller.Desired = *d.Spec.Replicas
+	}
+	if d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < r.Controller.Desired || r.Controller.Ready < r.Controller.Desired {
+		r.wait("controller: %d of %d pods of Deployment %s are ready and current", min(r.Controller.Ready, d.Status.UpdatedReplicas), r.Controller.Desired, key)
+	}
+	pods, err := c.podsOf(ctx, d.Spec.Selector)
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		p := podReport{Pod: pod.Name}
+		p.Status, err = ask[status.Controller](ctx, c, pod, status.ControllerPort)
+		if err != nil {
+			p.Error = err.Error()
+			r.wait("controller: %v", err)
+		}
+		if p.Status != nil && p.Status.Leader {
+			r.Controller.Broker = &p.Status.Broker
+			for _, w := range p.Status.Waiting {
+				r.wait("controller: %s", w)
+			}
+		}
+		r.Controller.Pods = append(r.Controller.Pods, p)
+	}
+	switch b := r.Controller.Broker; {
+	case b == nil:
+		r.wait("controller: no pod leads yet")
+	case !b.Reachable:
+		r.wait("broker: the controller does not reach %s: %s", b.Server, b.Error)
+	}
+	return nil
+}
+
+func (c *collector) agents(ctx context.Context, r *report) error {
+	key := client.ObjectKey{Namespace: c.namespace, Name: status.AgentDaemonSet}
+	d := &appsv1.DaemonSet{}
+	err := c.client.Get(ctx, key, d)
+	if apierrors.IsNotFound(err) {
+		r.wait("agents: DaemonSet %s does not exist; install Isthmus, see helm install", key)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read DaemonSet %s: %w", key, err)
+	}
+	r.Agents.Ready, r.Agents.Desired = d.Status.NumberReady, d.Status.DesiredNumberScheduled
+	if d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedNumberScheduled < r.Agents.Desired || r.Agents.Ready < r.Agents.Desired {
+		r.wait("agents: %d of %d pods of DaemonSet %s are ready and current", min(r.Agents.Ready, d.Status.UpdatedNumberScheduled), r.Agents.Desired, key)
+	}
+	pods, err := c.podsOf(ctx, d.Spec.Selector)
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		n := nodeReport{Node: pod.Spec.NodeName, Pod: pod.Name}
+		n.Status, err = ask[status.Agent](ctx, c, pod, status.AgentPort)
+		if err != nil {
+			n.Error = err.Error()
+			r.wait("node %s: %v", n.Node, err)
+		} else {
+			for _, w := range n.Status.Waiting {
+				r.wait("node %s: %s", n.Node, w)
+			}
+		}
+		r.Agents.Nodes = append(r.Agents.Nodes, n)
+	}
+	slices.SortFunc(r.Agents.Nodes, func(a, b nodeReport) int { return strings.Compare(a.Node, b.Node) })
+	return nil
+}
+
+// podsOf lists the pods that selector means and that are not on their way out.
+func (c *collector) podsOf(ctx context.Context, selector *metav1.LabelSelector) ([]corev1.Pod, error) {
+	s, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return nil, fmt.Errorf("read a selector: %w", err)
+	}
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.InNamespace(c.namespace), client.MatchingLabelsSelector{Selector: s}); err != nil {
+		return nil, fmt.Errorf("list pods in namespace %s: %w", c.namespace, err)
+	}
+	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
+}
+
+// ask gets the status of a pod through the API server. The error says in which state the pod is.
+func ask[T status.Agent | status.Controller](ctx context.Context, c *collector, pod corev1.Pod, port int32) (*T, error) {
+	if pod.Status.Phase != corev1.PodRunning {
+		return nil, fmt.Errorf("pod %s is %s%s", pod.Name, pod.Status.Phase, reasonOf(pod))
+	}
+	for _, container := range pod.Spec.Containers {
+		for _, p := range container.Ports {
+			if p.Name == status.PortName {
+				port = p.ContainerPort
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	body, err := c.pods.Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
+		Name(fmt.Sprintf("%s:%d", pod.Name, port)).Suffix(status.Path).DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s does not answer on port %d%s: %w", pod.Name, port, reasonOf(pod), err)
+	}
+	s := new(T)
+	if err := json.Unmarshal(body, s); err != nil {
+		return nil, fmt.Errorf("pod %s answers on port %d with something else than a status: %w", pod.Name, port, err)
+	}
+	return s, nil
+}
+
+// reasonOf returns what Kubernetes says of a container that does not run, as ": reason: message".
+func reasonOf(pod corev1.Pod) string {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		switch {
+		case s.State.Waiting != nil && s.State.Waiting.Reason != "PodInitializing":
+			return strings.TrimSuffix(": "+s.State.Waiting.Reason+": "+s.State.Waiting.Message, ": ")
+		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
+			return strings.TrimSuffix(": "+s.State.Terminated.Reason+": "+s.State.Terminated.Message, ": ")
+		}
+	}
+	return ""
+}
+
+// services counts exports and imports, and collects the conditions that are not as they should be. They
+// are the users' business: a Service in conflict does not make Isthmus unready.
+func (c *collector) services(ctx context.Context, r *report) error {
+	exports, imports := &mcsv1beta1.ServiceExportList{}, &mcsv1beta1.ServiceImportList{}
+	for _, l := range []client.ObjectList{exports, imports} {
+		err := c.client.List(ctx, l)
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			r.wait("definitions: the cluster serves no kinds of the MCS API; run isthmusctl join")
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("list Services of the ClusterSet: %w", err)
+		}
+	}
+	r.Services.Exports, r.Services.Imports = len(exports.Items), len(imports.Items)
+	note := func(kind string, o metav1.Object, conditions []metav1.Condition) {
+		for _, cond := range conditions {
+			want := metav1.ConditionTrue
+			if cond.Type == string(mcsv1beta1.ServiceExportConditionConflict) {
+				want = metav1.ConditionFalse
+			}
+			if cond.Status != want {
+				r.Services.Conditions = append(r.Services.Conditions, conditionReport{
+					Kind: kind, Name: o.GetNamespace() + "/" + o.GetName(),
+					Type: cond.Type, Status: string(cond.Status), Reason: cond.Reason, Message: cond.Message,
+				})
+			}
+		}
+	}
+	for i := range exports.Items {
+		note("ServiceExport", &exports.Items[i], exports.Items[i].Status.Conditions)
+	}
+	for i := range imports.Items {
+		note("ServiceImport", &imports.Items[i], imports.Items[i].Status.Conditions)
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+// Command isthmusctl sets up a ClusterSet, takes clusters in, exports Services and says how all of it
+// fares. Installed as kubectl-isthmus it is also `kubectl isthmus`.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	// What the client libraries log is of no use to somebody at a shell; what matters comes as an error.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	ctrllog.SetLogger(klog.Background())
+
+	root := newCommand()
+	if err := root.ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %s\n", root.DisplayName(), sentence(err))
+		os.Exit(1)
+	}
+}
+
+func newCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "isthmusctl",
+		Short: "Join clusters to a ClusterSet and export Services to it",
+		Long: `Join clusters to a ClusterSet and export Services to it.
+
+A ClusterSet begins with a broker, a Kubernetes API server that all clusters reach. Clusters join it, and
+a Service that one of them exports is reachable in all of them as NAME.NAMESPACE.svc.clusterset.local.`,
+		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml
+  isthmusctl join broker-info.yaml --kubeconfig a.kubeconfig --clusterid a
+  isthmusctl export service hello -n demo --kubeconfig a.kubeconfig
+  isthmusctl status --wait --kubeconfig a.kubeconfig`,
+		SilenceErrors: true, // main prints the error, once
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl isthmus"}
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(deployBrokerCommand(), joinCommand(), exportCommand(), unexportCommand(), statusCommand(), versionCommand())
+	return root
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version of isthmusctl",
+		Example: "  isthmusctl version",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.String())
+			return err
+		},
+	}
+}

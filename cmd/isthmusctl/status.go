@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+func statusCommand() *cobra.Command {
+	var t target
+	var namespace, format string
+	var wait bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say how Isthmus fares in a cluster",
+		Long: `Say how Isthmus fares in a cluster: its membership, the controller and its broker, the agent of every
+node, and what is exported and imported. With --wait it ends when all of that is ready, or fails and
+names what is not.`,
+		Example: `  isthmusctl status
+  isthmusctl status --wait --timeout 5m
+  isthmusctl status -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if format != "text" && format != "json" {
+				return fmt.Errorf("--output %s is unknown; use text or json", format)
+			}
+			t.timeout = min(defaultTimeout, timeout)
+			cfg, _, err := t.config()
+			if err != nil {
+				return err
+			}
+			c, err := newCollector(cfg, namespace)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			var r *report
+			if wait {
+				r, err = c.await(ctx, cmd.ErrOrStderr(), timeout)
+			} else {
+				r, err = c.collect(ctx)
+			}
+			if r == nil {
+				return err
+			}
+			if format == "json" {
+				return errors.Join(writeJSON(cmd.OutOrStdout(), r), err)
+			}
+			return errors.Join(r.writeText(cmd.OutOrStdout()), err)
+		},
+	}
+	f := cmd.Flags()
+	t.bind(f)
+	f.StringVarP(&namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
+	f.StringVarP(&format, "output", "o", "text", "text or json")
+	f.BoolVar(&wait, "wait", false, "wait until everything is ready")
+	f.DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait at most")
+	return cmd
+}
+
+// await collects until everything is ready, and tells what it waits for whenever that changes. An error
+// comes with the last report, if there was one.
+func (c *collector) await(ctx context.Context, progress io.Writer, limit time.Duration) (*report, error) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var last *report
+	var told string
+	for {
+		r, err := c.collect(ctx)
+		var waiting string
+		if err == nil {
+			last = r
+			if r.Ready {
+				return r, nil
+			}
+			waiting = strings.Join(r.Waiting, "\n  ")
+		} else if ctx.Err() == nil {
+			waiting = sentence(err)
+		}
+		if waiting != "" && waiting != told {
+			told = waiting
+			if _, err := fmt.Fprintf(progress, "waiting for:\n  %s\n", waiting); err != nil {
+				return last, err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return last, ctx.Err()
+			}
+			return last, fmt.Errorf("not ready after %s:\n  %s", limit, told)
+		case <-tick.C:
+		}
+	}
+}
+
+// report is the state of one cluster. It is what -o json prints; the text is made of it.
+type report struct {
+	Ready      bool             `json:"ready"`
+	Waiting    []string         `json:"waiting,omitempty"` // what is not ready, one sentence each
+	Namespace  string           `json:"namespace"`
+	Member     *memberReport    `json:"member,omitempty"`
+	Controller controllerReport `json:"controller"`
+	Agents     agentsReport     `json:"agents"`
+	Services   servicesReport   `json:"services"`
+}
+
+type memberReport struct {
+	ClusterID     string    `json:"clusterID"`
+	ClusterSetID  string    `json:"clusterSetID"`
+	ClusterSetIPs []string  `json:"clusterSetIPs"`
+	Joined        time.Time `json:"joined"`
+}
+
+type servicesReport struct {
+	Exports    int               `json:"exports"`
+	Imports    int               `json:"imports"`
+	Conditions []conditionReport `json:"conditions,omitempty"` // those that are not as they should be
+}
+
+type conditionReport struct {
+	Kind    string `json:"kind"`
+	Name    string `json:"name"` // namespace/name
+	Type    string `json:"type"`
+	Status  string `json:"status"`
+	Reason  string `json:"reason"`
+	Message string `json:"message,omitempty"`
+}
+
+func writeJSON(w io.Writer, r *report) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// writeText prints r as people read it.
+func (r *report) writeText(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	line := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) } // Flush reports errors
+	if m := r.Member; m != nil {
+		line("cluster\t%s of ClusterSet %s, ClusterSetIPs %s", m.ClusterID, m.ClusterSetID, list(m.ClusterSetIPs))
+	} else {
+		line("cluster\tnot a member")
+	}
+	line("controller\t%d of %d ready", r.Controller.Ready, r.Controller.Desired)
+	if b := r.Controller.Broker; b != nil {
+		line("broker\t%s, %s", b.Server, map[bool]string{true: "reachable", false: "not reachable"}[b.Reachable])
+	}
+	line("agents\t%d of %d ready", r.Agents.Ready, r.Agents.Desired)
+	line("services\t%d exported here, %d imported", r.Services.Exports, r.Services.Imports)
+	if len(r.Agents.Nodes) > 0 {
+		line("\nNODE\tREADY\tHOOKS\tFRONTENDS\tBACKENDS\tDNS\tVERSION")
+		for _, n := range r.Agents.Nodes {
+			if n.Status == nil {
+				line("%s\tno\t-\t-\t-\t-\t-", n.Node)
+				continue
+			}
+			s := n.Status
+			attached := 0
+			for _, h := range s.Dataplane.Hooks {
+				if h.Attached {
+					attached++
+				}
+			}
+			line("%s\t%s\t%d/%d\t%d\t%d\t%s\t%s", n.Node, map[bool]string{true: "yes", false: "no"}[s.Ready],
+				attached, len(s.Dataplane.Hooks), s.Dataplane.Frontends, s.Dataplane.Backends, list(s.DNS.Listening), s.Version)
+		}
+	}
+	if missing := r.Agents.missing(); len(missing) > 0 {
+		line("\nOptional, and missing:")
+		for _, m := range missing {
+			line("  %s", m)
+		}
+	}
+	if len(r.Services.Conditions) > 0 {
+		line("\nKIND\tNAME\tCONDITION\tREASON\tMESSAGE")
+		for _, c := range r.Services.Conditions {
+			line("%s\t%s\t%s=%s\t%s\t%s", c.Kind, c.Name, c.Type, c.Status, c.Reason, strings.ReplaceAll(c.Message, "\n", " "))
+		}
+	}
+	if len(r.Waiting) > 0 {
+		line("\nNot ready:")
+		for _, s := range r.Waiting {
+			line("  %s", s)
+		}
+	} else {
+		line("\nready")
+	}
+	return w.Flush()
+}
+
+// missing lists the optional abilities that nodes lack, each once with its nodes.
+func (a agentsReport) missing() []string {
+	nodes := map[string][]string{}
+	for _, n := range a.Nodes {
+		if n.Status != nil {
+			for _, m := range n.Status.MissingCapabilities {
+				nodes[m] = append(nodes[m], n.Node)
+			}
+		}
+	}
+	var lines []string
+	for m, on := range nodes {
+		lines = append(lines, fmt.Sprintf("%s (%s)", m, strings.Join(on, ", ")))
+	}
+	slices.Sort(lines)
+	return lines
+}
