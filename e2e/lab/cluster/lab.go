@@ -86,6 +86,7 @@ type settings struct {
 	Nodeinit string // the program that starts and enters machines
 	Kubectl  string
 	Ctr      string
+	Echo     string
 }
 
 const settingsFile = "lab.json"
@@ -239,6 +240,10 @@ func (l *Lab) Topology() topology.Topology { return l.topology }
 func (l *Lab) Kubeconfig(cluster string) string {
 	return pki.Kubeconfig(l.pkiDir(cluster), pki.Admin)
 }
+
+// EchoProgram is the program echo-server of the test image as a static executable, for
+// NodeCommand and FabricCommand. Empty unless the lab is up.
+func (l *Lab) EchoProgram() string { return l.settings.Echo }
 
 func (l *Lab) machineDir(name string) string   { return filepath.Join(l.dir, "machines", name) }
 func (l *Lab) pkiDir(cluster string) string    { return filepath.Join(l.dir, "pki", cluster) }

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
@@ -53,6 +54,7 @@ func (l *Lab) Up(ctx context.Context) error {
 	defer unlock()
 	l.settings.Nodeinit = built.programs["nodeinit"]
 	l.settings.Kubectl = built.programs["kubectl"]
+	l.settings.Echo = built.programs["echo"]
 	if l.settings.Ctr, err = exec.LookPath("ctr"); err != nil {
 		return err
 	}
@@ -263,6 +265,15 @@ func (l *Lab) joinNodes(ctx context.Context, client kubernetes.Interface, plan k
 		if err := register(ctx, client, n); err != nil {
 			return fmt.Errorf("register node %s: %w", n.Name, err)
 		}
+		alive, err := l.alive(n.Name, kube.Kubelet)
+		if err != nil {
+			return err
+		}
+		if !alive {
+			if err := forget(ctx, client, n); err != nil {
+				return fmt.Errorf("reset node %s: %w", n.Name, err)
+			}
+		}
 		if err := start(l.machine(n.Name), plan.Agents(n)); err != nil {
 			return err
 		}
@@ -306,6 +317,14 @@ func register(ctx context.Context, client kubernetes.Interface, n topology.Node)
 	return err
 }
 
+// forget withdraws what an earlier incarnation of a node said about itself, so that the
+// wait for readiness waits for the new one.
+func forget(ctx context.Context, client kubernetes.Interface, n topology.Node) error {
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q}]}}`, corev1.NodeReady, corev1.ConditionUnknown)
+	_, err := client.CoreV1().Nodes().Patch(ctx, n.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	return err
+}
+
 func nodesReady(ctx context.Context, client kubernetes.Interface, want int) error {
 	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -343,6 +362,16 @@ func (l *Lab) applyAddons(ctx context.Context, plan kube.Plan) error {
 		return fmt.Errorf("apply cluster DNS: %w: %s", err, out)
 	}
 	return nil
+}
+
+func (l *Lab) alive(machineName, component string) (bool, error) {
+	states, err := l.machine(machineName).Components().List()
+	for _, s := range states {
+		if s.Name == component {
+			return s.Alive, err
+		}
+	}
+	return false, err
 }
 
 func (l *Lab) client(cluster string) (kubernetes.Interface, error) {

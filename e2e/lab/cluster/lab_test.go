@@ -1,0 +1,284 @@
+package cluster_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+)
+
+// TestLab brings a small lab up, uses all of it, and takes it down without a trace.
+func TestLab(t *testing.T) {
+	requirePrivileged(t)
+	before := footprint(t)
+	lab, err := cluster.Open(cluster.Config{Name: "labtest", Topology: "a:1 b:1 broker:0", Progress: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lab.Down(context.Background()); err != nil {
+			t.Errorf("down: %v", err)
+		}
+		if diff := cmp.Diff(before, footprint(t)); diff != "" {
+			t.Errorf("the lab left something behind (-before +after):\n%s", diff)
+		}
+	})
+	if err := lab.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	x := &bench{T: t, lab: lab}
+	for _, c := range []string{"a", "b"} {
+		x.must(lab.Kubectl(t.Context(), c, "apply", "-f", "testdata/echo.yaml"))
+	}
+	for _, c := range []string{"a", "b"} {
+		x.must(lab.Kubectl(t.Context(), c, "rollout", "status", "deploy/echo", "--timeout=60s"))
+		x.must(lab.Kubectl(t.Context(), c, "wait", "pod/client", "--for=condition=Ready", "--timeout=60s"))
+	}
+	t.Run("pod reaches pods of the other cluster", x.podToPod)
+	t.Run("Service and cluster DNS", x.service)
+	t.Run("node command is in the node's cgroup and network", x.nodeCommand)
+	t.Run("components stop and start", x.components)
+	t.Run("cut and heal", x.cut)
+	t.Run("images are loaded once", x.images)
+	t.Run("second up changes nothing", x.secondUp)
+	t.Run("up heals a dead node", x.deadNode)
+}
+
+// requirePrivileged skips on a machine where the lab cannot run, unless that is an error.
+func requirePrivileged(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+		t.Fatal("REQUIRE_PRIVILEGED=1, but not root")
+	}
+	t.Skip("needs root")
+}
+
+type bench struct {
+	*testing.T
+	lab *cluster.Lab
+}
+
+func (x *bench) must(cmd *exec.Cmd) string {
+	x.Helper()
+	var out, complaints bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	if err := cmd.Run(); err != nil {
+		x.Fatalf("%v: %v\n%s%s", cmd.Args, err, out.String(), complaints.String())
+	}
+	return strings.TrimSpace(out.String())
+}
+
+func (x *bench) exec(cluster string, argv ...string) string {
+	x.Helper()
+	return x.must(x.lab.Kubectl(x.Context(), cluster, slices.Concat([]string{"exec", "client", "--"}, argv)...))
+}
+
+func (x *bench) client(cluster string) kubernetes.Interface {
+	x.Helper()
+	config, err := x.lab.RESTConfig(cluster)
+	if err != nil {
+		x.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		x.Fatal(err)
+	}
+	return client
+}
+
+func (x *bench) podToPod(t *testing.T) {
+	pods, err := x.client("b").CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=echo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ips := pods.Items[0].Status.PodIPs
+	if len(ips) != 2 {
+		t.Fatalf("have addresses %v, want one of each family", ips)
+	}
+	for i, url := range []string{"http://" + ips[0].IP + ":8080", "http://[" + ips[1].IP + "]:8080"} {
+		if have := x.exec("a", "curl", "-sS", "-m", "5", url); !strings.Contains(have, "node=b1") {
+			t.Errorf("%s answered %q, want node=b1", ips[i].IP, have)
+		}
+	}
+}
+
+func (x *bench) service(t *testing.T) {
+	for _, family := range []string{"-4", "-6"} {
+		if have := x.exec("a", "curl", family, "-sS", "-m", "5", "http://echo.default.svc.cluster.local"); !strings.Contains(have, "node=a1") {
+			t.Errorf("curl %s answered %q, want node=a1", family, have)
+		}
+	}
+}
+
+func (x *bench) nodeCommand(t *testing.T) {
+	url := "http://echo.default.svc.cluster.local"
+	if have := x.must(x.lab.NodeCommand(t.Context(), "a1", "curl", "-sS", "-m", "5", url)); !strings.Contains(have, "node=a1") {
+		t.Errorf("curl on the node answered %q, want node=a1", have)
+	}
+	// Its own cgroup namespace shows the machine's cgroup as the root, the host's does not.
+	cmd := x.lab.NodeCommand(t.Context(), "a1", "sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait() //nolint:errcheck // killed below
+	defer cmd.Process.Kill()
+	await(t, "the command in the node's cgroup", func() bool {
+		raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "cgroup"))
+		return err == nil && strings.Contains(string(raw), "0::/isthmus.labtest.a1\n")
+	})
+	if err := x.lab.NodeCommand(t.Context(), "a9", "true").Run(); err == nil {
+		t.Error("a command ran on a node that does not exist")
+	}
+}
+
+func (x *bench) components(t *testing.T) {
+	if err := x.lab.Stop(t.Context(), "a1", "kubelet"); err != nil {
+		t.Fatal(err)
+	}
+	if s := x.state("a1", "kubelet"); s != "exit status 0" {
+		t.Errorf("kubelet is %q after stop", s)
+	}
+	x.exec("b", "true") // another node's kubelet is not concerned
+	if err := x.lab.Start(t.Context(), "a1", "kubelet"); err != nil {
+		t.Fatal(err)
+	}
+	if s := x.state("a1", "kubelet"); s != "alive" {
+		t.Errorf("kubelet is %q after start", s)
+	}
+	if err := x.lab.Stop(t.Context(), "a1", "etcd"); err == nil {
+		t.Error("a worker's etcd was stopped, but it has none")
+	}
+}
+
+func (x *bench) state(node, component string) string {
+	x.Helper()
+	status, err := x.lab.Status(x.Context())
+	if err != nil {
+		x.Fatal(err)
+	}
+	for _, c := range status.Clusters {
+		for _, n := range c.Nodes {
+			for _, s := range n.Components {
+				switch {
+				case n.Name != node || s.Name != component:
+				case s.Alive:
+					return "alive"
+				default:
+					return s.Exit
+				}
+			}
+		}
+	}
+	return "unknown"
+}
+
+func (x *bench) cut(t *testing.T) {
+	ping := func() error {
+		return x.lab.FabricCommand(t.Context(), "curl", "-sk", "-m", "1", "https://10.200.0.21:10250/healthz").Run()
+	}
+	if err := ping(); err != nil {
+		t.Fatalf("before the cut: %v", err)
+	}
+	if err := x.lab.Cut("b1"); err != nil {
+		t.Fatal(err)
+	}
+	if ping() == nil {
+		t.Error("b1 answers although it is cut off")
+	}
+	if err := x.lab.Heal("b1"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "b1 to answer again", func() bool { return ping() == nil })
+}
+
+func (x *bench) images(t *testing.T) {
+	for range 2 {
+		if err := x.lab.LoadImages(t.Context(), testArchive(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have := x.must(x.lab.NodeCommand(t.Context(), "b1", "ctr", "-n", "k8s.io", "images", "list", "-q"))
+	if !strings.Contains(have, "/isthmus/empty:dev") {
+		t.Errorf("images of b1:\n%s\nwant isthmus/empty:dev", have)
+	}
+}
+
+func (x *bench) secondUp(t *testing.T) {
+	pids := func() (all []int) {
+		status, err := x.lab.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range status.Clusters {
+			for _, s := range c.ControlPlane.Components {
+				all = append(all, s.PID)
+			}
+			for _, n := range c.Nodes {
+				for _, s := range n.Components {
+					all = append(all, s.PID)
+				}
+			}
+		}
+		return all
+	}
+	before := pids()
+	if err := x.lab.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, pids()); diff != "" {
+		t.Errorf("components restarted (-before +after):\n%s", diff)
+	}
+}
+
+func (x *bench) deadNode(t *testing.T) {
+	x.lab.NodeCommand(t.Context(), "a1", "true").Run() //nolint:errcheck // warm
+	status, err := x.lab.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	init, err := os.FindProcess(status.Clusters[0].Nodes[0].PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := init.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.lab.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the client pod on the new node", func() bool {
+		return x.lab.Kubectl(t.Context(), "a", "exec", "client", "--", "true").Run() == nil
+	})
+	pod, err := x.client("a").CoreV1().Pods("default").Get(t.Context(), "client", metav1.GetOptions{})
+	if err != nil || pod.Status.Phase != corev1.PodRunning {
+		t.Errorf("client is %q, %v", pod.Status.Phase, err)
+	}
+}
+
+// await asks cond until it holds.
+func await(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); !cond(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited too long for %s", what)
+		}
+	}
+}

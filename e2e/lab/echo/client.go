@@ -1,0 +1,240 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const defaultTimeout = 5 * time.Second
+
+// Client makes new connections, one request each.
+type Client struct {
+	Connections   int
+	Duration      time.Duration
+	Concurrency   int
+	Timeout       time.Duration
+	URL, TCP, UDP string // exactly one is set
+}
+
+// Report is the outcome of a run.
+type Report struct {
+	Connections int            `json:"connections"` // attempted
+	Failures    int            `json:"failures"`
+	Errors      map[string]int `json:"errors"`   // failures by reason
+	Backends    map[string]int `json:"backends"` // answers by "cluster/pod"
+	Peers       map[string]int `json:"peers"`    // connections by what getpeername(2) said
+	Seconds     float64        `json:"seconds"`
+	P50Ms       float64        `json:"p50Ms"` // of successful connections, from the name to the answer
+	P99Ms       float64        `json:"p99Ms"`
+}
+
+// Validate joins all faults of the configuration.
+func (c *Client) Validate() error {
+	var errs []error
+	targets := 0
+	for _, t := range []string{c.URL, c.TCP, c.UDP} {
+		if t != "" {
+			targets++
+		}
+	}
+	if targets != 1 {
+		errs = append(errs, errors.New("give exactly one of --url, --tcp and --udp"))
+	}
+	if u, err := url.Parse(c.URL); c.URL != "" && (err != nil || u.Scheme != "http" || u.Host == "") {
+		errs = append(errs, fmt.Errorf("%q is not an http URL", c.URL))
+	}
+	if c.Connections <= 0 && c.Duration <= 0 {
+		errs = append(errs, errors.New("give --connections or --duration: a run must end"))
+	}
+	if c.Concurrency < 1 {
+		errs = append(errs, errors.New("--concurrency is at least 1"))
+	}
+	if c.Timeout <= 0 {
+		errs = append(errs, errors.New("--timeout is more than 0"))
+	}
+	return errors.Join(errs...)
+}
+
+// Run makes the connections and returns when all are done, the duration is over, or ctx
+// ends. Connections that are under way then are finished.
+func (c *Client) Run(ctx context.Context) Report {
+	if c.Duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.Duration)
+		defer cancel()
+	}
+	r := Report{Errors: map[string]int{}, Backends: map[string]int{}, Peers: map[string]int{}}
+	var (
+		mu      sync.Mutex // guards r and took
+		took    []time.Duration
+		started atomic.Int64
+		workers sync.WaitGroup
+	)
+	began := time.Now()
+	for range c.Concurrency {
+		workers.Go(func() {
+			for ctx.Err() == nil && (c.Connections == 0 || started.Add(1) <= int64(c.Connections)) {
+				start := time.Now()
+				answer, peer, err := c.once(context.WithoutCancel(ctx))
+				elapsed := time.Since(start)
+				mu.Lock()
+				r.Connections++
+				if peer.IsValid() {
+					r.Peers[peer.String()]++
+				}
+				if err != nil {
+					r.Failures++
+					r.Errors[reason(err)]++
+				} else {
+					r.Backends[backend(answer)]++
+					took = append(took, elapsed)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	workers.Wait()
+	r.Seconds = time.Since(began).Seconds()
+	slices.Sort(took)
+	r.P50Ms, r.P99Ms = percentile(took, 0.50), percentile(took, 0.99)
+	return r
+}
+
+// once makes one connection and returns the line that came back and the peer's address.
+func (c *Client) once(ctx context.Context) (answer string, peer netip.AddrPort, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	if c.URL != "" {
+		return c.get(ctx)
+	}
+	network, address := "tcp", c.TCP
+	if c.UDP != "" {
+		network, address = "udp", c.UDP
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return "", peer, err
+	}
+	defer conn.Close()
+	if peer, err = getpeername(conn); err != nil {
+		return "", peer, err
+	}
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return "", peer, err
+	}
+	if c.UDP != "" {
+		if _, err := io.WriteString(conn, "?\n"); err != nil {
+			return "", peer, err
+		}
+	}
+	answer, err = bufio.NewReader(conn).ReadString('\n')
+	return answer, peer, err
+}
+
+func (c *Client) get(ctx context.Context) (answer string, peer netip.AddrPort, err error) {
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			peer, err = getpeername(conn)
+			return conn, err
+		},
+	}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
+	if err != nil {
+		return "", peer, err
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return "", peer, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return "", peer, fmt.Errorf("status %d", resp.StatusCode)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	return string(body), peer, err
+}
+
+// getpeername asks the kernel, where socket hooks may answer, and not what was dialled.
+func getpeername(conn net.Conn) (netip.AddrPort, error) {
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	var sa unix.Sockaddr
+	if ctlErr := raw.Control(func(fd uintptr) { sa, err = unix.Getpeername(int(fd)) }); ctlErr != nil {
+		return netip.AddrPort{}, ctlErr
+	}
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("getpeername: %w", err)
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)), nil
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port)), nil
+	}
+	return netip.AddrPort{}, fmt.Errorf("getpeername: unexpected %T", sa)
+}
+
+// backend names who answered: "cluster/pod" of our own line, else the start of the text.
+func backend(answer string) string {
+	fields := map[string]string{}
+	for _, f := range strings.Fields(answer) {
+		if k, v, ok := strings.Cut(f, "="); ok {
+			fields[k] = v
+		}
+	}
+	if fields["pod"] != "" {
+		return fields["cluster"] + "/" + fields["pod"]
+	}
+	text := strings.TrimSpace(answer)
+	return text[:min(len(text), 80)]
+}
+
+// reason groups errors that differ in addresses and ports only.
+func reason(err error) string {
+	var dns *net.DNSError
+	if errors.As(err, &dns) {
+		return "lookup: " + dns.Err
+	}
+	var number syscall.Errno
+	if errors.As(err, &number) {
+		return number.Error()
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return "timeout"
+	}
+	return err.Error()
+}
+
+// percentile is in milliseconds; sorted may be empty.
+func percentile(sorted []time.Duration, p float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	at := min(int(p*float64(len(sorted))), len(sorted)-1)
+	return float64(sorted[at].Microseconds()) / 1000
+}

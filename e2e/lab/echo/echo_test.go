@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// freePort finds a port nobody listens on. Another program may take it meanwhile.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestClientCountsWhoAnswers(t *testing.T) {
+	s := Server{
+		Identity: Identity{Cluster: "a", Node: "a1", Pod: "hello-1"},
+		HTTP:     freePort(t), TCP: freePort(t), UDP: freePort(t),
+		Log: slog.New(slog.DiscardHandler),
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("server: %v", err)
+		}
+	}()
+	for name, tc := range map[string]struct {
+		client Client
+		peer   string
+	}{
+		"http": {Client{URL: "http://" + s.HTTP}, s.HTTP},
+		"tcp":  {Client{TCP: s.TCP}, s.TCP},
+		"udp":  {Client{UDP: s.UDP}, s.UDP},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := tc.client
+			c.Connections, c.Concurrency, c.Timeout = 20, 3, time.Second
+			awaitServer(t, c)
+			r := c.Run(t.Context())
+			if r.Connections != 20 || r.Failures != 0 {
+				t.Errorf("have %d connections, %d failures %v, want 20 and 0", r.Connections, r.Failures, r.Errors)
+			}
+			if diff := cmp.Diff(map[string]int{"a/hello-1": 20}, r.Backends); diff != "" {
+				t.Errorf("backends (-want +have):\n%s", diff)
+			}
+			if diff := cmp.Diff(map[string]int{tc.peer: 20}, r.Peers); diff != "" {
+				t.Errorf("peers (-want +have):\n%s", diff)
+			}
+		})
+	}
+}
+
+func awaitServer(t *testing.T, c Client) {
+	t.Helper()
+	c.Connections, c.Concurrency = 1, 1
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(5 * time.Second); c.Run(t.Context()).Failures > 0; <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatal("the server does not answer")
+		}
+	}
+}
+
+func TestClientCountsFailures(t *testing.T) {
+	c := Client{TCP: freePort(t), Connections: 3, Concurrency: 1, Timeout: time.Second}
+	r := c.Run(t.Context())
+	if r.Connections != 3 || r.Failures != 3 || r.Errors["connection refused"] != 3 {
+		t.Errorf("have %+v, want 3 refused connections", r)
+	}
+}
+
+func TestIdentityLine(t *testing.T) {
+	local := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[fd00:201:1::5]:8080"))
+	client := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.202.1.7:40000"))
+	for name, tc := range map[string]struct {
+		identity Identity
+		want     string
+	}{
+		"full":           {Identity{"a", "a1", "p", "10.201.1.5"}, "cluster=a node=a1 pod=p ip=10.201.1.5 client=10.202.1.7:40000\n"},
+		"without POD_IP": {Identity{Cluster: "a"}, "cluster=a node= pod= ip=fd00:201:1::5 client=10.202.1.7:40000\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if have := tc.identity.line(local, client); have != tc.want {
+				t.Errorf("have %q, want %q", have, tc.want)
+			}
+		})
+	}
+}
+
+func TestClientValidate(t *testing.T) {
+	good := Client{URL: "http://x", Connections: 1, Concurrency: 1, Timeout: time.Second}
+	for name, tc := range map[string]struct {
+		change func(*Client)
+		ok     bool
+	}{
+		"good":        {func(*Client) {}, true},
+		"two targets": {func(c *Client) { c.TCP = "x:1" }, false},
+		"no target":   {func(c *Client) { c.URL = "" }, false},
+		"no end":      {func(c *Client) { c.Connections = 0 }, false},
+		"https":       {func(c *Client) { c.URL = "https://x" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := good
+			tc.change(&c)
+			if err := c.Validate(); (err == nil) != tc.ok {
+				t.Errorf("have %v, want ok=%v", err, tc.ok)
+			}
+		})
+	}
+}
