@@ -113,19 +113,21 @@ func (tb *Testbed) Step(format string, args ...any) {
 
 // build compiles what the installation needs and returns the image archives.
 func (tb *Testbed) build(ctx context.Context) ([]string, error) {
-	tb.Step("build isthmusctl, Helm and the images")
+	tb.Step("build our programs, Helm and the images")
 	images := filepath.Join(tb.bin, "images")
 	builds := []struct {
 		name string
 		args []string
 	}{
-		{"isthmusctl", []string{"build", "-o", filepath.Join(tb.bin, "isthmusctl"), "./cmd/isthmusctl"}},
+		{"our programs", []string{"build", "-o", tb.bin + "/", "./cmd/isthmusctl", "./cmd/isthmus-agent"}},
+		{"the echo client", []string{"build", "-o", filepath.Join(tb.bin, "echo-server"), "./e2e/lab/echo"}},
 		{"Helm", []string{"build", "-C", "tools/helm", "-o", filepath.Join(tb.bin, "helm"), "helm.sh/helm/v4/cmd/helm"}},
 		{"the images", []string{"run", "./tools/images", "-o", images, "controller", "agent"}},
 	}
 	for _, b := range builds {
 		cmd := exec.CommandContext(ctx, "go", b.args...)
 		cmd.Dir = tb.root
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if _, err := Output(cmd); err != nil {
 			return nil, fmt.Errorf("build %s: %w", b.name, err)
 		}
@@ -199,7 +201,7 @@ func (tb *Testbed) Helm(ctx context.Context, cluster string, args ...string) (st
 
 // fabric runs one of our binaries where every API server can be reached.
 func (tb *Testbed) fabric(ctx context.Context, program, cluster string, args []string) (string, error) {
-	argv := slices.Concat([]string{filepath.Join(tb.bin, program)}, args, []string{"--kubeconfig", tb.Lab.Kubeconfig(cluster)})
+	argv := slices.Concat([]string{tb.Program(program)}, args, []string{"--kubeconfig", tb.Lab.Kubeconfig(cluster)})
 	return Output(tb.Lab.FabricCommand(ctx, argv...))
 }
 
@@ -216,12 +218,31 @@ func (tb *Testbed) Apply(ctx context.Context, cluster, manifests string) error {
 	return err
 }
 
+// Program is the path of a program that Up has built, valid on every node: isthmusctl, isthmus-agent, helm,
+// echo-server.
+func (tb *Testbed) Program(name string) string { return filepath.Join(tb.bin, name) }
+
 // Node runs a command on a node, in all of its namespaces and cgroups, and returns what it printed.
 func (tb *Testbed) Node(ctx context.Context, node string, args ...string) (string, error) {
 	return Output(tb.Lab.NodeCommand(ctx, node, args...))
 }
 
-// Output runs cmd and returns its standard output. The error carries what it wrote to standard error.
+// CommandError is the failure of a command that was run.
+type CommandError struct {
+	Args []string
+	Err  error  // from os/exec
+	Said string // what it wrote to standard error, or else to standard output
+}
+
+// Error names the command, how it ended and what it said.
+func (e *CommandError) Error() string {
+	return fmt.Sprintf("%s: %v: %s", strings.Join(e.Args, " "), e.Err, e.Said)
+}
+
+// Unwrap returns the error from os/exec.
+func (e *CommandError) Unwrap() error { return e.Err }
+
+// Output runs cmd and returns its standard output. A command that fails is a *CommandError.
 func Output(cmd *exec.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -230,7 +251,7 @@ func Output(cmd *exec.Cmd) (string, error) {
 		if said == "" {
 			said = strings.TrimSpace(stdout.String())
 		}
-		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said)
+		return stdout.String(), &CommandError{Args: cmd.Args, Err: err, Said: said}
 	}
 	return stdout.String(), nil
 }

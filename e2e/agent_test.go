@@ -1,0 +1,199 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+)
+
+const pins = "/sys/fs/bpf/isthmus/maps"
+
+// TestKilledAgentLosesNothing: SIGKILL of the agent, kept down, during 10,000 connections: none fails, new
+// ones by name work too, and the agent that comes back finds everything in place and writes nothing.
+func TestKilledAgentLosesNothing(t *testing.T) {
+	needBed(t)
+	addrs, err := vips(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	type outcome struct {
+		r   report
+		err error
+	}
+	finished := make(chan outcome, 1)
+	go func() {
+		r, err := client(podClient).run(t.Context(), "--connections", "10000", "--concurrency", "2",
+			"--url", "http://"+netip.AddrPortFrom(addrs[0], 80).String())
+		finished <- outcome{r, err}
+	}()
+	if err := bed.KillAgent(t.Context(), "a", clientNode); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case o := <-finished:
+		t.Fatalf("the 10,000 connections were over before the agent was dead: %+v", o)
+	default:
+	}
+
+	byName, err := client(podClient).run(t.Context(), "--connections", "200", "--url", "http://"+name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if byName.Failures != 0 || !slices.Equal(byName.clusters(), []string{"a", "b"}) {
+		t.Errorf("by name, without an agent on the node: %d of %d failed %v, clusters %v",
+			byName.Failures, byName.Connections, byName.Errors, byName.clusters())
+	}
+	o := <-finished
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	if o.r.Failures != 0 || o.r.Connections != 10000 {
+		t.Errorf("%d of %d connections failed: %v", o.r.Failures, o.r.Connections, o.r.Errors)
+	}
+
+	if err := bed.ReviveAgent(t.Context(), "a", clientNode); err != nil {
+		t.Fatal(err)
+	}
+	said, err := bed.AgentStatus(t.Context(), "a", clientNode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said.Dataplane.Writes != 0 {
+		t.Errorf("the new agent wrote %d map entries though nothing had changed", said.Dataplane.Writes)
+	}
+	if said.Dataplane.Frontends == 0 {
+		t.Error("the new agent knows no frontends")
+	}
+}
+
+// dump reads a pinned map of clientNode as bpftool prints it.
+func dump(t *testing.T, name string) []map[string]any {
+	t.Helper()
+	out, err := bed.Node(t.Context(), clientNode, "bpftool", "map", "dump", "pinned", pins+"/"+name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var entries []map[string]any
+	if err := json.Unmarshal([]byte(out), &entries); err != nil {
+		t.Fatalf("bpftool printed of %s what is no JSON with field names: %v\n%s", name, err, out)
+	}
+	return entries
+}
+
+// TestMapsAreReadable: bpftool shows every map with field names, addresses in order and ports as people
+// write them.
+func TestMapsAreReadable(t *testing.T) {
+	needBed(t)
+	addrs, err := vips(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[netip.AddrPort]bool{}
+	for _, e := range dump(t, "frontends") {
+		key := e["key"].(map[string]any)
+		var raw [16]byte
+		for i, b := range key["addr"].([]any) {
+			raw[i] = number(t, b)
+		}
+		found[netip.AddrPortFrom(netip.AddrFrom16(raw).Unmap(), uint16(key["port"].(float64)))] = true
+	}
+	for _, vip := range addrs {
+		if want := netip.AddrPortFrom(vip, 80); !found[want] {
+			t.Errorf("bpftool shows no frontend %s, but %v", want, found)
+		}
+	}
+	for name, fields := range map[string][]string{
+		"frontends": {"addr", "port", "proto", "id", "count"},
+		"slots":     {"frontend_id", "slot"},
+		"backends":  {"addr", "port", "proto"},
+		"udp_vips":  nil, // empty unless somebody sends unconnected datagrams
+		"refusals":  nil, // plain numbers
+	} {
+		entries := dump(t, name)
+		for _, field := range fields {
+			if len(entries) == 0 || !strings.Contains(fmt.Sprint(entries[0]), field+":") {
+				t.Errorf("bpftool shows no field %s in map %s: %v", field, name, entries)
+			}
+		}
+	}
+}
+
+// number reads a byte that bpftool wrote as a number or as "0x.." text.
+func number(t *testing.T, v any) byte {
+	t.Helper()
+	switch v := v.(type) {
+	case float64:
+		return byte(v)
+	case string:
+		var n byte
+		if _, err := fmt.Sscanf(v, "0x%x", &n); err != nil {
+			t.Fatalf("read byte %q: %v", v, err)
+		}
+		return n
+	}
+	t.Fatalf("%v is no byte", v)
+	return 0
+}
+
+// TestBadInputLeavesDataplane: an agent started with something wrong says so in one sentence that names it,
+// exits, and leaves programs and maps of the running dataplane as they were.
+func TestBadInputLeavesDataplane(t *testing.T) {
+	needBed(t)
+	// What stands in bpffs, and what the maps hold.
+	state := func() string {
+		t.Helper()
+		all, err := bed.Node(t.Context(), clientNode, "sh", "-c", "cd /sys/fs/bpf/isthmus && find . | sort && ls -i links/* maps/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range []string{"frontends", "slots", "backends"} {
+			entries := dump(t, m)
+			slices.SortFunc(entries, func(a, b map[string]any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+			all += fmt.Sprintln(m, entries)
+		}
+		return all
+	}
+	before := state()
+	cases := map[string]struct {
+		args []string
+		says string
+	}{
+		"unknown flag":           {[]string{"run", "--no-such-flag"}, "--no-such-flag"},
+		"malformed kubeconfig":   {[]string{"run", "--kubeconfig=/etc/hostname"}, "kubeconfig"},
+		"missing kubeconfig":     {[]string{"run", "--kubeconfig=/nonexistent"}, "/nonexistent"},
+		"no BPF file system":     {[]string{"run", "--kubeconfig=" + bed.Lab.Kubeconfig("a"), "--bpffs=/tmp"}, "/tmp"},
+		"no cgroup v2":           {[]string{"run", "--kubeconfig=" + bed.Lab.Kubeconfig("a"), "--cgroup-root=/proc"}, "cgroup"},
+		"DNS address malformed":  {[]string{"run", "--dns-listen=300.0.0.1"}, "300.0.0.1"},
+		"HTTP address malformed": {[]string{"run", "--http-listen=nonsense"}, "nonsense"},
+	}
+	for _, name := range slices.Sorted(maps.Keys(cases)) {
+		t.Run(name, func(t *testing.T) {
+			c := cases[name]
+			args := slices.Concat([]string{"timeout", "20", bed.Program("isthmus-agent")}, c.args)
+			_, err := testbed.Output(bed.Lab.NodeCommand(t.Context(), clientNode, args...))
+			var failed *testbed.CommandError
+			var exit *exec.ExitError
+			if !errors.As(err, &failed) || !errors.As(err, &exit) {
+				t.Fatalf("want an agent that exits non-zero, got: %v", err)
+			}
+			const timedOut = 124 // timeout(1)
+			if exit.ExitCode() == timedOut {
+				t.Fatalf("the agent did not give up: %s", failed.Said)
+			}
+			if lines := strings.Split(failed.Said, "\n"); len(lines) != 1 || !strings.Contains(failed.Said, c.says) {
+				t.Errorf("want one sentence that names %q, got: %s", c.says, failed.Said)
+			}
+			if after := state(); after != before {
+				t.Errorf("the dataplane changed from\n%s\nto\n%s", before, after)
+			}
+		})
+	}
+}

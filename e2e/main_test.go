@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+//go:embed testdata/workload.yaml
+var workload string
+
+const (
+	namespace = "road"
+	name      = "echo.road.svc.clusterset.local"
+
+	// clientNode is where testdata/workload.yaml puts the clients, in cluster a. No backend runs there.
+	clientNode = "a2"
+)
+
+// bed is the testbed all tests share; nil when this process may not build one.
+var bed *testbed.Testbed
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		return m.Run() // each test says why it cannot run
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	defer cancel()
+	cfg := testbed.Config{Name: "e2e", Progress: os.Stderr}
+	if os.Getenv("ISTHMUS_E2E_KEEP") != "1" {
+		defer func() {
+			if err := testbed.Down(context.WithoutCancel(ctx), cfg); err != nil {
+				fmt.Fprintln(os.Stderr, "take the testbed down:", err)
+			}
+		}()
+	}
+	var err error
+	if bed, err = testbed.Up(ctx, cfg); err == nil {
+		err = deploy(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bring the testbed up:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// deploy puts the workload into both members, exports it and waits until both are imported in both.
+func deploy(ctx context.Context) error {
+	for _, member := range testbed.Members() {
+		if err := bed.Apply(ctx, member, strings.ReplaceAll(workload, "CLUSTER_ID", member)); err != nil {
+			return err
+		}
+	}
+	for _, member := range testbed.Members() {
+		if _, err := bed.Kubectl(ctx, member, "rollout", "status", "deployment/echo", "--namespace", namespace, "--timeout", "90s"); err != nil {
+			return err
+		}
+		if _, err := bed.Isthmusctl(ctx, member, "export", "service", "echo", "--namespace", namespace); err != nil {
+			return err
+		}
+	}
+	for _, member := range testbed.Members() {
+		if err := importedFrom(ctx, member, "a b"); err != nil {
+			return err
+		}
+		if _, err := bed.Kubectl(ctx, member, "wait", "pod", "--selector", "role=client", "--namespace", namespace, "--for", "condition=Ready", "--timeout", "60s"); err != nil {
+			return err
+		}
+	}
+	for _, c := range []client{podClient, hostClient, nodeClient} {
+		if err := reaches(ctx, c, "a", "b"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// importedFrom waits until a member's ServiceImport lists exactly clusters and has two IPs.
+func importedFrom(ctx context.Context, member, clusters string) error {
+	return testbed.Eventually(ctx, 30*time.Second, func(ctx context.Context) error {
+		said, err := bed.Kubectl(ctx, member, "get", "serviceimport", "echo", "--namespace", namespace,
+			"--output", "jsonpath={.status.clusters[*].cluster}|{.spec.ips[*]}")
+		if err != nil {
+			return err
+		}
+		have, ips, _ := strings.Cut(said, "|")
+		if have != clusters || len(strings.Fields(ips)) != 2 {
+			return fmt.Errorf("the ServiceImport of %s is of clusters %q with IPs %q", member, have, ips)
+		}
+		return nil
+	})
+}
+
+// needBed skips, or fails, a test that has no testbed.
+func needBed(t *testing.T) {
+	t.Helper()
+	if bed == nil {
+		netlab.Skip(t, "a testbed needs root")
+	}
+}
