@@ -269,19 +269,17 @@ func checkAddresses(spec v1alpha1.MemberSpec, ranges []netip.Prefix, others map[
 		}
 		for _, id := range slices.Sorted(maps.Keys(others)) {
 			theirs := others[id]
-			routed := slices.Concat(parsed(theirs.PodCIDRs), parsed(theirs.NodeCIDRs))
+			rivals := slices.Concat(parsed(theirs.PodCIDRs), parsed(theirs.NodeCIDRs))
 			services := parsed(theirs.ServiceCIDRs)
-			if a, b, ok := overlap(kind.cidrs, routed); ok {
+			if kind.routed {
+				rivals = append(rivals, services...)
+			} else if a, _, ok := overlap(kind.cidrs, services); ok {
+				j.Notes = append(j.Notes, fmt.Sprintf("service CIDR %s is also that of member %s, which does no harm: traffic goes to pods", a, id))
+			}
+			if a, b, ok := overlap(kind.cidrs, rivals); ok {
 				faults = append(faults, fmt.Errorf("%w: %s CIDR %s of this cluster and %s of member %s; the clusters of a ClusterSet need distinct ones, or give the right one by %s",
 					ErrOverlap, kind.name, a, b, id, kind.flag))
-			}
-			a, b, ok := overlap(kind.cidrs, services)
-			switch {
-			case ok && kind.routed:
-				faults = append(faults, fmt.Errorf("%w: %s CIDR %s of this cluster and service CIDR %s of member %s; the clusters of a ClusterSet need distinct ones, or give the right one by %s",
-					ErrOverlap, kind.name, a, b, id, kind.flag))
-			case ok:
-				j.Notes = append(j.Notes, fmt.Sprintf("service CIDR %s is also that of member %s, which does no harm: traffic goes to pods", a, id))
+				break // one member is enough to say what is wrong
 			}
 		}
 	}
