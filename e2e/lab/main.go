@@ -205,7 +205,11 @@ func nodeCommand(open opener) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return run(l.NodeCommand(cmd.Context(), args[0], args[1:]...))
+			argv := args[1:]
+			if argv[0] == "--" { // cobra leaves it in place behind a first word
+				argv = argv[1:]
+			}
+			return run(l.NodeCommand(cmd.Context(), args[0], argv...))
 		},
 	}
 	// What follows the first word belongs to the other program, flags too.

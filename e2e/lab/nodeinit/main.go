@@ -124,6 +124,9 @@ func enter(dir string, argv []string) error {
 	if len(argv) == 0 {
 		return errors.New("enter: no command given")
 	}
+	if err := dieWithParent(); err != nil {
+		return err
+	}
 	spec, err := machine.Load(dir)
 	if err != nil {
 		return err
@@ -169,7 +172,7 @@ func enter(dir string, argv []string) error {
 // become sets what SysProcAttr.Pdeathsig cannot: its check for a parent that died meanwhile
 // misfires when the parent is outside the PID namespace.
 func become(argv []string) error {
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+	if err := dieWithParent(); err != nil {
 		return err
 	}
 	if err := os.Setenv("PATH", searchPath); err != nil {
@@ -180,6 +183,10 @@ func become(argv []string) error {
 		return err
 	}
 	return syscall.Exec(program, argv, os.Environ())
+}
+
+func dieWithParent() error {
+	return unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 }
 
 // exitCode follows the shells: 128 and the signal for a command that was killed.

@@ -96,11 +96,12 @@ func (c Cache) download(ctx context.Context, dir string, packages []string) ([]s
 	return debs, err
 }
 
-// skipped are parts of packages nobody reads in a pod.
+// skipped are parts of packages nobody needs in a pod: a path that contains one of these
+// is left out. Perl comes with packages that use it in their install scripts only.
 var skipped = []string{
-	"usr/share/doc/", "usr/share/man/", "usr/share/locale/", "usr/share/info/", "usr/share/lintian/", "usr/share/zoneinfo/",
-	"usr/share/bash-completion/", "usr/share/i18n/", "usr/lib/systemd/", "usr/share/perl5/", "usr/share/perl/", "usr/lib/x86_64-linux-gnu/gconv/",
-	"var/cache/", "var/lib/dpkg/",
+	"/usr/share/doc/", "/usr/share/man/", "/usr/share/info/", "/usr/share/lintian/", "/usr/share/locale/", "/usr/share/zoneinfo/",
+	"/usr/share/bash-completion/", "/usr/share/i18n/", "/usr/share/perl", "/usr/lib/systemd/", "/usr/include/", "/usr/share/gcc/",
+	"/perl/", "/perl-base/", "/perl5/", "/libperl.so", "/gconv/", "/boot/", "/home/", "/var/cache/", "/var/lib/dpkg/",
 }
 
 // unpack streams the files of a package into the layer. Paths are moved below /usr, as on
@@ -139,7 +140,7 @@ func copyFiles(in *tar.Reader, layer *oci.Layer) error {
 		if h.Typeflag == tar.TypeLink {
 			h.Linkname = mergeUsr(h.Linkname)
 		}
-		isSkipped := func(prefix string) bool { return strings.HasPrefix(h.Name+"/", prefix) }
+		isSkipped := func(part string) bool { return strings.Contains("/"+h.Name+"/", part) }
 		if h.Name == "" || slices.ContainsFunc(skipped, isSkipped) {
 			continue
 		}
