@@ -186,10 +186,13 @@ func (s socket) connect(addr netip.AddrPort) error {
 	if !errors.Is(err, unix.EINTR) {
 		return err
 	}
-	again(s.t, func() error {
+	err = again(s.t, func() error {
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}, 5000)
 		return err
 	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
 		s.t.Fatal(err)

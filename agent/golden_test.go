@@ -1,0 +1,217 @@
+package agent
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/bpf/datapath"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+var update = flag.Bool("update", false, "rewrite the maps in testdata/*.txtar with what they are now")
+
+// TestGolden walks the whole road without a kernel: Kubernetes objects in, content of the maps out. Each
+// testdata/*.txtar is a script, above its first file:
+//
+//	apply FILE...    these objects are in the cluster from now on
+//	delete FILE...   and these are no more
+//	restart          another agent takes over
+//	writes N         the last command cost that many map writes
+//	maps FILE        the maps hold this now
+//	any-order        however the objects that are there had arrived, the maps would hold the same,
+//	                 numbers aside
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			a, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &script{T: t, archive: a, fake: datapath.NewFake(lb.NewState())}
+			s.agent = mustNew(t, s.fake)
+			for i, line := range strings.Split(string(a.Comment), "\n") {
+				if f := strings.Fields(line); len(f) > 0 && !strings.HasPrefix(f[0], "#") {
+					s.run(fmt.Sprintf("%s:%d", file, i+1), f[0], f[1:])
+				}
+			}
+			if *update {
+				if err := os.WriteFile(file, txtar.Format(a), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// script is one run of a txtar.
+type script struct {
+	*testing.T
+	archive *txtar.Archive
+	fake    *datapath.Fake
+	agent   *Agent
+	there   []string // files applied, in their order
+	before  uint64   // writes before the last command that could cost some
+}
+
+func (s *script) run(where, command string, args []string) {
+	s.Helper()
+	switch command {
+	case "apply":
+		s.there = append(s.there, args...)
+		s.sync()
+	case "delete":
+		s.there = slices.DeleteFunc(s.there, func(f string) bool { return slices.Contains(args, f) })
+		s.sync()
+	case "restart":
+		s.agent = mustNew(s.T, s.fake)
+		s.sync()
+	case "writes":
+		if have := s.fake.Writes() - s.before; strconv.FormatUint(have, 10) != args[0] {
+			s.Errorf("%s: %d writes, want %s", where, have, args[0])
+		}
+	case "maps":
+		s.compare(where, args[0])
+	case "any-order":
+		s.anyOrder(where)
+	default:
+		s.Fatalf("%s: unknown command %q", where, command)
+	}
+}
+
+func (s *script) sync() {
+	s.Helper()
+	s.before = s.fake.Writes()
+	mustSync(s.T, s.agent, s.snapshot(s.there))
+}
+
+func (s *script) compare(where, name string) {
+	s.Helper()
+	i := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
+	if i < 0 {
+		s.Fatalf("%s: there is no file %s", where, name)
+	}
+	have := text(s.T, s.fake)
+	if *update {
+		s.archive.Files[i].Data = []byte(have)
+		return
+	}
+	if diff := cmp.Diff(string(s.archive.Files[i].Data), have); diff != "" {
+		s.Errorf("%s: maps (-want +got):\n%s", where, diff)
+	}
+}
+
+func (s *script) anyOrder(where string) {
+	s.Helper()
+	want := withoutIDs(text(s.T, s.fake))
+	for order := range permutations(s.there) {
+		f := datapath.NewFake(lb.NewState())
+		a := mustNew(s.T, f)
+		for i := range order {
+			mustSync(s.T, a, s.snapshot(order[:i+1]))
+		}
+		if diff := cmp.Diff(want, withoutIDs(text(s.T, f))); diff != "" {
+			s.Errorf("%s: after %v (-want +got):\n%s", where, order, diff)
+		}
+	}
+}
+
+// snapshot returns the world of a cluster with the objects in files, as the view would build it.
+func (s *script) snapshot(files []string) *cs.Snapshot {
+	s.Helper()
+	snap, members := &cs.Snapshot{}, map[cs.ServiceName][]cs.Slice{}
+	for _, f := range s.archive.Files {
+		if !slices.Contains(files, f.Name) {
+			continue
+		}
+		for _, doc := range strings.Split(string(f.Data), "\n---\n") {
+			s.read(f.Name, []byte(doc), snap, members)
+		}
+	}
+	for i := range snap.Services {
+		snap.Services[i].Slices = members[snap.Services[i].Service]
+	}
+	return snap
+}
+
+// read adds one object to the world.
+func (s *script) read(file string, doc []byte, snap *cs.Snapshot, members map[cs.ServiceName][]cs.Slice) {
+	s.Helper()
+	var kind struct{ Kind string }
+	if err := yaml.Unmarshal(doc, &kind); err != nil {
+		s.Fatalf("%s: %v", file, err)
+	}
+	switch kind.Kind {
+	case "ServiceImport":
+		var si v1beta1.ServiceImport
+		if err := yaml.UnmarshalStrict(doc, &si); err != nil {
+			s.Fatalf("%s: %v", file, err)
+		}
+		imp, err := mcs.Import(&si)
+		if err != nil {
+			s.Fatalf("%s: %v", file, err)
+		}
+		snap.Services = append(snap.Services, cs.Service{Import: imp})
+	case "EndpointSlice":
+		var es discoveryv1.EndpointSlice
+		if err := yaml.UnmarshalStrict(doc, &es); err != nil {
+			s.Fatalf("%s: %v", file, err)
+		}
+		slice, name, err := mcs.Slice(&es)
+		if err != nil {
+			s.Fatalf("%s: %v", file, err)
+		}
+		members[name] = append(members[name], slice)
+	default:
+		s.Fatalf("%s: kind %q", file, kind.Kind)
+	}
+}
+
+var ids = regexp.MustCompile(`id=\d+ `)
+
+// withoutIDs returns the text of a state with its numbers and the order they give taken out.
+func withoutIDs(text string) string {
+	lines := strings.Split(ids.ReplaceAllString(text, ""), "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// permutations yields s in every order.
+func permutations(s []string) func(yield func([]string) bool) {
+	return func(yield func([]string) bool) {
+		var walk func(k int) bool
+		p := slices.Clone(s)
+		walk = func(k int) bool {
+			if k == len(p) {
+				return yield(slices.Clone(p))
+			}
+			for i := k; i < len(p); i++ {
+				p[k], p[i] = p[i], p[k]
+				if !walk(k + 1) {
+					return false
+				}
+				p[k], p[i] = p[i], p[k]
+			}
+			return true
+		}
+		walk(0)
+	}
+}
