@@ -64,7 +64,7 @@ func deployBroker(cmd *cobra.Command, t target, b membership.Broker, output stri
 		return fmt.Errorf("%s: %w", t.source(), err)
 	}
 	if b.Server == "" {
-		b.Server = cfg.Host
+		b.Server = strings.TrimSuffix(cfg.Host, "/")
 	}
 	c, err := connect(cfg)
 	if err != nil {

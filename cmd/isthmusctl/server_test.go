@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+)
+
+// TestAgainstAPIServer runs testdata/server/*.txtar against a real API server, empty at the start of each:
+// the kubeconfig "admin" reaches it as an administrator, its context "nobody" without rights.
+func TestAgainstAPIServer(t *testing.T) {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		const why = "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them"
+		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	testscript.Run(t, testscript.Params{Dir: filepath.Join("testdata", "server"), Setup: startServer})
+}
+
+func startServer(script *testscript.Env) error {
+	server := &envtest.Environment{}
+	cfg, err := server.Start()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	issued := make(chan error, 1)
+	go func() { issued <- issueTokens(ctx, cfg) }()
+	script.Defer(func() {
+		cancel()
+		if err := errors.Join(<-issued, server.Stop()); err != nil {
+			script.T().Fatal(err)
+		}
+	})
+	return clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: cfg.Host, CertificateAuthorityData: cfg.CAData}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{
+			"admin":  {ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData},
+			"nobody": {ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Impersonate: "nobody"},
+		},
+		Contexts: map[string]*clientcmdapi.Context{
+			"admin": {Cluster: "c", AuthInfo: "admin"}, "nobody": {Cluster: "c", AuthInfo: "nobody"},
+		},
+		CurrentContext: "admin",
+	}, filepath.Join(script.WorkDir, "admin"))
+}
+
+// issueTokens plays the controller that puts tokens into Secrets, until ctx is done. The tokens are real.
+func issueTokens(ctx context.Context, cfg *rest.Config) error {
+	c, err := connect(rest.CopyConfig(cfg))
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		secrets := &corev1.SecretList{}
+		if err := c.List(ctx, secrets); err != nil {
+			continue // at the end
+		}
+		for _, s := range secrets.Items {
+			if s.Type != corev1.SecretTypeServiceAccountToken || len(s.Data) > 0 {
+				continue
+			}
+			request := &authenticationv1.TokenRequest{}
+			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Annotations[corev1.ServiceAccountNameKey]}}
+			if err := c.SubResource("token").Create(ctx, account, request); err != nil {
+				return err
+			}
+			s.Data = map[string][]byte{corev1.ServiceAccountTokenKey: []byte(request.Status.Token)}
+			if err := c.Update(ctx, &s); client.IgnoreNotFound(err) != nil {
+				return err
+			}
+		}
+	}
+}
