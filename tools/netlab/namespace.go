@@ -1,0 +1,127 @@
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is a network namespace. It exists as long as it is open, or a socket or device lives in it.
+type Namespace struct{ fd int }
+
+// NewNamespace makes a namespace with loopback up and forwarding on, and nothing else in it.
+func NewNamespace() (*Namespace, error) {
+	n := &Namespace{fd: -1}
+	err := onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make network namespace: %w", err)
+		}
+		var err error
+		if n.fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return fmt.Errorf("open network namespace: %w", err)
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("find loopback: %w", err)
+		}
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return fmt.Errorf("bring loopback up: %w", err)
+		}
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+			return fmt.Errorf("turn forwarding on: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// Do runs f in the namespace, on a thread of its own that ends with it. Goroutines that f starts are
+// elsewhere; sockets that f makes stay in the namespace, whoever uses them.
+func (n *Namespace) Do(f func() error) error {
+	return onOwnThread(func() error {
+		if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// onOwnThread runs f on a thread that nothing else will run on afterwards.
+func onOwnThread(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlock: the thread ends with this goroutine
+		result <- f()
+	}()
+	return <-result
+}
+
+// Connect joins n and other by a veth pair: n's end has the address here, other's end there. The two must
+// be addresses of one subnet.
+func (n *Namespace) Connect(other *Namespace, here, there netip.Prefix) error {
+	// Names are per namespace; an address is unique in both.
+	a, b := deviceName(here), deviceName(there)
+	return n.Do(func() error {
+		veth := &netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: a}, PeerName: b, PeerNamespace: netlink.NsFd(other.fd),
+		}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return fmt.Errorf("make veth %s to %s: %w", a, b, err)
+		}
+		return errors.Join(setUp(a, here), other.Do(func() error { return setUp(b, there) }))
+	})
+}
+
+// deviceName returns a name of at most 15 characters for the device with address p.
+func deviceName(p netip.Prefix) string {
+	b := p.Addr().As16()
+	return fmt.Sprintf("v%02x%02x%02x%02x", b[12], b[13], b[14], b[15])
+}
+
+func setUp(name string, addr netip.Prefix) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", name, err)
+	}
+	a, err := netlink.ParseAddr(addr.String())
+	if err != nil {
+		return fmt.Errorf("address of %s: %w", name, err)
+	}
+	if err := netlink.AddrAdd(l, a); err != nil {
+		return fmt.Errorf("give %s to %s: %w", addr, name, err)
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		return fmt.Errorf("bring %s up: %w", name, err)
+	}
+	return nil
+}
+
+// Route sends everything that has no better route through via.
+func (n *Namespace) Route(via netip.Addr) error {
+	return n.Do(func() error {
+		if err := netlink.RouteAdd(&netlink.Route{Gw: via.AsSlice()}); err != nil {
+			return fmt.Errorf("route through %s: %w", via, err)
+		}
+		return nil
+	})
+}
+
+// Close lets go of the namespace.
+func (n *Namespace) Close() error {
+	if n.fd < 0 {
+		return nil
+	}
+	if err := unix.Close(n.fd); err != nil {
+		return fmt.Errorf("close network namespace: %w", err)
+	}
+	n.fd = -1
+	return nil
+}
