@@ -127,7 +127,7 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 	for _, b := range builds {
 		cmd := exec.CommandContext(ctx, "go", b.args...)
 		cmd.Dir = tb.root
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false") // as the Makefile has it
 		if _, err := Output(cmd); err != nil {
 			return nil, fmt.Errorf("build %s: %w", b.name, err)
 		}

@@ -104,7 +104,7 @@ func prepare(ctx context.Context, soak bool) (env []string, strict bool, err err
 		env = append(env, "REQUIRE_PRIVILEGED=1")
 	}
 	if soak {
-		env = append(env, "ISTHMUS_SOAK=1")
+		env = append(env, "ISTHMUS_SOAK=1", "CGO_ENABLED=1") // the race detector is C
 	}
 	if err := debian.Ensure(ctx, os.Stdout, hostPackages...); err != nil {
 		return nil, false, err
