@@ -80,14 +80,14 @@ func (c *collector) await(ctx context.Context, progress io.Writer, limit time.Du
 	for {
 		r, err := c.collect(ctx)
 		var waiting string
-		if err == nil {
-			last = r
-			if r.Ready {
-				return r, nil
-			}
-			waiting = strings.Join(r.Waiting, "\n  ")
-		} else if ctx.Err() == nil {
+		switch {
+		case ctx.Err() != nil: // what was cut off says nothing about the cluster
+		case err != nil:
 			waiting = sentence(err)
+		case r.Ready:
+			return r, nil
+		default:
+			last, waiting = r, strings.Join(r.Waiting, "\n  ")
 		}
 		if waiting != "" && waiting != told {
 			told = waiting

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	restfake "k8s.io/client-go/rest/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
+)
+
+const ns = "isthmus-system"
+
+// cluster is a world for a collector: objects, and what pods answer on /status.
+type cluster struct {
+	objects []client.Object
+	answers map[string]any // by pod:port
+}
+
+func (c cluster) collector(t *testing.T) *collector {
+	t.Helper()
+	s, err := membership.NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := &restfake.RESTClient{
+		NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
+		GroupVersion:         corev1.SchemeGroupVersion,
+		Client: restfake.CreateHTTPClient(func(r *http.Request) (*http.Response, error) {
+			name := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/namespaces/"+ns+"/pods/"), "/proxy/status")
+			answer, ok := c.answers[name]
+			if !ok {
+				return &http.Response{StatusCode: http.StatusServiceUnavailable, Body: io.NopCloser(strings.NewReader("connection refused")), Header: http.Header{}}, nil
+			}
+			body, err := json.Marshal(answer)
+			if err != nil {
+				return nil, err
+			}
+			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(body)), Header: http.Header{"Content-Type": {"application/json"}}}, nil
+		}),
+	}
+	return &collector{
+		client: fake.NewClientBuilder().WithScheme(s).WithObjects(c.objects...).Build(),
+		pods:   rest.Interface(pods), namespace: ns,
+	}
+}
+
+func pod(name, node, app string, phase corev1.PodPhase, port int32) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": app}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: app, Ports: []corev1.ContainerPort{{Name: status.PortName, ContainerPort: port}}}}},
+		Status:     corev1.PodStatus{Phase: phase},
+	}
+}
+
+// healthy is a member on two nodes with nothing to complain about.
+func healthy() cluster {
+	one := int32(1)
+	selector := func(app string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+	}
+	agent := func(node string) status.Agent {
+		return status.Agent{
+			Version: "v1", Node: node, Ready: true,
+			Dataplane: status.Dataplane{Hooks: []status.Hook{{Name: "connect4", Attached: true}, {Name: "connect6", Attached: true}}, Frontends: 2, Backends: 5},
+			DNS:       status.DNS{Listening: []string{"169.254.20.53:53"}},
+		}
+	}
+	return cluster{
+		objects: []client.Object{
+			&v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "a"}, Spec: v1alpha1.MemberSpec{ClusterID: "a", ClusterSetID: "prod", ClusterSetIPCIDR: []string{"243.0.0.0/16"}}},
+			&appsv1.Deployment{
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.ControllerDeployment}, Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: selector("c")},
+				Status: appsv1.DeploymentStatus{ReadyReplicas: 1, UpdatedReplicas: 1, Replicas: 1},
+			},
+			&appsv1.DaemonSet{
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: status.AgentDaemonSet}, Spec: appsv1.DaemonSetSpec{Selector: selector("a")},
+				Status: appsv1.DaemonSetStatus{NumberReady: 2, UpdatedNumberScheduled: 2, DesiredNumberScheduled: 2},
+			},
+			pod("c-1", "n1", "c", corev1.PodRunning, 9471),
+			pod("a-2", "n2", "a", corev1.PodRunning, 19470), // a port that is not the default
+			pod("a-1", "n1", "a", corev1.PodRunning, 9470),
+			&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello"}, Status: mcsv1beta1.ServiceExportStatus{Conditions: []metav1.Condition{
+				{Type: "Valid", Status: "True", Reason: "Valid"}, {Type: "Conflict", Status: "False", Reason: "NoConflicts"},
+			}}},
+			&mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello"}},
+		},
+		answers: map[string]any{
+			"c-1:9471":  status.Controller{Version: "v1", Leader: true, Ready: true, Broker: status.Broker{Server: "https://broker", Reachable: true}},
+			"a-1:9470":  agent("n1"),
+			"a-2:19470": agent("n2"),
+		},
+	}
+}
+
+func TestStatusText(t *testing.T) {
+	tests := map[string]struct {
+		change func(*cluster)
+		want   string
+	}{
+		"all is well": {change: func(*cluster) {}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  1 of 1 ready
+broker      https://broker, reachable
+agents      2 of 2 ready
+services    1 exported here, 1 imported
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    yes    2/2    2          5         169.254.20.53:53  v1
+n2    yes    2/2    2          5         169.254.20.53:53  v1
+
+ready
+`},
+		"much is wrong": {
+			change: func(c *cluster) {
+				s := c.answers["a-1:9470"].(status.Agent)
+				s.Ready, s.Waiting = false, []string{"the dataplane does not follow the cluster: map is full"}
+				s.MissingCapabilities = []string{"DNS over IPv6: IPv6 is switched off on this node"}
+				c.answers["a-1:9470"] = s
+				delete(c.answers, "a-2:19470")
+				c.answers["c-1:9471"] = status.Controller{Leader: true, Waiting: []string{"caches are not filled"}, Broker: status.Broker{Server: "https://broker", Error: "refused"}}
+				for _, o := range c.objects {
+					switch o := o.(type) {
+					case *mcsv1beta1.ServiceExport:
+						o.Status.Conditions[1] = metav1.Condition{Type: "Conflict", Status: "True", Reason: "PortConflict", Message: "ports differ\nin b"}
+					case *appsv1.DaemonSet:
+						o.Status.NumberReady = 1
+					}
+				}
+			}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  1 of 1 ready
+broker      https://broker, not reachable
+agents      1 of 2 ready
+services    1 exported here, 1 imported
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    no     2/2    2          5         169.254.20.53:53  v1
+n2    no     -      -          -         -                 -
+
+Optional, and missing:
+  DNS over IPv6: IPv6 is switched off on this node (n1)
+
+KIND           NAME        CONDITION      REASON        MESSAGE
+ServiceExport  demo/hello  Conflict=True  PortConflict  ports differ in b
+
+Not ready:
+  controller: caches are not filled
+  broker: the controller does not reach https://broker: refused
+  agents: 1 of 2 pods of DaemonSet isthmus-system/isthmus-agent are ready and current
+  node n1: the dataplane does not follow the cluster: map is full
+  node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods a-2:19470)
+`},
+		"nothing is installed": {change: func(c *cluster) { c.objects = nil }, want: `
+cluster     not a member
+controller  0 of 0 ready
+agents      0 of 0 ready
+services    0 exported here, 0 imported
+
+Not ready:
+  membership: namespace isthmus-system holds 0 Members, want 1; run isthmusctl join
+  controller: Deployment isthmus-system/isthmus-controller does not exist; install Isthmus, see helm install
+  agents: DaemonSet isthmus-system/isthmus-agent does not exist; install Isthmus, see helm install
+`},
+		"an image that cannot be pulled": {
+			change: func(c *cluster) {
+				for _, o := range c.objects {
+					if p, ok := o.(*corev1.Pod); ok && p.Name == "a-2" {
+						p.Status.Phase = corev1.PodPending
+						p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull"}}}}
+					}
+				}
+			}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  1 of 1 ready
+broker      https://broker, reachable
+agents      2 of 2 ready
+services    1 exported here, 1 imported
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    yes    2/2    2          5         169.254.20.53:53  v1
+n2    no     -      -          -         -                 -
+
+Not ready:
+  node n2: pod a-2 is Pending: ErrImageNeverPull
+`},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := healthy()
+			tc.change(&c)
+			r, err := c.collector(t).collect(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var text strings.Builder
+			if err := r.writeText(&text); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(strings.TrimPrefix(tc.want, "\n"), text.String()); diff != "" {
+				t.Errorf("status (-want +got):\n%s", diff)
+			}
+			if r.Ready == strings.Contains(tc.want, "Not ready:") {
+				t.Errorf("ready is %t", r.Ready)
+			}
+			var js bytes.Buffer
+			if err := writeJSON(&js, r); err != nil || !json.Valid(js.Bytes()) {
+				t.Errorf("json: %v\n%s", err, js.Bytes())
+			}
+		})
+	}
+}
+
+// TestStatusWaits: it tells what it waits for when that changes and not otherwise, ends when all is
+// ready, and names what is not when time is up.
+func TestStatusWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		world := healthy()
+		c := world.collector(t)
+		answers := &lockedAnswers{c: c.pods.(*restfake.RESTClient).Client.Transport}
+		c.pods.(*restfake.RESTClient).Client.Transport = answers
+		answers.down(true)
+
+		var progress bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		r, err := c.await(ctx, &progress, 10*time.Second)
+		if err == nil || r == nil || !strings.Contains(err.Error(), "not ready after 10s:\n  controller: pod c-1 does not answer") {
+			t.Errorf("time is up: %v, %v", r, err)
+		}
+		if n := strings.Count(progress.String(), "waiting for:"); n != 1 {
+			t.Errorf("one lasting reason was told %d times:\n%s", n, &progress)
+		}
+
+		progress.Reset()
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		time.AfterFunc(5*time.Second, func() { answers.down(false) })
+		began := time.Now()
+		if r, err := c.await(ctx, &progress, time.Minute); err != nil || !r.Ready {
+			t.Errorf("all is ready: %v, %v", r, err)
+		}
+		if d := time.Since(began); d < 5*time.Second || d > 7*time.Second {
+			t.Errorf("it took %s to see what changed after 5s", d)
+		}
+	})
+}
+
+// lockedAnswers lets a test take the pods away and bring them back.
+type lockedAnswers struct {
+	c      http.RoundTripper
+	mu     sync.Mutex
+	isDown bool
+}
+
+func (l *lockedAnswers) down(is bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.isDown = is
+}
+
+func (l *lockedAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isDown {
+		return nil, fmt.Errorf("connection refused")
+	}
+	return l.c.RoundTrip(r)
+}
