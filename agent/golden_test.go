@@ -142,7 +142,7 @@ func (s *script) snapshot(files []string) *cs.Snapshot {
 		if !slices.Contains(files, f.Name) {
 			continue
 		}
-		for _, doc := range strings.Split(string(f.Data), "\n---\n") {
+		for doc := range strings.SplitSeq(string(f.Data), "\n---\n") {
 			s.read(f.Name, []byte(doc), snap, members)
 		}
 	}

@@ -59,7 +59,9 @@ func runAgent(args []string) error {
 	if err := a.Sync(context.Background(), snapshot(1, args[2])); err != nil {
 		return err
 	}
-	fmt.Println("ready")
+	if _, err := io.WriteString(os.Stdout, "ready\n"); err != nil {
+		return err
+	}
 	_, err = io.Copy(io.Discard, os.Stdin) // until the test ends, should it not kill us
 	return errors.Join(err, a.Close())
 }

@@ -7,13 +7,17 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// The map keys and values of abi.h. Addresses are 16 bytes in network order ([Addr16]), ports are in
-// host order.
+// The map keys and values of abi.h, where every field is described. Addresses are 16 bytes in network
+// order ([Addr16]), ports are in host order.
 type (
+	// FrontendKey is the key of the map frontends.
 	FrontendKey = sockFrontendKey
-	Frontend    = sockFrontend
-	SlotKey     = sockSlotKey
-	Backend     = sockBackend
+	// Frontend is the value of the map frontends.
+	Frontend = sockFrontend
+	// SlotKey is the key of the map slots, whose value is a backend's number.
+	SlotKey = sockSlotKey
+	// Backend is the value of the map backends, whose key is its number.
+	Backend = sockBackend
 )
 
 // The maps, by the names they are pinned under.

@@ -55,16 +55,16 @@ _Static_assert(sizeof(struct backend) == 20, "backend is 20 bytes");
 /* Flags of struct sock_vip. */
 enum sock_vip_flags {
 	SOCK_VIP_CONNECTED = 1, /* the socket is connected: vip and backend hold */
-	SOCK_VIP_SENT = 2,      /* an unconnected send went to some VIP: look into `udp_vips` */
+	SOCK_VIP_SENT = 2,	/* an unconnected send went to some VIP: look into `udp_vips` */
 };
 
 /* Value of `sock_vips`, the storage of a socket that met a VIP. Sockets without it cost nothing. */
 struct sock_vip {
 	__u8 vip[16] ADDR_ALIGNED;
 	__u8 backend[16] ADDR_ALIGNED;
-	__u16 vip_port;     /* host order */
+	__u16 vip_port;	    /* host order */
 	__u16 backend_port; /* host order */
-	__u32 flags;        /* enum sock_vip_flags */
+	__u32 flags;	    /* enum sock_vip_flags */
 };
 _Static_assert(sizeof(struct sock_vip) == 40, "sock_vip is 40 bytes");
 
@@ -72,7 +72,7 @@ _Static_assert(sizeof(struct sock_vip) == 40, "sock_vip is 40 bytes");
 struct udp_vip_key {
 	__u64 cookie; /* of the socket */
 	__u8 addr[16] ADDR_ALIGNED;
-	__u16 port; /* host order */
+	__u16 port;  /* host order */
 	__u8 pad[6]; /* zero */
 };
 _Static_assert(sizeof(struct udp_vip_key) == 32, "udp_vip_key is 32 bytes");
@@ -80,14 +80,14 @@ _Static_assert(sizeof(struct udp_vip_key) == 32, "udp_vip_key is 32 bytes");
 /* Value of `udp_vips`. */
 struct udp_vip {
 	__u8 addr[16] ADDR_ALIGNED;
-	__u16 port;   /* host order */
+	__u16 port;  /* host order */
 	__u8 pad[2]; /* zero */
 };
 _Static_assert(sizeof(struct udp_vip) == 20, "udp_vip is 20 bytes");
 
 /* Index of `refusals`: why a client was refused. Numbers are for ever; append before _MAX. */
 enum drop_reason {
-	DROP_REASON_NONE = 0,         /* never counted */
+	DROP_REASON_NONE = 0,	      /* never counted */
 	DROP_REASON_NO_BACKEND = 1,   /* the VIP has no ready backend */
 	DROP_REASON_BACKEND_GONE = 2, /* the backend vanished while it was picked, twice */
 	DROP_REASON_NO_MEMORY = 3,    /* no room to remember which VIP a UDP socket spoke to */

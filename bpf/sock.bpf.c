@@ -78,7 +78,8 @@ static __always_inline struct backend *select_backend(struct bpf_sock_addr *ctx,
 			return NULL;
 		}
 		key.frontend_id = fe->id;
-		key.slot = (sticky ? hash_socket(bpf_get_socket_cookie(ctx), fe->id) : bpf_get_prandom_u32()) % fe->count;
+		key.slot =
+			(sticky ? hash_socket(bpf_get_socket_cookie(ctx), fe->id) : bpf_get_prandom_u32()) % fe->count;
 		id = bpf_map_lookup_elem(&slots, &key);
 		be = id ? bpf_map_lookup_elem(&backends, id) : NULL;
 		if (be)

@@ -546,11 +546,11 @@ const childDials = "ISTHMUS_TEST_CHILD_DIALS"
 func dialAsChild(vip string) int {
 	c, err := net.Dial("tcp", vip)
 	if err != nil {
-		fmt.Println(err)
+		fmt.Fprintln(os.Stdout, err)
 		return 1
 	}
 	answer, err := io.ReadAll(c)
-	fmt.Printf("%s as %s %v", answer, c.RemoteAddr(), err)
+	fmt.Fprintf(os.Stdout, "%s as %s %v", answer, c.RemoteAddr(), err)
 	return 0
 }
 
@@ -634,7 +634,7 @@ func dumpMap(t *testing.T, bpftool, fs, name string) string {
 // Every reason has a name of its own: metrics and documents use it.
 func TestDropReasonNames(t *testing.T) {
 	seen := map[string]bool{}
-	for r := bpf.DropNone; r < bpf.DropMax; r++ {
+	for r := range bpf.DropMax {
 		if name := r.String(); seen[name] || strings.HasPrefix(name, "reason(") {
 			t.Errorf("reason %d is called %q", r, name)
 		} else {

@@ -49,8 +49,11 @@ func mustOpen(t *testing.T, cfg Config) *Datapath {
 
 func TestContract(t *testing.T) {
 	kinds := map[string]func(t *testing.T) dataplane{
-		"kernel": func(t *testing.T) dataplane { return mustOpen(t, testConfig(t)) },
-		"fake":   func(*testing.T) dataplane { return NewFake(lb.NewState()) },
+		"kernel": func(t *testing.T) dataplane {
+			t.Helper()
+			return mustOpen(t, testConfig(t))
+		},
+		"fake": func(*testing.T) dataplane { return NewFake(lb.NewState()) },
 	}
 	for name, start := range kinds {
 		t.Run(name, func(t *testing.T) {
@@ -84,6 +87,7 @@ func world(n int) lb.State {
 }
 
 func holdsWhatWasApplied(t *testing.T, d dataplane) {
+	t.Helper()
 	// More than one batch, so that the seams between batches are crossed.
 	large, small := world(chunk+7), world(3)
 	for _, step := range []lb.State{large, small, lb.NewState(), large} {
@@ -103,6 +107,7 @@ func holdsWhatWasApplied(t *testing.T, d dataplane) {
 }
 
 func deletesWhatIsNotThere(t *testing.T, d dataplane) {
+	t.Helper()
 	have := world(5)
 	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), have)); err != nil {
 		t.Fatal(err)
@@ -120,6 +125,7 @@ func deletesWhatIsNotThere(t *testing.T, d dataplane) {
 }
 
 func stopsWithContext(t *testing.T, d dataplane) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := d.Apply(ctx, lb.Diff(lb.NewState(), world(2))); !errors.Is(err, context.Canceled) {
@@ -132,6 +138,7 @@ func stopsWithContext(t *testing.T, d dataplane) {
 }
 
 func knowsHooks(t *testing.T, d dataplane) {
+	t.Helper()
 	var want []HookStatus
 	for _, h := range bpf.Hooks() {
 		want = append(want, HookStatus{h.Name, true})

@@ -176,6 +176,7 @@ func ourVersion(t *testing.T) *ebpf.CollectionSpec {
 // nothing was.
 func TestFailedStartLeavesTheNodeAsItWas(t *testing.T) {
 	failing := func(t *testing.T) *ebpf.CollectionSpec {
+		t.Helper()
 		spec := otherVersion(t)
 		spec.Programs["connect6"].AttachType = ebpf.AttachCGroupInet4Connect // loads, but does not fit the hook
 		return spec

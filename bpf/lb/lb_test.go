@@ -28,8 +28,10 @@ func service(name string, vips string, slices ...cs.Slice) cs.Service {
 
 // slice returns a slice of cluster a with target port 8080/TCP, named http, and ready endpoints.
 func slice(addrs ...string) cs.Slice {
-	s := cs.Slice{Name: "a", Cluster: "a", Family: cs.FamilyOf(netip.MustParseAddr(addrs[0])),
-		Ports: []cs.EndpointPort{{Name: "http", Protocol: cs.TCP, Port: 8080}}}
+	s := cs.Slice{
+		Name: "a", Cluster: "a", Family: cs.FamilyOf(netip.MustParseAddr(addrs[0])),
+		Ports: []cs.EndpointPort{{Name: "http", Protocol: cs.TCP, Port: 8080}},
+	}
 	for _, a := range addrs {
 		s.Endpoints = append(s.Endpoints, cs.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr(a)}, Ready: true, Serving: true})
 	}
@@ -190,8 +192,10 @@ func snapshots() *rapid.Generator[*cs.Snapshot] {
 				}
 			}
 			for p := range rapid.IntRange(0, 2).Draw(t, "ports") {
-				svc.Ports = append(svc.Ports, cs.Port{Name: fmt.Sprint("p", p), Port: uint16(80 + p),
-					Protocol: rapid.SampledFrom([]cs.Protocol{cs.TCP, cs.UDP, cs.SCTP}).Draw(t, "protocol")})
+				svc.Ports = append(svc.Ports, cs.Port{
+					Name: fmt.Sprint("p", p), Port: uint16(80 + p),
+					Protocol: rapid.SampledFrom([]cs.Protocol{cs.TCP, cs.UDP, cs.SCTP}).Draw(t, "protocol"),
+				})
 			}
 			for range rapid.IntRange(0, 3).Draw(t, "slices") {
 				svc.Slices = append(svc.Slices, drawSlice(t, svc.Ports))

@@ -1,6 +1,7 @@
 package netlab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -42,7 +43,7 @@ func runInside() int {
 		fmt.Fprintln(os.Stderr, "find the test binary:", err)
 		return 1
 	}
-	cmd := exec.Command(self, os.Args[1:]...)
+	cmd := exec.CommandContext(context.Background(), self, os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
