@@ -140,7 +140,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	}
 	importer := &imports.Reconciler{Client: c.manager.GetClient(), Broker: b, Shared: c.shared, Log: c.cfg.Log}
 	return errors.Join(
-		c.manager.Add(b.Cluster()),
+		c.manager.Add(b),
 		c.manager.Add(c.probe),
 		exports.Setup(ctx, c.manager, options()),
 		importer.Setup(ctx, c.manager, options()),

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -51,8 +52,8 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Broker reads and writes the broker's objects for one member. Its cache runs inside a manager (see
-// Cluster). Safe for concurrent use.
+// Broker reads and writes the broker's objects for one member. Its cache fills while Start
+// runs. Safe for concurrent use.
 type Broker struct {
 	cfg     Config
 	cluster cluster.Cluster
@@ -89,13 +90,18 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 	return b, nil
 }
 
-// staticMapper knows the few kinds of a broker, so that nothing has to be discovered before the caches
-// can start.
+// staticMapper knows the few kinds of a broker and their lists, so that nothing has to be discovered
+// before the caches can start.
 func staticMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	m := meta.NewDefaultRESTMapper(nil)
-	m.Add(v1alpha1.GroupVersion.WithKind("ExportRecord"), meta.RESTScopeNamespace)
-	m.Add(v1beta1.SchemeGroupVersion.WithKind("ServiceImport"), meta.RESTScopeNamespace)
-	m.Add(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace)
+	for _, kind := range []schema.GroupVersionKind{
+		v1alpha1.GroupVersion.WithKind("ExportRecord"),
+		v1beta1.SchemeGroupVersion.WithKind("ServiceImport"),
+		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
+	} {
+		m.Add(kind, meta.RESTScopeNamespace)
+		m.Add(kind.GroupVersion().WithKind(kind.Kind+"List"), meta.RESTScopeNamespace)
+	}
 	return m, nil
 }
 
@@ -115,8 +121,18 @@ func namespaceKeys(obj client.Object) []string {
 	return []string{name.Namespace}
 }
 
-// Cluster is what a manager has to run for the cache to fill.
-func (b *Broker) Cluster() cluster.Cluster { return b.cluster }
+// Start fills the cache and keeps it current until ctx ends. A manager runs it like any other work, not
+// as one of its caches: those it waits for before anything else, and while it waits it cannot be stopped.
+func (b *Broker) Start(ctx context.Context) error {
+	if err := b.cluster.Start(ctx); err != nil {
+		return fmt.Errorf("watch broker %s: %w", b.cfg.REST.Host, err)
+	}
+	return nil
+}
+
+// NeedLeaderElection tells the manager that a standby fills its cache too, so that it can take over at
+// once.
+func (b *Broker) NeedLeaderElection() bool { return false }
 
 // Changes returns sources that ask to reconcile a Service, as namespace and name, whenever something about
 // it changes on the broker. A controller that has all of them works only when the cache is complete.

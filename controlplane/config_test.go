@@ -1,0 +1,115 @@
+package controlplane_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/controlplane"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// contextAfter outlives the test's own context, for cleaning up.
+func contextAfter(t *testing.T) context.Context { return context.WithoutCancel(t.Context()) }
+
+// hostile returns what a confused or hostile member may say about service hello of a namespace.
+func hostile(namespace string) clusterset.Export {
+	return clusterset.Export{
+		Cluster: "evil", Service: clusterset.ServiceName{Namespace: namespace, Name: "hello"},
+		ExportedAt: time.Unix(0, 0), Type: clusterset.Headless,
+	}
+}
+
+func TestConfigNamesEverythingMissing(t *testing.T) {
+	err := controlplane.Config{}.Validate()
+	for _, field := range []string{"Local", "Namespace", "Broker", "BrokerNamespace", "Log"} {
+		if err == nil || !strings.Contains(err.Error(), field+" is missing") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	ok := controlplane.Config{
+		Local: &rest.Config{}, Namespace: "n", Broker: &rest.Config{}, BrokerNamespace: "b", Log: slog.New(slog.DiscardHandler),
+	}
+	if err := ok.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLoadBrokerRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"not YAML":     "{{{",
+		"empty":        "",
+		"no namespace": "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "kubeconfig")
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, _, err := controlplane.LoadBroker(path)
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "isthmusctl join") {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	if _, _, err := controlplane.LoadBroker("/does/not/exist"); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestLoadBroker(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `apiVersion: v1
+kind: Config
+current-context: broker
+clusters: [{name: broker, cluster: {server: "https://192.0.2.1:6443"}}]
+users: [{name: a, user: {token: secret}}]
+contexts: [{name: broker, context: {cluster: broker, user: a, namespace: isthmus-broker}}]
+`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, namespace, err := controlplane.LoadBroker(path)
+	if err != nil || namespace != "isthmus-broker" || cfg.Host != "https://192.0.2.1:6443" || cfg.BearerToken != "secret" {
+		t.Errorf("LoadBroker = %v, %q, %v", cfg, namespace, err)
+	}
+}
+
+func TestNewRefusesABadRegistration(t *testing.T) {
+	for name, edit := range map[string]func(*v1alpha1.MemberSpec){
+		"no CIDR":          func(m *v1alpha1.MemberSpec) { m.ClusterSetIPCIDR = []string{"243.0.0.0"} },
+		"host bits":        func(m *v1alpha1.MemberSpec) { m.ClusterSetIPCIDR = []string{"243.0.0.1/16"} },
+		"two of a family":  func(m *v1alpha1.MemberSpec) { m.ClusterSetIPCIDR = []string{"243.0.0.0/16", "243.1.0.0/16"} },
+		"not a cluster id": func(m *v1alpha1.MemberSpec) { m.ClusterID = "Not_An_ID" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, edit)
+			_, err := controlplane.New(t.Context(), w.a.controllerConfig())
+			if err == nil || !strings.Contains(err.Error(), "isthmusctl join") {
+				t.Errorf("New: %v", err)
+			}
+		})
+	}
+	for name, n := range map[string]int{"none": 0, "two": 2} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if n == 0 {
+				w.noError(w.a.DeleteAllOf(t.Context(), &v1alpha1.Member{}, inNamespace(w.a.install)))
+			} else {
+				w.create(w.a, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.a.install, Name: "other"}, Spec: v1alpha1.MemberSpec{ClusterID: "other", JoinTime: metav1.Now()}})
+			}
+			_, err := controlplane.New(t.Context(), w.a.controllerConfig())
+			if err == nil || !strings.Contains(err.Error(), "exactly one; run isthmusctl join") {
+				t.Errorf("New: %v", err)
+			}
+		})
+	}
+}
