@@ -124,10 +124,17 @@ static __always_inline bool remember_sent(struct bpf_sock_addr *ctx, const struc
 	return bpf_map_update_elem(&udp_vips, &key, &value, BPF_ANY) == 0;
 }
 
-/* A socket that connects elsewhere has nothing to do with its old VIP any more. */
-static __always_inline void forget(struct bpf_sock_addr *ctx)
+/* A socket that connects elsewhere has left the VIP it was connected to. What it sent to other VIPs
+ * unconnected stays known: it may do so again. */
+static __always_inline void forget_connected(struct bpf_sock_addr *ctx)
 {
-	if (bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0))
+	struct sock_vip *s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0);
+
+	if (!s)
+		return;
+	if (s->flags & SOCK_VIP_SENT)
+		s->flags = SOCK_VIP_SENT;
+	else
 		bpf_sk_storage_delete(&sock_vips, ctx->sk);
 }
 
@@ -145,6 +152,21 @@ static __always_inline void become_backend(struct sock_name *name, const struct 
 	name->port = be->port;
 }
 
+/* Puts the backend in the place of the VIP a UDP socket is connected to. It may have been disconnected
+ * since, of which no hook tells: its state does. */
+static __always_inline bool follow_connected(struct bpf_sock_addr *ctx, struct sock_name *name)
+{
+	struct sock_vip *s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0);
+
+	if (!s || ctx->sk->state != BPF_TCP_ESTABLISHED)
+		return false;
+	if (!(s->flags & SOCK_VIP_CONNECTED) || !same_name(name, s->vip, s->vip_port))
+		return false;
+	__builtin_memcpy(name->addr, s->backend, sizeof(name->addr));
+	name->port = s->backend_port;
+	return true;
+}
+
 /* Rewrites the name a socket connects to. *rewritten says whether there was anything to rewrite. */
 static __always_inline int translate_connect(struct bpf_sock_addr *ctx, struct sock_name *name, bool *rewritten)
 {
@@ -159,7 +181,7 @@ static __always_inline int translate_connect(struct bpf_sock_addr *ctx, struct s
 	if (reason != DROP_REASON_NONE && !be)
 		return refuse(reason);
 	if (!be) {
-		forget(ctx);
+		forget_connected(ctx);
 		return PROCEED;
 	}
 	/* Without it TCP only shows the backend in getpeername; a UDP client may drop replies. */
@@ -170,7 +192,7 @@ static __always_inline int translate_connect(struct bpf_sock_addr *ctx, struct s
 	return PROCEED;
 }
 
-/* The same for one datagram of an unconnected socket: the hooks fire for UDP alone. */
+/* The same for one datagram that names its destination: the hooks fire for UDP alone. */
 static __always_inline int translate_send(struct bpf_sock_addr *ctx, struct sock_name *name, bool *rewritten)
 {
 	struct frontend_key key = frontend_of(name, IPPROTO_UDP);
@@ -179,6 +201,11 @@ static __always_inline int translate_send(struct bpf_sock_addr *ctx, struct sock
 
 	if (read_proto(ctx) != IPPROTO_UDP)
 		return PROCEED;
+	/* A connected socket hears its own backend alone, so no other will do. */
+	if (follow_connected(ctx, name)) {
+		*rewritten = true;
+		return PROCEED;
+	}
 	be = select_backend(ctx, &key, true, &reason);
 	if (reason != DROP_REASON_NONE && !be)
 		return refuse(reason);

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -391,6 +392,89 @@ func TestUDPToVIPAndToPlainAddress(t *testing.T) {
 			t.Errorf("%s answered as %s", to, from)
 		}
 	}
+}
+
+// A socket may be connected to a VIP and still name it in every send: its datagrams must go where it is
+// connected to, for the kernel drops what comes from anywhere else.
+func TestUDPConnectedThatNamesTheVIP(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			var backends []netip.AddrPort
+			for range 4 {
+				backends = append(backends, udpServer(t, road.backend))
+			}
+			n.serve(vip{on(road.vip, 53), cs.UDP, backends})
+			for range 8 {
+				s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+				s.mustConnect(on(road.vip, 53))
+				if err := s.send(netip.MustParseAddrPort(on(road.vip, 53))); err != nil {
+					t.Fatal(err)
+				}
+				if _, from := s.read(); from.String() != on(road.vip, 53) {
+					t.Errorf("the answer comes from %s, want the VIP", from)
+				}
+			}
+		})
+	}
+}
+
+// Being connected elsewhere in between does not make a socket forget whom its unconnected sends went to.
+func TestUDPUnconnectedAgain(t *testing.T) {
+	n := newNode(t)
+	behind, plain := udpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
+	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{behind}})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
+	askVIP := func() {
+		t.Helper()
+		if err := s.send(netip.MustParseAddrPort("243.0.0.5:53")); err != nil {
+			t.Fatal(err)
+		}
+		if _, from := s.read(); from.String() != "243.0.0.5:53" {
+			t.Errorf("the answer comes from %s, want the VIP", from)
+		}
+	}
+	askVIP()
+	s.mustConnect(plain.String())
+	if err := disconnect(s.fd); err != nil {
+		t.Fatal(err)
+	}
+	askVIP()
+}
+
+// A socket that was connected to a VIP, and is not any more, gets a backend of the set as it is now.
+func TestUDPDisconnectedLeavesItsBackend(t *testing.T) {
+	n := newNode(t)
+	old, current := udpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
+	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{old}})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
+	s.mustConnect("243.0.0.5:53")
+	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{current}})
+	if err := disconnect(s.fd); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.send(netip.MustParseAddrPort("243.0.0.5:53")); err != nil {
+		t.Fatal(err)
+	}
+	if answer, from := s.read(); answer != current.String() || from.String() != "243.0.0.5:53" {
+		t.Errorf("%s answered as %s, want %s as the VIP", answer, from, current)
+	}
+	plain := udpServer(t, "127.0.0.1")
+	if err := s.send(plain); err != nil {
+		t.Fatal(err)
+	}
+	if _, from := s.read(); from != plain {
+		t.Errorf("%s answered as %s", plain, from)
+	}
+}
+
+// disconnect undoes the connect of a datagram socket: an address of no family.
+func disconnect(fd int) error {
+	var none unix.RawSockaddr // of AF_UNSPEC
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 func TestRefused(t *testing.T) {

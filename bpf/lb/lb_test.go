@@ -331,6 +331,19 @@ func TestNumbersWrap(t *testing.T) {
 	}
 }
 
+// A new agent counts on from the highest number it finds, stray slots of a cut update included.
+func TestNumbersGoOnAfterRestart(t *testing.T) {
+	have := NewState()
+	have.Frontends[Address{netip.MustParseAddrPort("243.0.0.9:80"), cs.TCP}] = Frontend{ID: 3}
+	have.Slots[Slot{Frontend: 9}] = 7
+	have.Backends[5] = Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}
+	want, _ := Build(&cs.Snapshot{Services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.1"))}}, have, new(IDs))
+	text := "FE 243.0.0.5:80/TCP id=10 backends=[10.1.0.1:8080]\nBE id=8 10.1.0.1:8080/TCP\n"
+	if diff := cmp.Diff(text, want.Text()); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // 10,000 Services of 10 pods: build, diff, and one endpoint more.
 func BenchmarkBuildAndDiff(b *testing.B) {
 	snap := &cs.Snapshot{}
