@@ -99,6 +99,7 @@ func New(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	cfg.Local, cfg.Broker = unthrottled(cfg.Local), unthrottled(cfg.Broker)
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme), v1beta1.Install(scheme)); err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
@@ -125,6 +126,16 @@ func New(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	}
 	c := &ControlPlane{cluster: member.id, cfg: cfg, manager: mgr}
 	return c, c.wire(ctx, member)
+}
+
+// unthrottled returns a copy of c that leaves it to the API server to spread the load (priority and
+// fairness), unless c sets a rate: client-go's default of 5 requests a second would delay every change.
+func unthrottled(c *rest.Config) *rest.Config {
+	c = rest.AddUserAgent(rest.CopyConfig(c), leaseName)
+	if c.QPS == 0 {
+		c.QPS = -1
+	}
+	return c
 }
 
 // wire adds the broker and the reconcilers to the manager.

@@ -102,15 +102,35 @@ func TestEndpointsFollow(t *testing.T) {
 	w.noError(w.a.Delete(t.Context(), second))
 	w.b.wants("hello", helloOfA)
 
-	// An address that is never a backend is dropped; the others stay.
-	w.a.slice(svc, corev1.IPv4Protocol, 4)
-	bad := &discoveryv1.EndpointSlice{}
-	w.noError(w.a.Get(t.Context(), types.NamespacedName{Namespace: w.ns, Name: "hello-ipv4-4"}, bad))
-	ready := true
-	bad.Endpoints = append(bad.Endpoints, discoveryv1.Endpoint{Addresses: []string{"240.0.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
-	w.noError(w.a.Update(t.Context(), bad))
+	// Without a selector, users write slices by hand, and class E is as good as any other.
+	third := w.a.slice(svc, corev1.IPv4Protocol, 4)
+	third.Endpoints = append(third.Endpoints, discoveryv1.Endpoint{Addresses: []string{"240.0.0.9"}})
+	w.noError(w.a.Update(t.Context(), third))
 	both.endpoints = []string{"10.97.0.1:8080", "10.97.0.4:8080", "240.0.0.9:8080"}
 	w.b.wants("hello", both)
+}
+
+// TestForgedEndpointsAreNotImported writes to the broker what a hostile member may: a slice with an address
+// that the API server of a member would take but nobody must send to.
+func TestForgedEndpointsAreNotImported(t *testing.T) {
+	w := newWorld(t).run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	record := mcs.ExportRecord(hostile(w.ns))
+	record.Namespace = w.brokers
+	forged := mcs.BrokerSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: "x", Labels: map[string]string{discoveryv1.LabelServiceName: "hello"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}, "evil")
+	forged.Namespace = w.brokers
+	forged.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.66.0.1"}}, {Addresses: []string{"0.0.0.7"}}}
+	w.create(w.broker, record, forged)
+	want := helloOfA
+	want.clusters = []string{"a", "evil"}
+	want.typ, want.ips = v1beta1.Headless, 0 // it claims to be the oldest
+	want.endpoints = []string{"10.66.0.1:", "10.97.0.1:8080"}
+	w.b.wants("hello", want)
 }
 
 func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
@@ -360,6 +380,59 @@ func TestNamespaceCreatedLater(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+func TestTerminatingNamespaceDisturbsNobody(t *testing.T) {
+	w := newWorld(t).run()
+	gone := w.ns + "-gone"
+	for _, m := range []*member{w.a, w.b} {
+		w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gone}})
+	}
+	// Without a controller-manager, a deleted namespace stays in termination.
+	w.noError(w.b.Delete(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gone}}))
+	w.create(w.a, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: gone, Name: "hello"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
+	export := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: gone, Name: "hello"}}
+	w.create(w.a, export)
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.quiet()
+	if si, _ := w.b.importedIn(gone, "hello"); si != nil {
+		t.Errorf("imported into a terminating namespace: %v", si)
+	}
+	w.noError(w.a.Delete(t.Context(), export))
+	w.quiet()
+}
+
+func TestBrokerInAMember(t *testing.T) {
+	w := newWorldOn(t, &serverA).run()
+	w.a.service("hello")
+	w.a.export("hello")
+	for _, m := range []*member{w.a, w.b} {
+		m.wants("hello", helloOfA)
+	}
+	w.quiet()
+	if held := w.heldOnBroker(); len(held) != 1 {
+		t.Errorf("the broker's namespace holds the imports %v", held)
+	}
+	w.a.unexport("hello")
+	w.b.wantsNone("hello")
+	w.brokerEmpty()
+}
+
+func TestIDsOfTwoLabels(t *testing.T) {
+	w := newWorld(t, func(m *v1alpha1.MemberSpec) { m.ClusterID += ".example" }).run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.service("hello")
+	w.b.export("hello")
+	want := helloOfA
+	want.clusters = []string{"a.example", "b.example"}
+	want.endpoints = []string{"10.97.0.1:8080", "10.98.0.1:8080"}
+	w.b.wants("hello", want)
+	w.a.unexport("hello")
+	w.b.unexport("hello")
+	w.brokerEmpty()
 }
 
 func TestNamesThatLookAlikeStayApart(t *testing.T) {

@@ -87,9 +87,15 @@ var blocks = map[string][]string{"a": {"243.10.0.0/16", "fd00:10::/64"}, "b": {"
 // newWorld returns a world whose controllers do not run yet. edit may change the registrations.
 func newWorld(t *testing.T, edit ...func(*v1alpha1.MemberSpec)) *world {
 	t.Helper()
+	return newWorldOn(t, &serverBroker, edit...)
+}
+
+// newWorldOn is newWorld with the broker on a server of choice.
+func newWorldOn(t *testing.T, server *apitest.Server, edit ...func(*v1alpha1.MemberSpec)) *world {
+	t.Helper()
 	n := worlds.Add(1)
 	w := &world{t: t, ns: fmt.Sprintf("demo-%d", n), brokers: fmt.Sprintf("broker-%d", n)}
-	brokerConfig := serverBroker.Config(t)
+	brokerConfig := server.Config(t)
 	w.broker = newClient(t, brokerConfig)
 	w.create(w.broker, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.brokers}})
 	w.create(w.broker, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "member"}, Rules: access.MemberBrokerRules()})

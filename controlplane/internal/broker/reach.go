@@ -31,7 +31,9 @@ func init() { metrics.Registry.MustRegister(reachable) }
 // Reach says how a member gets on with the broker.
 type Reach struct {
 	Seen time.Time // the last time it answered as it should; zero if never
-	Err  error     // why it does not answer now; nil while it does
+	Err  error     // why it does not answer now, and what to do; nil while it does
+
+	fix string // the part of Err that does not change from one try to the next
 }
 
 // Probe asks the broker again and again until ctx ends, keeps the answer for Reach, and logs when it
@@ -74,7 +76,11 @@ func (p *Probe) ask(ctx context.Context, first bool) {
 	var one v1alpha1.ExportRecordList
 	err := p.broker.live.List(ctx, &one, client.InNamespace(p.broker.cfg.Namespace), client.Limit(1))
 	before := p.Reach()
-	now := Reach{Seen: before.Seen, Err: p.explain(err)}
+	now := Reach{Seen: before.Seen}
+	if err != nil {
+		now.fix = p.explain(err)
+		now.Err = fmt.Errorf("%s: %w", now.fix, err)
+	}
 	log := p.broker.cfg.Log.With("server", p.broker.cfg.REST.Host)
 	if now.Err == nil {
 		now.Seen = time.Now()
@@ -84,26 +90,24 @@ func (p *Probe) ask(ctx context.Context, first bool) {
 		}
 	} else {
 		reachable.Set(0)
-		if first || before.Err == nil || before.Err.Error() != now.Err.Error() {
+		if first || before.fix != now.fix {
 			log.Error("the broker does not work for this member; what is imported stays as it is, and trying goes on", "err", now.Err)
 		}
 	}
 	p.current.Store(&now)
 }
 
-// explain turns the error of a probe into one sentence that names the fix.
-func (p *Probe) explain(err error) error {
-	where := fmt.Sprintf("broker %s, namespace %s", p.broker.cfg.REST.Host, p.broker.cfg.Namespace)
+// explain returns one sentence about the error of a probe that names the thing and the fix.
+func (p *Probe) explain(err error) string {
+	where := fmt.Sprintf("broker %s, namespace %s,", p.broker.cfg.REST.Host, p.broker.cfg.Namespace)
 	switch {
-	case err == nil:
-		return nil
 	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("%s does not know this member's credentials; run isthmusctl join again: %w", where, err)
+		return where + " does not know this member's credentials; run isthmusctl join again"
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%s denies this member what it needs; run isthmusctl join again: %w", where, err)
+		return where + " denies this member what it needs; run isthmusctl join again"
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("%s is no broker yet; run isthmusctl deploy-broker there: %w", where, err)
+		return where + " is no broker yet; run isthmusctl deploy-broker there"
 	default:
-		return fmt.Errorf("%s does not answer; check the address and the network: %w", where, err)
+		return where + " does not answer; check its address and the network"
 	}
 }
