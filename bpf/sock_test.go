@@ -275,7 +275,7 @@ var roads = map[string]struct {
 	backend string
 }{
 	"IPv4":        {unix.AF_INET, "243.0.0.5", "127.0.0.1"},
-	"IPv6":        {unix.AF_INET6, "fd00:243::5", "::1"},
+	"IPv6":        {unix.AF_INET6, "fd00:243:1:2:3:4:5:6", "::1"},
 	"IPv4-mapped": {unix.AF_INET6, "243.0.0.5", "127.0.0.1"}, // a dual-stack socket
 }
 
