@@ -145,7 +145,7 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 	switch b := r.Controller.Broker; {
 	case b == nil:
 		r.wait("controller: no pod leads yet")
-	case !b.Reachable:
+	case !b.Reachable && !slices.ContainsFunc(r.Waiting, func(w string) bool { return strings.Contains(w, b.Server) }):
 		r.wait("broker: the controller does not reach %s: %s", b.Server, b.Error)
 	}
 	return nil
