@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -161,10 +162,10 @@ func dataplaneStatus(is agent.Status) status.Dataplane {
 	return s
 }
 
-// join appends the reason to a sentence, if there is one.
+// join appends the reason to a sentence, if there is one, on the same line.
 func join(sentence string, reason error) string {
 	if reason == nil {
 		return sentence
 	}
-	return fmt.Sprintf("%s: %v", sentence, reason)
+	return sentence + ": " + strings.ReplaceAll(reason.Error(), "\n", "; ")
 }
