@@ -76,3 +76,20 @@ func testArchive(t *testing.T) string {
 	}
 	return file
 }
+
+// showLogs prints the end of every component's log; the files go with the lab.
+func showLogs(t *testing.T, dir string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "machines/*/log/*.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			t.Error(err)
+		}
+		lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+		t.Logf("%s:\n%s", f, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	}
+}

@@ -29,6 +29,9 @@ func TestLab(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			showLogs(t, lab.Dir())
+		}
 		if err := lab.Down(context.Background()); err != nil {
 			t.Errorf("down: %v", err)
 		}

@@ -168,6 +168,9 @@ func (l *Lab) upCluster(ctx context.Context, c topology.Cluster, b built) error 
 	}
 	// A bare Pod is refused until this exists.
 	return waitFor(ctx, "default ServiceAccount", func(ctx context.Context) error {
+		if err := l.revive(c.Name, plan.Controllers()); err != nil {
+			return err
+		}
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
@@ -282,6 +285,14 @@ func (l *Lab) joinNodes(ctx context.Context, client kubernetes.Interface, plan k
 		return err
 	}
 	if err := waitFor(ctx, "nodes", func(ctx context.Context) error {
+		if err := l.revive(plan.Cluster.Name, plan.Controllers()); err != nil {
+			return err
+		}
+		for _, n := range plan.Cluster.Nodes {
+			if err := l.revive(n.Name, plan.Agents(n)); err != nil {
+				return err
+			}
+		}
 		return nodesReady(ctx, client, len(plan.Cluster.Nodes))
 	}); err != nil {
 		return err
@@ -374,6 +385,28 @@ func (l *Lab) alive(machineName, component string) (bool, error) {
 	return false, err
 }
 
+// revive starts again what ended by itself during bring-up, as an init system would: on a
+// busy machine the kubelet gives up on a containerd that has not opened its CRI yet, and
+// the controllers on an API server that is slow.
+func (l *Lab) revive(machineName string, components []supervisor.Component) error {
+	m := l.machine(machineName)
+	states, err := m.Components().List()
+	if err != nil {
+		return err
+	}
+	for _, c := range components {
+		for _, s := range states {
+			if s.Name == c.Name && !s.Alive {
+				l.step("%s: %s ended (%s), starting it again", machineName, s.Name, s.Exit)
+				if err := start(m, []supervisor.Component{c}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
 func (l *Lab) client(cluster string) (kubernetes.Interface, error) {
 	config, err := l.RESTConfig(cluster)
 	if err != nil {
@@ -396,8 +429,11 @@ func start(m machine.Machine, components []supervisor.Component) error {
 func waitFor(ctx context.Context, what string, ready func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, readyTimeout, true, func(ctx context.Context) (bool, error) {
-		last = ready(ctx)
-		return last == nil, nil
+		err := ready(ctx)
+		if last == nil || err == nil || ctx.Err() == nil {
+			last = err // a question cut short by the timeout says nothing
+		}
+		return err == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("wait for %s: %w: %w", what, err, last)

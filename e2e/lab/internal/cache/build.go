@@ -132,7 +132,7 @@ func (c Cache) ownPrograms(ctx context.Context, version string) (string, error) 
 func (c Cache) goBuild(ctx context.Context, dir, name string, args []string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOFLAGS=-mod=readonly", "GOWORK=off")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOFLAGS=-mod=readonly -buildvcs=false", "GOWORK=off")
 	out, err := cmd.StderrPipe()
 	if err != nil {
 		return err

@@ -126,6 +126,8 @@ func TestCopyFiles(t *testing.T) {
 		{Name: "./bin/", Typeflag: tar.TypeDir, Mode: 0o755},
 		{Name: "./bin/nc.openbsd", Typeflag: tar.TypeReg, Mode: 0o755},
 		{Name: "./bin/hard", Typeflag: tar.TypeLink, Linkname: "./bin/nc.openbsd", Mode: 0o755},
+		{Name: "./usr/share/doc/x/alias", Typeflag: tar.TypeReg, Mode: 0o644},
+		{Name: "./usr/bin/alias", Typeflag: tar.TypeLink, Linkname: "./usr/share/doc/x/alias", Mode: 0o755},
 		{Name: "./lib64/ld.so", Typeflag: tar.TypeSymlink, Linkname: "/lib/x/ld.so", Mode: 0o777},
 		{Name: "./usr/share/doc/x/copyright", Typeflag: tar.TypeReg, Mode: 0o644},
 		{Name: "./usr/bin/nc.openbsd", Typeflag: tar.TypeReg, Mode: 0o700},
@@ -144,7 +146,7 @@ func TestCopyFiles(t *testing.T) {
 		}
 		for path, want := range map[string]bool{
 			"/usr/bin/nc.openbsd": true, "/usr/bin/hard": true, "/usr/lib64/ld.so": true,
-			"/bin": false, "/bin/nc.openbsd": false, "/usr/share/doc/x/copyright": false,
+			"/bin": false, "/bin/nc.openbsd": false, "/usr/share/doc/x/copyright": false, "/usr/bin/alias": false,
 		} {
 			if have := l.Has(path); have != want {
 				t.Errorf("%s is in the image: %v, want %v", path, have, want)

@@ -101,7 +101,7 @@ func (c Cache) download(ctx context.Context, dir string, packages []string) ([]s
 var skipped = []string{
 	"/usr/share/doc/", "/usr/share/man/", "/usr/share/info/", "/usr/share/lintian/", "/usr/share/locale/", "/usr/share/zoneinfo/",
 	"/usr/share/bash-completion/", "/usr/share/i18n/", "/usr/share/perl", "/usr/lib/systemd/", "/usr/include/", "/usr/share/gcc/",
-	"/perl/", "/perl-base/", "/perl5/", "/libperl.so", "/gconv/", "/boot/", "/home/", "/var/cache/", "/var/lib/dpkg/",
+	"/usr/bin/perl", "/perl/", "/perl-base/", "/perl5/", "/libperl.so", "/gconv/", "/boot/", "/home/", "/var/cache/", "/var/lib/dpkg/",
 }
 
 // unpack streams the files of a package into the layer. Paths are moved below /usr, as on
@@ -143,6 +143,9 @@ func copyFiles(in *tar.Reader, layer *oci.Layer) error {
 		isSkipped := func(part string) bool { return strings.Contains("/"+h.Name+"/", part) }
 		if h.Name == "" || slices.ContainsFunc(skipped, isSkipped) {
 			continue
+		}
+		if h.Typeflag == tar.TypeLink && !layer.Has(h.Linkname) {
+			continue // another name of a file that was skipped
 		}
 		if err := layer.Entry(h, in); err != nil {
 			return err
