@@ -114,7 +114,8 @@ func TestMergePorts(t *testing.T) {
 		"same name, other number":      {[]Port{tcp("tcp", 42)}, []Port{tcp("tcp", 4242)}, []Port{tcp("tcp", 42)}},
 		"same number, other name":      {[]Port{tcp("web", 80)}, []Port{tcp("http", 80)}, []Port{tcp("web", 80)}},
 		"same number, other protocol": {
-			[]Port{tcp("dns", 53)}, []Port{{Name: "dns-udp", Protocol: UDP, Port: 53}},
+			[]Port{tcp("dns", 53)},
+			[]Port{{Name: "dns-udp", Protocol: UDP, Port: 53}},
 			[]Port{tcp("dns", 53), {Name: "dns-udp", Protocol: UDP, Port: 53}},
 		},
 		"unnamed on both sides": {[]Port{tcp("", 80)}, []Port{tcp("", 81)}, []Port{tcp("", 80)}},

@@ -28,12 +28,16 @@ func (e *InvalidError) Error() string { return string(e.Reason) + ": " + e.Messa
 func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clusterset.ClusterID) (clusterset.Export, error) {
 	name := clusterset.ServiceName{Namespace: svcExport.Namespace, Name: svcExport.Name}
 	if svc == nil {
-		return clusterset.Export{}, &InvalidError{v1beta1.ServiceExportReasonNoService,
-			fmt.Sprintf("there is no service %s in namespace %s; create it, or delete this export", name.Name, name.Namespace)}
+		return clusterset.Export{}, &InvalidError{
+			v1beta1.ServiceExportReasonNoService,
+			fmt.Sprintf("there is no service %s in namespace %s; create it, or delete this export", name.Name, name.Namespace),
+		}
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
-		return clusterset.Export{}, &InvalidError{v1beta1.ServiceExportReasonInvalidServiceType,
-			"a service of type ExternalName has no endpoints and cannot be exported"}
+		return clusterset.Export{}, &InvalidError{
+			v1beta1.ServiceExportReasonInvalidServiceType,
+			"a service of type ExternalName has no endpoints and cannot be exported",
+		}
 	}
 	e := clusterset.Export{
 		Cluster:     cluster,

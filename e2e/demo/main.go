@@ -77,7 +77,7 @@ func demo(ctx context.Context, cfg testbed.Config) error {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
-	fmt.Println("demo: ok")
+	fmt.Fprintln(os.Stdout, "demo: ok")
 	return nil
 }
 
@@ -117,7 +117,7 @@ func (d *demonstration) export(ctx context.Context) error {
 		if ips == "" || clusters != "a b" {
 			return fmt.Errorf("the ServiceImport has IPs %q of clusters %q", ips, clusters)
 		}
-		fmt.Printf("  VIP of %s, the same in every cluster: %s\n", service, ips)
+		fmt.Fprintf(os.Stdout, "  VIP of %s, the same in every cluster: %s\n", service, ips)
 		return nil
 	})
 }
@@ -150,7 +150,7 @@ func (d *demonstration) bothAnswer(ctx context.Context) error {
 		if answers["a"] == 0 || answers["b"] == 0 {
 			return fmt.Errorf("want answers of a and b, got %v", answers)
 		}
-		fmt.Printf("  40 requests: %d answered by pods of a, %d by pods of b\n", answers["a"], answers["b"])
+		fmt.Fprintf(os.Stdout, "  40 requests: %d answered by pods of a, %d by pods of b\n", answers["a"], answers["b"])
 		return nil
 	})
 }
@@ -161,7 +161,7 @@ func (d *demonstration) showMaps(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("  bpftool map dump pinned %s/%s\n%s", pins, name, indent(out))
+		fmt.Fprintf(os.Stdout, "  bpftool map dump pinned %s/%s\n%s", pins, name, indent(out))
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func (d *demonstration) withoutAgent(ctx context.Context) error {
 	if answers["a"] == 0 || answers["b"] == 0 {
 		return fmt.Errorf("with the agent down: want answers of a and b, got %v", answers)
 	}
-	fmt.Printf("  no agent on %s, 40 new connections by name: %d to a, %d to b, 0 failed\n", clientNode, answers["a"], answers["b"])
+	fmt.Fprintf(os.Stdout, "  no agent on %s, 40 new connections by name: %d to a, %d to b, 0 failed\n", clientNode, answers["a"], answers["b"])
 	return nil
 }
 
@@ -189,7 +189,7 @@ func (d *demonstration) reviveAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("  the new agent is ready and has written %d map entries\n", said.Dataplane.Writes)
+	fmt.Fprintf(os.Stdout, "  the new agent is ready and has written %d map entries\n", said.Dataplane.Writes)
 	return nil
 }
 
@@ -205,7 +205,7 @@ func (d *demonstration) unexport(ctx context.Context) error {
 		if answers["b"] != 0 {
 			return fmt.Errorf("b still answers: %v", answers)
 		}
-		fmt.Printf("  40 requests: %d answered by pods of a, none by b\n", answers["a"])
+		fmt.Fprintf(os.Stdout, "  40 requests: %d answered by pods of a, none by b\n", answers["a"])
 		return nil
 	})
 }

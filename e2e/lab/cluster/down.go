@@ -75,7 +75,7 @@ func (l *Lab) lock() (unlock func(), err error) {
 			return nil, err
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-			f.Close() //nolint:errcheck // the lock's error counts
+			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", l.dir, err)
 		}
 		// The one before us may have been a Down: then we hold a directory without a name.
@@ -84,8 +84,8 @@ func (l *Lab) lock() (unlock func(), err error) {
 			return nil, err
 		}
 		if named, err := os.Stat(l.dir); err == nil && os.SameFile(held, named) {
-			return func() { f.Close() }, nil //nolint:errcheck // closing is what unlocks
+			return func() { f.Close() }, nil
 		}
-		f.Close() //nolint:errcheck // try again
+		f.Close()
 	}
 }

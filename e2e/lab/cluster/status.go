@@ -100,8 +100,8 @@ func (l *Lab) machineStatus(m topology.Machine) MachineStatus {
 	components := l.machine(m.Name).Components()
 	if states, err := components.List(); err == nil {
 		s.Running, s.Components = true, states
-		s.PID, _ = components.PID()              //nolint:errcheck // it just left
-		s.Connected, _ = l.fabric.LinkUp(m.Name) //nolint:errcheck // no link is not connected
+		s.PID, _ = components.PID()
+		s.Connected, _ = l.fabric.LinkUp(m.Name)
 	}
 	return s
 }

@@ -70,13 +70,13 @@ func (s *Server) Run(ctx context.Context) error {
 // serveHTTP marks answers "Connection: close" only when the client asks for it.
 func (s *Server) serveHTTP(ctx context.Context) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") }) //nolint:errcheck // the client left
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		io.WriteString(w, s.Identity.line(local, textAddr(r.RemoteAddr))) //nolint:errcheck // the client left
+		io.WriteString(w, s.Identity.line(local, textAddr(r.RemoteAddr)))
 	})
 	server := &http.Server{Addr: s.HTTP, Handler: mux, ReadHeaderTimeout: connTimeout}
-	stop := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // leaving
+	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	s.Log.Info("serving", "protocol", "http", "address", s.HTTP)
 	return server.ListenAndServe()
@@ -93,7 +93,7 @@ func (s *Server) serveTCP(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { l.Close() }) //nolint:errcheck // leaving
+	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	s.Log.Info("serving", "protocol", "tcp", "address", s.TCP)
 	for {
@@ -103,8 +103,8 @@ func (s *Server) serveTCP(ctx context.Context) error {
 		}
 		go func() {
 			defer conn.Close()
-			conn.SetDeadline(time.Now().Add(connTimeout))                              //nolint:errcheck // the write fails too
-			io.WriteString(conn, s.Identity.line(conn.LocalAddr(), conn.RemoteAddr())) //nolint:errcheck // the client left
+			conn.SetDeadline(time.Now().Add(connTimeout))
+			io.WriteString(conn, s.Identity.line(conn.LocalAddr(), conn.RemoteAddr()))
 		}()
 	}
 }
@@ -114,7 +114,7 @@ func (s *Server) serveUDP(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() }) //nolint:errcheck // leaving
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	s.Log.Info("serving", "protocol", "udp", "address", s.UDP)
 	buffer := make([]byte, 64<<10)
@@ -126,6 +126,6 @@ func (s *Server) serveUDP(ctx context.Context) error {
 		if err != nil {
 			continue // an ICMP error about an earlier answer
 		}
-		conn.WriteTo([]byte(s.Identity.line(conn.LocalAddr(), client)), client) //nolint:errcheck // datagrams may be lost
+		conn.WriteTo([]byte(s.Identity.line(conn.LocalAddr(), client)), client)
 	}
 }

@@ -48,7 +48,7 @@ func (c Cache) entry(name string, key string, build func(path string) error) (st
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(tmp) //nolint:errcheck // the next prune gets it
+	defer os.RemoveAll(tmp)
 	fresh := filepath.Join(tmp, "entry")
 	if err := build(fresh); err != nil {
 		return "", err
@@ -88,11 +88,11 @@ func (c Cache) Lock() (unlock func(), err error) {
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 		c.Report("waiting for another lab to finish building")
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-			f.Close() //nolint:errcheck // the lock's error counts
+			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
 	}
-	return func() { f.Close() }, nil //nolint:errcheck // closing is what unlocks
+	return func() { f.Close() }, nil
 }
 
 // Key hashes texts and the content of files; a directory counts with every file below it.

@@ -231,7 +231,7 @@ func open(path string) (*namespace, error) {
 	}
 	h, err := netlink.NewHandleAt(netns.NsHandle(fd))
 	if err != nil {
-		unix.Close(fd) //nolint:errcheck // the first error is the one that counts
+		unix.Close(fd)
 		return nil, fmt.Errorf("netlink in %s: %w", path, err)
 	}
 	return &namespace{Handle: h, fd: fd}, nil
@@ -239,7 +239,7 @@ func open(path string) (*namespace, error) {
 
 func (n *namespace) close() {
 	n.Close()
-	unix.Close(n.fd) //nolint:errcheck // a read-only descriptor
+	unix.Close(n.fd)
 }
 
 func (n *namespace) makeBridge() error {
