@@ -70,10 +70,10 @@ func (s *Server) Run(ctx context.Context) error {
 // serveHTTP marks answers "Connection: close" only when the client asks for it.
 func (s *Server) serveHTTP(ctx context.Context) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") }) //nolint:errcheck // the client left
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		io.WriteString(w, s.Identity.line(local, textAddr(r.RemoteAddr)))
+		io.WriteString(w, s.Identity.line(local, textAddr(r.RemoteAddr))) //nolint:errcheck // the client left
 	})
 	server := &http.Server{Addr: s.HTTP, Handler: mux, ReadHeaderTimeout: connTimeout}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
@@ -103,8 +103,8 @@ func (s *Server) serveTCP(ctx context.Context) error {
 		}
 		go func() {
 			defer conn.Close()
-			conn.SetDeadline(time.Now().Add(connTimeout))
-			io.WriteString(conn, s.Identity.line(conn.LocalAddr(), conn.RemoteAddr()))
+			conn.SetDeadline(time.Now().Add(connTimeout))                              //nolint:errcheck // the write fails too
+			io.WriteString(conn, s.Identity.line(conn.LocalAddr(), conn.RemoteAddr())) //nolint:errcheck // the client left
 		}()
 	}
 }
@@ -126,6 +126,6 @@ func (s *Server) serveUDP(ctx context.Context) error {
 		if err != nil {
 			continue // an ICMP error about an earlier answer
 		}
-		conn.WriteTo([]byte(s.Identity.line(conn.LocalAddr(), client)), client)
+		conn.WriteTo([]byte(s.Identity.line(conn.LocalAddr(), client)), client) //nolint:errcheck // datagrams may be lost
 	}
 }
