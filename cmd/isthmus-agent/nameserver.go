@@ -38,12 +38,9 @@ type nameserver struct {
 // Run listens and answers until ctx is done; then it returns nil.
 func (n *nameserver) Run(ctx context.Context) error {
 	for {
-		server, err := n.open(ctx)
-		if err == nil {
-			err = server.Run(ctx)
-		}
+		err := n.serve(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // whatever ended it, the end was asked for
 		}
 		n.mu.Lock()
 		fresh := n.err == nil || err == nil || n.err.Error() != err.Error()
@@ -58,6 +55,15 @@ func (n *nameserver) Run(ctx context.Context) error {
 		case <-time.After(n.retry):
 		}
 	}
+}
+
+// serve opens the sockets and answers until ctx is done or a socket breaks.
+func (n *nameserver) serve(ctx context.Context) error {
+	server, err := n.open(ctx)
+	if err != nil {
+		return err
+	}
+	return server.Run(ctx)
 }
 
 // open assigns the addresses that are ours, binds all sockets and shows the server the last world.

@@ -34,7 +34,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", cfg.HTTPListen)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.HTTPListen)
 	if err != nil {
 		return fmt.Errorf("serve HTTP: %w; another agent or process uses the port, see --http-listen", err)
 	}

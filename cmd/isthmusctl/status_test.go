@@ -170,7 +170,8 @@ Not ready:
   agents: 1 of 2 pods of DaemonSet isthmus-system/isthmus-agent are ready and current
   node n1: the dataplane does not follow the cluster: map is full
   node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods a-2:19470)
-`},
+`,
+		},
 		"nothing is installed": {change: func(c *cluster) { c.objects = nil }, want: `
 cluster     not a member
 controller  0 of 0 ready
@@ -203,7 +204,8 @@ n2    no     -      -          -         -                 -
 
 Not ready:
   node n2: pod a-2 is Pending: ErrImageNeverPull
-`},
+`,
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

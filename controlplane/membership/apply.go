@@ -33,7 +33,7 @@ const settle = 20 * time.Second
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	err := errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s),
-		v1alpha1.AddToScheme(s), mcsv1beta1.AddToScheme(s))
+		v1alpha1.AddToScheme(s), mcsv1beta1.Install(s))
 	if err != nil {
 		return nil, fmt.Errorf("register API kinds: %w", err)
 	}

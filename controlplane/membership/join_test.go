@@ -431,8 +431,10 @@ func TestDiscover(t *testing.T) {
 		}
 	})
 	node.Status.Addresses = []corev1.NodeAddress{
-		{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::7"},
-		{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeExternalIP, Address: "198.51.100.7"},
+		{Type: corev1.NodeInternalIP, Address: "192.0.2.7"},
+		{Type: corev1.NodeInternalIP, Address: "2001:db8::7"},
+		{Type: corev1.NodeHostName, Address: "n1"},
+		{Type: corev1.NodeExternalIP, Address: "198.51.100.7"},
 	}
 	if err := c.Status().Update(t.Context(), node); err != nil {
 		t.Fatal(err)

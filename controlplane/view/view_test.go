@@ -129,9 +129,9 @@ func (w *world) addImport(name string) {
 	}
 }
 
-func (w *world) addSlice(name, service string, addrs ...string) {
+func (w *world) addSlice(name, addr string) {
 	w.t.Helper()
-	if _, err := w.kube.DiscoveryV1().EndpointSlices("demo").Create(w.t.Context(), endpointSlice(name, service, addrs...), metav1.CreateOptions{}); err != nil {
+	if _, err := w.kube.DiscoveryV1().EndpointSlices("demo").Create(w.t.Context(), endpointSlice(name, addr), metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -184,7 +184,7 @@ func TestChangesAreCoalesced(t *testing.T) {
 
 		w.addImport("hello")
 		for i := range 50 {
-			w.addSlice(fmt.Sprintf("hello-%02d", i), "hello", fmt.Sprintf("10.1.0.%d", i+1))
+			w.addSlice(fmt.Sprintf("hello-%02d", i), fmt.Sprintf("10.1.0.%d", i+1))
 			later(10 * time.Millisecond)
 		}
 		later(gap)
@@ -265,8 +265,8 @@ func TestBadObjectIsSkippedAndLoggedOnce(t *testing.T) {
 		sink := &recorder{}
 		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
 		w.addImport("hello")
-		w.addSlice("bad", "hello", "not-an-address")
-		w.addSlice("good", "hello", "10.1.0.1")
+		w.addSlice("bad", "not-an-address")
+		w.addSlice("good", "10.1.0.1")
 		w.run()
 		defer w.stop()
 
@@ -286,7 +286,7 @@ func TestDeletedObjectsLeave(t *testing.T) {
 		sink := &recorder{}
 		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
 		w.addImport("hello")
-		w.addSlice("one", "hello", "10.1.0.1")
+		w.addSlice("one", "10.1.0.1")
 		w.run()
 		defer w.stop()
 		later(time.Second)
@@ -335,7 +335,7 @@ func TestUnreachableServerIsReported(t *testing.T) {
 }
 
 func TestTransformsKeepNoMoreThanNeeded(t *testing.T) {
-	slice := endpointSlice("one", "hello", "10.1.0.1")
+	slice := endpointSlice("one", "10.1.0.1")
 	slice.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "x"}}
 	slice.Annotations = map[string]string{"much": "text"}
 	once, err := cachedSlice(slice)
@@ -353,14 +353,15 @@ func TestTransformsKeepNoMoreThanNeeded(t *testing.T) {
 
 var ipv4Only = []corev1.IPFamily{"IPv4"}
 
-func endpointSlice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
+// endpointSlice is a slice of Service demo/hello with one endpoint.
+func endpointSlice(name, addr string) *discoveryv1.EndpointSlice {
 	port, portName, tcp, ready := int32(8080), "http", corev1.Protocol("TCP"), true
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: name, Labels: map[string]string{
-			mcsv1beta1.LabelServiceName: service, mcsv1beta1.LabelSourceCluster: "a",
+			mcsv1beta1.LabelServiceName: "hello", mcsv1beta1.LabelSourceCluster: "a",
 		}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &tcp, Port: &port}},
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: addrs, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{addr}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 	}
 }
