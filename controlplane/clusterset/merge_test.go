@@ -259,7 +259,7 @@ func TestMergeLaws(t *testing.T) {
 			}
 		}
 		for _, c := range conflicts {
-			if c.Winner != oldest.Cluster || slices.Contains(c.Losers, c.Winner) || len(c.Losers) == 0 || c.Clusters != len(es) {
+			if c.Winner != oldest.Cluster || slices.Contains(c.Losers, c.Winner) || len(c.Losers) == 0 || !slices.IsSorted(c.Losers) || c.Clusters != len(es) {
 				t.Fatalf("conflict %+v", c)
 			}
 		}

@@ -135,6 +135,17 @@ func TestAggregateRoundTrip(t *testing.T) {
 	})
 }
 
+func TestNamesThatJoinAlikeStayApart(t *testing.T) {
+	one := clusterset.ServiceName{Namespace: "c", Name: "a-b"}
+	two := clusterset.ServiceName{Namespace: "b-c", Name: "a"}
+	if mcs.AggregateName(one) == mcs.AggregateName(two) || mcs.RecordName("m", one) == mcs.RecordName("m", two) {
+		t.Errorf("%s and %s are both %s", one, two, mcs.AggregateName(one))
+	}
+	if mcs.RecordName("a.b", two) == mcs.RecordName("a", clusterset.ServiceName{Namespace: "b-c", Name: "b"}) {
+		t.Error("members a and a.b have one record name")
+	}
+}
+
 // TestNamesStayApartAndFit holds for every two owners: names are equal only if all parts are, and the
 // longest one is a legal object name.
 func TestNamesStayApartAndFit(t *testing.T) {
