@@ -27,11 +27,11 @@ import (
 )
 
 const (
-	// phase is how long one kind of traffic runs on one road in one round. At about 30 us a connection
-	// it makes some 15,000 of them.
-	phase = 500 * time.Millisecond
-	// warmUp goes before the first round: neighbours, routes, sockets' memory.
-	warmUp = 100 * time.Millisecond
+	// phase is how long one kind of traffic runs on one road at a stretch.
+	phase = 100 * time.Millisecond
+	// turns is how often the two roads take turns within a round, there and back: A B, B A, A B. Short
+	// and many, because what else the machine does comes and goes within a second.
+	turns = 6
 )
 
 // The addresses of the run. The VIP lies in the range that Isthmus gives out by default.
@@ -166,11 +166,29 @@ func world() *clusterset.Snapshot {
 	return &clusterset.Snapshot{Services: []clusterset.Service{svc}}
 }
 
-// sample is what one phase gave, per operation.
+// sample is what one round gave on one road, per operation.
 type sample struct {
 	cpu time.Duration // of client and server together
 	p50 time.Duration // of the round trip
 	ops int
+}
+
+// tally is what one or more phases took.
+type tally struct {
+	cpu   time.Duration   // of client and server together
+	trips []time.Duration // of each operation
+}
+
+func (t *tally) add(o tally) {
+	t.cpu += o.cpu
+	t.trips = append(t.trips, o.trips...)
+}
+
+// sample reduces t, which must hold an operation, and sorts its trips.
+func (t *tally) sample() sample {
+	slices.Sort(t.trips)
+	n := len(t.trips)
+	return sample{cpu: t.cpu / time.Duration(n), p50: t.trips[n/2], ops: n}
 }
 
 // samples are indexed by kind of traffic, road and round.
@@ -179,28 +197,22 @@ type samples map[string]map[string][]sample
 // measure runs all kinds of traffic on both roads, round by round.
 func (b *testbed) measure(ctx context.Context, rounds int, progress io.Writer) (samples, error) {
 	all := samples{}
-	for round := -1; round < rounds; round++ { // round -1 warms up
-		length, roads := phase, []road{direct, viaVIP}
-		if round < 0 {
-			length = warmUp
-		}
-		if round%2 == 1 {
-			slices.Reverse(roads)
-		}
+	for round := range rounds + 1 { // round 0 warms up: neighbours, routes, sockets' memory
 		for _, k := range kinds {
-			for _, r := range roads {
-				s, err := b.run(ctx, k, r, length)
-				if err != nil {
-					return nil, fmt.Errorf("%s on the road %s: %w", k.name, r.name, err)
-				}
-				if round < 0 {
-					continue
-				}
-				if all[k.name] == nil {
-					all[k.name] = map[string][]sample{}
-				}
+			both, err := b.takeTurns(ctx, k)
+			if err != nil {
+				return nil, err
+			}
+			if round == 0 {
+				continue
+			}
+			if all[k.name] == nil {
+				all[k.name] = map[string][]sample{}
+			}
+			for _, r := range []road{direct, viaVIP} {
+				s := both[r].sample()
 				all[k.name][r.name] = append(all[k.name][r.name], s)
-				fmt.Fprintf(progress, "round %d/%d  %-24s %-6s %6d ops  cpu %8s  p50 %8s\n", round+1, rounds, k.name, r.name, s.ops, s.cpu, s.p50)
+				fmt.Fprintf(progress, "round %d/%d  %-24s %-6s %6d ops  cpu %8s  p50 %8s\n", round, rounds, k.name, r.name, s.ops, s.cpu, s.p50)
 			}
 		}
 		runtime.GC()
@@ -208,19 +220,36 @@ func (b *testbed) measure(ctx context.Context, rounds int, progress io.Writer) (
 	return all, nil
 }
 
+// takeTurns runs one kind of traffic on both roads, in short turns.
+func (b *testbed) takeTurns(ctx context.Context, k kind) (map[road]*tally, error) {
+	both := map[road]*tally{direct: {}, viaVIP: {}}
+	order := []road{direct, viaVIP}
+	for range turns {
+		for _, r := range order {
+			t, err := b.run(ctx, k, r)
+			if err != nil {
+				return nil, fmt.Errorf("%s on the road %s: %w", k.name, r.name, err)
+			}
+			both[r].add(t)
+		}
+		slices.Reverse(order)
+	}
+	return both, nil
+}
+
 // run is one phase. Direct traffic is made outside of the agent's cgroup: no program sees it.
-func (b *testbed) run(ctx context.Context, k kind, r road, length time.Duration) (s sample, err error) {
+func (b *testbed) run(ctx context.Context, k kind, r road) (t tally, err error) {
 	if r == viaVIP {
 		if err := b.cgroup.Enter(); err != nil {
-			return sample{}, err
+			return tally{}, err
 		}
 		defer func() { err = errors.Join(err, b.cgroup.Leave()) }()
 	}
 	err = b.client.Do(func() error {
-		s, err = k.run(ctx, r.to, length)
+		t, err = k.run(ctx, r.to)
 		return err
 	})
-	return s, err
+	return t, err
 }
 
 // table turns samples into the rows of the result.

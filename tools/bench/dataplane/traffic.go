@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -46,27 +45,27 @@ const (
 // patience is how long a lost packet can hold the run up.
 const patience = 5 * time.Second
 
-// run repeats the operation for length and says what one cost. The calling goroutine must own its thread.
-func (k kind) run(ctx context.Context, to netip.AddrPort, length time.Duration) (s sample, err error) {
+// run repeats the operation for one phase and says what that took. The calling goroutine must own its thread.
+func (k kind) run(ctx context.Context, to netip.AddrPort) (t tally, err error) {
 	if err := pin(); err != nil {
-		return sample{}, err
+		return tally{}, err
 	}
 	sa := &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
 	fd := -1
 	if k.open != nil {
 		if fd, err = k.open(to); err != nil {
-			return sample{}, err
+			return tally{}, err
 		}
 		defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	}
-	trips := make([]time.Duration, 0, int(length/time.Microsecond))
+	trips := make([]time.Duration, 0, int(phase/time.Microsecond))
 	before, err := cpuTime()
 	if err != nil {
-		return sample{}, err
+		return tally{}, err
 	}
-	for start, last := time.Now(), time.Now(); last.Sub(start) < length && ctx.Err() == nil; {
+	for start, last := time.Now(), time.Now(); last.Sub(start) < phase && ctx.Err() == nil; {
 		if err := k.operate(fd, sa); err != nil {
-			return sample{}, err
+			return tally{}, err
 		}
 		now := time.Now()
 		trips = append(trips, now.Sub(last))
@@ -74,13 +73,12 @@ func (k kind) run(ctx context.Context, to netip.AddrPort, length time.Duration) 
 	}
 	after, err := cpuTime()
 	if err != nil {
-		return sample{}, err
+		return tally{}, err
 	}
 	if len(trips) == 0 {
-		return sample{}, fmt.Errorf("not a single operation: %w", context.Cause(ctx))
+		return tally{}, fmt.Errorf("not a single operation: %w", context.Cause(ctx))
 	}
-	slices.Sort(trips)
-	return sample{cpu: (after - before) / time.Duration(len(trips)), p50: trips[len(trips)/2], ops: len(trips)}, nil
+	return tally{cpu: after - before, trips: trips}, nil
 }
 
 func connectAskClose(to *unix.SockaddrInet4) error {
