@@ -18,7 +18,7 @@ import (
 // ctx. A machine that does not exist makes the command fail when it is run.
 func (l *Lab) NodeCommand(ctx context.Context, node string, argv ...string) *exec.Cmd {
 	m, err := l.find(node)
-	if err == nil && l.settings.Nodeinit == "" {
+	if err == nil && len(l.settings.Programs) == 0 {
 		err = fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
 	}
 	cmd := m.Command(ctx, argv...)
@@ -36,17 +36,17 @@ func (l *Lab) FabricCommand(ctx context.Context, argv ...string) *exec.Cmd {
 
 // Kubectl returns a kubectl command against a cluster, as its administrator.
 func (l *Lab) Kubectl(ctx context.Context, cluster string, argv ...string) *exec.Cmd {
-	cmd := l.FabricCommand(ctx, slices.Concat([]string{l.settings.Kubectl, "--kubeconfig", l.Kubeconfig(cluster)}, argv)...)
+	cmd := l.FabricCommand(ctx, slices.Concat([]string{l.settings.Programs["kubectl"], "--kubeconfig", l.Kubeconfig(cluster)}, argv)...)
 	if _, ok := l.topology.Cluster(cluster); !ok {
 		cmd.Err = fmt.Errorf("no cluster %q in lab %q, there are %s", cluster, l.name, l.topology)
-	} else if l.settings.Kubectl == "" {
+	} else if len(l.settings.Programs) == 0 {
 		cmd.Err = fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
 	}
 	return cmd
 }
 
 // KubectlPath is the kubectl executable of the running lab's Kubernetes version.
-func (l *Lab) KubectlPath() string { return l.settings.Kubectl }
+func (l *Lab) KubectlPath() string { return l.settings.Programs["kubectl"] }
 
 // DialContext connects to an address, not a name, from the fabric. The connection can be
 // used from any goroutine.
@@ -81,8 +81,8 @@ func (l *Lab) setLink(node string, up bool) error {
 }
 
 // Stop ends one component of a machine and returns when it is gone. Up, or Start, starts it again.
-func (l *Lab) Stop(ctx context.Context, node, component string) error {
-	m, _, err := l.component(ctx, node, component)
+func (l *Lab) Stop(_ context.Context, node, component string) error {
+	m, _, err := l.component(node, component)
 	if err != nil {
 		return err
 	}
@@ -90,8 +90,8 @@ func (l *Lab) Stop(ctx context.Context, node, component string) error {
 }
 
 // Start starts one component of a machine unless it is alive.
-func (l *Lab) Start(ctx context.Context, node, component string) error {
-	m, spec, err := l.component(ctx, node, component)
+func (l *Lab) Start(_ context.Context, node, component string) error {
+	m, spec, err := l.component(node, component)
 	if err != nil {
 		return err
 	}
@@ -99,18 +99,17 @@ func (l *Lab) Start(ctx context.Context, node, component string) error {
 }
 
 // component finds a component of a machine and how it is run.
-func (l *Lab) component(ctx context.Context, node, component string) (supervisor.Client, supervisor.Component, error) {
+func (l *Lab) component(node, component string) (supervisor.Client, supervisor.Component, error) {
 	var none supervisor.Component
 	m, err := l.find(node)
 	if err != nil {
 		return supervisor.Client{}, none, err
 	}
-	b, err := l.build(ctx)
-	if err != nil {
-		return supervisor.Client{}, none, err
+	if len(l.settings.Programs) == 0 {
+		return supervisor.Client{}, none, fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
 	}
 	var names []string
-	for _, c := range l.componentsOf(node, b.programs) {
+	for _, c := range l.componentsOf(node) {
 		if c.Name == component {
 			c.Log = m.LogFile(component)
 			return m.Components(), c, nil
@@ -120,9 +119,9 @@ func (l *Lab) component(ctx context.Context, node, component string) (supervisor
 	return supervisor.Client{}, none, fmt.Errorf("%s runs no %q, it runs %s", node, component, names)
 }
 
-func (l *Lab) componentsOf(machineName string, programs map[string]string) []supervisor.Component {
+func (l *Lab) componentsOf(machineName string) []supervisor.Component {
 	for _, c := range l.topology {
-		plan := l.plan(c, programs)
+		plan := l.plan(c)
 		if c.Name == machineName {
 			return slices.Concat(plan.Store(), plan.Controllers())
 		}

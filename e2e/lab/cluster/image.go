@@ -82,7 +82,7 @@ func parseImages(listing string) map[string]string {
 }
 
 func (l *Lab) ctr(ctx context.Context, node string, stdin *os.File, args ...string) (string, error) {
-	cmd := l.NodeCommand(ctx, node, append([]string{l.settings.Ctr, "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io"}, args...)...)
+	cmd := l.NodeCommand(ctx, node, append([]string{l.settings.Programs["ctr"], "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io"}, args...)...)
 	var out, complaints bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	if stdin != nil {

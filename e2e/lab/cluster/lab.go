@@ -83,10 +83,8 @@ type Lab struct {
 type settings struct {
 	Topology string
 	kube.Options
-	Nodeinit string // the program that starts and enters machines
-	Kubectl  string
-	Ctr      string
-	Echo     string
+	// Programs are the executables by name, of the last Up. Empty until then.
+	Programs map[string]string
 }
 
 const settingsFile = "lab.json"
@@ -243,14 +241,14 @@ func (l *Lab) Kubeconfig(cluster string) string {
 
 // EchoProgram is the program echo-server of the test image as a static executable, for
 // NodeCommand and FabricCommand. Empty unless the lab is up.
-func (l *Lab) EchoProgram() string { return l.settings.Echo }
+func (l *Lab) EchoProgram() string { return l.settings.Programs["echo"] }
 
 func (l *Lab) machineDir(name string) string   { return filepath.Join(l.dir, "machines", name) }
 func (l *Lab) pkiDir(cluster string) string    { return filepath.Join(l.dir, "pki", cluster) }
 func (l *Lab) group(machineName string) string { return "isthmus." + l.name + "." + machineName }
 
 func (l *Lab) machine(name string) machine.Machine {
-	return machine.Machine{Dir: l.machineDir(name), Init: l.settings.Nodeinit}
+	return machine.Machine{Dir: l.machineDir(name), Init: l.settings.Programs["nodeinit"]}
 }
 
 // find returns a machine of the topology, or an error that lists them.

@@ -52,12 +52,7 @@ func (l *Lab) Up(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	l.settings.Nodeinit = built.programs["nodeinit"]
-	l.settings.Kubectl = built.programs["kubectl"]
-	l.settings.Echo = built.programs["echo"]
-	if l.settings.Ctr, err = exec.LookPath("ctr"); err != nil {
-		return err
-	}
+	l.settings.Programs = built.programs
 	if err := l.writeSettings(); err != nil {
 		return err
 	}
@@ -105,8 +100,10 @@ func (l *Lab) build(ctx context.Context) (built, error) {
 	if b.programs, err = l.cache.Programs(ctx); err != nil {
 		return b, err
 	}
-	if b.programs[kube.Containerd], err = exec.LookPath("containerd"); err != nil {
-		return b, err
+	for _, debian := range []string{kube.Containerd, "ctr"} {
+		if b.programs[debian], err = exec.LookPath(debian); err != nil {
+			return b, err
+		}
 	}
 	if b.images, err = l.cache.SystemImages(b.programs); err != nil {
 		return b, err
@@ -118,14 +115,14 @@ func (l *Lab) build(ctx context.Context) (built, error) {
 	return b, err
 }
 
-func (l *Lab) plan(c topology.Cluster, programs map[string]string) kube.Plan {
-	return kube.Plan{Cluster: c, Options: l.settings.Options, Bin: programs, PKI: l.pkiDir(c.Name)}
+func (l *Lab) plan(c topology.Cluster) kube.Plan {
+	return kube.Plan{Cluster: c, Options: l.settings.Options, Bin: l.settings.Programs, PKI: l.pkiDir(c.Name)}
 }
 
 // upCluster starts the control plane and, beside it, everything of the nodes that does not
 // need the API server.
 func (l *Lab) upCluster(ctx context.Context, c topology.Cluster, b built) error {
-	plan := l.plan(c, b.programs)
+	plan := l.plan(c)
 	if !l.machine(c.Name).Running() {
 		// Its etcd is gone: what nodes and certificates remain belong to another cluster.
 		if err := l.wipe(ctx, c); err != nil {
