@@ -593,13 +593,21 @@ func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
 	w.a.service("hello")
 	w.a.export("hello")
 	vip := w.b.wants("hello", helloOfA).Spec.IPs
+	// The one who restores it is not the one who allocated: b's own block has other addresses.
+	w.b.service("hello")
+	w.b.export("hello")
+	w.b.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+	w.a.unexport("hello")
+	want := helloOfA
+	want.clusters, want.endpoints = []string{"b"}, []string{"10.98.0.1:8080"}
+	w.a.wants("hello", want)
 	w.quiet()
 	for range 3 {
 		w.noError(w.broker.DeleteAllOf(t.Context(), &v1beta1.ServiceImport{}, client.InNamespace(w.brokers)))
 		w.eventually(func() error { return same("aggregate", vip, w.heldOnBroker()["hello."+w.ns]) })
 	}
 	w.quiet()
-	if have := w.b.wants("hello", helloOfA).Spec.IPs; !slices.Equal(have, vip) {
+	if have := w.a.wants("hello", want).Spec.IPs; !slices.Equal(have, vip) {
 		t.Errorf("VIP %v, before %v", have, vip)
 	}
 }
@@ -715,19 +723,25 @@ func TestForeignEditsAreReverted(t *testing.T) {
 	w := newWorld(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
-	si := w.b.wants("hello", helloOfA)
+	w.b.wants("hello", helloOfA)
 	w.quiet()
 
-	si.Spec.Ports[0].Port = 81
-	si.Labels["foreign"] = "label"
-	w.noError(w.b.Update(t.Context(), si))
-	w.eventually(func() error {
+	for _, edit := range []func(*v1beta1.ServiceImport){
+		func(si *v1beta1.ServiceImport) { si.Spec.Ports[0].Port = 81 },
+		func(si *v1beta1.ServiceImport) { si.Labels["foreign"] = "label" },
+		func(si *v1beta1.ServiceImport) { si.Annotations = map[string]string{"foreign": "annotation"} },
+	} {
 		si, _ := w.b.imported("hello")
-		if si.Labels["foreign"] != "" || si.Spec.Ports[0].Port != 80 {
-			return fmt.Errorf("labels %v, ports %v", si.Labels, si.Spec.Ports)
-		}
-		return nil
-	})
+		edit(si)
+		w.noError(w.b.Update(t.Context(), si))
+		w.eventually(func() error {
+			si, _ := w.b.imported("hello")
+			if si.Labels["foreign"] != "" || len(si.Annotations) > 0 || si.Spec.Ports[0].Port != 80 {
+				return fmt.Errorf("labels %v, annotations %v, ports %v", si.Labels, si.Annotations, si.Spec.Ports)
+			}
+			return nil
+		})
+	}
 	si, imported := w.b.imported("hello")
 	si.Status.Clusters = nil
 	w.noError(w.b.Status().Update(t.Context(), si))
