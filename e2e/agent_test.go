@@ -162,22 +162,24 @@ func TestBadInputLeavesDataplane(t *testing.T) {
 		return all
 	}
 	before := state()
+	kubeconfig := "--kubeconfig=" + bed.Lab.Kubeconfig("a")
+	const free = "--http-listen=127.0.0.1:0" // the running agent has the default
 	cases := map[string]struct {
 		args []string
 		says string
 	}{
-		"unknown flag":           {[]string{"run", "--no-such-flag"}, "--no-such-flag"},
-		"malformed kubeconfig":   {[]string{"run", "--kubeconfig=/etc/hostname"}, "kubeconfig"},
-		"missing kubeconfig":     {[]string{"run", "--kubeconfig=/nonexistent"}, "/nonexistent"},
-		"no BPF file system":     {[]string{"run", "--kubeconfig=" + bed.Lab.Kubeconfig("a"), "--bpffs=/tmp"}, "/tmp"},
-		"no cgroup v2":           {[]string{"run", "--kubeconfig=" + bed.Lab.Kubeconfig("a"), "--cgroup-root=/proc"}, "cgroup"},
-		"DNS address malformed":  {[]string{"run", "--dns-listen=300.0.0.1"}, "300.0.0.1"},
-		"HTTP address malformed": {[]string{"run", "--http-listen=nonsense"}, "nonsense"},
+		"unknown flag":           {[]string{"--no-such-flag"}, "--no-such-flag"},
+		"malformed kubeconfig":   {[]string{"--kubeconfig=/etc/hostname"}, "kubeconfig"},
+		"missing kubeconfig":     {[]string{"--kubeconfig=/nonexistent"}, "/nonexistent"},
+		"no BPF file system":     {[]string{kubeconfig, free, "--bpffs=/tmp"}, "/tmp"},
+		"no cgroup v2":           {[]string{kubeconfig, free, "--cgroup-root=/proc"}, "cgroup"},
+		"DNS address malformed":  {[]string{"--dns-listen=300.0.0.1"}, "300.0.0.1"},
+		"HTTP address malformed": {[]string{"--http-listen=nonsense"}, "nonsense"},
 	}
 	for _, name := range slices.Sorted(maps.Keys(cases)) {
 		t.Run(name, func(t *testing.T) {
 			c := cases[name]
-			args := slices.Concat([]string{"timeout", "20", bed.Program("isthmus-agent")}, c.args)
+			args := slices.Concat([]string{"timeout", "20", bed.Program("isthmus-agent"), "run", "--node-name=" + clientNode}, c.args)
 			_, err := testbed.Output(bed.Lab.NodeCommand(t.Context(), clientNode, args...))
 			var failed *testbed.CommandError
 			var exit *exec.ExitError

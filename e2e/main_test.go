@@ -20,9 +20,12 @@ const (
 	namespace = "road"
 	name      = "echo.road.svc.clusterset.local"
 
-	// clientNode is where testdata/workload.yaml puts the clients, in cluster a. No backend runs there.
+	// clientNode is where the tests connect from. No backend of its own cluster runs there.
 	clientNode = "a2"
 )
+
+// clientNodes says where testdata/workload.yaml puts the clients of each member.
+var clientNodes = map[string]string{"a": clientNode, "b": "b1"}
 
 // bed is the testbed all tests share; nil when this process may not build one.
 var bed *testbed.Testbed
@@ -59,7 +62,8 @@ func run(m *testing.M) int {
 // deploy puts the workload into both members, exports it and waits until both are imported in both.
 func deploy(ctx context.Context) error {
 	for _, member := range testbed.Members() {
-		if err := bed.Apply(ctx, member, strings.ReplaceAll(workload, "CLUSTER_ID", member)); err != nil {
+		manifest := strings.NewReplacer("CLUSTER_ID", member, "CLIENT_NODE", clientNodes[member]).Replace(workload)
+		if err := bed.Apply(ctx, member, manifest); err != nil {
 			return err
 		}
 	}
