@@ -26,6 +26,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/typed/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -140,9 +141,11 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 	var err error
 	v.imports, err = watchKind[clusterset.Import](v, "ServiceImport", &mcsv1beta1.ServiceImport{}, cachedImport, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = notAggregate
 			return imports.ServiceImports(metav1.NamespaceAll).List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = notAggregate
 			w, err := imports.ServiceImports(metav1.NamespaceAll).Watch(ctx, o)
 			v.noteWatch("ServiceImport", err)
 			return w, err
@@ -168,6 +171,10 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 	}
 	return v, nil
 }
+
+// notAggregate selects the imports of this cluster: where the broker is a member itself, the aggregates of
+// the whole ClusterSet stand beside them.
+const notAggregate = "!" + v1alpha1.LabelServiceName
 
 // watchKind adds a kind of object to v and returns the cache it fills.
 func watchKind[T any](v *View, kind string, example runtime.Object, transform cache.TransformFunc, lw cache.ListerWatcher) (cache.Store, error) {

@@ -23,6 +23,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	mcsfake "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/fake"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -169,6 +170,31 @@ func TestNothingIsSyncedBeforeAllCaches(t *testing.T) {
 		}
 		if s := w.view.Status(); !s.Synced || s.Services != 1 || s.Sinks["sink"].Synced.IsZero() {
 			t.Errorf("status after the first sync: %+v", s)
+		}
+	})
+}
+
+// Where a member serves as broker, the aggregates of the whole ClusterSet stand beside its own imports.
+func TestAggregatesAreNoImports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sink := &recorder{}
+		w := newWorld(t, Config{Sinks: map[string]Sink{"sink": sink}})
+		w.addImport("hello")
+		aggregate := &mcsv1beta1.ServiceImport{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-broker", Name: "hello.demo", Labels: map[string]string{
+				v1alpha1.LabelServiceName: "hello", v1alpha1.LabelServiceNamespace: "demo",
+			}},
+			Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: []string{"243.0.0.1"}},
+		}
+		if _, err := w.mcs.MulticlusterV1beta1().ServiceImports("isthmus-broker").Create(t.Context(), aggregate, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		defer w.stop()
+
+		later(time.Second)
+		if s := sink.last(t); len(s.Services) != 1 || s.Services[0].Service.Name != "hello" {
+			t.Errorf("want the import demo/hello alone, got %+v", s.Services)
 		}
 	})
 }
