@@ -18,7 +18,10 @@ import (
 )
 
 // contextAfter outlives the test's own context, for cleaning up.
-func contextAfter(t *testing.T) context.Context { return context.WithoutCancel(t.Context()) }
+func contextAfter(t *testing.T) context.Context {
+	t.Helper()
+	return context.WithoutCancel(t.Context())
+}
 
 // hostile returns what a confused or hostile member may say about service hello of a namespace.
 func hostile(namespace string) clusterset.Export {

@@ -154,15 +154,19 @@ func (m *member) grant() {
 			m.world.noError(yaml.Unmarshal([]byte(doc), role))
 			role.Name = m.install
 			m.world.create(m, role)
-			m.world.create(m, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: m.install}, Subjects: subjects,
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: m.install}})
+			m.world.create(m, &rbacv1.ClusterRoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: m.install}, Subjects: subjects,
+				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: m.install},
+			})
 		case "Role":
 			role := &rbacv1.Role{}
 			m.world.noError(yaml.Unmarshal([]byte(doc), role))
 			role.Namespace = m.install
 			m.world.create(m, role)
-			m.world.create(m, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: role.Name}, Subjects: subjects,
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}})
+			m.world.create(m, &rbacv1.RoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: role.Name}, Subjects: subjects,
+				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+			})
 		}
 	}
 }

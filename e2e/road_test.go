@@ -67,7 +67,7 @@ func vips(ctx context.Context) ([]netip.Addr, error) {
 		return nil, err
 	}
 	var addrs []netip.Addr
-	for _, f := range strings.Fields(said) {
+	for f := range strings.FieldsSeq(said) {
 		a, err := netip.ParseAddr(f)
 		if err != nil {
 			return nil, err
@@ -107,7 +107,7 @@ func backends(t *testing.T) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, pod := range strings.Fields(said) {
+		for pod := range strings.FieldsSeq(said) {
 			all = append(all, member+"/"+pod)
 		}
 	}

@@ -26,8 +26,6 @@ var (
 	noNil    = cmpopts.EquateEmpty()
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // The generators draw only what can occur, with the corners often.
 
 func genID(t *rapid.T) clusterset.ClusterID {
@@ -181,11 +179,11 @@ func TestExport(t *testing.T) {
 			IPFamilies: []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol},
 			Ports: []corev1.ServicePort{
 				{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, NodePort: 30053},
-				{Name: "web", Port: 80, AppProtocol: ptr("http")},
+				{Name: "web", Port: 80, AppProtocol: new("http")},
 			},
 			SessionAffinity:       corev1.ServiceAffinityClientIP,
-			InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyLocal),
-			TrafficDistribution:   ptr("PreferClose"),
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyLocal),
+			TrafficDistribution:   new("PreferClose"),
 		},
 	}
 	e := serviceExport()
@@ -285,7 +283,7 @@ func TestImportNamesObjectAndField(t *testing.T) {
 		"affinity": {func(si *v1beta1.ServiceImport) { si.Spec.SessionAffinity = "Cookie" }, "spec.sessionAffinity"},
 		"affinity timeout": {func(si *v1beta1.ServiceImport) {
 			si.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-			si.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(0))}}
+			si.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(0))}}
 		}, "spec.sessionAffinity"},
 		"cluster": {func(si *v1beta1.ServiceImport) { si.Status.Clusters[1].Cluster = "A" }, "status.clusters[1]"},
 	} {
@@ -326,13 +324,13 @@ func sourceSlice() *discoveryv1.EndpointSlice {
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "demo", Name: "hello-abcde", Labels: map[string]string{discoveryv1.LabelServiceName: "hello"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{
-			{Name: ptr("web"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(8080))},
-			{Name: ptr("dns"), Protocol: ptr(corev1.ProtocolUDP), Port: ptr(int32(5353))},
+			{Name: new("web"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))},
+			{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(5353))},
 		},
 		Endpoints: []discoveryv1.Endpoint{
 			{
-				Addresses: []string{"10.0.0.2"}, Hostname: ptr("hello-0"), NodeName: ptr("n1"), Zone: ptr("z1"),
-				Conditions: discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)},
+				Addresses: []string{"10.0.0.2"}, Hostname: new("hello-0"), NodeName: new("n1"), Zone: new("z1"),
+				Conditions: discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)},
 				Hints:      &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z1"}}},
 				TargetRef:  &corev1.ObjectReference{Kind: "Pod", Name: "hello-0"},
 			},
@@ -417,7 +415,7 @@ func TestSliceNamesObjectAndField(t *testing.T) {
 		"no service":   {func(es *discoveryv1.EndpointSlice) { delete(es.Labels, v1beta1.LabelServiceName) }, v1beta1.LabelServiceName},
 		"no cluster":   {func(es *discoveryv1.EndpointSlice) { delete(es.Labels, v1beta1.LabelSourceCluster) }, v1beta1.LabelSourceCluster},
 		"FQDN":         {func(es *discoveryv1.EndpointSlice) { es.AddressType = discoveryv1.AddressTypeFQDN }, "addressType"},
-		"port":         {func(es *discoveryv1.EndpointSlice) { es.Ports[0].Port = ptr(int32(70000)) }, "ports[0]"},
+		"port":         {func(es *discoveryv1.EndpointSlice) { es.Ports[0].Port = new(int32(70000)) }, "ports[0]"},
 		"no address":   {func(es *discoveryv1.EndpointSlice) { es.Endpoints[1].Addresses = []string{"pod"} }, "endpoints[1].addresses[0]"},
 		"other family": {func(es *discoveryv1.EndpointSlice) { es.Endpoints[1].Addresses = []string{"fd00::1"} }, "endpoints[1].addresses[0]"},
 	} {

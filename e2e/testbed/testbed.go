@@ -52,7 +52,7 @@ type Testbed struct {
 // Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
 // returns, `isthmusctl status --wait` has succeeded everywhere. The error names the step.
 func Up(ctx context.Context, cfg Config) (*Testbed, error) {
-	tb, err := open(cfg)
+	tb, err := open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -75,18 +75,18 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 
 // Down removes the testbed called name. Nothing of it is left.
 func Down(ctx context.Context, cfg Config) error {
-	tb, err := open(cfg)
+	tb, err := open(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	return tb.Lab.Down(ctx)
 }
 
-func open(cfg Config) (*Testbed, error) {
+func open(ctx context.Context, cfg Config) (*Testbed, error) {
 	if cfg.Progress == nil {
 		cfg.Progress = io.Discard
 	}
-	root, err := repository()
+	root, err := repository(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,8 +98,8 @@ func open(cfg Config) (*Testbed, error) {
 }
 
 // repository finds the root of this module, from anywhere inside of it.
-func repository() (string, error) {
-	out, err := exec.Command("go", "env", "GOMOD").Output()
+func repository(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the repository with go env GOMOD: %w", err)
 	}

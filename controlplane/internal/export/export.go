@@ -122,7 +122,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if local.export == nil {
 		return quiet(r.withdraw(ctx, name))
 	}
-	outcome := r.Publish(ctx, local)
+	outcome := r.publish(ctx, local)
 	if err := r.report(ctx, local.export, outcome); err != nil {
 		return quiet(err)
 	}
@@ -217,8 +217,8 @@ type outcome struct {
 	err        error // why it is not exported; nil also when only the user can mend it
 }
 
-// Publish makes the broker say what l says, or nothing when the Service cannot be exported.
-func (r *Reconciler) Publish(ctx context.Context, l local) outcome {
+// publish makes the broker say what l says, or nothing when the Service cannot be exported.
+func (r *Reconciler) publish(ctx context.Context, l local) outcome {
 	name := clusterset.ServiceName{Namespace: l.export.Namespace, Name: l.export.Name}
 	e, err := mcs.Export(l.service, l.export, r.Cluster)
 	if !r.Shared(name.Namespace) {

@@ -139,8 +139,8 @@ func (x *bench) nodeCommand(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Wait() //nolint:errcheck // killed below
-	defer cmd.Process.Kill()
+	defer cmd.Wait()         //nolint:errcheck // killed below
+	defer cmd.Process.Kill() //nolint:errcheck // it may be gone
 	await(t, "the command in the node's cgroup", func() bool {
 		raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "cgroup"))
 		return err == nil && strings.Contains(string(raw), "0::/isthmus.labtest.a1\n")

@@ -15,15 +15,15 @@ const statusTimeout = 3 * time.Second
 
 // Status is what a lab is like now.
 type Status struct {
-	Name     string          `json:"name"`
-	Dir      string          `json:"dir"`
-	Fabric   string          `json:"fabric"` // network namespace of drivers
-	Up       bool            `json:"up"`     // everything below runs and is ready
-	Clusters []ClusterStatus `json:"clusters"`
+	Name     string             `json:"name"`
+	Dir      string             `json:"dir"`
+	Fabric   string             `json:"fabric"` // network namespace of drivers
+	Up       bool               `json:"up"`     // everything below runs and is ready
+	Clusters []KubernetesStatus `json:"clusters"`
 }
 
-// ClusterStatus is one cluster of a Status.
-type ClusterStatus struct {
+// KubernetesStatus is one cluster of a Status.
+type KubernetesStatus struct {
 	Name         string        `json:"name"`
 	Kubeconfig   string        `json:"kubeconfig"`
 	Server       string        `json:"server"`
@@ -51,16 +51,16 @@ type MachineStatus struct {
 
 // Status looks at every machine and asks every API server. A dead lab is no error.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
-	s := Status{Name: l.name, Dir: l.dir, Fabric: l.fabric.Name(), Up: true, Clusters: []ClusterStatus{}}
+	s := Status{Name: l.name, Dir: l.dir, Fabric: l.fabric.Name(), Up: true, Clusters: []KubernetesStatus{}}
 	for _, c := range l.topology {
-		cs := l.clusterStatus(ctx, c)
+		cs := l.kubernetesStatus(ctx, c)
 		s.Up = s.Up && cs.up()
 		s.Clusters = append(s.Clusters, cs)
 	}
 	return s, ctx.Err()
 }
 
-func (c ClusterStatus) up() bool {
+func (c KubernetesStatus) up() bool {
 	up := c.APIReady && c.ControlPlane.up()
 	for _, n := range c.Nodes {
 		up = up && n.Ready && n.up()
@@ -76,8 +76,8 @@ func (m MachineStatus) up() bool {
 	return up
 }
 
-func (l *Lab) clusterStatus(ctx context.Context, c topology.Cluster) ClusterStatus {
-	cs := ClusterStatus{
+func (l *Lab) kubernetesStatus(ctx context.Context, c topology.Cluster) KubernetesStatus {
+	cs := KubernetesStatus{
 		Name:         c.Name,
 		Kubeconfig:   l.Kubeconfig(c.Name),
 		Server:       c.Server(),

@@ -202,7 +202,7 @@ func getpeername(conn net.Conn) (netip.AddrPort, error) {
 // backend names who answered: "cluster/pod" of our own line, else the start of the text.
 func backend(answer string) string {
 	fields := map[string]string{}
-	for _, f := range strings.Fields(answer) {
+	for f := range strings.FieldsSeq(answer) {
 		if k, v, ok := strings.Cut(f, "="); ok {
 			fields[k] = v
 		}
@@ -216,12 +216,10 @@ func backend(answer string) string {
 
 // reason groups errors that differ in addresses and ports only.
 func reason(err error) string {
-	var dns *net.DNSError
-	if errors.As(err, &dns) {
+	if dns, ok := errors.AsType[*net.DNSError](err); ok {
 		return "lookup: " + dns.Err
 	}
-	var number syscall.Errno
-	if errors.As(err, &number) {
+	if number, ok := errors.AsType[syscall.Errno](err); ok {
 		return number.Error()
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {

@@ -55,8 +55,7 @@ func main() {
 	default:
 		err = fmt.Errorf("unknown verb %q", verb)
 	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		os.Exit(exitCode(exit))
 	}
 	if err != nil {
@@ -78,7 +77,7 @@ func spawn(dir string) error {
 	if err := setns(spec.Netns, unix.CLONE_NEWNET); err != nil {
 		return err
 	}
-	cmd := exec.Command("/proc/self/exe", "init", dir)
+	cmd := exec.Command("/proc/self/exe", "init", dir) //nolint:noctx // the machine outlives its caller
 	cmd.Env = []string{"PATH=" + searchPath, "HOME=/root"}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -111,7 +110,7 @@ func boot(dir string) error {
 	}
 	s := supervisor.New()
 	go s.Reap()
-	l, err := net.Listen("unix", machine.Socket(dir))
+	l, err := net.Listen("unix", machine.Socket(dir)) //nolint:noctx // for the life of the machine
 	if err != nil {
 		return err
 	}
@@ -152,7 +151,7 @@ func enter(dir string, argv []string) error {
 		return fmt.Errorf("enter machine %s: %w", spec.Name, err)
 	}
 	// Only children are in the PID namespace.
-	cmd := exec.Command("/proc/self/exe", slices.Concat([]string{"become"}, argv)...)
+	cmd := exec.Command("/proc/self/exe", slices.Concat([]string{"become"}, argv)...) //nolint:noctx // dies with its parent
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return err

@@ -124,7 +124,7 @@ func TestFilesParse(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, object := range strings.Split(addons, "\n---\n") {
+				for object := range strings.SplitSeq(addons, "\n---\n") {
 					if err := yaml.Unmarshal([]byte(object), &map[string]any{}); err != nil {
 						t.Errorf("%v in\n%s", err, object)
 					}

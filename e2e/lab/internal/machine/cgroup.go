@@ -148,7 +148,7 @@ func DelegateV2(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range strings.Fields(string(raw)) {
+	for c := range strings.FieldsSeq(string(raw)) {
 		// Busy until the process that spawned us has left.
 		var err error
 		if !poll(ctx, 5*time.Second, func() bool {

@@ -1,6 +1,7 @@
 package supervisor_test
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -27,7 +28,9 @@ func serve(t *testing.T) (client supervisor.Client, dir string) {
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
 		l.Close()
-		<-done
+		if err := <-done; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("serve: %v", err)
+		}
 	})
 	return supervisor.Client{Socket: l.Addr().String()}, dir
 }
