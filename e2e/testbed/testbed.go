@@ -113,7 +113,6 @@ func (tb *Testbed) Step(format string, args ...any) {
 
 // build compiles what the installation needs and returns the image archives.
 func (tb *Testbed) build(ctx context.Context) ([]string, error) {
-	tb.Step("build our programs, Helm and the images")
 	images := filepath.Join(tb.bin, "images")
 	builds := []struct {
 		name string
@@ -125,6 +124,7 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 		{"the images", []string{"run", "./tools/images", "-o", images, "controller", "agent"}},
 	}
 	for _, b := range builds {
+		tb.Step("build %s", b.name)
 		cmd := exec.CommandContext(ctx, "go", b.args...)
 		cmd.Dir = tb.root
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false") // as the Makefile has it

@@ -145,21 +145,47 @@ func (f Fabric) DialContext(ctx context.Context, network, address string) (net.C
 func (f Fabric) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked: the thread ends with the goroutine and nobody inherits its namespace.
 		runtime.LockOSThread()
-		done <- func() error {
-			ns, err := os.Open(f.Path())
-			if err != nil {
-				return fmt.Errorf("the lab %q is not up: %w", f.Lab, err)
-			}
-			defer ns.Close()
-			if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-				return fmt.Errorf("enter %s: %w", f.Path(), err)
-			}
-			return fn()
-		}()
+		leave, err := f.enter()
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		err = fn()
+		// The thread goes back to the others where it came from. Ending it instead, which a locked goroutine
+		// does by returning, would take along every command that was started on it: node commands ask the
+		// kernel to die with their parent, and to the kernel that is the thread.
+		if left := leave(); left != nil {
+			err = errors.Join(err, left) // stays locked: nobody may inherit the namespace
+		} else {
+			runtime.UnlockOSThread()
+		}
+		done <- err
 	}()
 	return <-done
+}
+
+// enter moves the calling thread into the fabric's namespace. leave moves it back; it is nil with an error.
+func (f Fabric) enter() (leave func() error, err error) {
+	ns, err := os.Open(f.Path())
+	if err != nil {
+		return nil, fmt.Errorf("the lab %q is not up: %w", f.Lab, err)
+	}
+	defer ns.Close()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("remember the network namespace: %w", err)
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, errors.Join(fmt.Errorf("enter %s: %w", f.Path(), err), home.Close())
+	}
+	return func() error {
+		if err := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("leave %s: %w", f.Path(), errors.Join(err, home.Close()))
+		}
+		return home.Close()
+	}, nil
 }
 
 // port is the fabric's end of a machine's veth pair.
