@@ -3,12 +3,16 @@
 //
 //	go run ./e2e/demo         # ends with "demo: ok", exit 0; a failing step says which and why
 //	go run ./e2e/demo down    # removes it
+//
+// It lives in a lab called demo. A second demo beside it takes another name: --name demo2, for both.
 package main
 
 import (
+	"bytes"
 	"context"
 	_ "embed"
-	"errors"
+	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -37,15 +41,21 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	cfg := testbed.Config{Name: "demo", Progress: os.Stdout}
+	cfg := testbed.Config{Progress: os.Stdout}
+	flag.StringVar(&cfg.Name, "name", "demo", "the `lab` to use; what already stands there is brought up to date")
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), "usage: demo [--name LAB] [down]\nexample: go run ./e2e/demo --name demo2\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
 	var err error
 	switch {
-	case len(os.Args) == 1:
+	case flag.NArg() == 0:
 		err = demo(ctx, cfg)
-	case len(os.Args) == 2 && os.Args[1] == "down":
+	case flag.NArg() == 1 && flag.Arg(0) == "down":
 		err = testbed.Down(ctx, cfg)
 	default:
-		err = errors.New("usage: demo [down]")
+		err = fmt.Errorf("want no argument, or down, not %q; see --help", flag.Args())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo: FAILED:", err)
@@ -155,15 +165,32 @@ func (d *demonstration) bothAnswer(ctx context.Context) error {
 	})
 }
 
+// showMaps prints what bpftool prints, an entry a line: its own layout takes a screen for each.
 func (d *demonstration) showMaps(ctx context.Context) error {
 	for _, name := range []string{"frontends", "slots", "backends"} {
 		out, err := d.Node(ctx, clientNode, "bpftool", "map", "dump", "pinned", pins+"/"+name)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(os.Stdout, "  bpftool map dump pinned %s/%s\n%s", pins, name, indent(out))
+		var entries []struct{ Key, Value json.RawMessage }
+		if err := json.Unmarshal([]byte(out), &entries); err != nil {
+			return fmt.Errorf("read what bpftool says of %s: %w", name, err)
+		}
+		fmt.Printf("  bpftool map dump pinned %s/%s\n", pins, name)
+		for _, e := range entries {
+			fmt.Printf("    %s -> %s\n", compact(e.Key), compact(e.Value))
+		}
 	}
 	return nil
+}
+
+// compact is JSON without spaces and lines. What is not JSON stays as it is.
+func compact(raw json.RawMessage) string {
+	var out bytes.Buffer
+	if json.Compact(&out, raw) != nil {
+		return string(raw)
+	}
+	return out.String()
 }
 
 func (d *demonstration) withoutAgent(ctx context.Context) error {
@@ -208,8 +235,4 @@ func (d *demonstration) unexport(ctx context.Context) error {
 		fmt.Fprintf(os.Stdout, "  40 requests: %d answered by pods of a, none by b\n", answers["a"])
 		return nil
 	})
-}
-
-func indent(s string) string {
-	return "    " + strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "\n    ") + "\n"
 }

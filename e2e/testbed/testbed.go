@@ -60,6 +60,9 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := os.Stat(tb.Lab.Dir()); err == nil {
+		tb.Step("lab %q stands already: bring it up to date", cfg.Name)
+	}
 	if err := tb.Lab.Up(ctx); err != nil {
 		return nil, fmt.Errorf("bring the lab up: %w", err)
 	}
