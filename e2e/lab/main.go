@@ -278,7 +278,9 @@ func stopCommand(open opener) *cobra.Command {
 }
 
 func startCommand(open opener) *cobra.Command {
-	return componentCommand(open, "start", "Start one component of a node or control plane", (*cluster.Lab).Start)
+	cmd := componentCommand(open, "start", "Start one component of a node or control plane", (*cluster.Lab).Start)
+	cmd.Long += " A kube-apiserver is ready\nwhen this returns, unless its machine is cut off; the other components run, no more."
+	return cmd
 }
 
 func componentCommand(open opener, verb, short string, do func(*cluster.Lab, context.Context, string, string) error) *cobra.Command {

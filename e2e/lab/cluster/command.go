@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/isthmus-net/isthmus/e2e/lab/internal/kube"
 	"github.com/isthmus-net/isthmus/e2e/lab/internal/supervisor"
 )
 
@@ -18,8 +19,8 @@ import (
 // ctx. A machine that does not exist makes the command fail when it is run.
 func (l *Lab) NodeCommand(ctx context.Context, node string, argv ...string) *exec.Cmd {
 	m, err := l.find(node)
-	if err == nil && len(l.settings.Programs) == 0 {
-		err = fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
+	if err == nil {
+		err = l.usable()
 	}
 	cmd := m.Command(ctx, argv...)
 	if err != nil {
@@ -39,8 +40,8 @@ func (l *Lab) Kubectl(ctx context.Context, cluster string, argv ...string) *exec
 	cmd := l.FabricCommand(ctx, slices.Concat([]string{l.settings.Programs["kubectl"], "--kubeconfig", l.Kubeconfig(cluster)}, argv)...)
 	if _, ok := l.topology.Cluster(cluster); !ok {
 		cmd.Err = fmt.Errorf("no cluster %q in lab %q, there are %s", cluster, l.name, l.topology)
-	} else if len(l.settings.Programs) == 0 {
-		cmd.Err = fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
+	} else if err := l.usable(); err != nil {
+		cmd.Err = err
 	}
 	return cmd
 }
@@ -77,6 +78,9 @@ func (l *Lab) setLink(node string, up bool) error {
 	if _, err := l.find(node); err != nil {
 		return err
 	}
+	if err := l.usable(); err != nil {
+		return err
+	}
 	return l.fabric.SetLink(node, up)
 }
 
@@ -89,13 +93,24 @@ func (l *Lab) Stop(_ context.Context, node, component string) error {
 	return m.Stop(component)
 }
 
-// Start starts one component of a machine unless it is alive.
-func (l *Lab) Start(_ context.Context, node, component string) error {
+// Start starts one component of a machine unless it is alive. It waits until a kube-apiserver
+// is ready, unless its machine is cut off; the other components run when it returns, no more.
+func (l *Lab) Start(ctx context.Context, node, component string) error {
 	m, spec, err := l.component(node, component)
 	if err != nil {
 		return err
 	}
-	return m.Start(spec)
+	if err := m.Start(spec); err != nil || component != kube.APIServer {
+		return err
+	}
+	if connected, err := l.fabric.LinkUp(node); err != nil || !connected {
+		return err
+	}
+	client, err := l.client(node) // a control plane has its cluster's name
+	if err != nil {
+		return err
+	}
+	return waitForAPI(ctx, client, func() error { return l.stayAlive(node, spec) })
 }
 
 // component finds a component of a machine and how it is run.
@@ -105,8 +120,8 @@ func (l *Lab) component(node, component string) (supervisor.Client, supervisor.C
 	if err != nil {
 		return supervisor.Client{}, none, err
 	}
-	if len(l.settings.Programs) == 0 {
-		return supervisor.Client{}, none, fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
+	if err := l.usable(); err != nil {
+		return supervisor.Client{}, none, err
 	}
 	var names []string
 	for _, c := range l.componentsOf(node) {

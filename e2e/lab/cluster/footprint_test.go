@@ -64,6 +64,29 @@ func labProcesses(t *testing.T) []string {
 	return found
 }
 
+// inotifyInstances counts what the processes of each machine of labtest hold.
+func inotifyInstances(t *testing.T) map[string]int {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{}
+	for _, link := range links {
+		if target, err := os.Readlink(link); err != nil || target != "anon_inode:inotify" {
+			continue // most are something else, some are gone already
+		}
+		cgroups, err := os.ReadFile(filepath.Join(filepath.Dir(link), "../cgroup"))
+		if err != nil {
+			continue
+		}
+		if _, name, ok := strings.Cut(string(cgroups), "isthmus.labtest."); ok {
+			found[name[:strings.IndexAny(name, "/\n")]]++
+		}
+	}
+	return found
+}
+
 // testArchive makes the smallest image there is.
 func testArchive(t *testing.T) string {
 	t.Helper()

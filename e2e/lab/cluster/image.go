@@ -13,13 +13,44 @@ import (
 )
 
 // LoadImages gives every node the images of OCI archives (see tools/images). What a node
-// has with the same digest is skipped.
+// has with the same digest is skipped. Nothing is loaded when an archive cannot be read or a
+// node does not run.
 func (l *Lab) LoadImages(ctx context.Context, archives ...string) error {
+	for _, archive := range archives {
+		if _, err := oci.Read(archive); err != nil {
+			return err
+		}
+	}
+	if err := l.usable(); err != nil {
+		return err
+	}
+	if err := l.nodesRun(); err != nil {
+		return err
+	}
 	nodes, ctx := errgroup.WithContext(ctx)
 	for _, n := range l.topology.Nodes() {
 		nodes.Go(func() error { return l.importImages(ctx, n.Name, archives) })
 	}
 	return nodes.Wait()
+}
+
+// nodesRun returns an error unless there are nodes and all of them run.
+func (l *Lab) nodesRun() error {
+	nodes := l.topology.Nodes()
+	var dead []string
+	for _, n := range nodes {
+		if !l.machine(n.Name).Running() {
+			dead = append(dead, n.Name)
+		}
+	}
+	switch len(dead) {
+	case len(nodes):
+		return fmt.Errorf("lab %q (%s) has no running nodes", l.name, l.topology)
+	case 0:
+		return nil
+	default:
+		return fmt.Errorf("lab %q: not running: %s", l.name, strings.Join(dead, ", "))
+	}
 }
 
 func (l *Lab) importImages(ctx context.Context, node string, archives []string) error {

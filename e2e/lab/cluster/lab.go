@@ -50,8 +50,11 @@ const (
 // nslookup, nc, socat, gawk, iperf3, and the program echo-server (e2e/lab/echo).
 const TestImage = cache.TestImage
 
-// ErrNotUp is returned by what needs a running lab.
-var ErrNotUp = errors.New("the lab is not up")
+// What needs a lab returns one of these when there is none.
+var (
+	ErrNoLab = errors.New("no lab of that name")
+	ErrNotUp = errors.New("the lab is not up")
+)
 
 // Config describes a lab. Empty fields take the values of the lab of that name when it
 // exists, else the defaults.
@@ -222,6 +225,40 @@ func (l *Lab) writeSettings() error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(l.dir, settingsFile), raw, 0o644)
+}
+
+// known returns ErrNoLab unless some Up has made the lab, or begun to.
+func (l *Lab) known() error {
+	_, err := os.Stat(filepath.Join(l.dir, settingsFile))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	labs := filepath.Dir(l.dir)
+	entries, err := os.ReadDir(labs)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var names []string
+	for _, e := range entries {
+		if _, err := os.Stat(filepath.Join(labs, e.Name(), settingsFile)); err == nil {
+			names = append(names, e.Name())
+		}
+	}
+	if len(names) == 0 {
+		names = []string{"none"}
+	}
+	return fmt.Errorf("lab %q: %w in %s, which holds %s", l.name, ErrNoLab, labs, strings.Join(names, ", "))
+}
+
+// usable returns ErrNoLab or ErrNotUp when nothing can run in the lab.
+func (l *Lab) usable() error {
+	if err := l.known(); err != nil {
+		return err
+	}
+	if len(l.settings.Programs) == 0 {
+		return fmt.Errorf("lab %q: %w", l.name, ErrNotUp)
+	}
+	return nil
 }
 
 // Name is the lab's name.

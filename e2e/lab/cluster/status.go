@@ -49,8 +49,12 @@ type MachineStatus struct {
 	Components []supervisor.State `json:"components"`
 }
 
-// Status looks at every machine and asks every API server. A dead lab is no error.
+// Status looks at every machine and asks every API server. A dead lab is no error, one that
+// was never made is ErrNoLab.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
+	if err := l.known(); err != nil {
+		return Status{}, err
+	}
 	s := Status{Name: l.name, Dir: l.dir, Fabric: l.fabric.Name(), Up: true, Clusters: []KubernetesStatus{}}
 	for _, c := range l.topology {
 		cs := l.kubernetesStatus(ctx, c)

@@ -52,6 +52,10 @@ func (l *Lab) Up(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
+	// Under the lock: an Up before us may have been taking them.
+	if err := requireInotify(l.inotifyNeed()); err != nil {
+		return err
+	}
 	l.settings.Programs = built.programs
 	if err := l.writeSettings(); err != nil {
 		return err
@@ -122,7 +126,7 @@ func (l *Lab) plan(c topology.Cluster) kube.Plan {
 // upCluster starts the control plane and, beside it, everything of the nodes that does not
 // need the API server.
 func (l *Lab) upCluster(ctx context.Context, c topology.Cluster, b built) error {
-	plan := l.plan(c)
+	plan, revival := l.plan(c), l.newRevival()
 	if !l.machine(c.Name).Running() {
 		// Its etcd is gone: what nodes and certificates remain belong to another cluster.
 		if err := l.wipe(ctx, c); err != nil {
@@ -146,8 +150,8 @@ func (l *Lab) upCluster(ctx context.Context, c topology.Cluster, b built) error 
 	if err != nil {
 		return err
 	}
-	if err := waitFor(ctx, "API server", func(ctx context.Context) error {
-		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	if err := waitForAPI(ctx, client, func() error {
+		return l.revive(revival, c.Name, plan.Store())
 	}); err != nil {
 		return errors.Join(err, nodes.Wait())
 	}
@@ -159,13 +163,13 @@ func (l *Lab) upCluster(ctx context.Context, c topology.Cluster, b built) error 
 		return err
 	}
 	if len(c.Nodes) > 0 {
-		if err := l.joinNodes(ctx, client, plan); err != nil {
+		if err := l.joinNodes(ctx, client, plan, revival); err != nil {
 			return err
 		}
 	}
 	// A bare Pod is refused until this exists.
 	return waitFor(ctx, "default ServiceAccount", func(ctx context.Context) error {
-		if err := l.revive(c.Name, plan.Controllers()); err != nil {
+		if err := l.revive(revival, c.Name, plan.Controllers()); err != nil {
 			return err
 		}
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
@@ -260,7 +264,7 @@ func (l *Lab) nodeFiles(plan kube.Plan, n topology.Node, pauseRef string) (map[s
 }
 
 // joinNodes registers the nodes, starts their agents and cluster DNS, and waits for all.
-func (l *Lab) joinNodes(ctx context.Context, client kubernetes.Interface, plan kube.Plan) error {
+func (l *Lab) joinNodes(ctx context.Context, client kubernetes.Interface, plan kube.Plan, revival *revival) error {
 	for _, n := range plan.Cluster.Nodes {
 		if err := register(ctx, client, n); err != nil {
 			return fmt.Errorf("register node %s: %w", n.Name, err)
@@ -281,14 +285,16 @@ func (l *Lab) joinNodes(ctx context.Context, client kubernetes.Interface, plan k
 	if err := l.applyAddons(ctx, plan); err != nil {
 		return err
 	}
-	if err := waitFor(ctx, "nodes", func(ctx context.Context) error {
-		if err := l.revive(plan.Cluster.Name, plan.Controllers()); err != nil {
-			return err
-		}
+	revive := func() error {
+		errs := []error{l.revive(revival, plan.Cluster.Name, plan.Controllers())}
 		for _, n := range plan.Cluster.Nodes {
-			if err := l.revive(n.Name, plan.Agents(n)); err != nil {
-				return err
-			}
+			errs = append(errs, l.revive(revival, n.Name, plan.Agents(n)))
+		}
+		return errors.Join(errs...)
+	}
+	if err := waitFor(ctx, "nodes", func(ctx context.Context) error {
+		if err := revive(); err != nil {
+			return err
 		}
 		return nodesReady(ctx, client, len(plan.Cluster.Nodes))
 	}); err != nil {
@@ -296,6 +302,9 @@ func (l *Lab) joinNodes(ctx context.Context, client kubernetes.Interface, plan k
 	}
 	l.step("%s: nodes ready", plan.Cluster.Name)
 	if err := waitFor(ctx, "cluster DNS", func(ctx context.Context) error {
+		if err := revive(); err != nil {
+			return err
+		}
 		ds, err := client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, "coredns", metav1.GetOptions{})
 		if err == nil && (ds.Status.ObservedGeneration != ds.Generation || int(ds.Status.NumberReady) < len(plan.Cluster.Nodes)) {
 			err = fmt.Errorf("%d of %d CoreDNS pods ready", ds.Status.NumberReady, len(plan.Cluster.Nodes))
@@ -382,28 +391,6 @@ func (l *Lab) alive(machineName, component string) (bool, error) {
 	return false, err
 }
 
-// revive starts again what ended by itself during bring-up, as an init system would: on a
-// busy machine the kubelet gives up on a containerd that has not opened its CRI yet, and
-// the controllers on an API server that is slow.
-func (l *Lab) revive(machineName string, components []supervisor.Component) error {
-	m := l.machine(machineName)
-	states, err := m.Components().List()
-	if err != nil {
-		return err
-	}
-	for _, c := range components {
-		for _, s := range states {
-			if s.Name == c.Name && !s.Alive {
-				l.step("%s: %s ended (%s), starting it again", machineName, s.Name, s.Exit)
-				if err := start(m, []supervisor.Component{c}); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
 func (l *Lab) client(cluster string) (kubernetes.Interface, error) {
 	config, err := l.RESTConfig(cluster)
 	if err != nil {
@@ -413,8 +400,7 @@ func (l *Lab) client(cluster string) (kubernetes.Interface, error) {
 }
 
 func start(m machine.Machine, components []supervisor.Component) error {
-	for _, c := range components {
-		c.Log = m.LogFile(c.Name)
+	for _, c := range logged(m, components) {
 		if err := m.Components().Start(c); err != nil {
 			return err
 		}
@@ -422,17 +408,36 @@ func start(m machine.Machine, components []supervisor.Component) error {
 	return nil
 }
 
-// waitFor asks ready until it returns nil. The error says what was missing last.
+// waitForAPI asks an API server whether it is ready. In between it calls alive, whose error
+// counts like ready's in waitFor.
+func waitForAPI(ctx context.Context, client kubernetes.Interface, alive func() error) error {
+	return waitFor(ctx, "API server", func(ctx context.Context) error {
+		if err := alive(); err != nil {
+			return err
+		}
+		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// waitFor asks ready until it returns nil or a hopelessError. The error says what was
+// missing last.
 func waitFor(ctx context.Context, what string, ready func(context.Context) error) error {
 	var last error
+	var hopeless hopelessError
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, readyTimeout, true, func(ctx context.Context) (bool, error) {
 		err := ready(ctx)
+		if errors.As(err, &hopeless) {
+			return false, hopeless
+		}
 		if last == nil || err == nil || ctx.Err() == nil {
 			last = err // a question cut short by the timeout says nothing
 		}
 		return err == nil, nil
 	})
-	if err != nil {
+	switch {
+	case hopeless.error != nil:
+		return fmt.Errorf("wait for %s: %w", what, hopeless)
+	case err != nil:
 		return fmt.Errorf("wait for %s: %w: %w", what, err, last)
 	}
 	return nil
