@@ -163,10 +163,12 @@ func (a *authority) kubeconfig(user string, subject pkix.Name) error {
 	if err != nil {
 		return err
 	}
+	// Named by cluster too, so that KUBECONFIG may list those of several clusters.
+	who := user + "-" + a.cluster.Name
 	c := clientcmdapi.NewConfig()
 	c.Clusters[a.cluster.Name] = &clientcmdapi.Cluster{Server: a.cluster.Server(), CertificateAuthorityData: a.certPEM}
-	c.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
-	c.Contexts[a.cluster.Name] = &clientcmdapi.Context{Cluster: a.cluster.Name, AuthInfo: user}
+	c.AuthInfos[who] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	c.Contexts[a.cluster.Name] = &clientcmdapi.Context{Cluster: a.cluster.Name, AuthInfo: who}
 	c.CurrentContext = a.cluster.Name
 	return clientcmd.WriteToFile(*c, Kubeconfig(a.dir, user))
 }
