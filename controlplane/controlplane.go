@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -170,11 +169,9 @@ func options() controller.Options {
 	}
 }
 
-// shared reports whether a namespace is the same one in all members. Those of Kubernetes itself are each
-// cluster's own: exporting from them, or importing into them, would let one member speak for the vitals
-// of another.
+// shared reports whether a namespace is the same one in all members, and not the broker's.
 func (c *ControlPlane) shared(namespace string) bool {
-	return !strings.HasPrefix(namespace, "kube-") && namespace != c.cfg.BrokerNamespace
+	return clusterset.IsShared(namespace) && namespace != c.cfg.BrokerNamespace
 }
 
 // Run works until ctx ends, or until the Lease is lost, which is an error. It leaves everything it wrote

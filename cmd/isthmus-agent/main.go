@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 )
 
@@ -38,18 +39,19 @@ func newCommand() *cobra.Command {
   # On a machine, against some cluster, answering DNS on one more address:
   isthmus-agent --kubeconfig=$HOME/.kube/config --dns-listen=169.254.20.53 --dns-listen=192.0.2.7:5353`,
 		Version:       version.String(),
-		Args:          cobra.NoArgs,
+		Args:          usage.NoArgs,
 		SilenceErrors: true, // main prints the error, once
 		SilenceUsage:  true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return start(cmd.Context(), cfg) },
 	}
+	usage.Explain(root)
 	cfg.bind(root.PersistentFlags())
 	root.AddCommand(
 		&cobra.Command{
 			Use:     "run",
 			Short:   "Run the agent (the default)",
 			Example: "  isthmus-agent run --node-name=node-1",
-			Args:    cobra.NoArgs,
+			Args:    usage.NoArgs,
 			RunE:    func(cmd *cobra.Command, _ []string) error { return start(cmd.Context(), cfg) },
 		},
 		&cobra.Command{
@@ -58,7 +60,7 @@ func newCommand() *cobra.Command {
 			Long: `Remove programs, maps, links and the DNS interface that agents left on this node.
 Connections to pods stay; new ones to a ClusterSetIP fail from then on. Stop the agent first.`,
 			Example: "  isthmus-agent cleanup --bpffs=/sys/fs/bpf",
-			Args:    cobra.NoArgs,
+			Args:    usage.NoArgs,
 			RunE:    func(*cobra.Command, []string) error { return cleanup(cfg) },
 		},
 		&cobra.Command{

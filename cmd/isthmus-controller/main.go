@@ -26,12 +26,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
-
-// version is set by the linker.
-var version = "devel"
 
 // shutdownTimeout is how long a running request may keep the process from ending.
 const shutdownTimeout = 5 * time.Second
@@ -71,12 +70,13 @@ changes nothing, is not ready, and keeps trying.`,
 
   # On a desk
   isthmus-controller --kubeconfig=$HOME/.kube/east --broker-kubeconfig=broker.kubeconfig`,
-		Args:          cobra.NoArgs,
-		Version:       version,
+		Args:          usage.NoArgs,
+		Version:       version.String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), s, cmd.ErrOrStderr()) },
 	}
+	usage.Explain(cmd)
 	f := cmd.Flags()
 	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster; without it, that of the pod")
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
@@ -170,7 +170,7 @@ func routes(plane *controlplane.ControlPlane) http.Handler {
 // describe turns the control plane's state into the shape that isthmusctl reads.
 func describe(s controlplane.State) status.Controller {
 	c := status.Controller{
-		Version: version,
+		Version: version.String(),
 		Cluster: string(s.Cluster),
 		Leader:  s.Leader,
 		Ready:   s.Broker.Err == nil,

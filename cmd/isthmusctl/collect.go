@@ -120,7 +120,10 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 	if d.Spec.Replicas != nil {
 		r.Controller.Desired = *d.Spec.Replicas
 	}
-	if d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < r.Controller.Desired || r.Controller.Ready < r.Controller.Desired {
+	switch {
+	case r.Controller.Desired == 0:
+		r.wait("controller: Deployment %s is scaled to 0; scale it up", key)
+	case d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < r.Controller.Desired || r.Controller.Ready < r.Controller.Desired:
 		r.wait("controller: %d of %d pods of Deployment %s are ready and current", min(r.Controller.Ready, d.Status.UpdatedReplicas), r.Controller.Desired, key)
 	}
 	pods, err := c.podsOf(ctx, d.Spec.Selector)
@@ -163,7 +166,12 @@ func (c *collector) agents(ctx context.Context, r *report) error {
 		return fmt.Errorf("read DaemonSet %s: %w", key, err)
 	}
 	r.Agents.Ready, r.Agents.Desired = d.Status.NumberReady, d.Status.DesiredNumberScheduled
-	if d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedNumberScheduled < r.Agents.Desired || r.Agents.Ready < r.Agents.Desired {
+	switch {
+	case r.Agents.Desired == 0:
+		if err := c.noAgents(ctx, r, d); err != nil {
+			return err
+		}
+	case d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedNumberScheduled < r.Agents.Desired || r.Agents.Ready < r.Agents.Desired:
 		r.wait("agents: %d of %d pods of DaemonSet %s are ready and current", min(r.Agents.Ready, d.Status.UpdatedNumberScheduled), r.Agents.Desired, key)
 	}
 	pods, err := c.podsOf(ctx, d.Spec.Selector)
@@ -184,6 +192,24 @@ func (c *collector) agents(ctx context.Context, r *report) error {
 		r.Agents.Nodes = append(r.Agents.Nodes, n)
 	}
 	slices.SortFunc(r.Agents.Nodes, func(a, b nodeReport) int { return strings.Compare(a.Node, b.Node) })
+	return nil
+}
+
+// noAgents says why no agent shall run anywhere.
+func (c *collector) noAgents(ctx context.Context, r *report, d *appsv1.DaemonSet) error {
+	nodes := &corev1.NodeList{}
+	err := c.client.List(ctx, nodes, client.Limit(1))
+	key := client.ObjectKeyFromObject(d)
+	switch {
+	case err != nil && !apierrors.IsForbidden(err):
+		return fmt.Errorf("list nodes: %w", err)
+	case err == nil && len(nodes.Items) == 0:
+		r.wait("agents: the cluster has no nodes; add some, DaemonSet %s runs an agent on each", key)
+	case d.Status.ObservedGeneration < d.Generation:
+		r.wait("agents: nobody has looked at DaemonSet %s yet; is the cluster's controller manager running?", key)
+	default:
+		r.wait("agents: DaemonSet %s suits no node; look at its nodeSelector, affinity and tolerations", key)
+	}
 	return nil
 }
 
@@ -212,10 +238,14 @@ func ask[T status.Agent | status.Controller](ctx context.Context, c *collector, 
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	const patience = 5 * time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nothing came within %s", patience))
 	defer cancel()
 	body, err := c.pods.Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
 		Name(fmt.Sprintf("%s:%d", pod.Name, port)).Suffix(status.Path).DoRaw(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx) // it is the pod that was silent, not the API server
+	}
 	if err != nil {
 		return nil, fmt.Errorf("pod %s does not answer on port %d%s: %w", pod.Name, port, reasonOf(pod), err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/membership"
 )
@@ -29,7 +30,7 @@ The broker runs nothing of Isthmus: it is one namespace with a few definitions. 
 settings that no flag names, and writes a fresh file; the one before stays valid until it expires.`,
 		Example: `  isthmusctl deploy-broker --kubeconfig broker.kubeconfig -o broker-info.yaml
   isthmusctl deploy-broker --kubeconfig broker.kubeconfig --clusterset-ip-cidr-range 243.0.0.0/8,fd00:10::/48`,
-		Args: cobra.NoArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if b.Ranges, err = membership.ParseCIDRs(ranges); err != nil {
@@ -37,6 +38,9 @@ settings that no flag names, and writes a fresh file; the one before stays valid
 			}
 			if cmd.Flags().Changed("enable-clusterset-ip") {
 				b.ClusterSetIPEnabled = &enabled
+			}
+			if err := checkURL("broker-server", b.Server); err != nil {
+				return err
 			}
 			return deployBroker(cmd, t, b, output)
 		},
@@ -64,8 +68,9 @@ func deployBroker(cmd *cobra.Command, t target, b membership.Broker, output stri
 		return fmt.Errorf("%s: %w", t.source(), err)
 	}
 	if b.Server == "" {
-		b.Server = strings.TrimSuffix(cfg.Host, "/")
+		b.Server = cfg.Host
 	}
+	b.Server = strings.TrimSuffix(b.Server, "/")
 	c, err := connect(cfg)
 	if err != nil {
 		return err

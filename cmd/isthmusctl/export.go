@@ -1,40 +1,52 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 func exportCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "export",
-		Short:   "Export something to the ClusterSet",
-		Example: "  isthmusctl export service hello -n demo",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	cmd := parentCommand("export", "exported", "Export something to the ClusterSet")
 	cmd.AddCommand(serviceCommand("Make a Service reachable from every cluster of the ClusterSet",
 		"isthmusctl export service hello -n demo", export))
 	return cmd
 }
 
 func unexportCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "unexport",
-		Short:   "Take something back from the ClusterSet",
-		Example: "  isthmusctl unexport service hello -n demo",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	cmd := parentCommand("unexport", "unexported", "Take something back from the ClusterSet")
 	cmd.AddCommand(serviceCommand("Keep a Service to its own cluster again",
 		"isthmusctl unexport service hello -n demo", unexport))
 	return cmd
+}
+
+// parentCommand is a command that needs to know a kind of thing, of which there is one.
+func parentCommand(verb, done, short string) *cobra.Command {
+	return &cobra.Command{
+		Use:     verb,
+		Short:   short,
+		Example: "  isthmusctl " + verb + " service hello -n demo",
+		// The flags belong to the kind; without one of them they are not what is wrong.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			right := cmd.CommandPath() + " service NAME -n NAMESPACE"
+			if len(args) == 0 {
+				return fmt.Errorf("%s needs to know what: %s", verb, right)
+			}
+			return fmt.Errorf("%q cannot be %s, only a service can: %s", args[0], done, right)
+		},
+		Args: cobra.ArbitraryArgs,
+	}
 }
 
 // serviceCommand is a command on one Service.
@@ -56,14 +68,15 @@ func serviceCommand(short, example string, do func(*cobra.Command, client.Client
 			if err != nil {
 				return err
 			}
-			if namespace == "" {
-				namespace = current
+			key := client.ObjectKey{Namespace: cmp.Or(namespace, current), Name: args[0]}
+			if err := checkNames(key); err != nil {
+				return err
 			}
 			c, err := connect(cfg)
 			if err != nil {
 				return err
 			}
-			return do(cmd, c, client.ObjectKey{Namespace: namespace, Name: args[0]})
+			return do(cmd, c, key)
 		},
 	}
 	t.bind(cmd.Flags())
@@ -72,16 +85,31 @@ func serviceCommand(short, example string, do func(*cobra.Command, client.Client
 	return cmd
 }
 
+// checkNames refuses what no Service and no namespace can be called.
+func checkNames(key client.ObjectKey) error {
+	for _, n := range []struct{ kind, name string }{{"Service", key.Name}, {"namespace", key.Namespace}} {
+		if len(validation.IsDNS1123Label(n.name)) > 0 {
+			return fmt.Errorf("%q cannot be the name of a %s; use a-z, 0-9 and '-', at most 63 characters, with a letter or digit at both ends", n.name, n.kind)
+		}
+	}
+	return nil
+}
+
+// isMissingNamespace reports whether err is that of creating something in a namespace that does not exist.
+func isMissingNamespace(err error) bool {
+	var status apierrors.APIStatus
+	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
+}
+
 // export creates the ServiceExport. That the Service does not exist is no error: it may come later.
 func export(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
+	if !clusterset.IsShared(key.Namespace) {
+		return fmt.Errorf("namespace %s belongs to each cluster itself; nothing is exported from it", key.Namespace)
+	}
 	ctx := cmd.Context()
 	err := c.Get(ctx, key, &corev1.Service{})
-	switch {
-	case apierrors.IsNotFound(err):
-		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "note: Service %s does not exist; it is exported once it does\n", key); err != nil {
-			return err
-		}
-	case err != nil:
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
 		return fmt.Errorf("read Service %s: %w", key, err)
 	}
 	err = c.Create(ctx, &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}})
@@ -89,8 +117,15 @@ func export(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
 	case apierrors.IsAlreadyExists(err):
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "Service %s is exported already\n", key)
 		return err
+	case isMissingNamespace(err):
+		return fmt.Errorf("namespace %s does not exist; create it by kubectl create namespace %s, or name another by --namespace", key.Namespace, key.Namespace)
 	case err != nil:
 		return fmt.Errorf("write ServiceExport %s: %w", key, err)
+	}
+	if missing {
+		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "note: Service %s does not exist; it is exported once it does\n", key); err != nil {
+			return err
+		}
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "exported Service %s as %s.%s.svc.clusterset.local\n", key, key.Name, key.Namespace)
 	return err

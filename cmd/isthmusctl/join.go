@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -8,6 +9,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -41,13 +46,14 @@ them. Other members accept no endpoint outside of them. Joining again keeps the 
 			}
 			r := membership.Request{ClusterID: clusterset.ClusterID(id), Broker: info, Namespace: namespace}
 			if server != "" {
-				r.Broker.Server = server
+				r.Broker.Server = strings.TrimSuffix(server, "/")
 			}
 			if id == "" {
 				return errors.New("no --clusterid; give the cluster an id that no other member has, such as its region")
 			}
 			err = errors.Join(
 				r.ClusterID.Validate(),
+				checkURL("broker-server", server),
 				parse(&r.Blocks, "clusterset-ip-cidr", blocks),
 				parse(&r.Addresses.Pods, "pod-cidr", pods),
 				parse(&r.Addresses.Nodes, "node-cidr", nodes),
@@ -95,10 +101,25 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 		return err
 	}
 	brokerCfg := info.RESTConfig()
-	prepare(brokerCfg, "broker-info "+file, t.timeout)
+	prepare(brokerCfg, origin{address: "broker-info " + file, credentials: "broker-info " + file}, t.timeout)
 	broker, err := connect(brokerCfg)
 	if err != nil {
 		return err
+	}
+	var notes []string
+	if r.Broker.Server != info.Server {
+		memberCfg := r.Broker.RESTConfig()
+		prepare(memberCfg, origin{address: "--broker-server", credentials: "broker-info " + file}, t.timeout)
+		unanswered, err := tryBroker(cmd.Context(), memberCfg, r.Broker.Namespace)
+		if err != nil {
+			return err
+		}
+		if unanswered != nil {
+			notes = []string{
+				unanswered.text,
+				fmt.Sprintf("so it was not checked from here, and cluster %s may not reach its broker; %s status says whether it does", r.ClusterID, cmd.Root().DisplayName()),
+			}
+		}
 	}
 	j, err := membership.Join(cmd.Context(), broker, member, r)
 	if err != nil {
@@ -106,7 +127,7 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 	}
 
 	out := cmd.OutOrStdout()
-	for _, note := range j.Notes {
+	for _, note := range append(j.Notes, notes...) {
 		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "note: %s\n", note); err != nil {
 			return err
 		}
@@ -126,6 +147,27 @@ next: helm upgrade --install isthmus deploy/helm/isthmus --namespace %s, then %s
 		spec.ClusterID, verb, spec.ClusterSetID, list(spec.PodCIDRs), list(spec.NodeCIDRs), list(spec.ServiceCIDRs),
 		list(spec.ClusterSetIPCIDR), r.Namespace, cmd.Root().DisplayName())
 	return err
+}
+
+// tryBroker asks for the broker in a namespace of the server behind cfg. A server that answers and is another
+// one is an error. One that does not answer is none, because the member may have another way to it.
+func tryBroker(ctx context.Context, cfg *rest.Config, namespace string) (*noAnswer, error) {
+	c, err := connect(cfg)
+	if err != nil {
+		return nil, err
+	}
+	key := client.ObjectKey{Namespace: namespace, Name: v1alpha1.ClusterSetConfigName}
+	err = c.Get(ctx, key, &v1alpha1.ClusterSetConfig{})
+	var unanswered *noAnswer
+	switch {
+	case err == nil:
+		return nil, nil
+	case errors.As(err, &unanswered) && !unanswered.heard:
+		return unanswered, nil
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("API server %s of --broker-server is not the broker: it shows no ClusterSetConfig %s; correct the address", cfg.Host, key)
+	}
+	return nil, fmt.Errorf("ask for the broker at %s: %w", cfg.Host, err)
 }
 
 func list(items []string) string {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 )
 
@@ -47,13 +48,14 @@ a Service that one of them exports is reachable in all of them as NAME.NAMESPACE
   isthmusctl status --wait --kubeconfig a.kubeconfig`,
 		SilenceErrors: true, // main prints the error, once
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          usage.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl isthmus"}
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
+	usage.Explain(root)
 	root.AddCommand(deployBrokerCommand(), joinCommand(), exportCommand(), unexportCommand(), statusCommand(), versionCommand())
 	return root
 }
@@ -63,7 +65,7 @@ func versionCommand() *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version of isthmusctl",
 		Example: "  isthmusctl version",
-		Args:    cobra.NoArgs,
+		Args:    usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.String())
 			return err

@@ -5,9 +5,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,50 +21,103 @@ import (
 
 // noAnswer is why a server could not be asked. Its text is a whole sentence with the fix, however deep
 // it lies in other errors.
-type noAnswer struct{ text string }
+type noAnswer struct {
+	text  string
+	heard bool // there is somebody, who is not the server, or does not want us
+}
 
 func (e *noAnswer) Error() string { return e.text }
 
-// named makes failures of requests tell which server failed, where its address came from, and what to do.
-func named(server, source string, timeout time.Duration) transport.WrapperFunc {
+// origin is where the parts of an access come from, as an operator would say it.
+type origin struct{ address, credentials string }
+
+// named bounds each request, its answer included, and makes failures tell which server failed, where its
+// address came from, and what to do. http.Client's own limit would say less, and hide the error behind it.
+func named(server string, from origin, timeout time.Duration) transport.WrapperFunc {
+	explain := func(req *http.Request, err error) error {
+		if errors.Is(req.Context().Err(), context.Canceled) {
+			return err // nobody waits any more, which says nothing of the server
+		}
+		text, heard := why(err, timeout)
+		return &noAnswer{fmt.Sprintf("API server %s of %s %s", server, from.address, text), heard}
+	}
 	return func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(req *http.Request) (*http.Response, error) {
-			resp, err := next.RoundTrip(req)
+			ctx, cancel := context.WithTimeout(req.Context(), timeout)
+			resp, err := next.RoundTrip(req.WithContext(ctx))
 			if err != nil {
-				return nil, &noAnswer{fmt.Sprintf("API server %s of %s %s", server, source, why(err, timeout))}
+				cancel()
+				return nil, explain(req, err)
 			}
-			if resp.StatusCode == http.StatusUnauthorized {
+			resp.Body = &body{ReadCloser: resp.Body, cancel: cancel, explain: func(err error) error { return explain(req, err) }}
+			switch {
+			case resp.StatusCode == http.StatusUnauthorized:
 				resp.Body.Close()
-				return nil, &noAnswer{fmt.Sprintf("API server %s does not accept the credentials of %s; they are wrong, revoked or expired, get new ones", server, source)}
+				return nil, &noAnswer{fmt.Sprintf("API server %s does not accept the credentials of %s; they are wrong, revoked or expired, get new ones", server, from.credentials), true}
+			case tooLate(req, resp):
+				resp.Body.Close()
+				return nil, &noAnswer{fmt.Sprintf("API server %s of %s is not ready to answer; it is starting or overloaded, try again soon", server, from.address), false}
 			}
 			return resp, nil
 		})
 	}
 }
 
+// tooLate reports whether the server, which starts or has too much to do, asks the client to come back when
+// the time for the request is over. Before that the client comes back by itself.
+func tooLate(req *http.Request, resp *http.Response) bool {
+	if resp.StatusCode != http.StatusServiceUnavailable && resp.StatusCode != http.StatusTooManyRequests {
+		return false
+	}
+	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	end, limited := req.Context().Deadline()
+	return err == nil && limited && time.Now().Add(time.Duration(seconds)*time.Second).After(end)
+}
+
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// why completes the sentence that begins with the server's name.
-func why(err error, timeout time.Duration) string {
+// body is the body of an answer, which ends with the time for its request.
+type body struct {
+	io.ReadCloser
+	cancel  context.CancelFunc
+	explain func(error) error
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF { //nolint:errorlint // a Reader returns io.EOF as it is
+		err = b.explain(err)
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
+}
+
+// why completes the sentence that begins with the server's name. heard means that somebody is there, who
+// is not the server.
+func why(err error, timeout time.Duration) (text string, heard bool) {
 	var dns *net.DNSError
 	var authority x509.UnknownAuthorityError
 	var host x509.HostnameError
 	var expired x509.CertificateInvalidError
 	switch {
 	case errors.As(err, &dns):
-		return fmt.Sprintf("cannot be found: no such host %s; correct the address", dns.Name)
+		return fmt.Sprintf("cannot be found: no such host %s; correct the address", dns.Name), false
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "refuses connections; start it, or correct the address"
+		return "refuses connections; start it, or correct the address", false
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
-		return "cannot be reached from here: no route; correct the address or the network"
+		return "cannot be reached from here: no route; correct the address or the network", false
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), isTimeout(err):
-		return fmt.Sprintf("did not answer within %s; check the address and the firewalls between, or raise --timeout", timeout)
+		return fmt.Sprintf("did not answer within %s; check the address and the firewalls between, or raise --timeout", timeout), false
 	case errors.As(err, &authority), errors.As(err, &host), errors.As(err, &expired):
-		return fmt.Sprintf("shows a certificate that is not trusted (%v); correct the address or the certificate authority", rootOf(err))
+		return fmt.Sprintf("shows a certificate that is not trusted (%v); correct the address or the certificate authority", rootOf(err)), true
 	default:
-		return fmt.Sprintf("cannot be asked: %v", rootOf(err))
+		return fmt.Sprintf("cannot be asked: %v", rootOf(err)), false
 	}
 }
 

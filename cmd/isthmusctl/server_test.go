@@ -11,7 +11,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -38,6 +40,9 @@ func startServer(script *testscript.Env) error {
 	if err != nil {
 		return err
 	}
+	if err := awaitServiceCIDR(cfg); err != nil {
+		return errors.Join(err, server.Stop())
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	issued := make(chan error, 1)
 	go func() { issued <- issueTokens(ctx, cfg) }()
@@ -58,6 +63,19 @@ func startServer(script *testscript.Env) error {
 		},
 		CurrentContext: "admin",
 	}, filepath.Join(script.WorkDir, "admin"))
+}
+
+// awaitServiceCIDR waits for what an API server makes soon after its start.
+func awaitServiceCIDR(cfg *rest.Config) error {
+	c, err := connect(rest.CopyConfig(cfg))
+	if err != nil {
+		return err
+	}
+	return wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		services := &networkingv1.ServiceCIDRList{}
+		err := c.List(ctx, services)
+		return len(services.Items) > 0, err
+	})
 }
 
 // issueTokens plays the controller that puts tokens into Secrets, until ctx is done. The tokens are real.

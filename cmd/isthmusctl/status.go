@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
@@ -25,12 +26,13 @@ func statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Say how Isthmus fares in a cluster",
 		Long: `Say how Isthmus fares in a cluster: its membership, the controller and its broker, the agent of every
-node, and what is exported and imported. With --wait it ends when all of that is ready, or fails and
-names what is not.`,
+node, and what is exported and imported. It exits 0 when everything is ready, 1 when not or when nobody
+could be asked. With --wait it waits for that, and fails when --timeout is over. A Service in conflict is
+shown and does not make Isthmus unready.`,
 		Example: `  isthmusctl status
   isthmusctl status --wait --timeout 5m
   isthmusctl status -o json`,
-		Args: cobra.NoArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if format != "text" && format != "json" {
 				return fmt.Errorf("--output %s is unknown; use text or json", format)
@@ -51,6 +53,9 @@ names what is not.`,
 				r, err = c.await(ctx, cmd.ErrOrStderr(), timeout)
 			} else {
 				r, err = c.collect(ctx)
+				if err == nil {
+					err = r.unready()
+				}
 			}
 			if r == nil {
 				return err
@@ -115,6 +120,18 @@ type report struct {
 	Controller controllerReport `json:"controller"`
 	Agents     agentsReport     `json:"agents"`
 	Services   servicesReport   `json:"services"`
+}
+
+// unready is the error of a report that is not ready, or nil.
+func (r *report) unready() error {
+	switch n := len(r.Waiting); n {
+	case 0:
+		return nil
+	case 1:
+		return fmt.Errorf("not ready: %s", r.Waiting[0])
+	default:
+		return fmt.Errorf("not ready: %s, and %d more", r.Waiting[0], n-1)
+	}
 }
 
 type memberReport struct {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -183,6 +184,70 @@ Not ready:
   controller: Deployment isthmus-system/isthmus-controller does not exist; install Isthmus, see helm install
   agents: DaemonSet isthmus-system/isthmus-agent does not exist; install Isthmus, see helm install
 `},
+		"no nodes": {
+			change: func(c *cluster) {
+				c.objects = slices.DeleteFunc(c.objects, func(o client.Object) bool { return strings.HasPrefix(o.GetName(), "a-") })
+				for _, o := range c.objects {
+					if d, ok := o.(*appsv1.DaemonSet); ok {
+						d.Status = appsv1.DaemonSetStatus{}
+					}
+				}
+			}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  1 of 1 ready
+broker      https://broker, reachable
+agents      0 of 0 ready
+services    1 exported here, 1 imported
+
+Not ready:
+  agents: the cluster has no nodes; add some, DaemonSet isthmus-system/isthmus-agent runs an agent on each
+`,
+		},
+		"no node for the agents, no controller wanted": {
+			change: func(c *cluster) {
+				none := int32(0)
+				c.objects = slices.DeleteFunc(c.objects, func(o client.Object) bool { _, ok := o.(*corev1.Pod); return ok })
+				c.objects = append(c.objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+				for _, o := range c.objects {
+					switch o := o.(type) {
+					case *appsv1.DaemonSet:
+						o.Status = appsv1.DaemonSetStatus{}
+					case *appsv1.Deployment:
+						o.Spec.Replicas, o.Status = &none, appsv1.DeploymentStatus{}
+					}
+				}
+			}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  0 of 0 ready
+agents      0 of 0 ready
+services    1 exported here, 1 imported
+
+Not ready:
+  controller: Deployment isthmus-system/isthmus-controller is scaled to 0; scale it up
+  controller: no pod leads yet
+  agents: DaemonSet isthmus-system/isthmus-agent suits no node; look at its nodeSelector, affinity and tolerations
+`,
+		},
+		"nobody looked at the agents yet": {
+			change: func(c *cluster) {
+				c.objects = slices.DeleteFunc(c.objects, func(o client.Object) bool { return strings.HasPrefix(o.GetName(), "a-") })
+				c.objects = append(c.objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+				for _, o := range c.objects {
+					if d, ok := o.(*appsv1.DaemonSet); ok {
+						d.Generation, d.Status = 1, appsv1.DaemonSetStatus{}
+					}
+				}
+			}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  1 of 1 ready
+broker      https://broker, reachable
+agents      0 of 0 ready
+services    1 exported here, 1 imported
+
+Not ready:
+  agents: nobody has looked at DaemonSet isthmus-system/isthmus-agent yet; is the cluster's controller manager running?
+`,
+		},
 		"an image that cannot be pulled": {
 			change: func(c *cluster) {
 				for _, o := range c.objects {

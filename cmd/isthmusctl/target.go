@@ -1,10 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"net/url"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -53,7 +58,12 @@ func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	rules.ExplicitPath = t.kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: t.context})
 	cfg, err = loader.ClientConfig()
+	if missing := t.missingContext(loader); missing != nil {
+		err = missing
+	}
 	switch {
+	case errors.As(err, new(*noContext)):
+		return nil, "", fmt.Errorf("%s %w", t.source(), err)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, "", fmt.Errorf("%s does not exist; give --kubeconfig the path of one", t.source())
 	case clientcmd.IsEmptyConfig(err):
@@ -65,17 +75,45 @@ func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("%s cannot be used: %w", t.source(), err)
 	}
-	prepare(cfg, t.source(), t.timeout)
+	prepare(cfg, origin{address: t.source(), credentials: t.source()}, t.timeout)
 	return cfg, namespace, nil
 }
 
+// noContext says that a kubeconfig lacks the context to use.
+type noContext struct{ text string }
+
+func (e *noContext) Error() string { return e.text }
+
+// missingContext returns a *noContext when the context to use does not exist but others do, else nil.
+func (t *target) missingContext(loader clientcmd.ClientConfig) error {
+	raw, err := loader.RawConfig()
+	name := cmp.Or(t.context, raw.CurrentContext)
+	if err != nil || len(raw.Contexts) == 0 || name == "" || raw.Contexts[name] != nil {
+		return nil
+	}
+	others := strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ")
+	if t.context != "" {
+		return &noContext{fmt.Sprintf("has no context %q; it has %s", name, others)}
+	}
+	return &noContext{fmt.Sprintf("has no context %q, which it names as the current one; choose one of %s by --context", name, others)}
+}
+
+// checkURL reports why the text of a flag is not where an API server can be; "" is fine.
+func checkURL(flag, text string) error {
+	u, err := url.Parse(text)
+	if text == "" || err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.RawQuery == "" && u.Fragment == "" {
+		return nil
+	}
+	return fmt.Errorf("--%s: %q is no URL of an API server, such as https://broker.example.org:6443", flag, text)
+}
+
 // prepare makes requests by cfg bounded, and their failures readable.
-func prepare(cfg *rest.Config, source string, timeout time.Duration) {
-	cfg.Timeout = timeout
+func prepare(cfg *rest.Config, from origin, timeout time.Duration) {
+	cfg.Timeout = timeout + time.Second // the one that is named comes first, because it says what it means
 	cfg.UserAgent = "isthmusctl/" + version.String()
 	cfg.QPS, cfg.Burst = 50, 100
 	cfg.WarningHandler = rest.NoWarnings{}
-	cfg.Wrap(named(cfg.Host, source, timeout))
+	cfg.Wrap(named(cfg.Host, from, timeout))
 }
 
 // connect returns a client for all kinds that isthmusctl knows.

@@ -52,6 +52,11 @@ type ServiceName struct {
 // String returns "namespace/name".
 func (n ServiceName) String() string { return n.Namespace + "/" + n.Name }
 
+// IsShared reports whether a namespace of this name is the same one in all members. Those of Kubernetes
+// itself, kube-*, are each cluster's own: exporting from them, or importing into them, would let one member
+// speak for the vitals of another.
+func IsShared(namespace string) bool { return !strings.HasPrefix(namespace, "kube-") }
+
 // Compare orders names by namespace, then by name.
 func (n ServiceName) Compare(o ServiceName) int {
 	return cmp.Or(strings.Compare(n.Namespace, o.Namespace), strings.Compare(n.Name, o.Name))

@@ -47,7 +47,8 @@ type Broker struct {
 
 // DeployBroker makes a namespace of the cluster behind c a broker, or renews what is there: definitions,
 // settings, and a credential for joining. It returns what a cluster needs to join, and the settings.
-// Settings that members already rely on cannot change; asking for that is an error.
+// Settings that members already rely on cannot change; asking for that is an error, and so are ranges that
+// overlap the cluster's own addresses (ErrOverlap).
 func DeployBroker(ctx context.Context, c client.Client, b Broker) (BrokerInfo, *v1alpha1.ClusterSetConfig, error) {
 	if err := b.validate(); err != nil {
 		return BrokerInfo{}, nil, err
@@ -110,6 +111,9 @@ func (b Broker) settings(ctx context.Context, c client.Client) (*v1alpha1.Cluste
 			},
 		}
 		have.Spec = b.amend(have.Spec)
+		if err := checkRanges(ctx, c, have.Spec.ClusterSetIPCIDRRange); err != nil {
+			return nil, err
+		}
 		if err := c.Create(ctx, have, fieldOwner); err != nil {
 			return nil, fmt.Errorf("write ClusterSetConfig %s: %w", key, err)
 		}
@@ -133,12 +137,34 @@ func (b Broker) settings(ctx context.Context, c client.Client) (*v1alpha1.Cluste
 			return nil, fmt.Errorf("ClusterSet %s with ranges %v has %d members, the first is %s; its id and ranges cannot change before all have left",
 				have.Spec.ClusterSetID, have.Spec.ClusterSetIPCIDRRange, len(members.Items), members.Items[0].Name)
 		}
+		if err := checkRanges(ctx, c, want.ClusterSetIPCIDRRange); err != nil {
+			return nil, err
+		}
 	}
 	have.Spec = want
 	if err := c.Update(ctx, have, fieldOwner); err != nil {
 		return nil, fmt.Errorf("write ClusterSetConfig %s: %w", key, err)
 	}
 	return have, nil
+}
+
+// checkRanges refuses ranges of ClusterSetIPs that mean something else in the broker's own cluster, which
+// may be a member too.
+func checkRanges(ctx context.Context, c client.Client, ranges []string) error {
+	own, err := discover(ctx, c)
+	if err != nil {
+		return err
+	}
+	for _, kind := range []struct {
+		name  string
+		cidrs []netip.Prefix
+	}{{"pod", own.Pods}, {"node", own.Nodes}, {"service", own.Services}} {
+		if a, b, ok := overlap(parsed(ranges), kind.cidrs); ok {
+			return fmt.Errorf("%w: range %s of ClusterSetIPs and %s CIDR %s of the broker's own cluster; choose another --clusterset-ip-cidr-range",
+				ErrOverlap, a, kind.name, b)
+		}
+	}
+	return nil
 }
 
 // amend returns spec with what b asks for.

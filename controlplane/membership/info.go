@@ -1,10 +1,15 @@
 package membership
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -38,15 +43,55 @@ func ReadBrokerInfo(path string) (BrokerInfo, error) {
 	var b BrokerInfo
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return b, fmt.Errorf("read broker-info: %w; isthmusctl deploy-broker writes it", err)
+		return b, fmt.Errorf("broker-info %s cannot be read: %w; isthmusctl deploy-broker -o %s writes it", path, withoutPath(err), path)
 	}
-	if err := yaml.UnmarshalStrict(text, &b); err != nil {
-		return b, fmt.Errorf("read broker-info %s: %w; isthmusctl deploy-broker writes such a file", path, err)
+	object, err := yaml.YAMLToJSONStrict(text)
+	var head struct{ Kind string }
+	if err != nil || json.Unmarshal(object, &head) != nil || head.Kind != brokerInfoKind {
+		return b, fmt.Errorf("%s is no broker-info file but %s; isthmusctl deploy-broker -o FILE writes a broker-info file", path, spellKind(head.Kind))
 	}
-	if b.Kind != brokerInfoKind || b.Server == "" || b.Namespace == "" || b.Token == "" {
-		return b, fmt.Errorf("read broker-info %s: kind, server, namespace or token is missing; isthmusctl deploy-broker writes such a file", path)
+	strict := json.NewDecoder(bytes.NewReader(object))
+	strict.DisallowUnknownFields()
+	const fix = "isthmusctl deploy-broker -o FILE writes a new one"
+	if err := strict.Decode(&b); err != nil {
+		return b, fmt.Errorf("broker-info %s is damaged, or of another version of isthmusctl: %s; %s", path, strings.TrimPrefix(err.Error(), "json: "), fix)
+	}
+	var missing []string
+	for _, f := range []struct{ name, value string }{{"server", b.Server}, {"namespace", b.Namespace}, {"token", b.Token}} {
+		if f.value == "" {
+			missing = append(missing, f.name)
+		}
+	}
+	if len(missing) > 0 {
+		return b, fmt.Errorf("broker-info %s is damaged: %s missing; %s", path, strings.Join(missing, ", "), fix)
 	}
 	return b, nil
+}
+
+// spellKind says what a file holds, by the kind that it names.
+func spellKind(kind string) string {
+	switch kind {
+	case "":
+		return "something else, without a kind"
+	case "Config":
+		return "a kubeconfig"
+	default:
+		return "a manifest of kind " + kind
+	}
+}
+
+// withoutPath returns what the system says is wrong, without the name of the file: the caller names the one
+// that the person knows.
+func withoutPath(err error) error {
+	var path *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &link):
+		return link.Err
+	}
+	return err
 }
 
 // Write puts b into the file at path, readable by its owner alone, in one step: a reader sees the old
@@ -57,13 +102,16 @@ func (b BrokerInfo) Write(path string) error {
 		return fmt.Errorf("encode broker-info: %w", err)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".broker-info-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("write broker-info: %w", err)
+	if err == nil {
+		defer os.Remove(f.Name())
+		_, err = f.Write(text)
+		err = cmp.Or(err, f.Close())
 	}
-	defer os.Remove(f.Name())
-	_, errWrite := f.Write(text)
-	if err := errors.Join(errWrite, f.Close(), os.Rename(f.Name(), path)); err != nil {
-		return fmt.Errorf("write broker-info %s: %w", path, err)
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("broker-info %s cannot be written: %w; choose another path by --output", path, withoutPath(err))
 	}
 	return nil
 }

@@ -229,7 +229,9 @@ func (r Request) decide(config *v1alpha1.ClusterSetConfig, members []v1alpha1.Me
 	if own != nil {
 		spec.JoinTime, spec.ClusterSetIPCIDR = own.JoinTime, own.ClusterSetIPCIDR
 		if asked := texts(r.Blocks); len(asked) > 0 && !containsAll(own.ClusterSetIPCIDR, asked) {
-			j.Notes = append(j.Notes, fmt.Sprintf("the cluster keeps its ClusterSetIP blocks %v; %v is ignored", own.ClusterSetIPCIDR, asked))
+			j.Notes = append(j.Notes, fmt.Sprintf(
+				"cluster %s keeps its ClusterSetIP blocks %s, and %s is ignored; to change them, unexport its Services, delete Member %s/%s on the broker, join again and restart Deployment isthmus-controller",
+				r.ClusterID, strings.Join(own.ClusterSetIPCIDR, ", "), strings.Join(asked, ", "), r.Broker.Namespace, r.ClusterID))
 		}
 	} else {
 		blocks, err := r.blocks(ranges, others)

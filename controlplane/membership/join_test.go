@@ -144,6 +144,25 @@ func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
 	}
 }
 
+func TestDeployBrokerRefusesItsOwnAddresses(t *testing.T) {
+	admin := newClient(t, brokerServer.Config(t))
+	for name, rng := range map[string]string{"inside": "10.96.7.0/24", "around": "fd00:96::/48"} {
+		t.Run(name, func(t *testing.T) {
+			err := await(t.Context(), "no refusal", func() (bool, error) { // ServiceCIDRs are made soon after the start
+				_, _, err := DeployBroker(t.Context(), admin, Broker{Namespace: "own-" + name, Ranges: cidrs(rng), TokenTTL: time.Hour})
+				return errors.Is(err, ErrOverlap), nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			list := &v1alpha1.ClusterSetConfigList{}
+			if err := admin.List(t.Context(), list, client.InNamespace("own-"+name)); err != nil || len(list.Items) != 0 {
+				t.Errorf("settings were written: %+v, %v", list.Items, err)
+			}
+		})
+	}
+}
+
 func TestJoin(t *testing.T) {
 	info, admin := deploy(t, Broker{Namespace: "join", ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8", "fd00:1:2::/48")})
 	// All of a join must work with nothing but the broker-info file.
@@ -220,6 +239,14 @@ func TestJoin(t *testing.T) {
 	want.PodCIDRs = []string{"10.1.0.0/16", "10.11.0.0/16"}
 	if diff := cmp.Diff(want, again.Member.Spec); diff != "" || !again.Rejoined || len(again.Notes) != 1 {
 		t.Errorf("joined again: rejoined %t, notes %q, (-want +have):\n%s", again.Rejoined, again.Notes, diff)
+	}
+
+	// The note's way to other blocks works.
+	if err := admin.Delete(t.Context(), again.Member); err != nil {
+		t.Fatal(err)
+	}
+	if moved, err := Join(t.Context(), broker, member, r); err != nil || firstBlock(moved) != "243.7.0.0/16" {
+		t.Errorf("joined after its Member was deleted: %+v, %v", moved.Member, err)
 	}
 
 	// The same cluster under another id, and another cluster under the same id.
