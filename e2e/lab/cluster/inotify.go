@@ -37,7 +37,7 @@ func requireInotify(need int) error {
 	var fds []int
 	defer func() {
 		for _, fd := range fds {
-			unix.Close(fd) //nolint:errcheck // the descriptor is released whatever close says
+			unix.Close(fd)
 		}
 	}()
 	for len(fds) < need {

@@ -22,7 +22,7 @@ func TestDoReturnsItsThread(t *testing.T) {
 		t.Fatalf("ip netns add: %v: %s", err, out)
 	}
 	t.Cleanup(func() {
-		if out, err := exec.Command("ip", "netns", "del", name).CombinedOutput(); err != nil { //nolint:noctx // the test's own context is over
+		if out, err := exec.Command("ip", "netns", "del", name).CombinedOutput(); err != nil {
 			t.Errorf("ip netns del: %v: %s", err, out)
 		}
 	})
