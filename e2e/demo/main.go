@@ -176,9 +176,9 @@ func (d *demonstration) showMaps(ctx context.Context) error {
 		if err := json.Unmarshal([]byte(out), &entries); err != nil {
 			return fmt.Errorf("read what bpftool says of %s: %w", name, err)
 		}
-		fmt.Printf("  bpftool map dump pinned %s/%s\n", pins, name)
+		fmt.Fprintf(os.Stdout, "  bpftool map dump pinned %s/%s\n", pins, name)
 		for _, e := range entries {
-			fmt.Printf("    %s -> %s\n", compact(e.Key), compact(e.Value))
+			fmt.Fprintf(os.Stdout, "    %s -> %s\n", compact(e.Key), compact(e.Value))
 		}
 	}
 	return nil
