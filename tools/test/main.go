@@ -3,7 +3,7 @@
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test ./dns/... ./agent    # some packages
-//	go run ./tools/test -soak                # full-length and repeated runs, with the race detector
+//	go run ./tools/test -soak                # every test five times, with the race detector
 //
 // It exits 1 when a test failed, when none ran, and, with REQUIRE_PRIVILEGED=1, when one was skipped. Root
 // has that by default: set REQUIRE_PRIVILEGED=0 to let tests skip.
@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -36,13 +37,16 @@ var heavy = []string{"e2e/"}
 const (
 	module = "github.com/isthmus-net/isthmus/"
 
+	// How often a soak runs every test.
+	soakRounds = 5
+
 	// No package runs longer than this, so that a test which hangs ends in a stack trace.
 	packageLimit     = 15 * time.Minute
 	soakPackageLimit = 6 * time.Hour
 )
 
 func main() {
-	soak := flag.Bool("soak", false, "full-length and repeated runs, with the race detector")
+	soak := flag.Bool("soak", false, "every test five times, with the race detector")
 	pattern := flag.String("run", "", "only tests that match, as for go test")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -79,7 +83,7 @@ func run(ctx context.Context, r *report.Report, soak bool, pattern string, packa
 	}
 	args := []string{"test", "-json", "-count=1", "-timeout=" + packageLimit.String()}
 	if soak {
-		args = []string{"test", "-json", "-count=10", "-race", "-timeout=" + soakPackageLimit.String()}
+		args = []string{"test", "-json", "-count=" + strconv.Itoa(soakRounds), "-race", "-timeout=" + soakPackageLimit.String()}
 	}
 	if pattern != "" {
 		args = append(args, "-run="+pattern)
@@ -104,7 +108,7 @@ func prepare(ctx context.Context, soak bool) (env []string, strict bool, err err
 		env = append(env, "REQUIRE_PRIVILEGED=1")
 	}
 	if soak {
-		env = append(env, "ISTHMUS_SOAK=1", "CGO_ENABLED=1") // the race detector is C
+		env = append(env, "CGO_ENABLED=1") // the race detector is C
 	}
 	if err := debian.Ensure(ctx, os.Stdout, hostPackages...); err != nil {
 		return nil, false, err
