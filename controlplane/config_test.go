@@ -50,6 +50,7 @@ func TestLoadBrokerRefuses(t *testing.T) {
 	for name, text := range map[string]string{
 		"not YAML":     "{{{",
 		"empty":        "",
+		"no server":    "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u, namespace: n}}]\n",
 		"no namespace": "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -101,16 +102,16 @@ func TestNewRefusesABadRegistration(t *testing.T) {
 			}
 		})
 	}
-	for name, n := range map[string]int{"none": 0, "two": 2} {
+	for name, want := range map[string]string{"none": "has no Member, this cluster has not joined; run isthmusctl join", "two": "(a, other) and needs exactly one; delete all but"} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			if n == 0 {
+			if name == "none" {
 				w.noError(w.a.DeleteAllOf(t.Context(), &v1alpha1.Member{}, inNamespace(w.a.install)))
 			} else {
 				w.create(w.a, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.a.install, Name: "other"}, Spec: v1alpha1.MemberSpec{ClusterID: "other", JoinTime: metav1.Now()}})
 			}
 			_, err := controlplane.New(t.Context(), w.a.controllerConfig())
-			if err == nil || !strings.Contains(err.Error(), "exactly one; run isthmusctl join") {
+			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("New: %v", err)
 			}
 		})

@@ -13,11 +13,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
@@ -225,13 +228,27 @@ func readMember(ctx context.Context, cfg Config, scheme *runtime.Scheme) (member
 		return member{}, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
 	}
 	var members v1alpha1.MemberList
-	if err := c.List(ctx, &members, client.InNamespace(cfg.Namespace)); err != nil {
-		return member{}, fmt.Errorf("read this cluster's registration, Member in namespace %s; if its definition is missing, run isthmusctl join: %w", cfg.Namespace, err)
+	err = c.List(ctx, &members, client.InNamespace(cfg.Namespace))
+	switch {
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
+		return member{}, fmt.Errorf("API server %s knows no Members, this cluster has not joined; run isthmusctl join", cfg.Local.Host)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return member{}, fmt.Errorf("API server %s does not let the controller read Members in namespace %s; the Helm chart gives the controller its rights: %w", cfg.Local.Host, cfg.Namespace, err)
+	case err != nil:
+		return member{}, fmt.Errorf("API server %s of this cluster cannot be asked for its registration; check its address and the network: %w", cfg.Local.Host, err)
 	}
-	if n := len(members.Items); n != 1 {
-		return member{}, fmt.Errorf("namespace %s has %d Member objects and needs exactly one; run isthmusctl join", cfg.Namespace, n)
+	switch n := len(members.Items); n {
+	case 0:
+		return member{}, fmt.Errorf("namespace %s has no Member, this cluster has not joined; run isthmusctl join", cfg.Namespace)
+	case 1:
+		return parseMember(&members.Items[0])
+	default:
+		var names []string
+		for _, m := range members.Items {
+			names = append(names, m.Name)
+		}
+		return member{}, fmt.Errorf("namespace %s has %d Members (%s) and needs exactly one; delete all but this cluster's own", cfg.Namespace, n, strings.Join(names, ", "))
 	}
-	return parseMember(&members.Items[0])
 }
 
 // parseMember checks a registration. Its error joins all faults.

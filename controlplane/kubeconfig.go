@@ -26,6 +26,9 @@ func LoadBroker(path string) (*rest.Config, string, error) {
 	if !ok || context.Namespace == "" {
 		return nil, "", fmt.Errorf("broker kubeconfig %s: its current context %q names no namespace; %s", path, raw.CurrentContext, fix)
 	}
+	if cluster := raw.Clusters[context.Cluster]; cluster == nil || cluster.Server == "" {
+		return nil, "", fmt.Errorf("broker kubeconfig %s: its current context %q names no server; %s", path, raw.CurrentContext, fix)
+	}
 	cfg, err := loader.ClientConfig()
 	if err != nil {
 		return nil, "", fmt.Errorf("broker kubeconfig %s is not complete; %s: %w", path, fix, err)

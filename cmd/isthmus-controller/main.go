@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -125,7 +126,7 @@ func newLogger(s settings, w io.Writer) (*slog.Logger, error) {
 	case "json":
 		handler = slog.NewJSONHandler(w, options)
 	default:
-		return nil, fmt.Errorf("--log-format %q is neither text nor json", s.logFormat)
+		return nil, fmt.Errorf("--log-format=%s is unknown; use text or json", s.logFormat)
 	}
 	klog.SetLogger(logr.FromSlogHandler(handler))
 	ctrl.SetLogger(logr.FromSlogHandler(handler).V(-int(slog.LevelDebug)))
@@ -135,14 +136,20 @@ func newLogger(s settings, w io.Writer) (*slog.Logger, error) {
 func loadLocal(path string) (*rest.Config, error) {
 	if path == "" {
 		cfg, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, fmt.Errorf("this is not a pod; name this cluster with --kubeconfig: %w", err)
+		switch {
+		case errors.Is(err, rest.ErrNotInCluster):
+			return nil, errors.New("this is not a pod; name this cluster by --kubeconfig")
+		case err != nil:
+			return nil, fmt.Errorf("this pod's access to its cluster is not complete; give it a service account token, or name the cluster by --kubeconfig: %w", err)
 		}
 		return cfg, nil
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		return nil, fmt.Errorf("kubeconfig %s cannot be used; correct it or name another with --kubeconfig: %w", path, err)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("--kubeconfig=%s does not exist; give it the path of this cluster's kubeconfig", path)
+	case err != nil:
+		return nil, fmt.Errorf("--kubeconfig=%s cannot be used; correct it or name another: %w", path, err)
 	}
 	return cfg, nil
 }

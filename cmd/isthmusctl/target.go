@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -57,13 +58,13 @@ func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = t.kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: t.context})
-	cfg, err = loader.ClientConfig()
-	if missing := t.missingContext(loader); missing != nil {
-		err = missing
+	if raw, err := loader.RawConfig(); err == nil { // else ClientConfig says the same again
+		if err := t.checkContext(raw); err != nil {
+			return nil, "", err
+		}
 	}
+	cfg, err = loader.ClientConfig()
 	switch {
-	case errors.As(err, new(*noContext)):
-		return nil, "", fmt.Errorf("%s %w", t.source(), err)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, "", fmt.Errorf("%s does not exist; give --kubeconfig the path of one", t.source())
 	case clientcmd.IsEmptyConfig(err):
@@ -79,23 +80,17 @@ func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	return cfg, namespace, nil
 }
 
-// noContext says that a kubeconfig lacks the context to use.
-type noContext struct{ text string }
-
-func (e *noContext) Error() string { return e.text }
-
-// missingContext returns a *noContext when the context to use does not exist but others do, else nil.
-func (t *target) missingContext(loader clientcmd.ClientConfig) error {
-	raw, err := loader.RawConfig()
+// checkContext refuses a context that does not exist where others do.
+func (t *target) checkContext(raw clientcmdapi.Config) error {
 	name := cmp.Or(t.context, raw.CurrentContext)
-	if err != nil || len(raw.Contexts) == 0 || name == "" || raw.Contexts[name] != nil {
+	if len(raw.Contexts) == 0 || name == "" || raw.Contexts[name] != nil {
 		return nil
 	}
 	others := strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ")
 	if t.context != "" {
-		return &noContext{fmt.Sprintf("has no context %q; it has %s", name, others)}
+		return fmt.Errorf("%s has no context %q; it has %s", t.source(), name, others)
 	}
-	return &noContext{fmt.Sprintf("has no context %q, which it names as the current one; choose one of %s by --context", name, others)}
+	return fmt.Errorf("%s has no context %q, which it names as the current one; choose one of %s by --context", t.source(), name, others)
 }
 
 // checkURL reports why the text of a flag is not where an API server can be; "" is fine.

@@ -82,3 +82,14 @@ func TestWithIPs(t *testing.T) {
 		})
 	}
 }
+
+func TestIsShared(t *testing.T) {
+	for namespace, want := range map[string]bool{
+		"demo": true, "default": true, "kube": true, "kubeflow": true, "my-kube-system": true,
+		"kube-system": false, "kube-public": false, "kube-node-lease": false,
+	} {
+		if have := IsShared(namespace); have != want {
+			t.Errorf("IsShared(%s) = %t", namespace, have)
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane/api/crds"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
+)
+
+// TestStart goes the way of a cluster that joins, one step at a time: without a registration the controller
+// ends with a sentence; with one and a broker that is away it runs, is alive, and says why it is not ready.
+func TestStart(t *testing.T) {
+	cfg := startServer(t)
+	broker := unusedAddress(t)
+	s := settings{
+		kubeconfig:       kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData}, ""),
+		brokerKubeconfig: kubeconfig(t, &clientcmdapi.Cluster{Server: "http://" + broker}, &clientcmdapi.AuthInfo{Token: "t"}, "isthmus-broker"),
+		namespace:        "isthmus-system", listen: unusedAddress(t), logFormat: "text", logLevel: slog.LevelError,
+	}
+	refused := func(want string) {
+		t.Helper()
+		if err := run(t.Context(), s, io.Discard); err == nil || err.Error() != want {
+			t.Errorf("it ends with %v; want %s", err, want)
+		}
+	}
+	refused("API server " + cfg.Host + " knows no Members, this cluster has not joined; run isthmusctl join")
+
+	all, err := crds.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := envtest.InstallCRDs(cfg, envtest.CRDInstallOptions{CRDs: all}); err != nil {
+		t.Fatal(err)
+	}
+	refused("namespace isthmus-system has no Member, this cluster has not joined; run isthmusctl join")
+
+	scheme, err := membership.NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := member("a"), member("b")
+	for _, obj := range []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "isthmus-system"}}, a, b} {
+		if err := c.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused("namespace isthmus-system has 2 Members (a, b) and needs exactly one; delete all but this cluster's own")
+	if err := c.Delete(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, s, io.Discard) }()
+	want := "broker http://" + broker + ", namespace isthmus-broker, does not answer; check its address and the network"
+	await(t, ended, func() bool {
+		code, body := get(s.listen, "/readyz")
+		return code == http.StatusServiceUnavailable && strings.HasPrefix(body, want)
+	})
+	if code, body := get(s.listen, "/healthz"); code != http.StatusOK {
+		t.Errorf("it is not alive while the broker is away: %d %s", code, body)
+	}
+	var said status.Controller
+	_, body := get(s.listen, status.Path)
+	if err := json.Unmarshal([]byte(body), &said); err != nil || said.Ready || said.Broker.Reachable || said.Cluster != "a" || len(said.Waiting) != 1 || !strings.HasPrefix(said.Waiting[0], want) {
+		t.Errorf("status says %s (%v)", body, err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("it ends with %v when it is asked to", err)
+	}
+}
+
+func member(id string) *v1alpha1.Member {
+	return &v1alpha1.Member{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-system", Name: id},
+		Spec: v1alpha1.MemberSpec{
+			ClusterID: id, ClusterSetID: "clusterset", ClusterSetIPEnabled: true, ClusterSetIPCIDR: []string{"243.0.0.0/16"}, JoinTime: metav1.Now(),
+		},
+	}
+}
+
+// startServer starts an empty API server that ends with the test.
+func startServer(t *testing.T) *rest.Config {
+	t.Helper()
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		const why = "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them"
+		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	server := &envtest.Environment{Scheme: runtime.NewScheme()}
+	cfg, err := server.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return cfg
+}
+
+// kubeconfig writes one to a file that lasts as long as the test, and returns its path.
+func kubeconfig(t *testing.T, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo, namespace string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	err := clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": cluster}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"u": user},
+		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "u", Namespace: namespace}}, CurrentContext: "c",
+	}, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// unusedAddress returns an address of this machine at which nobody listens.
+func unusedAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// get asks for a page. Without an answer, code is 0.
+func get(address, path string) (code int, body string) {
+	resp, err := http.Get("http://" + address + path)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return resp.StatusCode, string(text)
+}
+
+// await asks until done says so. It fails the test when that takes too long or the controller ends.
+func await(t *testing.T, ended <-chan error, done func() bool) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(30 * time.Second)
+	for !done() {
+		select {
+		case <-tick.C:
+		case err := <-ended:
+			t.Fatalf("the controller ended: %v", err)
+		case <-late:
+			t.Fatal("it took too long")
+		}
+	}
+}
