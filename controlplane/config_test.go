@@ -50,7 +50,7 @@ func TestLoadBrokerRefuses(t *testing.T) {
 	for name, text := range map[string]string{
 		"not YAML":     "{{{",
 		"empty":        "",
-		"no server":    "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u, namespace: n}}]\n",
+		"no server":    "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u, namespace: isthmus-broker}}]\n",
 		"no namespace": "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +59,8 @@ func TestLoadBrokerRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, _, err := controlplane.LoadBroker(path)
-			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "isthmusctl join") {
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "isthmusctl join") ||
+				strings.HasPrefix(name, "no ") && !strings.Contains(err.Error(), "names "+name) {
 				t.Errorf("error %v", err)
 			}
 		})
