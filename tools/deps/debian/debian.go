@@ -25,16 +25,21 @@ func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
 		return fmt.Errorf("packages %s are missing and only root may install them; run as root: apt-get install --no-install-recommends %s", list, list)
 	}
 	fmt.Fprintf(progress, "install Debian packages: %s\n", list)
-	install := append([]string{"install", "--yes", "--no-install-recommends"}, missing...)
-	if _, err := apt(ctx, install...); err == nil {
+	return AptGet(ctx, append([]string{"install", "--yes", "--no-install-recommends"}, missing...)...)
+}
+
+// AptGet runs apt-get, and once more after an update when it fails: the lists of a fresh machine may be
+// empty or name versions that are gone. Daemons that packages bring are not started. The error carries
+// the end of what apt-get said.
+func AptGet(ctx context.Context, args ...string) error {
+	if _, err := apt(ctx, args...); err == nil {
 		return nil
 	}
-	// The lists of a fresh machine may be empty or name versions that are gone.
 	if output, err := apt(ctx, "update"); err != nil {
 		return fmt.Errorf("apt-get update: %w\n%s", err, output)
 	}
-	if output, err := apt(ctx, install...); err != nil {
-		return fmt.Errorf("apt-get install %s: %w\n%s", list, err, output)
+	if output, err := apt(ctx, args...); err != nil {
+		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, output)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 )
 
@@ -23,45 +24,16 @@ var hostPackages = []string{
 
 // InstallHostPackages installs what is missing, with apt, and says so.
 func (c Cache) InstallHostPackages(ctx context.Context) error {
-	missing, err := missingPackages(ctx, hostPackages)
-	if err != nil || len(missing) == 0 {
-		return err
-	}
-	c.Report("installing Debian packages: %s", strings.Join(missing, " "))
-	install := append([]string{"install", "--yes", "--no-install-recommends"}, missing...)
-	// The lists may be absent or old: refresh them only when needed.
-	if err := apt(ctx, install...); err == nil {
-		return nil
-	}
-	if err := apt(ctx, "update"); err != nil {
-		return err
-	}
-	return apt(ctx, install...)
+	return debian.Ensure(ctx, reporter(c.Report), hostPackages...)
 }
 
-func missingPackages(ctx context.Context, names []string) ([]string, error) {
-	// dpkg-query fails for unknown packages and still prints the others.
-	out, err := exec.CommandContext(ctx, "dpkg-query", append([]string{"-W", "-f", "${Package} ${db:Status-Status}\n"}, names...)...).Output()
-	if errors.Is(err, exec.ErrNotFound) {
-		return nil, fmt.Errorf("the lab needs a Debian machine: %w", err)
-	}
-	installed := map[string]bool{}
-	for line := range strings.Lines(string(out)) {
-		if name, ok := strings.CutSuffix(strings.TrimSpace(line), " installed"); ok {
-			installed[name] = true
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return installed[n] }), nil
-}
+// reporter makes a writer of lines from a function that reports steps.
+type reporter func(format string, args ...any)
 
-func apt(ctx context.Context, args ...string) error {
-	cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-qq", "-o", "DPkg::Lock::Timeout=300"}, args...)...)
-	// RUNLEVEL=1 keeps packages from starting their daemons: the lab runs its own.
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, out)
-	}
-	return nil
+// Write reports p, one or more whole lines.
+func (r reporter) Write(p []byte) (int, error) {
+	r("%s", bytes.TrimSpace(p))
+	return len(p), nil
 }
 
 // download fetches packages and all they depend on into dir, whatever the host has
@@ -81,13 +53,8 @@ func (c Cache) download(ctx context.Context, dir string, packages []string) ([]s
 		"-o", "APT::Sandbox::User=root",
 		"install", "--yes", "--download-only", "--no-install-recommends",
 	}, packages...)
-	if err := apt(ctx, args...); err != nil {
-		if err := apt(ctx, "update"); err != nil {
-			return nil, err
-		}
-		if err := apt(ctx, args...); err != nil {
-			return nil, err
-		}
+	if err := debian.AptGet(ctx, args...); err != nil {
+		return nil, err
 	}
 	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
 	if err == nil && len(debs) == 0 {
