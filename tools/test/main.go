@@ -32,7 +32,7 @@ import (
 var hostPackages = []string{"bpftool", "iproute2"}
 
 // heavy are the folders whose tests bring up clusters, or else need the machine for themselves.
-var heavy = []string{"e2e/"}
+var heavy = []string{"e2e"}
 
 const (
 	module = "github.com/isthmus-net/isthmus/"
@@ -146,7 +146,7 @@ func split(ctx context.Context, packages []string) (light, alone []string, err e
 
 func isHeavy(pkg string) bool {
 	for _, folder := range heavy {
-		if strings.HasPrefix(pkg, module+folder) {
+		if strings.HasPrefix(pkg+"/", module+folder+"/") {
 			return true
 		}
 	}
