@@ -27,8 +27,8 @@ check: ## format, lint, vet, and proof that generated files are current
 test: ## every test; the last line counts what ran
 	go run ./tools/test
 
-soak: ## the full-length and repeated runs
-	go run ./tools/test -soak
+soak: ## the repeated runs: five rounds of every test, with the race detector
+	go run ./tools/test -soak 5
 
 demo: ## the main job on two real clusters; ends with "demo: ok"
 	go run ./e2e/demo

@@ -3,7 +3,7 @@
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test ./dns/... ./agent    # some packages
-//	go run ./tools/test -soak                # every test five times, with the race detector
+//	go run ./tools/test -soak 5              # five rounds of everything, with the race detector
 //
 // It exits 1 when a test failed, when none ran, and, with REQUIRE_PRIVILEGED=1, when one was skipped. Root
 // has that by default: set REQUIRE_PRIVILEGED=0 to let tests skip.
@@ -18,7 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"strconv"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -37,16 +37,12 @@ var heavy = []string{"e2e"}
 const (
 	module = "github.com/isthmus-net/isthmus/"
 
-	// How often a soak runs every test.
-	soakRounds = 5
-
 	// No package runs longer than this, so that a test which hangs ends in a stack trace.
-	packageLimit     = 15 * time.Minute
-	soakPackageLimit = 6 * time.Hour
+	packageLimit = 15 * time.Minute
 )
 
 func main() {
-	soak := flag.Bool("soak", false, "every test five times, with the race detector")
+	soak := flag.Int("soak", 0, "this many `rounds` with the race detector, each with servers and labs of its own; 0 is one plain round")
 	pattern := flag.String("run", "", "only tests that match, as for go test")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -65,7 +61,7 @@ func main() {
 }
 
 // run runs the tests of packages, or of all, and returns why the whole is not a success.
-func run(ctx context.Context, r *report.Report, soak bool, pattern string, packages []string) error {
+func run(ctx context.Context, r *report.Report, soak int, pattern string, packages []string) error {
 	if len(packages) == 0 {
 		packages = []string{"./..."}
 	}
@@ -82,32 +78,37 @@ func run(ctx context.Context, r *report.Report, soak bool, pattern string, packa
 		return fmt.Errorf("go vet: %w\n%s", err, output)
 	}
 	args := []string{"test", "-json", "-count=1", "-timeout=" + packageLimit.String()}
-	if soak {
-		args = []string{"test", "-json", "-count=" + strconv.Itoa(soakRounds), "-race", "-timeout=" + soakPackageLimit.String()}
+	if soak > 0 {
+		args = append(args, "-race")
 	}
 	if pattern != "" {
 		args = append(args, "-run="+pattern)
 	}
-	step("test %d packages", len(light))
-	if err := goTest(ctx, r, env, append(args, light...)); err != nil {
-		return err
-	}
-	step("test %d packages that need the machine for themselves", len(alone))
-	if err := goTest(ctx, r, env, append(append(args, "-p=1"), alone...)); err != nil {
-		return err
+	for round := range max(soak, 1) {
+		if soak > 0 {
+			step("round %d of %d", round+1, soak)
+		}
+		step("test %d packages", len(light))
+		if err := goTest(ctx, r, env, slices.Concat(args, light)); err != nil {
+			return err
+		}
+		step("test %d packages that need the machine for themselves", len(alone))
+		if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=1"}, alone)); err != nil {
+			return err
+		}
 	}
 	return verdict(r, strict)
 }
 
 // prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.
-func prepare(ctx context.Context, soak bool) (env []string, strict bool, err error) {
+func prepare(ctx context.Context, soak int) (env []string, strict bool, err error) {
 	env = os.Environ()
 	required, set := os.LookupEnv("REQUIRE_PRIVILEGED")
 	if !set && os.Geteuid() == 0 {
 		required = "1"
 		env = append(env, "REQUIRE_PRIVILEGED=1")
 	}
-	if soak {
+	if soak > 0 {
 		env = append(env, "CGO_ENABLED=1") // the race detector is C
 	}
 	if err := debian.Ensure(ctx, os.Stdout, hostPackages...); err != nil {
