@@ -91,7 +91,7 @@ func open(ctx context.Context, cfg Config, spec *ebpf.CollectionSpec, log *slog.
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	if err := requireKernel(); err != nil {
+	if err := requireKernel(needs); err != nil {
 		return nil, err
 	}
 	root, err := findCgroup(cfg.CgroupRoot)

@@ -20,19 +20,24 @@ var ErrUnsupported = errors.New("node not supported")
 // ErrIncompatible says that a pinned map of another Isthmus version has another layout.
 var ErrIncompatible = errors.New("pinned map has another layout")
 
-// requireKernel reports the first thing the kernel lacks, or nil.
-func requireKernel() error {
-	needs := []struct {
-		what  string
-		probe func() error
-	}{
-		{"BPF programs on socket addresses (CONFIG_CGROUP_BPF)", func() error { return features.HaveProgramType(ebpf.CGroupSockAddr) }},
-		{"BPF socket storage", func() error { return features.HaveMapType(ebpf.SkStorage) }},
-		{"BPF LRU hash maps", func() error { return features.HaveMapType(ebpf.LRUHash) }},
-		{"the BPF helper sk_storage_get", helper(asm.FnSkStorageGet)},
-		{"the BPF helper get_socket_cookie", helper(asm.FnGetSocketCookie)},
-		{"the BPF helper set_retval", helper(asm.FnSetRetval)},
-	}
+// need is something the kernel must have. probe returns ebpf.ErrNotSupported when it has not.
+type need struct {
+	what  string // reads well after "has no"
+	probe func() error
+}
+
+// needs is all that the programs and maps use and that some kernel still in use lacks.
+var needs = []need{
+	{"BPF programs on socket addresses (CONFIG_CGROUP_BPF)", func() error { return features.HaveProgramType(ebpf.CGroupSockAddr) }},
+	{"BPF socket storage", func() error { return features.HaveMapType(ebpf.SkStorage) }},
+	{"BPF LRU hash maps", func() error { return features.HaveMapType(ebpf.LRUHash) }},
+	{"BPF helper sk_storage_get", helper(asm.FnSkStorageGet)},
+	{"BPF helper get_socket_cookie", helper(asm.FnGetSocketCookie)},
+	{"BPF helper set_retval", helper(asm.FnSetRetval)},
+}
+
+// requireKernel reports the first of needs that the kernel lacks, or nil.
+func requireKernel(needs []need) error {
 	for _, n := range needs {
 		err := n.probe()
 		switch {
