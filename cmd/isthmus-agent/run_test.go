@@ -22,6 +22,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/dns/device"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // envNode makes this test binary act as the agent of a node that is made for it: see runAsNode.
@@ -112,10 +113,7 @@ func (l *lockedBuffer) String() string {
 func startNode(t *testing.T) *node {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
-			t.Fatal("not root, and REQUIRE_PRIVILEGED=1")
-		}
-		t.Skip("needs root, for namespaces, cgroups and BPF")
+		netlab.Skip(t, "needs root, for namespaces, cgroups and BPF")
 	}
 	dir := t.TempDir()
 	for _, sub := range []string{"bpffs", "cgroup"} {

@@ -19,6 +19,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // TestAgainstAPIServer runs testdata/server/*.txtar against a real API server, empty at the start of each:
@@ -26,10 +28,7 @@ import (
 func TestAgainstAPIServer(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		const why = "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them"
-		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
-			t.Fatal(why)
-		}
-		t.Skip(why)
+		netlab.Skip(t, why)
 	}
 	testscript.Run(t, testscript.Params{Dir: filepath.Join("testdata", "server"), Setup: startServer})
 }

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 func TestOwns(t *testing.T) {
@@ -36,10 +39,7 @@ func inNetns(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
-			t.Fatalf("make a network namespace: %v", err)
-		}
-		t.Skipf("make a network namespace: %v; run as root", err)
+		netlab.Skip(t, fmt.Sprintf("make a network namespace: %v; run as root", err))
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

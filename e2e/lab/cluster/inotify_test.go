@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 func TestInotifyNeed(t *testing.T) {
@@ -30,7 +31,7 @@ func TestInotifyNeed(t *testing.T) {
 func TestRequireInotify(t *testing.T) {
 	const inside = "LAB_TEST_IN_USER_NAMESPACE"
 	if os.Getenv(inside) == "" {
-		requirePrivileged(t)
+		netlab.Privileged(t)
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), inside+"=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -18,11 +18,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // TestLab brings a small lab up, uses all of it, and takes it down without a trace.
 func TestLab(t *testing.T) {
-	requirePrivileged(t)
+	netlab.Privileged(t)
 	before := footprint(t)
 	lab, err := cluster.Open(cluster.Config{Name: "labtest", Topology: "a:1 b:1 broker:0", Progress: t.Output()})
 	if err != nil {
@@ -60,18 +61,6 @@ func TestLab(t *testing.T) {
 	t.Run("images are loaded once", x.images)
 	t.Run("second up changes nothing", x.secondUp)
 	t.Run("up heals a dead node", x.deadNode)
-}
-
-// requirePrivileged skips on a machine where the lab cannot run, unless that is an error.
-func requirePrivileged(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
-		t.Fatal("REQUIRE_PRIVILEGED=1, but not root")
-	}
-	t.Skip("needs root")
 }
 
 // bench takes the T of the test that asks, so that a fault fails the subtest it is in.

@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 func TestMissing(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("dpkg-query"); err != nil {
-		t.Skip("not a Debian machine")
+		netlab.Skip(t, "not a Debian machine")
 	}
 	have, err := Missing(t.Context(), "no-such-package-b", "dpkg", "no-such-package-a", "no-such-package-a")
 	if err != nil {
