@@ -20,9 +20,24 @@ const (
 	// AnnotationUseClusterSetIP asks for ("true") or declines ("false") a ClusterSetIP, on a
 	// ServiceExport and on the imports made of it.
 	AnnotationUseClusterSetIP = "lighthouse.submariner.io/use-clusterset-ip"
+	// AnnotationChangedAt is when the exporting member learned of the change that an object carries, in
+	// nanoseconds since 1970 on that member's clock. It stands on export records and on EndpointSlices, on the
+	// broker and in every member.
+	AnnotationChangedAt = "isthmus.io/changed-at"
+	// AnnotationReleaseHold on the copy of a Member in a member's own cluster names sources, comma-separated
+	// and each with the time of asking (ID=RFC 3339), whose held withdrawals a person has released.
+	AnnotationReleaseHold = "isthmus.io/release-hold"
+
 	// AnnotationAllocatedBy names the member that allocated an aggregate's ClusterSetIP.
 	AnnotationAllocatedBy = "lighthouse.submariner.io/clusterset-ip-allocated-by"
 )
+
+// MemberAccount returns the name of the ServiceAccount on the broker by which member id acts, and MemberLease
+// that of the Lease by which it says that it lives. Nothing else on the broker has such a name.
+func MemberAccount(id string) string { return "member-" + id }
+
+// MemberLease is described with MemberAccount.
+func MemberLease(id string) string { return "member-" + id }
 
 // Names inside a member's installation namespace.
 const (

@@ -33,6 +33,32 @@ type ClusterSetConfigSpec struct {
 	// ClusterSetIPCIDRRange lists the ranges of all ClusterSetIPs, at most one a family.
 	// +kubebuilder:validation:MaxItems=2
 	ClusterSetIPCIDRRange []string `json:"clustersetIPCIDRRange,omitempty"`
+	// Settings are what new members start with.
+	Settings `json:",inline"`
+}
+
+// Settings are the choices that all members of a ClusterSet should make alike. An empty one is the
+// profile's, and an empty profile is kep. Each is also a flag of isthmus-controller, which overrules it.
+type Settings struct {
+	// Profile is kep (KEP-1645 of today) or lighthouse (the behaviour of Submariner Lighthouse).
+	// +kubebuilder:validation:Enum="";kep;lighthouse
+	Profile string `json:"profile,omitempty"`
+	// PortMerge says which ports an import has: the union of what its exporters have, or the intersection.
+	// +kubebuilder:validation:Enum="";union;intersection
+	PortMerge string `json:"portMerge,omitempty"`
+	// TypeConflict says what becomes of an exporter whose type is not the import's: merge keeps its
+	// endpoints, exclude leaves it out.
+	// +kubebuilder:validation:Enum="";merge;exclude
+	TypeConflict string `json:"typeConflict,omitempty"`
+	// Endpoints says what stands in the EndpointSlices that this member exports: pods, or service-vip, the
+	// Service's own address, for networks where pods of other clusters cannot be reached. An import without a
+	// ClusterSetIP by choice always has the latter.
+	// +kubebuilder:validation:Enum="";pods;service-vip
+	Endpoints string `json:"endpoints,omitempty"`
+	// ConflictPrecedence says which export is the oldest: by export-time, never before the member joined, or
+	// by broker-time, when the broker first saw it.
+	// +kubebuilder:validation:Enum="";export-time;broker-time
+	ConflictPrecedence string `json:"conflictPrecedence,omitempty"`
 }
 
 // ClusterSetConfigList is a list of ClusterSetConfigs.
@@ -50,6 +76,7 @@ type ClusterSetConfigList struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:printcolumn:name="ClusterSetIPs",type=string,JSONPath=`.spec.clustersetIPCIDR`
 // +kubebuilder:printcolumn:name="Pods",type=string,JSONPath=`.spec.podCIDRs`
+// +kubebuilder:printcolumn:name="Left",type=date,JSONPath=`.spec.leftAt`
 // +kubebuilder:printcolumn:name="Joined",type=date,JSONPath=`.spec.joinTime`
 type Member struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -75,8 +102,15 @@ type MemberSpec struct {
 	PodCIDRs     []string `json:"podCIDRs,omitempty"`
 	NodeCIDRs    []string `json:"nodeCIDRs,omitempty"`
 	ServiceCIDRs []string `json:"serviceCIDRs,omitempty"`
+	// ExtraCIDRs are further addresses where its endpoints may be, such as those of virtual machines.
+	ExtraCIDRs []string `json:"extraCIDRs,omitempty"`
 	// JoinTime is when the member joined; no export of it counts as older.
 	JoinTime metav1.Time `json:"joinTime"`
+	// LeftAt is when the member left. The object then stays for a while as a tombstone: it tells the others
+	// that what they have of the member may go, at once and for good.
+	LeftAt *metav1.Time `json:"leftAt,omitempty"`
+	// Settings are the ClusterSet's, as of the last join or member set.
+	Settings `json:",inline"`
 }
 
 // MemberList is a list of Members.
@@ -97,6 +131,7 @@ type MemberList struct {
 // +kubebuilder:printcolumn:name="Service",type=string,JSONPath=`.spec.name`
 // +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.spec.import.type`
 // +kubebuilder:printcolumn:name="IPs",type=string,JSONPath=`.spec.ips`
+// +kubebuilder:printcolumn:name="Withdrawn",type=date,JSONPath=`.spec.withdrawnAt`
 // +kubebuilder:printcolumn:name="Exported",type=date,JSONPath=`.spec.exportedAt`
 type ExportRecord struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -107,13 +142,25 @@ type ExportRecord struct {
 
 // ExportRecordSpec is clusterset.Export in the words of the MCS API.
 type ExportRecordSpec struct {
+	// +kubebuilder:validation:MaxLength=63
 	ClusterID string `json:"clusterID"`
+	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name"`
+	// WithdrawnAt says that the member no longer exports the Service. The record is a tombstone then: the
+	// others may forget at once what they had of it, and its addresses are given to nobody for a while.
+	WithdrawnAt *metav1.Time `json:"withdrawnAt,omitempty"`
 	// ExportedAt is when the ServiceExport was created; the oldest takes precedence.
 	ExportedAt metav1.Time `json:"exportedAt"`
 	// IPs is the ClusterSetIP the member has seen for the Service.
+	// +kubebuilder:validation:MaxItems=2
 	IPs []string `json:"ips,omitempty"`
+	// UseClusterSetIP is what the ServiceExport's annotation, or else the member's default, asks for. A record
+	// of a version before it was known has none.
+	UseClusterSetIP *bool `json:"useClusterSetIP,omitempty"`
+	// AgreedClusterSetIP is what the aggregate said when the member last saw it, remembered like the IPs.
+	AgreedClusterSetIP *bool `json:"agreedClusterSetIP,omitempty"`
 	// Import is what the import would be, were this member the only exporter.
 	Import mcsv1beta1.ServiceImportSpec `json:"import"`
 	// ExportedLabels and ExportedAnnotations are those of the ServiceExport.
