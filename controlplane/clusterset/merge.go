@@ -12,7 +12,8 @@ import (
 type ConflictField uint8
 
 // The properties that can conflict, in the order in which conflicts are reported. Each one maps to a
-// reason of the ServiceExport condition Conflict (KEP-1645, "Conflict resolution").
+// reason of the ServiceExport condition Conflict (KEP-1645, "Conflict resolution"); the last one is not of
+// the KEP but of the annotation lighthouse.submariner.io/use-clusterset-ip.
 const (
 	ConflictPorts ConflictField = iota + 1
 	ConflictType
@@ -23,6 +24,7 @@ const (
 	ConflictFamilies
 	ConflictLabels
 	ConflictAnnotations
+	ConflictClusterSetIP
 )
 
 var conflictFieldNames = map[ConflictField]string{
@@ -35,6 +37,7 @@ var conflictFieldNames = map[ConflictField]string{
 	ConflictFamilies:              "ipFamilies",
 	ConflictLabels:                "exportedLabels",
 	ConflictAnnotations:           "exportedAnnotations",
+	ConflictClusterSetIP:          "use-clusterset-ip",
 }
 
 // String returns the name of the field as users write it in a manifest.
@@ -45,12 +48,14 @@ func (f ConflictField) String() string {
 	return fmt.Sprintf("conflict(%d)", uint8(f))
 }
 
-// Conflict says that Losers of all Clusters exporting the Service disagree with Winner in Field.
+// Conflict says that Losers of all Clusters exporting the Service disagree with Winner in Field. Of
+// ConflictClusterSetIP all may be losers, because it is about what was agreed on before.
 type Conflict struct {
 	Field    ConflictField
 	Winner   ClusterID
 	Losers   []ClusterID // sorted, never empty
 	Clusters int         // how many members export the Service
+	Rule     string      // what is done about it, for users
 }
 
 // Message is a sentence for users. It is the same for the same conflict, so a condition that carries
@@ -60,13 +65,21 @@ func (c Conflict) Message() string {
 	for i, l := range c.Losers {
 		losers[i] = string(l)
 	}
-	rule := fmt.Sprintf("the oldest export, of cluster %s, is used", c.Winner)
-	if c.Field == ConflictPorts {
-		rule = fmt.Sprintf("the union is exposed, and cluster %s wins where ports collide", c.Winner)
-	}
 	return fmt.Sprintf("%s not the same in %d of %d clusters (%s); %s",
-		c.Field, len(c.Losers), c.Clusters, strings.Join(losers, ", "), rule)
+		c.Field, len(c.Losers), c.Clusters, strings.Join(losers, ", "), c.Rule)
 }
+
+// Policy is how exports that differ become one import. The zero value is KEP-1645; every member of a
+// ClusterSet should have the same one.
+type Policy struct {
+	// IntersectPorts gives an import only the ports that all its exporters have, instead of the union.
+	IntersectPorts bool
+	// ExcludeTypes leaves out an exporter whose type is not the import's, instead of keeping its endpoints.
+	ExcludeTypes bool
+}
+
+// Merge is Policy.Merge by the rules of KEP-1645.
+func Merge(exports []Export) (Import, []Conflict) { return Policy{}.Merge(exports) }
 
 // Merge says what the exports of one Service mean together. All exports must name the same Service,
 // each member at most once. The order of the input does not matter: the oldest export takes precedence,
@@ -74,9 +87,10 @@ func (c Conflict) Message() string {
 // port of a later export that collides with an earlier one in either is left out. Every other property is
 // the oldest export's. Merging nothing gives the zero Import.
 //
-// IPs are those of the oldest export that remembers any; who allocates them is decided elsewhere.
-// Neither result shares memory with the input.
-func Merge(exports []Export) (Import, []Conflict) {
+// Whether there is a ClusterSetIP is what any export remembers to be agreed on, the oldest first, or else
+// what the oldest asks for. IPs are those of the oldest export that remembers any; who allocates them is
+// decided elsewhere. Neither result shares memory with the input.
+func (p Policy) Merge(exports []Export) (Import, []Conflict) {
 	if len(exports) == 0 {
 		return Import{}, nil
 	}
@@ -84,78 +98,118 @@ func Merge(exports []Export) (Import, []Conflict) {
 		return cmp.Or(a.ExportedAt.Compare(b.ExportedAt), strings.Compare(string(a.Cluster), string(b.Cluster)))
 	})
 	oldest := byAge[0]
+	counted := byAge
+	if p.ExcludeTypes {
+		counted = slices.DeleteFunc(slices.Clone(byAge), func(e Export) bool { return e.Type != oldest.Type })
+	}
 
 	imp := Import{
 		Service:               oldest.Service,
 		Type:                  oldest.Type,
+		UseIP:                 agreedChoice(byAge),
 		Families:              slices.Clone(oldest.Families),
-		Ports:                 unionPorts(byAge),
+		Ports:                 p.mergePorts(counted),
 		SessionAffinity:       oldest.SessionAffinity,
 		InternalTrafficPolicy: oldest.InternalTrafficPolicy,
 		TrafficDistribution:   oldest.TrafficDistribution,
 		Labels:                maps.Clone(oldest.Labels),
 		Annotations:           maps.Clone(oldest.Annotations),
 	}
-	for _, e := range byAge {
+	for _, e := range counted {
 		imp.Clusters = append(imp.Clusters, e.Cluster)
-		if imp.IPs == nil && imp.Type == ClusterSetIP && len(e.IPs) > 0 {
+		if imp.IPs == nil && imp.Type == ClusterSetIP && imp.UseIP != Disabled && len(e.IPs) > 0 {
 			imp.IPs = slices.Clone(e.IPs)
 		}
 	}
 	slices.Sort(imp.Clusters)
+	return imp, p.conflicts(byAge, imp.UseIP)
+}
 
+// agreedChoice returns whether the Service has a ClusterSetIP.
+func agreedChoice(byAge []Export) Choice {
+	for _, e := range byAge {
+		if e.AgreedIP != Unknown {
+			return e.AgreedIP
+		}
+	}
+	for _, e := range byAge {
+		if e.WantsIP != Unknown {
+			return e.WantsIP
+		}
+	}
+	return Unknown
+}
+
+// conflicts compares all exports with the oldest one, and with what was agreed on.
+func (p Policy) conflicts(byAge []Export, agreed Choice) []Conflict {
+	oldest := byAge[0]
+	used := fmt.Sprintf("the oldest export, of cluster %s, is used", oldest.Cluster)
+	ports, types := fmt.Sprintf("the union is exposed, and cluster %s wins where ports collide", oldest.Cluster), used
+	if p.IntersectPorts {
+		ports = "only ports that are the same in all of them are exposed"
+	}
+	if p.ExcludeTypes {
+		types = used + ", and the others are not exported"
+	}
 	differs := []struct {
 		field ConflictField
+		rule  string
 		from  func(Export) bool
 	}{
-		{ConflictPorts, func(e Export) bool { return !slices.Equal(sortedPorts(e.Ports), sortedPorts(oldest.Ports)) }},
-		{ConflictType, func(e Export) bool { return e.Type != oldest.Type }},
-		{ConflictSessionAffinity, func(e Export) bool { return e.SessionAffinity.ClientIP != oldest.SessionAffinity.ClientIP }},
-		{ConflictSessionAffinityConfig, func(e Export) bool {
+		{ConflictPorts, ports, func(e Export) bool { return !slices.Equal(sortedPorts(e.Ports), sortedPorts(oldest.Ports)) }},
+		{ConflictType, types, func(e Export) bool { return e.Type != oldest.Type }},
+		{ConflictSessionAffinity, used, func(e Export) bool { return e.SessionAffinity.ClientIP != oldest.SessionAffinity.ClientIP }},
+		{ConflictSessionAffinityConfig, used, func(e Export) bool {
 			return e.SessionAffinity.ClientIP == oldest.SessionAffinity.ClientIP && e.SessionAffinity != oldest.SessionAffinity
 		}},
-		{ConflictInternalTrafficPolicy, func(e Export) bool { return e.InternalTrafficPolicy != oldest.InternalTrafficPolicy }},
-		{ConflictTrafficDistribution, func(e Export) bool { return e.TrafficDistribution != oldest.TrafficDistribution }},
-		{ConflictFamilies, func(e Export) bool { return !slices.Equal(sorted(e.Families), sorted(oldest.Families)) }},
-		{ConflictLabels, func(e Export) bool { return !maps.Equal(e.Labels, oldest.Labels) }},
-		{ConflictAnnotations, func(e Export) bool { return !maps.Equal(e.Annotations, oldest.Annotations) }},
+		{ConflictInternalTrafficPolicy, used, func(e Export) bool { return e.InternalTrafficPolicy != oldest.InternalTrafficPolicy }},
+		{ConflictTrafficDistribution, used, func(e Export) bool { return e.TrafficDistribution != oldest.TrafficDistribution }},
+		{ConflictFamilies, used, func(e Export) bool { return !slices.Equal(sorted(e.Families), sorted(oldest.Families)) }},
+		{ConflictLabels, used, func(e Export) bool { return !maps.Equal(e.Labels, oldest.Labels) }},
+		{ConflictAnnotations, used, func(e Export) bool { return !maps.Equal(e.Annotations, oldest.Annotations) }},
+		{ConflictClusterSetIP, fmt.Sprintf("%q was chosen first and stays until nobody exports the service", agreed), func(e Export) bool {
+			return e.WantsIP != Unknown && agreed != Unknown && e.WantsIP != agreed
+		}},
 	}
 	var conflicts []Conflict
 	for _, d := range differs {
 		var losers []ClusterID
-		for _, e := range byAge[1:] {
+		for _, e := range byAge {
 			if d.from(e) {
 				losers = append(losers, e.Cluster)
 			}
 		}
 		if losers != nil {
 			slices.Sort(losers)
-			conflicts = append(conflicts, Conflict{Field: d.field, Winner: oldest.Cluster, Losers: losers, Clusters: len(exports)})
+			conflicts = append(conflicts, Conflict{Field: d.field, Winner: oldest.Cluster, Losers: losers, Clusters: len(byAge), Rule: d.rule})
 		}
 	}
-	return imp, conflicts
+	return conflicts
 }
 
-// unionPorts merges ports in order of precedence: no name and no protocol and port occurs twice
+// mergePorts merges ports in order of precedence: no name and no protocol and port occurs twice
 // (KEP-1645, "Service Port").
-func unionPorts(byAge []Export) []Port {
+func (p Policy) mergePorts(byAge []Export) []Port {
 	type number struct {
 		protocol Protocol
 		port     uint16
 	}
 	names, numbers := map[string]bool{}, map[number]bool{}
-	var union []Port
+	var merged []Port
 	for _, e := range byAge {
-		for _, p := range e.Ports {
-			n := number{p.Protocol, p.Port}
-			if names[p.Name] || numbers[n] {
+		for _, q := range e.Ports {
+			n := number{q.Protocol, q.Port}
+			if names[q.Name] || numbers[n] {
 				continue
 			}
-			names[p.Name], numbers[n] = true, true
-			union = append(union, p)
+			if p.IntersectPorts && slices.ContainsFunc(byAge, func(o Export) bool { return !o.Exposes(q) }) {
+				continue
+			}
+			names[q.Name], numbers[n] = true, true
+			merged = append(merged, q)
 		}
 	}
-	return union
+	return merged
 }
 
 // Exposes reports whether the export really offers port p of the merged Service: same name,

@@ -147,6 +147,37 @@ func (t ServiceType) String() string {
 	}
 }
 
+// Choice says whether a Service has a ClusterSetIP. The first export decides, for as long as the import
+// lives; what an export says later is compared with that and no more.
+type Choice uint8
+
+// The choices. Unknown is what members say whose version did not know of it, and headless exports.
+const (
+	Unknown Choice = iota
+	Enabled
+	Disabled
+)
+
+// ChoiceOf returns Enabled or Disabled.
+func ChoiceOf(enabled bool) Choice {
+	if enabled {
+		return Enabled
+	}
+	return Disabled
+}
+
+// String returns the word of the annotation lighthouse.submariner.io/use-clusterset-ip, "" for Unknown.
+func (c Choice) String() string {
+	switch c {
+	case Enabled:
+		return "true"
+	case Disabled:
+		return "false"
+	default:
+		return ""
+	}
+}
+
 // Port is one port of a Service as clients see it. Ports are equal when all fields are.
 type Port struct {
 	Name        string
@@ -179,6 +210,10 @@ type Export struct {
 	// IPs is the ClusterSetIP the member has seen for this Service, remembered so that a lost
 	// aggregate is re-created with the same address. Empty before the first allocation.
 	IPs []netip.Addr
+
+	// WantsIP is what the export asks for, AgreedIP what the member has seen to be agreed on, remembered like
+	// the IPs.
+	WantsIP, AgreedIP Choice
 }
 
 // Import is one Service of the ClusterSet as every member sees it.
@@ -186,9 +221,10 @@ type Import struct {
 	Service               ServiceName
 	Type                  ServiceType
 	IPs                   []netip.Addr // at most one a family; empty for Headless
+	UseIP                 Choice       // Disabled: it never gets an IP, by choice
 	Families              []Family
 	Ports                 []Port
-	Clusters              []ClusterID // exporters, sorted
+	Clusters              []ClusterID // exporters whose endpoints count, sorted
 	SessionAffinity       SessionAffinity
 	InternalTrafficPolicy string
 	TrafficDistribution   string

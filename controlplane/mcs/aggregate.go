@@ -27,7 +27,10 @@ func Aggregate(a clusterset.Aggregate) *v1beta1.ServiceImport {
 		Spec: formatSpec(p),
 	}
 	if a.AllocatedBy != "" {
-		si.Annotations = map[string]string{v1alpha1.AnnotationAllocatedBy: string(a.AllocatedBy)}
+		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationAllocatedBy, string(a.AllocatedBy))
+	}
+	if a.UseIP != clusterset.Unknown {
+		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationUseClusterSetIP, a.UseIP.String())
 	}
 	for _, c := range a.Clusters {
 		si.Status.Clusters = append(si.Status.Clusters, v1beta1.ClusterStatus{Cluster: string(c)})
@@ -47,6 +50,12 @@ func ParseAggregate(si *v1beta1.ServiceImport) (clusterset.Aggregate, error) {
 	if by, ok := si.Annotations[v1alpha1.AnnotationAllocatedBy]; ok {
 		a.AllocatedBy = clusterset.ClusterID(by)
 		errs = append(errs, a.AllocatedBy.Validate())
+	}
+	switch si.Annotations[v1alpha1.AnnotationUseClusterSetIP] {
+	case clusterset.Enabled.String():
+		a.UseIP = clusterset.Enabled
+	case clusterset.Disabled.String():
+		a.UseIP = clusterset.Disabled
 	}
 	for i, c := range si.Status.Clusters {
 		id := clusterset.ClusterID(c.Cluster)

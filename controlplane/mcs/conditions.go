@@ -11,6 +11,21 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
+// Reasons that the MCS API has no constant for.
+const (
+	// ReasonClusterSetIPEnablementConflict is a reason of the condition Conflict, named as Submariner
+	// Lighthouse names it.
+	ReasonClusterSetIPEnablementConflict v1beta1.ServiceExportConditionReason = "ClusterSetIPEnablementConflict"
+	// ReasonRestrictedNamespace is a reason of the condition Valid.
+	ReasonRestrictedNamespace v1beta1.ServiceExportConditionReason = "RestrictedNamespace"
+	// ReasonEndpointsRefused is a reason of the condition Ready, when it is True all the same: the Service is
+	// exported without some of its endpoints.
+	ReasonEndpointsRefused v1beta1.ServiceExportConditionReason = "EndpointsRefused"
+	// ReasonExcluded is a reason of the condition Ready, when it is False: the type of the Service is not that
+	// of the import, and such exporters are left out.
+	ReasonExcluded v1beta1.ServiceExportConditionReason = "TypeExcluded"
+)
+
 // conflictReasons are the reasons by which the MCS API names what exports disagree in.
 var conflictReasons = map[clusterset.ConflictField]v1beta1.ServiceExportConditionReason{
 	clusterset.ConflictPorts:                 v1beta1.ServiceExportReasonPortConflict,
@@ -22,6 +37,7 @@ var conflictReasons = map[clusterset.ConflictField]v1beta1.ServiceExportConditio
 	clusterset.ConflictFamilies:              v1beta1.ServiceExportReasonIPFamilyConflict,
 	clusterset.ConflictLabels:                v1beta1.ServiceExportReasonLabelsConflict,
 	clusterset.ConflictAnnotations:           v1beta1.ServiceExportReasonAnnotationsConflict,
+	clusterset.ConflictClusterSetIP:          ReasonClusterSetIPEnablementConflict,
 }
 
 // The conditions below carry no time; whoever writes them sets it when they change. The same situation
@@ -47,6 +63,24 @@ func Exported(ips []netip.Addr) metav1.Condition {
 	}
 	return exportCondition(v1beta1.ServiceExportConditionReady, metav1.ConditionTrue,
 		v1beta1.ServiceExportReasonExported, message)
+}
+
+// ExportedWithout is Exported for a Service some of whose endpoints nobody in the ClusterSet may believe.
+// refused holds one error an endpoint; a few of them are named.
+func ExportedWithout(ips []netip.Addr, refused []error) metav1.Condition {
+	c := Exported(ips)
+	if len(refused) == 0 {
+		return c
+	}
+	const named = 3
+	var examples []string
+	for _, err := range refused[:min(named, len(refused))] {
+		examples = append(examples, err.Error())
+	}
+	c.Reason = string(ReasonEndpointsRefused)
+	c.Message = fmt.Sprintf("%s, without %d endpoints that other clusters would not believe: %s; register their addresses by isthmusctl member set",
+		c.Message, len(refused), strings.Join(examples, ", "))
+	return c
 }
 
 // NotReady is the condition Ready of a ServiceExport that is Pending (it will be exported by itself) or

@@ -3,7 +3,10 @@ package mcs
 import (
 	"net/netip"
 	"slices"
+	"strconv"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +31,104 @@ func BrokerSlice(source *discoveryv1.EndpointSlice, cluster clusterset.ClusterID
 	}
 }
 
+// ServiceSlices returns slices of the broker, without a namespace, whose one endpoint is an address of svc
+// itself, one a family: what other clusters use that cannot reach pods. ready says whether any pod stands
+// behind it; without one the slices are empty.
+func ServiceSlices(svc *corev1.Service, ready bool, cluster clusterset.ClusterID) []*discoveryv1.EndpointSlice {
+	name := clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}
+	var ports []discoveryv1.EndpointPort
+	for _, p := range svc.Spec.Ports {
+		ports = append(ports, discoveryv1.EndpointPort{Name: new(p.Name), Protocol: new(p.Protocol), Port: new(p.Port), AppProtocol: p.AppProtocol})
+	}
+	var all []*discoveryv1.EndpointSlice
+	for _, text := range svc.Spec.ClusterIPs {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			continue // None
+		}
+		t := discoveryv1.AddressTypeIPv4
+		if clusterset.FamilyOf(a) == clusterset.IPv6 {
+			t = discoveryv1.AddressTypeIPv6
+		}
+		es := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name:   BrokerSliceName(cluster, name, serviceSource, t),
+				Labels: withManagedBy(ownerLabels(cluster, name)),
+			},
+			AddressType: t,
+			Endpoints:   []discoveryv1.Endpoint{},
+			Ports:       ports,
+		}
+		if ready {
+			es.Endpoints = []discoveryv1.Endpoint{{
+				Addresses:  []string{text},
+				Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
+			}}
+		}
+		all = append(all, es)
+	}
+	return all
+}
+
+// serviceSource stands for the name of the source of a slice that has none: no EndpointSlice can be called so.
+const serviceSource = "<service>"
+
+// AnyReady reports whether any endpoint of slices takes new traffic.
+func AnyReady(slices []discoveryv1.EndpointSlice) bool {
+	for i := range slices {
+		for _, e := range slices[i].Endpoints {
+			if e.Conditions.Ready == nil || *e.Conditions.Ready {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Vet removes from es every endpoint with an address for which check returns an error, and returns what
+// check said.
+func Vet(es *discoveryv1.EndpointSlice, check func(netip.Addr) error) []error {
+	var refused []error
+	es.Endpoints = slices.DeleteFunc(es.Endpoints, func(e discoveryv1.Endpoint) bool {
+		bad := false
+		for _, text := range e.Addresses {
+			a, err := netip.ParseAddr(text)
+			if err == nil {
+				err = check(a)
+			}
+			if err != nil {
+				refused = append(refused, err)
+				bad = true
+			}
+		}
+		return bad
+	})
+	if es.Endpoints == nil {
+		es.Endpoints = []discoveryv1.Endpoint{} // the API requires the field
+	}
+	return refused
+}
+
+// ChangedAt returns when the change that obj carries began, on the clock of the member it came from, and
+// whether it says so.
+func ChangedAt(obj metav1.Object) (time.Time, bool) {
+	ns, err := strconv.ParseInt(obj.GetAnnotations()[v1alpha1.AnnotationChangedAt], 10, 64)
+	if err != nil {
+		return time.Time{}, false
+	}
+	return time.Unix(0, ns), true
+}
+
+// SetChangedAt makes obj say when the change that it carries began.
+func SetChangedAt(obj metav1.Object, t time.Time) {
+	annotations := obj.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[v1alpha1.AnnotationChangedAt] = strconv.FormatInt(t.UnixNano(), 10)
+	obj.SetAnnotations(annotations)
+}
+
 // ImportedSlice returns a slice of the broker as every member sees it, in imp's namespace and without an
 // owner. from is what the slice's member exports: only ports of imp that it really exposes are kept
 // (KEP-1645, "Service Port": no traffic for a port to a Service that does not expose it). It never carries
@@ -44,6 +145,9 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 		},
 		AddressType: broker.AddressType,
 		Endpoints:   portable(broker.Endpoints),
+	}
+	if changed, ok := broker.Annotations[v1alpha1.AnnotationChangedAt]; ok {
+		es.Annotations = map[string]string{v1alpha1.AnnotationChangedAt: changed}
 	}
 	for _, p := range broker.Ports {
 		if exposed(p, imp, from) {
@@ -90,7 +194,7 @@ func withManagedBy(labels map[string]string) map[string]string {
 	return labels
 }
 
-// SameSlice reports whether two slices say the same, apart from what the API server adds.
+// SameSlice reports whether two slices say the same, apart from when it changed and what the API server adds.
 func SameSlice(have, want *discoveryv1.EndpointSlice) bool {
 	return have.AddressType == want.AddressType &&
 		equality.Semantic.DeepEqual(have.Labels, want.Labels) &&

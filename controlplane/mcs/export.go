@@ -3,6 +3,7 @@ package mcs
 import (
 	"fmt"
 	"maps"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,6 +74,18 @@ func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clust
 	return e, nil
 }
 
+// WantsIP returns whether a ServiceExport of a Service asks for a ClusterSetIP: by its annotation, or else by
+// the cluster's default. A headless Service does not ask.
+func WantsIP(svcExport *v1beta1.ServiceExport, t clusterset.ServiceType, enabled bool) clusterset.Choice {
+	if t != clusterset.ClusterSetIP {
+		return clusterset.Unknown
+	}
+	if asked, err := strconv.ParseBool(svcExport.Annotations[v1alpha1.AnnotationUseClusterSetIP]); err == nil {
+		return clusterset.ChoiceOf(asked)
+	}
+	return clusterset.ChoiceOf(enabled)
+}
+
 // ExportRecord returns e as an object of the broker, without a namespace. Times are kept to the second.
 func ExportRecord(e clusterset.Export) *v1alpha1.ExportRecord {
 	return &v1alpha1.ExportRecord{
@@ -93,8 +106,27 @@ func ExportRecord(e clusterset.Export) *v1alpha1.ExportRecord {
 			}),
 			ExportedLabels:      maps.Clone(e.Labels),
 			ExportedAnnotations: maps.Clone(e.Annotations),
+			UseClusterSetIP:     formatChoice(e.WantsIP),
+			AgreedClusterSetIP:  formatChoice(e.AgreedIP),
 		},
 	}
+}
+
+// Withdrawn reports whether a record is a tombstone.
+func Withdrawn(r *v1alpha1.ExportRecord) bool { return r.Spec.WithdrawnAt != nil }
+
+func formatChoice(c clusterset.Choice) *bool {
+	if c == clusterset.Unknown {
+		return nil
+	}
+	return new(c == clusterset.Enabled)
+}
+
+func parseChoice(enabled *bool) clusterset.Choice {
+	if enabled == nil {
+		return clusterset.Unknown
+	}
+	return clusterset.ChoiceOf(*enabled)
 }
 
 // ParseRecord is the inverse of ExportRecord. The error names the object and the field. A record whose
@@ -109,6 +141,8 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
 		ExportedAt:  r.Spec.ExportedAt.UTC(),
 		Labels:      nonEmpty(r.Spec.ExportedLabels),
 		Annotations: nonEmpty(r.Spec.ExportedAnnotations),
+		WantsIP:     parseChoice(r.Spec.UseClusterSetIP),
+		AgreedIP:    parseChoice(r.Spec.AgreedClusterSetIP),
 	}
 	if err := e.Cluster.Validate(); err != nil {
 		return fail(fmt.Errorf("spec.clusterID: %w", err))

@@ -29,6 +29,9 @@ func ServiceImport(imp clusterset.Import) *v1beta1.ServiceImport {
 			trafficDistribution: imp.TrafficDistribution,
 		}),
 	}
+	if imp.UseIP == clusterset.Disabled {
+		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationUseClusterSetIP, imp.UseIP.String())
+	}
 	maps.Copy(si.Labels, imp.Labels)
 	si.Labels[v1alpha1.LabelManagedBy] = v1alpha1.ManagedBy
 	si.Status.EndpointSliceObjects = v1beta1.EndpointSliceObjectsPresent
@@ -47,7 +50,11 @@ func importReady(imp clusterset.Import) metav1.Condition {
 		Reason:  string(v1beta1.ServiceImportReasonReady),
 		Message: "the service can be used",
 	}
-	if imp.Type == clusterset.ClusterSetIP && len(imp.IPs) == 0 {
+	switch {
+	case imp.Type != clusterset.ClusterSetIP || len(imp.IPs) > 0:
+	case imp.UseIP == clusterset.Disabled:
+		c.Message = "the service can be used by name; it has no ClusterSetIP by choice"
+	default:
 		c.Status = metav1.ConditionFalse
 		c.Reason = string(v1beta1.ServiceImportReasonPending)
 		c.Message = "no exporting cluster has allocated a ClusterSetIP yet"
@@ -86,6 +93,9 @@ func Import(si *v1beta1.ServiceImport) (clusterset.Import, error) {
 	}
 	if p.typ == clusterset.ClusterSetIP {
 		imp.IPs = p.ips
+		if si.Annotations[v1alpha1.AnnotationUseClusterSetIP] == clusterset.Disabled.String() {
+			imp.UseIP = clusterset.Disabled
+		}
 	}
 	return imp, nil
 }
