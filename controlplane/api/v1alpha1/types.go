@@ -33,8 +33,26 @@ type ClusterSetConfigSpec struct {
 	// ClusterSetIPCIDRRange lists the ranges of all ClusterSetIPs, at most one a family.
 	// +kubebuilder:validation:MaxItems=2
 	ClusterSetIPCIDRRange []string `json:"clustersetIPCIDRRange,omitempty"`
+	// ClusterSetIPClusterSize is how many addresses the IPv4 block of a member has that asks for none: a power
+	// of two, 0 means 65536. An IPv6 block is a /64. No block is larger than half of its range.
+	// +kubebuilder:validation:Minimum=0
+	ClusterSetIPClusterSize int64 `json:"clustersetIPClusterSize,omitempty"`
+	// Members lists the blocks of all members, the same as in their registrations. Admission policies check
+	// ClusterSetIPs against it, because it is one object: who is not in it has no block.
+	// +listType=map
+	// +listMapKey=clusterID
+	Members []MemberBlocks `json:"members,omitempty"`
 	// Settings are what new members start with.
 	Settings `json:",inline"`
+}
+
+// MemberBlocks says which ClusterSetIPs one member may allocate.
+type MemberBlocks struct {
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	ClusterID string `json:"clusterID"`
+	// +kubebuilder:validation:MaxItems=2
+	ClusterSetIPCIDR []string `json:"clustersetIPCIDR,omitempty"`
 }
 
 // Settings are the choices that all members of a ClusterSet should make alike. An empty one is the
