@@ -26,7 +26,7 @@ func main() {
 
 	if *list {
 		for _, s := range gen.Steps {
-			fmt.Fprintf(os.Stdout, "%-10s %s\n", s.Name, s.About)
+			fmt.Fprintf(os.Stdout, "%-11s %s\n", s.Name, s.About)
 		}
 		return
 	}

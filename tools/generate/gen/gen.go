@@ -17,6 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/result"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 )
 
 // A Step writes some of the generated files.
@@ -80,6 +81,18 @@ var Steps = []Step{
 			return write(filepath.Join(root, "docs/performance.md"), page)
 		},
 	},
+	{
+		Name:    "conformance",
+		About:   "docs/conformance.md, from docs/conformance/*.yaml and the names of tests",
+		Outputs: []string{"docs/conformance.md"},
+		run: func(_ context.Context, root string) error {
+			page, err := conformance.Page(root)
+			if err != nil {
+				return err
+			}
+			return write(filepath.Join(root, "docs/conformance.md"), page)
+		},
+	},
 }
 
 // Run runs the named steps, or all, on the repository at root, and installs what they need. It stops at
@@ -101,7 +114,7 @@ func Run(ctx context.Context, root string, progress io.Writer, names ...string) 
 		if err := s.run(ctx, root); err != nil {
 			return fmt.Errorf("%s: %w", s.Name, err)
 		}
-		fmt.Fprintf(progress, "generate %-10s %5.1fs\n", s.Name, time.Since(begin).Seconds())
+		fmt.Fprintf(progress, "generate %-11s %5.1fs\n", s.Name, time.Since(begin).Seconds())
 	}
 	return nil
 }
