@@ -47,6 +47,12 @@ const (
 	DefaultBrokerNamespace = "isthmus-broker"
 	// BrokerSecret is the Secret that holds the member's credentials for the broker.
 	BrokerSecret = "isthmus-broker"
-	// BrokerSecretKubeconfig is its key: a kubeconfig whose context names the broker's namespace.
+	// BrokerSecretKubeconfig is its key: a kubeconfig whose context names the broker's namespace. It takes its
+	// token from a file beside it, so that a process that runs notices when it changes.
 	BrokerSecretKubeconfig = "kubeconfig"
+	// BrokerSecretToken is the key of that token.
+	BrokerSecretToken = "token"
+	// ClusterSetIPConfigMap is the ConfigMap on the broker that has the ClusterSet's settings and blocks once
+	// more, in the words of Submariner.
+	ClusterSetIPConfigMap = "isthmus-clusterset-ip"
 )

@@ -79,6 +79,24 @@ type Settings struct {
 	ConflictPrecedence string `json:"conflictPrecedence,omitempty"`
 }
 
+// The values of Settings.
+const (
+	ProfileKEP        = "kep"
+	ProfileLighthouse = "lighthouse"
+
+	PortMergeUnion        = "union"
+	PortMergeIntersection = "intersection"
+
+	TypeConflictMerge   = "merge"
+	TypeConflictExclude = "exclude"
+
+	EndpointsPods       = "pods"
+	EndpointsServiceVIP = "service-vip"
+
+	PrecedenceExportTime = "export-time"
+	PrecedenceBrokerTime = "broker-time"
+)
+
 // ClusterSetConfigList is a list of ClusterSetConfigs.
 //
 // +kubebuilder:object:root=true
@@ -92,6 +110,7 @@ type ClusterSetConfigList struct {
 // administrator's credentials, on the broker and, the same, in the member; the member may only read it.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="ClusterSetIPs",type=string,JSONPath=`.spec.clustersetIPCIDR`
 // +kubebuilder:printcolumn:name="Pods",type=string,JSONPath=`.spec.podCIDRs`
 // +kubebuilder:printcolumn:name="Left",type=date,JSONPath=`.spec.leftAt`
@@ -101,7 +120,25 @@ type Member struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec MemberSpec `json:"spec"`
+	// Status is how the ClusterSet looks from the member, on the copy in its own cluster only.
+	Status MemberStatus `json:"status,omitzero"`
 }
+
+// MemberStatus is what a member's controller has to tell its people.
+type MemberStatus struct {
+	// Conditions: WithdrawalsHeld is True while other members seem to have withdrawn so much at once that it
+	// is not believed; isthmusctl release-hold believes it.
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// The condition of a Member and its reasons.
+const (
+	ConditionWithdrawalsHeld = "WithdrawalsHeld"
+	ReasonMassWithdrawal     = "MassWithdrawal"
+	ReasonNothingHeld        = "NothingHeld"
+)
 
 // MemberSpec says which addresses belong to a member. Nobody believes an address of it outside of them.
 type MemberSpec struct {
