@@ -1,0 +1,245 @@
+package controlplane_test
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+// TestServiceAndExportInAnyOrder: whatever comes first, and whatever becomes of either, the Service is
+// exported exactly while both are there and the Service is one that can be.
+func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T) {
+	w := newWorld(t).run()
+	exported := func(name string) {
+		t.Helper()
+		w.a.condition(name, "Valid", metav1.ConditionTrue, "Valid")
+		w.a.condition(name, "Ready", metav1.ConditionTrue, "Exported")
+		for _, m := range w.both() {
+			m.wants(name, helloOfA)
+		}
+	}
+	withdrawn := func(name, reason string) {
+		t.Helper()
+		w.a.condition(name, "Valid", metav1.ConditionFalse, reason)
+		w.a.condition(name, "Ready", metav1.ConditionFalse, "Pending")
+		for _, m := range w.both() {
+			m.wantsNone(name)
+		}
+	}
+	external := func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.org"
+	}
+	ordinary := func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeClusterIP, "" }
+
+	// The export first.
+	w.a.export("early")
+	withdrawn("early", "NoService")
+	w.a.service("early")
+	exported("early")
+
+	// A type that cannot be exported, mended.
+	bad := w.a.service("bad", external)
+	w.a.export("bad")
+	withdrawn("bad", "InvalidServiceType")
+	w.a.slice(bad, corev1.IPv4Protocol, 1)
+	w.a.editService("bad", ordinary)
+	exported("bad")
+
+	// The same, under a Service that was exported.
+	w.a.editService("early", external)
+	withdrawn("early", "InvalidServiceType")
+	w.a.editService("early", ordinary)
+	exported("early")
+
+	// Without the Service, and with it again.
+	w.a.deleteService("early")
+	withdrawn("early", "NoService")
+	w.a.service("early")
+	exported("early")
+
+	// Without the exports.
+	for _, name := range []string{"early", "bad"} {
+		w.a.unexport(name)
+		for _, m := range w.both() {
+			m.wantsNone(name)
+		}
+	}
+	w.brokerEmpty()
+}
+
+// TestNobodyElseIsTouched: b has a Service of the same name and does not export it, and both have slices
+// that belong to nothing exported. None of that is exported, imported or changed.
+func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
+	w := newWorld(t)
+	local := w.b.service("hello")
+	plain := w.a.service("not-exported")
+	foreign := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "of-another-implementation", Labels: map[string]string{
+			v1beta1.LabelServiceName: "hello", v1beta1.LabelSourceCluster: "elsewhere", discoveryv1.LabelManagedBy: "another.example.org",
+		}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.55.0.1"}}},
+	}
+	unlabelled := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: "of-nobody"},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.55.0.2"}}},
+	}
+	w.create(w.b, foreign, unlabelled)
+	objects := []client.Object{local, plain, foreign, unlabelled}
+	of := map[client.Object]*member{local: w.b, plain: w.a, foreign: w.b, unlabelled: w.b}
+	for _, m := range w.both() {
+		var list discoveryv1.EndpointSliceList
+		w.noError(m.List(t.Context(), &list, client.InNamespace(w.ns)))
+		for i := range list.Items {
+			objects = append(objects, &list.Items[i])
+			of[&list.Items[i]] = m
+		}
+	}
+
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	want := helloOfA
+	w.a.wants("hello", want)
+	want.endpoints = append(slices.Clone(want.endpoints), "10.55.0.1:") // of the other implementation
+	w.b.wants("hello", want)
+	w.quiet()
+
+	var published discoveryv1.EndpointSliceList
+	w.noError(w.broker.List(t.Context(), &published, client.InNamespace(w.brokers)))
+	if have := flatten(published.Items); !slices.Equal(have, helloOfA.endpoints) {
+		t.Errorf("the broker has the endpoints %v", have)
+	}
+	for _, before := range objects {
+		after := before.DeepCopyObject().(client.Object)
+		w.noError(of[before].Get(t.Context(), client.ObjectKeyFromObject(before), after))
+		if after.GetResourceVersion() != before.GetResourceVersion() {
+			t.Errorf("%T %s changed: %v", before, before.GetName(), after)
+		}
+	}
+}
+
+// TestServiceIsFollowed: what changes about an exported Service changes in the import.
+func TestServiceIsFollowed_L7_L9(t *testing.T) {
+	w := newWorld(t).run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+
+	protocol := "example.org/echo"
+	w.a.editService("hello", func(s *corev1.Service) {
+		s.Spec.Ports[0].Port = 81
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "echo", Protocol: corev1.ProtocolUDP, Port: 7, AppProtocol: &protocol})
+	})
+	name, udp, target := "echo", corev1.ProtocolUDP, int32(9007)
+	edit(w, w.a.Client, &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "hello-ipv4-1"}}, func(es *discoveryv1.EndpointSlice) {
+		es.Ports = append(es.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &udp, Port: &target})
+	})
+	want := helloOfA
+	want.ports, want.endpoints = []string{"http/81", "echo/7"}, []string{"10.97.0.1:8080,9007"}
+	for _, m := range w.both() {
+		si := m.wants("hello", want)
+		if p := si.Spec.Ports[1]; p.Protocol != udp || p.AppProtocol == nil || *p.AppProtocol != protocol {
+			t.Errorf("port echo is imported as %+v", p)
+		}
+	}
+
+	timeout := int32(77)
+	w.a.editService("hello", func(s *corev1.Service) {
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+	})
+	w.eventually(func() error {
+		si, _ := w.b.imported("hello")
+		if si.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || si.Spec.SessionAffinityConfig == nil ||
+			*si.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != timeout {
+			return fmt.Errorf("affinity is imported as %s %+v", si.Spec.SessionAffinity, si.Spec.SessionAffinityConfig)
+		}
+		return nil
+	})
+	w.a.editService("hello", func(s *corev1.Service) {
+		s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
+	})
+	w.eventually(func() error {
+		if si, _ := w.b.imported("hello"); si.Spec.SessionAffinity != corev1.ServiceAffinityNone || si.Spec.SessionAffinityConfig != nil {
+			return fmt.Errorf("affinity is still imported as %s %+v", si.Spec.SessionAffinity, si.Spec.SessionAffinityConfig)
+		}
+		return nil
+	})
+}
+
+// TestOlderVersionOfTheAPI: exports written and imports read as v1alpha1 are the same as in v1beta1.
+func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
+	w := newWorld(t).run()
+	older := func(kind string) *unstructured.Unstructured {
+		obj := &unstructured.Unstructured{}
+		obj.SetAPIVersion("multicluster.x-k8s.io/v1alpha1")
+		obj.SetKind(kind)
+		obj.SetNamespace(w.ns)
+		obj.SetName("hello")
+		return obj
+	}
+	w.a.service("hello")
+	w.create(w.a, older("ServiceExport"))
+	si := w.b.wants("hello", helloOfA)
+
+	export, imported := older("ServiceExport"), older("ServiceImport")
+	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+	w.noError(w.a.Get(t.Context(), client.ObjectKeyFromObject(export), export))
+	if conditions, _, err := unstructured.NestedSlice(export.Object, "status", "conditions"); err != nil || len(conditions) != 3 {
+		t.Errorf("conditions in v1alpha1: %v, %v", conditions, err)
+	}
+	w.noError(w.b.Get(t.Context(), client.ObjectKeyFromObject(imported), imported))
+	ips, _, err := unstructured.NestedStringSlice(imported.Object, "spec", "ips")
+	if err != nil || !slices.Equal(ips, si.Spec.IPs) {
+		t.Errorf("addresses in v1alpha1: %v, %v, want %v", ips, err, si.Spec.IPs)
+	}
+	if present, _, err := unstructured.NestedString(imported.Object, "status", "endpointSliceObjects"); err != nil || present != "Present" {
+		t.Errorf("endpointSliceObjects in v1alpha1: %q, %v", present, err)
+	}
+	w.noError(w.a.Delete(t.Context(), export))
+	w.b.wantsNone("hello")
+}
+
+// TestConditionsAreWrittenAfterOthers: a status that somebody else wrote a moment before is written again.
+func TestConditionsAreWrittenAfterOthers_L14(t *testing.T) {
+	w := newWorld(t)
+	name := types.NamespacedName{Namespace: w.ns, Name: "hello"}
+	interruptions := 3
+	w.a.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if interruptions > 0 && req.Method != http.MethodGet && strings.HasSuffix(req.URL.Path, "/serviceexports/hello/status") {
+				interruptions--
+				e := &v1beta1.ServiceExport{}
+				if err := w.a.Get(req.Context(), name, e); err != nil {
+					return nil, err
+				}
+				meta.SetStatusCondition(&e.Status.Conditions, metav1.Condition{Type: "Foreign", Status: metav1.ConditionTrue, Reason: fmt.Sprintf("Try%d", interruptions)})
+				if err := w.a.Status().Update(req.Context(), e); err != nil {
+					return nil, err
+				}
+			}
+			return next.RoundTrip(req)
+		})
+	})
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.a.condition("hello", "Valid", metav1.ConditionTrue, "Valid")
+	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+	w.a.stop()
+	if interruptions > 0 {
+		t.Errorf("the status was written only %d times", 3-interruptions)
+	}
+}
