@@ -13,11 +13,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
 // both are the members of a world.
@@ -160,4 +163,28 @@ func (m *member) eventsOn(name string) []string {
 		}
 	}
 	return reasons
+}
+
+// twoAddresses gives each member a block with two addresses to give.
+func twoAddresses(m *v1alpha1.MemberSpec) {
+	m.ClusterSetIPCIDR = []string{map[string]string{"a": "243.10.3.0/30", "b": "243.20.3.0/30"}[m.ClusterID]}
+}
+
+// importReady waits until the condition Ready of m's import has a status and reason, and returns its message.
+func (m *member) importReady(name string, status metav1.ConditionStatus, reason string) string {
+	m.world.t.Helper()
+	var message string
+	m.world.eventually(func() error {
+		si, _ := m.imported(name)
+		if si == nil {
+			return fmt.Errorf("%s has no import %s", m.id, name)
+		}
+		c := meta.FindStatusCondition(si.Status.Conditions, string(v1beta1.ServiceImportConditionReady))
+		if c == nil || c.Status != status || c.Reason != reason {
+			return fmt.Errorf("import %s in %s: condition Ready is %+v, want %s %s", name, m.id, c, status, reason)
+		}
+		message = c.Message
+		return nil
+	})
+	return message
 }
