@@ -22,10 +22,13 @@ const (
 
 	// clientNode is where the tests connect from. No backend of its own cluster runs there.
 	clientNode = "a2"
+
+	// patience is how long anything may take to become as it should.
+	patience = 30 * time.Second
 )
 
 // clientNodes says where testdata/workload.yaml puts the clients of each member.
-var clientNodes = map[string]string{"a": clientNode, "b": "b1"}
+var clientNodes = map[string]string{"a": clientNode, "b": "b1", testbed.Guest: "c1"}
 
 // bed is the testbed all tests share; nil when this process may not build one.
 var bed *testbed.Testbed
@@ -40,7 +43,7 @@ func run(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	defer cancel()
-	cfg := testbed.Config{Name: "e2e", Progress: os.Stderr}
+	cfg := testbed.Config{Name: "e2e", Guest: true, Progress: os.Stderr}
 	if os.Getenv("ISTHMUS_E2E_KEEP") != "1" {
 		defer func() {
 			if err := testbed.Down(context.WithoutCancel(ctx), cfg); err != nil {
@@ -61,16 +64,10 @@ func run(m *testing.M) int {
 
 // deploy puts the workload into both members, exports it and waits until both are imported in both.
 func deploy(ctx context.Context) error {
-	for _, member := range testbed.Members() {
-		manifest := strings.NewReplacer("CLUSTER_ID", member, "CLIENT_NODE", clientNodes[member]).Replace(workload)
-		if err := bed.Apply(ctx, member, manifest); err != nil {
-			return err
-		}
+	if err := startWorkload(ctx, testbed.Members()...); err != nil {
+		return err
 	}
 	for _, member := range testbed.Members() {
-		if _, err := bed.Kubectl(ctx, member, "rollout", "status", "deployment/echo", "--namespace", namespace, "--timeout", "90s"); err != nil {
-			return err
-		}
 		if _, err := bed.Isthmusctl(ctx, member, "export", "service", "echo", "--namespace", namespace); err != nil {
 			return err
 		}
@@ -91,10 +88,31 @@ func deploy(ctx context.Context) error {
 	return nil
 }
 
+// startWorkload puts the workload into clusters and waits until its pods serve.
+func startWorkload(ctx context.Context, clusters ...string) error {
+	for _, member := range clusters {
+		manifest := strings.NewReplacer("CLUSTER_ID", member, "CLIENT_NODE", clientNodes[member]).Replace(workload)
+		if err := bed.Apply(ctx, member, manifest); err != nil {
+			return err
+		}
+	}
+	for _, member := range clusters {
+		if _, err := bed.Kubectl(ctx, member, "rollout", "status", "deployment/echo", "--namespace", namespace, "--timeout", "90s"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // importedFrom waits until a member's ServiceImport lists exactly clusters and has two IPs.
 func importedFrom(ctx context.Context, member, clusters string) error {
-	return testbed.Eventually(ctx, 30*time.Second, func(ctx context.Context) error {
-		said, err := bed.Kubectl(ctx, member, "get", "serviceimport", "echo", "--namespace", namespace,
+	return serviceImportedFrom(ctx, member, "echo", clusters)
+}
+
+// serviceImportedFrom is importedFrom for a Service of choice.
+func serviceImportedFrom(ctx context.Context, member, service, clusters string) error {
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		said, err := bed.Kubectl(ctx, member, "get", "serviceimport", service, "--namespace", namespace,
 			"--output", "jsonpath={.status.clusters[*].cluster}|{.spec.ips[*]}")
 		if err != nil {
 			return err

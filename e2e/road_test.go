@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 )
@@ -83,7 +82,7 @@ func reaches(ctx context.Context, c client, clusters ...string) error {
 	if err != nil {
 		return err
 	}
-	return testbed.Eventually(ctx, 30*time.Second, func(ctx context.Context) error {
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
 		for _, vip := range addrs {
 			r, err := c.run(ctx, "--connections", "50", "--timeout", "2s", "--tcp", netip.AddrPortFrom(vip, 7).String())
 			if err != nil {

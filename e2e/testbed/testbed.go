@@ -1,8 +1,9 @@
 // Package testbed is Isthmus installed on a lab, the way a user installs it: images, deploy-broker,
 // join, Helm chart, status --wait. The demo, the end-to-end tests and the benchmarks all start here.
 //
-// In: the name of a lab. Out: clusters a and b, joined, every agent and controller ready. Running Up
-// again on a testbed that stands brings it up to date and costs little.
+// In: the name of a lab. Out: clusters a and b, joined, every agent and controller ready, and perhaps one
+// more that a test may let join. Running Up again on a testbed that stands brings it up to date and costs
+// little.
 package testbed
 
 import (
@@ -23,13 +24,18 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/e2e/lab/topology"
 )
 
 // Namespace is where Isthmus is installed in each member.
 const Namespace = "isthmus-system"
 
-// Members are the clusters of the default lab that join the ClusterSet; its third one is the broker.
+// Members are the clusters of the lab that Up lets join the ClusterSet.
 func Members() []string { return []string{"a", "b"} }
+
+// Guest is the cluster with one node that a testbed has besides when Config.Guest says so. Nothing is
+// installed in it but the images.
+const Guest = "c"
 
 // broker is the cluster of the lab that serves as broker.
 const broker = "broker"
@@ -37,16 +43,18 @@ const broker = "broker"
 // Config says which testbed is wanted.
 type Config struct {
 	Name     string    // of the lab; testbeds of different names share nothing
+	Guest    bool      // whether there is a cluster Guest
 	Progress io.Writer // receives one line a step; nil means silence
 }
 
 // Testbed is an installed ClusterSet. Its methods may be used concurrently.
 type Testbed struct {
-	Lab   *cluster.Lab
-	bin   string // directory of isthmusctl and helm
-	root  string // of this repository
-	start time.Time
-	out   io.Writer
+	Lab    *cluster.Lab
+	bin    string // directory of isthmusctl and helm
+	root   string // of this repository
+	digest string // of the images that Up has loaded
+	start  time.Time
+	out    io.Writer
 }
 
 // Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
@@ -70,7 +78,10 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err := tb.Lab.LoadImages(ctx, archives...); err != nil {
 		return nil, fmt.Errorf("load images: %w", err)
 	}
-	if err := tb.install(ctx, archives); err != nil {
+	if tb.digest, err = digestOf(archives); err != nil {
+		return nil, err
+	}
+	if err := tb.install(ctx); err != nil {
 		return nil, err
 	}
 	return tb, nil
@@ -93,7 +104,11 @@ func open(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := cluster.Open(cluster.Config{Name: cfg.Name, Progress: cfg.Progress})
+	var shape string // the default one
+	if cfg.Guest {
+		shape = topology.Default + " " + Guest + ":1"
+	}
+	l, err := cluster.Open(cluster.Config{Name: cfg.Name, Topology: shape, Progress: cfg.Progress})
 	if err != nil {
 		return nil, fmt.Errorf("open lab %s: %w", cfg.Name, err)
 	}
@@ -138,36 +153,39 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 	return []string{filepath.Join(images, "controller.tar"), filepath.Join(images, "agent.tar")}, nil
 }
 
-// install makes the lab's clusters members of one ClusterSet and waits until all of it is ready.
-func (tb *Testbed) install(ctx context.Context, archives []string) error {
-	info := filepath.Join(tb.Lab.Dir(), "broker-info.yaml")
+// install deploys the broker and makes Members members.
+func (tb *Testbed) install(ctx context.Context) error {
 	tb.Step("isthmusctl deploy-broker")
-	if _, err := tb.Isthmusctl(ctx, broker, "deploy-broker", "-o", info); err != nil {
+	if _, err := tb.Isthmusctl(ctx, broker, "deploy-broker", "-o", tb.brokerInfo()); err != nil {
 		return err
 	}
-	digest, err := digestOf(archives)
-	if err != nil {
-		return err
-	}
-	for _, member := range Members() {
+	return tb.Join(ctx, Members()...)
+}
+
+// brokerInfo is the file that deploy-broker writes and join reads.
+func (tb *Testbed) brokerInfo() string { return filepath.Join(tb.Lab.Dir(), "broker-info.yaml") }
+
+// Join makes clusters members of the ClusterSet, installs Isthmus in them and waits until all of it is ready.
+func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
+	for _, member := range clusters {
 		tb.Step("isthmusctl join --clusterid %s", member)
-		if _, err := tb.Isthmusctl(ctx, member, "join", info, "--clusterid", member); err != nil {
+		if _, err := tb.Isthmusctl(ctx, member, "join", tb.brokerInfo(), "--clusterid", member); err != nil {
 			return err
 		}
 	}
-	tb.Step("helm install in %s", strings.Join(Members(), " and "))
+	tb.Step("helm install in %s", strings.Join(clusters, " and "))
 	each, eachCtx := errgroup.WithContext(ctx)
-	for _, member := range Members() {
+	for _, member := range clusters {
 		each.Go(func() error {
 			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
-				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+digest)
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest)
 			return err
 		})
 	}
 	if err := each.Wait(); err != nil {
 		return err
 	}
-	for _, member := range Members() {
+	for _, member := range clusters {
 		tb.Step("isthmusctl status --wait in %s", member)
 		if _, err := tb.Isthmusctl(ctx, member, "status", "--wait"); err != nil {
 			return err

@@ -1,0 +1,140 @@
+package e2e
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+)
+
+//go:embed testdata/only-b.yaml
+var onlyB string
+
+// stream is traffic that goes on while the world changes.
+type stream struct {
+	stop    chan struct{}
+	workers sync.WaitGroup
+
+	mu    sync.Mutex
+	total report
+	err   error // the first of a client that could not be run
+}
+
+// flow begins to send requests with the echo client until the stream is ended. Two clients take turns, so that
+// there is no moment without one.
+func flow(ctx context.Context, c client, args ...string) *stream {
+	s := &stream{stop: make(chan struct{}), total: report{Errors: map[string]int{}, Backends: map[string]int{}}}
+	for _, seconds := range []string{"3s", "2s"} {
+		s.workers.Go(func() {
+			for {
+				select {
+				case <-s.stop:
+					return
+				default:
+				}
+				r, err := c.run(ctx, slices.Concat([]string{"--duration", seconds}, args)...)
+				s.add(r, err)
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	return s
+}
+
+func (s *stream) add(r report, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && s.err == nil {
+		s.err = err
+	}
+	s.total.Connections += r.Connections
+	s.total.Failures += r.Failures
+	for k, n := range r.Errors {
+		s.total.Errors[k] += n
+	}
+	for k, n := range r.Backends {
+		s.total.Backends[k] += n
+	}
+}
+
+// end stops the traffic and returns what became of it.
+func (s *stream) end() (report, error) {
+	close(s.stop)
+	s.workers.Wait()
+	return s.total, s.err
+}
+
+// TestClusterJoinsAndLeavesUnderTraffic: while a's pod asks for a Service of b, and for one of a and b, cluster
+// c joins, exports the second one too, unexports it, exports it again and leaves. No request fails.
+func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctl := func(member string, args ...string) {
+		t.Helper()
+		_, err := bed.Isthmusctl(ctx, member, args...)
+		must(err)
+	}
+	must(bed.Apply(ctx, "b", onlyB))
+	ctl("b", "export", "service", "only-b", "--namespace", namespace)
+	must(serviceImportedFrom(ctx, "a", "only-b", "b"))
+	must(serves(ctx, "only-b"))
+
+	streams := map[string]*stream{
+		"only-b": flow(ctx, podClient, "--url", "http://only-b.road.svc.clusterset.local"),
+		"echo":   flow(ctx, podClient, "--url", "http://"+name),
+	}
+	fromGuest := streams["echo"]
+	defer func() {
+		for service, s := range streams {
+			r, err := s.end()
+			if err != nil {
+				t.Errorf("%s: %v", service, err)
+			}
+			if r.Failures != 0 || r.Connections == 0 {
+				t.Errorf("%s: %d of %d requests failed: %v", service, r.Failures, r.Connections, r.Errors)
+			}
+			t.Logf("%s: %d requests, answered by %v", service, r.Connections, slices.Sorted(maps.Keys(r.Backends)))
+			if s == fromGuest && !slices.Contains(r.clusters(), testbed.Guest) {
+				t.Errorf("%s: nothing of %s has answered, but clusters %v", service, testbed.Guest, r.clusters())
+			}
+		}
+	}()
+
+	must(bed.Join(ctx, testbed.Guest))
+	must(startWorkload(ctx, testbed.Guest))
+	for range 2 {
+		ctl(testbed.Guest, "export", "service", "echo", "--namespace", namespace)
+		must(importedFrom(ctx, "a", "a b c"))
+		must(reaches(ctx, podClient, "a", "b", "c"))
+		ctl(testbed.Guest, "unexport", "service", "echo", "--namespace", namespace)
+		must(importedFrom(ctx, "a", "a b"))
+		must(reaches(ctx, podClient, "a", "b"))
+	}
+}
+
+// serves waits until a Service answers by its name.
+func serves(ctx context.Context, service string) error {
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		r, err := client(podClient).run(ctx, "--connections", "10", "--url", "http://"+service+"."+namespace+".svc.clusterset.local")
+		if err != nil {
+			return err
+		}
+		if r.Failures > 0 {
+			return fmt.Errorf("%s does not answer: %v", service, r.Errors)
+		}
+		return nil
+	})
+}
