@@ -1,19 +1,18 @@
-// Package access says what a member may do on the broker. Whoever joins a member turns it into a Role in
-// the broker's namespace and binds the member's ServiceAccount to it.
 package access
 
 import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// MemberBrokerRules returns the rules of a member's Role in the broker's namespace: it reads everything
-// there, writes export records, EndpointSlices and aggregates, and never registrations or what all
-// members share. The rules alone do not keep a member from another one's objects.
+// MemberBrokerRules returns the rules of a member's Role in the broker's namespace: it reads what all
+// members say, writes export records, EndpointSlices, aggregates and its Lease, and never registrations or
+// what all members share. The rules alone do not keep a member from another one's objects: see Policies.
 //
 // The result is the caller's. It must cover every request of controlplane/internal/broker.
 func MemberBrokerRules() []rbacv1.PolicyRule {
 	read := []string{"get", "list", "watch"}
-	write := append([]string{"create", "update", "patch", "delete"}, read...)
+	renew := append([]string{"create", "update", "patch"}, read...)
+	write := append([]string{"delete"}, renew...)
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{"isthmus.io"}, Resources: []string{"members", "clustersetconfigs"}, Verbs: read},
 		{APIGroups: []string{"isthmus.io"}, Resources: []string{"exportrecords"}, Verbs: write},
@@ -22,5 +21,6 @@ func MemberBrokerRules() []rbacv1.PolicyRule {
 		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: write},
 		// OpenShift admits addresses of its pod network in an EndpointSlice only with this one.
 		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices/restricted"}, Verbs: []string{"create"}},
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: renew},
 	}
 }
