@@ -1,0 +1,105 @@
+package program
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseStat(t *testing.T) {
+	t.Parallel()
+	const rest = " S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 100 1 1\n"
+	for _, name := range []string{"(etcd)", "(a b)", "(a) b (c)"} {
+		if cpu, err := parseStat("7 " + name + rest); err != nil || cpu != 2*time.Second {
+			t.Errorf("program %s took %s (%v), want 2s", name, cpu, err)
+		}
+	}
+	for name, stat := range map[string]string{"nothing": "", "cut": "7 (etcd) S 1 2", "letters": "7 (etcd)" + strings.Replace(rest, "150", "x", 1)} {
+		if _, err := parseStat(stat); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestParseStatus(t *testing.T) {
+	t.Parallel()
+	rss, peak, err := parseStatus("Name:\tetcd\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nThreads:\t1\n")
+	if err != nil || rss != 1<<20 || peak != 2<<20 {
+		t.Errorf("have %d and %d bytes (%v), want 1 and 2 MiB", rss, peak, err)
+	}
+	if _, _, err := parseStatus("Name:\tzombie\n"); err == nil {
+		t.Error("a process without memory gives no error")
+	}
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	p := start(t, "/bin/sh", "-c", "while :; do :; done")
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		u, err := p.Usage()
+		if err == nil && u.CPU > 0 && u.RSS > 0 && u.Peak >= u.RSS {
+			break
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("a busy shell seems to take %+v (%v)", u, err)
+		case <-tick.C:
+		}
+	}
+	if err := p.ForgetPeak(); err != nil {
+		t.Error(err)
+	}
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join("/proc", "self")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Usage(); err == nil {
+		t.Error("a program that has ended still takes something")
+	}
+	if err := p.Stop(); err != nil {
+		t.Errorf("stop twice: %v", err)
+	}
+}
+
+func TestFailure(t *testing.T) {
+	t.Parallel()
+	p := start(t, "/bin/sh", "-c", "echo no room >&2; exit 3")
+	select {
+	case <-p.Ended():
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not end")
+	}
+	err := p.Failure()
+	for _, word := range []string{"sh", "exit status 3", "no room"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the failure does not name %q: %v", word, err)
+		}
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	t.Parallel()
+	if _, err := Start("/nonexistent/etcd", filepath.Join(t.TempDir(), "log")); err == nil || !strings.Contains(err.Error(), "etcd") {
+		t.Errorf("have %v, want an error that names etcd", err)
+	}
+	if _, err := Start("/bin/sh", filepath.Join(t.TempDir(), "no", "log")); err == nil {
+		t.Error("a log in a folder that is missing gives no error")
+	}
+}
+
+func start(t *testing.T, path string, args ...string) *Program {
+	t.Helper()
+	p, err := Start(path, filepath.Join(t.TempDir(), "log"), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Stop() })
+	return p
+}

@@ -1,0 +1,209 @@
+// Scale measures the control plane of a large ClusterSet on this machine: a real broker, simulated members
+// that export and change, and a real member that imports. See the package world for what is real.
+//
+//	go run ./tools/scale --members 9 --exports 1000 --endpoints 20 --churn 50/s --duration 60s
+//
+// The result goes to standard output, progress to standard error.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/isthmus-net/isthmus/tools/bench/result"
+	"github.com/isthmus-net/isthmus/tools/scale/report"
+	"github.com/isthmus-net/isthmus/tools/scale/world"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "scale:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// settings are the flags.
+type settings struct {
+	world    world.Config
+	real     []string
+	churn    rate
+	duration time.Duration
+	steady   time.Duration
+	log      string
+	format   string
+}
+
+func command() *cobra.Command {
+	s := settings{churn: 50}
+	cmd := &cobra.Command{
+		Use:   "scale",
+		Short: "Measure the control plane of a large ClusterSet on this machine",
+		Long: `scale starts a broker (kube-apiserver and etcd), simulates members that export Services
+and change their endpoints, and lets a real member "a" (kube-apiserver, etcd and
+isthmus-controller) import them. It reports how long changes take to arrive in a, and what
+broker and controller spend: CPU, memory, bytes and requests. It needs no root, about
+3 GiB of memory, and a machine that does nothing else.`,
+		Example: `  # Nine members with the same 1,000 Services, 20 endpoints each, 50 changes a second
+  go run ./tools/scale --members 9 --exports 1000 --endpoints 20 --churn 50/s
+
+  # 10,000 Services of ten members, 10 endpoints each, as JSON
+  go run ./tools/scale --members 10 --exports 1000 --endpoints 10 --distinct -o json
+
+  # From a real exporter to a real importer
+  go run ./tools/scale --members 0 --real a,b --exports 100 --endpoints 10 --churn 20/s`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return run(cmd.Context(), s, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&s.world.Members, "members", 9, "how many members are simulated")
+	f.IntVar(&s.world.Exports, "exports", 1000, "how many Services each member exports")
+	f.IntVar(&s.world.Endpoints, "endpoints", 20, "how many endpoints each Service has in each member")
+	f.BoolVar(&s.world.Distinct, "distinct", false, "let every member export Services of its own; else all export the same ones")
+	f.StringSliceVar(&s.real, "real", []string{"a"}, "real members: a, which imports, and if wanted b, which exports too")
+	f.Var(&s.churn, "churn", "how many endpoints change, such as 50/s")
+	f.DurationVar(&s.duration, "duration", time.Minute, "how long they change")
+	f.DurationVar(&s.steady, "steady", 30*time.Second, "how long to look at a ClusterSet in which nothing changes")
+	f.StringVar(&s.world.Storage, "storage", world.DefaultStorage(), "folder for etcd's files")
+	f.StringVar(&s.world.Controller, "controller", "", "an isthmus-controller to measure; without it, that of this checkout is built")
+	f.StringVar(&s.log, "log", "", "file to write what the controller of a logged")
+	f.StringVarP(&s.format, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// validate reports every flag that cannot be, apart from what the world checks.
+func (s *settings) validate() error {
+	var errs []error
+	if s.format != "text" && s.format != "json" {
+		errs = append(errs, fmt.Errorf("-o %s: the formats are text and json", s.format))
+	}
+	s.world.Exporter = false
+	imports := false
+	for _, id := range s.real {
+		switch id {
+		case "a":
+			imports = true
+		case "b":
+			s.world.Exporter = true
+		default:
+			errs = append(errs, fmt.Errorf("--real %s: only a and b can be real", id))
+		}
+	}
+	if !imports {
+		errs = append(errs, errors.New("--real must name a, in which arrivals are measured"))
+	}
+	for name, d := range map[string]time.Duration{"--duration": s.duration, "--steady": s.steady} {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("%s %s: it must be longer", name, d))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// run makes the world that s describes, measures it and writes the report.
+func run(ctx context.Context, s settings, stdout, stderr io.Writer) (err error) {
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
+	if err := s.validate(); err != nil {
+		return err
+	}
+	s.world.Progress = stderr
+	if s.world.Assets, err = world.Assets(ctx, stderr); err != nil {
+		return err
+	}
+	if s.world.Controller == "" {
+		dir, err := os.MkdirTemp("", "isthmus-scale-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		if s.world.Controller, err = world.BuildController(ctx, dir); err != nil {
+			return err
+		}
+	}
+	w, err := world.New(ctx, s.world)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	r, err := measure(ctx, w, s)
+	if s.log != "" {
+		err = errors.Join(err, w.Log(s.log))
+	}
+	if err != nil {
+		return err
+	}
+	if s.format == "json" {
+		return r.WriteJSON(stdout)
+	}
+	return r.WriteText(stdout)
+}
+
+// measure goes through the life of the importing member: from empty to full, at rest, under change, and
+// started again.
+func measure(ctx context.Context, w *world.World, s settings) (report.Report, error) {
+	r := report.Report{
+		Machine: result.Machine(), Storage: world.DescribeStorage(s.world.Storage),
+		Members: s.world.Members, Real: s.real, Exports: s.world.Exports, Endpoints: s.world.Endpoints, Distinct: s.world.Distinct,
+		Services: s.world.Services(), RemoteEndpoints: s.world.RemoteEndpoints(),
+	}
+	first, load, err := w.FirstImport(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.FirstImport = report.FirstImport{Seconds: first.Seconds(), Load: report.OfLoad(load)}
+	if load, err = w.Rest(ctx, s.steady); err != nil {
+		return r, err
+	}
+	r.Steady = report.OfLoad(load)
+	var p world.Propagation
+	load, err = w.Load(ctx, func(ctx context.Context) error {
+		p, err = w.Churn(ctx, float64(s.churn), s.duration)
+		return err
+	})
+	if err != nil {
+		return r, err
+	}
+	r.Churn, r.Propagation = report.OfLoad(load), report.OfPropagation(p)
+	again, err := w.Restart(ctx)
+	r.Restart = report.OfRestart(again)
+	return r, err
+}
+
+// rate is a number of changes a second (see [pflag.Value]).
+type rate float64
+
+// String returns it as Set takes it.
+func (r *rate) String() string { return strconv.FormatFloat(float64(*r), 'f', -1, 64) + "/s" }
+
+// Type is the word for it in the help.
+func (r *rate) Type() string { return "number/s" }
+
+// Set takes 50/s, and also 50.
+func (r *rate) Set(text string) error {
+	v, err := strconv.ParseFloat(strings.TrimSuffix(text, "/s"), 64)
+	if err != nil || !(v > 0 && v <= 10_000) {
+		return fmt.Errorf("%q is not a number of changes a second between 0 and 10000, such as 50/s", text)
+	}
+	*r = rate(v)
+	return nil
+}

@@ -1,0 +1,143 @@
+package world
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+const (
+	// renewal is how often a simulated member renews its Lease, and leaseDuration how long it is good for.
+	renewal       = 5 * time.Second
+	leaseDuration = 15
+	// rewatch is how soon a watch that ended is begun again.
+	rewatch = time.Second
+)
+
+// watched is what a member watches in the broker's namespace, and in which encoding: the API server
+// encodes an event once for all watches of one encoding.
+var watched = []struct{ path, accept string }{
+	{"/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices", "application/vnd.kubernetes.protobuf;stream=watch"},
+	{"/apis/coordination.k8s.io/v1/namespaces/%s/leases", "application/vnd.kubernetes.protobuf;stream=watch"},
+	{"/apis/multicluster.x-k8s.io/v1beta1/namespaces/%s/serviceimports", "application/json;stream=watch"},
+	{"/apis/isthmus.io/v1alpha1/namespaces/%s/exportrecords", "application/json;stream=watch"},
+	{"/apis/isthmus.io/v1alpha1/namespaces/%s/members", "application/json;stream=watch"},
+	{"/apis/isthmus.io/v1alpha1/namespaces/%s/clustersetconfigs", "application/json;stream=watch"},
+}
+
+// live makes the simulated members do what a member does without end: renew its Lease, and watch.
+func (w *World) live(ctx context.Context) error {
+	for i := range w.cfg.Members {
+		id := simulatedID(i)
+		if err := w.renewLease(ctx, id); err != nil {
+			return err
+		}
+		httpClient, err := rest.HTTPClientFor(w.broker.As(accountOf(id)))
+		if err != nil {
+			return err
+		}
+		for _, kind := range watched {
+			url := "https://" + w.broker.Address() + fmt.Sprintf(kind.path, v1alpha1.DefaultBrokerNamespace)
+			w.life.Go(func() error { return watchForEver(w.lifetime, httpClient, url, kind.accept) })
+		}
+	}
+	return nil
+}
+
+// renewLease creates the Lease of a simulated member and renews it as long as the world lives.
+func (w *World) renewLease(ctx context.Context, id clusterset.ClusterID) error {
+	c, err := newClient(w.broker.As(accountOf(id)))
+	if err != nil {
+		return err
+	}
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: v1alpha1.DefaultBrokerNamespace, Name: v1alpha1.MemberLease(string(id)),
+			Labels: map[string]string{v1alpha1.LabelCluster: string(id)},
+		},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: new(string(id)), LeaseDurationSeconds: new(int32(leaseDuration)), RenewTime: new(metav1.NowMicro())},
+	}
+	if err := c.Create(ctx, lease); err != nil {
+		return fmt.Errorf("create the Lease of %s: %w", id, err)
+	}
+	w.life.Go(func() error {
+		tick := time.NewTicker(renewal)
+		defer tick.Stop()
+		for {
+			select {
+			case <-w.lifetime.Done():
+				return nil
+			case <-tick.C:
+			}
+			lease.Spec.RenewTime = new(metav1.NowMicro())
+			if err := c.Update(w.lifetime, lease); err != nil && w.lifetime.Err() == nil {
+				return fmt.Errorf("renew the Lease of %s: %w", id, err)
+			}
+		}
+	})
+	return nil
+}
+
+// watchForEver watches url until ctx ends and throws away what comes: it is the broker that is measured.
+func watchForEver(ctx context.Context, c *http.Client, url, accept string) error {
+	tick := time.NewTicker(rewatch)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if err := watchOnce(ctx, c, url, accept); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("watch as a member does: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// watchOnce watches from now on until the server ends it.
+func watchOnce(ctx context.Context, c *http.Client, url, accept string) error {
+	body, err := get(ctx, c, url+"?limit=1", "application/json")
+	if err != nil {
+		return err
+	}
+	var list metav1.PartialObjectMetadataList
+	err = json.NewDecoder(body).Decode(&list)
+	_ = body.Close()
+	if err != nil {
+		return err
+	}
+	body, err = get(ctx, c, url+"?watch=true&allowWatchBookmarks=true&resourceVersion="+list.ResourceVersion, accept)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	_, _ = io.Copy(io.Discard, body) // it ends as watches do, or with ctx
+	return nil
+}
+
+func get(ctx context.Context, c *http.Client, url, accept string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", accept)
+	resp, err := c.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("%s says %s", url, resp.Status)
+	}
+	return resp.Body, nil
+}

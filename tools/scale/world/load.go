@@ -1,0 +1,234 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/scale/internal/scrape"
+)
+
+// quietTimeout is how long a world may take to come to rest.
+const quietTimeout = 5 * time.Minute
+
+// Load is what a stretch of time has cost.
+type Load struct {
+	Took                             time.Duration
+	APIServer, Etcd                  time.Duration      // CPU time of the broker's
+	Controller                       time.Duration      // CPU time of a's controller
+	RSS, Peak                        int64              // its resident memory, bytes: at the end, and at most
+	Sent, Received                   int64              // bytes from it to the broker, and back
+	BrokerRequests, ImporterRequests map[string]float64 // that the API servers of the broker and of a answered, by "VERB resource"
+}
+
+// Writes returns how many of requests change an object, Leases apart, which are renewed for ever.
+func Writes(requests map[string]float64) float64 {
+	var n float64
+	for what, count := range requests {
+		verb, resource, _ := strings.Cut(what, " ")
+		if slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}, verb) && resource != "leases" {
+			n += count
+		}
+	}
+	return n
+}
+
+// Load measures what it costs that do runs, everything apart that only this program does.
+func (w *World) Load(ctx context.Context, do func(context.Context) error) (Load, error) {
+	if w.a.controller == nil {
+		return Load{}, errors.New("the controller of a does not run")
+	}
+	if err := w.a.controller.ForgetPeak(); err != nil {
+		return Load{}, err
+	}
+	before, err := w.costs(ctx)
+	if err != nil {
+		return Load{}, err
+	}
+	begin := time.Now()
+	if err := do(ctx); err != nil {
+		return Load{}, err
+	}
+	took := time.Since(begin)
+	after, err := w.costs(ctx)
+	if err != nil {
+		return Load{}, err
+	}
+	return Load{
+		Took:      took,
+		APIServer: after.APIServer - before.APIServer, Etcd: after.Etcd - before.Etcd, Controller: after.Controller - before.Controller,
+		RSS: after.RSS, Peak: after.Peak, Sent: after.Sent - before.Sent, Received: after.Received - before.Received,
+		BrokerRequests:   difference(after.BrokerRequests, before.BrokerRequests),
+		ImporterRequests: difference(after.ImporterRequests, before.ImporterRequests),
+	}, nil
+}
+
+// costs returns what everything has taken since its start.
+func (w *World) costs(ctx context.Context) (Load, error) {
+	l := Load{Sent: w.a.meter.Sent(), Received: w.a.meter.Received()}
+	var errs [4]error
+	l.BrokerRequests, errs[0] = w.broker.Requests(ctx)
+	l.ImporterRequests, errs[1] = w.a.server.Requests(ctx)
+	l.APIServer, l.Etcd, errs[2] = w.broker.CPU()
+	usage, err := w.a.controller.Usage()
+	errs[3] = err
+	l.Controller, l.RSS, l.Peak = usage.CPU, usage.RSS, usage.Peak
+	return l, errors.Join(errs[:]...)
+}
+
+// difference returns after less before, without what did not change.
+func difference(after, before map[string]float64) map[string]float64 {
+	d := maps.Clone(after)
+	for what, n := range before {
+		d[what] -= n
+	}
+	maps.DeleteFunc(d, func(_ string, n float64) bool { return n == 0 })
+	return d
+}
+
+// queues is what the controller of a says about its work.
+type queues struct {
+	added   float64 // to its queues, since the start
+	waiting float64 // in them
+	working float64 // workers that are busy
+}
+
+func (w *World) queues(ctx context.Context) (queues, error) {
+	const added, depth, active = "workqueue_adds_total", "workqueue_depth", "controller_runtime_active_workers"
+	samples, err := scrape.Get(ctx, http.DefaultClient, "http://"+w.a.listen+"/metrics", added, depth, active)
+	if err != nil {
+		return queues{}, err
+	}
+	return queues{added: scrape.Sum(samples, added), waiting: scrape.Sum(samples, depth), working: scrape.Sum(samples, active)}, nil
+}
+
+// awaitQuiet waits until the controller of a has nothing to do and nothing has been written to a for a
+// second.
+func (w *World) awaitQuiet(ctx context.Context) error {
+	const still = time.Second
+	since, last := time.Now(), -1.0
+	return w.await(ctx, quietTimeout, "the controller of a does not come to rest", func() (bool, error) {
+		q, err := w.queues(ctx)
+		if err != nil {
+			return false, err
+		}
+		if q.waiting+q.working > 0 {
+			since = time.Now()
+			return false, nil
+		}
+		if time.Since(since) < still {
+			return false, nil
+		}
+		requests, err := w.a.server.Requests(ctx)
+		if err != nil {
+			return false, err
+		}
+		writes := Writes(requests)
+		if writes == last {
+			return true, nil
+		}
+		since, last = time.Now(), writes
+		return false, nil
+	})
+}
+
+// Restart is how a controller came back that had nothing to write.
+type Restart struct {
+	Synced    time.Duration // from the start of its process until it was ready and had looked at every Service
+	Writes    float64       // to a and to the broker, Leases apart
+	RSS, Peak int64         // bytes
+}
+
+// Restart ends the controller of a and starts another one.
+func (w *World) Restart(ctx context.Context) (Restart, error) {
+	w.say("restart the controller of a")
+	if err := w.a.stop(); err != nil {
+		return Restart{}, err
+	}
+	before, err := w.writes(ctx)
+	if err != nil {
+		return Restart{}, err
+	}
+	begin, err := w.startImporter(ctx)
+	if err != nil {
+		return Restart{}, err
+	}
+	var r Restart
+	err = w.await(ctx, quietTimeout, "the controller of a does not become ready", func() (bool, error) {
+		r.Synced = time.Since(begin)
+		if !w.a.ready(ctx) {
+			return false, nil
+		}
+		q, err := w.queues(ctx)
+		if err != nil {
+			return false, fmt.Errorf("the controller is ready and serves no metrics: %w", err)
+		}
+		return q.added >= float64(w.cfg.Services()) && q.waiting+q.working == 0, nil
+	})
+	if err != nil {
+		return r, err
+	}
+	usage, err := w.a.controller.Usage()
+	if err != nil {
+		return r, err
+	}
+	r.RSS, r.Peak = usage.RSS, usage.Peak
+	// A write that was late would come now.
+	if err := w.awaitQuiet(ctx); err != nil {
+		return r, err
+	}
+	after, err := w.writes(ctx)
+	r.Writes = after - before
+	w.say("synced after %.1f s", r.Synced.Seconds())
+	return r, err
+}
+
+// writes counts those to a and to the broker so far.
+func (w *World) writes(ctx context.Context) (float64, error) {
+	a, errA := w.a.server.Requests(ctx)
+	b, errB := w.broker.Requests(ctx)
+	return Writes(a) + Writes(b), errors.Join(errA, errB)
+}
+
+// FirstImport starts the controller of a, which has nothing yet, and returns how long it took until it had
+// everything, and what it cost. The world is quiet afterwards.
+func (w *World) FirstImport(ctx context.Context) (time.Duration, Load, error) {
+	w.say("start the controller of a; it has %d services with %d endpoints to import", w.cfg.Services(), w.cfg.RemoteEndpoints())
+	begin, err := w.startImporter(ctx)
+	if err != nil {
+		return 0, Load{}, err
+	}
+	var took time.Duration
+	load, err := w.Load(ctx, func(ctx context.Context) error {
+		end, err := w.awaitImported(ctx)
+		took = end.Sub(begin)
+		return err
+	})
+	if err != nil {
+		return 0, Load{}, err
+	}
+	w.say("everything is imported after %.1f s", took.Seconds())
+	return took, load, w.awaitQuiet(ctx)
+}
+
+// Rest measures what it costs that nothing happens for a while.
+func (w *World) Rest(ctx context.Context, d time.Duration) (Load, error) {
+	w.say("let everything rest for %s", d)
+	return w.Load(ctx, func(ctx context.Context) error {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.lifetime.Done():
+			return context.Cause(w.lifetime)
+		case <-timer.C:
+			return w.a.failure()
+		}
+	})
+}

@@ -1,0 +1,171 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/crds"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/meter"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
+)
+
+// member is a real one.
+type member struct {
+	id     clusterset.ClusterID
+	dir    string
+	server *apiserver.Server
+	client client.WithWatch // of the administrator
+	meter  *meter.Meter     // between its controller and the broker
+	listen string           // where the controller serves its metrics
+
+	controller *program.Program // nil while it does not run
+	ends       []func()         // end its watches
+}
+
+func newClient(cfg *rest.Config) (client.WithWatch, error) {
+	scheme, err := membership.NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
+}
+
+// newMember starts the API server of a real member, in the folder dir. It is not registered yet.
+func (w *World) newMember(ctx context.Context, id clusterset.ClusterID, dir string) (*member, error) {
+	server, err := w.startServer(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{id: id, dir: filepath.Join(w.dir, dir), server: server}
+	all, err := crds.All()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := envtest.InstallCRDs(server.As(apiserver.Admin), envtest.CRDInstallOptions{CRDs: all}); err != nil {
+		return nil, fmt.Errorf("install definitions in %s: %w", id, err)
+	}
+	if m.client, err = newClient(server.As(apiserver.Admin)); err != nil {
+		return nil, err
+	}
+	names := []string{v1alpha1.DefaultNamespace}
+	for i := range namespaces {
+		names = append(names, namespace(i))
+	}
+	for _, name := range names {
+		if err := m.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			return nil, fmt.Errorf("namespace %s in %s: %w", name, id, err)
+		}
+	}
+	w.onClose(m.stop)
+	return m, server.WriteKubeconfig(m.path("kubeconfig"), apiserver.Admin, server.Address(), "")
+}
+
+func (m *member) path(name string) string { return filepath.Join(m.dir, name) }
+
+// start starts the member's controller.
+func (m *member) start(ctx context.Context, path string) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("find a free port: %w", err)
+	}
+	m.listen = listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		return err
+	}
+	m.controller, err = program.Start(path, m.path("controller.log"),
+		"--kubeconfig="+m.path("kubeconfig"), "--broker-kubeconfig="+m.path("broker.kubeconfig"), "--listen="+m.listen)
+	return err
+}
+
+// stop ends the member's controller, if it runs.
+func (m *member) stop() error {
+	if m.controller == nil {
+		return nil
+	}
+	err := m.controller.Stop()
+	m.controller = nil
+	return err
+}
+
+// failure returns why the member's controller has ended, nil when it runs or was never started.
+func (m *member) failure() error {
+	if m == nil || m.controller == nil {
+		return nil
+	}
+	select {
+	case <-m.controller.Ended():
+		return fmt.Errorf("member %s: %w", m.id, m.controller.Failure())
+	default:
+		return nil
+	}
+}
+
+// ready reports whether the controller says that it is.
+func (m *member) ready(ctx context.Context) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.listen+"/readyz", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false // it does not listen yet
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// Log copies what the controller of a has said to path.
+func (w *World) Log(path string) error {
+	content, err := os.ReadFile(w.a.path("controller.log"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, content, 0o600)
+}
+
+// startImporter starts the controller of a and returns when that was.
+func (w *World) startImporter(ctx context.Context) (time.Time, error) {
+	now := time.Now()
+	return now, w.a.start(ctx, w.cfg.Controller)
+}
+
+// ReplaceImporter gives a another API server, empty, and stops its controller.
+func (w *World) ReplaceImporter(ctx context.Context) error {
+	old := w.a
+	for _, end := range old.ends {
+		end()
+	}
+	if err := errors.Join(old.stop(), old.server.Stop()); err != nil {
+		return err
+	}
+	old.meter.Close()
+	w.say("give a another API server")
+	a, err := w.newMember(ctx, importerID, filepath.Base(old.dir)+"+")
+	if err != nil {
+		return err
+	}
+	w.a = a
+	if err := os.RemoveAll(old.dir); err != nil {
+		return err
+	}
+	if err := w.equip(ctx, a); err != nil {
+		return err
+	}
+	return w.observe(ctx)
+}

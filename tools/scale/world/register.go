@@ -1,0 +1,137 @@
+package world
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/access"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/meter"
+)
+
+// vips is where the ClusterSetIPs come from. Each member has a /18 of it, which is enough for 1000 members,
+// and those of a whole ClusterSet are given out by index.
+var vips = netip.MustParsePrefix("243.0.0.0/8")
+
+const blockOfVIPs = 14 // bits
+
+// joined is when all members joined: long ago, so that their exports are younger.
+var joined = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// simulatedID names the i-th simulated member.
+func simulatedID(i int) clusterset.ClusterID { return clusterset.ClusterID(fmt.Sprintf("s%d", i+1)) }
+
+// accountOf is the user that member id is on the broker: the ServiceAccount that join makes for it.
+func accountOf(id clusterset.ClusterID) string {
+	return "system:serviceaccount:" + v1alpha1.DefaultBrokerNamespace + ":" + v1alpha1.MemberAccount(string(id))
+}
+
+// ids are all members. The place of each says which addresses it has.
+func (w *World) ids() []clusterset.ClusterID {
+	ids := []clusterset.ClusterID{importerID, exporterID}
+	for i := range w.cfg.Members {
+		ids = append(ids, simulatedID(i))
+	}
+	return ids
+}
+
+// podBlock is where the endpoints of the member at place n are.
+func (w *World) podBlock(n int) netip.Prefix {
+	size := w.cfg.blockBits()
+	return netip.PrefixFrom(nth(pods.Addr(), n<<size), 32-size)
+}
+
+// nth returns the address that lies n after a.
+func nth(a netip.Addr, n int) netip.Addr {
+	b := a.As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+	return netip.AddrFrom4(b)
+}
+
+// registration is the Member of the member at place n, without a namespace.
+func (w *World) registration(n int) *v1alpha1.Member {
+	id := string(w.ids()[n])
+	return &v1alpha1.Member{
+		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: map[string]string{v1alpha1.LabelCluster: id}},
+		Spec: v1alpha1.MemberSpec{
+			ClusterID:           id,
+			ClusterSetID:        "scale",
+			ClusterSetIPEnabled: true,
+			ClusterSetIPCIDR:    []string{netip.PrefixFrom(nth(vips.Addr(), n<<blockOfVIPs), 32-blockOfVIPs).String()},
+			PodCIDRs:            []string{w.podBlock(n).String()},
+			JoinTime:            metav1.NewTime(joined),
+		},
+	}
+}
+
+// register makes the broker one, and all members its members.
+func (w *World) register(ctx context.Context) error {
+	w.say("deploy the broker and register %d members", len(w.ids()))
+	_, config, err := membership.DeployBroker(ctx, w.admin, membership.Broker{
+		Namespace: v1alpha1.DefaultBrokerNamespace, ClusterSetID: "scale", Ranges: []netip.Prefix{vips},
+		TokenTTL: time.Hour, Server: w.broker.Address(),
+	})
+	if err != nil {
+		return err
+	}
+	broker := metav1.ObjectMeta{Namespace: v1alpha1.DefaultBrokerNamespace, Name: "scale-member"}
+	rights := append(access.MemberBrokerRules(), rbacv1.PolicyRule{
+		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch"},
+	})
+	everybody := &rbacv1.RoleBinding{ObjectMeta: broker, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: broker.Name}}
+	objects := []client.Object{&rbacv1.Role{ObjectMeta: broker, Rules: rights}, everybody}
+	for n, id := range w.ids() {
+		m := w.registration(n)
+		m.Namespace = v1alpha1.DefaultBrokerNamespace
+		objects = append(objects, m)
+		everybody.Subjects = append(everybody.Subjects, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: accountOf(id)})
+		config.Spec.Members = append(config.Spec.Members, v1alpha1.MemberBlocks{ClusterID: string(id), ClusterSetIPCIDR: m.Spec.ClusterSetIPCIDR})
+	}
+	for _, obj := range objects {
+		if err := w.admin.Create(ctx, obj); err != nil {
+			return fmt.Errorf("on the broker: %w", err)
+		}
+	}
+	if err := w.admin.Update(ctx, config); err != nil {
+		return fmt.Errorf("list the members' blocks: %w", err)
+	}
+	for _, m := range []*member{w.a, w.b} {
+		if m == nil {
+			continue
+		}
+		if err := w.equip(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// equip tells a real member that it is one, and how to reach the broker.
+func (w *World) equip(ctx context.Context, m *member) error {
+	counted, err := meter.New(ctx, w.broker.Address())
+	if err != nil {
+		return err
+	}
+	m.meter = counted
+	w.onClose(func() error { counted.Close(); return nil })
+	err = w.broker.WriteKubeconfig(m.path("broker.kubeconfig"), accountOf(m.id), counted.Address(), v1alpha1.DefaultBrokerNamespace)
+	if err != nil {
+		return err
+	}
+	n := map[clusterset.ClusterID]int{importerID: 0, exporterID: 1}[m.id]
+	registration := w.registration(n)
+	registration.Namespace = v1alpha1.DefaultNamespace
+	if err := m.client.Create(ctx, registration); err != nil {
+		return fmt.Errorf("register %s in itself: %w", m.id, err)
+	}
+	return nil
+}
