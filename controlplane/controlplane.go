@@ -22,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -36,7 +37,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/broker"
 	"github.com/isthmus-net/isthmus/controlplane/internal/export"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 	"github.com/isthmus-net/isthmus/controlplane/internal/imports"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 const (
@@ -66,7 +70,11 @@ type Config struct {
 	// BrokerNamespace is where the broker keeps everything. A member's own namespace of that name is
 	// neither exported nor imported, because the broker may live in a member.
 	BrokerNamespace string
-	Log             *slog.Logger
+	// Settings overrule what the member's registration says.
+	Settings Settings
+	// Evidence says whether another member's endpoints answer. Without one the controller probes them.
+	Evidence liveness.Evidence
+	Log      *slog.Logger
 }
 
 // Validate reports everything that is missing.
@@ -80,18 +88,20 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("control plane config: %s is missing", field))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.Settings.Validate())...)
 }
 
 // ControlPlane is the controller of one member.
 type ControlPlane struct {
 	cluster clusterset.ClusterID
 	cfg     Config
+	chosen  chosen
 	manager ctrl.Manager
+	broker  *broker.Broker
 	probe   *broker.Probe
+	members *liveness.Tracker
 }
 
-// +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get;list;watch,namespace=isthmus-system
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=isthmus-system
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=isthmus-system
 
@@ -116,7 +126,7 @@ func New(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	mgr, err := ctrl.NewManager(cfg.Local, ctrl.Options{
 		Scheme:                        scheme,
 		Logger:                        logger,
-		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Cache:                         trimmed(cfg.Namespace),
 		Metrics:                       server.Options{BindAddress: "0"}, // served by whoever runs the process
 		LeaderElection:                true,
 		LeaderElectionID:              leaseName,
@@ -126,7 +136,7 @@ func New(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare the controller for %s: %w", cfg.Local.Host, err)
 	}
-	c := &ControlPlane{cluster: member.id, cfg: cfg, manager: mgr}
+	c := &ControlPlane{cluster: member.id, cfg: cfg, chosen: cfg.Settings.choose(member.spec), manager: mgr}
 	return c, c.wire(ctx, member)
 }
 
@@ -140,24 +150,99 @@ func unthrottled(c *rest.Config) *rest.Config {
 	return c
 }
 
+// trimmed are caches without what nobody reads.
+func trimmed(install string) cache.Options {
+	return cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&v1alpha1.Member{}: {Namespaces: map[string]cache.Config{install: {}}},
+			&discoveryv1.EndpointSlice{}: {Transform: func(obj any) (any, error) {
+				if es, ok := obj.(*discoveryv1.EndpointSlice); ok {
+					if es.Labels[discoveryv1.LabelManagedBy] == v1alpha1.ManagedBy {
+						mcs.Condense(es)
+					} else {
+						mcs.Trim(es)
+					}
+				}
+				return obj, nil
+			}},
+			&corev1.Service{}: {Transform: func(obj any) (any, error) {
+				if svc, ok := obj.(*corev1.Service); ok {
+					svc.ManagedFields, svc.Annotations, svc.Spec.Selector, svc.Status = nil, nil, nil, corev1.ServiceStatus{}
+				}
+				return obj, nil
+			}},
+			&corev1.Namespace{}: {Transform: func(obj any) (any, error) {
+				if ns, ok := obj.(*corev1.Namespace); ok {
+					ns.ManagedFields, ns.Annotations, ns.Labels = nil, nil, nil
+				}
+				return obj, nil
+			}},
+		},
+	}
+}
+
 // wire adds the broker and the reconcilers to the manager.
 func (c *ControlPlane) wire(ctx context.Context, member member) error {
-	b, err := broker.New(ctx, broker.Config{REST: c.cfg.Broker, Namespace: c.cfg.BrokerNamespace, Self: member.id, Log: c.cfg.Log})
+	recorder := c.manager.GetEventRecorder(leaseName)
+	own := &registration{
+		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(member.id)},
+		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
+		decisions: make(chan guard.Decision, 64), released: map[string]string{},
+	}
+	evidence := c.cfg.Evidence
+	if evidence == nil {
+		evidence = &liveness.Probe{Endpoints: c.endpoints}
+	}
+	c.members = liveness.NewTracker(liveness.Config{
+		Self: member.id, Times: c.chosen.times, Mode: c.chosen.mode, Log: c.cfg.Log,
+		Evidence: evidence,
+		Changed:  func(id clusterset.ClusterID) { c.broker.Reconsider(ctx, id) },
+	})
+	var err error
+	c.broker, err = broker.New(ctx, broker.Config{
+		REST: c.cfg.Broker, Namespace: c.cfg.BrokerNamespace, Self: member.id, BrokerTime: c.chosen.brokerTime,
+		Renewed: c.members.Renewed, Gone: c.members.Gone,
+		Left: func(id clusterset.ClusterID, left bool) {
+			if left {
+				c.members.Forget(id)
+			}
+		},
+		Window: c.chosen.scaled(guardWindow), Memory: c.chosen.scaled(guardMemory), HoldFor: c.chosen.scaled(guardHold),
+		Decided: own.decided, Log: c.cfg.Log,
+	})
 	if err != nil {
 		return err
 	}
-	c.probe = broker.NewProbe(b)
+	own.broker = c.broker
+	c.probe = broker.NewProbe(c.broker)
 	exports := &export.Reconciler{
-		Cluster: member.id, Client: c.manager.GetClient(), Broker: b, Pool: member.pool, Shared: c.shared,
-		Events: c.manager.GetEventRecorder("isthmus-controller"), Log: c.cfg.Log,
+		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Pool: member.pool, Settings: c.chosen.export,
+		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
-	importer := &imports.Reconciler{Client: c.manager.GetClient(), Broker: b, Shared: c.shared, Log: c.cfg.Log}
+	importer := &imports.Reconciler{
+		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Members: c.members,
+		Policy: c.chosen.export.Policy, Shared: c.shared, Log: c.cfg.Log,
+	}
 	return errors.Join(
-		c.manager.Add(b),
+		c.manager.Add(c.broker),
 		c.manager.Add(c.probe),
+		c.manager.Add(c.members),
+		c.manager.Add(&liveness.Heart{Self: member.id, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.chosen.times, Log: c.cfg.Log}),
+		own.setup(c.manager, options()),
 		exports.Setup(ctx, c.manager, options()),
 		importer.Setup(ctx, c.manager, options()),
 	)
+}
+
+// endpoints returns some of a member's endpoints, none when they are not known.
+func (c *ControlPlane) endpoints(id clusterset.ClusterID) []netip.AddrPort {
+	const few = 3
+	found, err := c.broker.Endpoints(context.Background(), id, few)
+	if err != nil {
+		c.cfg.Log.Error("a member cannot be probed", "cluster", string(id), "err", err)
+	}
+	return found
 }
 
 func options() controller.Options {
@@ -174,7 +259,7 @@ func options() controller.Options {
 
 // shared reports whether a namespace is the same one in all members, and not the broker's.
 func (c *ControlPlane) shared(namespace string) bool {
-	return clusterset.IsShared(namespace) && namespace != c.cfg.BrokerNamespace
+	return namespace != c.cfg.BrokerNamespace && !c.chosen.isRestricted(namespace)
 }
 
 // Run works until ctx ends, or until the Lease is lost, which is an error. It leaves everything it wrote
@@ -191,6 +276,15 @@ type State struct {
 	Cluster clusterset.ClusterID
 	Leader  bool // it is the replica that works
 	Broker  Broker
+	Members []Member // the others, sorted by id
+}
+
+// Member is how another member looks from here.
+type Member struct {
+	ID    clusterset.ClusterID
+	State liveness.State
+	Since time.Time // when it came into that state, zero if it always was
+	Held  int       // how much of what it offered vanished and is kept
 }
 
 // Broker is how a controller gets on with the broker.
@@ -212,13 +306,25 @@ func (c *ControlPlane) State() State {
 		s.Leader = true
 	default:
 	}
+	held := map[clusterset.ClusterID]int{}
+	for _, h := range c.broker.Holds() {
+		held[h.Source] += h.Count
+	}
+	for _, id := range c.broker.Members() {
+		if id == c.cluster {
+			continue
+		}
+		state, since := c.members.State(id)
+		s.Members = append(s.Members, Member{ID: id, State: state, Since: since, Held: held[id]})
+	}
 	return s
 }
 
 // member is this cluster's registration, as far as the controller needs it.
 type member struct {
 	id   clusterset.ClusterID
-	pool *clusterset.IPPool // without a block unless ClusterSetIPs are enabled
+	pool *clusterset.IPPool
+	spec v1alpha1.MemberSpec
 }
 
 // readMember reads the one Member in the installation namespace.
@@ -253,23 +359,10 @@ func readMember(ctx context.Context, cfg Config, scheme *runtime.Scheme) (member
 
 // parseMember checks a registration. Its error joins all faults.
 func parseMember(m *v1alpha1.Member) (member, error) {
-	id := clusterset.ClusterID(m.Spec.ClusterID)
-	errs := []error{id.Validate()}
-	var blocks []netip.Prefix
-	for i, text := range m.Spec.ClusterSetIPCIDR {
-		block, err := netip.ParsePrefix(text)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("spec.clustersetIPCIDR[%d]: %q is not a CIDR", i, text))
-			continue
-		}
-		blocks = append(blocks, block)
-	}
-	if !m.Spec.ClusterSetIPEnabled {
-		blocks = nil
-	}
-	pool, err := clusterset.NewIPPool(blocks...)
-	if err := errors.Join(append(errs, err)...); err != nil {
+	parsed, err := mcs.Member(m)
+	pool, poolErr := clusterset.NewIPPool(parsed.Blocks...)
+	if err := errors.Join(err, poolErr); err != nil {
 		return member{}, fmt.Errorf("member %s; run isthmusctl join again with other values: %w", m.Name, err)
 	}
-	return member{id: id, pool: pool}, nil
+	return member{id: parsed.ID, pool: pool, spec: m.Spec}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -104,14 +105,15 @@ func TestEndpointsFollow(t *testing.T) {
 
 	// Without a selector, users write slices by hand, and class E is as good as any other.
 	third := w.a.slice(svc, corev1.IPv4Protocol, 4)
-	third.Endpoints = append(third.Endpoints, discoveryv1.Endpoint{Addresses: []string{"240.0.0.9"}})
+	third.Endpoints = append(third.Endpoints, discoveryv1.Endpoint{Addresses: []string{"240.0.97.9"}})
 	w.noError(w.a.Update(t.Context(), third))
-	both.endpoints = []string{"10.97.0.1:8080", "10.97.0.4:8080", "240.0.0.9:8080"}
+	both.endpoints = []string{"10.97.0.1:8080", "10.97.0.4:8080", "240.0.97.9:8080"}
 	w.b.wants("hello", both)
 }
 
 // TestForgedEndpointsAreNotImported writes to the broker what a hostile member may: a slice with an address
-// that the API server of a member would take but nobody must send to.
+// that the API server of a member would take but nobody must send to, and one of another member's; and a
+// record that claims to be the oldest.
 func TestForgedEndpointsAreNotImported(t *testing.T) {
 	w := newWorld(t).run()
 	w.a.service("hello")
@@ -124,11 +126,12 @@ func TestForgedEndpointsAreNotImported(t *testing.T) {
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}, "evil")
 	forged.Namespace = w.brokers
-	forged.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.66.0.1"}}, {Addresses: []string{"0.0.0.7"}}}
-	w.create(w.broker, record, forged)
+	forged.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.66.0.1"}}, {Addresses: []string{"0.0.0.7"}}, {Addresses: []string{"10.97.0.9"}}}
+	evil := registration("e")
+	evil.ClusterID, evil.PodCIDRs = "evil", []string{"10.66.0.0/16", "0.0.0.0/8"}
+	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "evil"}, Spec: evil}, record, forged)
 	want := helloOfA
 	want.clusters = []string{"a", "evil"}
-	want.typ, want.ips = v1beta1.Headless, 0 // it claims to be the oldest
 	want.endpoints = []string{"10.66.0.1:", "10.97.0.1:8080"}
 	w.b.wants("hello", want)
 }
@@ -521,7 +524,9 @@ func TestConcurrentFirstExport(t *testing.T) {
 	const rounds = 24
 	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
 		m.ClusterSetIPCIDR = []string{map[string]string{"a": "243.10.1.0/27", "b": "243.20.1.0/27"}[m.ClusterID]} // 30 addresses
-	}).run()
+	})
+	w.a.settings.Quarantine, w.b.settings.Quarantine = time.Second, time.Second
+	w.run()
 	name := func(i int) string { return fmt.Sprintf("hello-%d", i) }
 	for i := range rounds {
 		w.a.service(name(i))
@@ -571,7 +576,11 @@ func TestConcurrentFirstExport(t *testing.T) {
 }
 
 func TestExhaustedPoolHeals(t *testing.T) {
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) { m.ClusterSetIPCIDR = []string{"243.10.2.0/30"} }).run(nil...)
+	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
+		m.ClusterSetIPCIDR = map[string][]string{"a": {"243.10.2.0/30"}, "b": {"243.20.2.0/30"}}[m.ClusterID]
+	})
+	w.a.settings.Quarantine = time.Second
+	w.run()
 	for i := range 3 {
 		w.a.service(fmt.Sprint("hello-", i))
 	}

@@ -30,7 +30,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
+	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 )
 
 // The API servers of this package, shared by its tests one after the other.
@@ -74,6 +76,9 @@ type member struct {
 	gate    *apitest.Gate
 	via     *rest.Config // the broker, through the gate
 
+	settings controlplane.Settings
+	evidence liveness.Evidence // what its dataplane would say of others; that it does not know, at first
+
 	local, remote *apitest.Writes // what the controller wrote: here, and on the broker
 	stop          func()
 	plane         *controlplane.ControlPlane
@@ -83,6 +88,17 @@ var worlds atomic.Int32
 
 // blocks are the ClusterSetIPs of the members.
 var blocks = map[string][]string{"a": {"243.10.0.0/16", "fd00:10::/64"}, "b": {"243.20.0.0/16", "fd00:20::/64"}}
+
+// registration is that of member id, whose endpoints have the addresses that slice gives them.
+func registration(id string) v1alpha1.MemberSpec {
+	return v1alpha1.MemberSpec{
+		ClusterID: id, ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDR: blocks[id], JoinTime: metav1.Now(),
+		PodCIDRs:   []string{fmt.Sprintf("10.%d.0.0/16", id[0]), fmt.Sprintf("fd00:%d::/64", id[0])},
+		ExtraCIDRs: []string{fmt.Sprintf("240.0.%d.0/24", id[0])},
+		// Those of the API servers, which are the same, as they are in most clusters.
+		ServiceCIDRs: []string{"10.96.0.0/16", "fd00:96::/112"},
+	}
+}
 
 // newWorld returns a world whose controllers do not run yet. edit may change the registrations.
 func newWorld(t *testing.T, edit ...func(*v1alpha1.MemberSpec)) *world {
@@ -111,14 +127,18 @@ func newWorldOn(t *testing.T, server *apitest.Server, edit ...func(*v1alpha1.Mem
 
 func (w *world) newMember(id string, config, broker *rest.Config, n int32, edit []func(*v1alpha1.MemberSpec)) *member {
 	w.t.Helper()
-	m := &member{Client: newClient(w.t, config), id: id, world: w, install: fmt.Sprintf("isthmus-%d", n), stop: func() {}}
-	spec := v1alpha1.MemberSpec{ClusterID: id, ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDR: blocks[id], JoinTime: metav1.Now()}
+	m := &member{Client: newClient(w.t, config), world: w, install: fmt.Sprintf("isthmus-%d", n), stop: func() {}, evidence: evidence{}}
+	spec := registration(id)
 	for _, e := range edit {
 		e(&spec)
 	}
+	if m.id = spec.ClusterID; clusterset.ClusterID(m.id).Validate() != nil {
+		m.id = id
+	}
 	w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: m.install}})
 	w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})
-	w.create(m, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: id}, Spec: spec})
+	w.create(m, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: m.id}, Spec: spec})
+	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: m.id}, Spec: spec})
 	m.grant()
 	m.config = rest.CopyConfig(config)
 	m.config.Impersonate.UserName = "isthmus-controller"
@@ -186,7 +206,14 @@ func (m *member) controllerConfig() controlplane.Config {
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(m.world.t.Output(), nil))
 	}
-	return controlplane.Config{Local: m.config, Namespace: m.install, Broker: m.via, BrokerNamespace: m.world.brokers, Log: log}
+	settings := m.settings
+	if settings.TimeScale == 0 {
+		settings.TimeScale = timeScale
+	}
+	return controlplane.Config{
+		Local: m.config, Namespace: m.install, Broker: m.via, BrokerNamespace: m.world.brokers,
+		Settings: settings, Evidence: m.evidence, Log: log,
+	}
 }
 
 func inNamespace(n string) client.DeleteAllOfOption { return client.InNamespace(n) }
@@ -229,9 +256,17 @@ func (w *world) create(c client.Client, objs ...client.Object) {
 	}
 }
 
+// timeScale makes what takes five minutes take fifteen seconds.
+const timeScale = 0.05
+
+// evidence is a dataplane that knows what it is told, by member.
+type evidence map[clusterset.ClusterID]liveness.Verdict
+
+func (e evidence) Answers(_ context.Context, id clusterset.ClusterID) liveness.Verdict { return e[id] }
+
 // Deadlines of waiting: the second is a little longer than the longest retry of the controller.
 const (
-	patience = 30 * time.Second
+	patience = 10 * time.Second
 	settle   = 300 * time.Millisecond
 	poll     = 20 * time.Millisecond
 )
@@ -470,12 +505,15 @@ func (m *member) condition(name, typ string, status metav1.ConditionStatus, reas
 	return message
 }
 
-// brokerEmpty waits until nothing but the namespace is left on the broker.
+// brokerEmpty waits until nothing of any Service is left on the broker but tombstones.
 func (w *world) brokerEmpty() {
 	w.t.Helper()
 	w.eventually(func() error {
 		for _, list := range []client.ObjectList{&v1alpha1.ExportRecordList{}, &v1beta1.ServiceImportList{}, &discoveryv1.EndpointSliceList{}} {
 			w.noError(w.broker.List(w.t.Context(), list, client.InNamespace(w.brokers)))
+			if records, ok := list.(*v1alpha1.ExportRecordList); ok {
+				records.Items = slices.DeleteFunc(records.Items, func(r v1alpha1.ExportRecord) bool { return r.Spec.WithdrawnAt != nil })
+			}
 			if n := meta.LenList(list); n > 0 {
 				return fmt.Errorf("the broker has %d objects of %T", n, list)
 			}

@@ -53,6 +53,7 @@ type settings struct {
 	listen           string
 	logFormat        string
 	logLevel         slog.Level
+	plane            controlplane.Settings
 }
 
 func command() *cobra.Command {
@@ -83,6 +84,17 @@ changes nothing, is not ready, and keeps trying.`,
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
 	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "namespace Isthmus is installed in, with this cluster's Member")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
+	p := &s.plane
+	f.StringVar(&p.Profile, "profile", "", "kep or lighthouse: what the settings below are where they are not given (default: as registered, at first kep)")
+	f.StringVar(&p.ClusterSetIP, "clusterset-ip", "", "enabled or disabled: whether a Service gets a ClusterSetIP without asking (default: as registered)")
+	f.StringVar(&p.PortMerge, "port-merge", "", "union or intersection of the ports of all exporters (default: the profile's)")
+	f.StringVar(&p.TypeConflict, "type-conflict", "", "merge or exclude exporters whose type is not the import's (default: the profile's)")
+	f.StringVar(&p.Endpoints, "endpoints", "", "pods or service-vip: what this cluster exports; use service-vip where others cannot reach its pods (default: the profile's)")
+	f.StringVar(&p.ConflictPrecedence, "conflict-precedence", "", "export-time or broker-time: which export is the oldest (default: export-time, never before the member joined)")
+	f.StringVar(&p.Liveness, "liveness", "", "evidence or lease: whether a member whose Lease is old is dead only if its endpoints do not answer either (default: evidence)")
+	f.StringSliceVar(&p.RestrictedNamespaces, "restricted-namespaces", controlplane.DefaultRestrictedNamespaces, "patterns of namespaces that are neither exported nor imported")
+	f.DurationVar(&p.Quarantine, "clusterset-ip-quarantine", 0, "how long a ClusterSetIP that nobody uses any more is given to nobody else (default: 5m times --time-scale)")
+	f.Float64Var(&p.TimeScale, "time-scale", 1, "multiply every Lease, time to live and window, for drills: 0.1 is ten times as fast; the same in all clusters")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return cmd
@@ -98,7 +110,7 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	cfg := controlplane.Config{Local: local, Namespace: s.namespace, Log: log}
+	cfg := controlplane.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
 	if cfg.Broker, cfg.BrokerNamespace, err = controlplane.LoadBroker(s.brokerKubeconfig); err != nil {
 		return err
 	}

@@ -108,3 +108,18 @@ func (r *Roster) ExportedAt(id ClusterID, claimed time.Time) time.Time {
 	}
 	return claimed
 }
+
+// CheckRemembered reports why member id cannot remember a as a Service's ClusterSetIP, or nil. What it
+// remembers counts only where the aggregate is lost, so it is believed for its own block and for a block
+// that nobody has any more; for another member's block that member speaks itself.
+func (r *Roster) CheckRemembered(id ClusterID, a netip.Addr) error {
+	if err := r.CheckIP("", a); err != nil {
+		return err
+	}
+	for _, e := range r.members {
+		if e.ID != id && e.LeftAt.IsZero() && slices.ContainsFunc(e.Blocks, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) }) {
+			return fmt.Errorf("%s lies in the block of cluster %s", a, e.ID)
+		}
+	}
+	return nil
+}

@@ -194,11 +194,24 @@ func withManagedBy(labels map[string]string) map[string]string {
 	return labels
 }
 
-// SameSlice reports whether two slices say the same, apart from when it changed and what the API server adds.
+// SameSlice reports whether two slices say the same, apart from when it changed and what the API server
+// adds. Either may have gone through Condense.
 func SameSlice(have, want *discoveryv1.EndpointSlice) bool {
-	return have.AddressType == want.AddressType &&
-		equality.Semantic.DeepEqual(have.Labels, want.Labels) &&
-		equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) &&
-		equality.Semantic.DeepEqual(have.Ports, want.Ports) &&
-		equality.Semantic.DeepEqual(have.OwnerReferences, want.OwnerReferences)
+	if have.AddressType != want.AddressType ||
+		!equality.Semantic.DeepEqual(have.Labels, want.Labels) ||
+		!equality.Semantic.DeepEqual(have.OwnerReferences, want.OwnerReferences) {
+		return false
+	}
+	h, ok1 := condensed(have)
+	w, ok2 := condensed(want)
+	if !ok1 && !ok2 {
+		return equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) && equality.Semantic.DeepEqual(have.Ports, want.Ports)
+	}
+	if !ok1 {
+		h = digestOf(have)
+	}
+	if !ok2 {
+		w = digestOf(want)
+	}
+	return h == w
 }

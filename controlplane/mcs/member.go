@@ -45,7 +45,7 @@ func Prefixes(field string, texts []string) ([]netip.Prefix, error) {
 			errs = append(errs, fmt.Errorf("%s[%d]: %q is not a CIDR", field, i, text))
 			continue
 		}
-		prefixes = append(prefixes, p.Masked())
+		prefixes = append(prefixes, p)
 	}
 	return prefixes, errors.Join(errs...)
 }

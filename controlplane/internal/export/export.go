@@ -28,7 +28,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/propagation"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -46,26 +48,46 @@ const bySlices = "service"
 // broker is what this package needs of the broker.
 type broker interface {
 	Changes() []source.Source
+	Roster() *clusterset.Roster
 	Exports(context.Context, clusterset.ServiceName) ([]clusterset.Export, error)
 	Held(context.Context, func(clusterset.ServiceName, []netip.Addr)) error
 	LiveAggregate(context.Context, clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Aggregate(context.Context, clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Claim(context.Context, clusterset.Aggregate) (clusterset.Aggregate, error)
-	Publish(context.Context, clusterset.Export, []*discoveryv1.EndpointSlice) error
-	Withdraw(context.Context, clusterset.ServiceName) error
+	Restore(context.Context, clusterset.ServiceName, []netip.Addr) error
+	Kept(context.Context, clusterset.ServiceName, []clusterset.ClusterID) ([]clusterset.ClusterID, error)
+	Tombstone(ctx context.Context, name clusterset.ServiceName, quarantine time.Duration) (time.Time, error)
+	Vet(context.Context, clusterset.Export) (clusterset.Export, error)
+	Forgot(context.Context, clusterset.ServiceName) (bool, error)
+	Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error)
+	Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error)
+}
+
+// Settings are how a member exports.
+type Settings struct {
+	Policy clusterset.Policy
+	// UseIP says whether a Service gets a ClusterSetIP without asking.
+	UseIP bool
+	// ServiceVIP exports the Service's own address instead of its pods'.
+	ServiceVIP bool
+	// Tombstone is for how long the broker says that a Service was withdrawn, Quarantine for how long its
+	// ClusterSetIP is given to nobody else.
+	Tombstone, Quarantine time.Duration
 }
 
 // Reconciler exports the Services of one member. All fields are required.
 type Reconciler struct {
-	Cluster clusterset.ClusterID
-	Client  client.Client // of the member, reading from its cache
-	Broker  broker
-	Pool    *clusterset.IPPool // owned by the Reconciler from now on
-	Shared  func(namespace string) bool
-	Events  events.EventRecorder
-	Log     *slog.Logger
+	Cluster  clusterset.ClusterID
+	Client   client.Client // of the member, reading from its cache
+	Broker   broker
+	Pool     *clusterset.IPPool // owned by the Reconciler from now on
+	Settings Settings
+	Shared   func(namespace string) bool
+	Events   events.EventRecorder
+	Log      *slog.Logger
 
-	vips vips
+	vips  vips
+	since propagation.Since
 }
 
 // +kubebuilder:rbac:groups=multicluster.x-k8s.io,resources=serviceexports,verbs=get;list;watch
@@ -89,9 +111,9 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("export").
 		WithOptions(options).
-		For(&v1beta1.ServiceExport{}).
-		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
-		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(serviceOfSlice))
+		Watches(&v1beta1.ServiceExport{}, r.follow(sameName)).
+		Watches(&corev1.Service{}, r.follow(sameName)).
+		Watches(&discoveryv1.EndpointSlice{}, r.follow(serviceOfSlice))
 	for _, s := range r.Broker.Changes() {
 		b = b.WatchesRawSource(s)
 	}
@@ -101,12 +123,24 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 	return nil
 }
 
-func serviceOfSlice(_ context.Context, obj client.Object) []reconcile.Request {
-	name := obj.GetLabels()[discoveryv1.LabelServiceName]
-	if name == "" {
-		return nil
-	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: obj.GetNamespace(), Name: name}}}
+// follow asks to reconcile what name says about an object, and notes when it changed.
+func (r *Reconciler) follow(name func(client.Object) clusterset.ServiceName) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, obj client.Object) []reconcile.Request {
+		n := name(obj)
+		if n.Name == "" {
+			return nil
+		}
+		r.since.Mark(n, time.Now())
+		return []reconcile.Request{{NamespacedName: types.NamespacedName(n)}}
+	})
+}
+
+func sameName(obj client.Object) clusterset.ServiceName {
+	return clusterset.ServiceName{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+}
+
+func serviceOfSlice(obj client.Object) clusterset.ServiceName {
+	return clusterset.ServiceName{Namespace: obj.GetNamespace(), Name: obj.GetLabels()[discoveryv1.LabelServiceName]}
 }
 
 // Reconcile makes the broker say what this member has to say about one Service name.
@@ -115,6 +149,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	name := clusterset.ServiceName(req.NamespacedName)
+	since := r.since.Take(name)
+	result, err := r.reconcile(ctx, name, since)
+	if err != nil || result.RequeueAfter == conflictRetry {
+		r.since.Mark(name, since) // it is still on its way
+	}
+	return result, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName, since time.Time) (ctrl.Result, error) {
 	local, err := r.read(ctx, name)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -122,22 +165,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if local.export == nil {
 		return quiet(r.withdraw(ctx, name))
 	}
-	outcome := r.publish(ctx, local)
+	outcome := r.publish(ctx, local, since)
 	if err := r.report(ctx, local.export, outcome); err != nil {
-		return quiet(err)
+		return quiet(0, err)
 	}
-	if outcome.noIP {
-		return ctrl.Result{RequeueAfter: exhaustedRetry}, nil
-	}
-	return quiet(outcome.err)
+	return quiet(outcome.again, outcome.err)
 }
 
 // quiet turns a lost race for an object into a second look: nobody has to read about it.
-func quiet(err error) (ctrl.Result, error) {
+func quiet(again time.Duration, err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
 	}
-	return ctrl.Result{}, err
+	return ctrl.Result{RequeueAfter: again}, err
 }
 
 // clash reports that a Service has an address which belongs to another one as well.
@@ -150,6 +190,7 @@ type local struct {
 	export  *v1beta1.ServiceExport // nil when there is none
 	service *corev1.Service        // nil when there is none
 	slices  []discoveryv1.EndpointSlice
+	imp     *v1beta1.ServiceImport // what was imported of it so far, nil when there is none
 }
 
 func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName) (local, error) {
@@ -169,7 +210,8 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName) (loc
 		return l, fmt.Errorf("list endpoint slices of %s: %w", name, err)
 	}
 	l.slices = list.Items
-	return l, nil
+	l.imp, err = get[v1beta1.ServiceImport](ctx, r.Client, name)
+	return l, err
 }
 
 // get reads an object of the member, nil when there is none.
@@ -188,119 +230,221 @@ func get[T any, P interface {
 	return obj, nil
 }
 
-// withdraw removes everything this member says about a Service, and gives its address back once nobody
-// names it any more.
-func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) error {
-	if err := r.Broker.Withdraw(ctx, name); err != nil {
-		return err
-	}
-	if !r.vips.holds(name) {
-		return nil
+// withdraw removes everything this member says about a Service, and gives its address back, after a
+// quarantine, once nobody names it any more. It returns when it has to be called again, zero for never.
+func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) (again time.Duration, err error) {
+	again, err = r.Broker.Withdraw(ctx, name, r.Settings.Tombstone)
+	if err != nil || len(r.vips.heldBy(name)) == 0 {
+		return again, err
 	}
 	// The cache may not know yet what this member itself created a moment ago, so ask the broker.
 	a, ok, err := r.Broker.LiveAggregate(ctx, name)
-	if err != nil || ok {
-		return errors.Join(err, r.vips.settle(name, a.IPs))
+	if err != nil || len(a.IPs) > 0 {
+		return again, errors.Join(err, r.vips.settle(name, a.IPs))
 	}
 	exports, err := r.Broker.Exports(ctx, name)
 	if err != nil {
-		return err
+		return again, err
 	}
-	remembered, _ := clusterset.Merge(exports)
-	return r.vips.settle(name, remembered.IPs)
+	// Others still have the address, so somebody deleted the aggregate, or the broker lost it.
+	if ok && slices.ContainsFunc(exports, func(e clusterset.Export) bool { return e.AgreedIP == clusterset.Enabled }) {
+		return again, r.Broker.Restore(ctx, name, r.vips.heldBy(name))
+	}
+	if len(exports) > 0 {
+		return again, nil
+	}
+	until, err := r.Broker.Tombstone(ctx, name, r.Settings.Quarantine)
+	if err != nil {
+		return again, err
+	}
+	rest := r.vips.free(name, until, time.Now(), r.Settings.Quarantine)
+	if again == 0 || 0 < rest && rest < again {
+		again = rest
+	}
+	return again, nil
 }
 
 // outcome is how publishing one Service went, for the user and for the retry.
 type outcome struct {
 	conditions []metav1.Condition
-	noIP       bool  // it is exported without the address it should have
-	err        error // why it is not exported; nil also when only the user can mend it
+	again      time.Duration // when to look again, zero for when something changes
+	err        error         // why it is not exported; nil also when only the user can mend it
 }
 
 // publish makes the broker say what l says, or nothing when the Service cannot be exported.
-func (r *Reconciler) publish(ctx context.Context, l local) outcome {
+func (r *Reconciler) publish(ctx context.Context, l local, since time.Time) outcome {
 	name := clusterset.ServiceName{Namespace: l.export.Namespace, Name: l.export.Name}
 	e, err := mcs.Export(l.service, l.export, r.Cluster)
 	if !r.Shared(name.Namespace) {
-		err = &mcs.InvalidError{Reason: "RestrictedNamespace", Message: fmt.Sprintf("namespace %s belongs to each cluster itself; nothing is exported from it", name.Namespace)}
+		err = &mcs.InvalidError{Reason: mcs.ReasonRestrictedNamespace, Message: fmt.Sprintf("namespace %s belongs to each cluster itself; nothing is exported from it", name.Namespace)}
 	}
 	if invalid := (*mcs.InvalidError)(nil); errors.As(err, &invalid) {
+		again, err := r.withdraw(ctx, name)
 		return outcome{
 			conditions: []metav1.Condition{mcs.Invalid(invalid), mcs.NotReady(v1beta1.ServiceExportReasonPending, "nothing is exported while the export is not valid")},
-			err:        r.withdraw(ctx, name),
+			again:      again, err: err,
 		}
 	}
 	if err != nil {
 		return outcome{conditions: []metav1.Condition{mcs.NotReady(v1beta1.ServiceExportReasonFailed, err.Error())}, err: err}
 	}
-	exports, err := r.Broker.Exports(ctx, name)
+	if _, ok := r.Broker.Roster().Member(r.Cluster); !ok {
+		return outcome{conditions: []metav1.Condition{mcs.Valid(), mcs.NotReady(v1beta1.ServiceExportReasonFailed,
+			fmt.Sprintf("the broker has no member %s; run isthmusctl join", r.Cluster))}}
+	}
+	e.WantsIP = mcs.WantsIP(l.export, e.Type, r.Settings.UseIP)
+	o, err := r.offer(ctx, l, e, since)
 	if err != nil {
 		return failed(err)
 	}
-	merged, conflicts := clusterset.Merge(withOwn(exports, &e))
-	agreed, noIP, err := r.claim(ctx, merged)
+	return o
+}
+
+// offer publishes e, which is what the Service itself says.
+func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, since time.Time) (outcome, error) {
+	agreed, _, err := r.Broker.Aggregate(ctx, e.Service)
 	if err != nil {
-		return failed(err)
+		return outcome{}, err
 	}
-	e.IPs = agreed.IPs
+	exports, e, err := r.exports(ctx, l, e, agreed)
+	if err != nil {
+		return outcome{}, err
+	}
+	merged, conflicts := r.Settings.Policy.Merge(exports)
+	ready := mcs.NotReady(mcs.ReasonExcluded, "the type of the service is not that of the older export; it is exported when they agree")
+	o := outcome{}
 	var endpoints []*discoveryv1.EndpointSlice
-	for i := range l.slices {
-		if l.slices[i].AddressType != discoveryv1.AddressTypeFQDN {
-			endpoints = append(endpoints, mcs.BrokerSlice(&l.slices[i], r.Cluster))
+	if slices.Contains(merged.Clusters, r.Cluster) {
+		ips, noIP, err := r.claim(ctx, merged, agreed)
+		if err != nil {
+			return outcome{}, err
+		}
+		var refused []error
+		endpoints, refused = r.endpoints(l, e, merged)
+		e.IPs, e.AgreedIP = ips, merged.UseIP
+		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, refused)
+		if noIP != nil {
+			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the family, or unexport what uses it up")
+			o.again = exhaustedRetry
 		}
 	}
-	if err := r.Broker.Publish(ctx, e, endpoints); err != nil {
-		return failed(err)
-	}
-	ready := mcs.Exported(merged.WithIPs(agreed.IPs).IPs)
-	if noIP != nil {
-		ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the family, or unexport what uses it up")
-	}
-	return outcome{conditions: []metav1.Condition{mcs.Valid(), ready, mcs.Conflicts(conflicts)}, noIP: noIP != nil}
-}
-
-// withOwn returns exports with own in place of what the broker knew of this member, and own with the
-// address that the broker remembered.
-func withOwn(exports []clusterset.Export, own *clusterset.Export) []clusterset.Export {
-	i := slices.IndexFunc(exports, func(e clusterset.Export) bool { return e.Cluster == own.Cluster })
-	if i < 0 {
-		return append(exports, *own)
-	}
-	own.IPs = exports[i].IPs
-	exports[i] = *own
-	return exports
-}
-
-// claim returns the aggregate of the merged Service and sees to it that it exists, lists this member and
-// has an address if the Service needs one: the one it has, or had before somebody deleted the aggregate,
-// or a new one of this member's block. noIP says why it has none although it should.
-func (r *Reconciler) claim(ctx context.Context, merged clusterset.Import) (have clusterset.Aggregate, noIP, err error) {
-	name := merged.Service
-	want, _, err := r.Broker.Aggregate(ctx, name)
+	wrote, err := r.Broker.Publish(ctx, e, endpoints, since)
 	if err != nil {
-		return want, nil, err
+		return outcome{}, err
 	}
-	if len(want.IPs) == 0 && merged.Type == clusterset.ClusterSetIP {
-		want.IPs = merged.IPs
-		if len(want.IPs) == 0 {
+	if wrote {
+		propagation.Observe(propagation.Export, r.Cluster, time.Since(since))
+	}
+	o.conditions = []metav1.Condition{mcs.Valid(), ready}
+	// Whose record is only missing has not changed its mind: what is known of conflicts stays.
+	if kept, err := r.Broker.Kept(ctx, e.Service, agreed.Clusters); err != nil || len(kept) > 0 {
+		return o, err
+	}
+	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
+	return o, nil
+}
+
+// exports returns what all members say, with e in place of what the broker knew of this one, and e with
+// what it remembers: by its record, or by its own import where the broker lost the record.
+func (r *Reconciler) exports(ctx context.Context, l local, e clusterset.Export, agreed clusterset.Aggregate) ([]clusterset.Export, clusterset.Export, error) {
+	e, err := r.Broker.Vet(ctx, e)
+	if err != nil {
+		return nil, e, err
+	}
+	exports, err := r.Broker.Exports(ctx, e.Service)
+	if err != nil {
+		return nil, e, err
+	}
+	forgot, err := r.Broker.Forgot(ctx, e.Service)
+	if err != nil {
+		return nil, e, err
+	}
+	if forgot && e.Type == clusterset.ClusterSetIP {
+		e.IPs, e.AgreedIP = r.remember(l, len(exports) > 0)
+	}
+	i := slices.IndexFunc(exports, func(o clusterset.Export) bool { return o.Cluster == e.Cluster })
+	if i < 0 {
+		exports = append(exports, e)
+	} else {
+		e.IPs, e.AgreedIP = exports[i].IPs, exports[i].AgreedIP
+		exports[i] = e
+	}
+	if decided := agreed.Decided(); decided != clusterset.Unknown {
+		for i := range exports {
+			exports[i].AgreedIP = decided
+		}
+	}
+	return exports, e, nil
+}
+
+// remember returns the address of the Service as this member imports it, if others export it, or it did
+// itself: then it is still the Service's.
+func (r *Reconciler) remember(l local, others bool) ([]netip.Addr, clusterset.Choice) {
+	if l.imp == nil || l.imp.Labels[v1alpha1.LabelManagedBy] != v1alpha1.ManagedBy {
+		return nil, clusterset.Unknown
+	}
+	imp, err := mcs.Import(l.imp)
+	if err != nil || !others && !slices.Contains(imp.Clusters, r.Cluster) {
+		return nil, clusterset.Unknown
+	}
+	agreed := clusterset.Aggregate{UseIP: imp.UseIP, IPs: imp.IPs}
+	return imp.IPs, agreed.Decided()
+}
+
+// endpoints returns the slices that the broker shall have, without the endpoints that nobody would believe,
+// and why not.
+func (r *Reconciler) endpoints(l local, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error) {
+	if e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || merged.UseIP == clusterset.Disabled) {
+		endpoints = mcs.ServiceSlices(l.service, mcs.AnyReady(l.slices), r.Cluster)
+	} else {
+		for i := range l.slices {
+			if l.slices[i].AddressType != discoveryv1.AddressTypeFQDN {
+				endpoints = append(endpoints, mcs.BrokerSlice(&l.slices[i], r.Cluster))
+			}
+		}
+	}
+	roster := r.Broker.Roster()
+	for _, es := range endpoints {
+		refused = append(refused, mcs.Vet(es, func(a netip.Addr) error { return roster.CheckEndpoint(r.Cluster, a) })...)
+	}
+	return endpoints, refused
+}
+
+// claim sees to it that the aggregate of the merged Service exists, lists this member and has an address if
+// the Service needs one, and returns the address: the one it has, or had before somebody deleted the
+// aggregate, or a new one of this member's block. noIP says why it has none although it should.
+func (r *Reconciler) claim(ctx context.Context, merged clusterset.Import, agreed clusterset.Aggregate) (ips []netip.Addr, noIP, err error) {
+	name := merged.Service
+	want := clusterset.Aggregate{Service: name, Type: merged.Type}
+	if merged.Type == clusterset.ClusterSetIP {
+		want.UseIP = merged.UseIP
+	}
+	remembered := merged.IPs
+	if len(agreed.IPs) == 0 && merged.Type == clusterset.ClusterSetIP && merged.UseIP != clusterset.Disabled {
+		switch {
+		case len(remembered) == 0:
 			want.IPs, noIP = r.vips.allocate(name, merged.Families)
+		case r.vips.owns(remembered):
+			want.IPs = remembered
 		}
 		if len(want.IPs) > 0 {
 			want.AllocatedBy = r.Cluster
 		}
 	}
-	want.Service, want.Type = name, merged.Type
-	have, err = r.Broker.Claim(ctx, want)
+	have, err := r.Broker.Claim(ctx, want)
 	if err != nil {
-		return have, nil, err
+		return nil, nil, err
 	}
-	if err := r.vips.settle(name, have.IPs); err != nil {
-		r.clash(name, err)
-	}
-	if len(have.IPs) > 0 {
+	ips = have.IPs
+	if len(ips) == 0 {
+		ips = remembered
+	} else {
 		noIP = nil // another member had one to give
 	}
-	return have, noIP, nil
+	if err := r.vips.settle(name, ips); err != nil {
+		r.clash(name, err)
+	}
+	return ips, noIP, nil
 }
 
 // failed is the outcome of a Service that can be exported but that the broker did not take.

@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // report writes the outcome's conditions to the ServiceExport when they differ, and sends an event for
@@ -58,7 +60,7 @@ func eventType(c metav1.Condition) string {
 	if c.Type == string(v1beta1.ServiceExportConditionConflict) {
 		good = metav1.ConditionFalse
 	}
-	if c.Status == good {
+	if c.Status == good && c.Reason != string(mcs.ReasonEndpointsRefused) {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning

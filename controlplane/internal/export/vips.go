@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -33,6 +34,7 @@ type vips struct {
 	mu       sync.Mutex
 	pool     *clusterset.IPPool
 	restored bool
+	freed    map[clusterset.ServiceName]time.Time // since when nobody names an address that is still held
 }
 
 // restore takes out of the pool what held reports, once: before the first allocation, when the cache is
@@ -84,6 +86,7 @@ func (v *vips) settle(name clusterset.ServiceName, addrs []netip.Addr) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	defer func() { heldIPs.Set(float64(v.pool.Len())) }()
+	delete(v.freed, name)
 	for _, a := range v.pool.Held(name) {
 		if !slices.Contains(addrs, a) {
 			v.pool.Release(name)
@@ -93,9 +96,41 @@ func (v *vips) settle(name clusterset.ServiceName, addrs []netip.Addr) error {
 	return v.pool.Reserve(name, addrs...)
 }
 
-// holds reports whether name holds any address.
-func (v *vips) holds(name clusterset.ServiceName) bool {
+// free gives back what name holds, if its quarantine is over at now: at until, or, when nobody has said when
+// it was withdrawn (the zero time), quarantine after this was first asked. It returns how long that is off.
+func (v *vips) free(name clusterset.ServiceName, until, now time.Time, quarantine time.Duration) time.Duration {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return len(v.pool.Held(name)) > 0
+	if until.IsZero() {
+		since, ok := v.freed[name]
+		if !ok {
+			since = now
+			if v.freed == nil {
+				v.freed = map[clusterset.ServiceName]time.Time{}
+			}
+			v.freed[name] = now
+		}
+		until = since.Add(quarantine)
+	}
+	if rest := until.Sub(now); rest > 0 {
+		return rest
+	}
+	delete(v.freed, name)
+	v.pool.Release(name)
+	heldIPs.Set(float64(v.pool.Len()))
+	return 0
+}
+
+// owns reports whether all addresses lie in the pool's blocks.
+func (v *vips) owns(addrs []netip.Addr) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !v.pool.Contains(a) })
+}
+
+// heldBy returns the addresses that name holds.
+func (v *vips) heldBy(name clusterset.ServiceName) []netip.Addr {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.pool.Held(name))
 }

@@ -226,6 +226,17 @@ func TestJudgement(t *testing.T) {
 			},
 			told: []string{"2s changed b [0 1 2 3 4 5]", "2s b believed 6 of 20"},
 		},
+		"what came since counts too": {
+			run: func(y *yard) {
+				y.has(0, 10)
+				later(time.Hour)
+				y.has(10, 20)
+				later(2 * time.Second)
+				y.lost(0, 6)
+				later(time.Minute)
+			},
+			told: []string{"1h0m3s changed b [0 1 2 3 4 5]", "1h0m3s b believed 6 of 20"},
+		},
 		"deleted one after the other is one step": {
 			run: func(y *yard) {
 				y.has(0, 10)
@@ -486,6 +497,13 @@ func TestSourcesAreJudgedApart(t *testing.T) {
 		if diff := gocmp.Diff(want[:1], y.Holds()); diff != "" {
 			t.Errorf("holds after a release (-want +have):\n%s", diff)
 		}
+		for k := range 10 {
+			y.Has("b", k)
+		}
+		if have := y.Holds(); len(have) > 0 {
+			t.Errorf("all is back, and still held: %v", have)
+		}
+		y.Lost("b", 1)
 		if y.Keeps("c", 1) || !y.Keeps("b", 1) || y.Keeps("d", 0) || y.Keeps("e", 0) {
 			t.Error("Keeps mixes sources up")
 		}
@@ -580,11 +598,11 @@ type act struct {
 	pause time.Duration
 }
 
-func acts(verbs ...string) *rapid.Generator[[]act] {
+func acts(keys int, verbs ...string) *rapid.Generator[[]act] {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) act {
 		return act{
 			verb:  rapid.SampledFrom(verbs).Draw(t, "verb"),
-			key:   rapid.IntRange(0, 19).Draw(t, "key"),
+			key:   rapid.IntRange(0, keys-1).Draw(t, "key"),
 			pause: rapid.SampledFrom([]time.Duration{0, 0, 100 * time.Millisecond, 999 * time.Millisecond, time.Second, 2 * time.Second, 7 * time.Second}).Draw(t, "pause"),
 		}
 	}), 1, 80)
@@ -612,7 +630,7 @@ func (y *yard) act(a act) {
 func TestNoSequenceOfLossesRemovesMoreThanHalf(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 20).Draw(rt, "offered")
-		all := acts("lost", "lost", "lost", "has", "withdrew").Draw(rt, "acts")
+		all := acts(20, "lost", "lost", "lost", "has", "withdrew").Draw(rt, "acts")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
 			y := newYard(Config[int]{})
 			defer y.stop()
@@ -656,7 +674,7 @@ func TestNoSequenceOfLossesRemovesMoreThanHalf(t *testing.T) {
 // lost until Changed named it; and nothing is kept for ever.
 func TestKeepsUntilChanged(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		all := acts("has", "has", "lost", "lost", "lost", "withdrew", "release", "forget").Draw(rt, "acts")
+		all := acts(8, "has", "has", "lost", "lost", "lost", "withdrew", "release", "forget").Draw(rt, "acts")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
 			kept := map[int]bool{} // as a caller would believe it is
 			y := newYard(Config[int]{HoldFor: 20 * time.Second, Changed: func(_ clusterset.ClusterID, keys []int) {
@@ -665,16 +683,16 @@ func TestKeepsUntilChanged(t *testing.T) {
 				}
 			}})
 			defer y.stop()
-			y.has(0, 20)
+			y.has(0, 8)
 			later(time.Minute)
 			offered := map[int]bool{}
-			for k := range 20 {
+			for k := range 8 {
 				offered[k] = true
 			}
 			check := func(a any) {
 				rt.Helper()
 				synctest.Wait()
-				for k := range 20 {
+				for k := range 8 {
 					if y.Keeps(peer, k) != kept[k] {
 						rt.Fatalf("after %v: key %d is kept: %t, the caller thinks %t", a, k, y.Keeps(peer, k), kept[k])
 					}
@@ -713,11 +731,11 @@ func TestKeepsUntilChanged(t *testing.T) {
 // The counts that the guard keeps are those of what it remembers.
 func TestCounts(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		all := acts("has", "lost", "lost", "lost", "withdrew", "release").Draw(rt, "acts")
+		all := acts(8, "has", "lost", "lost", "lost", "withdrew", "release").Draw(rt, "acts")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
 			y := newYard(Config[int]{HoldFor: 20 * time.Second, Memory: 10 * time.Second})
 			defer y.stop()
-			y.has(0, 20)
+			y.has(0, 8)
 			for _, a := range all {
 				y.act(a)
 				s := y.sources[peer]

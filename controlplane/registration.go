@@ -1,0 +1,187 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ssa"
+)
+
+// registrar is what the registration needs of the broker.
+type registrar interface {
+	Registrations(self reconcile.Request) source.Source
+	Registration(context.Context) (v1alpha1.MemberSpec, bool, error)
+	Holds() []guard.Hold
+	Release(clusterset.ClusterID)
+}
+
+// registration keeps this member's copy of its Member: what the broker says of it goes in, what the member's
+// people should know stands in its status, and what they ask for by annotation is done.
+type registration struct {
+	self      types.NamespacedName
+	client    client.Client
+	broker    registrar
+	events    events.EventRecorder
+	log       *slog.Logger
+	decisions chan guard.Decision
+
+	mu       sync.Mutex
+	released map[string]string // what has been done of the annotation, by member
+}
+
+// +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get;list;watch;patch,namespace=isthmus-system
+// +kubebuilder:rbac:groups=isthmus.io,resources=members/status,verbs=patch,namespace=isthmus-system
+
+func (r *registration) setup(mgr ctrl.Manager, options controller.Options) error {
+	options.MaxConcurrentReconciles = 1
+	self := reconcile.Request{NamespacedName: r.self}
+	err := ctrl.NewControllerManagedBy(mgr).
+		Named("registration").
+		WithOptions(options).
+		For(&v1alpha1.Member{}).
+		WatchesRawSource(r.broker.Registrations(self)).
+		WatchesRawSource(source.TypedFunc[reconcile.Request](r.follow)).
+		Complete(r)
+	if err != nil {
+		return fmt.Errorf("set up the registration: %w", err)
+	}
+	return nil
+}
+
+// Reconcile brings the Member in step.
+func (r *registration) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	if req.NamespacedName != r.self {
+		return ctrl.Result{}, nil
+	}
+	var m v1alpha1.Member
+	if err := r.client.Get(ctx, r.self, &m); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	r.release(&m)
+	err := errors.Join(r.copySpec(ctx, &m), r.tell(ctx, &m))
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: firstRetry}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+// copySpec makes the copy say what the broker says. What the controller reads of it only when it starts
+// takes effect then.
+func (r *registration) copySpec(ctx context.Context, m *v1alpha1.Member) error {
+	spec, ok, err := r.broker.Registration(ctx)
+	if err != nil || !ok || equality.Semantic.DeepEqual(spec, m.Spec) {
+		return err
+	}
+	want := m.DeepCopy()
+	want.Spec = spec
+	if err := r.client.Patch(ctx, want, client.MergeFromWithOptions(m, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldOwner)); err != nil {
+		return fmt.Errorf("update member %s: %w", m.Name, err)
+	}
+	r.log.Info("the registration changed; what is read at start takes effect when the controller restarts")
+	return nil
+}
+
+// release does what the annotation asks for, once for each time that it is asked.
+func (r *registration) release(m *v1alpha1.Member) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for request := range strings.SplitSeq(m.Annotations[v1alpha1.AnnotationReleaseHold], ",") {
+		id, asked, ok := strings.Cut(strings.TrimSpace(request), "=")
+		if !ok || r.released[id] == asked {
+			continue
+		}
+		r.released[id] = asked
+		if t, err := time.Parse(time.RFC3339, asked); err != nil || time.Since(t) > guardHold {
+			continue // done long ago, by another process
+		}
+		r.broker.Release(clusterset.ClusterID(id))
+	}
+}
+
+// tell writes what is held into the status.
+func (r *registration) tell(ctx context.Context, m *v1alpha1.Member) error {
+	holds := r.broker.Holds()
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNothingHeld,
+		Message: "every withdrawal of other members is believed", ObservedGeneration: m.Generation,
+	}
+	if len(holds) > 0 {
+		var sources []string
+		for _, h := range holds {
+			if s := string(h.Source); len(sources) == 0 || sources[len(sources)-1] != s {
+				sources = append(sources, s)
+			}
+		}
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonMassWithdrawal
+		c.Message = fmt.Sprintf("so much of %s vanished from the broker at once, without a word, that it is kept here; if it is meant, run isthmusctl release-hold", strings.Join(sources, " and "))
+	}
+	if have := meta.FindStatusCondition(m.Status.Conditions, c.Type); have == nil && len(holds) == 0 ||
+		have != nil && have.Status == c.Status && have.Message == c.Message {
+		return nil
+	}
+	written := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}, Spec: m.Spec, Status: *m.Status.DeepCopy()}
+	meta.SetStatusCondition(&written.Status.Conditions, c)
+	if err := ssa.ApplyStatus(ctx, r.client, written); err != nil {
+		return fmt.Errorf("write status of member %s: %w", m.Name, err)
+	}
+	return nil
+}
+
+// decided is told by the guards what they decide. It never waits.
+func (r *registration) decided(d guard.Decision) {
+	select {
+	case r.decisions <- d:
+	default: // so many are on their way that one more tells nothing new
+	}
+}
+
+// follow reports decisions to the people of the member, and has the status written.
+func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case d := <-r.decisions:
+				r.report(d)
+				q.Add(reconcile.Request{NamespacedName: r.self})
+			}
+		}
+	}()
+	return nil
+}
+
+// report makes an event of what a person would want to know.
+func (r *registration) report(d guard.Decision) {
+	about := &v1alpha1.Member{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Member"}, ObjectMeta: metav1.ObjectMeta{Namespace: r.self.Namespace, Name: r.self.Name}}
+	switch d.Outcome {
+	case guard.Held:
+		r.events.Eventf(about, nil, corev1.EventTypeWarning, "WithdrawalsHeld", "Import",
+			"%d of %d things that member %s offered vanished from the broker without a word, and are kept here; if it is meant, run isthmusctl release-hold %s", d.Count, d.Of, d.Source, d.Source)
+	case guard.Released, guard.Expired, guard.Settled, guard.Left:
+		r.events.Eventf(about, nil, corev1.EventTypeNormal, "HoldEnded", "Import", "nothing of member %s is held any more: %s", d.Source, d.Outcome)
+	case guard.Believed:
+	}
+}
