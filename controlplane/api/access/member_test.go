@@ -1,0 +1,376 @@
+package access_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// TestMemberAtWork has members do their own work, by every kind of request that there is: nothing is refused.
+func TestMemberAtWork(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	shared := func(name string) *v1beta1.ServiceImport { return b.aggregate(name, "demo", "") }
+	clusters := func(ids ...string) func(*v1beta1.ServiceImport) {
+		return func(s *v1beta1.ServiceImport) {
+			s.Status.Clusters = nil
+			for _, id := range ids {
+				s.Status.Clusters = append(s.Status.Clusters, v1beta1.ClusterStatus{Cluster: id})
+			}
+		}
+	}
+	for _, name := range []string{"joined", "left", "last", "typed", "chosen", "unlisted"} {
+		si := b.aggregate(name, "demo", "b", fmt.Sprintf("243.2.0.%d", len(name)))
+		b.write(si)
+		if name != "unlisted" {
+			b.list(si, "a.b", "b")
+		}
+	}
+	last := b.aggregate("only", "demo", "b", "243.2.0.99")
+	b.write(last)
+	b.list(last, "a")
+	empty := shared("empty")
+	b.write(empty)
+	b.list(empty, "b")
+	kept := b.record("a", "kept", "demo") // an administrator's marks do not stop its owner
+	kept.Finalizers, kept.OwnerReferences = []string{"example.com/kept"}, b.ownedBy(isthmus.GroupVersion.WithKind("ExportRecord"), kept, false)
+	b.write(kept)
+	t.Cleanup(func() {
+		b.noError(merge(kept, `{"metadata":{"finalizers":null}}`)(context.WithoutCancel(t.Context()), b.admin))
+	})
+
+	tests := map[string]struct {
+		as string // a when empty
+		do []attempt
+	}{
+		"a record, from its export to its end": {do: []attempt{
+			create(b.record("a", "shop", "demo")),
+			merge(b.record("a", "shop", "demo"), `{"spec":{"ips":["243.0.0.1"]},"metadata":{"annotations":{"isthmus.io/changed-at":"1"}}}`),
+			update(b, b.record("a", "shop", "demo"), func(r *isthmus.ExportRecord) { r.Spec.WithdrawnAt = new(metav1.Now()) }),
+			remove(b.record("a", "shop", "demo")),
+		}},
+		"a record, by applying": {do: []attempt{apply(b.record("a", "applied", "demo")), apply(b.record("a", "applied", "demo"))}},
+		"a record of a member with two labels": {as: "a.b", do: []attempt{
+			create(b.record("a.b", "shop", "demo")), apply(b.record("a.b", "shop", "demo")), remove(b.record("a.b", "shop", "demo")),
+		}},
+		"a record that an administrator has marked": {do: []attempt{merge(kept, `{"spec":{"ips":["243.0.0.1"]}}`)}},
+		"records of names that only look alike": {do: []attempt{
+			create(b.record("a", "a-b", "c")), create(b.record("a", "a", "b-c")), create(b.record("a", "b", "shop")),
+		}},
+		"a record with the longest names": {do: []attempt{create(b.record("a", strings.Repeat("s", 63), strings.Repeat("n", 63)))}},
+		"a slice, from its first endpoint to none": {do: []attempt{
+			create(b.slice("a", "shop", "demo", "10.0.0.1")),
+			apply(b.slice("a", "shop", "demo", "10.0.0.1", "10.0.0.2")),
+			update(b, b.slice("a", "shop", "demo"), func(s *discoveryv1.EndpointSlice) { s.Endpoints = []discoveryv1.Endpoint{} }),
+			remove(b.slice("a", "shop", "demo")),
+		}},
+		"a slice without endpoints":           {do: []attempt{create(b.slice("a", "idle", "demo")), create(alter(b.slice("a", "idler", "demo"), func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }))}},
+		"a slice of a member with two labels": {as: "a.b", do: []attempt{create(b.slice("a.b", "shop", "demo", "10.0.0.1")), remove(b.slice("a.b", "shop", "demo"))}},
+		"an IPv6 slice":                       {do: []attempt{create(alter(b.slice("a", "six", "demo", "fd00::1"), func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }))}},
+		"its Lease": {do: []attempt{
+			create(b.lease("a")), update(b, b.lease("a"), func(l *coordinationv1.Lease) { l.Spec.RenewTime = new(metav1.NowMicro()) }), apply(b.lease("a")),
+		}},
+		"its Lease, labelled": {as: "a.b", do: []attempt{create(alter(b.lease("a.b"), func(l *coordinationv1.Lease) { l.Labels = map[string]string{isthmus.LabelCluster: "a.b"} }))}},
+		"an aggregate with both families, and its end": {do: []attempt{
+			create(alter(b.aggregate("both", "demo", "a", "243.0.0.2", "fd00:243:0:1::2"), func(s *v1beta1.ServiceImport) {
+				metav1.SetMetaDataAnnotation(&s.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "true")
+			})),
+			updateStatus(b, shared("both"), clusters("a")),
+			remove(shared("both")),
+		}},
+		"an aggregate of IPv6 alone":        {do: []attempt{create(b.aggregate("six", "demo", "a", "fd00:243:0:1::3"))}},
+		"an aggregate in the older version": {do: []attempt{create(b.alphaAggregate("older", "243.0.0.3"))}},
+		"an aggregate, by applying":         {do: []attempt{apply(b.aggregate("applied", "demo", "a", "243.0.0.4")), apply(b.aggregate("applied", "demo", "a", "243.0.0.4"))}},
+		"an aggregate without an address, which gets one": {do: []attempt{
+			create(shared("later")), updateStatus(b, shared("later"), clusters("a")),
+			update(b, shared("later"), func(have *v1beta1.ServiceImport) {
+				want := b.aggregate("later", "demo", "a", "243.0.0.5")
+				have.Spec, have.Annotations = want.Spec, want.Annotations
+			}),
+		}},
+		"an address where another member had none": {do: []attempt{update(b, shared("empty"), func(have *v1beta1.ServiceImport) {
+			want := b.aggregate("empty", "demo", "a", "243.0.0.6")
+			have.Spec, have.Annotations = want.Spec, want.Annotations
+		})}},
+		"joining another's aggregate": {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
+		"leaving another's aggregate": {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
+		"leaving as the last but one, then the last": {as: "b", do: []attempt{
+			func(context.Context, client.Client) error {
+				return mergeStatus(shared("last"), `{"status":{"clusters":[{"cluster":"b"}]}}`)(t.Context(), b.member("a.b"))
+			},
+			remove(shared("last"), client.Preconditions{}),
+		}},
+		"deleting one that lists nobody":     {do: []attempt{remove(shared("unlisted"))}},
+		"deleting another's, alone in there": {do: []attempt{remove(shared("only"))}},
+		"another type of a shared aggregate": {do: []attempt{merge(shared("typed"), `{"spec":{"type":"Headless","ports":[{"port":80,"protocol":"TCP"}],"sessionAffinity":"ClientIP"}}`)}},
+		"the choice of an address, once":     {do: []attempt{merge(shared("chosen"), `{"metadata":{"annotations":{"lighthouse.submariner.io/use-clusterset-ip":"true"}}}`)}},
+		"reading what all say": {do: []attempt{
+			lists(b, &isthmus.MemberList{}), lists(b, &isthmus.ClusterSetConfigList{}), lists(b, &isthmus.ExportRecordList{}),
+			lists(b, &discoveryv1.EndpointSliceList{}), lists(b, &v1beta1.ServiceImportList{}), lists(b, &coordinationv1.LeaseList{}),
+		}},
+	}
+	members := map[string]client.Client{}
+	for id := range blocks {
+		members[id] = b.member(id)
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := members["a"]
+			if tt.as != "" {
+				c = members[tt.as]
+			}
+			for i, do := range tt.do {
+				if err := do(t.Context(), c); err != nil {
+					t.Fatalf("step %d: %v", i+1, err)
+				}
+			}
+		})
+	}
+}
+
+func lists(b *broker, all client.ObjectList) attempt {
+	return func(ctx context.Context, c client.Client) error {
+		return c.List(ctx, all, client.InNamespace(b.namespace))
+	}
+}
+
+// TestStatusOfACreateIsDropped shows why no policy looks at the status of a create.
+func TestStatusOfACreateIsDropped(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	si := b.aggregate("shop", "demo", "")
+	si.Status.Clusters = []v1beta1.ClusterStatus{{Cluster: "b"}}
+	b.noError(b.member("a").Create(t.Context(), si))
+	b.noError(b.admin.Get(t.Context(), client.ObjectKeyFromObject(si), si))
+	if len(si.Status.Clusters) > 0 {
+		t.Errorf("a create has set status.clusters to %v", si.Status.Clusters)
+	}
+}
+
+// TestWhoIsNoMember has accounts try that hold a member's rights, and are none: one that never was, and one that
+// is no longer. Afterwards, what it has left can be removed.
+func TestWhoIsNoMember(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	b.exporting("shop", "243.0.0.1", "a")
+	a := b.member("a")
+	b.noError(create(b.lease("a"))(t.Context(), a))
+
+	config := &isthmus.ClusterSetConfig{ObjectMeta: b.meta(isthmus.ClusterSetConfigName)}
+	b.noError(b.admin.Get(t.Context(), client.ObjectKeyFromObject(config), config))
+	config.Spec.Members = slices.DeleteFunc(config.Spec.Members, func(m isthmus.MemberBlocks) bool { return m.ClusterID == "a" })
+	b.noError(b.admin.Update(t.Context(), config))
+	left := func() error { return refused(b.dryRun(a, b.lease("a")), "cluster a is not a member") }
+	b.await("a has left", left)
+
+	for id, attempts := range map[string]map[string]attempt{
+		"a": {
+			"record":            create(b.record("a", "fresh", "demo")),
+			"tombstone":         merge(b.record("a", "shop", "demo"), `{"spec":{"withdrawnAt":"2026-01-01T00:00:00Z"}}`),
+			"deleted record":    remove(b.record("a", "shop", "demo")),
+			"slice":             create(b.slice("a", "fresh", "demo")),
+			"changed slice":     merge(b.slice("a", "shop", "demo"), `{"endpoints":[]}`),
+			"deleted slice":     remove(b.slice("a", "shop", "demo")),
+			"aggregate":         create(b.aggregate("fresh", "demo", "")),
+			"changed aggregate": merge(b.aggregate("shop", "demo", ""), `{"spec":{"type":"Headless"}}`),
+			"status":            mergeStatus(b.aggregate("shop", "demo", ""), `{"status":{"clusters":[]}}`),
+			"deleted aggregate": remove(b.aggregate("shop", "demo", "")),
+			"lease":             merge(b.lease("a"), `{"spec":{"leaseDurationSeconds":60}}`),
+		},
+		"stranger": {
+			"record":    create(b.record("stranger", "fresh", "demo")),
+			"slice":     create(b.slice("stranger", "fresh", "demo")),
+			"aggregate": create(b.aggregate("fresh", "demo", "")),
+			"status":    mergeStatus(b.aggregate("shop", "demo", ""), `{"status":{"clusters":[{"cluster":"a"},{"cluster":"stranger"}]}}`),
+			"lease":     create(b.lease("stranger")),
+		},
+	} {
+		c := b.member(id)
+		for name, do := range attempts {
+			t.Run(id+"/"+name, func(t *testing.T) {
+				if err := refused(do(t.Context(), c), "cluster "+id+" is not a member: ClusterSetConfig clusterset does not list it"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+
+	// Without a configuration nobody writes, and what is there can still be removed.
+	b.noError(b.admin.Delete(t.Context(), config))
+	b.await("the missing configuration is noticed", func() error {
+		return refused(b.dryRun(b.member("b"), b.lease("b")), "no params found")
+	})
+	for _, obj := range []client.Object{&isthmus.ExportRecord{}, &discoveryv1.EndpointSlice{}, &v1beta1.ServiceImport{}, &coordinationv1.Lease{}} {
+		b.noError(b.admin.DeleteAllOf(t.Context(), obj, client.InNamespace(b.namespace)))
+	}
+}
+
+// TestPoliciesHoldMembersOfOneBroker shows whom the policies of a broker leave alone: administrators, other
+// namespaces, and another broker in the same API server, whose members may have the same ids.
+func TestPoliciesHoldMembersOfOneBroker(t *testing.T) {
+	t.Parallel()
+	one, two := newBroker(t), newBroker(t)
+	for _, b := range []*broker{one, two} {
+		b.write(b.record("b", "shop", "demo"))
+		b.noError(create(b.record("a", "shop", "demo"))(t.Context(), b.member("a")))
+	}
+	odd := one.record("b", "odd", "kube-system")
+	odd.Labels["app"], odd.Finalizers = "web", []string{"example.com/kept"}
+	one.write(odd)
+	one.noError(merge(odd, `{"metadata":{"finalizers":null}}`)(t.Context(), one.admin))
+
+	elsewhere := one.slice("b", "shop", "demo")
+	elsewhere.Namespace, elsewhere.Labels = "default", map[string]string{discoveryv1.LabelServiceName: "shop"}
+	one.write(elsewhere)
+	one.noError(one.admin.Delete(t.Context(), elsewhere))
+
+	err := create(two.record("a", "fresh", "demo"))(t.Context(), one.member("a"))
+	if err := refused(err, `cannot create resource "exportrecords"`); err != nil {
+		t.Errorf("a of the first broker, on the second one: %v", err)
+	}
+	err = create(two.record("b", "fresh", "demo"))(t.Context(), two.member("a"))
+	if err := refused(err, "isthmus."+two.namespace+".exportrecords"); err != nil {
+		t.Errorf("a of the second broker: %v", err)
+	}
+}
+
+// TestRightsOfAMember asks the API server for every right to every kind that it serves: a member has those of
+// the table in the broker's namespace, and elsewhere only what everybody has.
+func TestRightsOfAMember(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	own := map[string][]string{
+		"clustersetconfigs.isthmus.io":                {"get", "list", "watch"},
+		"members.isthmus.io":                          {"get", "list", "watch"},
+		"exportrecords.isthmus.io":                    {"create", "delete", "get", "list", "patch", "update", "watch"},
+		"endpointslices.discovery.k8s.io":             {"create", "delete", "get", "list", "patch", "update", "watch"},
+		"endpointslices/restricted.discovery.k8s.io":  {"create"},
+		"serviceimports.multicluster.x-k8s.io":        {"create", "delete", "get", "list", "patch", "update", "watch"},
+		"serviceimports/status.multicluster.x-k8s.io": {"patch", "update"},
+		"leases.coordination.k8s.io":                  {"create", "get", "list", "patch", "update", "watch"},
+	}
+	everybody := map[string][]string{ // about themselves: system:basic-user
+		"selfsubjectreviews.authentication.k8s.io":      {"create"},
+		"selfsubjectaccessreviews.authorization.k8s.io": {"create"},
+		"selfsubjectrulesreviews.authorization.k8s.io":  {"create"},
+	}
+	both := maps.Clone(own)
+	maps.Copy(both, everybody)
+	for where, tt := range map[string]struct {
+		namespace string
+		want      map[string][]string
+	}{
+		"the broker's namespace": {b.namespace, both},
+		"another namespace":      {"kube-system", everybody}, // a right outside of namespaces would be one here
+	} {
+		t.Run(where, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, b.rights("a", tt.namespace)); diff != "" {
+				t.Errorf("rights (-want +have):\n%s", diff)
+			}
+		})
+	}
+}
+
+// rights returns the verbs that member id may use in namespace, by resource.group, of all resources that the
+// API server serves and some that it does not.
+func (b *broker) rights(id, namespace string) map[string][]string {
+	b.t.Helper()
+	d, err := discovery.NewDiscoveryClientForConfig(server.Config(b.t))
+	b.noError(err)
+	_, lists, err := d.ServerGroupsAndResources()
+	b.noError(err)
+	resources := []schema.GroupResource{
+		{Group: "*", Resource: "*"},
+		{Resource: "users"}, {Resource: "groups"}, {Group: "authentication.k8s.io", Resource: "userextras/scopes"},
+		{Group: "discovery.k8s.io", Resource: "endpointslices/restricted"},
+		{Group: "certificates.k8s.io", Resource: "signers"}, {Group: "policy", Resource: "podsecuritypolicies"},
+	}
+	for _, l := range lists {
+		gv, err := schema.ParseGroupVersion(l.GroupVersion)
+		b.noError(err)
+		for _, r := range l.APIResources {
+			resources = append(resources, schema.GroupResource{Group: gv.Group, Resource: r.Name})
+		}
+	}
+	slices.SortFunc(resources, func(x, y schema.GroupResource) int { return strings.Compare(x.String(), y.String()) })
+	rights := map[string][]string{}
+	for _, r := range slices.Compact(resources) {
+		name, sub, _ := strings.Cut(r.Resource, "/")
+		for _, verb := range []string{
+			"approve", "bind", "create", "delete", "deletecollection", "escalate", "get", "impersonate", "list", "patch", "sign", "update", "use", "watch",
+		} {
+			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+				User:   "system:serviceaccount:" + b.namespace + ":" + isthmus.MemberAccount(id),
+				Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + b.namespace, "system:authenticated"},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Namespace: namespace, Verb: verb, Group: r.Group, Resource: name, Subresource: sub,
+				},
+			}}
+			b.noError(b.admin.Create(b.t.Context(), review))
+			if review.Status.Allowed {
+				rights[r.String()] = append(rights[r.String()], verb)
+			}
+		}
+	}
+	return rights
+}
+
+// TestLargeSlice writes slices of the largest size that the API allows, and says how long that takes with the
+// policies and without.
+func TestLargeSlice(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	large := func(id string, addresses int) *discoveryv1.EndpointSlice {
+		es := b.slice(id, "large", "demo")
+		for i := range 1000 {
+			e := discoveryv1.Endpoint{NodeName: new(fmt.Sprintf("node-%d", i)), Zone: new("z1"), Hostname: new(fmt.Sprintf("web-%d", i))}
+			for j := range addresses {
+				e.Addresses = append(e.Addresses, fmt.Sprintf("10.%d.%d.%d", j+1, i/250, i%250+1))
+			}
+			es.Endpoints = append(es.Endpoints, e)
+		}
+		return es
+	}
+	for name, tt := range map[string]struct {
+		c         client.Client
+		id        string
+		addresses int
+	}{
+		"a member, an address each": {b.member("a"), "a", 1},
+		"nobody that is held":       {b.admin, "b", 1},
+		"a member, ten each":        {b.member("a.b"), "a.b", 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			es := large(tt.id, tt.addresses)
+			start := time.Now()
+			if err := tt.c.Create(t.Context(), es); err != nil {
+				t.Fatal(err)
+			}
+			created := time.Since(start)
+			const updates = 10
+			for i := range updates {
+				es.Endpoints[i].Zone = new("z2")
+				if err := tt.c.Update(t.Context(), es); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Logf("1000 endpoints of %d addresses: created in %s, updated in %s", tt.addresses, created, (time.Since(start)-created)/updates)
+		})
+	}
+}
