@@ -13,8 +13,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,7 +47,7 @@ var (
 
 func TestMain(m *testing.M) {
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, discoveryv1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme, v1beta1.Install,
+		admissionv1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme, v1beta1.Install,
 	} {
 		if err := add(scheme); err != nil {
 			panic(err)
@@ -76,6 +79,7 @@ type member struct {
 	gate    *apitest.Gate
 	via     *rest.Config // the broker, through the gate
 
+	spec     v1alpha1.MemberSpec // its registration
 	settings controlplane.Settings
 	evidence liveness.Evidence // what its dataplane would say of others; that it does not know, at first
 
@@ -87,7 +91,7 @@ type member struct {
 var worlds atomic.Int32
 
 // blocks are the ClusterSetIPs of the members.
-var blocks = map[string][]string{"a": {"243.10.0.0/16", "fd00:10::/64"}, "b": {"243.20.0.0/16", "fd00:20::/64"}}
+var blocks = map[string][]string{"a": {"243.10.0.0/16", "fd00:243:10::/64"}, "b": {"243.20.0.0/16", "fd00:243:20::/64"}}
 
 // registration is that of member id, whose endpoints have the addresses that slice gives them.
 func registration(id string) v1alpha1.MemberSpec {
@@ -115,14 +119,37 @@ func newWorldOn(t *testing.T, server *apitest.Server, edit ...func(*v1alpha1.Mem
 	w.broker = newClient(t, brokerConfig)
 	w.create(w.broker, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.brokers}})
 	w.create(w.broker, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "member"}, Rules: access.MemberBrokerRules()})
-	w.create(w.broker, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "member"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "member"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "member-a"}, {APIGroup: rbacv1.GroupName, Kind: "User", Name: "member-b"}},
-	})
 	w.a = w.newMember("a", serverA.Config(t), brokerConfig, n, edit)
 	w.b = w.newMember("b", serverB.Config(t), brokerConfig, n, edit)
+	w.police()
 	return w
+}
+
+// police holds the members by the broker's policies, as deploy-broker does.
+func (w *world) police() {
+	w.t.Helper()
+	config := &v1alpha1.ClusterSetConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.ClusterSetConfigName},
+		Spec:       v1alpha1.ClusterSetConfigSpec{ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDRRange: []string{"243.0.0.0/8", "fd00:243::/32"}},
+	}
+	var subjects []rbacv1.Subject
+	for _, m := range []*member{w.a, w.b} {
+		config.Spec.Members = append(config.Spec.Members, v1alpha1.MemberBlocks{ClusterID: m.id, ClusterSetIPCIDR: m.spec.ClusterSetIPCIDR})
+		subjects = append(subjects, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: w.brokers, Name: v1alpha1.MemberAccount(m.id)})
+	}
+	w.create(w.broker, config, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "member"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "member"},
+		Subjects:   subjects,
+	})
+	policies, err := access.Policies(w.brokers)
+	w.noError(err)
+	w.create(w.broker, policies...)
+	w.t.Cleanup(func() {
+		for _, p := range policies {
+			w.noError(w.broker.Delete(context.WithoutCancel(w.t.Context()), p))
+		}
+	})
 }
 
 func (w *world) newMember(id string, config, broker *rest.Config, n int32, edit []func(*v1alpha1.MemberSpec)) *member {
@@ -132,6 +159,7 @@ func (w *world) newMember(id string, config, broker *rest.Config, n int32, edit 
 	for _, e := range edit {
 		e(&spec)
 	}
+	m.spec = spec
 	if m.id = spec.ClusterID; clusterset.ClusterID(m.id).Validate() != nil {
 		m.id = id
 	}
@@ -143,7 +171,10 @@ func (w *world) newMember(id string, config, broker *rest.Config, n int32, edit 
 	m.config = rest.CopyConfig(config)
 	m.config.Impersonate.UserName = "isthmus-controller"
 	m.gate, m.via = apitest.NewGate(w.t, broker)
-	m.via.Impersonate.UserName = "member-" + id
+	m.via.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + w.brokers + ":" + v1alpha1.MemberAccount(m.id),
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + w.brokers, "system:authenticated"},
+	}
 	m.local, m.remote = apitest.CountWrites(m.config), apitest.CountWrites(m.via)
 	w.t.Cleanup(func() {
 		m.stop()
@@ -266,7 +297,7 @@ func (e evidence) Answers(_ context.Context, id clusterset.ClusterID) liveness.V
 
 // Deadlines of waiting: the second is a little longer than the longest retry of the controller.
 const (
-	patience = 10 * time.Second
+	patience = 30 * time.Second
 	settle   = 300 * time.Millisecond
 	poll     = 20 * time.Millisecond
 )
@@ -274,7 +305,12 @@ const (
 // eventually waits until check returns nil.
 func (w *world) eventually(check func() error) {
 	w.t.Helper()
-	deadline := time.After(patience)
+	w.eventuallyWithin(patience, check)
+}
+
+func (w *world) eventuallyWithin(d time.Duration, check func() error) {
+	w.t.Helper()
+	deadline := time.After(d)
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
@@ -284,7 +320,7 @@ func (w *world) eventually(check func() error) {
 		}
 		select {
 		case <-deadline:
-			w.t.Fatalf("after %s: %v", patience, err)
+			w.t.Fatalf("after %s: %v", d, err)
 		case <-tick.C:
 		}
 	}
