@@ -35,19 +35,26 @@ func TestMemberAtWork(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"joined", "left", "last", "typed", "chosen", "unlisted"} {
-		si := b.aggregate(name, "demo", "b", fmt.Sprintf("243.2.0.%d", len(name)))
+	for i, name := range []string{"joined", "left", "last", "typed", "chosen", "only", "unlisted"} {
+		si := b.aggregate(name, "demo", "b", fmt.Sprintf("243.2.0.%d", i+1))
 		b.write(si)
-		if name != "unlisted" {
+		switch name {
+		case "only":
+			b.list(si, "a")
+		case "unlisted":
+		default:
 			b.list(si, "a.b", "b")
 		}
 	}
-	last := b.aggregate("only", "demo", "b", "243.2.0.99")
-	b.write(last)
-	b.list(last, "a")
 	empty := shared("empty")
 	b.write(empty)
 	b.list(empty, "b")
+	address := func(ip string) func(*v1beta1.ServiceImport) {
+		return func(have *v1beta1.ServiceImport) {
+			want := b.aggregate("any", "demo", "a", ip)
+			have.Spec, have.Annotations = want.Spec, want.Annotations
+		}
+	}
 	kept := b.record("a", "kept", "demo") // an administrator's marks do not stop its owner
 	kept.Finalizers, kept.OwnerReferences = []string{"example.com/kept"}, b.ownedBy(isthmus.GroupVersion.WithKind("ExportRecord"), kept, false)
 	b.write(kept)
@@ -80,13 +87,24 @@ func TestMemberAtWork(t *testing.T) {
 			update(b, b.slice("a", "shop", "demo"), func(s *discoveryv1.EndpointSlice) { s.Endpoints = []discoveryv1.Endpoint{} }),
 			remove(b.slice("a", "shop", "demo")),
 		}},
-		"a slice without endpoints":           {do: []attempt{create(b.slice("a", "idle", "demo")), create(alter(b.slice("a", "idler", "demo"), func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }))}},
-		"a slice of a member with two labels": {as: "a.b", do: []attempt{create(b.slice("a.b", "shop", "demo", "10.0.0.1")), remove(b.slice("a.b", "shop", "demo"))}},
-		"an IPv6 slice":                       {do: []attempt{create(alter(b.slice("a", "six", "demo", "fd00::1"), func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }))}},
-		"its Lease": {do: []attempt{
-			create(b.lease("a")), update(b, b.lease("a"), func(l *coordinationv1.Lease) { l.Spec.RenewTime = new(metav1.NowMicro()) }), apply(b.lease("a")),
+		"a slice without endpoints": {do: []attempt{
+			create(b.slice("a", "idle", "demo")),
+			create(alter(b.slice("a", "idler", "demo"), func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil })),
 		}},
-		"its Lease, labelled": {as: "a.b", do: []attempt{create(alter(b.lease("a.b"), func(l *coordinationv1.Lease) { l.Labels = map[string]string{isthmus.LabelCluster: "a.b"} }))}},
+		"a slice of a member with two labels": {as: "a.b", do: []attempt{
+			create(b.slice("a.b", "shop", "demo", "10.0.0.1")), remove(b.slice("a.b", "shop", "demo")),
+		}},
+		"an IPv6 slice": {do: []attempt{create(alter(b.slice("a", "six", "demo", "fd00::1"), func(s *discoveryv1.EndpointSlice) {
+			s.AddressType = discoveryv1.AddressTypeIPv6
+		}))}},
+		"its Lease": {do: []attempt{
+			create(b.lease("a")),
+			update(b, b.lease("a"), func(l *coordinationv1.Lease) { l.Spec.RenewTime = new(metav1.NowMicro()) }),
+			apply(b.lease("a")),
+		}},
+		"its Lease, labelled": {as: "a.b", do: []attempt{create(alter(b.lease("a.b"), func(l *coordinationv1.Lease) {
+			l.Labels = map[string]string{isthmus.LabelCluster: "a.b"}
+		}))}},
 		"an aggregate with both families, and its end": {do: []attempt{
 			create(alter(b.aggregate("both", "demo", "a", "243.0.0.2", "fd00:243:0:1::2"), func(s *v1beta1.ServiceImport) {
 				metav1.SetMetaDataAnnotation(&s.ObjectMeta, isthmus.AnnotationUseClusterSetIP, "true")
@@ -96,30 +114,30 @@ func TestMemberAtWork(t *testing.T) {
 		}},
 		"an aggregate of IPv6 alone":        {do: []attempt{create(b.aggregate("six", "demo", "a", "fd00:243:0:1::3"))}},
 		"an aggregate in the older version": {do: []attempt{create(b.alphaAggregate("older", "243.0.0.3"))}},
-		"an aggregate, by applying":         {do: []attempt{apply(b.aggregate("applied", "demo", "a", "243.0.0.4")), apply(b.aggregate("applied", "demo", "a", "243.0.0.4"))}},
+		"an aggregate, by applying": {do: []attempt{
+			apply(b.aggregate("applied", "demo", "a", "243.0.0.4")), apply(b.aggregate("applied", "demo", "a", "243.0.0.4")),
+		}},
 		"an aggregate without an address, which gets one": {do: []attempt{
 			create(shared("later")), updateStatus(b, shared("later"), clusters("a")),
-			update(b, shared("later"), func(have *v1beta1.ServiceImport) {
-				want := b.aggregate("later", "demo", "a", "243.0.0.5")
-				have.Spec, have.Annotations = want.Spec, want.Annotations
-			}),
+			update(b, shared("later"), address("243.0.0.5")),
 		}},
-		"an address where another member had none": {do: []attempt{update(b, shared("empty"), func(have *v1beta1.ServiceImport) {
-			want := b.aggregate("empty", "demo", "a", "243.0.0.6")
-			have.Spec, have.Annotations = want.Spec, want.Annotations
-		})}},
-		"joining another's aggregate": {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
-		"leaving another's aggregate": {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
-		"leaving as the last but one, then the last": {as: "b", do: []attempt{
-			func(context.Context, client.Client) error {
-				return mergeStatus(shared("last"), `{"status":{"clusters":[{"cluster":"b"}]}}`)(t.Context(), b.member("a.b"))
+		"an address where another member had none": {do: []attempt{update(b, shared("empty"), address("243.0.0.6"))}},
+		"joining another's aggregate":              {do: []attempt{updateStatus(b, shared("joined"), clusters("a", "a.b", "b"))}},
+		"leaving another's aggregate":              {as: "a.b", do: []attempt{updateStatus(b, shared("left"), clusters("b"))}},
+		"leaving, and then deleting as the last": {as: "b", do: []attempt{
+			func(ctx context.Context, _ client.Client) error {
+				return updateStatus(b, shared("last"), clusters("b"))(ctx, b.member("a.b"))
 			},
-			remove(shared("last"), client.Preconditions{}),
+			remove(shared("last")),
 		}},
-		"deleting one that lists nobody":     {do: []attempt{remove(shared("unlisted"))}},
-		"deleting another's, alone in there": {do: []attempt{remove(shared("only"))}},
-		"another type of a shared aggregate": {do: []attempt{merge(shared("typed"), `{"spec":{"type":"Headless","ports":[{"port":80,"protocol":"TCP"}],"sessionAffinity":"ClientIP"}}`)}},
-		"the choice of an address, once":     {do: []attempt{merge(shared("chosen"), `{"metadata":{"annotations":{"lighthouse.submariner.io/use-clusterset-ip":"true"}}}`)}},
+		"deleting one that lists nobody":      {do: []attempt{remove(shared("unlisted"))}},
+		"deleting one that another allocated": {do: []attempt{remove(shared("only"))}},
+		"another type of a shared aggregate": {do: []attempt{
+			merge(shared("typed"), `{"spec":{"type":"Headless","ports":[{"port":80,"protocol":"TCP"}],"sessionAffinity":"ClientIP"}}`),
+		}},
+		"the choice of an address, once": {do: []attempt{
+			merge(shared("chosen"), `{"metadata":{"annotations":{"lighthouse.submariner.io/use-clusterset-ip":"true"}}}`),
+		}},
 		"reading what all say": {do: []attempt{
 			lists(b, &isthmus.MemberList{}), lists(b, &isthmus.ClusterSetConfigList{}), lists(b, &isthmus.ExportRecordList{}),
 			lists(b, &discoveryv1.EndpointSliceList{}), lists(b, &v1beta1.ServiceImportList{}), lists(b, &coordinationv1.LeaseList{}),
@@ -297,9 +315,12 @@ func (b *broker) rights(id, namespace string) map[string][]string {
 	b.noError(err)
 	resources := []schema.GroupResource{
 		{Group: "*", Resource: "*"},
-		{Resource: "users"}, {Resource: "groups"}, {Group: "authentication.k8s.io", Resource: "userextras/scopes"},
+		{Resource: "users"},
+		{Resource: "groups"},
+		{Group: "authentication.k8s.io", Resource: "userextras/scopes"},
 		{Group: "discovery.k8s.io", Resource: "endpointslices/restricted"},
-		{Group: "certificates.k8s.io", Resource: "signers"}, {Group: "policy", Resource: "podsecuritypolicies"},
+		{Group: "certificates.k8s.io", Resource: "signers"},
+		{Group: "policy", Resource: "podsecuritypolicies"},
 	}
 	for _, l := range lists {
 		gv, err := schema.ParseGroupVersion(l.GroupVersion)
