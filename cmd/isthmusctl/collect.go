@@ -20,6 +20,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
 )
 
 // controllerReport is how the member's controller fares.
@@ -28,6 +29,8 @@ type controllerReport struct {
 	Desired int32         `json:"desired"`
 	Pods    []podReport   `json:"pods,omitempty"`
 	Broker  *brokerReport `json:"broker,omitempty"` // as the leader sees it
+	// Members are the other members, as the leader sees them.
+	Members []status.Member `json:"members,omitempty"`
 }
 
 type brokerReport = status.Broker
@@ -75,7 +78,7 @@ func newCollector(cfg *rest.Config, namespace string) (*collector, error) {
 // could not be asked.
 func (c *collector) collect(ctx context.Context) (*report, error) {
 	r := &report{Namespace: c.namespace}
-	for _, part := range []func(context.Context, *report) error{c.member, c.controller, c.agents, c.services} {
+	for _, part := range []func(context.Context, *report) error{c.definitions, c.member, c.controller, c.agents, c.services} {
 		if err := part(ctx, r); err != nil {
 			return nil, err
 		}
@@ -86,6 +89,23 @@ func (c *collector) collect(ctx context.Context) (*report, error) {
 
 func (r *report) wait(format string, args ...any) {
 	r.Waiting = append(r.Waiting, fmt.Sprintf(format, args...))
+}
+
+// definitions says which ones are older than this isthmusctl. Those that are missing show elsewhere.
+func (c *collector) definitions(ctx context.Context, r *report) error {
+	old, err := membership.OldDefinitions(ctx, c.client)
+	if apierrors.IsForbidden(err) {
+		return nil // whoever may not read them can do nothing about them
+	}
+	if err != nil {
+		return err
+	}
+	for _, d := range old {
+		if len(d.Lacks) > 0 {
+			r.wait("definitions: %s; run isthmusctl join again, which renews it", d)
+		}
+	}
+	return nil
 }
 
 func (c *collector) member(ctx context.Context, r *report) error {
@@ -138,7 +158,7 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 			r.wait("controller: %v", err)
 		}
 		if p.Status != nil && p.Status.Leader {
-			r.Controller.Broker = &p.Status.Broker
+			r.Controller.Broker, r.Controller.Members = &p.Status.Broker, p.Status.Members
 			for _, w := range p.Status.Waiting {
 				r.wait("controller: %s", w)
 			}

@@ -2,24 +2,40 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
 )
 
 func exportCommand() *cobra.Command {
 	cmd := parentCommand("export", "exported", "Export something to the ClusterSet")
-	cmd.AddCommand(serviceCommand("Make a Service reachable from every cluster of the ClusterSet",
-		"isthmusctl export service hello -n demo", export))
+	var useIP bool
+	service := serviceCommand("Make a Service reachable from every cluster of the ClusterSet",
+		"isthmusctl export service hello -n demo", func(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
+			asks := ""
+			if cmd.Flags().Changed("use-clusterset-ip") {
+				asks = strconv.FormatBool(useIP)
+			}
+			return export(cmd, c, key, asks)
+		})
+	service.Flags().BoolVar(&useIP, "use-clusterset-ip", true, "ask for a ClusterSetIP, or decline one (default: as the cluster does)")
+	service.Flags().Lookup("use-clusterset-ip").DefValue = "" // it stands in the text
+	cmd.AddCommand(service)
 	return cmd
 }
 
@@ -101,8 +117,9 @@ func isMissingNamespace(err error) bool {
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
-// export creates the ServiceExport. That the Service does not exist is no error: it may come later.
-func export(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
+// export creates the ServiceExport. That the Service does not exist is no error: it may come later. useIP is
+// "true" or "false" where the person who exports says whether it gets a ClusterSetIP, and else empty.
+func export(cmd *cobra.Command, c client.Client, key client.ObjectKey, useIP string) error {
 	if !clusterset.IsShared(key.Namespace) {
 		return fmt.Errorf("namespace %s belongs to each cluster itself; nothing is exported from it", key.Namespace)
 	}
@@ -112,11 +129,16 @@ func export(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
 	if err != nil && !missing {
 		return fmt.Errorf("read Service %s: %w", key, err)
 	}
-	err = c.Create(ctx, &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}})
+	wanted := &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+	if useIP != "" {
+		metav1.SetMetaDataAnnotation(&wanted.ObjectMeta, v1alpha1.AnnotationUseClusterSetIP, useIP)
+	}
+	err = c.Create(ctx, wanted)
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "Service %s is exported already\n", key)
-		return err
+		return exportAgain(cmd, c, key, useIP)
+	case meta.IsNoMatchError(err):
+		return noKind(ctx, c, err)
 	case isMissingNamespace(err):
 		return fmt.Errorf("namespace %s does not exist; create it by kubectl create namespace %s, or name another by --namespace", key.Namespace, key.Namespace)
 	case err != nil:
@@ -131,10 +153,49 @@ func export(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
 	return err
 }
 
+// exportAgain changes the wish for a ClusterSetIP of a Service that is exported, if there is one.
+func exportAgain(cmd *cobra.Command, c client.Client, key client.ObjectKey, useIP string) error {
+	have := &mcsv1beta1.ServiceExport{}
+	if err := c.Get(cmd.Context(), key, have); err != nil {
+		return fmt.Errorf("read ServiceExport %s: %w", key, err)
+	}
+	if useIP == "" || have.Annotations[v1alpha1.AnnotationUseClusterSetIP] == useIP {
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "Service %s is exported already\n", key)
+		return err
+	}
+	patched := have.DeepCopy()
+	metav1.SetMetaDataAnnotation(&patched.ObjectMeta, v1alpha1.AnnotationUseClusterSetIP, useIP)
+	if err := c.Patch(cmd.Context(), patched, client.MergeFrom(have)); err != nil {
+		return fmt.Errorf("write ServiceExport %s: %w", key, err)
+	}
+	note := fmt.Sprintf("whether Service %s has a ClusterSetIP was settled when it was first exported; to change it, unexport it in all clusters and export it again", key)
+	if err := tell(cmd, note); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "Service %s is exported already; its wish for a ClusterSetIP is %s now\n", key, useIP)
+	return err
+}
+
+// noKind explains that a cluster does not serve a kind as we write it: it may serve an older version of it.
+func noKind(ctx context.Context, c client.Client, err error) error {
+	old, oldErr := membership.OldDefinitions(ctx, c)
+	if oldErr != nil {
+		return err
+	}
+	for _, d := range old {
+		if len(d.Lacks) > 0 && strings.HasPrefix(d.Name, "serviceexports.") {
+			return fmt.Errorf("%s; run isthmusctl join again, which renews it", d)
+		}
+	}
+	return err
+}
+
 // unexport deletes the ServiceExport. That there is none is no error.
 func unexport(cmd *cobra.Command, c client.Client, key client.ObjectKey) error {
 	err := c.Delete(cmd.Context(), &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}})
 	switch {
+	case meta.IsNoMatchError(err):
+		return noKind(cmd.Context(), c, err)
 	case apierrors.IsNotFound(err):
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "Service %s is not exported\n", key)
 		return err

@@ -56,7 +56,10 @@ a Service that one of them exports is reachable in all of them as NAME.NAMESPACE
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	usage.Explain(root)
-	root.AddCommand(deployBrokerCommand(), joinCommand(), exportCommand(), unexportCommand(), statusCommand(), versionCommand())
+	root.AddCommand(
+		deployBrokerCommand(), joinCommand(), leaveCommand(), memberCommand(), rotateCommand(), revokeCommand(),
+		exportCommand(), unexportCommand(), statusCommand(), releaseHoldCommand(), versionCommand(),
+	)
 	return root
 }
 

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +18,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/transport"
 )
 
@@ -28,8 +31,24 @@ type noAnswer struct {
 
 func (e *noAnswer) Error() string { return e.text }
 
-// origin is where the parts of an access come from, as an operator would say it.
-type origin struct{ address, credentials string }
+// denied is a server's refusal of what credentials do not allow. Its text is a whole sentence with the fix,
+// however deep it lies in other errors.
+type denied struct {
+	status metav1.Status
+	from   origin
+}
+
+// Error says which verb and resource were refused, and to which credentials.
+func (e *denied) Error() string {
+	return fmt.Sprintf("%s; the credentials of %s do not suffice, %s", e.status.Message, e.from.credentials, e.from.fix)
+}
+
+// Status makes it an error of the API.
+func (e *denied) Status() metav1.Status { return e.status }
+
+// origin is where the parts of an access come from, as an operator would say it, and where there are better
+// credentials.
+type origin struct{ address, credentials, fix string }
 
 // named bounds each request, its answer included, and makes failures tell which server failed, where its
 // address came from, and what to do. http.Client's own limit would say less, and hide the error behind it.
@@ -54,6 +73,10 @@ func named(server string, from origin, timeout time.Duration) transport.WrapperF
 			case resp.StatusCode == http.StatusUnauthorized:
 				resp.Body.Close()
 				return nil, &noAnswer{fmt.Sprintf("API server %s does not accept the credentials of %s; they are wrong, revoked or expired, get new ones", server, from.credentials), true}
+			case resp.StatusCode == http.StatusForbidden:
+				if err := refusal(resp, from); err != nil {
+					return nil, err
+				}
 			case tooLate(req, resp):
 				resp.Body.Close()
 				return nil, &noAnswer{fmt.Sprintf("API server %s of %s is not ready to answer; it is starting or overloaded, try again soon", server, from.address), false}
@@ -61,6 +84,29 @@ func named(server string, from origin, timeout time.Duration) transport.WrapperF
 			return resp, nil
 		})
 	}
+}
+
+// refusal returns what a server says about missing rights. It returns nil for any other reason to refuse, whose
+// answer is left as it is.
+func refusal(resp *http.Response, from origin) error {
+	const enough = 64 << 10
+	text, err := io.ReadAll(io.LimitReader(resp.Body, enough))
+	if err != nil {
+		return err
+	}
+	e := &denied{from: from}
+	if json.Unmarshal(text, &e.status) != nil || e.status.Kind != "Status" || !strings.Contains(e.status.Message, " cannot ") {
+		resp.Body = &replayed{Reader: io.MultiReader(bytes.NewReader(text), resp.Body), Closer: resp.Body}
+		return nil
+	}
+	resp.Body.Close()
+	return e
+}
+
+// replayed is a body of which something was read already.
+type replayed struct {
+	io.Reader
+	io.Closer
 }
 
 // tooLate reports whether the server, which starts or has too much to do, asks the client to come back when
@@ -141,9 +187,12 @@ func rootOf(err error) error {
 // where possible what to do.
 func sentence(err error) string {
 	var unanswered *noAnswer
+	var refused *denied
 	switch {
 	case errors.As(err, &unanswered):
 		return unanswered.text
+	case errors.As(err, &refused):
+		return refused.Error()
 	case apierrors.IsForbidden(err):
 		return err.Error() + "; use the credentials of an administrator"
 	case meta.IsNoMatchError(err):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,25 +13,91 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // TestAgainstAPIServer runs testdata/server/*.txtar against a real API server, empty at the start of each:
-// the kubeconfig "admin" reaches it as an administrator, its context "nobody" without rights.
+// the kubeconfig "admin" reaches it as an administrator, its context "nobody" without rights. The command
+// `apply FILE` writes objects as they are, as other programs would; `object APIVERSION KIND NAMESPACE NAME` prints
+// one, or fails; `lack DEFINITION FIELD` takes a field of spec out of a definition, as an older Isthmus has it.
 func TestAgainstAPIServer(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		const why = "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them"
 		netlab.Skip(t, why)
 	}
-	testscript.Run(t, testscript.Params{Dir: filepath.Join("testdata", "server"), Setup: startServer})
+	testscript.Run(t, testscript.Params{
+		Dir: filepath.Join("testdata", "server"), Setup: startServer,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"apply": applyObjects, "object": printObject, "lack": lackField},
+	})
+}
+
+// admin returns an administrator's client of a script's server.
+func admin(ts *testscript.TestScript) client.Client {
+	t := target{kubeconfig: ts.MkAbs("admin"), timeout: defaultTimeout}
+	c, err := t.connect()
+	ts.Check(err)
+	return c
+}
+
+func applyObjects(ts *testscript.TestScript, _ bool, args []string) {
+	c := admin(ts)
+	for doc := range strings.SplitSeq(ts.ReadFile(args[0]), "\n---\n") {
+		want := &unstructured.Unstructured{}
+		ts.Check(yaml.Unmarshal([]byte(doc), &want.Object))
+		have := want.DeepCopy()
+		err := c.Create(context.Background(), have)
+		if apierrors.IsAlreadyExists(err) {
+			ts.Check(c.Get(context.Background(), client.ObjectKeyFromObject(want), have))
+			want.SetResourceVersion(have.GetResourceVersion())
+			have, err = want, c.Update(context.Background(), want.DeepCopy())
+		}
+		ts.Check(err)
+		if status, ok := want.Object["status"]; ok {
+			ts.Check(c.Get(context.Background(), client.ObjectKeyFromObject(want), have))
+			have.Object["status"] = status
+			ts.Check(c.Status().Update(context.Background(), have))
+		}
+	}
+}
+
+func printObject(ts *testscript.TestScript, neg bool, args []string) {
+	o := &unstructured.Unstructured{}
+	o.SetAPIVersion(args[0])
+	o.SetKind(args[1])
+	err := admin(ts).Get(context.Background(), client.ObjectKey{Namespace: args[2], Name: args[3]}, o)
+	if neg {
+		if !apierrors.IsNotFound(err) {
+			ts.Fatalf("%s %s/%s is there, or cannot be read: %v", args[1], args[2], args[3], err)
+		}
+		return
+	}
+	ts.Check(err)
+	o.SetManagedFields(nil)
+	text, err := yaml.Marshal(o.Object)
+	ts.Check(err)
+	_, err = ts.Stdout().Write(text)
+	ts.Check(err)
+}
+
+func lackField(ts *testscript.TestScript, _ bool, args []string) {
+	c, crd := admin(ts), &apiextensionsv1.CustomResourceDefinition{}
+	ts.Check(c.Get(context.Background(), client.ObjectKey{Name: args[0]}, crd))
+	for i := range crd.Spec.Versions {
+		delete(crd.Spec.Versions[i].Schema.OpenAPIV3Schema.Properties["spec"].Properties, args[1])
+	}
+	ts.Check(c.Update(context.Background(), crd))
 }
 
 func startServer(script *testscript.Env) error {
@@ -99,9 +166,13 @@ func issueTokens(ctx context.Context, cfg *rest.Config) error {
 			if s.Type != corev1.SecretTypeServiceAccountToken || len(s.Data) > 0 {
 				continue
 			}
-			request := &authenticationv1.TokenRequest{}
+			request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+				BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: s.Name, UID: s.UID},
+			}}
 			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Annotations[corev1.ServiceAccountNameKey]}}
-			if err := c.SubResource("token").Create(ctx, account, request); err != nil {
+			if err := c.SubResource("token").Create(ctx, account, request); apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+				continue // it was deleted meanwhile
+			} else if err != nil {
 				return err
 			}
 			s.Data = map[string][]byte{corev1.ServiceAccountTokenKey: []byte(request.Status.Token)}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,8 +33,8 @@ shown and does not make Isthmus unready.`,
   isthmusctl status -o json`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if format != "text" && format != "json" {
-				return fmt.Errorf("--output %s is unknown; use text or json", format)
+			if err := checkFormat(format); err != nil {
+				return err
 			}
 			t.timeout = min(defaultTimeout, timeout)
 			cfg, _, err := t.config()
@@ -156,12 +155,6 @@ type conditionReport struct {
 	Message string `json:"message,omitempty"`
 }
 
-func writeJSON(w io.Writer, r *report) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
-}
-
 // writeText prints r as people read it.
 func (r *report) writeText(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -177,6 +170,12 @@ func (r *report) writeText(out io.Writer) error {
 	}
 	line("agents\t%d of %d ready", r.Agents.Ready, r.Agents.Desired)
 	line("services\t%d exported here, %d imported", r.Services.Exports, r.Services.Imports)
+	if len(r.Controller.Members) > 0 {
+		line("\nMEMBER\tSTATE\tSINCE\tHELD")
+		for _, m := range r.Controller.Members {
+			line("%s\t%s\t%s\t%d", m.ID, m.State, since(m.Since), m.Held)
+		}
+	}
 	if len(r.Agents.Nodes) > 0 {
 		line("\nNODE\tREADY\tHOOKS\tFRONTENDS\tBACKENDS\tDNS\tVERSION")
 		for _, n := range r.Agents.Nodes {
@@ -207,6 +206,11 @@ func (r *report) writeText(out io.Writer) error {
 			line("%s\t%s\t%s=%s\t%s\t%s", c.Kind, c.Name, c.Type, c.Status, c.Reason, strings.ReplaceAll(c.Message, "\n", " "))
 		}
 	}
+	for _, m := range r.Controller.Members {
+		if m.Held > 0 {
+			line("\nheld: %d of member %s vanished at once and are kept; if that was meant, isthmusctl release-hold %s", m.Held, m.ID, m.ID)
+		}
+	}
 	if len(r.Waiting) > 0 {
 		line("\nNot ready:")
 		for _, s := range r.Waiting {
@@ -216,6 +220,14 @@ func (r *report) writeText(out io.Writer) error {
 		line("\nready")
 	}
 	return w.Flush()
+}
+
+// since is a time as people read it, "-" for none.
+func since(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format(time.RFC3339)
 }
 
 // missing lists the optional abilities that nodes lack, each once with its nodes.

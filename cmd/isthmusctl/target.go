@@ -12,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -36,6 +38,34 @@ func (t *target) bind(f *pflag.FlagSet) {
 	f.StringVar(&t.kubeconfig, "kubeconfig", "", "path of the cluster's kubeconfig (default: as kubectl finds it)")
 	f.StringVar(&t.context, "context", "", "context of the kubeconfig (default: the current one)")
 	t.timeout = defaultTimeout
+}
+
+// bindBroker is bind for the broker of a command that works on two clusters.
+func (t *target) bindBroker(f *pflag.FlagSet) {
+	f.StringVar(&t.kubeconfig, "broker-kubeconfig", "", "path of a kubeconfig with an administrator's access to the broker")
+	f.StringVar(&t.context, "broker-context", "", "context of that kubeconfig, or of the cluster's own (default: the current one)")
+}
+
+// broker connects to the broker of a command that works on two clusters, of which member is the other one.
+func (t *target) broker(cmd *cobra.Command, member target) (client.Client, error) {
+	if t.kubeconfig == "" && t.context == "" {
+		return nil, fmt.Errorf("no --broker-kubeconfig; %s works on the broker too, so give the path of an administrator's kubeconfig for it", cmd.Name())
+	}
+	other := *t
+	other.timeout = member.timeout
+	if other.kubeconfig == "" {
+		other.kubeconfig = member.kubeconfig
+	}
+	return other.connect()
+}
+
+// connect reads the kubeconfig and returns a client for all kinds that isthmusctl knows.
+func (t *target) connect() (client.Client, error) {
+	cfg, _, err := t.config()
+	if err != nil {
+		return nil, err
+	}
+	return connect(cfg)
 }
 
 func (t *target) bindTimeout(f *pflag.FlagSet) {
@@ -76,7 +106,7 @@ func (t *target) config() (cfg *rest.Config, namespace string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("%s cannot be used: %w", t.source(), err)
 	}
-	prepare(cfg, origin{address: t.source(), credentials: t.source()}, t.timeout)
+	prepare(cfg, origin{address: t.source(), credentials: t.source(), fix: "use an administrator's"}, t.timeout)
 	return cfg, namespace, nil
 }
 
@@ -108,6 +138,8 @@ func prepare(cfg *rest.Config, from origin, timeout time.Duration) {
 	cfg.UserAgent = "isthmusctl/" + version.String()
 	cfg.QPS, cfg.Burst = 50, 100
 	cfg.WarningHandler = rest.NoWarnings{}
+	cfg.ContentType = runtime.ContentTypeJSON // so that refusals can be read on the way
+	cfg.AcceptContentTypes = runtime.ContentTypeJSON
 	cfg.Wrap(named(cfg.Host, from, timeout))
 }
 

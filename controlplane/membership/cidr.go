@@ -1,9 +1,11 @@
 package membership
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	mathbits "math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,12 +23,33 @@ var (
 // nobody routes it, and a ClusterSetIP never leaves a node.
 var defaultRange4 = netip.MustParsePrefix("243.0.0.0/8")
 
-// blockBits is the prefix length of the block that a member gets of a range.
-func blockBits(r netip.Prefix) int {
+// defaultClusterSize is how many addresses an IPv4 block has unless somebody says otherwise: a /16.
+const defaultClusterSize = 1 << 16
+
+// blockBits is the prefix length of the block that a member gets of a range: a /64, or the least power of two
+// that holds size addresses (0 is the default), and never more than half of the range.
+func blockBits(r netip.Prefix, size int64) int {
+	bits := 64
 	if r.Addr().Is4() {
-		return 16
+		bits = 32 - bitsFor(cmp.Or(size, defaultClusterSize))
 	}
-	return 64
+	return max(bits, r.Bits()+1)
+}
+
+// bitsFor returns the least n for which n bits tell size things apart.
+func bitsFor(size int64) int { return mathbits.Len64(uint64(size - 1)) }
+
+// checkSize reports why size, a number of addresses, cannot be that of blocks in ranges.
+func checkSize(size int64, ranges []netip.Prefix) error {
+	if size < 4 {
+		return fmt.Errorf("a block of %d addresses is too small; it needs at least 4", size)
+	}
+	for _, r := range ranges {
+		if r.Addr().Is4() && (size > 1<<31 || 32-bitsFor(size) <= r.Bits()) {
+			return fmt.Errorf("a block of %d addresses is more than half of range %s; choose at most %d", size, r, uint64(1)<<(31-r.Bits()))
+		}
+	}
+	return nil
 }
 
 // randomULA draws a range of unique local addresses (RFC 4193, section 3.2.1: 40 random bits).
@@ -55,6 +78,16 @@ func ParseCIDRs(texts []string) ([]netip.Prefix, error) {
 		return nil, errors.Join(faults...)
 	}
 	return prefixes, nil
+}
+
+// checkRanges reports why prefixes cannot be the ranges of ClusterSetIPs, of which a member gets at most half.
+func checkRanges(prefixes []netip.Prefix) error {
+	for _, p := range prefixes {
+		if p.Addr().BitLen()-p.Bits() < 3 {
+			return fmt.Errorf("%s is too small; it needs at least 8 addresses, of which a member gets a half", p)
+		}
+	}
+	return checkVIPs(prefixes)
 }
 
 // checkVIPs reports why ClusterSetIPs cannot come from prefixes: two of one family, or addresses that
@@ -138,4 +171,23 @@ func parsed(ts []string) []netip.Prefix {
 		}
 	}
 	return prefixes
+}
+
+// compact returns prefixes that hold the same addresses as ps, as few as possible, sorted.
+func compact(ps []netip.Prefix) []netip.Prefix {
+	var kept []netip.Prefix
+	for _, p := range slices.SortedFunc(slices.Values(ps), comparePrefix) {
+		if n := len(kept); n > 0 && within(p, kept[n-1]) {
+			continue
+		}
+		kept = append(kept, p)
+		for n := len(kept); n > 1; n = len(kept) { // two halves are one whole
+			whole := netip.PrefixFrom(kept[n-2].Addr(), kept[n-2].Bits()-1)
+			if kept[n-1].Bits() != kept[n-2].Bits() || whole != whole.Masked() || !whole.Contains(kept[n-1].Addr()) {
+				break
+			}
+			kept = append(kept[:n-2], whole)
+		}
+	}
+	return kept
 }

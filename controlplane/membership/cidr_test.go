@@ -3,16 +3,8 @@ package membership
 import (
 	"errors"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	mcscrd "sigs.k8s.io/mcs-api/config/crd"
 
 	"pgregory.net/rapid"
 
@@ -127,9 +119,11 @@ func TestRandomULA(t *testing.T) {
 
 func TestCheckAddresses(t *testing.T) {
 	ranges := cidrs("243.0.0.0/8")
-	others := map[string]v1alpha1.MemberSpec{"b": {
-		PodCIDRs: []string{"10.2.0.0/16"}, NodeCIDRs: []string{"192.0.2.2/32"}, ServiceCIDRs: []string{"10.96.0.0/12"},
-	}}
+	others := []claim{{id: "b", reservation: reservation{Spec: v1alpha1.MemberSpec{
+		PodCIDRs: []string{"10.2.0.0/16"}, NodeCIDRs: []string{"192.0.2.2/32"}, ServiceCIDRs: []string{"10.96.0.0/12"}, ExtraCIDRs: []string{"198.51.100.0/24"},
+	}}}}
+	vips := v1alpha1.Settings{Endpoints: v1alpha1.EndpointsServiceVIP}
+	lighthouse := v1alpha1.Settings{Profile: v1alpha1.ProfileLighthouse}
 	tests := map[string]struct {
 		spec  v1alpha1.MemberSpec
 		ok    bool
@@ -137,9 +131,14 @@ func TestCheckAddresses(t *testing.T) {
 	}{
 		"distinct":                 {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.1.0.0/16"}, NodeCIDRs: []string{"192.0.2.1/32"}, ServiceCIDRs: []string{"10.200.0.0/16"}}, ok: true},
 		"the same service CIDR":    {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.1.0.0/16"}, ServiceCIDRs: []string{"10.96.0.0/12"}}, ok: true, notes: 1},
+		"the same, as endpoints":   {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.96.0.0/12"}, Settings: vips}},
+		"the same, lighthouse":     {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.96.0.0/12"}, Settings: lighthouse}},
 		"pods on pods":             {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.2.128.0/24"}}},
 		"pods on nodes":            {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"192.0.2.0/24"}}},
 		"pods on services":         {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"10.97.0.0/16"}}},
+		"pods on others":           {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"198.51.100.0/25"}}},
+		"others on pods":           {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"10.2.0.0/24"}}},
+		"others on ClusterSetIPs":  {spec: v1alpha1.MemberSpec{ExtraCIDRs: []string{"243.9.0.0/24"}}},
 		"nodes on nodes":           {spec: v1alpha1.MemberSpec{NodeCIDRs: []string{"192.0.2.2/32"}}},
 		"services on pods":         {spec: v1alpha1.MemberSpec{ServiceCIDRs: []string{"10.2.0.0/16"}}},
 		"pods on ClusterSetIPs":    {spec: v1alpha1.MemberSpec{PodCIDRs: []string{"243.1.0.0/16"}}},
@@ -147,75 +146,69 @@ func TestCheckAddresses(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			var j Joined
-			err := checkAddresses(tc.spec, ranges, others, &j)
+			notes, err := checkAddresses(tc.spec, ranges, others)
 			if (err == nil) != tc.ok || err != nil && !errors.Is(err, ErrOverlap) {
 				t.Errorf("got %v", err)
 			}
-			if len(j.Notes) != tc.notes {
-				t.Errorf("notes %q, want %d", j.Notes, tc.notes)
+			if len(notes) != tc.notes {
+				t.Errorf("notes %q, want %d", notes, tc.notes)
 			}
 		})
 	}
 }
 
-func TestNewerDefinitionsStay(t *testing.T) {
-	crd := func(release, schema string) *apiextensionsv1.CustomResourceDefinition {
-		labels := map[string]string{}
-		if release != "" {
-			labels[mcscrd.ReleaseVersionLabel] = release
-		}
-		if schema != "" {
-			labels[mcscrd.CustomResourceDefinitionSchemaRevisionLabel] = schema
-		}
-		return &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Labels: labels}}
-	}
-	tests := map[string]struct {
-		have, ours *apiextensionsv1.CustomResourceDefinition
-		want       bool
+func TestBlockBits_L37(t *testing.T) {
+	for name, tc := range map[string]struct {
+		in   string
+		size int64
+		want int
 	}{
-		"the same":        {crd("v0.5.2", "0"), crd("v0.5.2", "0"), false},
-		"older":           {crd("v0.5.1", "7"), crd("v0.5.2", "0"), false},
-		"newer release":   {crd("v0.10.0", "0"), crd("v0.5.2", "0"), true},
-		"newer schema":    {crd("v0.5.2", "2"), crd("v0.5.2", "1"), true},
-		"without labels":  {crd("", ""), crd("v0.5.2", "0"), false},
-		"ours has none":   {crd("", ""), crd("", ""), false},
-		"a strange label": {crd("latest", "x"), crd("v0.5.2", "0"), false},
-	}
-	for name, tc := range tests {
+		"the default":                {"243.0.0.0/8", 0, 16},
+		"a power of two":             {"243.0.0.0/8", 4096, 20},
+		"rounded up":                 {"243.0.0.0/8", 4097, 19},
+		"half of a small range":      {"243.0.0.0/16", 0, 17},
+		"half of a tiny range":       {"243.0.0.0/29", 0, 30},
+		"IPv6":                       {"fd00::/48", 4096, 64},
+		"half of a small IPv6 range": {"fd00::/112", 0, 113},
+	} {
 		t.Run(name, func(t *testing.T) {
-			if got := newer(tc.have, tc.ours); got != tc.want {
-				t.Errorf("newer = %t", got)
+			if got := blockBits(netip.MustParsePrefix(tc.in), tc.size); got != tc.want {
+				t.Errorf("blockBits = %d, want %d", got, tc.want)
 			}
 		})
 	}
 }
 
-func TestBrokerInfoFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "info.yaml")
-	want := BrokerInfo{
-		Kind: brokerInfoKind, ClusterSetID: "prod", Server: "https://192.0.2.1:6443", CA: []byte("pem"),
-		Namespace: "isthmus-broker", Token: "secret", Expires: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
-	}
-	for range 2 { // the second time over the first
-		if err := want.Write(path); err != nil {
-			t.Fatal(err)
+// TestCompactLaws: the same addresses, nothing twice, and nothing that two prefixes of one length say where
+// one would do.
+func TestCompactLaws(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var in []netip.Prefix
+		for range rapid.IntRange(0, 12).Draw(t, "n") {
+			a := netip.AddrFrom4([4]byte{10, 0, 0, rapid.Byte().Draw(t, "addr")})
+			in = append(in, netip.PrefixFrom(a, rapid.IntRange(24, 32).Draw(t, "bits")).Masked())
 		}
-	}
-	got, err := ReadBrokerInfo(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("read back (-want +got):\n%s", diff)
-	}
-	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", fi.Mode(), err)
-	}
-	if err := want.Check(want.Expires); err != nil {
-		t.Errorf("at its last moment: %v", err)
-	}
-	if err := want.Check(want.Expires.Add(1)); !errors.Is(err, ErrExpired) {
-		t.Errorf("after its last moment: %v", err)
-	}
+		out := compact(slices.Clone(in))
+		contains := func(ps []netip.Prefix, a netip.Addr) int {
+			n := 0
+			for _, p := range ps {
+				if p.Contains(a) {
+					n++
+				}
+			}
+			return n
+		}
+		for i := range 256 {
+			a := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
+			if n := contains(out, a); n > 1 || (n == 1) != (contains(in, a) > 0) {
+				t.Fatalf("%v became %v: %s is there %d times", in, out, a, n)
+			}
+		}
+		for i := 1; i < len(out); i++ {
+			whole := netip.PrefixFrom(out[i-1].Addr(), out[i-1].Bits()-1)
+			if out[i].Bits() == out[i-1].Bits() && whole.Masked() == whole && whole.Contains(out[i].Addr()) {
+				t.Fatalf("%v became %v: %s says two of them", in, out, whole)
+			}
+		}
+	})
 }

@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
 // ErrExpired says that a broker-info file may no longer be used to join.
@@ -26,6 +28,11 @@ var ErrExpired = errors.New("the broker-info file has expired")
 type BrokerInfo struct {
 	Kind         string `json:"kind"` // BrokerInfo
 	ClusterSetID string `json:"clusterSetID"`
+	// The ClusterSet's settings, as of when the file was written, for people to read: join asks the broker.
+	ClusterSetIPEnabled     *bool    `json:"clustersetIPEnabled,omitempty"`
+	ClusterSetIPCIDRRange   []string `json:"clustersetIPCIDRRange,omitempty"`
+	ClusterSetIPClusterSize int64    `json:"clustersetIPClusterSize,omitempty"`
+	v1alpha1.Settings       `json:",inline"`
 	// Server is the URL of the broker's API server, CA its certificate authority (PEM); none means that
 	// the system's are trusted.
 	Server    string `json:"server"`
@@ -129,12 +136,13 @@ func (b BrokerInfo) RESTConfig() *rest.Config {
 	return &rest.Config{Host: b.Server, BearerToken: b.Token, TLSClientConfig: rest.TLSClientConfig{CAData: b.CA}}
 }
 
-// kubeconfig is what a member's controller uses: the broker at b, the given token, and b's namespace.
-func (b BrokerInfo) kubeconfig(token string) ([]byte, error) {
+// kubeconfig is what a member's controller uses: the broker at b, b's namespace, and the token of a file
+// beside it.
+func (b BrokerInfo) kubeconfig() ([]byte, error) {
 	const name = "broker"
 	text, err := clientcmd.Write(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{name: {Server: b.Server, CertificateAuthorityData: b.CA}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{name: {Token: token}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{name: {TokenFile: v1alpha1.BrokerSecretToken}},
 		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name, Namespace: b.Namespace}},
 		CurrentContext: name,
 	})

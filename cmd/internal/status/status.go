@@ -86,7 +86,28 @@ type Controller struct {
 	Ready   bool     `json:"ready"`
 	Waiting []string `json:"waiting,omitempty"`
 	Broker  Broker   `json:"broker"`
+	// Members are the other members of the ClusterSet, sorted by id.
+	Members []Member `json:"members,omitempty"`
 }
+
+// Member is how another member fares, as far as a controller can tell.
+type Member struct {
+	ID    string      `json:"id"`
+	State MemberState `json:"state"`
+	Since time.Time   `json:"since,omitzero"` // of the state
+	// Held is how many of its Services are kept here although they vanished, because too much vanished at once.
+	Held int `json:"held,omitempty"`
+}
+
+// MemberState says whether a member lives.
+type MemberState string
+
+// A stale member has not renewed its Lease for a while and its endpoints stay; those of a dead one are gone.
+const (
+	MemberLive  MemberState = "live"
+	MemberStale MemberState = "stale"
+	MemberDead  MemberState = "dead"
+)
 
 // Broker is how a controller gets on with the broker.
 type Broker struct {

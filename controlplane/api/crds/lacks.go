@@ -2,57 +2,74 @@ package crds
 
 import (
 	"slices"
+	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// Lacks returns what have does not know and want knows, sorted: served versions, as "version v1beta1", and
-// in versions that both serve, fields and allowed values, as "spec.leftAt" and `spec.profile "kep"`. So one
-// that lacks nothing stores everything that was written for the other one. It changes neither.
+// Lacks returns what have does not know and want knows: served versions, as "version v1beta1", and then, in
+// versions that both serve, fields and allowed values, as "spec.leftAt" and `spec.profile "kep"`, each sorted.
+// So one that lacks nothing stores everything that was written for the other one. It changes neither.
 //
 // An older definition of a kind lacks something of a newer one, because fields are only ever added.
 func Lacks(have, want *apiextensionsv1.CustomResourceDefinition) []string {
-	var lacks []string
+	var versions, fields []string
 	for _, w := range want.Spec.Versions {
 		if !w.Served {
 			continue
 		}
 		i := slices.IndexFunc(have.Spec.Versions, func(h apiextensionsv1.CustomResourceDefinitionVersion) bool { return h.Served && h.Name == w.Name })
 		if i < 0 {
-			lacks = append(lacks, "version "+w.Name)
+			versions = append(versions, "version "+w.Name)
 			continue
 		}
-		known := map[string]bool{}
-		for _, path := range paths(have.Spec.Versions[i].Schema) {
-			known[path] = true
-		}
-		for _, path := range paths(w.Schema) {
-			if !known[path] {
-				lacks = append(lacks, path)
+		known := survey(have.Spec.Versions[i].Schema)
+		for path := range survey(w.Schema).paths {
+			if !known.has(path) {
+				fields = append(fields, path)
 			}
 		}
 	}
-	slices.Sort(lacks)
-	return slices.Compact(lacks)
+	slices.Sort(versions)
+	slices.Sort(fields)
+	return append(versions, slices.Compact(fields)...)
 }
 
-// paths returns the path of each field, and of each value of an enumeration, in no particular order.
-func paths(v *apiextensionsv1.CustomResourceValidation) []string {
+// schema is what a definition knows: the path of each field and of each value of an enumeration, and below
+// which paths it keeps everything, known or not.
+type schema struct {
+	paths map[string]bool
+	open  []string
+}
+
+// has reports whether the schema keeps what stands at path.
+func (s schema) has(path string) bool {
+	return s.paths[path] || slices.ContainsFunc(s.open, func(open string) bool { return strings.HasPrefix(path, open) })
+}
+
+// survey reads a schema. That of every object's type and metadata is left out, for the API server knows it.
+func survey(v *apiextensionsv1.CustomResourceValidation) schema {
+	found := schema{paths: map[string]bool{}}
 	if v == nil || v.OpenAPIV3Schema == nil {
-		return nil
+		return found
 	}
-	var found []string
 	var walk func(at string, s *apiextensionsv1.JSONSchemaProps)
 	walk = func(at string, s *apiextensionsv1.JSONSchemaProps) {
+		if s.XPreserveUnknownFields != nil && *s.XPreserveUnknownFields {
+			found.open = append(found.open, at)
+		}
 		for _, e := range s.Enum {
-			found = append(found, at+" "+string(e.Raw))
+			found.paths[at+" "+string(e.Raw)] = true
 		}
 		for name := range s.Properties {
-			field := name
-			if at != "" {
-				field = at + "." + name
+			field := at + "." + name
+			if at == "" {
+				field = name
+				if slices.Contains([]string{"apiVersion", "kind", "metadata"}, name) {
+					continue
+				}
 			}
-			found = append(found, field)
+			found.paths[field] = true
 			p := s.Properties[name]
 			walk(field, &p)
 		}

@@ -30,14 +30,17 @@ func TestLacks(t *testing.T) {
 		have, want map[string]string
 		lacks      []string
 	}{
-		"the same":      {map[string]string{"v1": small}, map[string]string{"v1": small}, nil},
-		"knows more":    {map[string]string{"v1": small, "v2": small}, map[string]string{"v1": `{properties: {spec: {}}}`}, nil},
-		"a version":     {map[string]string{"v1": small}, map[string]string{"v1": small, "v2": small}, []string{"version v2"}},
-		"a field":       {map[string]string{"v1": small}, map[string]string{"v1": `{properties: {spec: {properties: {a: {}, b: {}}}}}`}, []string{"spec.b"}},
-		"in a list":     {map[string]string{"v1": `{properties: {l: {items: {properties: {}}}}}`}, map[string]string{"v1": `{properties: {l: {items: {properties: {x: {}}}}}}`}, []string{"l[].x"}},
-		"in a map":      {map[string]string{"v1": `{properties: {m: {}}}`}, map[string]string{"v1": `{properties: {m: {additionalProperties: {properties: {x: {}}}}}}`}, []string{"m.*.x"}},
-		"a value":       {map[string]string{"v1": `{properties: {e: {enum: [p]}}}`}, map[string]string{"v1": `{properties: {e: {enum: [p, q]}}}`}, []string{`e "q"`}},
-		"has no schema": {map[string]string{"v1": `{}`}, map[string]string{"v1": small}, []string{"spec", "spec.a"}},
+		"the same":                    {map[string]string{"v1": small}, map[string]string{"v1": small}, nil},
+		"knows more":                  {map[string]string{"v1": small, "v2": small}, map[string]string{"v1": `{properties: {spec: {}}}`}, nil},
+		"a version":                   {map[string]string{"v1": small}, map[string]string{"v1": small, "v2": small}, []string{"version v2"}},
+		"a field":                     {map[string]string{"v1": small}, map[string]string{"v1": `{properties: {spec: {properties: {a: {}, b: {}}}}}`}, []string{"spec.b"}},
+		"in a list":                   {map[string]string{"v1": `{properties: {l: {items: {properties: {}}}}}`}, map[string]string{"v1": `{properties: {l: {items: {properties: {x: {}}}}}}`}, []string{"l[].x"}},
+		"in a map":                    {map[string]string{"v1": `{properties: {m: {}}}`}, map[string]string{"v1": `{properties: {m: {additionalProperties: {properties: {x: {}}}}}}`}, []string{"m.*.x"}},
+		"a value":                     {map[string]string{"v1": `{properties: {e: {enum: [p]}}}`}, map[string]string{"v1": `{properties: {e: {enum: [p, q]}}}`}, []string{`e "q"`}},
+		"metadata":                    {map[string]string{"v1": `{}`}, map[string]string{"v1": `{properties: {metadata: {}, kind: {}, apiVersion: {}}}`}, nil},
+		"keeps all":                   {map[string]string{"v1": `{properties: {s: {x-kubernetes-preserve-unknown-fields: true}}}`}, map[string]string{"v1": `{properties: {s: {properties: {x: {}}}, t: {}}}`}, []string{"t"}},
+		"first versions, then fields": {map[string]string{"v1": `{}`}, map[string]string{"v1": small, "v2": small}, []string{"version v2", "spec", "spec.a"}},
+		"has no schema":               {map[string]string{"v1": `{}`}, map[string]string{"v1": small}, []string{"spec", "spec.a"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

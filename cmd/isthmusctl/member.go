@@ -1,0 +1,200 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
+)
+
+func memberCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "member",
+		Short:   "Show and change what is registered on the broker",
+		Example: "  isthmusctl member list --kubeconfig broker.kubeconfig",
+		Args:    usage.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(memberListCommand(), memberSetCommand())
+	return cmd
+}
+
+func bindBrokerNamespace(cmd *cobra.Command, namespace *string) {
+	cmd.Flags().StringVar(namespace, "broker-namespace", v1alpha1.DefaultBrokerNamespace, "namespace that is the broker")
+}
+
+// oneID wants the id of a member and nothing else.
+func oneID(command string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("%s needs one argument, a member's id; it got %d", command, len(args))
+		}
+		return clusterset.ClusterID(args[0]).Validate()
+	}
+}
+
+// memberListed is one member as -o json prints it; the text is made of it.
+type memberListed struct {
+	v1alpha1.MemberSpec
+	Seen    *time.Time `json:"seen,omitempty"` // when it last said that it lives
+	Revoked bool       `json:"revoked,omitempty"`
+}
+
+func memberListCommand() *cobra.Command {
+	var t target
+	var namespace, format string
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the members of a ClusterSet",
+		Long: `List the members of a ClusterSet, with their addresses and when each last said that it lives. One that has left
+is shown for an hour.`,
+		Example: `  isthmusctl member list --kubeconfig broker.kubeconfig
+  isthmusctl member list --kubeconfig broker.kubeconfig -o json`,
+		Args: usage.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkFormat(format); err != nil {
+				return err
+			}
+			c, err := t.connect()
+			if err != nil {
+				return err
+			}
+			registered, err := membership.List(cmd.Context(), c, namespace)
+			if err != nil {
+				return explainBroker(err, t)
+			}
+			members := []memberListed{}
+			for _, r := range registered {
+				m := memberListed{MemberSpec: r.Spec, Revoked: r.Revoked}
+				if !r.Seen.IsZero() {
+					m.Seen = &r.Seen
+				}
+				members = append(members, m)
+			}
+			if format == "json" {
+				return writeJSON(cmd.OutOrStdout(), members)
+			}
+			return writeMembers(cmd.OutOrStdout(), members, time.Now())
+		},
+	}
+	t.bind(cmd.Flags())
+	t.bindTimeout(cmd.Flags())
+	bindBrokerNamespace(cmd, &namespace)
+	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func checkFormat(format string) error {
+	if format != "text" && format != "json" {
+		return fmt.Errorf("--output %s is unknown; use text or json", format)
+	}
+	return nil
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// writeMembers prints members as people read them.
+func writeMembers(out io.Writer, members []memberListed, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "MEMBER\tSTATE\tSEEN\tPODS\tNODES\tSERVICES\tEXTRA\tCLUSTERSETIPS\tJOINED")
+	for _, m := range members {
+		state, seen := "member", "never"
+		switch {
+		case m.LeftAt != nil:
+			state = "left"
+		case m.Revoked:
+			state = "revoked"
+		}
+		if m.Seen != nil {
+			seen = ago(now, *m.Seen)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.ClusterID, state, seen, short(m.PodCIDRs), short(m.NodeCIDRs), short(m.ServiceCIDRs),
+			short(m.ExtraCIDRs), short(m.ClusterSetIPCIDR), ago(now, m.JoinTime.Time))
+	}
+	return w.Flush() // which reports the errors of all
+}
+
+// ago says how long before now t is, as kubectl does.
+func ago(now, t time.Time) string { return duration.HumanDuration(now.Sub(t)) + " ago" }
+
+// short lists a few of items, and how many there are more.
+func short(items []string) string {
+	const few = 3
+	if len(items) > few {
+		return fmt.Sprintf("%s and %d more", list(items[:few-1]), len(items)-few+1)
+	}
+	return list(items)
+}
+
+func memberSetCommand() *cobra.Command {
+	var t target
+	var namespace string
+	var pods, nodes, services, extra, blocks []string
+	cmd := &cobra.Command{
+		Use:   "set ID",
+		Short: "Change the addresses that are registered for a member",
+		Long: `Change the addresses that are registered for a member: where its endpoints may be, and which ClusterSetIPs it may
+give. Each flag replaces what was registered of its kind. The other members go by it at once; later joins of
+the cluster keep it.`,
+		Example: `  isthmusctl member set a --pod-cidr 10.1.0.0/16,10.11.0.0/16 --kubeconfig broker.kubeconfig
+  isthmusctl member set a --extra-cidr 192.0.2.0/24 --kubeconfig broker.kubeconfig`,
+		Args: oneID("member set"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var a membership.Addresses
+			var vips []netip.Prefix
+			err := errors.Join(
+				parse(cmd, &a.Pods, "pod-cidr", pods),
+				parse(cmd, &a.Nodes, "node-cidr", nodes),
+				parse(cmd, &a.Services, "service-cidr", services),
+				parse(cmd, &a.Extra, "extra-cidr", extra),
+				parse(cmd, &vips, "clusterset-ip-cidr", blocks),
+			)
+			if err != nil {
+				return err
+			}
+			if a.Pods == nil && a.Nodes == nil && a.Services == nil && a.Extra == nil && vips == nil {
+				return errors.New("member set needs to know what: give --pod-cidr, --node-cidr, --service-cidr, --extra-cidr or --clusterset-ip-cidr")
+			}
+			c, err := t.connect()
+			if err != nil {
+				return err
+			}
+			m, err := membership.Set(cmd.Context(), c, namespace, args[0], a, vips)
+			if err != nil {
+				return explainBroker(err, t)
+			}
+			if len(vips) > 0 {
+				note := fmt.Sprintf("the controller of cluster %s takes its new block over when the cluster joins again and Deployment isthmus-controller is restarted", args[0])
+				if err := tell(cmd, note); err != nil {
+					return err
+				}
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "member %s\n  %-13s  %s\n  %-13s  %s\n  %-13s  %s\n  %-13s  %s\n  %-13s  %s\n", args[0],
+				"pods", list(m.Spec.PodCIDRs), "nodes", list(m.Spec.NodeCIDRs), "services", list(m.Spec.ServiceCIDRs),
+				"extra", list(m.Spec.ExtraCIDRs), "ClusterSetIPs", list(m.Spec.ClusterSetIPCIDR))
+			return err
+		},
+	}
+	f := cmd.Flags()
+	t.bind(f)
+	t.bindTimeout(f)
+	bindBrokerNamespace(cmd, &namespace)
+	bindAddresses(f, &pods, &nodes, &services, &extra, "as they are")
+	f.StringSliceVar(&blocks, "clusterset-ip-cidr", nil, "blocks the cluster's ClusterSetIPs come from, one a family (default: as they are)")
+	return cmd
+}

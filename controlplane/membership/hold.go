@@ -1,0 +1,64 @@
+package membership
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// releaseLife is how long an asking to release a hold is kept on the Member: longer than any controller needs
+// to see it.
+const releaseLife = 24 * time.Hour
+
+// ReleaseHold tells the controller of the cluster behind member, installed in namespace, to believe what the
+// member source has withdrawn until now and is held back. It returns the id of the cluster itself. Error:
+// ErrNotJoined.
+func ReleaseHold(ctx context.Context, member client.Client, namespace string, source clusterset.ClusterID, now time.Time) (string, error) {
+	if err := source.Validate(); err != nil {
+		return "", err
+	}
+	var self string
+	err := retry.RetryOnConflict(contention, func() error {
+		m, err := ownMember(ctx, member, namespace)
+		if err != nil {
+			return err
+		}
+		self = m.Name
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"resourceVersion": m.ResourceVersion,
+			"annotations":     map[string]any{v1alpha1.AnnotationReleaseHold: releases(m.Annotations[v1alpha1.AnnotationReleaseHold], source, now)},
+		}})
+		if err != nil {
+			return fmt.Errorf("encode annotation: %w", err)
+		}
+		return member.Patch(ctx, m, client.RawPatch(types.MergePatchType, patch), fieldOwner)
+	})
+	if err != nil {
+		return "", fmt.Errorf("ask to release what is held of cluster %s: %w", source, err)
+	}
+	return self, nil
+}
+
+// releases returns the annotation have with source released at now. What is old or unreadable goes.
+func releases(have string, source clusterset.ClusterID, now time.Time) string {
+	kept := []string{string(source) + "=" + now.UTC().Format(time.RFC3339)}
+	for entry := range strings.SplitSeq(have, ",") {
+		id, text, _ := strings.Cut(entry, "=")
+		at, err := time.Parse(time.RFC3339, text)
+		if err == nil && id != string(source) && now.Sub(at) < releaseLife {
+			kept = append(kept, entry)
+		}
+	}
+	slices.Sort(kept)
+	return strings.Join(kept, ",")
+}

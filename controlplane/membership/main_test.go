@@ -1,0 +1,161 @@
+package membership
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
+)
+
+var brokerServer, memberServer, otherServer apitest.Server
+
+func TestMain(m *testing.M) {
+	os.Exit(apitest.Run(m, &brokerServer, &memberServer, &otherServer))
+}
+
+func newClient(t testing.TB, cfg *rest.Config) client.Client {
+	t.Helper()
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// deploy makes a broker in a namespace of the test's own and plays the controller that issues tokens
+// into Secrets, which the test's API server lacks. The tokens are real.
+func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
+	t.Helper()
+	cfg := brokerServer.Config(t)
+	admin := newClient(t, cfg)
+	b.Server, b.CA, b.TokenTTL = cfg.Host, cfg.CAData, time.Hour
+	d, err := DeployBroker(t.Context(), admin, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var tokens errgroup.Group
+	tokens.Go(func() error { return issueTokens(ctx, admin, b.Namespace) })
+	t.Cleanup(func() {
+		cancel()
+		if err := tokens.Wait(); err != nil {
+			t.Errorf("issue tokens: %v", err)
+		}
+	})
+	return d.Info, admin
+}
+
+// issueTokens gives each Secret that asks for one a token of its account that dies with the Secret.
+func issueTokens(ctx context.Context, admin client.Client, namespace string) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		secrets := &corev1.SecretList{}
+		if err := admin.List(ctx, secrets, client.InNamespace(namespace)); err != nil {
+			continue // at the end of the test
+		}
+		for _, s := range secrets.Items {
+			if s.Type != corev1.SecretTypeServiceAccountToken || len(s.Data) > 0 {
+				continue
+			}
+			request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+				BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: s.Name, UID: s.UID},
+			}}
+			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: s.Annotations[corev1.ServiceAccountNameKey]}}
+			if err := admin.SubResource("token").Create(ctx, account, request); err != nil {
+				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+					continue // it was deleted meanwhile
+				}
+				return err
+			}
+			s.Data = map[string][]byte{corev1.ServiceAccountTokenKey: []byte(request.Status.Token)}
+			if err := admin.Update(ctx, &s); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+				return err
+			}
+		}
+	}
+}
+
+// request is a Request to join the broker of info, with addresses that meet nobody's: n tells members apart.
+func request(info BrokerInfo, id clusterset.ClusterID, n int) Request {
+	return Request{
+		ClusterID: id, Broker: info, Namespace: fmt.Sprintf("%s-%s", info.Namespace, strings.ReplaceAll(string(id), ".", "-")),
+		Addresses: Addresses{
+			Pods:     cidrs(fmt.Sprintf("10.%d.0.0/16", n)),
+			Nodes:    cidrs(fmt.Sprintf("192.0.2.%d/32", n)),
+			Services: cidrs("10.96.0.0/12"),
+		},
+	}
+}
+
+// cluster returns an administrator's client of a cluster that says nothing of itself. Joins of the test are
+// taken back at its end, as far as the whole cluster is concerned.
+func cluster(t *testing.T, s *apitest.Server) client.Client {
+	t.Helper()
+	c := newClient(t, s.Config(t))
+	t.Cleanup(func() {
+		if err := clearProperties(context.Background(), c); err != nil {
+			t.Errorf("clear the cluster: %v", err)
+		}
+	})
+	return c
+}
+
+// reserve registers a cluster on the broker and goes no further: all that others ever see of it.
+func reserve(t *testing.T, broker client.Client, uid string, r Request) (Joined, error) {
+	t.Helper()
+	var j Joined
+	err := r.register(t.Context(), broker, uid, discovery{}, &j)
+	return j, err
+}
+
+// credentials returns what a member's controller finds in its Secret, as the kubelet mounts it.
+func credentials(t *testing.T, member client.Client, namespace string) *rest.Config {
+	t.Helper()
+	secret := &corev1.Secret{}
+	if err := member.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerSecret}, secret); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	mount(t, dir, secret)
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: dir + "/" + v1alpha1.BrokerSecretKubeconfig}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// mount writes the values of a Secret into files.
+func mount(t *testing.T, dir string, secret *corev1.Secret) {
+	t.Helper()
+	for key, value := range secret.Data {
+		if err := os.WriteFile(dir+"/"+key, value, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
