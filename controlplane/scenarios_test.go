@@ -521,9 +521,13 @@ func (w *world) heldOnBroker() map[string][]string {
 // VIP, all are different, and nobody keeps an address that it did not get. The blocks have exactly as many
 // addresses as needed if nothing leaks.
 func TestConcurrentFirstExport(t *testing.T) {
-	const rounds = 24
+	rounds, bits := 24, 27
+	if fullLength() {
+		rounds, bits = 200, 24
+	}
+	addresses := 1<<(32-bits) - 2
 	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
-		m.ClusterSetIPCIDR = []string{map[string]string{"a": "243.10.1.0/27", "b": "243.20.1.0/27"}[m.ClusterID]} // 30 addresses
+		m.ClusterSetIPCIDR = []string{fmt.Sprintf("%s/%d", map[string]string{"a": "243.10.1.0", "b": "243.20.1.0"}[m.ClusterID], bits)}
 	})
 	w.a.settings.Quarantine, w.b.settings.Quarantine = time.Second, time.Second
 	w.run()
@@ -564,12 +568,12 @@ func TestConcurrentFirstExport(t *testing.T) {
 
 	// Nothing leaked: each member alone can fill its whole block.
 	for _, m := range []*member{w.a, w.b} {
-		for i := range 30 {
+		for i := range addresses {
 			n := fmt.Sprintf("%s-full-%d", m.id, i)
 			m.service(n)
 			m.export(n)
 		}
-		for i := range 30 {
+		for i := range addresses {
 			m.condition(fmt.Sprintf("%s-full-%d", m.id, i), "Ready", metav1.ConditionTrue, "Exported")
 		}
 	}
@@ -701,6 +705,11 @@ func TestBrokerAway(t *testing.T) {
 		}
 		return nil
 	})
+	outage := time.Second
+	if fullLength() {
+		outage = 10 * time.Minute
+	}
+	<-time.After(outage)
 	if after := w.b.wants("hello", helloOfA); after.ResourceVersion != before.ResourceVersion {
 		t.Errorf("the import changed while the broker was away: %v", after)
 	}

@@ -290,6 +290,9 @@ func (w *world) create(c client.Client, objs ...client.Object) {
 // timeScale makes what takes five minutes take fifteen seconds.
 const timeScale = 0.05
 
+// fullLength reports whether tests take the real time, and the real number of tries.
+func fullLength() bool { return os.Getenv("ISTHMUS_FULL_LENGTH") != "" }
+
 // evidence is a dataplane that knows what it is told, by member.
 type evidence map[clusterset.ClusterID]liveness.Verdict
 

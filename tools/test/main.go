@@ -39,6 +39,7 @@ const (
 
 	// No package runs longer than this, so that a test which hangs ends in a stack trace.
 	packageLimit = 15 * time.Minute
+	soakLimit    = 60 * time.Minute
 )
 
 func main() {
@@ -60,6 +61,10 @@ func main() {
 	}
 }
 
+// fullLength tells tests that scale outages, Leases and the like down, or repeat something a few times, to take
+// the real time and the real number.
+const fullLength = "ISTHMUS_FULL_LENGTH=1"
+
 // run runs the tests of packages, or of all, and returns why the whole is not a success.
 func run(ctx context.Context, r *report.Report, soak int, pattern string, packages []string) error {
 	if len(packages) == 0 {
@@ -79,14 +84,18 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	}
 	args := []string{"test", "-json", "-count=1", "-timeout=" + packageLimit.String()}
 	if soak > 0 {
-		args = append(args, "-race")
+		args = []string{"test", "-json", "-count=1", "-timeout=" + soakLimit.String(), "-race"}
 	}
 	if pattern != "" {
 		args = append(args, "-run="+pattern)
 	}
 	for round := range max(soak, 1) {
+		env := env
 		if soak > 0 {
 			step("round %d of %d", round+1, soak)
+		}
+		if soak > 0 && round == 0 { // once is enough for what takes its full time
+			env = append(slices.Clone(env), fullLength)
 		}
 		step("test %d packages", len(light))
 		if err := goTest(ctx, r, env, slices.Concat(args, light)); err != nil {
