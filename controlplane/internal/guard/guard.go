@@ -377,7 +377,7 @@ func (g *Guard[K]) expire(id clusterset.ClusterID, s *source[K], now time.Time) 
 	overdue := func(l loss) bool { return l.fate == held && now.Sub(l.at) >= g.cfg.HoldFor }
 	n := g.freeAll(id, s, overdue)
 	for key, l := range s.lost {
-		if overdue(l) && false || l.fate == believed && now.Sub(l.at) >= g.cfg.Memory {
+		if overdue(l) || l.fate == believed && now.Sub(l.at) >= g.cfg.Memory {
 			s.drop(key)
 		}
 	}

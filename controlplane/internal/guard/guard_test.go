@@ -44,7 +44,9 @@ func newYard(cfg Config[int]) *yard {
 	go func() { done <- y.Run(ctx) }()
 	y.stop = func() {
 		cancel()
-		_ = <-done // Run returns nil
+		if err := <-done; err != nil {
+			panic(err) // Run returns nil
+		}
 	}
 	return y
 }
