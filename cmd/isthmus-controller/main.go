@@ -198,6 +198,9 @@ func describe(s controlplane.State) status.Controller {
 			Reachable: s.Broker.Err == nil, Seen: s.Broker.Seen,
 		},
 	}
+	for _, m := range s.Members {
+		c.Members = append(c.Members, status.Member{ID: string(m.ID), State: status.MemberState(m.State.String()), Since: m.Since, Held: m.Held})
+	}
 	if s.Broker.Err != nil {
 		c.Broker.Error = s.Broker.Err.Error()
 		c.Waiting = append(c.Waiting, c.Broker.Error)
