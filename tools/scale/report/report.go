@@ -53,7 +53,10 @@ type Load struct {
 	Seconds          float64            `json:"seconds"`
 	BrokerAPIServer  float64            `json:"brokerAPIServerCPU"`
 	BrokerEtcd       float64            `json:"brokerEtcdCPU"`
+	ImporterServer   float64            `json:"importerAPIServerCPU"` // a's
+	ImporterEtcd     float64            `json:"importerEtcdCPU"`
 	Controller       float64            `json:"controllerCPU"`
+	Others           float64            `json:"otherCPU"`               // everything else on the machine: this tool, and strangers
 	RSS              int64              `json:"controllerRSSBytes"`     // at the end
 	Peak             int64              `json:"controllerPeakRSSBytes"` // at most
 	ToBroker         int64              `json:"toBrokerBytes"`
@@ -74,11 +77,14 @@ type Restart struct {
 // OfLoad returns l as it is reported.
 func OfLoad(l world.Load) Load {
 	seconds := l.Took.Seconds()
+	others := max(0, l.Machine-l.Broker.API-l.Broker.Etcd-l.Importer.API-l.Importer.Etcd-l.Controller)
 	return Load{
 		Seconds:         seconds,
-		BrokerAPIServer: l.APIServer.Seconds() / seconds, BrokerEtcd: l.Etcd.Seconds() / seconds, Controller: l.Controller.Seconds() / seconds,
+		BrokerAPIServer: l.Broker.API.Seconds() / seconds, BrokerEtcd: l.Broker.Etcd.Seconds() / seconds,
+		ImporterServer: l.Importer.API.Seconds() / seconds, ImporterEtcd: l.Importer.Etcd.Seconds() / seconds,
+		Controller: l.Controller.Seconds() / seconds, Others: others.Seconds() / seconds,
 		RSS: l.RSS, Peak: l.Peak, ToBroker: l.Sent, FromBroker: l.Received,
-		Writes: world.Writes(l.ImporterRequests), BrokerRequests: l.BrokerRequests, ImporterRequests: l.ImporterRequests,
+		Writes: world.Writes(l.Importer.Requests), BrokerRequests: l.Broker.Requests, ImporterRequests: l.Importer.Requests,
 	}
 }
 
@@ -131,7 +137,10 @@ func (r Report) WriteText(w io.Writer) error {
 	}{
 		{"broker kube-apiserver", "%.2f CPU", func(l Load) float64 { return l.BrokerAPIServer }},
 		{"broker etcd", "%.2f CPU", func(l Load) float64 { return l.BrokerEtcd }},
+		{"a's kube-apiserver", "%.2f CPU", func(l Load) float64 { return l.ImporterServer }},
+		{"a's etcd", "%.2f CPU", func(l Load) float64 { return l.ImporterEtcd }},
 		{"controller", "%.2f CPU", func(l Load) float64 { return l.Controller }},
+		{"others on this machine", "%.2f CPU", func(l Load) float64 { return l.Others }},
 		{"controller RSS at the end", "%.0f MiB", func(l Load) float64 { return mib(l.RSS) }},
 		{"controller RSS at most", "%.0f MiB", func(l Load) float64 { return mib(l.Peak) }},
 		{"controller to broker", "%.1f kB/s", func(l Load) float64 { return float64(l.ToBroker) / 1e3 / l.Seconds }},

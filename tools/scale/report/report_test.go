@@ -18,10 +18,10 @@ func sample() Report {
 		FirstImport: FirstImport{Seconds: 12.34, Load: Load{Seconds: 12}},
 		Steady:      Load{Seconds: 30},
 		Churn: OfLoad(world.Load{
-			Took: 10 * time.Second, APIServer: 5 * time.Second, Etcd: time.Second, Controller: 2 * time.Second,
+			Took: 10 * time.Second, Controller: 2 * time.Second, Machine: 12 * time.Second,
 			RSS: 100 << 20, Peak: 120 << 20, Sent: 10_000, Received: 2_000_000,
-			BrokerRequests:   map[string]float64{"PUT endpointslices": 500, "PUT leases": 20},
-			ImporterRequests: map[string]float64{"PATCH endpointslices": 490, "PUT leases": 7, "GET leases": 1},
+			Broker:   world.Server{API: 5 * time.Second, Etcd: time.Second, Requests: map[string]float64{"PUT endpointslices": 500, "PUT leases": 20}},
+			Importer: world.Server{API: time.Second, Requests: map[string]float64{"PATCH endpointslices": 490, "PUT leases": 7, "GET leases": 1}},
 		}),
 		Propagation: OfPropagation(world.Propagation{Changes: 500, Rate: 50, P50: 12 * time.Millisecond, P99: 80 * time.Millisecond, Max: time.Second}),
 		Restart:     OfRestart(world.Restart{Synced: 2500 * time.Millisecond, Writes: 1}),
@@ -36,7 +36,7 @@ func TestText(t *testing.T) {
 	}
 	for _, want := range []string{
 		"1000 services, 180000 endpoints", "p50 12.0 ms, p99 80.0 ms, max 1000.0 ms", "2.5 s, 1 writes",
-		"0.50 CPU", "0.10 CPU", "120 MiB", "200.0 kB/s", "2940.0 /min", "churn, a: PATCH endpointslices",
+		"0.50 CPU", "0.10 CPU", "0.30 CPU", "120 MiB", "200.0 kB/s", "2940.0 /min", "churn, a: PATCH endpointslices",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the text lacks %q:\n%s", want, &out)

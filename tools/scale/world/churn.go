@@ -57,7 +57,7 @@ func (w *World) churn(ctx context.Context, all []*source, perSecond float64, dur
 		return Propagation{}, fmt.Errorf("change endpoints: %w", err)
 	}
 	took := time.Since(begin)
-	err := w.await(ctx, patience, "changes are missing", func() (bool, error) { return w.tracker.settle() == 0, nil })
+	err := w.await(ctx, patience, poll, "changes are missing", func() (bool, error) { return w.tracker.settle() == 0, nil })
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return Propagation{}, err
 	}

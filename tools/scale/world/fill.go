@@ -2,6 +2,7 @@ package world
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -9,14 +10,19 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// fillTimeout is how long the real member b may need to tell the broker what it exports.
-const fillTimeout = 10 * time.Minute
+const (
+	// fillTimeout is how long the real member b may need to tell the broker what it exports.
+	fillTimeout = 10 * time.Minute
+	// admissionTimeout is how long the broker may need to learn of a new member.
+	admissionTimeout = 30 * time.Second
+)
 
 // fill makes the broker hold what the simulated members export. What belongs to all of them is written by
 // the administrator.
@@ -48,10 +54,27 @@ func (w *World) fill(ctx context.Context) error {
 			}
 		}
 		for _, s := range x.slices {
-			todo = append(todo, s.create)
+			todo = append(todo, func(ctx context.Context) error { return w.onceKnown(ctx, s.create) })
 		}
 	}
 	return w.inParallel(ctx, "objects written to the broker", todo)
+}
+
+// onceKnown does what only a member may, again while the broker refuses: its admission policies learn of a
+// new member a moment after it was registered.
+func (w *World) onceKnown(ctx context.Context, do func(context.Context) error) error {
+	var refused error
+	err := w.await(ctx, admissionTimeout, look, "the broker does not take a new member's word", func() (bool, error) {
+		refused = do(ctx)
+		if apierrors.IsForbidden(refused) {
+			return false, nil
+		}
+		return true, refused
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return errors.Join(err, refused)
+	}
+	return err
 }
 
 // vip is the ClusterSetIP of the k-th Service, of the exporter at place x if it is that one's alone: one of
@@ -114,7 +137,7 @@ func (w *World) fillExporter(ctx context.Context) error {
 		return err
 	}
 	w.say("wait until the broker knows what b exports")
-	return w.await(ctx, fillTimeout, "b does not tell the broker what it exports", func() (bool, error) {
+	return w.await(ctx, fillTimeout, look, "b does not tell the broker what it exports", func() (bool, error) {
 		var list discoveryv1.EndpointSliceList
 		err := w.admin.List(ctx, &list, client.InNamespace(v1alpha1.DefaultBrokerNamespace), client.MatchingLabels{v1alpha1.LabelCluster: string(x.id)})
 		return len(list.Items) == len(x.slices), err

@@ -67,7 +67,7 @@ func (w *World) renewLease(ctx context.Context, id clusterset.ClusterID) error {
 		},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: new(string(id)), LeaseDurationSeconds: new(int32(leaseDuration)), RenewTime: new(metav1.NowMicro())},
 	}
-	if err := c.Create(ctx, lease); err != nil {
+	if err := w.onceKnown(ctx, func(ctx context.Context) error { return c.Create(ctx, lease) }); err != nil {
 		return fmt.Errorf("create the Lease of %s: %w", id, err)
 	}
 	w.life.Go(func() error {

@@ -10,20 +10,34 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/scrape"
 )
 
-// quietTimeout is how long a world may take to come to rest.
-const quietTimeout = 5 * time.Minute
+const (
+	// quietTimeout is how long a world may take to come to rest.
+	quietTimeout = 5 * time.Minute
+	// look is how often a controller is asked how it is: asking costs it a few milliseconds.
+	look = 100 * time.Millisecond
+)
 
 // Load is what a stretch of time has cost.
 type Load struct {
-	Took                             time.Duration
-	APIServer, Etcd                  time.Duration      // CPU time of the broker's
-	Controller                       time.Duration      // CPU time of a's controller
-	RSS, Peak                        int64              // its resident memory, bytes: at the end, and at most
-	Sent, Received                   int64              // bytes from it to the broker, and back
-	BrokerRequests, ImporterRequests map[string]float64 // that the API servers of the broker and of a answered, by "VERB resource"
+	Took       time.Duration
+	Broker     Server
+	Importer   Server        // a's
+	Controller time.Duration // CPU time of a's controller
+	RSS, Peak  int64         // its resident memory, bytes: at the end, and at most
+	Sent       int64         // bytes from it to the broker
+	Received   int64         // bytes from the broker to it
+	Machine    time.Duration // CPU time of everything that ran on this machine, this program and strangers too
+}
+
+// Server is what an API server has done.
+type Server struct {
+	API, Etcd time.Duration      // CPU time
+	Requests  map[string]float64 // answered, by "VERB resource"
 }
 
 // Writes returns how many of requests change an object, Leases apart, which are renewed for ever.
@@ -60,25 +74,36 @@ func (w *World) Load(ctx context.Context, do func(context.Context) error) (Load,
 		return Load{}, err
 	}
 	return Load{
-		Took:      took,
-		APIServer: after.APIServer - before.APIServer, Etcd: after.Etcd - before.Etcd, Controller: after.Controller - before.Controller,
-		RSS: after.RSS, Peak: after.Peak, Sent: after.Sent - before.Sent, Received: after.Received - before.Received,
-		BrokerRequests:   difference(after.BrokerRequests, before.BrokerRequests),
-		ImporterRequests: difference(after.ImporterRequests, before.ImporterRequests),
+		Took:   took,
+		Broker: after.Broker.since(before.Broker), Importer: after.Importer.since(before.Importer),
+		Controller: after.Controller - before.Controller, RSS: after.RSS, Peak: after.Peak,
+		Sent: after.Sent - before.Sent, Received: after.Received - before.Received, Machine: after.Machine - before.Machine,
 	}, nil
+}
+
+func (s Server) since(before Server) Server {
+	return Server{API: s.API - before.API, Etcd: s.Etcd - before.Etcd, Requests: difference(s.Requests, before.Requests)}
 }
 
 // costs returns what everything has taken since its start.
 func (w *World) costs(ctx context.Context) (Load, error) {
 	l := Load{Sent: w.a.meter.Sent(), Received: w.a.meter.Received()}
 	var errs [4]error
-	l.BrokerRequests, errs[0] = w.broker.Requests(ctx)
-	l.ImporterRequests, errs[1] = w.a.server.Requests(ctx)
-	l.APIServer, l.Etcd, errs[2] = w.broker.CPU()
+	l.Broker, errs[0] = costsOf(ctx, w.broker)
+	l.Importer, errs[1] = costsOf(ctx, w.a.server)
+	l.Machine, errs[2] = program.MachineCPU()
 	usage, err := w.a.controller.Usage()
 	errs[3] = err
 	l.Controller, l.RSS, l.Peak = usage.CPU, usage.RSS, usage.Peak
 	return l, errors.Join(errs[:]...)
+}
+
+func costsOf(ctx context.Context, server *apiserver.Server) (s Server, err error) {
+	if s.Requests, err = server.Requests(ctx); err != nil {
+		return s, err
+	}
+	s.API, s.Etcd, err = server.CPU()
+	return s, err
 }
 
 // difference returns after less before, without what did not change.
@@ -98,9 +123,12 @@ type queues struct {
 	working float64 // workers that are busy
 }
 
+// plain asks for no compression, which would cost the one who answers more than the page.
+var plain = &http.Client{Transport: &http.Transport{DisableCompression: true}}
+
 func (w *World) queues(ctx context.Context) (queues, error) {
 	const added, depth, active = "workqueue_adds_total", "workqueue_depth", "controller_runtime_active_workers"
-	samples, err := scrape.Get(ctx, http.DefaultClient, "http://"+w.a.listen+"/metrics", added, depth, active)
+	samples, err := scrape.Get(ctx, plain, "http://"+w.a.listen+"/metrics", added, depth, active)
 	if err != nil {
 		return queues{}, err
 	}
@@ -112,7 +140,7 @@ func (w *World) queues(ctx context.Context) (queues, error) {
 func (w *World) awaitQuiet(ctx context.Context) error {
 	const still = time.Second
 	since, last := time.Now(), -1.0
-	return w.await(ctx, quietTimeout, "the controller of a does not come to rest", func() (bool, error) {
+	return w.await(ctx, quietTimeout, look, "the controller of a does not come to rest", func() (bool, error) {
 		q, err := w.queues(ctx)
 		if err != nil {
 			return false, err
@@ -159,7 +187,7 @@ func (w *World) Restart(ctx context.Context) (Restart, error) {
 		return Restart{}, err
 	}
 	var r Restart
-	err = w.await(ctx, quietTimeout, "the controller of a does not become ready", func() (bool, error) {
+	err = w.await(ctx, quietTimeout, look, "the controller of a does not become ready", func() (bool, error) {
 		r.Synced = time.Since(begin)
 		if !w.a.ready(ctx) {
 			return false, nil

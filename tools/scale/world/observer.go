@@ -169,7 +169,7 @@ func (w *World) follow(ctx context.Context, m *member, list client.ObjectList, e
 func (w *World) awaitImported(ctx context.Context) (time.Time, error) {
 	var done, told time.Time
 	told = time.Now()
-	err := w.await(ctx, importTimeout, "not everything is imported", func() (bool, error) {
+	err := w.await(ctx, importTimeout, poll, "not everything is imported", func() (bool, error) {
 		endpoints, imports, at := w.seen.progress()
 		if time.Since(told) > 5*time.Second {
 			told = time.Now()

@@ -76,33 +76,29 @@ func (w *World) registration(n int) *v1alpha1.Member {
 // register makes the broker one, and all members its members.
 func (w *World) register(ctx context.Context) error {
 	w.say("deploy the broker and register %d members", len(w.ids()))
-	_, config, err := membership.DeployBroker(ctx, w.admin, membership.Broker{
+	broker := membership.Broker{
 		Namespace: v1alpha1.DefaultBrokerNamespace, ClusterSetID: "scale", Ranges: []netip.Prefix{vips},
 		TokenTTL: time.Hour, Server: w.broker.Address(),
-	})
-	if err != nil {
+	}
+	if _, err := membership.DeployBroker(ctx, w.admin, broker); err != nil {
 		return err
 	}
-	broker := metav1.ObjectMeta{Namespace: v1alpha1.DefaultBrokerNamespace, Name: "scale-member"}
-	rights := append(access.MemberBrokerRules(), rbacv1.PolicyRule{
-		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch"},
-	})
-	everybody := &rbacv1.RoleBinding{ObjectMeta: broker, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: broker.Name}}
-	objects := []client.Object{&rbacv1.Role{ObjectMeta: broker, Rules: rights}, everybody}
+	meta := metav1.ObjectMeta{Namespace: broker.Namespace, Name: "scale-member"}
+	everybody := &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}}
+	objects := []client.Object{&rbacv1.Role{ObjectMeta: meta, Rules: access.MemberBrokerRules()}, everybody}
 	for n, id := range w.ids() {
 		m := w.registration(n)
-		m.Namespace = v1alpha1.DefaultBrokerNamespace
+		m.Namespace = broker.Namespace
 		objects = append(objects, m)
 		everybody.Subjects = append(everybody.Subjects, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: accountOf(id)})
-		config.Spec.Members = append(config.Spec.Members, v1alpha1.MemberBlocks{ClusterID: string(id), ClusterSetIPCIDR: m.Spec.ClusterSetIPCIDR})
 	}
 	for _, obj := range objects {
 		if err := w.admin.Create(ctx, obj); err != nil {
 			return fmt.Errorf("on the broker: %w", err)
 		}
 	}
-	if err := w.admin.Update(ctx, config); err != nil {
-		return fmt.Errorf("list the members' blocks: %w", err)
+	if err := w.listBlocks(ctx); err != nil {
+		return err
 	}
 	for _, m := range []*member{w.a, w.b} {
 		if m == nil {
@@ -111,6 +107,23 @@ func (w *World) register(ctx context.Context) error {
 		if err := w.equip(ctx, m); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// listBlocks tells the broker's admission policies who is a member, as join does.
+func (w *World) listBlocks(ctx context.Context) error {
+	config := &v1alpha1.ClusterSetConfig{}
+	key := client.ObjectKey{Namespace: v1alpha1.DefaultBrokerNamespace, Name: v1alpha1.ClusterSetConfigName}
+	if err := w.admin.Get(ctx, key, config); err != nil {
+		return fmt.Errorf("read ClusterSetConfig %s: %w", key, err)
+	}
+	for n, id := range w.ids() {
+		blocks := v1alpha1.MemberBlocks{ClusterID: string(id), ClusterSetIPCIDR: w.registration(n).Spec.ClusterSetIPCIDR}
+		config.Spec.Members = append(config.Spec.Members, blocks)
+	}
+	if err := w.admin.Update(ctx, config); err != nil {
+		return fmt.Errorf("list the members' blocks: %w", err)
 	}
 	return nil
 }

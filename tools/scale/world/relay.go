@@ -91,7 +91,7 @@ func (w *World) startRelays(ctx context.Context) error {
 	if err := w.inParallel(ctx, "objects written for the bare relay", todo); err != nil {
 		return err
 	}
-	return w.await(ctx, fillTimeout, "the bare relay does not copy", func() (bool, error) {
+	return w.await(ctx, fillTimeout, look, "the bare relay does not copy", func() (bool, error) {
 		var list discoveryv1.EndpointSliceList
 		err := w.a.client.List(ctx, &list, only...)
 		return len(list.Items) == len(x.slices), err

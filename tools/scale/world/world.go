@@ -233,12 +233,15 @@ func (w *World) startServer(ctx context.Context, name string, users ...string) (
 	return s, nil
 }
 
-// await asks done every few milliseconds until it says so, at most for the given time; then what is the
+// poll is how often to ask for what costs nothing.
+const poll = 20 * time.Millisecond
+
+// await asks done now and then until it says so, at most for the given time; then what is the
 // error's subject. It also ends when the controller of a real member has ended.
-func (w *World) await(ctx context.Context, atMost time.Duration, what string, done func() (bool, error)) error {
+func (w *World) await(ctx context.Context, atMost, every time.Duration, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		if ok, err := done(); ok || err != nil {

@@ -151,16 +151,16 @@ func TestWorld(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Three imports, a status each, and a slice of each of three exporters.
-	if n := Writes(load.ImporterRequests); first <= 0 || n < 9 || n > 40 {
-		t.Errorf("the first import took %s and %.0f writes: %v", first, n, load.ImporterRequests)
+	if n := Writes(load.Importer.Requests); first <= 0 || n < 9 || n > 40 {
+		t.Errorf("the first import took %s and %.0f writes: %v", first, n, load.Importer.Requests)
 	}
 	if load.Received == 0 || load.Sent == 0 || load.RSS == 0 || load.Peak < load.RSS/2 {
 		t.Errorf("the first import seems to have cost %+v", load)
 	}
 	if load, err = w.Rest(ctx, time.Second); err != nil {
 		t.Fatal(err)
-	} else if n := Writes(load.ImporterRequests) + Writes(load.BrokerRequests); n != 0 {
-		t.Errorf("%.0f writes at rest: %v and %v", n, load.ImporterRequests, load.BrokerRequests)
+	} else if n := Writes(load.Importer.Requests) + Writes(load.Broker.Requests); n != 0 {
+		t.Errorf("%.0f writes at rest: %v and %v", n, load.Importer.Requests, load.Broker.Requests)
 	}
 	for name, churn := range map[string]func(context.Context, float64, time.Duration) (Propagation, error){
 		"isthmus": w.Churn, "bare relay": w.ChurnRelay,

@@ -102,7 +102,9 @@ func (s *Server) start(ctx context.Context, cfg Config) error {
 		return err
 	}
 	s.host = "https://" + ports[2]
-	if s.http, err = rest.HTTPClientFor(s.As(Admin)); err != nil {
+	admin := s.As(Admin)
+	admin.DisableCompression = true // which would cost the server more than the metrics
+	if s.http, err = rest.HTTPClientFor(admin); err != nil {
 		return err
 	}
 	return s.awaitReady(ctx)

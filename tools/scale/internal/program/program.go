@@ -39,7 +39,7 @@ func Start(path, log string, args ...string) (*Program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	defer out.Close() // the child has its own
+	defer out.Close()                  // the child has its own
 	cmd := exec.Command(path, args...) //nolint:noctx // it outlives this call; Stop ends it
 	p := &Program{name: name, log: log, cmd: cmd, ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
@@ -125,6 +125,34 @@ func (p *Program) Usage() (Usage, error) {
 		return Usage{}, fmt.Errorf("read the memory of %s: %w", p.name, err)
 	}
 	return Usage{CPU: cpu, RSS: rss, Peak: peak}, nil
+}
+
+// MachineCPU returns the CPU time that everything on this machine has taken since it started.
+func MachineCPU() (time.Duration, error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
+	}
+	return parseMachine(string(stat))
+}
+
+// parseMachine adds up the first line of /proc/stat without idle and iowait, fields 4 and 5 of proc_stat(5),
+// and without guests, which user includes.
+func parseMachine(stat string) (time.Duration, error) {
+	line, _, _ := strings.Cut(stat, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("read the CPU time of the machine: unexpected %q", line)
+	}
+	var total time.Duration
+	for _, i := range []int{1, 2, 3, 6, 7, 8} { // user, nice, system, irq, softirq, steal
+		ticks, err := strconv.ParseInt(fields[i], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
+		}
+		total += time.Duration(ticks) * tick
+	}
+	return total, nil
 }
 
 // ForgetPeak makes Usage.Peak start anew (clear_refs in proc_pid_clear_refs(5)).

@@ -34,6 +34,22 @@ func TestParseStatus(t *testing.T) {
 	}
 }
 
+func TestParseMachine(t *testing.T) {
+	t.Parallel()
+	const line = "cpu  100 20 30 9000 800 4 5 6 50 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
+	if cpu, err := parseMachine(line); err != nil || cpu != 1650*time.Millisecond {
+		t.Errorf("have %s (%v), want 1.65s", cpu, err)
+	}
+	for _, bad := range []string{"", "cpu 1 2", strings.Replace(line, "30", "x", 1)} {
+		if _, err := parseMachine(bad); err == nil {
+			t.Errorf("%q gives no error", bad)
+		}
+	}
+	if cpu, err := MachineCPU(); err != nil || cpu <= 0 {
+		t.Errorf("this machine has taken %s (%v)", cpu, err)
+	}
+}
+
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	p := start(t, "/bin/sh", "-c", "while :; do :; done")
