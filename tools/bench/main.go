@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/isthmus-net/isthmus/tools/bench/controlplane"
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/bench/result"
@@ -28,7 +29,7 @@ import (
 type bench func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
 
 // benches are all benchmarks, by name.
-var benches = map[string]bench{"dataplane": dataplane.Run}
+var benches = map[string]bench{"controlplane": controlplane.Run, "dataplane": dataplane.Run}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
