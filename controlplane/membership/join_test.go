@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -75,6 +75,9 @@ func TestJoin(t *testing.T) {
 
 	// The member's credentials work, in the namespace that they name, and no further than they should.
 	cfg := credentials(t, member, r.Namespace)
+	if filepath.Base(cfg.BearerTokenFile) != v1alpha1.BrokerSecretToken {
+		t.Errorf("the token comes from %q, which no process reads again", cfg.BearerTokenFile)
+	}
 	asMember := newClient(t, cfg)
 	own := &v1alpha1.Member{}
 	if err := asMember.Get(t.Context(), client.ObjectKey{Namespace: "join", Name: "a.eu"}, own); err != nil {
@@ -142,32 +145,6 @@ func blocksOnBroker(t *testing.T, admin client.Client, namespace string) string 
 		t.Fatal(err)
 	}
 	return m.Data["clusterinfo"]
-}
-
-// TestCredentialsServeTheController: what join leaves in the Secret is what the controller can load.
-func TestCredentialsServeTheController(t *testing.T) {
-	info, admin := deploy(t, Broker{Namespace: "credentials"})
-	member := cluster(t, &memberServer)
-	r := request(info, "a", 1)
-	if _, err := Join(t.Context(), admin, member, r); err != nil {
-		t.Fatal(err)
-	}
-	secret := &corev1.Secret{}
-	if err := member.Get(t.Context(), client.ObjectKey{Namespace: r.Namespace, Name: v1alpha1.BrokerSecret}, secret); err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	mount(t, dir, secret)
-	cfg, namespace, err := controlplane.LoadBroker(dir + "/" + v1alpha1.BrokerSecretKubeconfig)
-	if err != nil || namespace != "credentials" {
-		t.Fatalf("LoadBroker: namespace %q, %v", namespace, err)
-	}
-	if cfg.BearerTokenFile != dir+"/"+v1alpha1.BrokerSecretToken {
-		t.Errorf("the token comes from %q, which nobody reads again", cfg.BearerTokenFile)
-	}
-	if err := newClient(t, cfg).List(t.Context(), &v1alpha1.MemberList{}, client.InNamespace("credentials")); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestChangedSettings_V38: the ClusterSet's settings count at each join, and what the flag of a join says counts

@@ -56,9 +56,11 @@ func Leave(ctx context.Context, broker, member client.Client, namespace string) 
 	if err := checkDefinitions(ctx, broker); err != nil {
 		return left, err
 	}
-	s.copied.Spec.LeftAt = &metav1.Time{Time: time.Now()}
-	if err := applyMember(ctx, member, s.copied); err != nil {
-		return left, fmt.Errorf("in the member: %w", err)
+	if s.copied.Spec.LeftAt == nil { // a controller that runs elsewhere is told so, too
+		s.copied.Spec.LeftAt = new(metav1.Now())
+		if err := applyMember(ctx, member, s.copied); err != nil {
+			return left, fmt.Errorf("in the member: %w", err)
+		}
 	}
 	if err := stopController(ctx, member, namespace); err != nil {
 		return left, err
