@@ -100,6 +100,8 @@ type ControlPlane struct {
 	broker  *broker.Broker
 	probe   *broker.Probe
 	members *liveness.Tracker
+
+	importer *imports.Reconciler
 }
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=isthmus-system
@@ -192,12 +194,12 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	}
 	evidence := c.cfg.Evidence
 	if evidence == nil {
-		evidence = &liveness.Probe{Endpoints: c.endpoints}
+		evidence = &liveness.Probe{Endpoints: c.endpoints, Deadline: c.chosen.times.Probe}
 	}
 	c.members = liveness.NewTracker(liveness.Config{
 		Self: member.id, Times: c.chosen.times, Mode: c.chosen.mode, Log: c.cfg.Log,
-		Evidence: evidence,
-		Changed:  func(id clusterset.ClusterID) { c.broker.Reconsider(ctx, id) },
+		Evidence: evidence, Present: func(id clusterset.ClusterID) bool { return c.importer.Uses(ctx, id) },
+		Changed: func(id clusterset.ClusterID) { c.broker.Reconsider(ctx, id) },
 	})
 	var err error
 	c.broker, err = broker.New(ctx, broker.Config{
@@ -220,7 +222,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Pool: member.pool, Settings: c.chosen.export,
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
-	importer := &imports.Reconciler{
+	c.importer = &imports.Reconciler{
 		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Members: c.members,
 		Policy: c.chosen.export.Policy, Shared: c.shared, Log: c.cfg.Log,
 	}
@@ -231,7 +233,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 		c.manager.Add(&liveness.Heart{Self: member.id, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.chosen.times, Log: c.cfg.Log}),
 		own.setup(c.manager, options()),
 		exports.Setup(ctx, c.manager, options()),
-		importer.Setup(ctx, c.manager, options()),
+		c.importer.Setup(ctx, c.manager, options()),
 	)
 }
 

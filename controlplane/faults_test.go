@@ -7,6 +7,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -16,6 +17,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
 )
 
 // many are Services enough for a guard to doubt that they went all at once.
@@ -219,5 +221,22 @@ func TestMemberThatLeftIsForgotten_Faults(t *testing.T) {
 	edit(w, w.broker, registered, func(m *v1alpha1.Member) { m.Spec.LeftAt = nil })
 	for _, name := range names {
 		w.b.wants(name, helloOfA)
+	}
+}
+
+// TestAPIServersRestart kills and restarts each of the three API servers under running controllers.
+func TestAPIServersRestart_Faults(t *testing.T) {
+	w := newWorld(t).run()
+	svc := w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	want := helloOfA
+	for i, server := range []*apitest.Server{&serverBroker, &serverA, &serverB} {
+		server.Restart(t, time.Second)
+		host := 2 + i
+		w.a.slice(svc, corev1.IPv4Protocol, host)
+		want.endpoints = append(slices.Clone(want.endpoints), fmt.Sprintf("10.97.0.%d:8080", host))
+		w.b.wants("hello", want)
+		w.a.wants("hello", want)
 	}
 }

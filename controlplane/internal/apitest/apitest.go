@@ -8,6 +8,7 @@ package apitest
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
@@ -22,8 +23,9 @@ const assets = "KUBEBUILDER_ASSETS"
 
 // Server is one API server. The zero value is one that [Run] starts.
 type Server struct {
-	env    *envtest.Environment
-	config *rest.Config
+	env       *envtest.Environment
+	config    *rest.Config
+	restarted *exec.Cmd // by Restart
 }
 
 // Run starts servers, runs the tests of the package, stops the servers and returns what TestMain must exit
@@ -42,6 +44,7 @@ func Run(m *testing.M, servers ...*Server) int {
 		code = m.Run()
 	}
 	for _, s := range servers {
+		s.stopRestarted()
 		if s.env != nil {
 			if stopErr := s.env.Stop(); stopErr != nil && err == nil {
 				err = stopErr

@@ -47,10 +47,11 @@ const conflictRetry = 50 * time.Millisecond
 // clashRetry is when to look again at an import whose address another one has.
 const clashRetry = 5 * time.Second
 
-// The indexes of the member's EndpointSlices by the import they belong to, and of its ServiceImports by their
-// addresses.
+// The indexes of the member's EndpointSlices by the import they belong to and by the member they come from, and
+// of its ServiceImports by their addresses.
 const (
 	byImport  = "import"
+	bySource  = "source"
 	byAddress = "address"
 )
 
@@ -111,6 +112,15 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 	if err != nil {
 		return fmt.Errorf("index endpoint slices by import: %w", err)
 	}
+	err = mgr.GetFieldIndexer().IndexField(ctx, &discoveryv1.EndpointSlice{}, bySource, func(obj client.Object) []string {
+		if !isOurSlice(obj) {
+			return nil
+		}
+		return []string{obj.GetLabels()[v1beta1.LabelSourceCluster]}
+	})
+	if err != nil {
+		return fmt.Errorf("index endpoint slices by source: %w", err)
+	}
 	err = mgr.GetFieldIndexer().IndexField(ctx, &v1beta1.ServiceImport{}, byAddress, func(obj client.Object) []string {
 		if si, ok := obj.(*v1beta1.ServiceImport); ok {
 			return si.Spec.IPs
@@ -133,6 +143,19 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 		return fmt.Errorf("set up imports: %w", err)
 	}
 	return nil
+}
+
+// Uses reports whether anything stands here that came from a member, true while that is not known.
+func (r *Reconciler) Uses(ctx context.Context, id clusterset.ClusterID) bool {
+	r.baseline.Lock()
+	begun := r.baseline.done
+	r.baseline.Unlock()
+	if !begun {
+		return true
+	}
+	var list discoveryv1.EndpointSliceList
+	err := r.Client.List(ctx, &list, client.MatchingFields{bySource: string(id)}, client.UnsafeDisableDeepCopy)
+	return err != nil || len(list.Items) > 0
 }
 
 // created lets pass that a namespace came into being; nothing else about it matters here.

@@ -1,0 +1,116 @@
+package apitest
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// restartTimeout is how long an API server may need to come up again on a busy machine.
+const restartTimeout = time.Minute
+
+// Restart kills the API server, lets it be away for a while, starts it again with the same arguments, and
+// returns when it answers. Its etcd goes on.
+func (s *Server) Restart(t testing.TB, away time.Duration) {
+	t.Helper()
+	config := s.Config(t)
+	pid, args, err := find(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatalf("kill the API server: %v", err)
+	}
+	<-time.After(away)
+	cmd := exec.Command(args[0], args[1:]...) //nolint:noctx // it outlives the test, until Run stops it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("start the API server again: %v", err)
+	}
+	s.stopRestarted()
+	s.restarted = cmd
+	if err := awaitHealth(config); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stopRestarted ends a server that Restart started.
+func (s *Server) stopRestarted() {
+	if s.restarted != nil {
+		_ = s.restarted.Process.Kill()
+		_ = s.restarted.Wait()
+		s.restarted = nil
+	}
+}
+
+// find returns the process of the API server behind config, and its arguments.
+func find(config *rest.Config) (pid int, args []string, err error) {
+	u, err := url.Parse(config.Host)
+	if err != nil {
+		return 0, nil, err
+	}
+	port := u.Port()
+	if port == "" { // host:port without a scheme
+		port = strings.TrimSuffix(config.Host[strings.LastIndex(config.Host, ":")+1:], "/")
+	}
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil || !bytes.Contains(text, []byte("--secure-port="+port+"\x00")) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		if err != nil {
+			continue
+		}
+		return pid, strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00"), nil
+	}
+	return 0, nil, fmt.Errorf("no process listens on port %s of the API server", port)
+}
+
+func awaitHealth(config *rest.Config) error {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	host := strings.TrimSuffix(config.Host, "/")
+	if !strings.HasPrefix(host, "https://") {
+		host = "https://" + host
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(restartTimeout)
+	for {
+		resp, err := client.Get(host + "/readyz") //nolint:noctx // the deadline below bounds the loop
+		if err == nil {
+			var body []byte
+			if body, err = io.ReadAll(resp.Body); err == nil {
+				err = fmt.Errorf("%s %s: %s", resp.Request.URL, resp.Status, body)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-deadline:
+			return fmt.Errorf("the API server does not answer %s after its restart: %w", restartTimeout, err)
+		case <-tick.C:
+		}
+	}
+}
