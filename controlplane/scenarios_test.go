@@ -794,7 +794,7 @@ func TestQuietWorldWritesNothing(t *testing.T) {
 	w.b.wants("hello", helloOfA)
 	w.quiet()
 	// A change that means nothing is looked at and leads to no write.
-	svc.Labels = map[string]string{"unrelated": "label"}
+	svc.Annotations = map[string]string{"unrelated": "annotation"}
 	w.noError(w.a.Update(t.Context(), svc))
 	if writes := w.changesWithin(3 * settle); len(writes) > 0 {
 		t.Errorf("after an unrelated change: %v", writes)

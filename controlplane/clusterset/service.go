@@ -206,6 +206,7 @@ type Export struct {
 	TrafficDistribution   string // "" means unset
 	Labels                map[string]string
 	Annotations           map[string]string
+	ServiceLabels         map[string]string // of the Service itself, for its endpoints; no matter of conflict
 
 	// IPs is the ClusterSetIP the member has seen for this Service, remembered so that a lost
 	// aggregate is re-created with the same address. Empty before the first allocation.

@@ -1,6 +1,7 @@
 package mcs
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -132,7 +133,8 @@ func SetChangedAt(obj metav1.Object, t time.Time) {
 // ImportedSlice returns a slice of the broker as every member sees it, in imp's namespace and without an
 // owner. from is what the slice's member exports: only ports of imp that it really exposes are kept
 // (KEP-1645, "Service Port": no traffic for a port to a Service that does not expose it). It never carries
-// the label kubernetes.io/service-name, by which remote pods would leak into the member's own Service.
+// the label kubernetes.io/service-name, by which remote pods would leak into the member's own Service; other
+// labels of the Service it does.
 func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, from clusterset.Export) *discoveryv1.EndpointSlice {
 	es := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -146,6 +148,7 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 		AddressType: broker.AddressType,
 		Endpoints:   portable(broker.Endpoints),
 	}
+	maps.Copy(es.Labels, from.ServiceLabels)
 	if changed, ok := broker.Annotations[v1alpha1.AnnotationChangedAt]; ok {
 		es.Annotations = map[string]string{v1alpha1.AnnotationChangedAt: changed}
 	}

@@ -3,7 +3,9 @@ package mcs
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +27,8 @@ func (e *InvalidError) Error() string { return string(e.Reason) + ": " + e.Messa
 
 // Export returns what cluster says about a Service that svcExport exports. svc is nil when there is none.
 // The error is an *InvalidError when the Service is missing or has no endpoints of its own.
-// Exported labels and annotations are those of the ServiceExport's spec, never of its metadata.
+// Exported labels and annotations are those of the ServiceExport's spec, never of its metadata; those of the
+// Service are kept apart.
 func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clusterset.ClusterID) (clusterset.Export, error) {
 	name := clusterset.ServiceName{Namespace: svcExport.Namespace, Name: svcExport.Name}
 	if svc == nil {
@@ -47,6 +50,8 @@ func Export(svc *corev1.Service, svcExport *v1beta1.ServiceExport, cluster clust
 		Type:        clusterset.ClusterSetIP,
 		Labels:      nonEmpty(svcExport.Spec.ExportedLabels),
 		Annotations: nonEmpty(svcExport.Spec.ExportedAnnotations),
+
+		ServiceLabels: portableLabels(svc.Labels),
 	}
 	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
 		e.Type = clusterset.Headless
@@ -106,6 +111,7 @@ func ExportRecord(e clusterset.Export) *v1alpha1.ExportRecord {
 			}),
 			ExportedLabels:      maps.Clone(e.Labels),
 			ExportedAnnotations: maps.Clone(e.Annotations),
+			ServiceLabels:       maps.Clone(e.ServiceLabels),
 			UseClusterSetIP:     formatChoice(e.WantsIP),
 			AgreedClusterSetIP:  formatChoice(e.AgreedIP),
 		},
@@ -143,6 +149,8 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
 		Annotations: nonEmpty(r.Spec.ExportedAnnotations),
 		WantsIP:     parseChoice(r.Spec.UseClusterSetIP),
 		AgreedIP:    parseChoice(r.Spec.AgreedClusterSetIP),
+
+		ServiceLabels: portableLabels(r.Spec.ServiceLabels),
 	}
 	if err := e.Cluster.Validate(); err != nil {
 		return fail(fmt.Errorf("spec.clusterID: %w", err))
@@ -164,6 +172,19 @@ func ParseRecord(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
 	e.SessionAffinity = p.sessionAffinity
 	e.InternalTrafficPolicy, e.TrafficDistribution = p.internalTrafficPolicy, p.trafficDistribution
 	return e, nil
+}
+
+// portableLabels returns a copy of labels without those of Kubernetes and our own, which would mean something in
+// another cluster that they do not mean in this one. It is nil when nothing is left.
+func portableLabels(labels map[string]string) map[string]string {
+	kept := maps.Clone(labels)
+	maps.DeleteFunc(kept, func(key, _ string) bool {
+		domain, _, qualified := strings.Cut(key, "/")
+		return qualified && slices.ContainsFunc([]string{"kubernetes.io", "k8s.io", "isthmus.io"}, func(d string) bool {
+			return domain == d || strings.HasSuffix(domain, "."+d)
+		})
+	})
+	return nonEmpty(kept)
 }
 
 // nonEmpty returns a copy of m, nil when it is empty: no labels and no label map are the same to Merge.

@@ -83,6 +83,7 @@ func genExport(t *rapid.T) clusterset.Export {
 		InternalTrafficPolicy: rapid.SampledFrom([]string{"", "Local", "Cluster"}).Draw(t, "policy"),
 		TrafficDistribution:   rapid.SampledFrom([]string{"", "PreferClose"}).Draw(t, "distribution"),
 		Labels:                genMap(t, "labels"),
+		ServiceLabels:         genMap(t, "service labels"),
 		Annotations:           genMap(t, "annotations"),
 		IPs:                   genIPs(t),
 	}
@@ -173,7 +174,10 @@ func serviceExport() *v1beta1.ServiceExport {
 
 func TestExport(t *testing.T) {
 	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"not": "exported"}},
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{
+			"app": "hello", "example.org/team": "x",
+			"app.kubernetes.io/name": "hello", "kubernetes.io/service-name": "hello", "topology.k8s.io/x": "", "isthmus.io/cluster": "b",
+		}},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1",
 			IPFamilies: []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol},
@@ -204,7 +208,8 @@ func TestExport(t *testing.T) {
 		Families:              []clusterset.Family{clusterset.IPv6, clusterset.IPv4},
 		SessionAffinity:       clusterset.SessionAffinity{ClientIP: true, Timeout: 3 * time.Hour},
 		InternalTrafficPolicy: "Local", TrafficDistribution: "PreferClose",
-		Labels: map[string]string{"tier": "web"},
+		Labels:        map[string]string{"tier": "web"},
+		ServiceLabels: map[string]string{"app": "hello", "example.org/team": "x"},
 	}
 	if diff := cmp.Diff(want, have, sameAddr); diff != "" {
 		t.Errorf("(-want +have):\n%s", diff)

@@ -221,6 +221,8 @@ type ExportRecordSpec struct {
 	// ExportedLabels and ExportedAnnotations are those of the ServiceExport.
 	ExportedLabels      map[string]string `json:"exportedLabels,omitempty"`
 	ExportedAnnotations map[string]string `json:"exportedAnnotations,omitempty"`
+	// ServiceLabels are the Service's own, those of Kubernetes apart. The imported EndpointSlices carry them.
+	ServiceLabels map[string]string `json:"serviceLabels,omitempty"`
 }
 
 // ExportRecordList is a list of ExportRecords.

@@ -15,9 +15,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
+// synced is the condition by which Submariner Lighthouse once said what Ready says. Nobody keeps it current.
+const synced = "Synced"
+
 // report writes the outcome's conditions to the ServiceExport when they differ, and sends an event for
 // each condition that changed its status or reason. Conditions that the outcome does not name stay,
-// except that an invalid export conflicts with nobody.
+// except that an invalid export conflicts with nobody, and that synced goes.
 func (r *Reconciler) report(ctx context.Context, export *v1beta1.ServiceExport, o outcome) error {
 	have := export.Status.Conditions
 	var want []metav1.Condition
@@ -31,6 +34,7 @@ func (r *Reconciler) report(ctx context.Context, export *v1beta1.ServiceExport, 
 	if meta.IsStatusConditionFalse(want, string(v1beta1.ServiceExportConditionValid)) {
 		meta.RemoveStatusCondition(&want, string(v1beta1.ServiceExportConditionConflict))
 	}
+	meta.RemoveStatusCondition(&want, synced)
 	if equality.Semantic.DeepEqual(have, want) {
 		return nil
 	}
