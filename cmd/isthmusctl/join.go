@@ -51,8 +51,8 @@ the ClusterSet's settings over. A flag with an empty value forgets what it said 
 				return err
 			}
 			r := membership.Request{ClusterID: clusterset.ClusterID(id), Broker: info, Namespace: namespace}
-			if server != "" {
-				r.Broker.Server = strings.TrimSuffix(server, "/")
+			if cmd.Flags().Changed("broker-server") {
+				r.Server = new(strings.TrimSuffix(server, "/"))
 			}
 			if cmd.Flags().Changed("enable-clusterset-ip") {
 				r.ClusterSetIPEnabled = &enabled
@@ -126,8 +126,10 @@ func join(cmd *cobra.Command, t target, info membership.BrokerInfo, file string,
 		return err
 	}
 	var notes []string
-	if r.Broker.Server != info.Server {
-		memberCfg := r.Broker.RESTConfig()
+	if r.Server != nil && *r.Server != "" {
+		elsewhere := info
+		elsewhere.Server = *r.Server
+		memberCfg := elsewhere.RESTConfig()
 		prepare(memberCfg, origin{address: "--broker-server", credentials: "broker-info " + file, fix: renewInfo}, t.timeout)
 		unanswered, err := tryBroker(cmd.Context(), memberCfg, r.Broker.Namespace)
 		if err != nil {

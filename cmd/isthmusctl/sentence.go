@@ -95,12 +95,12 @@ func refusal(resp *http.Response, from origin) error {
 		return err
 	}
 	e := &denied{from: from}
-	if json.Unmarshal(text, &e.status) != nil || e.status.Kind != "Status" || !strings.Contains(e.status.Message, " cannot ") {
-		resp.Body = &replayed{Reader: io.MultiReader(bytes.NewReader(text), resp.Body), Closer: resp.Body}
-		return nil
+	if json.Unmarshal(text, &e.status) == nil && e.status.Kind == "Status" && strings.Contains(e.status.Message, " cannot ") {
+		resp.Body.Close()
+		return e
 	}
-	resp.Body.Close()
-	return e
+	resp.Body = &replayed{Reader: io.MultiReader(bytes.NewReader(text), resp.Body), Closer: resp.Body}
+	return nil
 }
 
 // replayed is a body of which something was read already.

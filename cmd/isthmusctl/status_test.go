@@ -173,6 +173,37 @@ Not ready:
   node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods a-2:19470)
 `,
 		},
+		"members fare differently": {
+			change: func(c *cluster) {
+				s := c.answers["c-1:9471"].(status.Controller)
+				since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+				s.Members = []status.Member{
+					{ID: "b", State: status.MemberLive},
+					{ID: "c.eu", State: status.MemberStale, Since: since, Held: 12},
+					{ID: "d", State: status.MemberDead, Since: since},
+				}
+				c.answers["c-1:9471"] = s
+			}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  1 of 1 ready
+broker      https://broker, reachable
+agents      2 of 2 ready
+services    1 exported here, 1 imported
+
+MEMBER  STATE  SINCE                 HELD
+b       live   -                     0
+c.eu    stale  2026-01-02T03:04:05Z  12
+d       dead   2026-01-02T03:04:05Z  0
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    yes    2/2    2          5         169.254.20.53:53  v1
+n2    yes    2/2    2          5         169.254.20.53:53  v1
+
+held: 12 of member c.eu vanished at once and are kept; if that was meant, isthmusctl release-hold c.eu
+
+ready
+`,
+		},
 		"nothing is installed": {change: func(c *cluster) { c.objects = nil }, want: `
 cluster     not a member
 controller  0 of 0 ready

@@ -118,7 +118,7 @@ func Rotate(ctx context.Context, broker, member client.Client, namespace, id str
 	}
 	kubeconfig, err := withTokenFile(secret.Data[v1alpha1.BrokerSecretKubeconfig])
 	if err != nil {
-		return r, fmt.Errorf("Secret %s of the member; run isthmusctl join again: %w", key, err)
+		return r, fmt.Errorf("read Secret %s of the member; run isthmusctl join again: %w", key, err)
 	}
 	fresh, token, err := s.newToken(ctx, broker)
 	if err != nil {

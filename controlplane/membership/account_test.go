@@ -38,6 +38,7 @@ type pods struct {
 }
 
 func (p *pods) run(ctx context.Context, t *testing.T) error {
+	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	var newest client.Client

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -154,8 +155,10 @@ func checkDefinitions(ctx context.Context, broker client.Reader) error {
 	if err != nil {
 		return err
 	}
-	if len(old) > 0 {
-		return fmt.Errorf("%w: %s; run isthmusctl deploy-broker, which renews it and keeps all settings", ErrOlderDefinitions, old[0])
+	for _, d := range old {
+		if strings.HasSuffix(d.Name, "."+v1alpha1.GroupVersion.Group) {
+			return fmt.Errorf("%w: %s; run isthmusctl deploy-broker, which renews it and keeps all settings", ErrOlderDefinitions, d)
+		}
 	}
 	return nil
 }

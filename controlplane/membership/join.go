@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -25,8 +26,11 @@ var ErrIDTaken = errors.New("cluster id is taken")
 type Request struct {
 	// ClusterID may be empty where the cluster has a ClusterProperty that says it.
 	ClusterID clusterset.ClusterID
-	// Broker says where the member's controller will find the broker. Its token is not used.
+	// Broker says where the broker is. Its token is not used.
 	Broker BrokerInfo
+	// Server is the URL at which the member reaches the broker; nil is what an earlier join said, and empty, or
+	// nothing said ever, is that of Broker.
+	Server *string
 	// Namespace is where Isthmus is, or will be, installed in the member.
 	Namespace string
 	// ClusterSetIPEnabled says whether Services that this cluster exports get a ClusterSetIP without asking for
@@ -82,6 +86,10 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	if err != nil {
 		return j, err
 	}
+	before, err := knownServer(ctx, member, r.Namespace)
+	if err != nil {
+		return j, err
+	}
 	definitions, err := planCRDs(ctx, member)
 	if err != nil {
 		return j, fmt.Errorf("in the cluster that joins: %w", err)
@@ -92,6 +100,12 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	token, err := openAccount(ctx, broker, r.Broker.Namespace, string(r.ClusterID))
 	if err != nil {
 		return j, err
+	}
+	switch given := strings.Split(j.Member.Annotations[annotationGiven], ","); {
+	case r.Server != nil && *r.Server != "":
+		r.Broker.Server = *r.Server
+	case slices.Contains(given, flagServer) && before != "":
+		r.Broker.Server = before
 	}
 	err = definitions.apply(ctx, member)
 	if err == nil {
@@ -104,6 +118,29 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 		j.Notes = append(j.Notes, "what members left long ago could not be tidied up, which does no harm: "+err.Error())
 	}
 	return j, nil
+}
+
+// flagServer is the flag of Request.Server.
+const flagServer = "broker-server"
+
+// knownServer returns the URL at which the member reaches its broker now, "" when it has none.
+func knownServer(ctx context.Context, member client.Client, namespace string) (string, error) {
+	secret := &corev1.Secret{}
+	key := client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerSecret}
+	if err := member.Get(ctx, key, secret); err != nil {
+		if isAbsent(err) {
+			return "", nil
+		}
+		return "", fmt.Errorf("read Secret %s of the cluster that joins: %w", key, err)
+	}
+	cfg, err := clientcmd.Load(secret.Data[v1alpha1.BrokerSecretKubeconfig])
+	if err != nil {
+		return "", nil //nolint:nilerr // it is about to be replaced
+	}
+	if current := cfg.Contexts[cfg.CurrentContext]; current != nil && cfg.Clusters[current.Cluster] != nil {
+		return cfg.Clusters[current.Cluster].Server, nil
+	}
+	return "", nil
 }
 
 // clusterUID returns what tells a cluster from all others.
@@ -167,6 +204,9 @@ func (r Request) decide(l *ledger, uid string, found discovery) (Joined, error) 
 	}
 	given := r.addresses(&spec, own, found, &j)
 	given = append(given, r.enabled(&spec, own)...)
+	if r.Server != nil && *r.Server != "" || r.Server == nil && own.given(flagServer) {
+		given = append(given, flagServer)
+	}
 	if len(spec.PodCIDRs) == 0 {
 		return Joined{}, errors.New("no pod CIDR found on any node of the cluster; give --pod-cidr")
 	}

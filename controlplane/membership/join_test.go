@@ -111,6 +111,20 @@ func TestJoin(t *testing.T) {
 		t.Errorf("sources (-want +have):\n%s", diff)
 	}
 
+	// So it is with the URL of the broker.
+	for _, step := range []struct {
+		server *string
+		want   string
+	}{{new("https://192.0.2.9:6443"), "https://192.0.2.9:6443"}, {nil, "https://192.0.2.9:6443"}, {new(""), info.Server}, {nil, info.Server}} {
+		r.Server = step.server
+		if _, err := Join(t.Context(), broker, member, r); err != nil {
+			t.Fatal(err)
+		}
+		if have := credentials(t, member, r.Namespace).Host; have != step.want {
+			t.Errorf("the member reaches the broker at %s, want %s", have, step.want)
+		}
+	}
+
 	// The same cluster under another id, and another cluster under the same id.
 	r.ClusterID = "b"
 	if _, err := Join(t.Context(), broker, member, r); err == nil || !strings.Contains(err.Error(), "is member a.eu already") {

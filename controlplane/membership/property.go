@@ -92,31 +92,32 @@ func clusterProperty(name, value string) *about.ClusterProperty {
 // a member (KEP-2149), and its binding.
 func keepProperties() (policy, binding client.Object) {
 	fail := admissionv1.Fail
-	return &admissionv1.ValidatingAdmissionPolicy{
-			ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ours()},
-			Spec: admissionv1.ValidatingAdmissionPolicySpec{
-				FailurePolicy: &fail,
-				MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
-					RuleWithOperations: admissionv1.RuleWithOperations{
-						Operations: []admissionv1.OperationType{admissionv1.Update, admissionv1.Delete},
-						Rule:       admissionv1.Rule{APIGroups: []string{about.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"clusterproperties"}},
-					},
-				}}},
-				MatchConditions: []admissionv1.MatchCondition{{
-					Name: "well-known", Expression: fmt.Sprintf("request.name in [%q, %q]", about.ClusterID, about.ClusterSet),
-				}},
-				Validations: []admissionv1.Validation{{
-					Expression: `request.operation == "UPDATE" && object.spec.value == oldObject.spec.value`,
-					Message:    "this cluster is a member of a ClusterSet, and its id and the ClusterSet's stay as they are until it has left by isthmusctl leave",
-				}},
-			},
-		}, &admissionv1.ValidatingAdmissionPolicyBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ours()},
-			Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-				PolicyName:        propertyPolicy,
-				ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
-			},
-		}
+	kind := admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
+		Operations: []admissionv1.OperationType{admissionv1.Update, admissionv1.Delete},
+		Rule:       admissionv1.Rule{APIGroups: []string{about.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"clusterproperties"}},
+	}}
+	policy = &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ours()},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			FailurePolicy:    &fail,
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{kind}},
+			MatchConditions: []admissionv1.MatchCondition{{
+				Name: "well-known", Expression: fmt.Sprintf("request.name in [%q, %q]", about.ClusterID, about.ClusterSet),
+			}},
+			Validations: []admissionv1.Validation{{
+				Expression: `request.operation == "UPDATE" && object.spec.value == oldObject.spec.value`,
+				Message:    "this cluster is a member of a ClusterSet, and its id and the ClusterSet's stay as they are until it has left by isthmusctl leave",
+			}},
+		},
+	}
+	binding = &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ours()},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName:        propertyPolicy,
+			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+		},
+	}
+	return policy, binding
 }
 
 // clearProperties takes back what setProperties wrote. The API server may hold on to a policy for a moment

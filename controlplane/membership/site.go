@@ -47,10 +47,11 @@ func locate(ctx context.Context, broker, member client.Client, namespace string)
 		return s, err
 	}
 	s.id, s.clusterSet = s.copied.Name, s.copied.Spec.ClusterSetID
-	uid, ok := "", false
-	if s.brokerNamespace, uid, ok = strings.Cut(s.copied.Annotations[annotationBroker], "/"); !ok {
+	where, uid, ok := strings.Cut(s.copied.Annotations[annotationBroker], "/")
+	if !ok {
 		return s, fmt.Errorf("member %s was joined by an older isthmusctl and does not say where its broker is; run isthmusctl join again", s.id)
 	}
+	s.brokerNamespace = where
 	config, err := readConfig(ctx, broker, s.brokerNamespace)
 	if err != nil {
 		return s, fmt.Errorf("member %s: %w", s.id, err)
