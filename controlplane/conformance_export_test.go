@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -178,6 +179,43 @@ func TestServiceIsFollowed_L7_L9(t *testing.T) {
 	})
 }
 
+// TestServiceLabelsReachSlices: a Service's labels stand on the imported slices, those of Kubernetes apart,
+// and change without the slice being made anew.
+func TestServiceLabelsReachSlices_L8_L44(t *testing.T) {
+	w := newWorld(t).run()
+	w.a.service("hello", func(s *corev1.Service) {
+		s.Labels = map[string]string{"tier": "web", "app.kubernetes.io/name": "hello", "service.kubernetes.io/headless": "", v1beta1.LabelServiceName: "liar"}
+	})
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	labels := func(want map[string]string) types.UID {
+		t.Helper()
+		var uid types.UID
+		w.eventually(func() error {
+			_, imported := w.b.imported("hello")
+			have := map[string]string{}
+			for _, key := range []string{"tier", "app.kubernetes.io/name", "service.kubernetes.io/headless", v1beta1.LabelServiceName} {
+				if value, ok := imported[0].Labels[key]; ok {
+					have[key] = value
+				}
+			}
+			uid = imported[0].UID
+			if diff := cmp.Diff(want, have); diff != "" {
+				return fmt.Errorf("labels (-want +have):\n%s", diff)
+			}
+			return nil
+		})
+		return uid
+	}
+	before := labels(map[string]string{"tier": "web", v1beta1.LabelServiceName: "hello"})
+	w.a.editService("hello", func(s *corev1.Service) { s.Labels["tier"] = "db" })
+	if after := labels(map[string]string{"tier": "db", v1beta1.LabelServiceName: "hello"}); after != before {
+		t.Errorf("the slice was made anew")
+	}
+	w.a.editService("hello", func(s *corev1.Service) { s.Labels = nil })
+	labels(map[string]string{v1beta1.LabelServiceName: "hello"})
+}
+
 // TestOlderVersionOfTheAPI: exports written and imports read as v1alpha1 are the same as in v1beta1.
 func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
 	w := newWorld(t).run()
@@ -242,4 +280,22 @@ func TestConditionsAreWrittenAfterOthers_L14(t *testing.T) {
 	if interruptions > 0 {
 		t.Errorf("the status was written only %d times", 3-interruptions)
 	}
+}
+
+// TestConditionOfLighthouseMakesRoom: what an old Lighthouse left on an export does not stand beside Ready.
+func TestConditionOfLighthouseMakesRoom_L15(t *testing.T) {
+	w := newWorld(t)
+	w.a.service("hello")
+	export := w.a.export("hello")
+	export.Status.Conditions = []metav1.Condition{{Type: "Synced", Status: metav1.ConditionTrue, Reason: "Old", LastTransitionTime: metav1.Now()}}
+	w.noError(w.a.Status().Update(t.Context(), export))
+	w.run()
+	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+	w.eventually(func() error {
+		w.noError(w.a.Get(t.Context(), client.ObjectKeyFromObject(export), export))
+		if c := meta.FindStatusCondition(export.Status.Conditions, "Synced"); c != nil {
+			return fmt.Errorf("the export still has the condition %+v", c)
+		}
+		return nil
+	})
 }

@@ -46,6 +46,15 @@ func edit[T client.Object](w *world, c client.Client, obj T, change func(T)) {
 	})
 }
 
+// statusOf is c with its updates going to the status of objects.
+func statusOf(c client.Client) client.Client { return statusClient{c} }
+
+type statusClient struct{ client.Client }
+
+func (c statusClient) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
+	return c.Status().Update(ctx, obj)
+}
+
 func (m *member) editService(name string, change func(*corev1.Service)) {
 	m.world.t.Helper()
 	edit(m.world, m.Client, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}, change)
