@@ -50,11 +50,13 @@ var scheme = func() *runtime.Scheme {
 	return s
 }()
 
-// blocks are what the members of every test may allocate. The names of a and a.b begin alike.
+// blocks are what the members of every test may allocate. The names of a and a.b begin alike; to careless an
+// administrator gave more rights than members have.
 var blocks = map[string][]string{
-	"a":   {"243.0.0.0/16", "fd00:243:0:1::/64"},
-	"a.b": {"243.1.0.0/16", "fd00:243:0:2::/64"},
-	"b":   {"243.2.0.0/16", "fd00:243:0:3::/64"},
+	"a":        {"243.0.0.0/16", "fd00:243:0:1::/64"},
+	"a.b":      {"243.1.0.0/16", "fd00:243:0:2::/64"},
+	"b":        {"243.2.0.0/16", "fd00:243:0:3::/64"},
+	"careless": nil,
 }
 
 // broker is one broker, as deploy-broker and three joins leave it: a namespace of the package's API server.
@@ -79,6 +81,12 @@ func newBroker(t testing.TB) *broker {
 		b.account(id)
 	}
 	b.write(config)
+	b.write(&rbacv1.Role{ObjectMeta: b.meta("careless"), Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{"isthmus.io", "discovery.k8s.io", "multicluster.x-k8s.io", "coordination.k8s.io"},
+		Resources: []string{"exportrecords", "endpointslices", "serviceimports", "serviceimports/status", "leases"},
+		Verbs:     []string{"*"},
+	}}})
+	b.bind("careless", "careless")
 	b.account("stranger") // has the rights, and is not a member
 	policies, err := access.Policies(b.namespace)
 	if err != nil {
@@ -97,9 +105,16 @@ func (b *broker) account(id string) {
 	b.t.Helper()
 	name := isthmus.MemberAccount(id)
 	b.write(&corev1.ServiceAccount{ObjectMeta: b.meta(name)})
+	b.bind("member", id)
+}
+
+// bind gives a role to member id.
+func (b *broker) bind(role, id string) {
+	b.t.Helper()
+	name := isthmus.MemberAccount(id)
 	b.write(&rbacv1.RoleBinding{
-		ObjectMeta: b.meta(name),
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "member"},
+		ObjectMeta: b.meta(role + "-" + name),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: name, Namespace: b.namespace}},
 	})
 }

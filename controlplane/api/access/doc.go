@@ -1,6 +1,7 @@
 // Package access says what a member may do on the broker: RBAC rules ([MemberBrokerRules]), and admission
-// policies ([Policies]) that keep each member to what is its own. deploy-broker writes both, with an
-// administrator's credentials; nothing has to be written when a member joins.
+// policies ([Policies], policies/*.yaml) that keep each member to what is its own. deploy-broker writes both, with
+// an administrator's credentials. Joining adds the member to the ClusterSetConfig, which the policies read, and
+// leaving removes it; neither needs a right outside of the broker's namespace.
 //
 // A member is the ServiceAccount member-ID of the broker's namespace, where ID is compared as a whole: members
 // `a` and `a.b` exist side by side, so every name is recomputed from the object's fields and never matched by
@@ -22,8 +23,10 @@
 //	clustersetips   against taking addresses of others: a ClusterSetIP comes from the caller's own block
 //
 // All of them refuse owner references and finalizers, by which the garbage collector or a hanging delete would
-// act for the member, labels of others, by which other controllers would, and kube-* namespaces. Ports, type and
-// the like of an aggregate are not held: nobody believes them.
+// act for the member, labels of others, by which other controllers would, and kube-* namespaces.
+//
+// Not held are ports, type and the like of an aggregate, which nobody believes; what a member says of itself, which
+// importers check against its registration; and how much it says. Whoever may register members is not held either.
 //
 // The policies need Kubernetes 1.31: they were stable in 1.30, and CEL knows addresses since 1.31.
 // Refusals are 403 Forbidden and say which field is wrong and what would be right.

@@ -160,6 +160,11 @@ func TestHostileMember(t *testing.T) {
 	applied.Status.Clusters = []v1beta1.ClusterStatus{{Cluster: "a"}, {Cluster: "b"}}
 	applied.ManagedFields = nil
 	b.noError(applyStatus(applied)(t.Context(), b.admin))
+	// Objects with a's names that belong to b, as only an administrator can leave them.
+	b.write(alter(b.record("b", "odd", "demo"), func(r *isthmus.ExportRecord) { r.Name = "a.odd.demo" }))
+	b.write(alter(b.record("a", "odder", "demo"), func(r *isthmus.ExportRecord) { r.Labels[isthmus.LabelCluster] = "b" }))
+	b.write(alter(b.record("a", "oddest", "demo"), func(r *isthmus.ExportRecord) { r.Spec.ClusterID = "b" }))
+	b.write(alter(b.slice("a", "odd", "demo"), func(s *discoveryv1.EndpointSlice) { s.Labels[isthmus.LabelCluster] = "b" }))
 	for id := range blocks {
 		b.write(b.lease(id))
 	}
@@ -173,7 +178,7 @@ func TestHostileMember(t *testing.T) {
 		"statuses":   b.attacksOnStatuses(),
 		"the rest":   b.attacksOnTheRest(),
 	}
-	clients := map[string]client.Client{}
+	clients := map[string]client.Client{"stranger": b.member("stranger")}
 	for id := range blocks {
 		clients[id] = b.member(id)
 	}
