@@ -29,8 +29,11 @@ func helm(t *testing.T, args ...string) (stdout, stderr string, err error) {
 // object is as much of a Kubernetes object as the tests look at.
 type object struct {
 	Kind     string
-	Metadata struct{ Name string }
-	Spec     struct {
+	Metadata struct {
+		Name   string
+		Labels map[string]string
+	}
+	Spec struct {
 		Template struct {
 			Spec struct {
 				HostNetwork, HostPID       bool

@@ -1,0 +1,37 @@
+package tree
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestUsersExportAndNeverWriteImports: the chart lets those who edit a namespace export, those who view it see
+// exports and imports, and nobody write an import.
+func TestUsersExportAndNeverWriteImports_N10_N13(t *testing.T) {
+	t.Parallel()
+	objects := render(t)
+	allowed := func(role, resource string) (verbs []string) {
+		for _, r := range objects["ClusterRole "+role].Rules {
+			if slices.Contains(r.APIGroups, "multicluster.x-k8s.io") && slices.Contains(r.Resources, resource) {
+				verbs = append(verbs, r.Verbs...)
+			}
+		}
+		return verbs
+	}
+	see := []string{"get", "list", "watch"}
+	for what, c := range map[string]struct{ have, want []string }{
+		"view exports": {allowed("isthmus-view", "serviceexports"), see},
+		"view imports": {allowed("isthmus-view", "serviceimports"), see},
+		"edit exports": {allowed("isthmus-edit", "serviceexports"), []string{"create", "update", "patch", "delete", "deletecollection"}},
+		"edit imports": {allowed("isthmus-edit", "serviceimports"), nil},
+	} {
+		if !slices.Equal(c.have, c.want) {
+			t.Errorf("%s: %v, want %v", what, c.have, c.want)
+		}
+	}
+	for role, label := range map[string]string{"isthmus-view": "aggregate-to-view", "isthmus-edit": "aggregate-to-edit"} {
+		if objects["ClusterRole "+role].Metadata.Labels["rbac.authorization.k8s.io/"+label] != "true" {
+			t.Errorf("%s is not added to the role that people have", role)
+		}
+	}
+}
