@@ -18,7 +18,7 @@ import (
 // Heart renews the Lease by which a member says that it lives. All fields are required.
 type Heart struct {
 	Self      clusterset.ClusterID
-	Client    client.Client // of the broker; it may read from a cache that is behind
+	Client    client.Client // of the broker; it knows Leases without asking, and may read from a cache that is behind
 	Namespace string        // the broker's
 	Times     Times
 	Log       *slog.Logger
@@ -60,10 +60,13 @@ func (h *Heart) Start(ctx context.Context) error {
 // tries is how often a beat reads the Lease again because somebody else wrote or deleted it meanwhile.
 const tries = 3
 
+// shortest is how long a beat may take at least, however fast the heart: an API server takes its time.
+const shortest = time.Second
+
 // beat renews the Lease within Times.Renew. It starts from lease, which is nil when what the broker has is not
 // known, and returns what the next beat starts from.
 func (h *Heart) beat(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, h.Times.Renew)
+	ctx, cancel := context.WithTimeout(ctx, max(h.Times.Renew, shortest))
 	defer cancel()
 	var err error
 	for range tries {

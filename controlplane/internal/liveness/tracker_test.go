@@ -159,7 +159,7 @@ func (s *sky) warm() {
 	s.told = nil
 }
 
-func TestJudgement_N37_L51(t *testing.T) {
+func TestJudgement(t *testing.T) {
 	const working = 8 * time.Hour
 	for name, tc := range map[string]struct {
 		mode    Mode
