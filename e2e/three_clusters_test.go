@@ -73,7 +73,7 @@ func (s *stream) end() (report, error) {
 
 // TestClusterJoinsAndLeavesUnderTraffic: while a's pod asks for a Service of b, and for one of a and b, cluster
 // c joins, exports the second one too, unexports it, exports it again and leaves. No request fails.
-func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
+func TestClusterJoinsAndLeavesUnderTraffic_L49(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
 	must := func(err error) {
@@ -115,13 +115,28 @@ func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 
 	must(bed.Join(ctx, testbed.Guest))
 	must(startWorkload(ctx, testbed.Guest))
-	for range 2 {
+	offer := func() {
+		t.Helper()
 		ctl(testbed.Guest, "export", "service", "echo", "--namespace", namespace)
 		must(importedFrom(ctx, "a", "a b c"))
 		must(reaches(ctx, podClient, "a", "b", "c"))
-		ctl(testbed.Guest, "unexport", "service", "echo", "--namespace", namespace)
+	}
+	withdrawn := func() {
+		t.Helper()
 		must(importedFrom(ctx, "a", "a b"))
 		must(reaches(ctx, podClient, "a", "b"))
+	}
+	offer()
+	ctl(testbed.Guest, "unexport", "service", "echo", "--namespace", namespace)
+	withdrawn()
+	offer()
+	must(bed.Leave(ctx, testbed.Guest))
+	withdrawn()
+	left, err := bed.Kubectl(ctx, testbed.Guest, "get", "serviceimports,endpointslices", "--all-namespaces",
+		"--selector", "multicluster.kubernetes.io/service-name", "--output", "name")
+	must(err)
+	if left != "" {
+		t.Errorf("%s still has %s", testbed.Guest, left)
 	}
 }
 

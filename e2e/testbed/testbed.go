@@ -194,6 +194,17 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 	return nil
 }
 
+// Leave ends the membership of a cluster and uninstalls Isthmus from it.
+func (tb *Testbed) Leave(ctx context.Context, member string) error {
+	tb.Step("isthmusctl leave in %s", member)
+	if _, err := tb.Isthmusctl(ctx, member, "leave", "--broker-kubeconfig", tb.Lab.Kubeconfig(broker)); err != nil {
+		return err
+	}
+	tb.Step("helm uninstall in %s", member)
+	_, err := tb.Helm(ctx, member, "uninstall", "isthmus", "--namespace", Namespace)
+	return err
+}
+
 // digestOf is one name for the contents of files: pods that carry it are replaced when an image changes.
 func digestOf(files []string) (string, error) {
 	h := sha256.New()
