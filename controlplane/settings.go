@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -47,12 +48,9 @@ var DefaultRestrictedNamespaces = []string{"kube-*", "openshift", "openshift-*"}
 func (s Settings) Validate() error {
 	var errs []error
 	one := func(flag, value string, of ...string) {
-		for _, v := range append(of, "") {
-			if value == v {
-				return
-			}
+		if value != "" && !slices.Contains(of, value) {
+			errs = append(errs, fmt.Errorf("--%s=%s is unknown; use %s or %s", flag, value, of[0], of[1]))
 		}
-		errs = append(errs, fmt.Errorf("--%s=%s is unknown; use %s or %s", flag, value, of[0], of[1]))
 	}
 	one("profile", s.Profile, profileKEP, profileLighthouse)
 	one("port-merge", s.PortMerge, "union", "intersection")
