@@ -72,17 +72,26 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	}
 	storage := world.DefaultStorage()
 	fmt.Fprintln(progress, world.DescribeStorage(storage))
+	var at *place
+	defer func() { err = errors.Join(err, at.close()) }()
 	for _, part := range []struct {
 		cfg     world.Config
-		measure func(context.Context, *world.World, sizes, int) ([]metric.Metric, error)
+		measure func(context.Context, *place, sizes, int) ([]metric.Metric, error)
 	}{{s.pair, pair}, {s.many, many}, {s.large, large}, {s.wide, wide}} {
-		part.cfg.Assets, part.cfg.Controller, part.cfg.Storage, part.cfg.Progress = assets, controller, storage, progress
-		w, err := world.New(ctx, part.cfg)
-		if err != nil {
-			return nil, err
+		cfg := part.cfg
+		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = assets, controller, storage, progress
+		if at == nil || at.cfg != cfg {
+			left := at
+			at = nil
+			if err := left.close(); err != nil {
+				return nil, err
+			}
+			if at, err = arrive(ctx, cfg); err != nil {
+				return nil, err
+			}
 		}
-		more, err := part.measure(ctx, w, s, rounds)
-		if err := errors.Join(err, w.Close()); err != nil {
+		more, err := part.measure(ctx, at, s, rounds)
+		if err != nil {
 			return nil, err
 		}
 		rows = append(rows, more...)
@@ -90,11 +99,37 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return rows, nil
 }
 
-// pair measures from a real exporter to a real importer, in turns with the bare relay.
-func pair(ctx context.Context, w *world.World, s sizes, rounds int) ([]metric.Metric, error) {
-	if _, _, err := w.FirstImport(ctx); err != nil {
+// place is a world in which everything is imported. Parts of the table that want the same world share it.
+type place struct {
+	*world.World
+	cfg   world.Config
+	first time.Duration // how long the first import took
+	load  world.Load    // and what it cost
+}
+
+// arrive makes a world and lets its importer import everything.
+func arrive(ctx context.Context, cfg world.Config) (*place, error) {
+	w, err := world.New(ctx, cfg)
+	if err != nil {
 		return nil, err
 	}
+	p := &place{World: w, cfg: cfg}
+	if p.first, p.load, err = w.FirstImport(ctx); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return p, nil
+}
+
+// close ends the world, if there is one.
+func (p *place) close() error {
+	if p == nil {
+		return nil
+	}
+	return p.Close()
+}
+
+// pair measures from a real exporter to a real importer, in turns with the bare relay.
+func pair(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
 	roads := []func(context.Context, float64, time.Duration) (world.Propagation, error){w.Churn, w.ChurnRelay}
 	order := []int{0, 1}
 	var all [2][]world.Propagation
@@ -125,10 +160,7 @@ func pair(ctx context.Context, w *world.World, s sizes, rounds int) ([]metric.Me
 }
 
 // many measures one importer of many members that change all the time.
-func many(ctx context.Context, w *world.World, s sizes, rounds int) ([]metric.Metric, error) {
-	if _, _, err := w.FirstImport(ctx); err != nil {
-		return nil, err
-	}
+func many(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
 	var times []world.Propagation
 	var loads []world.Load
 	for range rounds {
@@ -155,13 +187,11 @@ func many(ctx context.Context, w *world.World, s sizes, rounds int) ([]metric.Me
 
 // large measures what the number of Services and endpoints costs: to import them, to hold them at rest, and
 // to look at them again after a restart.
-func large(ctx context.Context, w *world.World, s sizes, rounds int) ([]metric.Metric, error) {
-	var first, peaks, held []float64
-	for i := range min(rounds, s.imports) {
-		if i > 0 {
-			if err := w.ReplaceImporter(ctx); err != nil {
-				return nil, err
-			}
+func large(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
+	first, peaks := []float64{w.first.Seconds()}, []float64{mib(w.load.Peak)}
+	for range min(rounds, s.imports) - 1 {
+		if err := w.ReplaceImporter(ctx); err != nil {
+			return nil, err
 		}
 		took, load, err := w.FirstImport(ctx)
 		if err != nil {
@@ -173,7 +203,7 @@ func large(ctx context.Context, w *world.World, s sizes, rounds int) ([]metric.M
 	if err != nil {
 		return nil, err
 	}
-	var synced, written []float64
+	var synced, written, held []float64
 	for range rounds {
 		r, err := w.Restart(ctx)
 		if err != nil {
@@ -199,17 +229,13 @@ func large(ctx context.Context, w *world.World, s sizes, rounds int) ([]metric.M
 }
 
 // wide measures the memory of as many endpoints in fewer Services.
-func wide(ctx context.Context, w *world.World, s sizes, _ int) ([]metric.Metric, error) {
-	_, load, err := w.FirstImport(ctx)
-	if err != nil {
-		return nil, err
-	}
+func wide(ctx context.Context, w *place, s sizes, _ int) ([]metric.Metric, error) {
 	r, err := w.Restart(ctx)
 	if err != nil {
 		return nil, err
 	}
 	name := fmt.Sprintf("controller RSS with %d remote endpoints of %d services, at most", s.wide.RemoteEndpoints(), s.wide.Services())
-	return []metric.Metric{{Name: name, Value: mib(max(load.Peak, r.Peak)), Unit: "MiB", Better: metric.Lower}}, nil
+	return []metric.Metric{{Name: name, Value: mib(max(w.load.Peak, r.Peak)), Unit: "MiB", Better: metric.Lower}}, nil
 }
 
 // arrived makes it an error that changes never arrived: the times of the others would be worth nothing.

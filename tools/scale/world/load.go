@@ -139,17 +139,18 @@ func (w *World) queues(ctx context.Context) (queues, error) {
 // second.
 func (w *World) awaitQuiet(ctx context.Context) error {
 	const still = time.Second
-	since, last := time.Now(), -1.0
+	const uncounted = -1.0
+	since, last := time.Now(), uncounted
 	return w.await(ctx, quietTimeout, look, "the controller of a does not come to rest", func() (bool, error) {
 		q, err := w.queues(ctx)
 		if err != nil {
 			return false, err
 		}
 		if q.waiting+q.working > 0 {
-			since = time.Now()
+			last = uncounted
 			return false, nil
 		}
-		if time.Since(since) < still {
+		if last != uncounted && time.Since(since) < still {
 			return false, nil
 		}
 		requests, err := w.a.server.Requests(ctx)
