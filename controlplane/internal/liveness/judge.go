@@ -137,13 +137,13 @@ func (t *Tracker) counts(id clusterset.ClusterID, present map[clusterset.Cluster
 // witnessed reports whether somebody was heard after m had become stale and evidence had spoken, or nobody could
 // have been. t.mu is held.
 func (t *Tracker) witnessed(id clusterset.ClusterID, m *member, present map[clusterset.ClusterID]bool) bool {
-	alone := later(later(m.staleAt, m.convicted), t.own.fresh)
+	alone := later(m.staleAt, m.convicted)
 	needed := false
 	for other, o := range t.members {
 		if other == id || !o.leased {
 			continue
 		}
-		if !o.inherited && o.heard.After(alone) {
+		if o.heard.After(alone) {
 			return true
 		}
 		needed = needed || t.counts(other, present)
@@ -151,28 +151,29 @@ func (t *Tracker) witnessed(id clusterset.ClusterID, m *member, present map[clus
 	return !needed
 }
 
-// onFloor reports whether everybody who counts is stale, and there are several, and says so when that changes.
-// Whoever was on the floor begins with a new silence. t.mu is held.
+// onFloor reports whether everybody who counts is stale, there are several of them, and nobody else is heard
+// either, and says so when that changes. Whoever was on the floor begins with a new silence. t.mu is held.
 func (t *Tracker) onFloor(present map[clusterset.ClusterID]bool) bool {
-	counted, stale := 0, 0
+	counted, stale, heard := 0, 0, 0
 	for id, m := range t.members {
-		if !t.counts(id, present) {
-			continue
+		if t.counts(id, present) {
+			counted++
+			if m.state == Stale {
+				stale++
+			}
 		}
-		counted++
-		if m.state == Stale {
-			stale++
+		if m.leased && (m.state == Live || m.state == Unproven) {
+			heard++
 		}
 	}
 	was := t.floored
-	t.floored = counted > 1 && stale == counted
+	t.floored = counted > 1 && stale == counted && heard == 0
 	flag(floor, t.floored)
 	switch {
 	case t.floored && !was:
 		t.cfg.Log.Error(ErrFloor.Error(), "count", counted)
 	case was && !t.floored:
 		t.cfg.Log.Info("not all other members seem to be gone any more; they are judged again")
-		t.own.fresh = t.own.last
 		for _, m := range t.members {
 			m.excuse(m.silent, t.own.last)
 		}

@@ -43,7 +43,7 @@ func TestTimesRefuse(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestStatesHaveNames(t *testing.T) {
 	seen := map[string]bool{}
 	for s := Live; s <= Dead; s++ {
 		seen[s.String()] = true

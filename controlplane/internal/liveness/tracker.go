@@ -119,7 +119,7 @@ type own struct {
 	renewTime time.Time // as it says
 	began     time.Time // when the Tracker began
 	last      time.Time // when the last renewal came back; zero if none did
-	fresh     time.Time // when renewals began to come back, or the floor was left: from then on all have a new Stale
+	fresh     time.Time // when renewals began to come back: from then on all have a new Stale
 }
 
 // member is what is known of another one.
@@ -257,7 +257,6 @@ func (t *Tracker) Forget(id clusterset.ClusterID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.members, id)
-	delete(t.changed, id)
 	hide(id)
 }
 

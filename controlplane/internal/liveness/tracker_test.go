@@ -62,6 +62,7 @@ type sky struct {
 	last  map[clusterset.ClusterID]time.Time     // renewal
 	seen  map[clusterset.ClusterID]State
 	told  []string                           // "1m20s b stale"
+	calls int                                // of Changed
 	dead  map[clusterset.ClusterID]bool      // as whoever listens to Changed thinks
 	here  func(id clusterset.ClusterID) bool // Config.Present
 	doubt error
@@ -82,7 +83,10 @@ func newSky(mode Mode, beating ...clusterset.ClusterID) *sky {
 	s.Tracker = NewTracker(Config{
 		Self: self, Times: DefaultTimes(), Mode: mode, Evidence: &s.dataplane, Log: slog.New(slog.DiscardHandler),
 		Present: func(id clusterset.ClusterID) bool { return s.here(id) },
-		Changed: func(id clusterset.ClusterID) { s.dead[id] = s.Dead(id) },
+		Changed: func(id clusterset.ClusterID) {
+			s.calls++
+			s.dead[id] = s.Dead(id)
+		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -240,6 +244,36 @@ func TestJudgement(t *testing.T) {
 			},
 			told: []string{"1m20s b stale", "15m0s b dead"},
 		},
+		"silences that are not in a row": {
+			beating: "bc",
+			run: func(s *sky) {
+				s.silence("b")
+				for _, other := range []Verdict{Unknown, Answering, Unknown} {
+					for range 8 {
+						s.say("b", Silent)
+						s.run(5 * time.Second)
+						s.say("b", other)
+						s.run(5 * time.Second)
+					}
+				}
+			},
+			told: []string{"1m20s b stale"},
+		},
+		"one silence each time that it is stale": { // it renews six seconds after it became so, asked twice by then
+			beating: "bc",
+			run: func(s *sky) {
+				s.say("b", Silent)
+				s.silence("b")
+				s.run(26 * time.Second)
+				for range 3 {
+					s.renew("b")
+					s.run(30 * time.Second)
+				}
+			},
+			told: []string{
+				"1m20s b stale", "1m26s b live", "1m50s b stale", "1m56s b live", "2m20s b stale", "2m26s b live", "2m50s b stale",
+			},
+		},
 		"one silence is none": {
 			beating: "bc",
 			run: func(s *sky) {
@@ -362,6 +396,55 @@ func TestJudgement(t *testing.T) {
 				"7m8s blind", "8m0s sure", "9m8s blind", "10m0s sure", "11m8s blind", "12m0s sure", "12m25s b dead",
 			},
 		},
+		"one was late when the broker went away": {
+			mode: Lease, beating: "bc",
+			run: func(s *sky) {
+				s.silence("b")
+				s.run(15 * time.Second)
+				s.silence("a", "c")
+				s.run(10 * time.Minute)
+				s.beat("a", "c")
+				s.run(11 * time.Second)
+				s.beat("b")
+				s.run(time.Hour)
+			},
+			told: []string{"1m23s blind", "11m15s sure"},
+		},
+		"nothing can be known while the broker is away": { // five minutes after it answered, and ten that do not count
+			beating: "bc",
+			run: func(s *sky) {
+				s.say("b", Answering)
+				s.silence("b")
+				s.run(9 * time.Minute)
+				s.say("b", Unknown)
+				s.run(2 * time.Minute)
+				s.silence("a", "c")
+				s.run(10 * time.Minute)
+				s.beat("a", "c")
+				s.run(time.Hour)
+			},
+			told: []string{"1m20s b stale", "12m8s blind", "22m0s sure", "25m5s b dead"},
+		},
+		"all other members, one later": {
+			beating: "bc",
+			run: func(s *sky) {
+				s.silence("b")
+				s.run(30 * time.Second)
+				s.silence("c")
+				s.run(working)
+			},
+			told: []string{"1m20s b stale", "1m50s c stale", "1m50s floor"},
+		},
+		"all that are used are gone, and another one lives": {
+			beating: "bcd",
+			run: func(s *sky) {
+				s.here = func(id clusterset.ClusterID) bool { return id != "d" }
+				s.say("b", Silent)
+				s.silence("b", "c")
+				s.run(working)
+			},
+			told: []string{"1m20s b stale", "1m20s c stale", "1m30s b dead", "6m0s c dead"},
+		},
 		"all other members at once": {
 			beating: "bc",
 			run: func(s *sky) {
@@ -445,6 +528,55 @@ func TestJudgement(t *testing.T) {
 			},
 			told: []string{"1m20s b stale", "1m20s c stale", "1m30s b dead", "6m0s c dead"},
 		},
+		"our own network is away for two silences": { // twelve seconds and a bit, which may be one lost heartbeat and a late one
+			beating: "b",
+			run: func(s *sky) {
+				s.say("b", Answering)
+				s.silence("b")
+				s.run(5*time.Minute + time.Second)
+				s.silence("a")
+				s.say("b", Silent)
+				s.run(11*time.Second + 400*time.Millisecond)
+				s.renew("a")
+				s.run(600 * time.Millisecond)
+				s.say("b", Answering)
+				s.beat("a")
+				s.run(10 * time.Minute)
+			},
+			told: []string{"1m20s b stale"},
+		},
+		"somebody who was never heard is no witness": {
+			mode: Lease, beating: "bc",
+			run: func(s *sky) {
+				s.silence("b")
+				s.run(10 * time.Second)
+				s.silence("c")
+				s.run(12 * time.Second)
+				s.Expect("d")
+				s.run(10 * time.Second)
+			},
+			told: []string{"1m20s b stale", "1m30s c stale", "1m30s floor"},
+		},
+		"somebody who is not proven yet is a witness": {
+			beating: "bcd",
+			run: func(s *sky) {
+				for _, id := range []clusterset.ClusterID{"b", "c", "d"} {
+					s.say(id, Silent)
+				}
+				for range 2 {
+					s.silence("d")
+					s.run(time.Minute)
+					s.beat("d")
+					s.run(time.Second)
+					s.run(4 * time.Second)
+				}
+				s.silence("b", "c")
+				s.run(25 * time.Second)
+				s.told = nil
+				s.run(15 * time.Second)
+			},
+			told: []string{"3m38s d live", "3m40s b dead", "3m40s c dead"},
+		},
 		"our own network blinks": { // b serves, and cannot reach the broker; we cannot reach anything for nine seconds
 			beating: "bc",
 			run: func(s *sky) {
@@ -483,6 +615,63 @@ func TestJudgement(t *testing.T) {
 	}
 }
 
+// A Lease that the watch brings again, with the time it had, is no renewal.
+func TestRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSky(ByEvidence, "a", "b", "c")
+		defer s.stop()
+		s.warm()
+		s.silence("b")
+		for range 100 {
+			s.run(5 * time.Second)
+			s.Renewed("b", s.last["b"])
+		}
+		if diff := cmp.Diff([]string{"1m20s b stale", "6m0s b dead"}, s.told); diff != "" {
+			t.Errorf("told (-want +have):\n%s", diff)
+		}
+	})
+}
+
+// A verdict that was asked for before something changed says nothing.
+func TestLateVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSky(ByEvidence, "a", "b", "c")
+		defer s.stop()
+		s.warm()
+		s.silence("b")
+		s.run(time.Minute)
+		before := *s.members["b"]
+		s.weigh("b", Answering, time.Now().Add(-time.Hour))
+		s.weigh("b", Silent, time.Now().Add(-time.Hour))
+		s.weigh("unheard-of", Silent, time.Now())
+		if after := *s.members["b"]; after.answered != before.answered || after.silences != before.silences {
+			t.Errorf("it was answered %v and silent %d times, and is now: %v, %d", before.answered, before.silences, after.answered, after.silences)
+		}
+	})
+}
+
+// What evidence said before we lost sight of everything is not held against anybody.
+func TestOldEvidence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSky(ByEvidence, "a", "b", "c")
+		defer s.stop()
+		s.warm()
+		s.say("b", Silent)
+		s.silence("b")
+		s.run(28 * time.Second)
+		if s.members["b"].silences == 0 {
+			t.Error("there is no evidence")
+		}
+		s.silence("a", "c")
+		s.run(time.Minute)
+		s.say("b", Unknown)
+		s.renew("a")
+		if m := s.members["b"]; m.silences != 0 || !m.convicted.IsZero() || !m.asked.IsZero() {
+			t.Errorf("it was silent %d times, convicted %v, asked %v", m.silences, m.convicted, m.asked)
+		}
+	})
+}
+
 // Each death costs twice as much, up to the hard TTL, and a long life makes up for all.
 func TestDampingGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -496,6 +685,7 @@ func TestDampingGrows(t *testing.T) {
 				t.Fatal("b does not die")
 			}
 			s.beat("b")
+			defer s.run(30 * time.Second)
 			for last := s.last["b"]; s.last["b"].Equal(last); {
 				s.run(time.Second)
 			}
@@ -585,6 +775,9 @@ func TestInherited(t *testing.T) {
 				tc.run(s)
 				if diff := cmp.Diff(tc.told, s.told); diff != "" {
 					t.Errorf("told (-want +have):\n%s", diff)
+				}
+				if s.calls == 0 {
+					t.Error("Changed was not called")
 				}
 			})
 		})
@@ -677,6 +870,7 @@ func TestState(t *testing.T) {
 		defer s.stop()
 		s.warm()
 		s.silence("b")
+		s.Expect("a")
 		s.run(time.Hour)
 		for id, want := range map[clusterset.ClusterID]struct {
 			state State
@@ -717,6 +911,18 @@ func TestAsking(t *testing.T) {
 		s.run(time.Hour)
 		if len(s.asked) > 0 {
 			t.Errorf("asked about the dead: %v", s.asked)
+		}
+		s.silence("c")
+		s.run(time.Minute)
+		if s.asked["c"] == 0 {
+			t.Error("not asked about the stale")
+		}
+		s.silence("a")
+		s.run(13 * time.Second)
+		clear(s.asked)
+		s.run(time.Hour)
+		if len(s.asked) > 0 {
+			t.Errorf("asked while nobody is judged: %v", s.asked)
 		}
 	})
 }
