@@ -75,10 +75,10 @@ func (r *Roster) CheckEndpoint(id ClusterID, a netip.Addr) error {
 		return fmt.Errorf("cluster %s is not a member", id)
 	case slices.ContainsFunc(r.ranges, contains):
 		return fmt.Errorf("%s lies in the range of ClusterSetIPs", a)
-	case slices.ContainsFunc(e.denied, contains):
-		return fmt.Errorf("%s is another member's address, which joined earlier", a)
 	case !slices.ContainsFunc(e.Routed, contains) && !slices.ContainsFunc(e.Services, contains):
 		return fmt.Errorf("%s lies outside of the CIDRs that cluster %s has registered", a, id)
+	case slices.ContainsFunc(e.denied, contains):
+		return fmt.Errorf("%s is another member's address, which joined earlier", a)
 	}
 	return nil
 }
