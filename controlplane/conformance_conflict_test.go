@@ -43,8 +43,8 @@ func readPorts(si *v1beta1.ServiceImport) string {
 func readExported(all map[string]string) string {
 	var kept []string
 	for _, key := range slices.Sorted(maps.Keys(all)) {
-		if strings.HasPrefix(key, "test/") {
-			kept = append(kept, strings.TrimPrefix(key, "test/")+"="+all[key])
+		if name, ok := strings.CutPrefix(key, "test/"); ok {
+			kept = append(kept, name+"="+all[key])
 		}
 	}
 	return strings.Join(kept, ",")

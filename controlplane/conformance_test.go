@@ -151,14 +151,6 @@ func addressesOf(es *discoveryv1.EndpointSlice) []string {
 	return all
 }
 
-// consistently fails the test if check ever returns an error until the controllers have been quiet.
-func (w *world) consistently(check func() error) {
-	w.t.Helper()
-	w.noError(check())
-	w.quiet()
-	w.noError(check())
-}
-
 // eventsOn returns the reasons of the events about m's export of a Service, oldest first.
 func (m *member) eventsOn(name string) []string {
 	m.world.t.Helper()
