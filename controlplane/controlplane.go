@@ -21,6 +21,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -152,19 +153,19 @@ func unthrottled(c *rest.Config) *rest.Config {
 	return c
 }
 
-// trimmed are caches without what nobody reads.
+// trimmed are caches without what nobody reads, and without what is ours: that is mirrored.
 func trimmed(install string) cache.Options {
+	foreign, err := labels.Parse(discoveryv1.LabelManagedBy + "!=" + v1alpha1.ManagedBy)
+	if err != nil {
+		panic(err) // it does not depend on anything
+	}
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.Member{}: {Namespaces: map[string]cache.Config{install: {}}},
-			&discoveryv1.EndpointSlice{}: {Transform: func(obj any) (any, error) {
+			&discoveryv1.EndpointSlice{}: {Label: foreign, Transform: func(obj any) (any, error) {
 				if es, ok := obj.(*discoveryv1.EndpointSlice); ok {
-					if es.Labels[discoveryv1.LabelManagedBy] == v1alpha1.ManagedBy {
-						mcs.Condense(es)
-					} else {
-						mcs.Trim(es)
-					}
+					mcs.Trim(es)
 				}
 				return obj, nil
 			}},
@@ -198,8 +199,8 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	}
 	c.members = liveness.NewTracker(liveness.Config{
 		Self: member.id, Times: c.chosen.times, Mode: c.chosen.mode, Log: c.cfg.Log,
-		Evidence: evidence, Present: func(id clusterset.ClusterID) bool { return c.importer.Uses(ctx, id) },
-		Changed: func(id clusterset.ClusterID) { c.broker.Reconsider(ctx, id) },
+		Evidence: evidence, Present: func(id clusterset.ClusterID) bool { return c.importer.Uses(id) },
+		Changed: func(id clusterset.ClusterID) { c.broker.Reconsider(id) },
 	})
 	var err error
 	c.broker, err = broker.New(ctx, broker.Config{
@@ -218,33 +219,34 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	}
 	own.broker = c.broker
 	c.probe = broker.NewProbe(c.broker)
-	exports := &export.Reconciler{
-		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Pool: member.pool, Settings: c.chosen.export,
-		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
+	local, err := client.NewWithWatch(c.cfg.Local, client.Options{HTTPClient: c.manager.GetHTTPClient(), Scheme: c.manager.GetScheme(), Mapper: c.manager.GetRESTMapper()})
+	if err != nil {
+		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
 	}
-	c.importer = &imports.Reconciler{
-		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Members: c.members,
+	c.importer = imports.New(imports.Config{
+		Cluster: member.id, Client: local, Broker: c.broker, Members: c.members,
 		Policy: c.chosen.export.Policy, Shared: c.shared, Log: c.cfg.Log,
+	})
+	exports := &export.Reconciler{
+		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Pool: member.pool, Settings: c.chosen.export,
+		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
 	return errors.Join(
 		c.manager.Add(c.broker),
 		c.manager.Add(c.probe),
 		c.manager.Add(c.members),
+		c.manager.Add(c.importer),
 		c.manager.Add(&liveness.Heart{Self: member.id, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.chosen.times, Log: c.cfg.Log}),
 		own.setup(c.manager, options()),
 		exports.Setup(ctx, c.manager, options()),
-		c.importer.Setup(ctx, c.manager, options()),
+		c.importer.Setup(c.manager, options()),
 	)
 }
 
 // endpoints returns some of a member's endpoints, none when they are not known.
 func (c *ControlPlane) endpoints(id clusterset.ClusterID) []netip.AddrPort {
 	const few = 3
-	found, err := c.broker.Endpoints(context.Background(), id, few)
-	if err != nil {
-		c.cfg.Log.Error("a member cannot be probed", "cluster", string(id), "err", err)
-	}
-	return found
+	return c.broker.Endpoints(id, few)
 }
 
 func options() controller.Options {

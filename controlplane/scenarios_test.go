@@ -744,14 +744,12 @@ func TestForeignEditsAreReverted(t *testing.T) {
 	w.b.wants("hello", helloOfA)
 	w.quiet()
 
-	for _, edit := range []func(*v1beta1.ServiceImport){
+	for _, change := range []func(*v1beta1.ServiceImport){
 		func(si *v1beta1.ServiceImport) { si.Spec.Ports[0].Port = 81 },
 		func(si *v1beta1.ServiceImport) { si.Labels["foreign"] = "label" },
 		func(si *v1beta1.ServiceImport) { si.Annotations = map[string]string{"foreign": "annotation"} },
 	} {
-		si, _ := w.b.imported("hello")
-		edit(si)
-		w.noError(w.b.Update(t.Context(), si))
+		edit(w, w.b.Client, &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "hello"}}, change)
 		w.eventually(func() error {
 			si, _ := w.b.imported("hello")
 			if si.Labels["foreign"] != "" || len(si.Annotations) > 0 || si.Spec.Ports[0].Port != 80 {

@@ -1,15 +1,21 @@
 package mcs
 
 import (
+	"cmp"
+	"encoding/json"
+	"fmt"
 	"hash/maphash"
-	"strconv"
+	"maps"
+	"slices"
 	"unique"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-)
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-// annotationDigest on a slice in a cache stands for its endpoints and ports, which are not there.
-const annotationDigest = "isthmus.io/digest"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
 
 // seed makes digests of this process comparable with one another, and with no others.
 var seed = maphash.MakeSeed()
@@ -17,7 +23,7 @@ var seed = maphash.MakeSeed()
 var yes, no = true, false
 
 // Trim strips a slice that comes into a cache of what nobody reads, and makes many slices share what is
-// equal in them. A cache of 100,000 endpoints is a fifth of the size for it.
+// equal in them.
 func Trim(es *discoveryv1.EndpointSlice) {
 	es.ManagedFields = nil
 	es.GenerateName = ""
@@ -28,28 +34,6 @@ func Trim(es *discoveryv1.EndpointSlice) {
 		e.Conditions.Ready, e.Conditions.Serving, e.Conditions.Terminating =
 			sharedBool(e.Conditions.Ready), sharedBool(e.Conditions.Serving), sharedBool(e.Conditions.Terminating)
 	}
-}
-
-// Condense replaces the endpoints and ports of a slice that comes into a cache by a digest: all that SameSlice
-// needs. It is for slices that are ours to write and never to read. A second time does nothing, because a
-// cache may transform an object twice.
-func Condense(es *discoveryv1.EndpointSlice) {
-	if _, done := condensed(es); done {
-		return
-	}
-	digest := digestOf(es)
-	Trim(es)
-	if es.Annotations == nil {
-		es.Annotations = map[string]string{}
-	}
-	es.Annotations[annotationDigest] = digest
-	es.Endpoints, es.Ports = nil, nil
-}
-
-// condensed returns the digest of a slice that went through Condense.
-func condensed(es *discoveryv1.EndpointSlice) (string, bool) {
-	digest, ok := es.Annotations[annotationDigest]
-	return digest, ok
 }
 
 func shared(s *string) *string {
@@ -70,61 +54,126 @@ func sharedBool(b *bool) *bool {
 	}
 }
 
-// digestOf returns what stands for the endpoints and ports of a slice within this process.
-func digestOf(es *discoveryv1.EndpointSlice) string {
-	var h maphash.Hash
-	h.SetSeed(seed)
-	text := func(s string) {
-		_, _ = h.WriteString(s)
-		_ = h.WriteByte(0)
+// Digest is what a long text comes to: equal texts have equal digests, within one process.
+type Digest uint64
+
+// SliceDigest returns the digest of all that this package writes into a slice: type, labels, owners, endpoints
+// and ports. When it changed is not part of it, nor what the API server adds.
+func SliceDigest(es *discoveryv1.EndpointSlice) Digest {
+	var w digester
+	w.h.SetSeed(seed)
+	w.text(string(es.AddressType))
+	w.labels(es.Labels)
+	for _, o := range es.OwnerReferences {
+		w.text(string(o.UID))
 	}
-	optional := func(s *string) {
-		if s == nil {
-			_ = h.WriteByte(1)
-			return
-		}
-		text(*s)
-	}
-	flag := func(b *bool) {
-		switch {
-		case b == nil:
-			_ = h.WriteByte(0)
-		case *b:
-			_ = h.WriteByte(1)
-		default:
-			_ = h.WriteByte(2)
-		}
-	}
+	w.mark()
 	for i := range es.Endpoints {
-		e := &es.Endpoints[i]
-		for _, a := range e.Addresses {
-			text(a)
-		}
-		flag(e.Conditions.Ready)
-		flag(e.Conditions.Serving)
-		flag(e.Conditions.Terminating)
-		optional(e.Hostname)
-		optional(e.NodeName)
-		optional(e.Zone)
-		if e.Hints != nil {
-			for _, z := range e.Hints.ForZones {
-				text(z.Name)
-			}
-			_ = h.WriteByte(3)
-			for _, n := range e.Hints.ForNodes {
-				text(n.Name)
-			}
-		}
-		_ = h.WriteByte('\n')
+		w.endpoint(&es.Endpoints[i])
 	}
-	for _, p := range es.Ports {
-		text(deref(p.Name))
-		text(string(deref(p.Protocol)))
-		optional(p.AppProtocol)
-		if p.Port != nil {
-			text(strconv.Itoa(int(*p.Port)))
-		}
-		_ = h.WriteByte('\n')
+	w.mark()
+	w.text(formatPorts(es.Ports))
+	return Digest(w.h.Sum64())
+}
+
+// ImportDigest returns the digest of all that this package writes into a ServiceImport beside its status.
+func ImportDigest(si *v1beta1.ServiceImport) Digest {
+	var w digester
+	w.h.SetSeed(seed)
+	w.labels(si.Labels)
+	w.labels(si.Annotations)
+	w.text(formatJSON(normalSpec(si.Spec)))
+	return Digest(w.h.Sum64())
+}
+
+// RecordDigest returns the digest of all that this package writes into a record.
+func RecordDigest(r *v1alpha1.ExportRecord) Digest {
+	var w digester
+	w.h.SetSeed(seed)
+	w.labels(r.Labels)
+	spec := r.Spec
+	spec.Import = normalSpec(spec.Import)
+	spec.ExportedAt = metav1.NewTime(spec.ExportedAt.UTC())
+	w.text(formatJSON(spec))
+	return Digest(w.h.Sum64())
+}
+
+// normalSpec returns spec with no difference between no ports and an empty list of them.
+func normalSpec(spec v1beta1.ServiceImportSpec) v1beta1.ServiceImportSpec {
+	if len(spec.Ports) == 0 {
+		spec.Ports = nil
 	}
-	return strconv.FormatUint(h.Sum64(), 36)
+	return spec
+}
+
+func formatJSON(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("mcs: encode %T: %v", v, err)) // API types can be encoded
+	}
+	return string(text)
+}
+
+// formatPorts returns text that is the same for ports that mean the same.
+func formatPorts(ports []discoveryv1.EndpointPort) string {
+	normal := make([]discoveryv1.EndpointPort, 0, len(ports))
+	for _, p := range ports {
+		normal = append(normal, discoveryv1.EndpointPort{
+			Name: new(deref(p.Name)), Protocol: new(cmp.Or(deref(p.Protocol), corev1.ProtocolTCP)), Port: p.Port, AppProtocol: p.AppProtocol,
+		})
+	}
+	return formatJSON(normal)
+}
+
+// digester writes things into a hash so that different things are different bytes.
+type digester struct{ h maphash.Hash }
+
+func (w *digester) mark() { _ = w.h.WriteByte('\n') }
+
+func (w *digester) text(s string) {
+	_, _ = w.h.WriteString(s)
+	_ = w.h.WriteByte(0)
+}
+
+func (w *digester) optional(s *string) {
+	if s == nil {
+		_ = w.h.WriteByte(1)
+		return
+	}
+	w.text(*s)
+}
+
+func (w *digester) flag(b *bool) {
+	switch {
+	case b == nil:
+		_ = w.h.WriteByte(0)
+	case *b:
+		_ = w.h.WriteByte(1)
+	default:
+		_ = w.h.WriteByte(2)
+	}
+}
+
+func (w *digester) labels(m map[string]string) {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		w.text(k)
+		w.text(m[k])
+	}
+	w.mark()
+}
+
+func (w *digester) endpoint(e *discoveryv1.Endpoint) {
+	for _, a := range e.Addresses {
+		w.text(a)
+	}
+	w.flag(e.Conditions.Ready)
+	w.flag(e.Conditions.Serving)
+	w.flag(e.Conditions.Terminating)
+	w.optional(e.Hostname)
+	w.optional(e.NodeName)
+	w.optional(e.Zone)
+	if e.Hints != nil {
+		w.text(formatJSON(e.Hints))
+	}
+	w.mark()
 }

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -195,26 +194,4 @@ func portable(endpoints []discoveryv1.Endpoint) []discoveryv1.Endpoint {
 func withManagedBy(labels map[string]string) map[string]string {
 	labels[discoveryv1.LabelManagedBy] = v1alpha1.ManagedBy
 	return labels
-}
-
-// SameSlice reports whether two slices say the same, apart from when it changed and what the API server
-// adds. Either may have gone through Condense.
-func SameSlice(have, want *discoveryv1.EndpointSlice) bool {
-	if have.AddressType != want.AddressType ||
-		!equality.Semantic.DeepEqual(have.Labels, want.Labels) ||
-		!equality.Semantic.DeepEqual(have.OwnerReferences, want.OwnerReferences) {
-		return false
-	}
-	h, ok1 := condensed(have)
-	w, ok2 := condensed(want)
-	if !ok1 && !ok2 {
-		return equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) && equality.Semantic.DeepEqual(have.Ports, want.Ports)
-	}
-	if !ok1 {
-		h = digestOf(have)
-	}
-	if !ok2 {
-		w = digestOf(want)
-	}
-	return h == w
 }

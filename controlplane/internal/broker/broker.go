@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -35,14 +34,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/mirror"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
-)
-
-// The indexes of the cache: objects by the Service they are about, by its namespace, and by their member.
-const (
-	byService   = "service"
-	byNamespace = "namespace"
-	byCluster   = "cluster"
 )
 
 // Config says where the broker is, who asks, and how much is believed.
@@ -63,21 +56,46 @@ type Config struct {
 	Log                     *slog.Logger
 }
 
-// Broker reads and writes the broker's objects for one member. Its cache fills while Start
-// runs. Safe for concurrent use.
+// Broker reads and writes the broker's objects for one member. What it knows fills while Start runs. Safe for
+// concurrent use.
 type Broker struct {
 	cfg     Config
-	cluster cluster.Cluster
-	cached  client.Client // reads the cache, writes to the broker
-	live    client.Reader // asks the broker
+	cluster cluster.Cluster // of the few small kinds
+	client  client.WithWatch
+
+	records    *mirror.Mirror[record]
+	slices     *mirror.Mirror[mcs.Packed]
+	aggregates *mirror.Mirror[aggregate]
 
 	roster    roster
 	watched   watched
-	changes   nudge
+	changes   mirror.Signal
 	exportsOf *guard.Guard[clusterset.ServiceName] // records
 	slicesOf  *guard.Guard[ImportedSlice]          // slices that have endpoints
 	synced    []toolscache.ResourceEventHandlerRegistration
 	running   context.Context //nolint:containedctx // of Start, for event handlers, which get none
+}
+
+// record is what is kept of an ExportRecord.
+type record struct {
+	owner     clusterset.ClusterID
+	service   clusterset.ServiceName
+	uid       types.UID
+	created   time.Time
+	withdrawn time.Time // zero if it is no tombstone
+	export    clusterset.Export
+	err       error // why there is no export
+	digest    mcs.Digest
+}
+
+func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
+
+// aggregate is what is kept of a ServiceImport of the broker.
+type aggregate struct {
+	clusterset.Aggregate
+
+	name string // of the object
+	err  error  // why nothing else is known
 }
 
 // New prepares a Broker. It sends nothing, so it also succeeds while the broker is away.
@@ -95,27 +113,77 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 		o.Cache = cache.Options{
 			DefaultNamespaces: map[string]cache.Config{cfg.Namespace: {}},
 			DefaultTransform:  cache.TransformStripManagedFields(),
-			ByObject:          map[client.Object]cache.ByObject{&discoveryv1.EndpointSlice{}: {Transform: trim}},
 		}
 	})
 	if err != nil {
 		return nil, fmt.Errorf("prepare broker %s: %w", cfg.REST.Host, err)
 	}
-	b.cached, b.live = b.cluster.GetClient(), b.cluster.GetAPIReader()
-	for _, obj := range []client.Object{&v1alpha1.ExportRecord{}, &discoveryv1.EndpointSlice{}} {
-		for index, keys := range map[string]client.IndexerFunc{byService: serviceKeys, byNamespace: namespaceKeys, byCluster: clusterKeys} {
-			if err := b.cluster.GetFieldIndexer().IndexField(ctx, obj, index, keys); err != nil {
-				return nil, fmt.Errorf("index broker objects by %s: %w", index, err)
-			}
-		}
+	b.client, err = client.NewWithWatch(cfg.REST, client.Options{HTTPClient: b.cluster.GetHTTPClient(), Scheme: scheme, Mapper: b.cluster.GetRESTMapper()})
+	if err != nil {
+		return nil, fmt.Errorf("prepare broker %s: %w", cfg.REST.Host, err)
 	}
-	b.exportsOf = newGuard(cfg, func(_ clusterset.ClusterID, names []clusterset.ServiceName) { b.changes.send(names...) })
+	b.exportsOf = newGuard(cfg, func(_ clusterset.ClusterID, names []clusterset.ServiceName) { b.changes.Send(names...) })
 	b.slicesOf = newGuard(cfg, func(_ clusterset.ClusterID, gone []ImportedSlice) {
 		for _, s := range gone {
-			b.changes.send(s.Service)
+			b.changes.Send(s.Service)
 		}
 	})
+	b.mirror()
 	return b, b.watch(ctx)
+}
+
+// mirror prepares the copies of the large kinds.
+func (b *Broker) mirror() {
+	inNamespace := []client.ListOption{client.InNamespace(b.cfg.Namespace)}
+	b.records = mirror.New(mirror.Config[record]{
+		Client: b.client, Options: inNamespace, Object: &v1alpha1.ExportRecord{}, List: func() client.ObjectList { return &v1alpha1.ExportRecordList{} },
+		Compact: func(obj client.Object) *record { return compactRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
+		Service: func(r *record) clusterset.ServiceName { return r.service },
+		Before:  b.recordChanges,
+		After:   func(was, is *record, _ bool) { b.changes.Send(either(was, is).service) },
+	})
+	b.slices = mirror.New(mirror.Config[mcs.Packed]{
+		Client: b.client, Options: inNamespace, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
+		Compact: func(obj client.Object) *mcs.Packed { return mcs.Pack(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
+		Service: func(p *mcs.Packed) clusterset.ServiceName { return p.Service },
+		Before:  b.sliceChanges,
+		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(either(was, is).Service) },
+	})
+	b.aggregates = mirror.New(mirror.Config[aggregate]{
+		Client: b.client, Options: inNamespace, Object: &v1beta1.ServiceImport{}, List: func() client.ObjectList { return &v1beta1.ServiceImportList{} },
+		Compact: func(obj client.Object) *aggregate { return compactAggregate(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
+		Service: func(a *aggregate) clusterset.ServiceName { return a.Service },
+		After:   func(was, is *aggregate, _ bool) { b.changes.Send(either(was, is).Service) },
+	})
+}
+
+// either returns the one that is not nil, the second if both are not.
+func either[T any](was, is *T) *T {
+	if is != nil {
+		return is
+	}
+	return was
+}
+
+func compactRecord(r *v1alpha1.ExportRecord) *record {
+	c := &record{owner: mcs.OwnerOf(r), uid: r.UID, created: r.CreationTimestamp.UTC(), digest: mcs.RecordDigest(r)}
+	c.service, _ = mcs.ServiceOf(r)
+	if r.Spec.WithdrawnAt != nil {
+		c.withdrawn = r.Spec.WithdrawnAt.UTC()
+	}
+	if c.export, c.err = mcs.ParseRecord(r); c.err == nil {
+		c.export.Cluster, c.export.Service = c.owner, c.service // the same texts, once in memory
+	}
+	return c
+}
+
+func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
+	a := &aggregate{name: si.Name}
+	a.Aggregate, a.err = mcs.ParseAggregate(si)
+	if a.err != nil {
+		a.Service, _ = mcs.ServiceOf(si)
+	}
+	return a
 }
 
 func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K)) *guard.Guard[K] {
@@ -143,32 +211,6 @@ func staticMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	return m, nil
 }
 
-// trim cuts down the slices that come into the cache.
-func trim(obj any) (any, error) {
-	if es, ok := obj.(*discoveryv1.EndpointSlice); ok {
-		mcs.Trim(es)
-	}
-	return obj, nil
-}
-
-func serviceKeys(obj client.Object) []string {
-	name, ok := mcs.ServiceOf(obj)
-	if !ok {
-		return nil
-	}
-	return []string{name.String()}
-}
-
-func namespaceKeys(obj client.Object) []string {
-	name, ok := mcs.ServiceOf(obj)
-	if !ok {
-		return nil
-	}
-	return []string{name.Namespace}
-}
-
-func clusterKeys(obj client.Object) []string { return []string{string(mcs.OwnerOf(obj))} }
-
 // Start fills the cache and keeps it current until ctx ends. A manager runs it like any other work, not
 // as one of its caches: those it waits for before anything else, and while it waits it cannot be stopped.
 func (b *Broker) Start(ctx context.Context) error {
@@ -177,6 +219,9 @@ func (b *Broker) Start(ctx context.Context) error {
 	group.Go(func() error { return b.exportsOf.Run(ctx) })
 	group.Go(func() error { return b.slicesOf.Run(ctx) })
 	group.Go(func() error { return b.cluster.Start(ctx) })
+	group.Go(func() error { return b.records.Run(ctx) })
+	group.Go(func() error { return b.slices.Run(ctx) })
+	group.Go(func() error { return b.aggregates.Run(ctx) })
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("watch broker %s: %w", b.cfg.REST.Host, err)
 	}
@@ -184,129 +229,111 @@ func (b *Broker) Start(ctx context.Context) error {
 }
 
 // Client writes to the broker.
-func (b *Broker) Client() client.Client { return b.cached }
+func (b *Broker) Client() client.Client { return b.client }
 
 // NeedLeaderElection tells the manager that a standby fills its cache too, so that it can take over at
 // once.
 func (b *Broker) NeedLeaderElection() bool { return false }
 
 // Exports returns what all members say about a Service, in no particular order. A record that cannot be
-// read, or is of nobody in the roster, counts as absent and is logged once: its member harms only itself.
-// Nobody's export is older than his membership.
-func (b *Broker) Exports(ctx context.Context, name clusterset.ServiceName) ([]clusterset.Export, error) {
-	var records v1alpha1.ExportRecordList
-	if err := b.cached.List(ctx, &records, client.InNamespace(b.cfg.Namespace), client.MatchingFields{byService: name.String()}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list export records of %s: %w", name, err)
-	}
+// read counts as absent and is logged once: its member harms only itself. Of nobody who is not in the roster
+// anything is looked at. Nobody's export is older than his membership.
+func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
+	roster := b.Roster()
 	var exports []clusterset.Export
-	for i := range records.Items {
-		r := &records.Items[i]
-		if mcs.Withdrawn(r) {
+	for _, r := range b.recordsOf(name) {
+		if _, ok := roster.Member(r.owner); !ok || r.isWithdrawn() {
 			continue
 		}
-		e, err := b.vetted(r)
-		if err != nil {
-			b.roster.complain(r.Name+r.ResourceVersion, err)
+		if r.err != nil {
+			b.roster.complain(string(r.uid)+r.err.Error(), r.err)
 			continue
 		}
-		exports = append(exports, e)
+		exports = append(exports, b.vetted(roster, r))
 	}
-	return exports, nil
+	return exports
 }
 
-// vetted reads a record and leaves of it what its member may say.
-func (b *Broker) vetted(r *v1alpha1.ExportRecord) (clusterset.Export, error) {
-	e, err := mcs.ParseRecord(r)
-	if err != nil {
-		return clusterset.Export{}, err
+// recordsOf returns the records of everybody who was ever a member about a Service. Their names say whose they
+// are, which the broker's policies hold, and so does mcs.ParseRecord.
+func (b *Broker) recordsOf(name clusterset.ServiceName) []*record {
+	var all []*record
+	for _, id := range b.everybody() {
+		if r := b.record(id, name); r != nil {
+			all = append(all, r)
+		}
 	}
-	roster := b.Roster()
-	if _, ok := roster.Member(e.Cluster); !ok {
-		return clusterset.Export{}, fmt.Errorf("export record %s: cluster %s is not a member", r.Name, e.Cluster)
-	}
+	return all
+}
+
+// record returns what member id says about a Service, nil when that is nothing.
+func (b *Broker) record(id clusterset.ClusterID, name clusterset.ServiceName) *record {
+	return b.records.Get(b.cfg.Namespace, mcs.RecordName(id, name))
+}
+
+// vetted returns of a record what its member may say.
+func (b *Broker) vetted(roster *clusterset.Roster, r *record) clusterset.Export {
+	e := r.export
 	if b.cfg.BrokerTime {
-		e.ExportedAt = r.CreationTimestamp.UTC()
+		e.ExportedAt = r.created
 	}
 	e.ExportedAt = roster.ExportedAt(e.Cluster, e.ExportedAt)
-	if e.Cluster == b.cfg.Self {
-		return e, nil
+	if e.Cluster != b.cfg.Self {
+		e.IPs = slices.DeleteFunc(slices.Clone(e.IPs), func(a netip.Addr) bool { return roster.CheckRemembered(e.Cluster, a) != nil })
 	}
-	e.IPs = slices.DeleteFunc(e.IPs, func(a netip.Addr) bool { return roster.CheckRemembered(e.Cluster, a) != nil })
-	return e, nil
+	return e
 }
 
 // Vet returns e, what this member is about to publish, as the others will take it.
-func (b *Broker) Vet(ctx context.Context, e clusterset.Export) (clusterset.Export, error) {
+func (b *Broker) Vet(e clusterset.Export) clusterset.Export {
 	if b.cfg.BrokerTime {
-		var have v1alpha1.ExportRecord
-		err := b.cached.Get(ctx, types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.RecordName(e.Cluster, e.Service)}, &have)
-		switch {
-		case apierrors.IsNotFound(err) || err == nil && mcs.Withdrawn(&have):
-			e.ExportedAt = time.Now().UTC()
-		case err != nil:
-			return e, wrap("read export record", have.Name, err)
-		default:
-			e.ExportedAt = have.CreationTimestamp.UTC()
+		e.ExportedAt = time.Now().UTC()
+		if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
+			e.ExportedAt = r.created
 		}
 	}
 	e.ExportedAt = b.Roster().ExportedAt(e.Cluster, e.ExportedAt)
-	return e, nil
+	return e
 }
 
 // Services returns the Services of a namespace about which there is a record.
-func (b *Broker) Services(ctx context.Context, namespace string) ([]clusterset.ServiceName, error) {
-	return b.services(ctx, client.MatchingFields{byNamespace: namespace})
+func (b *Broker) Services(namespace string) []clusterset.ServiceName {
+	return b.services(func(r *record) bool { return r.service.Namespace == namespace })
 }
 
-// services returns the Services of the records that match.
-func (b *Broker) services(ctx context.Context, match ...client.ListOption) ([]clusterset.ServiceName, error) {
-	var records v1alpha1.ExportRecordList
-	if err := b.cached.List(ctx, &records, append(match, client.InNamespace(b.cfg.Namespace), client.UnsafeDisableDeepCopy)...); err != nil {
-		return nil, fmt.Errorf("list export records: %w", err)
-	}
+// services returns the Services of the records that match, sorted.
+func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 	var names []clusterset.ServiceName
-	for i := range records.Items {
-		if name, ok := mcs.ServiceOf(&records.Items[i]); ok {
-			names = append(names, name)
+	for _, r := range b.records.All() {
+		if match(r) && r.service.Name != "" {
+			names = append(names, r.service)
 		}
 	}
 	slices.SortFunc(names, clusterset.ServiceName.Compare)
-	return slices.Compact(names), nil
+	return slices.Compact(names)
 }
 
 // Slices returns the EndpointSlices of all members for a Service, as mcs.BrokerSlice made them and as far as
-// their member may speak for the addresses. They are the caller's to read.
-func (b *Broker) Slices(ctx context.Context, name clusterset.ServiceName) ([]discoveryv1.EndpointSlice, error) {
-	all, err := b.slices(ctx, name)
-	if err != nil {
-		return nil, err
-	}
+// their member may speak for the addresses. They are the caller's.
+func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlice {
 	roster := b.Roster()
-	for i := range all {
-		es := &all[i]
-		owner := mcs.OwnerOf(es)
-		check := func(a netip.Addr) error { return roster.CheckEndpoint(owner, a) }
+	var all []*discoveryv1.EndpointSlice
+	for _, p := range b.packed(name) {
+		es := p.Unpack()
+		check := func(a netip.Addr) error { return roster.CheckEndpoint(p.Owner, a) }
 		if refused := mcs.Vet(es, check); len(refused) > 0 {
-			b.roster.complain(es.Name+es.ResourceVersion, fmt.Errorf("%d endpoints of broker slice %s are not believed: %w", len(refused), es.Name, refused[0]))
+			b.roster.complain(fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are not believed: %w", len(refused), p.Name, refused[0]))
 		}
+		all = append(all, es)
 	}
-	return all, nil
+	return all
 }
 
-// slices returns the EndpointSlices of all members for a Service whose names are those of their owners. The
-// list of endpoints of each is a copy, what is in it is not.
-func (b *Broker) slices(ctx context.Context, name clusterset.ServiceName) ([]discoveryv1.EndpointSlice, error) {
-	var list discoveryv1.EndpointSliceList
-	if err := b.cached.List(ctx, &list, client.InNamespace(b.cfg.Namespace), client.MatchingFields{byService: name.String()}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list broker slices of %s: %w", name, err)
-	}
-	kept := slices.DeleteFunc(slices.Clone(list.Items), func(es discoveryv1.EndpointSlice) bool {
-		return !strings.HasPrefix(es.Name, mcs.RecordName(mcs.OwnerOf(&es), name)+"-")
+// packed returns the slices of all members for a Service whose names are those of their owners.
+func (b *Broker) packed(name clusterset.ServiceName) []*mcs.Packed {
+	return slices.DeleteFunc(b.slices.Of(name), func(p *mcs.Packed) bool {
+		return !strings.HasPrefix(p.Name, mcs.RecordName(p.Owner, name)+"-")
 	})
-	for i := range kept {
-		kept[i].Endpoints = slices.Clone(kept[i].Endpoints)
-	}
-	return kept, nil
 }
 
 // foreignClaims is how many addresses of this member's blocks another member may hold by records alone,
@@ -315,61 +342,42 @@ const foreignClaims = 256
 
 // Held calls hold for each Service with the addresses that an aggregate or a record says it has, tombstones
 // among them: what must not be given to anybody else. A Service may be reported several times.
-func (b *Broker) Held(ctx context.Context, hold func(clusterset.ServiceName, []netip.Addr)) error {
-	var aggregates v1beta1.ServiceImportList
-	if err := b.cached.List(ctx, &aggregates, client.InNamespace(b.cfg.Namespace)); err != nil {
-		return fmt.Errorf("list aggregates: %w", err)
-	}
+func (b *Broker) Held(hold func(clusterset.ServiceName, []netip.Addr)) {
 	known := map[clusterset.ServiceName]bool{}
-	for i := range aggregates.Items {
-		a, err := mcs.ParseAggregate(&aggregates.Items[i])
-		if err != nil {
-			b.cfg.Log.Warn("aggregate ignored", "err", err)
+	for _, a := range b.aggregates.All() {
+		if a.err != nil {
+			b.cfg.Log.Warn("aggregate ignored", "err", a.err)
 			continue
 		}
 		known[a.Service] = true
 		hold(a.Service, a.IPs)
 	}
-	var records v1alpha1.ExportRecordList
-	if err := b.cached.List(ctx, &records, client.InNamespace(b.cfg.Namespace)); err != nil {
-		return fmt.Errorf("list export records: %w", err)
-	}
 	claims := map[clusterset.ClusterID]int{}
-	for i := range records.Items {
-		e, err := mcs.ParseRecord(&records.Items[i])
-		if err != nil {
-			b.cfg.Log.Warn("export ignored", "err", err)
+	for _, r := range b.records.All() {
+		if r.err != nil || known[r.service] || len(r.export.IPs) == 0 {
 			continue
 		}
-		if known[e.Service] || len(e.IPs) == 0 {
+		if claims[r.owner]++; r.owner != b.cfg.Self && claims[r.owner] > foreignClaims {
 			continue
 		}
-		if claims[e.Cluster]++; e.Cluster != b.cfg.Self && claims[e.Cluster] > foreignClaims {
-			continue
-		}
-		hold(e.Service, e.IPs)
+		hold(r.service, r.export.IPs)
 	}
-	return nil
 }
 
 // Tombstone returns until when the addresses of a Service that nobody exports are kept from others, given
 // how long that is after a withdrawal. It is the zero time when nobody has withdrawn it lately.
-func (b *Broker) Tombstone(ctx context.Context, name clusterset.ServiceName, quarantine time.Duration) (time.Time, error) {
-	var records v1alpha1.ExportRecordList
-	if err := b.cached.List(ctx, &records, client.InNamespace(b.cfg.Namespace), client.MatchingFields{byService: name.String()}, client.UnsafeDisableDeepCopy); err != nil {
-		return time.Time{}, fmt.Errorf("list export records of %s: %w", name, err)
-	}
+func (b *Broker) Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time {
 	var until time.Time
-	for i := range records.Items {
-		if r := &records.Items[i]; mcs.Withdrawn(r) {
-			// Whose clock runs ahead does not keep an address for longer than anybody else.
-			end := earlier(r.Spec.WithdrawnAt.Time, time.Now()).Add(quarantine)
-			if end.After(until) {
-				until = end
-			}
+	for _, r := range b.recordsOf(name) {
+		if !r.isWithdrawn() {
+			continue
+		}
+		// Whose clock runs ahead does not keep an address for longer than anybody else.
+		if end := earlier(r.withdrawn, time.Now()).Add(quarantine); end.After(until) {
+			until = end
 		}
 	}
-	return until, nil
+	return until
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,80 +25,76 @@ func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*
 	}
 	want := mcs.ExportRecord(e)
 	want.Namespace = b.cfg.Namespace
-	var have v1alpha1.ExportRecord
-	err = b.cached.Get(ctx, client.ObjectKeyFromObject(want), &have)
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		return wrote, wrap("read export record", want.Name, err)
-	case mcs.Withdrawn(&have):
+	switch have := b.record(b.cfg.Self, e.Service); {
+	case have == nil:
+	case have.isWithdrawn():
 		// What comes back is a new export, not as old as the one before.
-		if err := b.cached.Delete(ctx, &have, client.Preconditions{UID: &have.UID}); client.IgnoreNotFound(err) != nil {
+		err := b.client.Delete(ctx, want.DeepCopy(), client.Preconditions{UID: &have.uid})
+		if client.IgnoreNotFound(err) != nil {
 			return wrote, wrap("delete tombstone", want.Name, err)
 		}
-	case equality.Semantic.DeepEqual(have.Spec, want.Spec) && equality.Semantic.DeepEqual(have.Labels, want.Labels):
+	case have.digest == mcs.RecordDigest(want):
 		return wrote, nil
 	}
 	mcs.SetChangedAt(want, since)
-	return true, wrap("write export record", want.Name, ssa.Own(ctx, b.cached, want))
+	return true, wrap("write export record", want.Name, ssa.Own(ctx, b.client, want))
 }
 
 // publishSlices makes endpoints this member's slices for a Service. New ones come before old ones go, so
 // a pod that moves between slices is never missing, and what goes is emptied first, by which everybody knows
 // that it is meant.
 func (b *Broker) publishSlices(ctx context.Context, name clusterset.ServiceName, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
-	have, err := b.ownSlices(ctx, name)
-	if err != nil {
-		return wrote, err
-	}
+	have := b.ownSlices(name)
 	for _, want := range endpoints {
-		old, ok := have[want.Name]
+		old := have[want.Name]
 		delete(have, want.Name)
-		if ok && mcs.SameSlice(old, want) {
+		if old != nil && old.Digest == mcs.SliceDigest(want) {
 			continue
 		}
 		wrote = true
-		if err := b.writeSlice(ctx, want.DeepCopy(), since); err != nil {
+		if err := b.writeSlice(ctx, want.DeepCopy(), old == nil, since); err != nil {
 			return wrote, err
 		}
 	}
 	for _, old := range have {
 		wrote = true
-		if len(old.Endpoints) > 0 {
-			empty := &discoveryv1.EndpointSlice{
-				ObjectMeta:  metav1.ObjectMeta{Name: old.Name, Labels: old.Labels},
-				AddressType: old.AddressType, Endpoints: []discoveryv1.Endpoint{}, Ports: old.Ports,
-			}
-			if err := b.writeSlice(ctx, empty, since); err != nil {
+		es := old.Unpack()
+		if !old.Empty() {
+			es.Endpoints = []discoveryv1.Endpoint{}
+			if err := b.writeSlice(ctx, es, false, since); err != nil {
 				return wrote, err
 			}
 		}
-		if err := b.cached.Delete(ctx, old); client.IgnoreNotFound(err) != nil {
-			return wrote, wrap("delete broker slice", old.Name, err)
+		if err := b.deleteSlice(ctx, old); err != nil {
+			return wrote, err
 		}
 	}
 	return wrote, nil
 }
 
-func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, since time.Time) error {
+func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, anew bool, since time.Time) error {
 	es.Namespace = b.cfg.Namespace
 	mcs.SetChangedAt(es, since)
-	return wrap("write broker slice", es.Name, ssa.Own(ctx, b.cached, es))
+	if anew {
+		return wrap("create broker slice", es.Name, ssa.Create(ctx, b.client, es))
+	}
+	return wrap("write broker slice", es.Name, ssa.Own(ctx, b.client, es))
+}
+
+func (b *Broker) deleteSlice(ctx context.Context, p *mcs.Packed) error {
+	es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: b.cfg.Namespace, Name: p.Name}}
+	return wrap("delete broker slice", p.Name, client.IgnoreNotFound(b.client.Delete(ctx, es)))
 }
 
 // ownSlices returns this member's slices for a Service, by name.
-func (b *Broker) ownSlices(ctx context.Context, name clusterset.ServiceName) (map[string]*discoveryv1.EndpointSlice, error) {
-	all, err := b.slices(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	own := map[string]*discoveryv1.EndpointSlice{}
-	for i := range all {
-		if mcs.OwnerOf(&all[i]) == b.cfg.Self {
-			own[all[i].Name] = &all[i]
+func (b *Broker) ownSlices(name clusterset.ServiceName) map[string]*mcs.Packed {
+	own := map[string]*mcs.Packed{}
+	for _, p := range b.packed(name) {
+		if p.Owner == b.cfg.Self {
+			own[p.Name] = p
 		}
 	}
-	return own, nil
+	return own
 }
 
 // Withdraw takes back everything this member says about a Service: first its record becomes a tombstone, by
@@ -108,44 +102,49 @@ func (b *Broker) ownSlices(ctx context.Context, name clusterset.ServiceName) (ma
 // nobody else is listed there. The tombstone goes after life; until then Withdraw returns how long that is
 // off, and has to be called again. Withdrawing what is not there succeeds and writes nothing.
 func (b *Broker) Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error) {
-	record := &v1alpha1.ExportRecord{}
-	err = b.cached.Get(ctx, types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}, record)
-	if client.IgnoreNotFound(err) != nil {
-		return 0, wrap("read export record", record.Name, err)
-	}
-	exists := err == nil
-	if exists && !mcs.Withdrawn(record) {
-		record.Spec.WithdrawnAt = new(metav1.Now())
-		want := &v1alpha1.ExportRecord{
-			ObjectMeta: metav1.ObjectMeta{Namespace: record.Namespace, Name: record.Name, Labels: record.Labels, Annotations: record.Annotations},
-			Spec:       record.Spec,
-		}
-		if err := ssa.Own(ctx, b.cached, want); err != nil {
-			return 0, wrap("withdraw export record", record.Name, err)
+	have := b.record(b.cfg.Self, name)
+	withdrawn := time.Now()
+	switch {
+	case have.isWithdrawn():
+		withdrawn = have.withdrawn
+	case have != nil:
+		if err := b.bury(ctx, name, withdrawn); err != nil {
+			return 0, err
 		}
 	}
-	own, err := b.ownSlices(ctx, name)
-	if err != nil {
+	for _, p := range b.ownSlices(name) {
+		if err := b.deleteSlice(ctx, p); err != nil {
+			return 0, err
+		}
+	}
+	if err := b.leave(ctx, name); err != nil || have == nil {
 		return 0, err
 	}
-	for _, es := range own {
-		if err := b.cached.Delete(ctx, es); client.IgnoreNotFound(err) != nil {
-			return 0, wrap("delete broker slice", es.Name, err)
-		}
-	}
-	if err := b.leave(ctx, name); err != nil || !exists {
-		return 0, err
-	}
-	if again = time.Until(record.Spec.WithdrawnAt.Add(life)); again > 0 {
+	if again = time.Until(withdrawn.Add(life)); again > 0 {
 		return again, nil
 	}
-	err = b.cached.Delete(ctx, record, client.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion})
-	return 0, wrap("delete tombstone", record.Name, client.IgnoreNotFound(err))
+	tombstone := &v1alpha1.ExportRecord{ObjectMeta: metav1.ObjectMeta{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}}
+	err = b.client.Delete(ctx, tombstone, client.Preconditions{UID: &have.uid})
+	return 0, wrap("delete tombstone", tombstone.Name, client.IgnoreNotFound(err))
+}
+
+// bury makes this member's record a tombstone.
+func (b *Broker) bury(ctx context.Context, name clusterset.ServiceName, t time.Time) error {
+	have := &v1alpha1.ExportRecord{}
+	key := types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}
+	if err := b.client.Get(ctx, key, have); err != nil {
+		return wrap("read export record", key.Name, client.IgnoreNotFound(err))
+	}
+	if have.Spec.WithdrawnAt != nil {
+		return nil // done; it is only not seen yet
+	}
+	want := &v1alpha1.ExportRecord{
+		ObjectMeta: metav1.ObjectMeta{Namespace: have.Namespace, Name: have.Name, Labels: have.Labels, Annotations: have.Annotations},
+		Spec:       have.Spec,
+	}
+	want.Spec.WithdrawnAt = new(metav1.NewTime(t))
+	return wrap("withdraw export record", have.Name, ssa.Own(ctx, b.client, want))
 }
 
 // Forgot reports whether the broker has no record of this member about a Service, not even a tombstone.
-func (b *Broker) Forgot(ctx context.Context, name clusterset.ServiceName) (bool, error) {
-	var r v1alpha1.ExportRecord
-	err := b.cached.Get(ctx, types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}, &r)
-	return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
-}
+func (b *Broker) Forgot(name clusterset.ServiceName) bool { return b.record(b.cfg.Self, name) == nil }

@@ -74,7 +74,7 @@ func (p *Probe) ask(ctx context.Context, first bool) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var one v1alpha1.ExportRecordList
-	err := p.broker.live.List(ctx, &one, client.InNamespace(p.broker.cfg.Namespace), client.Limit(1))
+	err := p.broker.client.List(ctx, &one, client.InNamespace(p.broker.cfg.Namespace), client.Limit(1))
 	before := p.Reach()
 	now := Reach{Seen: before.Seen}
 	if err != nil {

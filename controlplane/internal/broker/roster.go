@@ -96,7 +96,7 @@ func (b *Broker) member(obj *v1alpha1.Member, first bool) {
 		return // nothing has been considered yet
 	}
 	for _, id := range b.everybody() { // others' addresses may count now, or no longer
-		b.Reconsider(b.running, id)
+		b.Reconsider(id)
 	}
 }
 
@@ -142,7 +142,7 @@ func (b *Broker) everybody() []clusterset.ClusterID {
 // Registration returns what the broker says of this member, and whether it says anything.
 func (b *Broker) Registration(ctx context.Context) (v1alpha1.MemberSpec, bool, error) {
 	var m v1alpha1.Member
-	err := b.cached.Get(ctx, types.NamespacedName{Namespace: b.cfg.Namespace, Name: string(b.cfg.Self)}, &m)
+	err := b.cluster.GetClient().Get(ctx, types.NamespacedName{Namespace: b.cfg.Namespace, Name: string(b.cfg.Self)}, &m)
 	if err != nil {
 		return v1alpha1.MemberSpec{}, false, client.IgnoreNotFound(err)
 	}

@@ -28,7 +28,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/propagation"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
@@ -47,20 +46,26 @@ const bySlices = "service"
 
 // broker is what this package needs of the broker.
 type broker interface {
-	Changes() []source.Source
+	Changes() source.Source
 	Roster() *clusterset.Roster
-	Exports(context.Context, clusterset.ServiceName) ([]clusterset.Export, error)
-	Held(context.Context, func(clusterset.ServiceName, []netip.Addr)) error
+	Exports(clusterset.ServiceName) []clusterset.Export
+	Held(func(clusterset.ServiceName, []netip.Addr))
 	LiveAggregate(context.Context, clusterset.ServiceName) (clusterset.Aggregate, bool, error)
-	Aggregate(context.Context, clusterset.ServiceName) (clusterset.Aggregate, bool, error)
+	Aggregate(clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Claim(context.Context, clusterset.Aggregate) (clusterset.Aggregate, error)
 	Restore(context.Context, clusterset.ServiceName, []netip.Addr) error
-	Kept(context.Context, clusterset.ServiceName, []clusterset.ClusterID) ([]clusterset.ClusterID, error)
-	Tombstone(ctx context.Context, name clusterset.ServiceName, quarantine time.Duration) (time.Time, error)
-	Vet(context.Context, clusterset.Export) (clusterset.Export, error)
-	Forgot(context.Context, clusterset.ServiceName) (bool, error)
+	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
+	Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time
+	Vet(clusterset.Export) clusterset.Export
+	Forgot(clusterset.ServiceName) bool
 	Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error)
 	Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error)
+}
+
+// imports is what this package needs to know of what was imported here: of a Service its addresses, whether it
+// has one by choice, and who exports it; false if there is none.
+type imports interface {
+	Imported(clusterset.ServiceName) (clusterset.Import, bool)
 }
 
 // Settings are how a member exports.
@@ -80,6 +85,7 @@ type Reconciler struct {
 	Cluster  clusterset.ClusterID
 	Client   client.Client // of the member, reading from its cache
 	Broker   broker
+	Imports  imports
 	Pool     *clusterset.IPPool // owned by the Reconciler from now on
 	Settings Settings
 	Shared   func(namespace string) bool
@@ -114,10 +120,7 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 		Watches(&v1beta1.ServiceExport{}, r.follow(sameName)).
 		Watches(&corev1.Service{}, r.follow(sameName)).
 		Watches(&discoveryv1.EndpointSlice{}, r.follow(serviceOfSlice))
-	for _, s := range r.Broker.Changes() {
-		b = b.WatchesRawSource(s)
-	}
-	if err := b.Complete(r); err != nil {
+	if err := b.WatchesRawSource(r.Broker.Changes()).Complete(r); err != nil {
 		return fmt.Errorf("set up export: %w", err)
 	}
 	return nil
@@ -145,9 +148,7 @@ func serviceOfSlice(obj client.Object) clusterset.ServiceName {
 
 // Reconcile makes the broker say what this member has to say about one Service name.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	if err := r.vips.restore(ctx, r.Broker.Held, r.clash); err != nil {
-		return ctrl.Result{}, err
-	}
+	r.vips.restore(r.Broker.Held, r.clash)
 	name := clusterset.ServiceName(req.NamespacedName)
 	since := r.since.Take(name)
 	result, err := r.reconcile(ctx, name, since)
@@ -190,7 +191,6 @@ type local struct {
 	export  *v1beta1.ServiceExport // nil when there is none
 	service *corev1.Service        // nil when there is none
 	slices  []discoveryv1.EndpointSlice
-	imp     *v1beta1.ServiceImport // what was imported of it so far, nil when there is none
 }
 
 func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName) (local, error) {
@@ -210,8 +210,7 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName) (loc
 		return l, fmt.Errorf("list endpoint slices of %s: %w", name, err)
 	}
 	l.slices = list.Items
-	l.imp, err = get[v1beta1.ServiceImport](ctx, r.Client, name)
-	return l, err
+	return l, nil
 }
 
 // get reads an object of the member, nil when there is none.
@@ -242,10 +241,7 @@ func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) 
 	if err != nil || len(a.IPs) > 0 {
 		return again, errors.Join(err, r.vips.settle(name, a.IPs))
 	}
-	exports, err := r.Broker.Exports(ctx, name)
-	if err != nil {
-		return again, err
-	}
+	exports := r.Broker.Exports(name)
 	// Others still have the address, so somebody deleted the aggregate, or the broker lost it.
 	if ok && slices.ContainsFunc(exports, func(e clusterset.Export) bool { return e.AgreedIP == clusterset.Enabled }) {
 		return again, r.Broker.Restore(ctx, name, r.vips.heldBy(name))
@@ -253,11 +249,7 @@ func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) 
 	if len(exports) > 0 {
 		return again, nil
 	}
-	until, err := r.Broker.Tombstone(ctx, name, r.Settings.Quarantine)
-	if err != nil {
-		return again, err
-	}
-	rest := r.vips.free(name, until, time.Now(), r.Settings.Quarantine)
+	rest := r.vips.free(name, r.Broker.Tombstone(name, r.Settings.Quarantine), time.Now(), r.Settings.Quarantine)
 	if again == 0 || 0 < rest && rest < again {
 		again = rest
 	}
@@ -302,14 +294,11 @@ func (r *Reconciler) publish(ctx context.Context, l local, since time.Time) outc
 
 // offer publishes e, which is what the Service itself says.
 func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, since time.Time) (outcome, error) {
-	agreed, _, err := r.Broker.Aggregate(ctx, e.Service)
+	agreed, _, err := r.Broker.Aggregate(e.Service)
 	if err != nil {
 		return outcome{}, err
 	}
-	exports, e, err := r.exports(ctx, l, e, agreed)
-	if err != nil {
-		return outcome{}, err
-	}
+	exports, e := r.exports(e, agreed)
 	merged, conflicts := r.Settings.Policy.Merge(exports)
 	ready := mcs.NotReady(mcs.ReasonExcluded, "the type of the service is not that of the older export; it is exported when they agree")
 	o := outcome{}
@@ -337,8 +326,8 @@ func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, si
 	}
 	o.conditions = []metav1.Condition{mcs.Valid(), ready}
 	// Whose record is only missing has not changed its mind: what is known of conflicts stays.
-	if kept, err := r.Broker.Kept(ctx, e.Service, agreed.Clusters); err != nil || len(kept) > 0 {
-		return o, err
+	if len(r.Broker.Kept(e.Service, agreed.Clusters)) > 0 {
+		return o, nil
 	}
 	o.conditions = append(o.conditions, mcs.Conflicts(conflicts))
 	return o, nil
@@ -346,21 +335,11 @@ func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, si
 
 // exports returns what all members say, with e in place of what the broker knew of this one, and e with
 // what it remembers: by its record, or by its own import where the broker lost the record.
-func (r *Reconciler) exports(ctx context.Context, l local, e clusterset.Export, agreed clusterset.Aggregate) ([]clusterset.Export, clusterset.Export, error) {
-	e, err := r.Broker.Vet(ctx, e)
-	if err != nil {
-		return nil, e, err
-	}
-	exports, err := r.Broker.Exports(ctx, e.Service)
-	if err != nil {
-		return nil, e, err
-	}
-	forgot, err := r.Broker.Forgot(ctx, e.Service)
-	if err != nil {
-		return nil, e, err
-	}
-	if forgot && e.Type == clusterset.ClusterSetIP {
-		e.IPs, e.AgreedIP = r.remember(l, len(exports) > 0)
+func (r *Reconciler) exports(e clusterset.Export, agreed clusterset.Aggregate) ([]clusterset.Export, clusterset.Export) {
+	e = r.Broker.Vet(e)
+	exports := r.Broker.Exports(e.Service)
+	if e.Type == clusterset.ClusterSetIP && r.Broker.Forgot(e.Service) {
+		e.IPs, e.AgreedIP = r.remember(e.Service, len(exports) > 0)
 	}
 	i := slices.IndexFunc(exports, func(o clusterset.Export) bool { return o.Cluster == e.Cluster })
 	if i < 0 {
@@ -374,17 +353,14 @@ func (r *Reconciler) exports(ctx context.Context, l local, e clusterset.Export, 
 			exports[i].AgreedIP = decided
 		}
 	}
-	return exports, e, nil
+	return exports, e
 }
 
 // remember returns the address of the Service as this member imports it, if others export it, or it did
 // itself: then it is still the Service's.
-func (r *Reconciler) remember(l local, others bool) ([]netip.Addr, clusterset.Choice) {
-	if l.imp == nil || l.imp.Labels[v1alpha1.LabelManagedBy] != v1alpha1.ManagedBy {
-		return nil, clusterset.Unknown
-	}
-	imp, err := mcs.Import(l.imp)
-	if err != nil || !others && !slices.Contains(imp.Clusters, r.Cluster) {
+func (r *Reconciler) remember(name clusterset.ServiceName, others bool) ([]netip.Addr, clusterset.Choice) {
+	imp, ok := r.Imports.Imported(name)
+	if !ok || !others && !slices.Contains(imp.Clusters, r.Cluster) {
 		return nil, clusterset.Unknown
 	}
 	agreed := clusterset.Aggregate{UseIP: imp.UseIP, IPs: imp.IPs}

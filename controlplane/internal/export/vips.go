@@ -1,7 +1,6 @@
 package export
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -39,23 +38,19 @@ type vips struct {
 
 // restore takes out of the pool what held reports, once: before the first allocation, when the cache is
 // complete. It calls clash for a Service that has what another one holds.
-func (v *vips) restore(ctx context.Context,
-	held func(context.Context, func(clusterset.ServiceName, []netip.Addr)) error,
-	clash func(clusterset.ServiceName, error),
-) error {
+func (v *vips) restore(held func(func(clusterset.ServiceName, []netip.Addr)), clash func(clusterset.ServiceName, error)) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.restored {
-		return nil
+		return
 	}
-	err := held(ctx, func(name clusterset.ServiceName, addrs []netip.Addr) {
+	held(func(name clusterset.ServiceName, addrs []netip.Addr) {
 		if err := v.pool.Reserve(name, addrs...); err != nil {
 			clash(name, err)
 		}
 	})
 	heldIPs.Set(float64(v.pool.Len()))
-	v.restored = err == nil
-	return err
+	v.restored = true
 }
 
 // allocate returns addresses for name in those of families that the pool has a block for, in the order of

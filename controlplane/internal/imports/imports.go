@@ -9,14 +9,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,26 +45,18 @@ const conflictRetry = 50 * time.Millisecond
 // clashRetry is when to look again at an import whose address another one has.
 const clashRetry = 5 * time.Second
 
-// The indexes of the member's EndpointSlices by the import they belong to and by the member they come from, and
-// of its ServiceImports by their addresses.
-const (
-	byImport  = "import"
-	bySource  = "source"
-	byAddress = "address"
-)
-
 // keep are annotations of slices that say nothing about their content.
 const keep = v1alpha1.AnnotationChangedAt
 
 // offers is what this package needs of the broker.
 type offers interface {
-	Changes() []source.Source
-	Services(ctx context.Context, namespace string) ([]clusterset.ServiceName, error)
-	Exports(context.Context, clusterset.ServiceName) ([]clusterset.Export, error)
-	Slices(context.Context, clusterset.ServiceName) ([]discoveryv1.EndpointSlice, error)
-	Aggregate(context.Context, clusterset.ServiceName) (clusterset.Aggregate, bool, error)
-	Baseline(context.Context, map[clusterset.ServiceName][]clusterset.ClusterID, map[broker.ImportedSlice]clusterset.ClusterID) error
-	Kept(context.Context, clusterset.ServiceName, []clusterset.ClusterID) ([]clusterset.ClusterID, error)
+	Changes() source.Source
+	Services(namespace string) []clusterset.ServiceName
+	Exports(clusterset.ServiceName) []clusterset.Export
+	Slices(clusterset.ServiceName) []*discoveryv1.EndpointSlice
+	Aggregate(clusterset.ServiceName) (clusterset.Aggregate, bool, error)
+	Baseline(map[clusterset.ServiceName][]clusterset.ClusterID, map[broker.ImportedSlice]clusterset.ClusterID)
+	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
 	KeepsSlice(clusterset.ClusterID, broker.ImportedSlice) bool
 	SeenAt(broker.ImportedSlice) (time.Time, bool)
 }
@@ -78,21 +68,35 @@ type lives interface {
 	Offset(clusterset.ClusterID) (time.Duration, bool)
 }
 
-// Reconciler imports the Services of the ClusterSet into one member. All fields are required.
-type Reconciler struct {
+// Config says what a Reconciler works with. All fields are required.
+type Config struct {
 	Cluster clusterset.ClusterID
-	Client  client.Client // of the member, reading from its cache
+	Client  client.WithWatch // of the member; it asks the API server
 	Broker  offers
 	Members lives
 	Policy  clusterset.Policy
 	Shared  func(namespace string) bool
 	Log     *slog.Logger
+}
 
-	baseline struct {
+// Reconciler imports the Services of the ClusterSet into one member.
+type Reconciler struct {
+	Config
+
+	namespaces client.Reader // from a cache
+	here       here
+	baseline   struct {
 		sync.Mutex
 
 		done bool
 	}
+}
+
+// New returns a Reconciler. A manager runs what Mirrors returns and, after Setup, the Reconciler itself.
+func New(cfg Config) *Reconciler {
+	r := &Reconciler{Config: cfg}
+	r.here.mirror(cfg.Client)
+	return r
 }
 
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
@@ -102,60 +106,42 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices/restricted,verbs=create
 
 // Setup adds the reconciler to a manager of the member's cluster.
-func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options controller.Options) error {
-	err := mgr.GetFieldIndexer().IndexField(ctx, &discoveryv1.EndpointSlice{}, byImport, func(obj client.Object) []string {
-		if !isOurSlice(obj) {
-			return nil
-		}
-		return []string{obj.GetLabels()[v1beta1.LabelServiceName]}
-	})
-	if err != nil {
-		return fmt.Errorf("index endpoint slices by import: %w", err)
-	}
-	err = mgr.GetFieldIndexer().IndexField(ctx, &discoveryv1.EndpointSlice{}, bySource, func(obj client.Object) []string {
-		if !isOurSlice(obj) {
-			return nil
-		}
-		return []string{obj.GetLabels()[v1beta1.LabelSourceCluster]}
-	})
-	if err != nil {
-		return fmt.Errorf("index endpoint slices by source: %w", err)
-	}
-	err = mgr.GetFieldIndexer().IndexField(ctx, &v1beta1.ServiceImport{}, byAddress, func(obj client.Object) []string {
-		if si, ok := obj.(*v1beta1.ServiceImport); ok {
-			return si.Spec.IPs
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("index service imports by address: %w", err)
-	}
-	b := ctrl.NewControllerManagedBy(mgr).
+func (r *Reconciler) Setup(mgr ctrl.Manager, options controller.Options) error {
+	r.namespaces = mgr.GetClient()
+	err := ctrl.NewControllerManagedBy(mgr).
 		Named("imports").
 		WithOptions(options).
-		For(&v1beta1.ServiceImport{}).
-		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(importOfSlice)).
-		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.importsOfNamespace), builder.WithPredicates(created))
-	for _, s := range r.Broker.Changes() {
-		b = b.WatchesRawSource(s)
-	}
-	if err := b.Complete(r); err != nil {
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.importsOfNamespace), builder.WithPredicates(created)).
+		WatchesRawSource(r.here.changes.Source(r.here.known, r.here.imports.WaitForSync, r.here.slices.WaitForSync)).
+		WatchesRawSource(r.Broker.Changes()).
+		Complete(r)
+	if err != nil {
 		return fmt.Errorf("set up imports: %w", err)
 	}
 	return nil
 }
 
-// Uses reports whether anything stands here that came from a member, true while that is not known.
-func (r *Reconciler) Uses(ctx context.Context, id clusterset.ClusterID) bool {
-	r.baseline.Lock()
-	begun := r.baseline.done
-	r.baseline.Unlock()
-	if !begun {
-		return true
+// Start follows what stands in the member, until ctx ends.
+func (r *Reconciler) Start(ctx context.Context) error { return r.here.run(ctx) }
+
+// NeedLeaderElection tells the manager that a standby follows too, so that it can take over at once.
+func (r *Reconciler) NeedLeaderElection() bool { return false }
+
+// Imported returns of a Service as it stands here its addresses, whether it has one by choice, and who exports
+// it; false if it is not imported by Isthmus.
+func (r *Reconciler) Imported(name clusterset.ServiceName) (clusterset.Import, bool) {
+	si := r.here.imports.Get(name.Namespace, name.Name)
+	if si == nil || !si.ours {
+		return clusterset.Import{}, false
 	}
-	var list discoveryv1.EndpointSliceList
-	err := r.Client.List(ctx, &list, client.MatchingFields{bySource: string(id)}, client.UnsafeDisableDeepCopy)
-	return err != nil || len(list.Items) > 0
+	return clusterset.Import{Service: name, IPs: si.ips, UseIP: si.useIP, Clusters: si.clusters}, true
+}
+
+// Uses reports whether anything stands here that came from a member, true while that is not known.
+func (r *Reconciler) Uses(id clusterset.ClusterID) bool {
+	r.baseline.Lock()
+	defer r.baseline.Unlock()
+	return !r.baseline.done || r.here.uses(id)
 }
 
 // created lets pass that a namespace came into being; nothing else about it matters here.
@@ -164,28 +150,9 @@ var created = predicate.Funcs{
 	DeleteFunc: func(event.DeleteEvent) bool { return false },
 }
 
-func isOurSlice(obj client.Object) bool {
-	return obj.GetLabels()[discoveryv1.LabelManagedBy] == v1alpha1.ManagedBy && obj.GetLabels()[v1beta1.LabelServiceName] != ""
-}
-
-// importOfSlice maps a slice to the import it says it belongs to. That also catches one whose manager
-// label somebody has changed.
-func importOfSlice(_ context.Context, obj client.Object) []reconcile.Request {
-	name := obj.GetLabels()[v1beta1.LabelServiceName]
-	if name == "" {
-		return nil
-	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: obj.GetNamespace(), Name: name}}}
-}
-
-func (r *Reconciler) importsOfNamespace(ctx context.Context, obj client.Object) []reconcile.Request {
-	names, err := r.Broker.Services(ctx, obj.GetName())
-	if err != nil {
-		r.Log.Error("imports of a new namespace are not known", "namespace", obj.GetName(), "err", err)
-		return nil
-	}
+func (r *Reconciler) importsOfNamespace(_ context.Context, obj client.Object) []reconcile.Request {
 	var requests []reconcile.Request
-	for _, n := range names {
+	for _, n := range r.Broker.Services(obj.GetName()) {
 		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName(n)})
 	}
 	return requests
@@ -193,9 +160,7 @@ func (r *Reconciler) importsOfNamespace(ctx context.Context, obj client.Object) 
 
 // Reconcile makes one import here what the broker says it is, or removes it.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	if err := r.begin(ctx); err != nil {
-		return ctrl.Result{}, err
-	}
+	r.begin()
 	again, err := r.reconcile(ctx, clusterset.ServiceName(req.NamespacedName))
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
@@ -204,45 +169,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // begin tells the broker's side, once, what was imported before this process started.
-func (r *Reconciler) begin(ctx context.Context) error {
+func (r *Reconciler) begin() {
 	r.baseline.Lock()
 	defer r.baseline.Unlock()
 	if r.baseline.done {
-		return nil
-	}
-	var imports v1beta1.ServiceImportList
-	if err := r.Client.List(ctx, &imports, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}); err != nil {
-		return fmt.Errorf("list service imports: %w", err)
+		return
 	}
 	from := map[clusterset.ServiceName][]clusterset.ClusterID{}
-	for i := range imports.Items {
-		si := &imports.Items[i]
-		for _, c := range si.Status.Clusters {
-			name := clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name}
-			from[name] = append(from[name], clusterset.ClusterID(c.Cluster))
+	for _, si := range r.here.imports.All() {
+		if si.ours {
+			from[si.service] = si.clusters
 		}
-	}
-	var list discoveryv1.EndpointSliceList
-	if err := r.Client.List(ctx, &list, client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}); err != nil {
-		return fmt.Errorf("list endpoint slices: %w", err)
 	}
 	imported := map[broker.ImportedSlice]clusterset.ClusterID{}
-	for i := range list.Items {
-		if es := &list.Items[i]; isOurSlice(es) {
-			imported[importedSlice(es)] = sourceOf(es)
-		}
+	for _, s := range r.here.slices.All() {
+		imported[broker.ImportedSlice{Service: s.service, Name: s.name}] = s.source
 	}
-	err := r.Broker.Baseline(ctx, from, imported)
-	r.baseline.done = err == nil
-	return err
-}
-
-func importedSlice(es *discoveryv1.EndpointSlice) broker.ImportedSlice {
-	return broker.ImportedSlice{Service: clusterset.ServiceName{Namespace: es.Namespace, Name: es.Labels[v1beta1.LabelServiceName]}, Name: es.Name}
-}
-
-func sourceOf(es *discoveryv1.EndpointSlice) clusterset.ClusterID {
-	return clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster])
+	r.Broker.Baseline(from, imported)
+	r.baseline.done = true
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName) (again time.Duration, err error) {
@@ -250,113 +194,58 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		return 0, nil
 	}
 	var ns corev1.Namespace
-	err = r.Client.Get(ctx, types.NamespacedName{Name: name.Namespace}, &ns)
+	err = r.namespaces.Get(ctx, types.NamespacedName{Name: name.Namespace}, &ns)
 	if err != nil || ns.DeletionTimestamp != nil {
 		return 0, client.IgnoreNotFound(err) // it comes back here when the namespace does
 	}
-	have, err := r.here(ctx, name)
-	if err != nil {
-		return 0, err
-	}
-	exports, err := r.Broker.Exports(ctx, name)
-	if err != nil {
-		return 0, err
-	}
-	kept, err := r.Broker.Kept(ctx, name, have.from())
-	if err != nil {
-		return 0, err
-	}
+	have := r.here.of(name)
+	exports := r.Broker.Exports(name)
+	kept := r.Broker.Kept(name, have.from())
 	if len(exports) == 0 && len(kept) == 0 {
 		return 0, r.remove(ctx, name, have)
 	}
-	imp, again, err := r.imported(ctx, name, exports, kept, have)
-	if err != nil || have.imp == nil {
+	imp, uid, again, err := r.imported(ctx, name, exports, kept, have)
+	if err != nil || uid == "" {
 		return again, err
 	}
-	offered, err := r.Broker.Slices(ctx, name)
-	if err != nil {
-		return again, err
-	}
-	leave := func(es *discoveryv1.EndpointSlice) bool {
-		source := sourceOf(es)
-		if r.Members.Dead(source) {
+	leave := func(s *localSlice) bool {
+		if r.Members.Dead(s.source) {
 			return false
 		}
-		exporting := slices.ContainsFunc(exports, func(e clusterset.Export) bool { return e.Cluster == source })
-		return slices.Contains(kept, source) ||
-			exporting && slices.Contains(imp.Clusters, source) && r.Broker.KeepsSlice(source, importedSlice(es))
+		exporting := slices.ContainsFunc(exports, func(e clusterset.Export) bool { return e.Cluster == s.source })
+		return slices.Contains(kept, s.source) ||
+			exporting && slices.Contains(imp.Clusters, s.source) && r.Broker.KeepsSlice(s.source, broker.ImportedSlice{Service: name, Name: s.name})
 	}
-	return again, r.applySlices(ctx, have.slices, r.wantSlices(imp, exports, offered, have.imp), leave)
+	return again, r.applySlices(ctx, name, have.slices, r.wantSlices(imp, exports, uid), leave)
 }
 
-// here is what stands in this member of one Service.
-type here struct {
-	imp    *v1beta1.ServiceImport // nil when there is none
-	slices map[string]*discoveryv1.EndpointSlice
-}
-
-func (r *Reconciler) here(ctx context.Context, name clusterset.ServiceName) (*here, error) {
-	si := &v1beta1.ServiceImport{}
-	err := r.Client.Get(ctx, types.NamespacedName(name), si)
-	if apierrors.IsNotFound(err) {
-		si = nil
-	} else if err != nil {
-		return nil, fmt.Errorf("read service import %s: %w", name, err)
-	}
-	var list discoveryv1.EndpointSliceList
-	if err := r.Client.List(ctx, &list, client.InNamespace(name.Namespace), client.MatchingFields{byImport: name.Name}); err != nil {
-		return nil, fmt.Errorf("list endpoint slices of import %s: %w", name, err)
-	}
-	h := &here{imp: si, slices: map[string]*discoveryv1.EndpointSlice{}}
-	for i := range list.Items {
-		h.slices[list.Items[i].Name] = &list.Items[i]
-	}
-	return h, nil
-}
-
-// from returns from whom the Service has been imported, sorted.
-func (h *here) from() []clusterset.ClusterID {
-	var ids []clusterset.ClusterID
-	for _, es := range h.slices {
-		ids = append(ids, sourceOf(es))
-	}
-	if h.imp != nil && h.imp.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy {
-		for _, c := range h.imp.Status.Clusters {
-			ids = append(ids, clusterset.ClusterID(c.Cluster))
-		}
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
-}
-
-// imported makes have.imp what the exports mean and returns that. While what some members said is missing
-// and not believed to be gone, the import stays as it is.
-func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have *here) (imp clusterset.Import, again time.Duration, err error) {
+// imported makes the import here what the exports mean, and returns that and the UID of the object, "" if there
+// is none. While what some members said is missing and not believed to be gone, the import stays as it is.
+func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have standing) (imp clusterset.Import, uid types.UID, again time.Duration, err error) {
 	if len(kept) > 0 {
-		if have.imp == nil {
-			return imp, 0, nil
+		si := &v1beta1.ServiceImport{}
+		if err := r.Client.Get(ctx, types.NamespacedName(name), si); err != nil {
+			return imp, "", 0, client.IgnoreNotFound(err)
 		}
-		imp, err = mcs.Import(have.imp)
-		return imp, 0, err
+		imp, err = mcs.Import(si)
+		return imp, si.UID, 0, err
 	}
-	if imp, err = r.merged(ctx, exports, have); err != nil {
-		return imp, 0, err
+	if imp, err = r.merged(exports, have); err != nil {
+		return imp, "", 0, err
 	}
-	if other, clash, err := r.clash(ctx, imp); err != nil {
-		return imp, 0, err
-	} else if clash {
+	if other, clash := r.here.clash(imp); clash {
 		r.Log.Error("two services have one clusterset IP, and the one that was imported first keeps it; unexport one of them everywhere",
-			"namespace", name.Namespace, "service", name.Name, "vip", imp.IPs, "other", other)
+			"namespace", name.Namespace, "service", name.Name, "vip", imp.IPs, "other", other.String())
 		imp, again = imp.WithIPs(nil), clashRetry
 	}
-	have.imp, err = r.applyImport(ctx, imp, have.imp)
-	return imp, again, err
+	uid, err = r.applyImport(ctx, imp, have.imp)
+	return imp, uid, again, err
 }
 
 // merged returns what exports mean, with the address of the aggregate. While that has none, somebody having
 // deleted it, the address is the one that the exporters remember, or that the Service has here.
-func (r *Reconciler) merged(ctx context.Context, exports []clusterset.Export, have *here) (clusterset.Import, error) {
-	agreed, _, err := r.Broker.Aggregate(ctx, exports[0].Service)
+func (r *Reconciler) merged(exports []clusterset.Export, have standing) (clusterset.Import, error) {
+	agreed, _, err := r.Broker.Aggregate(exports[0].Service)
 	if err != nil {
 		return clusterset.Import{}, err
 	}
@@ -369,41 +258,15 @@ func (r *Reconciler) merged(ctx context.Context, exports []clusterset.Export, ha
 	switch {
 	case len(agreed.IPs) > 0:
 		return imp.WithIPs(agreed.IPs), nil
-	case len(imp.IPs) == 0 && have.imp != nil && len(have.imp.Spec.IPs) > 0:
-		if before, err := mcs.Import(have.imp); err == nil {
-			return imp.WithIPs(before.IPs), nil
-		}
+	case len(imp.IPs) == 0 && have.imp != nil:
+		return imp.WithIPs(have.imp.ips), nil
 	}
 	return imp.WithIPs(imp.IPs), nil
 }
 
-// clash returns another import that has an address of imp already.
-func (r *Reconciler) clash(ctx context.Context, imp clusterset.Import) (other string, clash bool, err error) {
-	for _, ip := range imp.IPs {
-		var list v1beta1.ServiceImportList
-		if err := r.Client.List(ctx, &list, client.MatchingFields{byAddress: ip.String()}, client.UnsafeDisableDeepCopy); err != nil {
-			return "", false, fmt.Errorf("list service imports with address %s: %w", ip, err)
-		}
-		var own metav1.Time
-		for i := range list.Items {
-			if si := &list.Items[i]; si.Namespace == imp.Service.Namespace && si.Name == imp.Service.Name {
-				own = si.CreationTimestamp
-			}
-		}
-		for i := range list.Items {
-			si := &list.Items[i]
-			itself := si.Namespace == imp.Service.Namespace && si.Name == imp.Service.Name
-			if !itself && si.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy && (own.IsZero() || si.CreationTimestamp.Before(&own)) {
-				return si.Namespace + "/" + si.Name, true, nil
-			}
-		}
-	}
-	return "", false, nil
-}
-
-// wantSlices returns the slices that si should have: those of members that count among its exporters and
-// are not dead.
-func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Export, offered []discoveryv1.EndpointSlice, si *v1beta1.ServiceImport) []*discoveryv1.EndpointSlice {
+// wantSlices returns the slices that the import with a UID should have: those of members that count among its
+// exporters and are not dead.
+func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Export, uid types.UID) []*discoveryv1.EndpointSlice {
 	from := map[clusterset.ClusterID]clusterset.Export{}
 	for _, e := range exports {
 		if slices.Contains(imp.Clusters, e.Cluster) && !r.Members.Dead(e.Cluster) {
@@ -411,17 +274,17 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 		}
 	}
 	var want []*discoveryv1.EndpointSlice
-	for i := range offered {
-		e, ok := from[mcs.OwnerOf(&offered[i])]
+	for _, offered := range r.Broker.Slices(imp.Service) {
+		e, ok := from[mcs.OwnerOf(offered)]
 		if !ok {
 			continue
 		}
-		es := mcs.ImportedSlice(&offered[i], imp, e)
+		es := mcs.ImportedSlice(offered, imp, e)
 		es.OwnerReferences = []metav1.OwnerReference{{
 			APIVersion: v1beta1.SchemeGroupVersion.String(),
 			Kind:       v1beta1.ServiceImportKindName,
-			Name:       si.Name,
-			UID:        si.UID,
+			Name:       imp.Service.Name,
+			UID:        uid,
 		}}
 		want = append(want, es)
 	}
@@ -429,74 +292,71 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 }
 
 // applyImport writes the ServiceImport of imp and its status where they differ from have, which is nil when
-// there is none, and returns it as stored.
-func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, have *v1beta1.ServiceImport) (*v1beta1.ServiceImport, error) {
+// there is none, and returns its UID.
+func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, have *localImport) (types.UID, error) {
 	want := mcs.ServiceImport(imp)
 	log := r.Log.With("namespace", want.Namespace, "service", want.Name)
 	status := want.Status
-	if have == nil || !sameImport(have, want) {
+	now := have
+	if have == nil || have.digest != mcs.ImportDigest(want) {
 		want.Status = v1beta1.ServiceImportStatus{} // written apart
 		if err := ssa.Own(ctx, r.Client, want); err != nil {
-			return nil, fmt.Errorf("write service import %s: %w", imp.Service, err)
+			return "", fmt.Errorf("write service import %s: %w", imp.Service, err)
 		}
 		log.Info(map[bool]string{true: "imported", false: "import changed"}[have == nil], "vip", want.Spec.IPs, "cluster", imp.Clusters)
-		have = want
+		now = compactImport(want)
+		r.here.wrote(now)
 	}
-	conditions := status.Conditions
-	status.Conditions = nil
-	for _, c := range have.Status.Conditions {
-		status.Conditions = append(status.Conditions, *c.DeepCopy())
+	written := *now
+	written.conditions = slices.Clone(now.conditions)
+	for _, c := range status.Conditions {
+		c.ObservedGeneration = now.generation
+		meta.SetStatusCondition(&written.conditions, c)
 	}
-	for _, c := range conditions {
-		c.ObservedGeneration = have.Generation
-		meta.SetStatusCondition(&status.Conditions, c)
+	written.clusters, written.objects = imp.Clusters, status.EndpointSliceObjects
+	if written.sameStatus(now) {
+		return now.uid, nil
 	}
-	if equality.Semantic.DeepEqual(status, have.Status) {
-		return have, nil
+	status.Conditions = written.conditions
+	si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: want.Namespace, Name: want.Name}, Spec: want.Spec, Status: status}
+	if err := ssa.ApplyStatus(ctx, r.Client, si); err != nil {
+		return "", fmt.Errorf("write status of service import %s: %w", imp.Service, err)
 	}
-	written := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: have.Namespace, Name: have.Name}, Spec: have.Spec, Status: status}
-	if err := ssa.ApplyStatus(ctx, r.Client, written); err != nil {
-		return nil, fmt.Errorf("write status of service import %s: %w", imp.Service, err)
-	}
-	return written, nil
-}
-
-func sameImport(have, want *v1beta1.ServiceImport) bool {
-	return equality.Semantic.DeepEqual(have.Spec, want.Spec) &&
-		equality.Semantic.DeepEqual(have.Labels, want.Labels) &&
-		equality.Semantic.DeepEqual(have.Annotations, want.Annotations)
+	r.here.wrote(compactImport(si))
+	return now.uid, nil
 }
 
 // applySlices makes want the imported slices of a Service, of which have stand here. New ones come before old
 // ones go, and those that leave reports stay as they are.
-func (r *Reconciler) applySlices(ctx context.Context, have map[string]*discoveryv1.EndpointSlice, want []*discoveryv1.EndpointSlice, leave func(*discoveryv1.EndpointSlice) bool) error {
-	old := maps.Clone(have)
+func (r *Reconciler) applySlices(ctx context.Context, name clusterset.ServiceName, have []*localSlice, want []*discoveryv1.EndpointSlice, leave func(*localSlice) bool) error {
+	old := map[string]*localSlice{}
+	for _, s := range have {
+		old[s.name] = s
+	}
 	for _, es := range want {
 		before := old[es.Name]
 		delete(old, es.Name)
-		if before == nil {
-			// Somebody may have taken our label off it.
-			stranger := &discoveryv1.EndpointSlice{}
-			if err := r.Client.Get(ctx, client.ObjectKeyFromObject(es), stranger); err == nil {
-				before = stranger
-			}
-		}
-		if before != nil && mcs.SameSlice(before, es) {
+		if before != nil && before.digest == mcs.SliceDigest(es) {
 			continue
 		}
-		named := importedSlice(es)
 		changed, timed := mcs.ChangedAt(es)
-		if err := ssa.Own(ctx, r.Client, es, keep); err != nil {
+		write := ssa.Own
+		if before == nil {
+			write = ssa.Create
+		}
+		if err := write(ctx, r.Client, es, keep); err != nil {
 			return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
-		if seen, ok := r.Broker.SeenAt(named); ok && timed {
-			r.measure(sourceOf(es), changed, seen, time.Now())
+		r.here.wroteSlice(compactSlice(es))
+		if seen, ok := r.Broker.SeenAt(broker.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
+			r.measure(clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster]), changed, seen, time.Now())
 		}
 	}
-	for _, es := range old {
-		if leave(es) {
+	for _, s := range old {
+		if leave(s) {
 			continue
 		}
+		es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
 		if err := r.Client.Delete(ctx, es); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
@@ -521,12 +381,13 @@ func (r *Reconciler) measure(source clusterset.ClusterID, changed, seen, written
 
 // remove deletes what was imported of a Service that nobody exports any more. A ServiceImport that does
 // not carry our label is somebody else's and stays.
-func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have *here) error {
-	if si := have.imp; si != nil && si.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy {
-		if err := r.Client.Delete(ctx, si); client.IgnoreNotFound(err) != nil {
+func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have standing) error {
+	if have.imp != nil && have.imp.ours {
+		si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
+		if err := r.Client.Delete(ctx, si, client.Preconditions{UID: &have.imp.uid}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete service import %s: %w", name, err)
 		}
 		r.Log.Info("import removed", "namespace", name.Namespace, "service", name.Name)
 	}
-	return r.applySlices(ctx, have.slices, nil, func(*discoveryv1.EndpointSlice) bool { return false })
+	return r.applySlices(ctx, name, have.slices, nil, func(*localSlice) bool { return false })
 }

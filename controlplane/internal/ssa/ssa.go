@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -59,6 +60,17 @@ func (t *typed) GetAPIVersion() *string {
 func (t *typed) MarshalJSON() ([]byte, error) { return json.Marshal(t.obj) }
 
 func (t *typed) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, t.obj) }
+
+// Create creates obj, which belongs to us as a whole and is not there as far as we know; if it is, it is written
+// as by Own. For built-in kinds that is less than half the work for the server (docs/performance.md).
+func Create(ctx context.Context, c client.Client, obj client.Object, keep ...string) error {
+	err := c.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner))
+	if apierrors.IsAlreadyExists(err) {
+		obj.SetResourceVersion("")
+		return Own(ctx, c, obj, keep...)
+	}
+	return err
+}
 
 // Own is Apply for an object that belongs to us as a whole: labels and annotations that somebody else put on
 // it go too, those apart that keep names.
