@@ -48,7 +48,7 @@ const (
 	// leaseName is the Lease that the working replica holds.
 	leaseName = "isthmus-controller"
 	// workers is how many Services each reconciler works on at a time.
-	workers = 4
+	workers = 8
 	// reconcileTimeout bounds one look at one Service, so that a broker that swallows packets does not
 	// hold a worker for long.
 	reconcileTimeout = 30 * time.Second
