@@ -49,27 +49,40 @@ func (w *world) says(e clusterset.Export, address string) *v1alpha1.ExportRecord
 	return record
 }
 
-// TestForgedTimeDoesNotWin: a member that joined later claims that its export is the oldest of all. It loses
-// the conflict that it causes.
+// TestForgedTimeDoesNotWin: a member claims that its export is the oldest of all. It loses the conflict that it
+// causes if it joined later, and if the broker's time counts it does anyway.
 func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
-	w := newWorld(t).run()
-	w.a.service("hello")
-	w.a.export("hello")
-	w.b.wants("hello", helloOfA)
-	w.laterThan(w.a, "hello")
-	w.guest("c", time.Now())
-	forged := clusterset.Export{
-		Cluster: "c", Service: clusterset.ServiceName{Namespace: w.ns, Name: "hello"}, ExportedAt: time.Unix(0, 0),
-		Type: clusterset.Headless, Families: []clusterset.Family{clusterset.IPv4}, InternalTrafficPolicy: "Cluster",
-		Ports: []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 666}},
+	for name, c := range map[string]struct {
+		precedence string
+		joined     func() time.Time
+	}{
+		"by who joined later":       {"export-time", time.Now},
+		"by the time of the broker": {"broker-time", func() time.Time { return time.Unix(0, 0) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, m := range w.both() {
+				m.settings = controlplane.Settings{Settings: v1alpha1.Settings{ConflictPrecedence: c.precedence}}
+			}
+			w.run()
+			w.a.service("hello")
+			w.a.export("hello")
+			w.b.wants("hello", helloOfA)
+			w.laterThan(w.a, "hello")
+			w.guest("c", c.joined())
+			w.says(clusterset.Export{
+				Cluster: "c", Service: clusterset.ServiceName{Namespace: w.ns, Name: "hello"}, ExportedAt: time.Unix(0, 0),
+				Type: clusterset.Headless, Families: []clusterset.Family{clusterset.IPv4}, InternalTrafficPolicy: "Cluster",
+				Ports: []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 666}},
+			}, "")
+			want := helloOfA
+			want.clusters = []string{"a", "c"}
+			for _, m := range w.both() {
+				m.wants("hello", want)
+			}
+			w.a.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict,TypeConflict")
+		})
 	}
-	w.says(forged, "")
-	want := helloOfA
-	want.clusters = []string{"a", "c"}
-	for _, m := range w.both() {
-		m.wants("hello", want)
-	}
-	w.a.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict,TypeConflict")
 }
 
 // TestWhoIsOldest: the oldest ServiceExport takes precedence, or the one that the broker saw first. Of two of
