@@ -141,8 +141,12 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 		r.Controller.Desired = *d.Spec.Replicas
 	}
 	switch {
+	case membership.Stopped(d):
+		r.wait("controller: Deployment %s was stopped when the cluster left; isthmusctl join starts it again", key)
+		return nil
 	case r.Controller.Desired == 0:
 		r.wait("controller: Deployment %s is scaled to 0; scale it up", key)
+		return nil
 	case d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < r.Controller.Desired || r.Controller.Ready < r.Controller.Desired:
 		r.wait("controller: %d of %d pods of Deployment %s are ready and current", min(r.Controller.Ready, d.Status.UpdatedReplicas), r.Controller.Desired, key)
 	}
@@ -289,10 +293,31 @@ func reasonOf(pod corev1.Pod) string {
 	return ""
 }
 
+// brokers returns the namespaces of the cluster that are a broker: what stands there is every member's.
+func (c *collector) brokers(ctx context.Context) (map[string]bool, error) {
+	configs := &v1alpha1.ClusterSetConfigList{}
+	err := c.client.List(ctx, configs)
+	switch {
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("look for brokers: %w", err)
+	}
+	found := map[string]bool{}
+	for _, config := range configs.Items {
+		found[config.Namespace] = true
+	}
+	return found, nil
+}
+
 // services counts exports and imports, and collects the conditions that are not as they should be. They
 // are the users' business: a Service in conflict does not make Isthmus unready.
 func (c *collector) services(ctx context.Context, r *report) error {
 	exports, imports := &mcsv1beta1.ServiceExportList{}, &mcsv1beta1.ServiceImportList{}
+	brokers, err := c.brokers(ctx)
+	if err != nil {
+		return err
+	}
 	for _, l := range []client.ObjectList{exports, imports} {
 		err := c.client.List(ctx, l)
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
@@ -303,6 +328,7 @@ func (c *collector) services(ctx context.Context, r *report) error {
 			return fmt.Errorf("list Services of the ClusterSet: %w", err)
 		}
 	}
+	imports.Items = slices.DeleteFunc(imports.Items, func(i mcsv1beta1.ServiceImport) bool { return brokers[i.Namespace] })
 	r.Services.Exports, r.Services.Imports = len(exports.Items), len(imports.Items)
 	note := func(kind string, o metav1.Object, conditions []metav1.Condition) {
 		for _, cond := range conditions {

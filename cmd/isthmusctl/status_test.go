@@ -255,8 +255,54 @@ services    1 exported here, 1 imported
 
 Not ready:
   controller: Deployment isthmus-system/isthmus-controller is scaled to 0; scale it up
-  controller: no pod leads yet
   agents: DaemonSet isthmus-system/isthmus-agent suits no node; look at its nodeSelector, affinity and tolerations
+`,
+		},
+		"the cluster has left": {
+			change: func(c *cluster) {
+				none := int32(0)
+				c.objects = slices.DeleteFunc(c.objects, func(o client.Object) bool {
+					_, member := o.(*v1alpha1.Member)
+					return member || o.GetName() == "c-1"
+				})
+				for _, o := range c.objects {
+					if d, ok := o.(*appsv1.Deployment); ok {
+						d.Annotations = map[string]string{"isthmus.io/replicas": "2"}
+						d.Spec.Replicas, d.Status = &none, appsv1.DeploymentStatus{}
+					}
+				}
+			}, want: `
+cluster     not a member
+controller  0 of 0 ready
+agents      2 of 2 ready
+services    1 exported here, 1 imported
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    yes    2/2    2          5         169.254.20.53:53  v1
+n2    yes    2/2    2          5         169.254.20.53:53  v1
+
+Not ready:
+  membership: namespace isthmus-system holds 0 Members, want 1; run isthmusctl join
+  controller: Deployment isthmus-system/isthmus-controller was stopped when the cluster left; isthmusctl join starts it again
+`,
+		},
+		"it is the broker as well": {
+			change: func(c *cluster) {
+				c.objects = append(c.objects,
+					&v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-broker", Name: v1alpha1.ClusterSetConfigName}},
+					&mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "isthmus-broker", Name: "hello.demo"}})
+			}, want: `
+cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller  1 of 1 ready
+broker      https://broker, reachable
+agents      2 of 2 ready
+services    1 exported here, 1 imported
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    yes    2/2    2          5         169.254.20.53:53  v1
+n2    yes    2/2    2          5         169.254.20.53:53  v1
+
+ready
 `,
 		},
 		"nobody looked at the agents yet": {

@@ -34,7 +34,7 @@ const annotationReplicas = "isthmus.io/replicas"
 type Left struct {
 	ClusterID, ClusterSetID string
 	Already                 bool // it had left before; what was still there is gone now
-	Exports                 int  // the member's records on the broker
+	Exports                 int  // the member's records on the broker that were not withdrawn before
 	Aggregates              int  // those that it was taken off, or that are gone because it was the last
 	Imports                 int  // ServiceImports in the member
 	Notes                   []string
@@ -119,7 +119,6 @@ func depart(ctx context.Context, broker client.Client, namespace, id string, lef
 	if err := broker.List(ctx, records, owned...); err != nil {
 		return fmt.Errorf("list export records: %w", err)
 	}
-	left.Exports = len(records.Items)
 	now := metav1.Now().Rfc3339Copy()
 	for i := range records.Items {
 		if r := &records.Items[i]; r.Spec.WithdrawnAt == nil {
@@ -127,6 +126,7 @@ func depart(ctx context.Context, broker client.Client, namespace, id string, lef
 			if err := broker.Update(ctx, r, fieldOwner); client.IgnoreNotFound(err) != nil {
 				return fmt.Errorf("withdraw export record %s: %w", r.Name, err)
 			}
+			left.Exports++
 		}
 	}
 	if m != nil && m.Spec.LeftAt == nil {
@@ -273,6 +273,12 @@ func stopController(ctx context.Context, member client.Client, namespace string)
 		}
 		return len(pods.Items) == 0, nil
 	})
+}
+
+// Stopped reports whether a member's controller does not run because the cluster has left.
+func Stopped(d *appsv1.Deployment) bool {
+	_, stopped := d.Annotations[annotationReplicas]
+	return stopped && d.Spec.Replicas != nil && *d.Spec.Replicas == 0
 }
 
 // resumeController undoes stopController, for a cluster that joins again while Isthmus is still installed.
