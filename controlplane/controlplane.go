@@ -125,7 +125,7 @@ func New(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	}
 	cfg.Log = cfg.Log.With("cluster", string(member.id))
 	// What controller-runtime has to say is of interest only while debugging, its errors apart.
-	logger := logr.FromSlogHandler(cfg.Log.Handler()).V(-int(slog.LevelDebug))
+	logger := logr.FromSlogHandler(parting{cfg.Log.Handler()}).V(-int(slog.LevelDebug))
 	mgr, err := ctrl.NewManager(cfg.Local, ctrl.Options{
 		Scheme:                        scheme,
 		Logger:                        logger,
