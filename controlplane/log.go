@@ -30,7 +30,11 @@ func (p parting) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs is that of slog.Handler.
-func (p parting) WithAttrs(attrs []slog.Attr) slog.Handler { return parting{p.Handler.WithAttrs(attrs)} }
+func (p parting) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return parting{p.Handler.WithAttrs(attrs)}
+}
 
 // WithGroup is that of slog.Handler.
-func (p parting) WithGroup(name string) slog.Handler { return parting{p.Handler.WithGroup(name)} }
+func (p parting) WithGroup(name string) slog.Handler {
+	return parting{p.Handler.WithGroup(name)}
+}

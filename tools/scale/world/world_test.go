@@ -132,7 +132,7 @@ func TestWorld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	storage, err := os.MkdirTemp(DefaultStorage(), "world-test-")
+	storage, err := os.MkdirTemp(DefaultStorage(), "world-test-") //nolint:usetesting // in memory, where its fsync costs nothing
 	if err != nil {
 		t.Fatal(err)
 	}
