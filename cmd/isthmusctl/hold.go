@@ -29,9 +29,15 @@ cluster, now; what vanishes later is held anew.`,
 			if err != nil {
 				return err
 			}
-			self, err := membership.ReleaseHold(cmd.Context(), c, namespace, clusterset.ClusterID(args[0]), time.Now())
+			self, held, err := membership.ReleaseHold(cmd.Context(), c, namespace, clusterset.ClusterID(args[0]), time.Now())
 			if err != nil {
 				return err
+			}
+			if !held {
+				note := fmt.Sprintf("the controller of cluster %s does not say that it holds anything; %s status shows whether it does", self, cmd.Root().DisplayName())
+				if err := tell(cmd, note); err != nil {
+					return err
+				}
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s believes now what member %s has withdrawn\n", self, args[0])
 			return err

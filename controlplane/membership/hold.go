@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,19 +22,18 @@ import (
 const releaseLife = 24 * time.Hour
 
 // ReleaseHold tells the controller of the cluster behind member, installed in namespace, to believe what the
-// member source has withdrawn until now and is held back. It returns the id of the cluster itself. Error:
-// ErrNotJoined.
-func ReleaseHold(ctx context.Context, member client.Client, namespace string, source clusterset.ClusterID, now time.Time) (string, error) {
+// member source has withdrawn until now and is held back. It returns the id of the cluster itself, and whether
+// its controller says that it holds anything. Error: ErrNotJoined.
+func ReleaseHold(ctx context.Context, member client.Client, namespace string, source clusterset.ClusterID, now time.Time) (self string, held bool, err error) {
 	if err := source.Validate(); err != nil {
-		return "", err
+		return "", false, err
 	}
-	var self string
-	err := retry.RetryOnConflict(contention, func() error {
+	err = retry.RetryOnConflict(contention, func() error {
 		m, err := ownMember(ctx, member, namespace)
 		if err != nil {
 			return err
 		}
-		self = m.Name
+		self, held = m.Name, meta.IsStatusConditionTrue(m.Status.Conditions, v1alpha1.ConditionWithdrawalsHeld)
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 			"resourceVersion": m.ResourceVersion,
 			"annotations":     map[string]any{v1alpha1.AnnotationReleaseHold: releases(m.Annotations[v1alpha1.AnnotationReleaseHold], source, now)},
@@ -44,9 +44,9 @@ func ReleaseHold(ctx context.Context, member client.Client, namespace string, so
 		return member.Patch(ctx, m, client.RawPatch(types.MergePatchType, patch), fieldOwner)
 	})
 	if err != nil {
-		return "", fmt.Errorf("ask to release what is held of cluster %s: %w", source, err)
+		return "", false, fmt.Errorf("ask to release what is held of cluster %s: %w", source, err)
 	}
-	return self, nil
+	return self, held, nil
 }
 
 // releases returns the annotation have with source released at now. What is old or unreadable goes.

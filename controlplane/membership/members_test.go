@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -124,16 +125,23 @@ func TestList(t *testing.T) {
 func TestReleaseHold(t *testing.T) {
 	c := newClient(t, memberServer.Config(t))
 	const ns = "kube-public" // any that exists
-	if _, err := ReleaseHold(t.Context(), c, ns, "b", time.Now()); !errors.Is(err, ErrNotJoined) {
+	if _, _, err := ReleaseHold(t.Context(), c, ns, "b", time.Now()); !errors.Is(err, ErrNotJoined) {
 		t.Errorf("released in a cluster that has not joined: %v", err)
 	}
 	m := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "a"}, Spec: v1alpha1.MemberSpec{ClusterID: "a", ClusterSetID: "s", JoinTime: metav1.Now()}}
 	put(t, c, m)
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	for _, source := range []clusterset.ClusterID{"b", "a.b", "b"} {
-		self, err := ReleaseHold(t.Context(), c, ns, source, now)
-		if err != nil || self != "a" {
-			t.Fatalf("released by %q, %v", self, err)
+	for i, source := range []clusterset.ClusterID{"b", "a.b", "b"} {
+		if i == 1 { // from now on the controller says that it holds something
+			meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonMassWithdrawal})
+			patched := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "a"}, Status: m.Status}
+			if err := c.Status().Patch(t.Context(), patched, client.MergeFrom(&v1alpha1.Member{ObjectMeta: patched.ObjectMeta})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		self, held, err := ReleaseHold(t.Context(), c, ns, source, now)
+		if err != nil || self != "a" || held != (i > 0) {
+			t.Fatalf("released by %q, held: %v, %v", self, held, err)
 		}
 		now = now.Add(time.Minute)
 	}
@@ -143,7 +151,7 @@ func TestReleaseHold(t *testing.T) {
 	if have, want := m.Annotations[v1alpha1.AnnotationReleaseHold], "a.b=2026-01-02T03:05:05Z,b=2026-01-02T03:06:05Z"; have != want {
 		t.Errorf("the annotation is %s, want %s", have, want)
 	}
-	if _, err := ReleaseHold(t.Context(), c, ns, "B", now); err == nil {
+	if _, _, err := ReleaseHold(t.Context(), c, ns, "B", now); err == nil {
 		t.Error("an id that is none was taken")
 	}
 	if have, want := releases("b=2026-01-01T00:00:00Z,c=nonsense,,d=2026-01-02T00:00:00Z", "e", now), "d=2026-01-02T00:00:00Z,e=2026-01-02T03:07:05Z"; have != want {
