@@ -94,9 +94,12 @@ func TestSlicesOfAServiceComeAndGo_L39_L40_L41(t *testing.T) {
 			}
 			for _, m := range w.both() {
 				m.wants(name, want)
-				if _, imported := m.imported(name); len(imported) != len(hosts) {
-					t.Errorf("%s in %s has %d slices, want one for each of %d", name, m.id, len(imported), len(hosts))
-				}
+				w.eventually(func() error { // one that goes is emptied first
+					if _, imported := m.imported(name); len(imported) != len(hosts) {
+						return fmt.Errorf("%s in %s has %d slices, want one for each of %d", name, m.id, len(imported), len(hosts))
+					}
+					return nil
+				})
 			}
 		}
 		second := slice(2)
