@@ -37,6 +37,9 @@ const (
 	// conflictRetry is when to look again after somebody else wrote the same object first. The cache
 	// needs a moment to learn what they wrote.
 	conflictRetry = 50 * time.Millisecond
+	// lastRites is how long members that withdrew a Service may need to leave its aggregate, before a new export
+	// takes it as it is.
+	lastRites = 10 * time.Second
 	// exhaustedRetry is when to ask a full pool again. Nothing tells when another Service frees one.
 	exhaustedRetry = 5 * time.Second
 )
@@ -294,9 +297,15 @@ func (r *Reconciler) publish(ctx context.Context, l local, since time.Time) outc
 
 // offer publishes e, which is what the Service itself says.
 func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, since time.Time) (outcome, error) {
-	agreed, _, err := r.Broker.Aggregate(e.Service)
+	agreed, exists, err := r.Broker.Aggregate(e.Service)
 	if err != nil {
 		return outcome{}, err
+	}
+	// Whoever unexports a Service everywhere and exports it again decides anew, so what was agreed on goes first.
+	if exists && len(r.Broker.Exports(e.Service)) == 0 && time.Now().Before(r.Broker.Tombstone(e.Service, lastRites)) {
+		_, err := r.Broker.Withdraw(ctx, e.Service, r.Settings.Tombstone)
+		pending := mcs.NotReady(v1beta1.ServiceExportReasonPending, "the earlier exports of the service are being withdrawn")
+		return outcome{conditions: []metav1.Condition{mcs.Valid(), pending}, again: conflictRetry}, err
 	}
 	exports, e := r.exports(e, agreed)
 	merged, conflicts := r.Settings.Policy.Merge(exports)
