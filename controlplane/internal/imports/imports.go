@@ -92,7 +92,7 @@ type Reconciler struct {
 	}
 }
 
-// New returns a Reconciler. A manager runs what Mirrors returns and, after Setup, the Reconciler itself.
+// New returns a Reconciler. A manager runs it, after Setup.
 func New(cfg Config) *Reconciler {
 	r := &Reconciler{Config: cfg}
 	r.here.mirror(cfg.Client)
