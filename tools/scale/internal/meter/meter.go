@@ -82,10 +82,10 @@ func (m *Meter) forward(client net.Conn) {
 	defer m.dismiss(server)
 	var back sync.WaitGroup
 	back.Go(func() {
-		_, _ = io.Copy(counting{client, &m.received}, server)
+		_, _ = io.Copy(client, counting{server, &m.received})
 		_ = client.Close()
 	})
-	_, _ = io.Copy(counting{server, &m.sent}, client)
+	_, _ = io.Copy(server, counting{client, &m.sent})
 	_ = server.Close()
 	back.Wait()
 }
@@ -109,13 +109,14 @@ func (m *Meter) dismiss(c net.Conn) {
 	delete(m.conns, c)
 }
 
+// counting counts what is read, before it is passed on: whoever has got it finds it counted.
 type counting struct {
-	to    io.Writer
+	from  io.Reader
 	bytes *atomic.Int64
 }
 
-func (c counting) Write(p []byte) (int, error) {
-	n, err := c.to.Write(p)
+func (c counting) Read(p []byte) (int, error) {
+	n, err := c.from.Read(p)
 	c.bytes.Add(int64(n))
 	return n, err
 }
