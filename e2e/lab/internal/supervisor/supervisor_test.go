@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,7 +15,14 @@ import (
 	"github.com/isthmus-net/isthmus/e2e/lab/internal/supervisor"
 )
 
-// serve makes this process a supervisor. There can be one a process: it reaps every child.
+// only is the supervisor of this process. There can be one a process: it reaps every child.
+var only = sync.OnceValue(func() *supervisor.Supervisor {
+	s := supervisor.New()
+	go s.Reap()
+	return s
+})
+
+// serve makes this process a supervisor.
 func serve(t *testing.T) (client supervisor.Client, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -22,8 +30,7 @@ func serve(t *testing.T) (client supervisor.Client, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := supervisor.New()
-	go s.Reap()
+	s := only()
 	done := make(chan error)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -44,7 +51,7 @@ func TestSupervisor(t *testing.T) {
 		var have []supervisor.State
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
-		for deadline := time.Now().Add(5 * time.Second); ; <-tick.C {
+		for deadline := time.Now().Add(30 * time.Second); ; <-tick.C {
 			var err error
 			if have, err = client.List(); err != nil {
 				t.Fatal(err)
