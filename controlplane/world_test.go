@@ -1,6 +1,7 @@
 package controlplane_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -65,7 +66,9 @@ type world struct {
 	broker  client.Client
 	ns      string // of the Services, on both members
 	brokers string // the broker's namespace
-	a, b    *member
+	// patience is how long to wait for anything, where the usual is not enough.
+	patience time.Duration
+	a, b     *member
 }
 
 // member is one cluster, whose controller a test may start and stop.
@@ -308,7 +311,7 @@ const (
 // eventually waits until check returns nil.
 func (w *world) eventually(check func() error) {
 	w.t.Helper()
-	w.eventuallyWithin(patience, check)
+	w.eventuallyWithin(cmp.Or(w.patience, patience), check)
 }
 
 func (w *world) eventuallyWithin(d time.Duration, check func() error) {
