@@ -126,6 +126,10 @@ func TestVIPFromEverywhere(t *testing.T) {
 		t.Fatalf("want two pods in each of two clusters, have %v", want)
 	}
 	for from, c := range map[string]client{"pod": podClient, "hostNetwork": hostClient, "node": nodeClient} {
+		// A controller that has just begun waits for the first renewal of the other member.
+		if err := reaches(t.Context(), c, "a", "b"); err != nil {
+			t.Fatal(err)
+		}
 		for _, vip := range addrs {
 			http, echo := netip.AddrPortFrom(vip, 80), netip.AddrPortFrom(vip, 7)
 			for kind, target := range map[string][]string{
