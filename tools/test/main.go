@@ -101,12 +101,25 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		if err := goTest(ctx, r, env, slices.Concat(args, light)); err != nil {
 			return err
 		}
-		step("test %d packages that need the machine for themselves", len(alone))
-		if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=1"}, alone)); err != nil {
+		if err := testAlone(ctx, r, env, args, alone); err != nil {
 			return err
 		}
 	}
 	return verdict(r, strict)
+}
+
+// testAlone tests packages one after the other, while nobody else on this machine does the same.
+func testAlone(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
+	if len(packages) == 0 {
+		return nil
+	}
+	release, err := haveMachine(ctx, machineLock())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	step("test %d packages that need the machine for themselves", len(packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=1"}, packages))
 }
 
 // prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.
