@@ -95,6 +95,13 @@ func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
 	w.b.holds(metav1.ConditionTrue)
 	w.b.stop()
 	w.run(w.b)
+	w.eventually(func() error {
+		if !w.b.plane.State().Leader {
+			return fmt.Errorf("b does not lead yet")
+		}
+		return nil
+	})
+	<-time.After(3 * time.Second) // several windows: it holds by itself now, not only by the condition of before
 	w.b.holds(metav1.ConditionTrue)
 	if diff := same("VIPs", flat(before), flat(w.b.vips(names))); diff != nil {
 		t.Error(diff)
