@@ -118,9 +118,6 @@ func ExportRecord(e clusterset.Export) *v1alpha1.ExportRecord {
 	}
 }
 
-// Withdrawn reports whether a record is a tombstone.
-func Withdrawn(r *v1alpha1.ExportRecord) bool { return r.Spec.WithdrawnAt != nil }
-
 func formatChoice(c clusterset.Choice) *bool {
 	if c == clusterset.Unknown {
 		return nil

@@ -45,8 +45,8 @@ func Pack(es *discoveryv1.EndpointSlice) *Packed {
 	name, _ := ServiceOf(es)
 	p := &Packed{
 		Name:      strings.Clone(es.Name),
-		Owner:     clusterset.ClusterID(shareText(string(OwnerOf(es)))),
-		Service:   clusterset.ServiceName{Namespace: shareText(name.Namespace), Name: shareText(name.Name)},
+		Owner:     clusterset.ClusterID(Share(string(OwnerOf(es)))),
+		Service:   clusterset.ServiceName{Namespace: Share(name.Namespace), Name: Share(name.Name)},
 		Digest:    SliceDigest(es),
 		addresses: unique.Make(string(es.AddressType)),
 		ports:     unique.Make(formatPorts(es.Ports)),
@@ -116,8 +116,8 @@ func (p *Packed) TCP() (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(p.endpoints[i].address, uint16(*es.Ports[port].Port)), true
 }
 
-// shareText returns s in memory that all equal texts share.
-func shareText(s string) string { return unique.Make(s).Value() }
+// Share returns s in memory that all equal texts share.
+func Share(s string) string { return unique.Make(s).Value() }
 
 func handle(s *string) unique.Handle[string] {
 	if s == nil {

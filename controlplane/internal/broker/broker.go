@@ -73,7 +73,6 @@ type Broker struct {
 	exportsOf *guard.Guard[clusterset.ServiceName] // records
 	slicesOf  *guard.Guard[ImportedSlice]          // slices that have endpoints
 	synced    []toolscache.ResourceEventHandlerRegistration
-	running   context.Context //nolint:containedctx // of Start, for event handlers, which get none
 }
 
 // record is what is kept of an ExportRecord.
@@ -94,8 +93,7 @@ func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
 type aggregate struct {
 	clusterset.Aggregate
 
-	name string // of the object
-	err  error  // why nothing else is known
+	err error // why nothing else is known
 }
 
 // New prepares a Broker. It sends nothing, so it also succeeds while the broker is away.
@@ -140,29 +138,21 @@ func (b *Broker) mirror() {
 		Compact: func(obj client.Object) *record { return compactRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
 		Service: func(r *record) clusterset.ServiceName { return r.service },
 		Before:  b.recordChanges,
-		After:   func(was, is *record, _ bool) { b.changes.Send(either(was, is).service) },
+		After:   func(was, is *record, _ bool) { b.changes.Send(mirror.Either(was, is).service) },
 	})
 	b.slices = mirror.New(mirror.Config[mcs.Packed]{
 		Client: b.client, Options: inNamespace, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
 		Compact: func(obj client.Object) *mcs.Packed { return mcs.Pack(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
 		Service: func(p *mcs.Packed) clusterset.ServiceName { return p.Service },
 		Before:  b.sliceChanges,
-		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(either(was, is).Service) },
+		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(mirror.Either(was, is).Service) },
 	})
 	b.aggregates = mirror.New(mirror.Config[aggregate]{
 		Client: b.client, Options: inNamespace, Object: &v1beta1.ServiceImport{}, List: func() client.ObjectList { return &v1beta1.ServiceImportList{} },
 		Compact: func(obj client.Object) *aggregate { return compactAggregate(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
 		Service: func(a *aggregate) clusterset.ServiceName { return a.Service },
-		After:   func(was, is *aggregate, _ bool) { b.changes.Send(either(was, is).Service) },
+		After:   func(was, is *aggregate, _ bool) { b.changes.Send(mirror.Either(was, is).Service) },
 	})
-}
-
-// either returns the one that is not nil, the second if both are not.
-func either[T any](was, is *T) *T {
-	if is != nil {
-		return is
-	}
-	return was
 }
 
 func compactRecord(r *v1alpha1.ExportRecord) *record {
@@ -178,7 +168,7 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 }
 
 func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
-	a := &aggregate{name: si.Name}
+	a := &aggregate{}
 	a.Aggregate, a.err = mcs.ParseAggregate(si)
 	if a.err != nil {
 		a.Service, _ = mcs.ServiceOf(si)
@@ -214,7 +204,6 @@ func staticMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 // Start fills the cache and keeps it current until ctx ends. A manager runs it like any other work, not
 // as one of its caches: those it waits for before anything else, and while it waits it cannot be stopped.
 func (b *Broker) Start(ctx context.Context) error {
-	b.running = ctx
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return b.exportsOf.Run(ctx) })
 	group.Go(func() error { return b.slicesOf.Run(ctx) })

@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/mirror"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -138,7 +139,7 @@ func (b *Broker) leaseGone(l *coordinationv1.Lease) {
 
 // recordChanges tells the guard of a record before anybody else can see what became of it.
 func (b *Broker) recordChanges(was, is *record, _ bool) {
-	r := either(was, is)
+	r := mirror.Either(was, is)
 	switch {
 	case is == nil && !was.isWithdrawn():
 		b.exportsOf.Lost(r.owner, r.service)
@@ -155,7 +156,7 @@ func (b *Broker) recordChanges(was, is *record, _ bool) {
 
 // sliceChanges tells the guard of a slice before anybody else can see what became of it.
 func (b *Broker) sliceChanges(was, is *mcs.Packed, first bool) {
-	p := either(was, is)
+	p := mirror.Either(was, is)
 	o, s := offer{p.Owner, p.Service}, importedOf(p)
 	switch {
 	case is != nil:

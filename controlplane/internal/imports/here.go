@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unique"
 
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -99,7 +98,7 @@ func (h *here) mirror(c client.WithWatch) {
 		Compact: func(obj client.Object) *localImport { return compactImport(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
 		Service: func(i *localImport) clusterset.ServiceName { return i.service },
 		Before:  h.importChanges,
-		After:   func(was, is *localImport, _ bool) { h.changes.Send(either(was, is).service) },
+		After:   func(was, is *localImport, _ bool) { h.changes.Send(mirror.Either(was, is).service) },
 	})
 	h.slices = mirror.New(mirror.Config[localSlice]{
 		Client: c, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
@@ -107,7 +106,7 @@ func (h *here) mirror(c client.WithWatch) {
 		Compact: func(obj client.Object) *localSlice { return compactSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
 		Service: func(s *localSlice) clusterset.ServiceName { return s.service },
 		Before:  h.sliceChanges,
-		After:   func(was, is *localSlice, _ bool) { h.changes.Send(either(was, is).service) },
+		After:   func(was, is *localSlice, _ bool) { h.changes.Send(mirror.Either(was, is).service) },
 	})
 }
 
@@ -222,7 +221,7 @@ func (h *here) importChanges(was, is *localImport, _ bool) {
 			h.addresses[a] = append(h.addresses[a], is)
 		}
 	}
-	i := either(was, is)
+	i := mirror.Either(was, is)
 	h.saw(i.service, i, nil, is == nil)
 }
 
@@ -238,7 +237,7 @@ func (h *here) sliceChanges(was, is *localSlice, _ bool) {
 	if is != nil {
 		h.sources[is.source]++
 	}
-	s := either(was, is)
+	s := mirror.Either(was, is)
 	h.saw(s.service, nil, s, is == nil)
 }
 
@@ -271,11 +270,11 @@ func (i *localImport) sameStatus(o *localImport) bool {
 
 func compactImport(si *v1beta1.ServiceImport) *localImport {
 	i := &localImport{
-		service: clusterset.ServiceName{Namespace: share(si.Namespace), Name: strings.Clone(si.Name)},
+		service: clusterset.ServiceName{Namespace: mcs.Share(si.Namespace), Name: strings.Clone(si.Name)},
 		uid:     si.UID, version: strings.Clone(si.ResourceVersion), generation: si.Generation, created: si.CreationTimestamp,
 		ours:    si.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy,
 		digest:  mcs.ImportDigest(si),
-		objects: v1beta1.EndpointSliceObjectsStatus(share(string(si.Status.EndpointSliceObjects))),
+		objects: v1beta1.EndpointSliceObjectsStatus(mcs.Share(string(si.Status.EndpointSliceObjects))),
 	}
 	for _, text := range si.Spec.IPs {
 		if a, err := netip.ParseAddr(text); err == nil {
@@ -288,10 +287,10 @@ func compactImport(si *v1beta1.ServiceImport) *localImport {
 	}
 	i.useIP = agreed.Decided()
 	for _, c := range si.Status.Clusters {
-		i.clusters = append(i.clusters, clusterset.ClusterID(share(c.Cluster)))
+		i.clusters = append(i.clusters, clusterset.ClusterID(mcs.Share(c.Cluster)))
 	}
 	for _, c := range si.Status.Conditions {
-		c.Type, c.Reason, c.Message = share(c.Type), share(c.Reason), share(c.Message)
+		c.Type, c.Reason, c.Message = mcs.Share(c.Type), mcs.Share(c.Reason), mcs.Share(c.Message)
 		i.conditions = append(i.conditions, c)
 	}
 	return i
@@ -299,20 +298,9 @@ func compactImport(si *v1beta1.ServiceImport) *localImport {
 
 func compactSlice(es *discoveryv1.EndpointSlice) *localSlice {
 	return &localSlice{
-		service: clusterset.ServiceName{Namespace: share(es.Namespace), Name: share(es.Labels[v1beta1.LabelServiceName])},
+		service: clusterset.ServiceName{Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Labels[v1beta1.LabelServiceName])},
 		name:    strings.Clone(es.Name), version: strings.Clone(es.ResourceVersion),
-		source: clusterset.ClusterID(share(es.Labels[v1beta1.LabelSourceCluster])),
+		source: clusterset.ClusterID(mcs.Share(es.Labels[v1beta1.LabelSourceCluster])),
 		digest: mcs.SliceDigest(es),
 	}
-}
-
-// share returns s in memory that all equal texts share.
-func share(s string) string { return unique.Make(s).Value() }
-
-// either returns the one that is not nil, the second if both are not.
-func either[T any](was, is *T) *T {
-	if is != nil {
-		return is
-	}
-	return was
 }

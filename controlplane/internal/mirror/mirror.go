@@ -88,6 +88,14 @@ func (m *Mirror[T]) WaitForSync(ctx context.Context) error {
 	}
 }
 
+// Either returns the one that is not nil, what is now if both are not.
+func Either[T any](was, is *T) *T {
+	if is != nil {
+		return is
+	}
+	return was
+}
+
 // Get returns the item of an object, nil when there is none.
 func (m *Mirror[T]) Get(namespace, name string) *T {
 	m.mu.RLock()

@@ -90,11 +90,6 @@ func Own(ctx context.Context, c client.Client, obj client.Object, keep ...string
 	return c.Patch(ctx, obj, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.FieldOwner))
 }
 
-// Foreign reports whether have has a key that want has not, those apart that keep names.
-func Foreign(have, want map[string]string, keep ...string) bool {
-	return foreign(have, want, keep) != nil
-}
-
 // foreign returns what a merge patch has to say so that have loses the keys that want has not.
 func foreign(have, want map[string]string, keep []string) map[string]any {
 	var gone map[string]any
