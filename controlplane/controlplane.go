@@ -211,7 +211,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 				c.members.Forget(id)
 			}
 		},
-		Window: c.chosen.scaled(guardWindow), Memory: c.chosen.scaled(guardMemory), HoldFor: c.chosen.scaled(guardHold),
+		Window: c.chosen.scaled(guardWindow), Grace: c.chosen.scaled(guardGrace), Memory: c.chosen.scaled(guardMemory), HoldFor: c.chosen.scaled(guardHold),
 		Decided: own.decided, Log: c.cfg.Log,
 	})
 	if err != nil {

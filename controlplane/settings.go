@@ -78,8 +78,10 @@ const (
 	// DefaultQuarantine is longer than anybody keeps a DNS answer, or uses a connection that was idle.
 	DefaultQuarantine = 5 * time.Minute
 	// guardWindow, guardMemory and guardHold are how long a withdrawal without a word is waited for, counts
-	// towards a mass withdrawal, and is held when it is one.
+	// towards a mass withdrawal, and is held when it is one. guardGrace is how long it is waited for when nobody
+	// saw it happen: a member that publishes anew after a fault of the broker does so within seconds.
 	guardWindow = time.Second
+	guardGrace  = 30 * time.Second
 	guardMemory = 5 * time.Minute
 	guardHold   = time.Hour
 )

@@ -166,12 +166,13 @@ func measure(ctx context.Context, w *world.World, s settings) (report.Report, er
 		Members: s.world.Members, Real: s.real, Exports: s.world.Exports, Endpoints: s.world.Endpoints, Distinct: s.world.Distinct,
 		Services: s.world.Services(), RemoteEndpoints: s.world.RemoteEndpoints(),
 	}
-	first, load, err := w.FirstImport(ctx)
+	first, err := w.FirstImport(ctx)
 	if err != nil {
 		return r, err
 	}
-	r.FirstImport = report.FirstImport{Seconds: first.Seconds(), Load: report.OfLoad(load)}
-	if load, err = w.Rest(ctx, s.steady); err != nil {
+	r.FirstImport = report.FirstImport{Seconds: first.Usable.Seconds(), Reported: first.Reported.Seconds(), Load: report.OfLoad(first.Load)}
+	load, err := w.Rest(ctx, s.steady)
+	if err != nil {
 		return r, err
 	}
 	r.Steady = report.OfLoad(load)

@@ -50,10 +50,10 @@ type Config struct {
 	Gone    func(clusterset.ClusterID)
 	// Left is called with a member that left, or joined again after that.
 	Left func(id clusterset.ClusterID, left bool)
-	// Window, Memory and HoldFor are those of guard.Config, and Decided is told what the guards decide.
-	Window, Memory, HoldFor time.Duration
-	Decided                 func(guard.Decision)
-	Log                     *slog.Logger
+	// Window, Grace, Memory and HoldFor are those of guard.Config, and Decided is told what the guards decide.
+	Window, Grace, Memory, HoldFor time.Duration
+	Decided                        func(guard.Decision)
+	Log                            *slog.Logger
 }
 
 // Broker reads and writes the broker's objects for one member. What it knows fills while Start runs. Safe for
@@ -178,7 +178,7 @@ func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
 
 func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K)) *guard.Guard[K] {
 	return guard.New(guard.Config[K]{
-		Window: cfg.Window, Memory: cfg.Memory, HoldFor: cfg.HoldFor,
+		Window: cfg.Window, Grace: cfg.Grace, Memory: cfg.Memory, HoldFor: cfg.HoldFor,
 		Changed: changed, Decided: cfg.Decided, Log: cfg.Log,
 	})
 }

@@ -138,11 +138,11 @@ func (b *Broker) leaseGone(l *coordinationv1.Lease) {
 }
 
 // recordChanges tells the guard of a record before anybody else can see what became of it.
-func (b *Broker) recordChanges(was, is *record, _ bool) {
+func (b *Broker) recordChanges(was, is *record, listed bool) {
 	r := mirror.Either(was, is)
 	switch {
 	case is == nil && !was.isWithdrawn():
-		b.exportsOf.Lost(r.owner, r.service)
+		vanished(b.exportsOf, listed)(r.owner, r.service)
 		return
 	case is != nil && !is.isWithdrawn():
 		b.exportsOf.Has(r.owner, r.service)
@@ -155,12 +155,12 @@ func (b *Broker) recordChanges(was, is *record, _ bool) {
 }
 
 // sliceChanges tells the guard of a slice before anybody else can see what became of it.
-func (b *Broker) sliceChanges(was, is *mcs.Packed, first bool) {
+func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
 	p := mirror.Either(was, is)
 	o, s := offer{p.Owner, p.Service}, importedOf(p)
 	switch {
 	case is != nil:
-		b.watched.came(o, s, first)
+		b.watched.came(o, s, listed)
 		if !is.Empty() {
 			b.slicesOf.Has(p.Owner, s)
 			return
@@ -172,19 +172,27 @@ func (b *Broker) sliceChanges(was, is *mcs.Packed, first bool) {
 		b.slicesOf.Withdrew(p.Owner, s)
 	default:
 		b.watched.went(o, s, true)
-		b.slicesOf.Lost(p.Owner, s)
+		vanished(b.slicesOf, listed)(p.Owner, s)
 	}
+}
+
+// vanished returns how to tell a guard of what vanished without a word: seen to, or found by listing anew.
+func vanished[K comparable](g *guard.Guard[K], listed bool) func(clusterset.ClusterID, K) {
+	if listed {
+		return g.Missed
+	}
+	return g.Lost
 }
 
 func importedOf(p *mcs.Packed) ImportedSlice {
 	return ImportedSlice{p.Service, mcs.ImportedSliceName(p.Owner, p.Service.Name, p.Name)}
 }
 
-// came notes that a slice is there.
-func (w *watched) came(o offer, s ImportedSlice, first bool) {
+// came notes that a slice is there: seen to come, or found by listing.
+func (w *watched) came(o offer, s ImportedSlice, listed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !first {
+	if !listed {
 		if w.seen == nil {
 			w.seen = map[ImportedSlice]time.Time{}
 		}
@@ -239,7 +247,7 @@ func (b *Broker) Baseline(offers map[clusterset.ServiceName][]clusterset.Cluster
 		for _, id := range from {
 			if b.record(id, name) == nil {
 				b.exportsOf.Has(id, name)
-				b.exportsOf.Lost(id, name)
+				b.exportsOf.Missed(id, name)
 			}
 		}
 	}
@@ -251,7 +259,7 @@ func (b *Broker) Baseline(offers map[clusterset.ServiceName][]clusterset.Cluster
 		if !b.record(id, s.Service).isWithdrawn() {
 			b.watched.went(offer{id, s.Service}, s, true)
 			b.slicesOf.Has(id, s)
-			b.slicesOf.Lost(id, s)
+			b.slicesOf.Missed(id, s)
 		}
 	}
 }

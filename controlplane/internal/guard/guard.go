@@ -11,6 +11,8 @@
 //   - What vanishes without a word ([Guard.Lost]) is kept until its source has lost nothing more for
 //     Config.Window, but for ten windows at most: that is one step. A list that came back short is one step,
 //     and so is somebody who deletes a hundred objects one after the other.
+//   - What turned out to have vanished while nobody looked ([Guard.Missed]) is kept for Config.Grace at least:
+//     most of what was lost may be back already, and its source about to offer the rest again.
 //   - At the end of a step all that vanished in it is judged together. If what the source lost without a word
 //     is at least Config.Least and more than Config.Share of what it had, the step is held; else it is
 //     believed.
@@ -32,7 +34,7 @@
 // The guard errs towards keeping: a hold costs entries that answer no more, which liveness and dataplane find
 // by themselves, while believing a wipe costs every connection. It forgets all when its owner ends; whoever
 // begins anew tells it first what was there (Has for everything that is imported already) and then what is
-// missing (Lost), and comes to the same hold with a new HoldFor.
+// missing (Missed), and comes to the same hold with a new HoldFor.
 package guard
 
 import (
@@ -51,6 +53,7 @@ import (
 // The defaults of Config.
 const (
 	defaultWindow  = time.Second
+	defaultGrace   = 30 * time.Second
 	defaultMemory  = 5 * time.Minute
 	defaultHoldFor = time.Hour
 	defaultLeast   = 5
@@ -63,6 +66,7 @@ const maxStep = 10
 // Config says what is believed. Zero fields get their defaults; Changed, Decided and Log may be nil.
 type Config[K comparable] struct {
 	Window  time.Duration // how long nothing more must vanish before a step is judged; 1 s
+	Grace   time.Duration // how long a source has to offer again what vanished while nobody looked; 30 s
 	Memory  time.Duration // for how long a silent loss counts towards Least and Share; 5 min
 	HoldFor time.Duration // how long a step is held at most; 1 h
 	Least   int           // how many must have vanished for a hold; 5
@@ -79,7 +83,7 @@ type Config[K comparable] struct {
 // Validate reports all that is wrong with c. Zero is right everywhere.
 func (c Config[K]) Validate() error {
 	var errs []error
-	for field, d := range map[string]time.Duration{"window": c.Window, "memory": c.Memory, "hold time": c.HoldFor} {
+	for field, d := range map[string]time.Duration{"window": c.Window, "grace": c.Grace, "memory": c.Memory, "hold time": c.HoldFor} {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("guard config: %s %v is negative", field, d))
 		}
@@ -143,6 +147,7 @@ type Guard[K comparable] struct {
 // New returns a guard that knows of nothing. The config must be valid.
 func New[K comparable](cfg Config[K]) *Guard[K] {
 	cfg.Window = cmp.Or(cfg.Window, defaultWindow)
+	cfg.Grace = cmp.Or(cfg.Grace, defaultGrace)
 	cfg.Memory = cmp.Or(cfg.Memory, defaultMemory)
 	cfg.HoldFor = cmp.Or(cfg.HoldFor, defaultHoldFor)
 	cfg.Least = cmp.Or(cfg.Least, defaultLeast)
@@ -196,11 +201,17 @@ func (g *Guard[K]) Withdrew(id clusterset.ClusterID, key K) {
 
 // Lost says that a key vanished while it still said something. A key that was never offered, or was
 // withdrawn, cannot be lost.
-func (g *Guard[K]) Lost(id clusterset.ClusterID, key K) {
+func (g *Guard[K]) Lost(id clusterset.ClusterID, key K) { g.lose(id, key, 0) }
+
+// Missed says that a key turned out to have vanished while nobody looked: before the owner of the guard began,
+// or while it had no connection. It is Lost, but not judged before Config.Grace is over.
+func (g *Guard[K]) Missed(id clusterset.ClusterID, key K) { g.lose(id, key, g.cfg.Grace) }
+
+func (g *Guard[K]) lose(id clusterset.ClusterID, key K, grace time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s := g.sources[id]
-	if s != nil && s.lose(key, time.Now()) {
+	now := time.Now()
+	if s := g.sources[id]; s != nil && s.lose(key, now, now.Add(grace)) {
 		g.wakeRun()
 	}
 }

@@ -61,7 +61,7 @@ func later(d time.Duration) {
 	synctest.Wait()
 }
 
-// has, lost and withdrew say so of the keys from, from+1, ... to-1.
+// has, lost, missed and withdrew say so of the keys from, from+1, ... to-1.
 func (y *yard) has(from, to int) {
 	for k := from; k < to; k++ {
 		y.Has(peer, k)
@@ -72,6 +72,13 @@ func (y *yard) has(from, to int) {
 func (y *yard) lost(from, to int) {
 	for k := from; k < to; k++ {
 		y.Lost(peer, k)
+	}
+	synctest.Wait()
+}
+
+func (y *yard) missed(from, to int) {
+	for k := from; k < to; k++ {
+		y.Missed(peer, k)
 	}
 	synctest.Wait()
 }
@@ -118,6 +125,33 @@ func TestJudgement(t *testing.T) {
 				later(time.Second - 1)
 			},
 			kept: []int{0},
+		},
+		"missed, and back before the grace is over": {
+			run: func(y *yard) {
+				y.has(0, 10)
+				y.missed(0, 2)
+				later(30*time.Second - 1)
+				y.has(0, 2)
+				later(time.Minute)
+			},
+		},
+		"missed, and not back": {
+			run: func(y *yard) {
+				y.has(0, 10)
+				y.missed(0, 2)
+				later(time.Minute)
+			},
+			told: []string{"30s changed b [0 1]", "30s b believed 2 of 10"},
+		},
+		"lost while there is grace for others": {
+			run: func(y *yard) {
+				y.has(0, 10)
+				y.missed(0, 2)
+				later(10 * time.Second)
+				y.lost(2, 4)
+				later(20*time.Second - 1)
+			},
+			kept: []int{0, 1, 2, 3},
 		},
 		"back within the window": {
 			run: func(y *yard) {
@@ -587,9 +621,9 @@ func TestConfigRefuses(t *testing.T) {
 	if err := (Config[int]{}).Validate(); err != nil {
 		t.Errorf("the zero config: %v", err)
 	}
-	bad := Config[int]{Window: -1, Memory: -1, HoldFor: -1, Least: -1, Share: 1}
-	if n := strings.Count(fmt.Sprint(bad.Validate()), "\n") + 1; n != 5 {
-		t.Errorf("%d faults of 5 are named: %v", n, bad.Validate())
+	bad := Config[int]{Window: -1, Grace: -1, Memory: -1, HoldFor: -1, Least: -1, Share: 1}
+	if n := strings.Count(fmt.Sprint(bad.Validate()), "\n") + 1; n != 6 {
+		t.Errorf("%d faults of 6 are named: %v", n, bad.Validate())
 	}
 }
 
@@ -617,6 +651,8 @@ func (y *yard) act(a act) {
 		y.Has(peer, a.key)
 	case "lost":
 		y.Lost(peer, a.key)
+	case "missed":
+		y.Missed(peer, a.key)
 	case "withdrew":
 		y.Withdrew(peer, a.key)
 	case "release":
@@ -632,7 +668,7 @@ func (y *yard) act(a act) {
 func TestNoSequenceOfLossesRemovesMoreThanHalf(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 20).Draw(rt, "offered")
-		all := acts(20, "lost", "lost", "lost", "has", "withdrew").Draw(rt, "acts")
+		all := acts(20, "lost", "lost", "lost", "missed", "has", "withdrew").Draw(rt, "acts")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
 			y := newYard(Config[int]{})
 			defer y.stop()
@@ -652,7 +688,7 @@ func TestNoSequenceOfLossesRemovesMoreThanHalf(t *testing.T) {
 				case a.verb == "withdrew":
 					delete(offered, a.key)
 					delete(lost, a.key)
-				case a.verb == "lost" && offered[a.key]:
+				case (a.verb == "lost" || a.verb == "missed") && offered[a.key]:
 					lost[a.key] = true
 				case a.verb == "has":
 					offered[a.key] = true
@@ -676,7 +712,7 @@ func TestNoSequenceOfLossesRemovesMoreThanHalf(t *testing.T) {
 // lost until Changed named it; and nothing is kept for ever.
 func TestKeepsUntilChanged(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		all := acts(8, "has", "has", "lost", "lost", "lost", "withdrew", "release", "forget").Draw(rt, "acts")
+		all := acts(8, "has", "has", "lost", "lost", "missed", "withdrew", "release", "forget").Draw(rt, "acts")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
 			kept := map[int]bool{} // as a caller would believe it is
 			y := newYard(Config[int]{HoldFor: 20 * time.Second, Changed: func(_ clusterset.ClusterID, keys []int) {
@@ -709,7 +745,7 @@ func TestKeepsUntilChanged(t *testing.T) {
 				case "has":
 					offered[a.key] = true
 					delete(kept, a.key)
-				case "lost":
+				case "lost", "missed":
 					if offered[a.key] {
 						kept[a.key] = true
 						delete(offered, a.key)
@@ -733,7 +769,7 @@ func TestKeepsUntilChanged(t *testing.T) {
 // The counts that the guard keeps are those of what it remembers.
 func TestCounts(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		all := acts(8, "has", "lost", "lost", "lost", "withdrew", "release").Draw(rt, "acts")
+		all := acts(8, "has", "lost", "lost", "missed", "withdrew", "release").Draw(rt, "acts")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
 			y := newYard(Config[int]{HoldFor: 20 * time.Second, Memory: 10 * time.Second})
 			defer y.stop()

@@ -10,6 +10,7 @@ type source[K comparable] struct {
 	count   [believed + 1]int // of lost, by fate
 	began   time.Time         // when the step that is not judged yet began; zero without one
 	last    time.Time         // when something last vanished
+	notYet  time.Time         // the step is not judged before
 	hold    *hold             // nil while nothing is held
 }
 
@@ -59,8 +60,8 @@ func (s *source[K]) withdrew(key K) bool {
 	return ok && l.fate != believed
 }
 
-// lose notes that a key vanished, and reports whether a step begins with it.
-func (s *source[K]) lose(key K, now time.Time) bool {
+// lose notes that a key vanished, not to be judged before a time, and reports whether a step begins with it.
+func (s *source[K]) lose(key K, now, notYet time.Time) bool {
 	since, ok := s.offered[key]
 	if !ok {
 		return false
@@ -68,6 +69,9 @@ func (s *source[K]) lose(key K, now time.Time) bool {
 	delete(s.offered, key)
 	s.put(key, loss{fate: waiting, at: now, since: since})
 	s.last = now
+	if notYet.After(s.notYet) {
+		s.notYet = notYet
+	}
 	if !s.began.IsZero() {
 		return false
 	}
@@ -121,9 +125,12 @@ func (s *source[K]) stepEnds(window time.Duration) time.Time {
 	if s.began.IsZero() {
 		return time.Time{}
 	}
-	end, latest := s.last.Add(window), s.began.Add(maxStep*window)
-	if end.After(latest) {
-		return latest
+	end := s.last.Add(window)
+	if latest := s.began.Add(maxStep * window); end.After(latest) {
+		end = latest
+	}
+	if end.Before(s.notYet) {
+		return s.notYet
 	}
 	return end
 }

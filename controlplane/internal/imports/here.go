@@ -98,7 +98,11 @@ func (h *here) mirror(c client.WithWatch) {
 		Compact: func(obj client.Object) *localImport { return compactImport(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
 		Service: func(i *localImport) clusterset.ServiceName { return i.service },
 		Before:  h.importChanges,
-		After:   func(was, is *localImport, _ bool) { h.changes.Send(mirror.Either(was, is).service) },
+		After: func(was, is *localImport, _ bool) {
+			if i := mirror.Either(was, is); !h.saw(i.service, i, nil, is == nil) {
+				h.changes.Send(i.service)
+			}
+		},
 	})
 	h.slices = mirror.New(mirror.Config[localSlice]{
 		Client: c, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
@@ -106,7 +110,11 @@ func (h *here) mirror(c client.WithWatch) {
 		Compact: func(obj client.Object) *localSlice { return compactSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
 		Service: func(s *localSlice) clusterset.ServiceName { return s.service },
 		Before:  h.sliceChanges,
-		After:   func(was, is *localSlice, _ bool) { h.changes.Send(mirror.Either(was, is).service) },
+		After: func(was, is *localSlice, _ bool) {
+			if s := mirror.Either(was, is); !h.saw(s.service, nil, s, is == nil) {
+				h.changes.Send(s.service)
+			}
+		},
 	})
 }
 
@@ -153,17 +161,23 @@ func (h *here) of(name clusterset.ServiceName) standing {
 	return s
 }
 
-// wrote notes what a write made of an import.
+// wrote notes what a write made of an import, unless that was seen already, and perhaps what became of it since.
 func (h *here) wrote(i *localImport) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if !newer(i.version, h.imports.Latest()) {
+		return
+	}
 	h.aheadOf(i.service).imp = i
 }
 
-// wroteSlice notes what a write made of a slice.
+// wroteSlice notes what a write made of a slice, likewise.
 func (h *here) wroteSlice(s *localSlice) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if !newer(s.version, h.slices.Latest()) {
+		return
+	}
 	h.aheadOf(s.service).slices[s.name] = s
 }
 
@@ -178,26 +192,32 @@ func (h *here) aheadOf(name clusterset.ServiceName) *ahead {
 	return a
 }
 
-// saw forgets what was written of a Service as far as it is not ahead any more. The lock is held.
-func (h *here) saw(name clusterset.ServiceName, imp *localImport, slice *localSlice, gone bool) {
+// saw forgets what was written of a Service as far as it is not ahead any more, and reports whether what was seen is
+// just that, which asks for nothing.
+func (h *here) saw(name clusterset.ServiceName, imp *localImport, slice *localSlice, gone bool) (echo bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	a := h.ahead[name]
 	if a == nil {
-		return
+		return false
 	}
 	if imp != nil && a.imp != nil && (gone || !newer(a.imp.version, imp.version)) {
+		echo = !gone && a.imp.version == imp.version
 		a.imp = nil
 	}
 	if slice != nil {
 		if mine := a.slices[slice.name]; mine != nil && (gone || !newer(mine.version, slice.version)) {
+			echo = !gone && mine.version == slice.version
 			delete(a.slices, slice.name)
 		}
 	}
 	if a.imp == nil && len(a.slices) == 0 {
 		delete(h.ahead, name)
 	}
+	return echo
 }
 
-// newer reports whether resource version a is later than b. What cannot be compared is not.
+// newer reports whether resource version a is later than b (of one kind, KEP-5504). What cannot be compared is not.
 func newer(a, b string) bool {
 	x, err1 := strconv.ParseUint(a, 10, 64)
 	y, err2 := strconv.ParseUint(b, 10, 64)
@@ -221,8 +241,6 @@ func (h *here) importChanges(was, is *localImport, _ bool) {
 			h.addresses[a] = append(h.addresses[a], is)
 		}
 	}
-	i := mirror.Either(was, is)
-	h.saw(i.service, i, nil, is == nil)
 }
 
 // sliceChanges follows what came from whom.
@@ -237,8 +255,6 @@ func (h *here) sliceChanges(was, is *localSlice, _ bool) {
 	if is != nil {
 		h.sources[is.source]++
 	}
-	s := mirror.Either(was, is)
-	h.saw(s.service, nil, s, is == nil)
 }
 
 // uses reports whether any slice came from a member.

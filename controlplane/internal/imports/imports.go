@@ -45,6 +45,10 @@ const conflictRetry = 50 * time.Millisecond
 // clashRetry is when to look again at an import whose address another one has.
 const clashRetry = 5 * time.Second
 
+// afterwards asks to come back when no other Service waits. What carries traffic is written first; the status, which
+// is half the work of an import, by a pass that finds nothing else to do.
+var afterwards = ctrl.Result{RequeueAfter: time.Millisecond, Priority: new(handler.LowPriority)}
+
 // keep are annotations of slices that say nothing about their content.
 const keep = v1alpha1.AnnotationChangedAt
 
@@ -161,11 +165,11 @@ func (r *Reconciler) importsOfNamespace(_ context.Context, obj client.Object) []
 // Reconcile makes one import here what the broker says it is, or removes it.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	r.begin()
-	again, err := r.reconcile(ctx, clusterset.ServiceName(req.NamespacedName))
+	result, err := r.reconcile(ctx, clusterset.ServiceName(req.NamespacedName))
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
 	}
-	return ctrl.Result{RequeueAfter: again}, err
+	return result, err
 }
 
 // begin tells the broker's side, once, what was imported before this process started.
@@ -189,24 +193,25 @@ func (r *Reconciler) begin() {
 	r.baseline.done = true
 }
 
-func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName) (again time.Duration, err error) {
+func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName) (ctrl.Result, error) {
+	none := ctrl.Result{}
 	if !r.Shared(name.Namespace) {
-		return 0, nil
+		return none, nil
 	}
 	var ns corev1.Namespace
-	err = r.namespaces.Get(ctx, types.NamespacedName{Name: name.Namespace}, &ns)
+	err := r.namespaces.Get(ctx, types.NamespacedName{Name: name.Namespace}, &ns)
 	if err != nil || ns.DeletionTimestamp != nil {
-		return 0, client.IgnoreNotFound(err) // it comes back here when the namespace does
+		return none, client.IgnoreNotFound(err) // it comes back here when the namespace does
 	}
 	have := r.here.of(name)
 	exports := r.Broker.Exports(name)
 	kept := r.Broker.Kept(name, have.from())
 	if len(exports) == 0 && len(kept) == 0 {
-		return 0, r.remove(ctx, name, have)
+		return none, r.remove(ctx, name, have)
 	}
-	imp, uid, again, err := r.imported(ctx, name, exports, kept, have)
-	if err != nil || uid == "" {
-		return again, err
+	imp, stands, clash, err := r.imported(ctx, name, exports, kept, have)
+	if err != nil || stands == nil {
+		return none, err
 	}
 	leave := func(s *localSlice) bool {
 		if r.Members.Dead(s.source) {
@@ -216,30 +221,41 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		return slices.Contains(kept, s.source) ||
 			exporting && slices.Contains(imp.Clusters, s.source) && r.Broker.KeepsSlice(s.source, broker.ImportedSlice{Service: name, Name: s.name})
 	}
-	return again, r.applySlices(ctx, name, have.slices, r.wantSlices(imp, exports, uid), leave)
+	wrote, err := r.applySlices(ctx, name, have.slices, r.wantSlices(imp, exports, stands.uid), leave)
+	switch {
+	case err != nil, len(kept) > 0:
+		return none, err
+	case wrote, stands != have.imp:
+		return afterwards, nil
+	case clash:
+		none.RequeueAfter = clashRetry
+	}
+	return none, r.applyStatus(ctx, imp, stands)
 }
 
-// imported makes the import here what the exports mean, and returns that and the UID of the object, "" if there
-// is none. While what some members said is missing and not believed to be gone, the import stays as it is.
-func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have standing) (imp clusterset.Import, uid types.UID, again time.Duration, err error) {
+// imported makes the import here what the exports mean, its status apart, and returns that and how it stands, nil if
+// there is none. While what some members said is missing and not believed to be gone, the import stays as it is.
+// clash says that another import has its address.
+func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have standing) (imp clusterset.Import, stands *localImport, clash bool, err error) {
 	if len(kept) > 0 {
 		si := &v1beta1.ServiceImport{}
 		if err := r.Client.Get(ctx, types.NamespacedName(name), si); err != nil {
-			return imp, "", 0, client.IgnoreNotFound(err)
+			return imp, nil, false, client.IgnoreNotFound(err)
 		}
 		imp, err = mcs.Import(si)
-		return imp, si.UID, 0, err
+		return imp, compactImport(si), false, err
 	}
 	if imp, err = r.merged(exports, have); err != nil {
-		return imp, "", 0, err
+		return imp, nil, false, err
 	}
-	if other, clash := r.here.clash(imp); clash {
+	other, clash := r.here.clash(imp)
+	if clash {
 		r.Log.Error("two services have one clusterset IP, and the one that was imported first keeps it; unexport one of them everywhere",
 			"namespace", name.Namespace, "service", name.Name, "vip", imp.IPs, "other", other.String())
-		imp, again = imp.WithIPs(nil), clashRetry
+		imp = imp.WithIPs(nil)
 	}
-	uid, err = r.applyImport(ctx, imp, have.imp)
-	return imp, uid, again, err
+	stands, err = r.applyImport(ctx, imp, have.imp)
+	return imp, stands, clash, err
 }
 
 // merged returns what exports mean, with the address of the aggregate. While that has none, somebody having
@@ -291,44 +307,49 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 	return want
 }
 
-// applyImport writes the ServiceImport of imp and its status where they differ from have, which is nil when
-// there is none, and returns its UID.
-func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, have *localImport) (types.UID, error) {
+// applyImport writes the ServiceImport of imp, its status apart, where it differs from have, which is nil when there
+// is none, and returns how it stands then: have if nothing was to write.
+func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, have *localImport) (*localImport, error) {
 	want := mcs.ServiceImport(imp)
-	log := r.Log.With("namespace", want.Namespace, "service", want.Name)
-	status := want.Status
-	now := have
-	if have == nil || have.digest != mcs.ImportDigest(want) {
-		want.Status = v1beta1.ServiceImportStatus{} // written apart
-		if err := ssa.Own(ctx, r.Client, want); err != nil {
-			return "", fmt.Errorf("write service import %s: %w", imp.Service, err)
-		}
-		log.Info(map[bool]string{true: "imported", false: "import changed"}[have == nil], "vip", want.Spec.IPs, "cluster", imp.Clusters)
-		now = compactImport(want)
-		r.here.wrote(now)
+	if have != nil && have.digest == mcs.ImportDigest(want) {
+		return have, nil
 	}
-	written := *now
-	written.conditions = slices.Clone(now.conditions)
-	for _, c := range status.Conditions {
-		c.ObservedGeneration = now.generation
+	want.Status = v1beta1.ServiceImportStatus{}
+	if err := ssa.Own(ctx, r.Client, want); err != nil {
+		return nil, fmt.Errorf("write service import %s: %w", imp.Service, err)
+	}
+	r.Log.Info(map[bool]string{true: "imported", false: "import changed"}[have == nil],
+		"namespace", want.Namespace, "service", want.Name, "vip", want.Spec.IPs, "cluster", imp.Clusters)
+	stands := compactImport(want)
+	r.here.wrote(stands)
+	return stands, nil
+}
+
+// applyStatus writes the status of imp where it differs from how that stands.
+func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, stands *localImport) error {
+	want := mcs.ServiceImport(imp)
+	written := *stands
+	written.conditions = slices.Clone(stands.conditions)
+	for _, c := range want.Status.Conditions {
+		c.ObservedGeneration = stands.generation
 		meta.SetStatusCondition(&written.conditions, c)
 	}
-	written.clusters, written.objects = imp.Clusters, status.EndpointSliceObjects
-	if written.sameStatus(now) {
-		return now.uid, nil
+	written.clusters, written.objects = imp.Clusters, want.Status.EndpointSliceObjects
+	if written.sameStatus(stands) {
+		return nil
 	}
-	status.Conditions = written.conditions
-	si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: want.Namespace, Name: want.Name}, Spec: want.Spec, Status: status}
+	want.Status.Conditions = written.conditions
+	si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: want.Namespace, Name: want.Name}, Spec: want.Spec, Status: want.Status}
 	if err := ssa.ApplyStatus(ctx, r.Client, si); err != nil {
-		return "", fmt.Errorf("write status of service import %s: %w", imp.Service, err)
+		return fmt.Errorf("write status of service import %s: %w", imp.Service, err)
 	}
 	r.here.wrote(compactImport(si))
-	return now.uid, nil
+	return nil
 }
 
 // applySlices makes want the imported slices of a Service, of which have stand here. New ones come before old
-// ones go, and those that leave reports stay as they are.
-func (r *Reconciler) applySlices(ctx context.Context, name clusterset.ServiceName, have []*localSlice, want []*discoveryv1.EndpointSlice, leave func(*localSlice) bool) error {
+// ones go, and those that leave reports stay as they are. wrote says whether there was anything to do.
+func (r *Reconciler) applySlices(ctx context.Context, name clusterset.ServiceName, have []*localSlice, want []*discoveryv1.EndpointSlice, leave func(*localSlice) bool) (wrote bool, err error) {
 	old := map[string]*localSlice{}
 	for _, s := range have {
 		old[s.name] = s
@@ -345,8 +366,9 @@ func (r *Reconciler) applySlices(ctx context.Context, name clusterset.ServiceNam
 			write = ssa.Create
 		}
 		if err := write(ctx, r.Client, es, keep); err != nil {
-			return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
+			return wrote, fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
+		wrote = true
 		r.here.wroteSlice(compactSlice(es))
 		if seen, ok := r.Broker.SeenAt(broker.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
 			r.measure(clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster]), changed, seen, time.Now())
@@ -358,10 +380,11 @@ func (r *Reconciler) applySlices(ctx context.Context, name clusterset.ServiceNam
 		}
 		es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
 		if err := r.Client.Delete(ctx, es); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
+			return wrote, fmt.Errorf("delete endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
+		wrote = true
 	}
-	return nil
+	return wrote, nil
 }
 
 // measure notes how long a change was on its way: it began at changed on its member's clock, was seen here
@@ -389,5 +412,6 @@ func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, ha
 		}
 		r.Log.Info("import removed", "namespace", name.Namespace, "service", name.Name)
 	}
-	return r.applySlices(ctx, name, have.slices, nil, func(*localSlice) bool { return false })
+	_, err := r.applySlices(ctx, name, have.slices, nil, func(*localSlice) bool { return false })
+	return err
 }

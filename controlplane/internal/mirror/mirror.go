@@ -7,6 +7,7 @@ package mirror
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,6 +45,7 @@ type Mirror[T any] struct {
 	mu        sync.RWMutex
 	items     map[types.NamespacedName]*T
 	byService map[clusterset.ServiceName][]*T
+	latest    string
 }
 
 // New returns a Mirror that is empty until it runs.
@@ -121,8 +123,15 @@ func (m *Mirror[T]) All() []*T {
 	return all
 }
 
-// put makes is the item of key, nil for none, and tells everybody.
-func (m *Mirror[T]) put(key types.NamespacedName, is *T, first bool) {
+// Latest returns the resource version up to which the Mirror knows everything, "" before it knows anything.
+func (m *Mirror[T]) Latest() string {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.latest
+}
+
+// put makes is the item of key, nil for none, as it is since a version, and tells everybody.
+func (m *Mirror[T]) put(key types.NamespacedName, is *T, version string, first bool) {
 	m.mu.RLock()
 	was := m.items[key]
 	m.mu.RUnlock()
@@ -131,6 +140,7 @@ func (m *Mirror[T]) put(key types.NamespacedName, is *T, first bool) {
 	}
 	m.cfg.Before(was, is, first)
 	m.mu.Lock()
+	m.latest = version
 	if was != nil {
 		m.unfile(was)
 	}
@@ -170,8 +180,9 @@ type store[T any] Mirror[T]
 
 // arrived is what became of an object on its way from the server.
 type arrived[T any] struct {
-	key  types.NamespacedName
-	item *T
+	key     types.NamespacedName
+	item    *T
+	version string
 }
 
 // Transformer cuts objects down while they stream in, before the list is complete.
@@ -184,7 +195,7 @@ func (s *store[T]) compact(obj any) arrived[T] {
 	case arrived[T]:
 		return o
 	case client.Object:
-		return arrived[T]{client.ObjectKeyFromObject(o), s.cfg.Compact(o)}
+		return arrived[T]{client.ObjectKeyFromObject(o), s.cfg.Compact(o), strings.Clone(o.GetResourceVersion())}
 	default:
 		panic(fmt.Sprintf("mirror: %T is no object", obj)) // the Reflector lets nothing else pass
 	}
@@ -192,7 +203,7 @@ func (s *store[T]) compact(obj any) arrived[T] {
 
 func (s *store[T]) Add(obj any) error {
 	a := s.compact(obj)
-	(*Mirror[T])(s).put(a.key, a.item, false)
+	(*Mirror[T])(s).put(a.key, a.item, a.version, false)
 	return nil
 }
 
@@ -200,18 +211,18 @@ func (s *store[T]) Update(obj any) error { return s.Add(obj) }
 
 func (s *store[T]) Delete(obj any) error {
 	a := s.compact(obj)
-	(*Mirror[T])(s).put(a.key, nil, false)
+	(*Mirror[T])(s).put(a.key, nil, a.version, false)
 	return nil
 }
 
 // Replace takes a whole list. What is not in it has gone while nobody looked.
-func (s *store[T]) Replace(list []any, _ string) error {
+func (s *store[T]) Replace(list []any, version string) error {
 	m := (*Mirror[T])(s)
 	listed := make(map[types.NamespacedName]bool, len(list))
 	for _, obj := range list {
 		a := s.compact(obj)
 		listed[a.key] = true
-		m.put(a.key, a.item, true)
+		m.put(a.key, a.item, m.latest, true)
 	}
 	m.mu.RLock()
 	var gone []types.NamespacedName
@@ -222,8 +233,11 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	}
 	m.mu.RUnlock()
 	for _, key := range gone {
-		m.put(key, nil, true)
+		m.put(key, nil, m.latest, true)
 	}
+	m.mu.Lock()
+	m.latest = version
+	m.mu.Unlock()
 	m.once.Do(func() { close(m.synced) })
 	return nil
 }

@@ -72,18 +72,27 @@ func Create(ctx context.Context, c client.Client, obj client.Object, keep ...str
 	return err
 }
 
-// Own is Apply for an object that belongs to us as a whole: labels and annotations that somebody else put on
-// it go too, those apart that keep names.
+// Own is Apply for an object that belongs to us as a whole: labels, annotations and owners that somebody else put on
+// it go too, those labels and annotations apart that keep names. So do our own from before, which Create wrote.
 func Own(ctx context.Context, c client.Client, obj client.Object, keep ...string) error {
-	labels, annotations := maps.Clone(obj.GetLabels()), maps.Clone(obj.GetAnnotations())
+	labels, annotations, owners := maps.Clone(obj.GetLabels()), maps.Clone(obj.GetAnnotations()), slices.Clone(obj.GetOwnerReferences())
 	if err := Apply(ctx, c, obj); err != nil {
 		return err
 	}
-	foreignLabels, foreignAnnotations := foreign(obj.GetLabels(), labels, keep), foreign(obj.GetAnnotations(), annotations, keep)
-	if foreignLabels == nil && foreignAnnotations == nil {
+	extra := map[string]any{}
+	if gone := foreign(obj.GetLabels(), labels, keep); gone != nil {
+		extra["labels"] = gone
+	}
+	if gone := foreign(obj.GetAnnotations(), annotations, keep); gone != nil {
+		extra["annotations"] = gone
+	}
+	if len(obj.GetOwnerReferences()) > len(owners) {
+		extra["ownerReferences"] = owners
+	}
+	if len(extra) == 0 {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": foreignLabels, "annotations": foreignAnnotations}})
+	patch, err := json.Marshal(map[string]any{"metadata": extra})
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,8 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rows) != 18 {
-		t.Errorf("%d rows, want 18", len(rows))
+	if len(rows) != 19 {
+		t.Errorf("%d rows, want 19", len(rows))
 	}
 	for _, r := range rows {
 		if math.IsNaN(r.Value) || math.IsInf(r.Value, 0) || r.Value < 0 || r.Unit == "MiB" && r.Value == 0 {

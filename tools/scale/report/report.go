@@ -32,10 +32,12 @@ type Report struct {
 	Restart     Restart     `json:"restart"`
 }
 
-// FirstImport is how an empty member got everything.
+// FirstImport is how an empty member got everything: how long after the start of its controller all Services could
+// be used, and all statuses said so.
 type FirstImport struct {
-	Seconds float64 `json:"seconds"` // from the start of the controller's process
-	Load    Load    `json:"load"`
+	Seconds  float64 `json:"seconds"`
+	Reported float64 `json:"reportedSeconds"`
+	Load     Load    `json:"load"`
 }
 
 // Propagation is how long it took from the exporter to a, in milliseconds.
@@ -117,7 +119,7 @@ func (r Report) WriteText(w io.Writer) error {
 	row("storage", "%s", r.Storage)
 	row("members", "%d simulated, real: %v", r.Members, r.Real)
 	row("imported into a", "%d services, %d endpoints", r.Services, r.RemoteEndpoints)
-	row("first import", "%.1f s, %.0f writes", r.FirstImport.Seconds, r.FirstImport.Load.Writes)
+	row("first import", "%.1f s, statuses %.1f s, %.0f writes", r.FirstImport.Seconds, r.FirstImport.Reported, r.FirstImport.Load.Writes)
 	row("propagation", "p50 %.1f ms, p99 %.1f ms, max %.1f ms", r.Propagation.P50, r.Propagation.P99, r.Propagation.Max)
 	row("", "%d changes at %.1f/s, %d missing", r.Propagation.Changes, r.Propagation.PerSecond, r.Propagation.Missing)
 	row("restart to synced", "%.1f s, %.0f writes", r.Restart.Seconds, r.Restart.Writes)

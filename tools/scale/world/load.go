@@ -224,25 +224,33 @@ func (w *World) writes(ctx context.Context) (float64, error) {
 	return Writes(a) + Writes(b), errors.Join(errA, errB)
 }
 
-// FirstImport starts the controller of a, which has nothing yet, and returns how long it took until it had
-// everything, and what it cost. The world is quiet afterwards.
-func (w *World) FirstImport(ctx context.Context) (time.Duration, Load, error) {
+// FirstImport is how an empty member got everything.
+type FirstImport struct {
+	// Usable is how long it took until every Service had its import and its endpoints, Reported until the statuses
+	// said so too, both from the start of the controller.
+	Usable, Reported time.Duration
+	Load             Load // of all of it
+}
+
+// FirstImport starts the controller of a, which has nothing yet, and returns how it got everything. The world is
+// quiet afterwards.
+func (w *World) FirstImport(ctx context.Context) (FirstImport, error) {
 	w.say("start the controller of a; it has %d services with %d endpoints to import", w.cfg.Services(), w.cfg.RemoteEndpoints())
 	begin, err := w.startImporter(ctx)
 	if err != nil {
-		return 0, Load{}, err
+		return FirstImport{}, err
 	}
-	var took time.Duration
-	load, err := w.Load(ctx, func(ctx context.Context) error {
-		end, err := w.awaitImported(ctx)
-		took = end.Sub(begin)
+	var f FirstImport
+	f.Load, err = w.Load(ctx, func(ctx context.Context) error {
+		usable, told, err := w.awaitImported(ctx)
+		f.Usable, f.Reported = usable.Sub(begin), told.Sub(begin)
 		return err
 	})
 	if err != nil {
-		return 0, Load{}, err
+		return FirstImport{}, err
 	}
-	w.say("everything is imported after %.1f s", took.Seconds())
-	return took, load, w.awaitQuiet(ctx)
+	w.say("everything can be used after %.1f s, and the statuses say so after %.1f s", f.Usable.Seconds(), f.Reported.Seconds())
+	return f, w.awaitQuiet(ctx)
 }
 
 // Rest measures what it costs that nothing happens for a while.

@@ -26,18 +26,22 @@ const importTimeout = 20 * time.Minute
 
 // observer knows how much has been imported, from a watch of its own. Safe for concurrent use.
 type observer struct {
-	mu        sync.Mutex
-	slices    map[types.NamespacedName]int // how many endpoints each has
-	endpoints int                          // their sum
-	imports   map[types.NamespacedName]bool
-	at        time.Time // when one of the numbers changed last
+	mu      sync.Mutex
+	slices  map[types.NamespacedName]int  // how many endpoints each has
+	imports map[types.NamespacedName]bool // and whether its status names an exporter
+	seen    progress
 }
 
-// progress returns how many endpoints and Services have been imported, and since when.
-func (o *observer) progress() (endpoints, imports int, at time.Time) {
+// progress is how much has been imported, and when what clients use and what statuses say changed last.
+type progress struct {
+	endpoints, imports, reported int
+	usable, told                 time.Time
+}
+
+func (o *observer) progress() progress {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.endpoints, len(o.imports), o.at
+	return o.seen
 }
 
 func (o *observer) slice(at time.Time, gone bool, es *discoveryv1.EndpointSlice) {
@@ -52,7 +56,7 @@ func (o *observer) slice(at time.Time, gone bool, es *discoveryv1.EndpointSlice)
 		o.slices[key] = n
 	}
 	if n != had {
-		o.endpoints, o.at = o.endpoints+n-had, at
+		o.seen.endpoints, o.seen.usable = o.seen.endpoints+n-had, at
 	}
 }
 
@@ -60,15 +64,23 @@ func (o *observer) serviceImport(at time.Time, gone bool, si *v1beta1.ServiceImp
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	key := client.ObjectKeyFromObject(si)
-	switch {
-	case gone:
+	told, had := o.imports[key]
+	if gone {
 		delete(o.imports, key)
-	case o.imports[key]:
-		return
-	default:
-		o.imports[key] = true
+	} else {
+		o.imports[key] = len(si.Status.Clusters) > 0
 	}
-	o.at = at
+	if had == gone { // it came or went
+		o.seen.imports, o.seen.usable = len(o.imports), at
+	}
+	if told != o.imports[key] {
+		o.seen.told = at
+		if told {
+			o.seen.reported--
+		} else {
+			o.seen.reported++
+		}
+	}
 }
 
 // observe watches what is imported into a, which must be nothing yet.
@@ -164,23 +176,29 @@ func (w *World) follow(ctx context.Context, m *member, list client.ObjectList, e
 	return nil
 }
 
-// awaitImported waits until a has all Services and endpoints that anybody exports, and returns when the
-// last of them was seen.
-func (w *World) awaitImported(ctx context.Context) (time.Time, error) {
-	var done, told time.Time
-	told = time.Now()
-	err := w.await(ctx, importTimeout, poll, "not everything is imported", func() (bool, error) {
-		endpoints, imports, at := w.seen.progress()
-		if time.Since(told) > 5*time.Second {
-			told = time.Now()
-			w.say("a has %d of %d services and %d of %d endpoints", imports, w.cfg.Services(), endpoints, w.cfg.RemoteEndpoints())
+// awaitImported waits until a has all Services and endpoints that anybody exports, and the statuses that say so, and
+// returns when the last of either was seen.
+func (w *World) awaitImported(ctx context.Context) (usable, told time.Time, err error) {
+	services, endpoints := w.cfg.Services(), w.cfg.RemoteEndpoints()
+	how := func(p progress) string {
+		return fmt.Sprintf("a has %d of %d services, %d of %d endpoints and %d statuses", p.imports, services, p.endpoints, endpoints, p.reported)
+	}
+	said := time.Now()
+	err = w.await(ctx, importTimeout, poll, "not everything is imported", func() (bool, error) {
+		p := w.seen.progress()
+		if time.Since(said) > 5*time.Second {
+			said = time.Now()
+			w.say("%s", how(p))
 		}
-		done = at
-		return endpoints == w.cfg.RemoteEndpoints() && imports == w.cfg.Services(), nil
+		if usable.IsZero() && p.endpoints == endpoints && p.imports == services {
+			usable = p.usable
+			w.say("everything can be used")
+		}
+		told = p.told
+		return !usable.IsZero() && p.reported == services, nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
-		endpoints, imports, _ := w.seen.progress()
-		err = fmt.Errorf("%w; a has %d of %d services and %d of %d endpoints", err, imports, w.cfg.Services(), endpoints, w.cfg.RemoteEndpoints())
+		err = fmt.Errorf("%w; %s", err, how(w.seen.progress()))
 	}
-	return done, err
+	return usable, told, err
 }
