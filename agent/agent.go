@@ -36,7 +36,7 @@ type dataplane interface {
 	Load(ctx context.Context) (lb.State, error)
 	Apply(ctx context.Context, p lb.Plan) error
 	Writes() uint64
-	Refusals() (map[bpf.DropReason]uint64, error)
+	Refusals() (map[datapath.Refusal]uint64, error)
 	Hooks() []datapath.HookStatus
 	Close() error
 }
@@ -191,8 +191,15 @@ func (a *Agent) Status() Status {
 	refusals, err := a.dp.Refusals()
 	if err != nil {
 		a.log.Error("read refusals", "err", err)
+		return s
 	}
-	s.Refusals = refusals
+	s.Refusals = map[bpf.DropReason]uint64{}
+	for r := bpf.DropNone + 1; r < bpf.DropMax; r++ {
+		s.Refusals[r] = 0
+	}
+	for r, n := range refusals {
+		s.Refusals[r.Reason] += n
+	}
 	return s
 }
 

@@ -18,6 +18,28 @@ type (
 	SlotKey = sockSlotKey
 	// Backend is the value of the map backends, whose key is its number.
 	Backend = sockBackend
+	// Service is the value of the map services, whose key is its number.
+	Service = sockService
+	// Cluster is the value of the map clusters, an array.
+	Cluster = sockCluster
+	// RangeKey is the key of the map ranges.
+	RangeKey = sockRangeKey
+	// AffinityKey and Affinity are key and value of the map affinities.
+	AffinityKey = sockAffinityKey
+	Affinity    = sockAffinity
+	// RefusalKey is the key of the map refusals, whose value is a count.
+	RefusalKey = sockRefusalKey
+	// Settings is the one value of the map settings.
+	Settings = sockSettings
+)
+
+// ABIVersion is that of the layouts above; maps of different ones have nothing in common.
+const ABIVersion = 2
+
+// The flags of Frontend and Backend.
+const (
+	FrontendMaglev  = sockFrontendFlagsFRONTEND_MAGLEV
+	BackendDraining = sockBackendFlagsBACKEND_DRAINING
 )
 
 // The maps, by the names they are pinned under.
@@ -28,6 +50,13 @@ const (
 	MapSockVIPs  = sockMapSockVips
 	MapUDPVIPs   = sockMapUdpVips
 	MapRefusals  = sockMapRefusals
+
+	MapServices   = sockMapServices
+	MapClusters   = sockMapClusters
+	MapRanges     = sockMapRanges
+	MapSettings   = sockMapSettings
+	MapAffinities = sockMapAffinities
+	MapEvents     = sockMapEvents
 )
 
 // Hook is one program of the socket path and the place of the cgroup it belongs to.
@@ -54,7 +83,7 @@ func Hooks() []Hook {
 // LoadSpec parses the embedded object for this machine's byte order. The result is the caller's.
 func LoadSpec() (*ebpf.CollectionSpec, error) { return loadSock() }
 
-// DropReason says why a client was refused; it indexes the map refusals.
+// DropReason says why a client was refused or a packet dropped.
 type DropReason uint32
 
 // The reasons of abi.h. DropNone is never counted, DropMax is their number.
@@ -63,23 +92,29 @@ const (
 	DropNoBackend   = DropReason(sockDropReasonDROP_REASON_NO_BACKEND)
 	DropBackendGone = DropReason(sockDropReasonDROP_REASON_BACKEND_GONE)
 	DropNoMemory    = DropReason(sockDropReasonDROP_REASON_NO_MEMORY)
-	DropMax         = DropReason(sockDropReasonDROP_REASON_MAX)
+
+	DropNoFrontend   = DropReason(sockDropReasonDROP_REASON_NO_FRONTEND)
+	DropMalformed    = DropReason(sockDropReasonDROP_REASON_MALFORMED)
+	DropFragment     = DropReason(sockDropReasonDROP_REASON_FRAGMENT)
+	DropProtocol     = DropReason(sockDropReasonDROP_REASON_PROTOCOL)
+	DropSCTPPort     = DropReason(sockDropReasonDROP_REASON_SCTP_PORT)
+	DropNoConnection = DropReason(sockDropReasonDROP_REASON_NO_CONNECTION)
+	DropMax          = DropReason(sockDropReasonDROP_REASON_MAX)
 )
+
+// dropReasons are the names of the reasons, as metrics and documents spell them.
+var dropReasons = [DropMax]string{
+	DropNone: "none", DropNoBackend: "no_backend", DropBackendGone: "backend_gone", DropNoMemory: "no_memory",
+	DropNoFrontend: "no_frontend", DropMalformed: "malformed", DropFragment: "fragment", DropProtocol: "protocol",
+	DropSCTPPort: "sctp_port", DropNoConnection: "no_connection",
+}
 
 // String returns the reason as metrics and documents spell it.
 func (r DropReason) String() string {
-	switch r {
-	case DropNone:
-		return "none"
-	case DropNoBackend:
-		return "no_backend"
-	case DropBackendGone:
-		return "backend_gone"
-	case DropNoMemory:
-		return "no_memory"
-	default:
-		return fmt.Sprintf("reason(%d)", uint32(r))
+	if r < DropMax {
+		return dropReasons[r]
 	}
+	return fmt.Sprintf("reason(%d)", uint32(r))
 }
 
 // Addr16 returns a as the maps hold it: IPv4 is mapped into IPv6.

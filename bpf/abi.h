@@ -9,13 +9,16 @@
  * `bpftool map dump` must read 80 there and not 20480; the programs swap once, where they touch the
  * socket address (addr.h), and nowhere else is there a port in network order.
  *
- * The maps are pinned and outlive the agent that made them. A layout, once released, never changes
- * under its name: a changed one gets a new map name (frontends_v2) and a migration.
+ * The maps are pinned and outlive the agent that made them, all maps of one ABI in a folder of its number.
+ * Whoever changes a layout raises ABI_VERSION: an agent of another ABI fills maps of its own before it puts
+ * its programs in the place of those that run, in an upgrade as in a rollback (package datapath).
  */
 #ifndef ISTHMUS_ABI_H
 #define ISTHMUS_ABI_H
 
 #include <linux/types.h>
+
+#define ABI_VERSION 2
 
 /* Lets the compiler move an address by words. */
 #define ADDR_ALIGNED __attribute__((aligned(4)))
@@ -29,12 +32,20 @@ struct frontend_key {
 };
 _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key is 20 bytes");
 
+/* Flags of struct frontend. */
+enum frontend_flags {
+	FRONTEND_MAGLEV = 1, /* the slots are a Maglev table: the client's hash picks one, not chance */
+};
+
 /* Value of `frontends`. The frontend's slots are numbered 0 to count-1; 0 refuses every client. */
 struct frontend {
 	__u32 id; /* 0 never occurs */
 	__u32 count;
+	__u32 service;	/* key of `services` */
+	__u32 affinity; /* for so many seconds a client keeps its backend; 0 without session affinity */
+	enum frontend_flags flags;
 };
-_Static_assert(sizeof(struct frontend) == 8, "frontend is 8 bytes");
+_Static_assert(sizeof(struct frontend) == 20, "frontend is 20 bytes");
 
 /* Key of `slots`, whose value is a backend id. */
 struct slot_key {
@@ -43,14 +54,65 @@ struct slot_key {
 };
 _Static_assert(sizeof(struct slot_key) == 8, "slot_key is 8 bytes");
 
-/* Value of `backends`, whose key is a backend id, 0 never occurs. What an id names never changes. */
+/* Flags of struct backend. */
+enum backend_flags {
+	BACKEND_DRAINING = 1, /* keeps what it has and gets nothing new, not by session affinity either */
+};
+
+/* Value of `backends`, whose key is a backend id, 0 never occurs. What address an id names never changes. */
 struct backend {
 	__u8 addr[16] ADDR_ALIGNED;
 	__u16 port; /* host order */
 	__u8 proto;
-	__u8 pad; /* zero */
+	__u8 pad;      /* zero */
+	__u16 cluster; /* index of `clusters` */
+	__u8 pad2[2];  /* zero */
+	enum backend_flags flags;
 };
-_Static_assert(sizeof(struct backend) == 20, "backend is 20 bytes");
+_Static_assert(sizeof(struct backend) == 28, "backend is 28 bytes");
+
+/* Value of `services`, whose key is a service number, 0 never occurs. */
+struct service {
+	char name[128]; /* namespace/name, for people */
+	__u64 chosen;	/* how often a backend was picked for a client */
+};
+_Static_assert(sizeof(struct service) == 136, "service is 136 bytes");
+
+/* Value of `clusters`, an array. Index 0 is for whatever has no cluster. Only what a member's endpoints did is
+ * counted, never what was sent to them. Times are of CLOCK_BOOTTIME, in ns; 0 is never. */
+struct cluster {
+	char id[64];
+	__u64 established; /* handshakes that ended well */
+	__u64 timed_out;   /* and those that nobody answered */
+	__u64 reset;	   /* and those that were refused */
+	__u64 silent;	   /* retransmission timeouts of connections that stood */
+	__u64 answered_at; /* when something last came from there */
+	__u64 silent_at;   /* when something last did not */
+};
+_Static_assert(sizeof(struct cluster) == 112, "cluster is 112 bytes");
+
+/* Key of `ranges`, a longest-prefix trie of the ClusterSet's address ranges: an address in one of them that has no
+ * frontend is refused. */
+struct range_key {
+	__u32 prefixlen; /* of the 128 bits: an IPv4 /8 is 104 */
+	__u8 addr[16] ADDR_ALIGNED;
+};
+_Static_assert(sizeof(struct range_key) == 20, "range_key is 20 bytes");
+
+/* Key of `affinities`: a client of a frontend. */
+struct affinity_key {
+	__u8 client[16] ADDR_ALIGNED; /* its address, or zeros and the cookie of its network namespace */
+	__u32 frontend_id;
+};
+_Static_assert(sizeof(struct affinity_key) == 20, "affinity_key is 20 bytes");
+
+/* Value of `affinities`. */
+struct affinity {
+	__u64 last; /* when the client was last given this backend, CLOCK_BOOTTIME in ns */
+	__u32 backend_id;
+	__u8 pad[4]; /* zero */
+};
+_Static_assert(sizeof(struct affinity) == 16, "affinity is 16 bytes");
 
 /* Flags of struct sock_vip. */
 enum sock_vip_flags {
@@ -64,9 +126,13 @@ struct sock_vip {
 	__u8 backend[16] ADDR_ALIGNED;
 	__u16 vip_port;	    /* host order */
 	__u16 backend_port; /* host order */
-	__u32 flags;	    /* enum sock_vip_flags */
+	enum sock_vip_flags flags;
+	__u32 backend_id;
+	__u32 service; /* key of `services` */
+	__u16 cluster; /* index of `clusters` */
+	__u8 pad[6];   /* zero */
 };
-_Static_assert(sizeof(struct sock_vip) == 40, "sock_vip is 40 bytes");
+_Static_assert(sizeof(struct sock_vip) == 56, "sock_vip is 56 bytes");
 
 /* Key of `udp_vips`: whose datagrams from this backend carry the name of a VIP. */
 struct udp_vip_key {
@@ -85,14 +151,69 @@ struct udp_vip {
 };
 _Static_assert(sizeof(struct udp_vip) == 20, "udp_vip is 20 bytes");
 
-/* Index of `refusals`: why a client was refused. Numbers are for ever; append before _MAX. */
+/* Why a client was refused, or a packet dropped. Numbers are for ever; append before _MAX. */
 enum drop_reason {
 	DROP_REASON_NONE = 0,	      /* never counted */
 	DROP_REASON_NO_BACKEND = 1,   /* the VIP has no ready backend */
 	DROP_REASON_BACKEND_GONE = 2, /* the backend vanished while it was picked, twice */
 	DROP_REASON_NO_MEMORY = 3,    /* no room to remember which VIP a UDP socket spoke to */
-	DROP_REASON_MAX = 4,
+	DROP_REASON_NO_FRONTEND = 4,  /* an address of the ClusterSet that nobody serves, at this port or at all */
+	DROP_REASON_MALFORMED = 5,    /* a packet shorter than its headers say, or with a header that cannot be */
+	DROP_REASON_FRAGMENT = 6,     /* a fragment whose first one, with the ports, was not seen before */
+	DROP_REASON_PROTOCOL = 7,     /* neither TCP, UDP, SCTP nor an ICMP error about them */
+	DROP_REASON_SCTP_PORT = 8,    /* SCTP to another port than the backend's, in a packet too large to checksum */
+	DROP_REASON_NO_CONNECTION =
+		9, /* in the middle of a connection that is not known, after a full table or a long silence */
+	DROP_REASON_MAX = 10,
 };
-_Static_assert(DROP_REASON_MAX == 4, "a new reason needs its name in bpf/abi.go and docs");
+_Static_assert(DROP_REASON_MAX == 10, "a new reason needs its name in bpf/abi.go and docs");
+
+/* Key of `refusals`, whose value is a count. */
+struct refusal_key {
+	__u32 service; /* key of `services`, 0 when there is none to blame */
+	enum drop_reason reason;
+};
+_Static_assert(sizeof(struct refusal_key) == 8, "refusal_key is 8 bytes");
+
+/* What an event tells. */
+enum event_kind {
+	EVENT_CHOSEN = 1,  /* a client was given a backend */
+	EVENT_REFUSED = 2, /* a client was refused */
+};
+
+/* How a client came. */
+enum event_path {
+	PATH_SOCKET = 1,
+	PATH_PACKET = 2,
+};
+
+/* A record of the ring buffer `events`. */
+struct event {
+	__u64 time;		      /* CLOCK_BOOTTIME in ns */
+	__u8 client[16] ADDR_ALIGNED; /* zeros on the socket path, where it has no address yet */
+	__u8 vip[16] ADDR_ALIGNED;
+	__u8 backend[16] ADDR_ALIGNED; /* zeros when refused */
+	__u64 netns;		       /* the cookie of the client's network namespace, 0 when not known */
+	__u32 pid;		       /* of the client, 0 when not known */
+	__u32 service;		       /* key of `services`, 0 when there is none */
+	enum drop_reason reason;
+	__u16 client_port; /* all ports in host order */
+	__u16 vip_port;
+	__u16 backend_port;
+	__u16 cluster; /* index of `clusters` */
+	enum event_kind kind;
+	enum event_path path;
+	__u8 proto;
+	__u8 pad[3]; /* zero */
+	char comm[16];
+};
+_Static_assert(sizeof(struct event) == 112, "event is 112 bytes");
+
+/* The one value of `settings`. */
+struct settings {
+	__u32 observe; /* of so many choices one becomes an event: 0 none, 1 all; refusals always do unless it is 0 */
+	__u32 pad;     /* zero */
+};
+_Static_assert(sizeof(struct settings) == 8, "settings is 8 bytes");
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps, by the names they are pinned under. The first three are written by the agent alone, in an
- * order in which every moment is safe (package lb); the programs only read them. They allocate by use,
- * so the sizes below are limits, not memory.
+ * The maps, by the names they are pinned under. Those down to `settings` are written by the agent alone, in an
+ * order in which every moment is safe (package lb); the programs only read them, counters in their values apart.
+ * They allocate by use, so the sizes below are limits, not memory.
  */
 #ifndef ISTHMUS_MAPS_H
 #define ISTHMUS_MAPS_H
@@ -23,7 +23,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 524288);
+	__uint(max_entries, 2097152);
 	__type(key, struct slot_key);
 	__type(value, __u32); /* backend id */
 } slots SEC(".maps");
@@ -35,6 +35,44 @@ struct {
 	__type(key, __u32); /* backend id */
 	__type(value, struct backend);
 } backends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, __u32); /* service number */
+	__type(value, struct service);
+} services SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32); /* index 0 is nobody's */
+	__type(value, struct cluster);
+} clusters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 64);
+	__type(key, struct range_key);
+	__type(value, __u32); /* 1 */
+} ranges SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct settings);
+} settings SEC(".maps");
+
+/* Which backend a client of a frontend with session affinity has; the client longest unseen makes room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity);
+} affinities SEC(".maps");
 
 /* Dies with its socket, so nothing is ever evicted or left over. */
 struct {
@@ -53,10 +91,17 @@ struct {
 } udp_vips SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, DROP_REASON_MAX);
-	__type(key, __u32); /* enum drop_reason; an array's key must be an integer in BTF */
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct refusal_key);
 	__type(value, __u64);
 } refusals SEC(".maps");
+
+/* For whoever watches: nobody needs to. What does not fit is lost. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 262144);
+} events SEC(".maps");
 
 #endif

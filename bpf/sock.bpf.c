@@ -33,15 +33,18 @@
 #define REFUSE 0
 #define PROCEED 1
 
-/* Counts reason and makes the system call fail at once instead of timing out. Its own function, not
- * inlined, so that enum drop_reason stays in the BTF, from which Go has its constants. */
-static __noinline int refuse(enum drop_reason reason)
+/* Counts reason against a service and makes the system call fail at once instead of timing out. Its own function,
+ * not inlined, so that enum drop_reason stays in the BTF, from which Go has its constants. */
+static __noinline int refuse(__u32 service, enum drop_reason reason)
 {
-	__u32 index = reason;
-	__u64 *count = bpf_map_lookup_elem(&refusals, &index);
+	struct refusal_key key = { .service = service, .reason = reason };
+	__u64 *count = bpf_map_lookup_elem(&refusals, &key);
+	__u64 one = 1;
 
 	if (count)
-		(*count)++;
+		__sync_fetch_and_add(count, 1);
+	else
+		bpf_map_update_elem(&refusals, &key, &one, BPF_NOEXIST);
 	bpf_set_retval(reason == DROP_REASON_NO_MEMORY ? -ENOBUFS : -ECONNREFUSED);
 	return REFUSE;
 }
@@ -179,14 +182,14 @@ static __always_inline int translate_connect(struct bpf_sock_addr *ctx, struct s
 		return PROCEED;
 	be = select_backend(ctx, &key, false, &reason);
 	if (reason != DROP_REASON_NONE && !be)
-		return refuse(reason);
+		return refuse(0, reason);
 	if (!be) {
 		forget_connected(ctx);
 		return PROCEED;
 	}
 	/* Without it TCP only shows the backend in getpeername; a UDP client may drop replies. */
 	if (!remember_connected(ctx, name, be) && proto == IPPROTO_UDP)
-		return refuse(DROP_REASON_NO_MEMORY);
+		return refuse(0, DROP_REASON_NO_MEMORY);
 	become_backend(name, be);
 	*rewritten = true;
 	return PROCEED;
@@ -208,11 +211,11 @@ static __always_inline int translate_send(struct bpf_sock_addr *ctx, struct sock
 	}
 	be = select_backend(ctx, &key, true, &reason);
 	if (reason != DROP_REASON_NONE && !be)
-		return refuse(reason);
+		return refuse(0, reason);
 	if (!be)
 		return PROCEED;
 	if (!remember_sent(ctx, name, be))
-		return refuse(DROP_REASON_NO_MEMORY);
+		return refuse(0, DROP_REASON_NO_MEMORY);
 	become_backend(name, be);
 	*rewritten = true;
 	return PROCEED;

@@ -13,29 +13,77 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type sockAffinity struct {
+	_         structs.HostLayout
+	Last      uint64
+	BackendId uint32
+	Pad       [4]uint8
+}
+
+type sockAffinityKey struct {
+	_          structs.HostLayout
+	Client     [16]uint8
+	FrontendId uint32
+}
+
 type sockBackend struct {
-	_     structs.HostLayout
-	Addr  [16]uint8
-	Port  uint16
-	Proto uint8
-	Pad   uint8
+	_       structs.HostLayout
+	Addr    [16]uint8
+	Port    uint16
+	Proto   uint8
+	Pad     uint8
+	Cluster uint16
+	Pad2    [2]uint8
+	Flags   sockBackendFlags
+}
+
+type sockBackendFlags uint32
+
+const (
+	sockBackendFlagsBACKEND_DRAINING sockBackendFlags = 1
+)
+
+type sockCluster struct {
+	_           structs.HostLayout
+	Id          [64]int8
+	Established uint64
+	TimedOut    uint64
+	Reset       uint64
+	Silent      uint64
+	AnsweredAt  uint64
+	SilentAt    uint64
 }
 
 type sockDropReason uint32
 
 const (
-	sockDropReasonDROP_REASON_NONE         sockDropReason = 0
-	sockDropReasonDROP_REASON_NO_BACKEND   sockDropReason = 1
-	sockDropReasonDROP_REASON_BACKEND_GONE sockDropReason = 2
-	sockDropReasonDROP_REASON_NO_MEMORY    sockDropReason = 3
-	sockDropReasonDROP_REASON_MAX          sockDropReason = 4
+	sockDropReasonDROP_REASON_NONE          sockDropReason = 0
+	sockDropReasonDROP_REASON_NO_BACKEND    sockDropReason = 1
+	sockDropReasonDROP_REASON_BACKEND_GONE  sockDropReason = 2
+	sockDropReasonDROP_REASON_NO_MEMORY     sockDropReason = 3
+	sockDropReasonDROP_REASON_NO_FRONTEND   sockDropReason = 4
+	sockDropReasonDROP_REASON_MALFORMED     sockDropReason = 5
+	sockDropReasonDROP_REASON_FRAGMENT      sockDropReason = 6
+	sockDropReasonDROP_REASON_PROTOCOL      sockDropReason = 7
+	sockDropReasonDROP_REASON_SCTP_PORT     sockDropReason = 8
+	sockDropReasonDROP_REASON_NO_CONNECTION sockDropReason = 9
+	sockDropReasonDROP_REASON_MAX           sockDropReason = 10
 )
 
 type sockFrontend struct {
-	_     structs.HostLayout
-	Id    uint32
-	Count uint32
+	_        structs.HostLayout
+	Id       uint32
+	Count    uint32
+	Service  uint32
+	Affinity uint32
+	Flags    sockFrontendFlags
 }
+
+type sockFrontendFlags uint32
+
+const (
+	sockFrontendFlagsFRONTEND_MAGLEV sockFrontendFlags = 1
+)
 
 type sockFrontendKey struct {
 	_     structs.HostLayout
@@ -43,6 +91,30 @@ type sockFrontendKey struct {
 	Port  uint16
 	Proto uint8
 	Pad   uint8
+}
+
+type sockRangeKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Addr      [16]uint8
+}
+
+type sockRefusalKey struct {
+	_       structs.HostLayout
+	Service uint32
+	Reason  sockDropReason
+}
+
+type sockService struct {
+	_      structs.HostLayout
+	Name   [128]int8
+	Chosen uint64
+}
+
+type sockSettings struct {
+	_       structs.HostLayout
+	Observe uint32
+	Pad     uint32
 }
 
 type sockSlotKey struct {
@@ -58,6 +130,10 @@ type sockSockVip struct {
 	VipPort     uint16
 	BackendPort uint16
 	Flags       uint32
+	BackendId   uint32
+	Service     uint32
+	Cluster     uint16
+	Pad         [6]uint8
 }
 
 type sockUdpVip struct {
@@ -79,9 +155,15 @@ type sockUdpVipKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	sockMapAffinities    = "affinities"
 	sockMapBackends      = "backends"
+	sockMapClusters      = "clusters"
+	sockMapEvents        = "events"
 	sockMapFrontends     = "frontends"
+	sockMapRanges        = "ranges"
 	sockMapRefusals      = "refusals"
+	sockMapServices      = "services"
+	sockMapSettings      = "settings"
 	sockMapSlots         = "slots"
 	sockMapSockVips      = "sock_vips"
 	sockMapUdpVips       = "udp_vips"
@@ -151,12 +233,18 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
-	Backends  *ebpf.MapSpec `ebpf:"backends"`
-	Frontends *ebpf.MapSpec `ebpf:"frontends"`
-	Refusals  *ebpf.MapSpec `ebpf:"refusals"`
-	Slots     *ebpf.MapSpec `ebpf:"slots"`
-	SockVips  *ebpf.MapSpec `ebpf:"sock_vips"`
-	UdpVips   *ebpf.MapSpec `ebpf:"udp_vips"`
+	Affinities *ebpf.MapSpec `ebpf:"affinities"`
+	Backends   *ebpf.MapSpec `ebpf:"backends"`
+	Clusters   *ebpf.MapSpec `ebpf:"clusters"`
+	Events     *ebpf.MapSpec `ebpf:"events"`
+	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
+	Ranges     *ebpf.MapSpec `ebpf:"ranges"`
+	Refusals   *ebpf.MapSpec `ebpf:"refusals"`
+	Services   *ebpf.MapSpec `ebpf:"services"`
+	Settings   *ebpf.MapSpec `ebpf:"settings"`
+	Slots      *ebpf.MapSpec `ebpf:"slots"`
+	SockVips   *ebpf.MapSpec `ebpf:"sock_vips"`
+	UdpVips    *ebpf.MapSpec `ebpf:"udp_vips"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -185,19 +273,31 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
-	Backends  *ebpf.Map `ebpf:"backends"`
-	Frontends *ebpf.Map `ebpf:"frontends"`
-	Refusals  *ebpf.Map `ebpf:"refusals"`
-	Slots     *ebpf.Map `ebpf:"slots"`
-	SockVips  *ebpf.Map `ebpf:"sock_vips"`
-	UdpVips   *ebpf.Map `ebpf:"udp_vips"`
+	Affinities *ebpf.Map `ebpf:"affinities"`
+	Backends   *ebpf.Map `ebpf:"backends"`
+	Clusters   *ebpf.Map `ebpf:"clusters"`
+	Events     *ebpf.Map `ebpf:"events"`
+	Frontends  *ebpf.Map `ebpf:"frontends"`
+	Ranges     *ebpf.Map `ebpf:"ranges"`
+	Refusals   *ebpf.Map `ebpf:"refusals"`
+	Services   *ebpf.Map `ebpf:"services"`
+	Settings   *ebpf.Map `ebpf:"settings"`
+	Slots      *ebpf.Map `ebpf:"slots"`
+	SockVips   *ebpf.Map `ebpf:"sock_vips"`
+	UdpVips    *ebpf.Map `ebpf:"udp_vips"`
 }
 
 func (m *sockMaps) Close() error {
 	return _SockClose(
+		m.Affinities,
 		m.Backends,
+		m.Clusters,
+		m.Events,
 		m.Frontends,
+		m.Ranges,
 		m.Refusals,
+		m.Services,
+		m.Settings,
 		m.Slots,
 		m.SockVips,
 		m.UdpVips,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"sync/atomic"
 
@@ -55,8 +56,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Datapath is the running dataplane of a node. It is the only writer of the maps frontends, slots and
-// backends. Load and Apply are for one goroutine, the rest for any.
+// Datapath is the running dataplane of a node. It is the only writer of the maps that hold a
+// lb.State. Load and Apply are for one goroutine, the rest for any.
 type Datapath struct {
 	maps   map[string]*ebpf.Map
 	links  []attachment
@@ -145,6 +146,17 @@ func (d *Datapath) Load(ctx context.Context) (lb.State, error) {
 		dump(ctx, d.maps[bpf.MapBackends], func(id uint32, v bpf.Backend) {
 			s.Backends[lb.BackendID(id)] = decodeBackend(v)
 		}),
+		dump(ctx, d.maps[bpf.MapServices], func(id uint32, v bpf.Service) {
+			s.Services[lb.ServiceID(id)] = decodeService(v)
+		}),
+		dump(ctx, d.maps[bpf.MapClusters], func(i uint32, v bpf.Cluster) {
+			if id := decodeCluster(v); id != "" {
+				s.Clusters[lb.ClusterIndex(i)] = id
+			}
+		}),
+		each(d.maps[bpf.MapRanges], func(k bpf.RangeKey, _ uint32) {
+			s.Ranges[decodeRange(k)] = true
+		}),
 	)
 	if err != nil {
 		return lb.State{}, err
@@ -155,50 +167,65 @@ func (d *Datapath) Load(ctx context.Context) (lb.State, error) {
 // Apply carries out the writes of p in their order. It stops at the first error, or when ctx ends; the
 // writes done until then are safe to leave, and Load says which they were.
 func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
-	ids, backends := encodeAll(p.PutBackends, func(w lb.BackendWrite) (uint32, bpf.Backend) {
-		return uint32(w.ID), encodeBackend(w.Address)
-	})
-	if err := put(ctx, d, bpf.MapBackends, ids, backends); err != nil {
-		return err
+	for _, write := range []func() error{
+		func() error {
+			return putAll(ctx, d, bpf.MapServices, p.PutServices, func(w lb.ServiceWrite) (uint32, bpf.Service) { return uint32(w.ID), encodeService(w.Name) })
+		},
+		func() error {
+			return putAll(ctx, d, bpf.MapClusters, p.PutClusters, func(w lb.ClusterWrite) (uint32, bpf.Cluster) { return uint32(w.Index), encodeCluster(w.ID) })
+		},
+		func() error {
+			return putAll(ctx, d, bpf.MapBackends, p.PutBackends, func(w lb.BackendWrite) (uint32, bpf.Backend) { return uint32(w.ID), encodeBackend(w.Backend) })
+		},
+		func() error {
+			return putAll(ctx, d, bpf.MapSlots, p.PutSlots, func(w lb.SlotWrite) (bpf.SlotKey, uint32) { return encodeSlot(w.Slot), uint32(w.Backend) })
+		},
+		func() error {
+			return putAll(ctx, d, bpf.MapFrontends, p.PutFrontends, func(w lb.FrontendWrite) (bpf.FrontendKey, bpf.Frontend) {
+				return encodeFrontendKey(w.Address), encodeFrontend(w.Frontend)
+			})
+		},
+		func() error {
+			return putAll(ctx, d, bpf.MapRanges, p.PutRanges, func(r netip.Prefix) (bpf.RangeKey, uint32) { return encodeRange(r), 1 })
+		},
+		func() error { return remove(ctx, d, bpf.MapRanges, p.DeleteRanges, encodeRange) },
+		func() error { return remove(ctx, d, bpf.MapFrontends, p.DeleteFrontends, encodeFrontendKey) },
+		func() error { return remove(ctx, d, bpf.MapSlots, p.DeleteSlots, encodeSlot) },
+		func() error {
+			return remove(ctx, d, bpf.MapBackends, p.DeleteBackends, func(id lb.BackendID) uint32 { return uint32(id) })
+		},
+		func() error {
+			return remove(ctx, d, bpf.MapServices, p.DeleteServices, func(id lb.ServiceID) uint32 { return uint32(id) })
+		},
+		// An array has no holes: an index without a member is one whose name is empty.
+		func() error {
+			return putAll(ctx, d, bpf.MapClusters, p.DeleteClusters, func(i lb.ClusterIndex) (uint32, bpf.Cluster) { return uint32(i), bpf.Cluster{} })
+		},
+	} {
+		if err := write(); err != nil {
+			return err
+		}
 	}
-	slots, targets := encodeAll(p.PutSlots, func(w lb.SlotWrite) (bpf.SlotKey, uint32) {
-		return encodeSlot(w.Slot), uint32(w.Backend)
-	})
-	if err := put(ctx, d, bpf.MapSlots, slots, targets); err != nil {
-		return err
-	}
-	keys, frontends := encodeAll(p.PutFrontends, func(w lb.FrontendWrite) (bpf.FrontendKey, bpf.Frontend) {
-		return encodeFrontendKey(w.Address), encodeFrontend(w.Frontend)
-	})
-	if err := put(ctx, d, bpf.MapFrontends, keys, frontends); err != nil {
-		return err
-	}
-	if err := remove(ctx, d, bpf.MapFrontends, p.DeleteFrontends, encodeFrontendKey); err != nil {
-		return err
-	}
-	if err := remove(ctx, d, bpf.MapSlots, p.DeleteSlots, encodeSlot); err != nil {
-		return err
-	}
-	return remove(ctx, d, bpf.MapBackends, p.DeleteBackends, func(id lb.BackendID) uint32 { return uint32(id) })
+	return nil
 }
 
 // Writes returns how many map entries Apply has written or deleted since Open.
 func (d *Datapath) Writes() uint64 { return d.writes.Load() }
 
-// Refusals returns how many connects and sends were refused since the maps were made, by reason. Every
-// reason is in it.
-func (d *Datapath) Refusals() (map[bpf.DropReason]uint64, error) {
-	counts := make(map[bpf.DropReason]uint64, bpf.DropMax-1)
-	for r := bpf.DropNone + 1; r < bpf.DropMax; r++ {
-		var perCPU []uint64
-		if err := d.maps[bpf.MapRefusals].Lookup(uint32(r), &perCPU); err != nil {
-			return nil, fmt.Errorf("read map %s: %w", bpf.MapRefusals, err)
-		}
-		for _, n := range perCPU {
-			counts[r] += n
-		}
-	}
-	return counts, nil
+// Refusals returns how many clients were refused since the maps were made, by service and reason; service 0
+// is for those that met none. What never happened is not in it.
+func (d *Datapath) Refusals() (map[Refusal]uint64, error) {
+	counts := map[Refusal]uint64{}
+	err := dump(context.Background(), d.maps[bpf.MapRefusals], func(k bpf.RefusalKey, n uint64) {
+		counts[Refusal{lb.ServiceID(k.Service), bpf.DropReason(k.Reason)}] += n
+	})
+	return counts, err
+}
+
+// Refusal is whose clients were refused, and why.
+type Refusal struct {
+	Service lb.ServiceID
+	Reason  bpf.DropReason
 }
 
 // HookStatus says whether one program is where it should be.

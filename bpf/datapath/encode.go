@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -25,11 +26,17 @@ func decodeFrontendKey(k bpf.FrontendKey) lb.Address {
 }
 
 func encodeFrontend(f lb.Frontend) bpf.Frontend {
-	return bpf.Frontend{Id: uint32(f.ID), Count: f.Count}
+	e := bpf.Frontend{Id: uint32(f.ID), Count: f.Count, Service: uint32(f.Service), Affinity: f.Affinity}
+	if f.Maglev {
+		e.Flags |= bpf.FrontendMaglev
+	}
+	return e
 }
 
 func decodeFrontend(f bpf.Frontend) lb.Frontend {
-	return lb.Frontend{ID: lb.FrontendID(f.Id), Count: f.Count}
+	return lb.Frontend{
+		ID: lb.FrontendID(f.Id), Count: f.Count, Service: lb.ServiceID(f.Service), Affinity: f.Affinity, Maglev: f.Flags&bpf.FrontendMaglev != 0,
+	}
 }
 
 func encodeSlot(s lb.Slot) bpf.SlotKey {
@@ -40,21 +47,72 @@ func decodeSlot(k bpf.SlotKey) lb.Slot {
 	return lb.Slot{Frontend: lb.FrontendID(k.FrontendId), Index: k.Slot}
 }
 
-func encodeBackend(a lb.Address) bpf.Backend {
-	return bpf.Backend{Addr: bpf.Addr16(a.AddrPort.Addr()), Port: a.AddrPort.Port(), Proto: uint8(a.Protocol)}
-}
-
-func decodeBackend(b bpf.Backend) lb.Address {
-	return lb.Address{AddrPort: netip.AddrPortFrom(bpf.AddrOf(b.Addr), b.Port), Protocol: clusterset.Protocol(b.Proto)}
-}
-
-// encodeAll splits writes into the keys and values of a batch.
-func encodeAll[W, K, V any](writes []W, encode func(W) (K, V)) ([]K, []V) {
-	keys, values := make([]K, len(writes)), make([]V, len(writes))
-	for i, w := range writes {
-		keys[i], values[i] = encode(w)
+func encodeBackend(b lb.Backend) bpf.Backend {
+	e := bpf.Backend{Addr: bpf.Addr16(b.AddrPort.Addr()), Port: b.AddrPort.Port(), Proto: uint8(b.Protocol), Cluster: uint16(b.Cluster)}
+	if b.Draining {
+		e.Flags |= bpf.BackendDraining
 	}
-	return keys, values
+	return e
+}
+
+func decodeBackend(b bpf.Backend) lb.Backend {
+	return lb.Backend{
+		Address: lb.Address{AddrPort: netip.AddrPortFrom(bpf.AddrOf(b.Addr), b.Port), Protocol: clusterset.Protocol(b.Proto)},
+		Cluster: lb.ClusterIndex(b.Cluster), Draining: b.Flags&bpf.BackendDraining != 0,
+	}
+}
+
+func encodeService(n clusterset.ServiceName) bpf.Service {
+	var e bpf.Service
+	copyText(e.Name[:], n.String())
+	return e
+}
+
+func decodeService(s bpf.Service) clusterset.ServiceName {
+	namespace, name, _ := strings.Cut(text(s.Name[:]), "/")
+	return clusterset.ServiceName{Namespace: namespace, Name: name}
+}
+
+func encodeCluster(id clusterset.ClusterID) bpf.Cluster {
+	var e bpf.Cluster
+	copyText(e.Id[:], string(id))
+	return e
+}
+
+func decodeCluster(c bpf.Cluster) clusterset.ClusterID { return clusterset.ClusterID(text(c.Id[:])) }
+
+func encodeRange(p netip.Prefix) bpf.RangeKey {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return bpf.RangeKey{Prefixlen: uint32(bits), Addr: bpf.Addr16(p.Masked().Addr())}
+}
+
+func decodeRange(k bpf.RangeKey) netip.Prefix {
+	addr, bits := bpf.AddrOf(k.Addr), int(k.Prefixlen)
+	if addr.Is4() && bits >= 96 {
+		bits -= 96
+	}
+	return netip.PrefixFrom(addr, bits)
+}
+
+// copyText fills a NUL-terminated array of C with s, cut to what fits.
+func copyText(to []int8, s string) {
+	for i := range min(len(s), len(to)-1) {
+		to[i] = int8(s[i])
+	}
+}
+
+func text(from []int8) string {
+	var out []byte
+	for _, c := range from {
+		if c == 0 {
+			break
+		}
+		out = append(out, byte(c))
+	}
+	return string(out)
 }
 
 // chunk is how many entries go to the kernel in one system call: enough to make the call itself
@@ -82,8 +140,26 @@ func dump[K, V any](ctx context.Context, m *ebpf.Map, each func(K, V)) error {
 	}
 }
 
-// put writes keys and values into a map of d and counts them.
-func put[K, V any](ctx context.Context, d *Datapath, name string, keys []K, values []V) error {
+// each is dump for the kinds of maps that cannot be read in batches, which are small here.
+func each[K, V any](m *ebpf.Map, do func(K, V)) error {
+	var key K
+	var value V
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		do(key, value)
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", m, err)
+	}
+	return nil
+}
+
+// putAll writes what encode makes of each of writes into a map of d and counts it.
+func putAll[W, K, V any](ctx context.Context, d *Datapath, name string, writes []W, encode func(W) (K, V)) error {
+	keys, values := make([]K, len(writes)), make([]V, len(writes))
+	for i, w := range writes {
+		keys[i], values[i] = encode(w)
+	}
 	m := d.maps[name]
 	for len(keys) > 0 {
 		if err := ctx.Err(); err != nil {

@@ -49,13 +49,7 @@ func (f *Fake) Apply(ctx context.Context, p lb.Plan) error {
 func (f *Fake) Writes() uint64 { return f.writes.Load() }
 
 // Refusals returns that nobody was refused.
-func (f *Fake) Refusals() (map[bpf.DropReason]uint64, error) {
-	counts := map[bpf.DropReason]uint64{}
-	for r := bpf.DropNone + 1; r < bpf.DropMax; r++ {
-		counts[r] = 0
-	}
-	return counts, nil
-}
+func (f *Fake) Refusals() (map[Refusal]uint64, error) { return map[Refusal]uint64{}, nil }
 
 // Hooks says that all programs are attached.
 func (f *Fake) Hooks() []HookStatus {

@@ -108,7 +108,7 @@ func TestLayoutOfPins(t *testing.T) {
 	for _, h := range bpf.Hooks() {
 		want = append(want, "isthmus/links/"+h.Name, "isthmus/progs/"+h.Name)
 	}
-	for _, m := range []string{"backends", "frontends", "refusals", "slots", "sock_vips", "udp_vips"} {
+	for _, m := range []string{"affinities", "backends", "clusters", "events", "frontends", "ranges", "refusals", "services", "settings", "slots", "sock_vips", "udp_vips"} {
 		want = append(want, "isthmus/maps/"+m)
 	}
 	slices.Sort(want)

@@ -64,9 +64,9 @@ type builder struct {
 // adoptBackends indexes have's backends. Should two numbers name one address, the lower one stays.
 func (b *builder) adoptBackends() {
 	b.backendIDs = make(map[Address]BackendID, len(b.have.Backends))
-	for id, a := range b.have.Backends {
-		if old, ok := b.backendIDs[a]; id != 0 && (!ok || id < old) {
-			b.backendIDs[a] = id
+	for id, be := range b.have.Backends {
+		if old, ok := b.backendIDs[be.Address]; id != 0 && (!ok || id < old) {
+			b.backendIDs[be.Address] = id
 		}
 	}
 }
@@ -166,7 +166,7 @@ func (b *builder) backendID(be Address) BackendID {
 		}))
 		b.backendIDs[be] = id
 	}
-	b.want.Backends[id] = be
+	b.want.Backends[id] = Backend{Address: be}
 	return id
 }
 

@@ -2,13 +2,28 @@ package lb
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// BackendWrite makes ID name Address.
+// ServiceWrite makes ID name a Service.
+type ServiceWrite struct {
+	ID   ServiceID
+	Name clusterset.ServiceName
+}
+
+// ClusterWrite makes Index name a member.
+type ClusterWrite struct {
+	Index ClusterIndex
+	ID    clusterset.ClusterID
+}
+
+// BackendWrite makes ID name Backend.
 type BackendWrite struct {
 	ID      BackendID
-	Address Address
+	Backend Backend
 }
 
 // SlotWrite makes Slot lead to Backend.
@@ -26,34 +41,47 @@ type FrontendWrite struct {
 // Plan is a list of map writes, to be carried out field by field in the order of the fields. Within a
 // field any order will do, so each may go to the kernel as one batch.
 //
-// Backends come before the slots that name them, slots before the frontend that counts them; then the
+// Names come before whatever is counted under them. Backends come before the slots that name them, slots
+// before the frontend that counts them, and frontends before the range that refuses all others; then the
 // same backwards: a frontend shrinks or goes before its slots do, and a backend goes when no slot names
 // it any more. A client that comes between any two writes thus meets a backend of the old or of the new
 // set, never a hole and never somebody else's pod.
 type Plan struct {
+	PutServices     []ServiceWrite
+	PutClusters     []ClusterWrite
 	PutBackends     []BackendWrite
 	PutSlots        []SlotWrite
 	PutFrontends    []FrontendWrite
+	PutRanges       []netip.Prefix
+	DeleteRanges    []netip.Prefix
 	DeleteFrontends []Address
 	DeleteSlots     []Slot
 	DeleteBackends  []BackendID
+	DeleteServices  []ServiceID
+	DeleteClusters  []ClusterIndex
 }
 
 // Writes returns how many map entries p writes or deletes.
 func (p Plan) Writes() int {
-	return len(p.PutBackends) + len(p.PutSlots) + len(p.PutFrontends) +
-		len(p.DeleteFrontends) + len(p.DeleteSlots) + len(p.DeleteBackends)
+	return len(p.PutServices) + len(p.PutClusters) + len(p.PutBackends) + len(p.PutSlots) + len(p.PutFrontends) + len(p.PutRanges) +
+		len(p.DeleteRanges) + len(p.DeleteFrontends) + len(p.DeleteSlots) + len(p.DeleteBackends) + len(p.DeleteServices) + len(p.DeleteClusters)
 }
 
 // Prefix returns the first n writes of p, all of them when n is larger. It shares p's memory.
 func (p Plan) Prefix(n int) Plan {
 	return Plan{
+		PutServices:     take(&n, p.PutServices),
+		PutClusters:     take(&n, p.PutClusters),
 		PutBackends:     take(&n, p.PutBackends),
 		PutSlots:        take(&n, p.PutSlots),
 		PutFrontends:    take(&n, p.PutFrontends),
+		PutRanges:       take(&n, p.PutRanges),
+		DeleteRanges:    take(&n, p.DeleteRanges),
 		DeleteFrontends: take(&n, p.DeleteFrontends),
 		DeleteSlots:     take(&n, p.DeleteSlots),
 		DeleteBackends:  take(&n, p.DeleteBackends),
+		DeleteServices:  take(&n, p.DeleteServices),
+		DeleteClusters:  take(&n, p.DeleteClusters),
 	}
 }
 
@@ -74,33 +102,46 @@ func take[T any](n *int, s []T) []T {
 // want must come from Build with have: a backend number that both hold names the same address in both.
 func Diff(have, want State) Plan {
 	var p Plan
-	for id, a := range want.Backends {
-		if old, ok := have.Backends[id]; !ok || old != a {
-			p.PutBackends = append(p.PutBackends, BackendWrite{id, a})
-		}
-	}
-	for k, id := range want.Slots {
-		if old, ok := have.Slots[k]; !ok || old != id {
-			p.PutSlots = append(p.PutSlots, SlotWrite{k, id})
-		}
-	}
-	for a, fe := range want.Frontends {
-		if old, ok := have.Frontends[a]; !ok || old != fe {
-			p.PutFrontends = append(p.PutFrontends, FrontendWrite{a, fe})
-		}
-	}
+	put(have.Services, want.Services, func(id ServiceID, n clusterset.ServiceName) {
+		p.PutServices = append(p.PutServices, ServiceWrite{id, n})
+	})
+	put(have.Clusters, want.Clusters, func(i ClusterIndex, id clusterset.ClusterID) {
+		p.PutClusters = append(p.PutClusters, ClusterWrite{i, id})
+	})
+	put(have.Backends, want.Backends, func(id BackendID, b Backend) { p.PutBackends = append(p.PutBackends, BackendWrite{id, b}) })
+	put(have.Slots, want.Slots, func(k Slot, id BackendID) { p.PutSlots = append(p.PutSlots, SlotWrite{k, id}) })
+	put(have.Frontends, want.Frontends, func(a Address, fe Frontend) { p.PutFrontends = append(p.PutFrontends, FrontendWrite{a, fe}) })
+	put(have.Ranges, want.Ranges, func(r netip.Prefix, _ bool) { p.PutRanges = append(p.PutRanges, r) })
+	p.DeleteRanges = missing(have.Ranges, want.Ranges)
 	p.DeleteFrontends = missing(have.Frontends, want.Frontends)
 	p.DeleteSlots = missing(have.Slots, want.Slots)
 	p.DeleteBackends = missing(have.Backends, want.Backends)
+	p.DeleteServices = missing(have.Services, want.Services)
+	p.DeleteClusters = missing(have.Clusters, want.Clusters)
 
 	// A fixed order makes plans, logs and failures the same every time.
+	slices.SortFunc(p.PutServices, func(a, b ServiceWrite) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(p.PutClusters, func(a, b ClusterWrite) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortFunc(p.PutBackends, func(a, b BackendWrite) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(p.PutSlots, func(a, b SlotWrite) int { return a.Slot.Compare(b.Slot) })
 	slices.SortFunc(p.PutFrontends, func(a, b FrontendWrite) int { return a.Address.Compare(b.Address) })
+	slices.SortFunc(p.PutRanges, netip.Prefix.Compare)
+	slices.SortFunc(p.DeleteRanges, netip.Prefix.Compare)
 	slices.SortFunc(p.DeleteFrontends, Address.Compare)
 	slices.SortFunc(p.DeleteSlots, Slot.Compare)
 	slices.Sort(p.DeleteBackends)
+	slices.Sort(p.DeleteServices)
+	slices.Sort(p.DeleteClusters)
 	return p
+}
+
+// put calls write for every entry of want that have does not hold just so.
+func put[K, V comparable](have, want map[K]V, write func(K, V)) {
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			write(k, v)
+		}
+	}
 }
 
 // missing lists the keys of have that want does not hold.

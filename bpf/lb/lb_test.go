@@ -168,7 +168,7 @@ func TestTextShowsWhatShouldNotBe(t *testing.T) {
 	s.Frontends[fe] = Frontend{ID: 1, Count: 2}
 	s.Slots[Slot{1, 0}] = 7
 	s.Slots[Slot{9, 3}] = 7
-	s.Backends[7] = Address{netip.MustParseAddrPort("10.1.0.1:8080"), cs.TCP}
+	s.Backends[7] = Backend{Address: Address{netip.MustParseAddrPort("10.1.0.1:8080"), cs.TCP}}
 	want := "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080 nothing-in-slot-1]\n" +
 		"BE id=7 10.1.0.1:8080/TCP\nSLOT frontend=9 slot=3 backend=7\n"
 	if diff := cmp.Diff(want, s.Text()); diff != "" {
@@ -271,8 +271,8 @@ func checkSafe(t *rapid.T, s, have, want State) {
 			if !ok {
 				t.Fatalf("slot %d of %s names backend %d, which is missing\n%s", i, a, id, s.Text())
 			}
-			if !slices.Contains(allowed, be) {
-				t.Fatalf("slot %d of %s leads to %s, a backend of neither state\n%s", i, a, be, s.Text())
+			if !slices.Contains(allowed, be.Address) {
+				t.Fatalf("slot %d of %s leads to %s, a backend of neither state\n%s", i, a, be.Address, s.Text())
 			}
 		}
 	}
@@ -283,7 +283,7 @@ func checkNumbersAreFresh(t *rapid.T, have State, p Plan) {
 	t.Helper()
 	for _, w := range p.PutBackends {
 		if a, ok := have.Backends[w.ID]; ok || w.ID == 0 {
-			t.Fatalf("backend number %d of %s given to %s", w.ID, a, w.Address)
+			t.Fatalf("backend number %d of %s given to %s", w.ID, a.Address, w.Backend.Address)
 		}
 	}
 	for _, w := range p.PutFrontends {
@@ -306,9 +306,9 @@ func TestGarbageIsMended(t *testing.T) {
 		addrs := rapid.SampledFrom([]string{"243.0.0.1:80", "243.0.0.2:80", "10.1.0.1:8080", "10.1.0.2:8080", "[fd00:243::1]:80"})
 		for range rapid.IntRange(0, 6).Draw(t, "entries") {
 			a := Address{netip.MustParseAddrPort(addrs.Draw(t, "addr")), cs.TCP}
-			have.Frontends[a] = Frontend{FrontendID(small.Draw(t, "fe")), rapid.Uint32().Draw(t, "count")}
+			have.Frontends[a] = Frontend{ID: FrontendID(small.Draw(t, "fe")), Count: rapid.Uint32().Draw(t, "count")}
 			have.Slots[Slot{FrontendID(small.Draw(t, "fe")), small.Draw(t, "slot")}] = BackendID(small.Draw(t, "be"))
-			have.Backends[BackendID(small.Draw(t, "be"))] = Address{netip.MustParseAddrPort(addrs.Draw(t, "addr")), cs.TCP}
+			have.Backends[BackendID(small.Draw(t, "be"))] = Backend{Address: Address{netip.MustParseAddrPort(addrs.Draw(t, "addr")), cs.TCP}}
 		}
 		want, _ := Build(snapshots().Draw(t, "snapshot"), have, new(IDs))
 		have.Apply(Diff(have, want))
@@ -323,7 +323,7 @@ func TestGarbageIsMended(t *testing.T) {
 func TestNumbersWrap(t *testing.T) {
 	ids := &IDs{backend: ^uint32(0), frontend: ^uint32(0)}
 	have := NewState()
-	have.Backends[1] = Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}
+	have.Backends[1] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
 	want, _ := Build(&cs.Snapshot{Services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.1"))}}, have, ids)
 	text := "FE 243.0.0.5:80/TCP id=1 backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
@@ -336,7 +336,7 @@ func TestNumbersGoOnAfterRestart(t *testing.T) {
 	have := NewState()
 	have.Frontends[Address{netip.MustParseAddrPort("243.0.0.9:80"), cs.TCP}] = Frontend{ID: 3}
 	have.Slots[Slot{Frontend: 9}] = 7
-	have.Backends[5] = Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}
+	have.Backends[5] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
 	want, _ := Build(&cs.Snapshot{Services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.1"))}}, have, new(IDs))
 	text := "FE 243.0.0.5:80/TCP id=10 backends=[10.1.0.1:8080]\nBE id=8 10.1.0.1:8080/TCP\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {

@@ -31,7 +31,7 @@ func (s State) Text() string {
 		fmt.Fprintf(&out, "FE %s id=%d backends=[%s]\n", a, fe.ID, strings.Join(backends, " "))
 	}
 	for _, id := range slices.Sorted(maps.Keys(s.Backends)) {
-		fmt.Fprintf(&out, "BE id=%d %s\n", id, s.Backends[id])
+		fmt.Fprintf(&out, "BE id=%d %s\n", id, s.Backends[id].Address)
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(s.Slots), Slot.Compare) {
 		if !named[k] {
