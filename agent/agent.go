@@ -49,6 +49,7 @@ type Agent struct {
 	syncing sync.Mutex // one Sync at a time; taken before mu
 	ids     lb.IDs     // guarded by syncing
 	have    *lb.State  // what the maps hold; nil when only the kernel knows; guarded by syncing
+	applied bool       // an Apply has succeeded: the dataplane waits for the first; guarded by syncing
 
 	mu     sync.Mutex
 	closed bool
@@ -118,14 +119,14 @@ func (a *Agent) sync(ctx context.Context, snap *clusterset.Snapshot) (lb.State, 
 	}
 	want, problems := lb.Build(snap, *a.have, &a.ids)
 	plan := lb.Diff(*a.have, want)
-	if plan.Writes() == 0 {
+	if a.applied && plan.Writes() == 0 {
 		return want, problems, nil
 	}
 	a.have = nil // until Apply has succeeded
 	if err := a.dp.Apply(ctx, plan); err != nil {
 		return lb.State{}, nil, fmt.Errorf("program dataplane: %w", err)
 	}
-	a.have = &want
+	a.have, a.applied = &want, true
 	return want, problems, nil
 }
 

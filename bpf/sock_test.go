@@ -702,7 +702,7 @@ func TestMapDumpReadsWell(t *testing.T) {
 // dumpMap returns the entries of a map as bpftool formats them from BTF, without white space.
 func dumpMap(t *testing.T, bpftool, fs, name string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), bpftool, "-j", "map", "dump", "pinned", filepath.Join(fs, "isthmus/maps", name)).Output()
+	out, err := exec.CommandContext(t.Context(), bpftool, "-j", "map", "dump", "pinned", filepath.Join(fs, "isthmus/maps-v2", name)).Output()
 	if err != nil {
 		t.Fatalf("bpftool map dump %s: %v", name, err)
 	}

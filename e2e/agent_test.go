@@ -14,7 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 )
 
-const pins = "/sys/fs/bpf/isthmus/maps"
+const pins = "/sys/fs/bpf/isthmus/maps-v2"
 
 // TestKilledAgentLosesNothing: SIGKILL of the agent, kept down, during 10,000 connections: none fails, new
 // ones by name work too, and the agent that comes back finds everything in place and writes nothing.

@@ -148,7 +148,7 @@ func knowsHooks(t *testing.T, d dataplane) {
 	t.Helper()
 	var want []HookStatus
 	for _, h := range bpf.Hooks() {
-		want = append(want, HookStatus{h.Name, true})
+		want = append(want, HookStatus{Name: h.Name, Attached: true})
 	}
 	if diff := cmp.Diff(want, d.Hooks()); diff != "" {
 		t.Errorf("hooks (-want +got):\n%s", diff)

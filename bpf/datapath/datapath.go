@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -57,11 +59,19 @@ func (c Config) Validate() error {
 }
 
 // Datapath is the running dataplane of a node. It is the only writer of the maps that hold a
-// lb.State. Load and Apply are for one goroutine, the rest for any.
+// lb.State. Load, Apply and Differences are for one goroutine, the rest for any.
 type Datapath struct {
-	maps   map[string]*ebpf.Map
-	links  []attachment
+	*Reader
+
+	log    *slog.Logger
+	cgroup cgroup
+	hooks  []bpf.Hook
+	progs  map[string]*ebpf.Program
 	writes atomic.Uint64
+
+	mu      sync.Mutex
+	links   []attachment // guarded by mu
+	waiting bool         // programs of another ABI run, ours wait for the first Apply; guarded by mu
 }
 
 // attachment is one hook and the link that holds it.
@@ -73,21 +83,30 @@ type attachment struct {
 // Open makes the node's dataplane ours: it checks what the kernel must have, takes over pinned maps or
 // makes new ones, and attaches the programs, or swaps them in place where another version runs, without
 // a moment in which a connect goes untranslated. Where the very same programs run already it changes
-// nothing.
+// nothing. Programs of another ABI, which know other maps, go on until ours are filled: see Apply.
 //
 // It is all or nothing: after an error the node is as it was, a running dataplane included. Errors are
-// one sentence for the person who installs; ErrUnsupported and ErrIncompatible tell the two cases that
-// trying again cannot mend.
+// one sentence for the person who installs; ErrUnsupported, ErrIncompatible and ErrOccupied tell the cases
+// that trying again cannot mend.
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Datapath, error) {
+	b, err := ourBuild()
+	if err != nil {
+		return nil, err
+	}
+	return open(ctx, cfg, b, log)
+}
+
+// ourBuild is the version of the programs that this process carries.
+func ourBuild() (build, error) {
 	spec, err := bpf.LoadSpec()
 	if err != nil {
-		return nil, fmt.Errorf("parse BPF object: %w", err)
+		return build{}, fmt.Errorf("parse BPF object: %w", err)
 	}
-	return open(ctx, cfg, spec, log)
+	return build{abi: bpf.ABIVersion, specs: []*ebpf.CollectionSpec{spec}, hooks: bpf.Hooks()}, nil
 }
 
 // open is Open for any version of the programs.
-func open(ctx context.Context, cfg Config, spec *ebpf.CollectionSpec, log *slog.Logger) (*Datapath, error) {
+func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -105,68 +124,111 @@ func open(ctx context.Context, cfg Config, spec *ebpf.CollectionSpec, log *slog.
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	in := installer{pins: pins(cfg.BPFFS), cgroup: root}
-	if err := in.run(spec); err != nil {
-		return nil, errors.Join(err, in.undo(), in.close())
+	l := loader{pins: pins{cfg.BPFFS, b.abi}}
+	if err := l.run(b); err != nil {
+		return nil, errors.Join(err, l.undo(), l.letGo())
 	}
+	d := &Datapath{
+		Reader: &Reader{pins: l.pins, maps: l.maps}, log: log, cgroup: root, hooks: b.hooks, progs: l.progs,
+	}
+	if err := d.start(ctx); err != nil {
+		return nil, errors.Join(err, l.undo(), l.letGo())
+	}
+	return d, nil
+}
+
+// start attaches the programs, or leaves those of another ABI where they are for now.
+func (d *Datapath) start(ctx context.Context) error {
+	foreign, err := d.pins.foreign(d.cgroup, d.maps)
+	if err != nil {
+		return err
+	}
+	if foreign {
+		d.waiting = true
+		d.log.InfoContext(ctx, "programs of another version go on until the maps of this one are filled", "abi", d.pins.abi)
+		d.links, err = d.pins.openLinks(d.hooks)
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.install(ctx)
+}
+
+// takeOver installs our programs if that was left until the maps are filled.
+func (d *Datapath) takeOver(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.waiting {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	before := d.links
+	if err := d.install(ctx); err != nil {
+		d.links = before
+		return err
+	}
+	d.waiting = false
+	return closeLinks(before)
+}
+
+// install makes the node run our programs and nothing older. The caller holds mu.
+func (d *Datapath) install(ctx context.Context) error {
+	in := installer{pins: d.pins, cgroup: d.cgroup, hooks: d.hooks, progs: d.progs}
+	if err := in.run(); err != nil {
+		return err
+	}
+	d.links = in.links
 	level := slog.LevelInfo
 	if in.attached+in.replaced == 0 {
 		level = slog.LevelDebug // nothing anybody could see has changed
 	}
-	log.Log(ctx, level, "dataplane attached", "cgroup", root.path, "bpffs", cfg.BPFFS,
+	d.log.Log(ctx, level, "dataplane attached", "cgroup", d.cgroup.path, "bpffs", d.pins.bpffs,
 		"attached", in.attached, "replaced", in.replaced, "unchanged", in.unchanged)
-	d := &Datapath{maps: in.maps, links: in.links}
-	in.maps, in.links = nil, nil // they are d's now
-	return d, in.close()
+	if err := d.pins.clean(d.keeps); err != nil {
+		d.log.WarnContext(ctx, "what another version left stays until the next start", "err", err)
+	}
+	return nil
+}
+
+// keeps reports whether a pin is of a hook that this version has.
+func (d *Datapath) keeps(name string) bool {
+	return slices.ContainsFunc(d.hooks, func(h bpf.Hook) bool { return h.Name == name })
 }
 
 // Close lets go of the dataplane and leaves it running: programs, maps and traffic stay as they are.
 // Remove is what takes them away.
 func (d *Datapath) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	links := d.links
+	d.links = nil
+	return errors.Join(d.Reader.Close(), closeAll(d.progs), closeLinks(links))
+}
+
+func closeLinks(links []attachment) error {
 	var errs []error
-	for _, m := range d.maps {
-		errs = append(errs, m.Close())
-	}
-	for _, a := range d.links {
+	for _, a := range links {
 		errs = append(errs, a.link.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// Load returns what the maps hold.
-func (d *Datapath) Load(ctx context.Context) (lb.State, error) {
-	s := lb.NewState()
-	err := errors.Join(
-		dump(ctx, d.maps[bpf.MapFrontends], func(k bpf.FrontendKey, v bpf.Frontend) {
-			s.Frontends[decodeFrontendKey(k)] = decodeFrontend(v)
-		}),
-		dump(ctx, d.maps[bpf.MapSlots], func(k bpf.SlotKey, id uint32) {
-			s.Slots[decodeSlot(k)] = lb.BackendID(id)
-		}),
-		dump(ctx, d.maps[bpf.MapBackends], func(id uint32, v bpf.Backend) {
-			s.Backends[lb.BackendID(id)] = decodeBackend(v)
-		}),
-		dump(ctx, d.maps[bpf.MapServices], func(id uint32, v bpf.Service) {
-			s.Services[lb.ServiceID(id)] = decodeService(v)
-		}),
-		dump(ctx, d.maps[bpf.MapClusters], func(i uint32, v bpf.Cluster) {
-			if id := decodeCluster(v); id != "" {
-				s.Clusters[lb.ClusterIndex(i)] = id
-			}
-		}),
-		each(d.maps[bpf.MapRanges], func(k bpf.RangeKey, _ uint32) {
-			s.Ranges[decodeRange(k)] = true
-		}),
-	)
-	if err != nil {
-		return lb.State{}, err
-	}
-	return s, nil
-}
-
 // Apply carries out the writes of p in their order. It stops at the first error, or when ctx ends; the
 // writes done until then are safe to leave, and Load says which they were.
+//
+// The first Apply that succeeds after Open also lets our programs take the place of those of another ABI, if
+// such run: from then on the maps count. So there must be a first one, even if it has nothing to write.
 func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
+	if err := d.write(ctx, p); err != nil {
+		return err
+	}
+	return d.takeOver(ctx)
+}
+
+// write carries out the writes of p.
+func (d *Datapath) write(ctx context.Context, p lb.Plan) error {
 	for _, write := range []func() error{
 		func() error {
 			return putAll(ctx, d, bpf.MapServices, p.PutServices, func(w lb.ServiceWrite) (uint32, bpf.Service) { return uint32(w.ID), encodeService(w.Name) })
@@ -212,22 +274,6 @@ func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
 // Writes returns how many map entries Apply has written or deleted since Open.
 func (d *Datapath) Writes() uint64 { return d.writes.Load() }
 
-// Refusals returns how many clients were refused since the maps were made, by service and reason; service 0
-// is for those that met none. What never happened is not in it.
-func (d *Datapath) Refusals() (map[Refusal]uint64, error) {
-	counts := map[Refusal]uint64{}
-	err := dump(context.Background(), d.maps[bpf.MapRefusals], func(k bpf.RefusalKey, n uint64) {
-		counts[Refusal{lb.ServiceID(k.Service), bpf.DropReason(k.Reason)}] += n
-	})
-	return counts, err
-}
-
-// Refusal is whose clients were refused, and why.
-type Refusal struct {
-	Service lb.ServiceID
-	Reason  bpf.DropReason
-}
-
 // HookStatus says whether one program is where it should be.
 type HookStatus struct {
 	Name     string
@@ -236,10 +282,17 @@ type HookStatus struct {
 
 // Hooks asks the kernel about every program of the socket path.
 func (d *Datapath) Hooks() []HookStatus {
-	hooks := make([]HookStatus, len(d.links))
-	for i, a := range d.links {
-		id, err := linkCgroup(a.link)
-		hooks[i] = HookStatus{Name: a.hook.Name, Attached: err == nil && id != 0}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	hooks := make([]HookStatus, len(d.hooks))
+	for i, h := range d.hooks {
+		hooks[i].Name = h.Name
+		for _, a := range d.links {
+			if a.hook.Name == h.Name {
+				id, err := linkCgroup(a.link)
+				hooks[i].Attached = err == nil && id != 0
+			}
+		}
 	}
 	return hooks
 }

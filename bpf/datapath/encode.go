@@ -119,8 +119,12 @@ func text(from []int8) string {
 // cheap, few enough that a cancelled Apply ends soon.
 const chunk = 4096
 
-// dump calls each for every entry of m, in no order.
-func dump[K, V any](ctx context.Context, m *ebpf.Map, each func(K, V)) error {
+// dump calls each for every entry of a map of r, in no order.
+func dump[K, V any](ctx context.Context, r *Reader, name string, each func(K, V)) error {
+	m, err := r.open(name)
+	if err != nil {
+		return err
+	}
 	var cursor ebpf.MapBatchCursor
 	keys, values := make([]K, chunk), make([]V, chunk)
 	for {
@@ -141,7 +145,11 @@ func dump[K, V any](ctx context.Context, m *ebpf.Map, each func(K, V)) error {
 }
 
 // each is dump for the kinds of maps that cannot be read in batches, which are small here.
-func each[K, V any](m *ebpf.Map, do func(K, V)) error {
+func each[K, V any](r *Reader, name string, do func(K, V)) error {
+	m, err := r.open(name)
+	if err != nil {
+		return err
+	}
 	var key K
 	var value V
 	entries := m.Iterate()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -14,51 +15,29 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// pins is a BPF filesystem with our folder in it.
-type pins string
-
-func (p pins) dir() string              { return filepath.Join(string(p), directory) }
-func (p pins) mapPath(n string) string  { return filepath.Join(p.dir(), "maps", n) }
-func (p pins) progPath(n string) string { return filepath.Join(p.dir(), "progs", n) }
-func (p pins) linkPath(n string) string { return filepath.Join(p.dir(), "links", n) }
-
-// staged is where a pin waits until everything has succeeded. BPF filesystems refuse names with dots.
-func staged(path string) string { return path + "_new" }
-
-// installer brings one version of the programs onto a node. Whatever it does before commit it can take
-// back: undo leaves the node as it was.
-type installer struct {
-	pins   pins
-	cgroup cgroup
-
-	maps                          map[string]*ebpf.Map
-	progs                         map[string]*ebpf.Program
-	links                         []attachment
-	attached, replaced, unchanged int
-
+// steps collects what takes a change back, what makes it last, and what to let go of afterwards.
+type steps struct {
 	undos   []func() error // newest last
 	commits []func() error
 	closers []func() error
 }
 
-func (in *installer) run(spec *ebpf.CollectionSpec) error {
-	if err := in.makeFolders(); err != nil {
-		return err
+func (s *steps) onUndo(f func() error)   { s.undos = append(s.undos, f) }
+func (s *steps) onCommit(f func() error) { s.commits = append(s.commits, f) }
+func (s *steps) onClose(f func() error)  { s.closers = append(s.closers, f) }
+
+// undo takes back what was done, newest first.
+func (s *steps) undo() error {
+	var errs []error
+	for _, undo := range slices.Backward(s.undos) {
+		errs = append(errs, undo())
 	}
-	if err := in.openMaps(spec); err != nil {
-		return err
-	}
-	if err := in.loadPrograms(spec); err != nil {
-		return err
-	}
-	for _, h := range bpf.Hooks() {
-		l, err := in.installHook(h)
-		if err != nil {
-			return fmt.Errorf("attach %s to %s: %w", h.Name, in.cgroup.path, err)
-		}
-		in.links = append(in.links, attachment{h, l})
-	}
-	for _, commit := range in.commits {
+	return errors.Join(errs...)
+}
+
+// commit makes it last.
+func (s *steps) commit() error {
+	for _, commit := range s.commits {
 		if err := commit(); err != nil {
 			return err
 		}
@@ -66,85 +45,53 @@ func (in *installer) run(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// undo takes back what run has done, newest first.
-func (in *installer) undo() error {
+// close lets go of what is needed no more.
+func (s *steps) close() error {
 	var errs []error
-	for _, undo := range slices.Backward(in.undos) {
-		errs = append(errs, undo())
-	}
-	return errors.Join(errs...)
-}
-
-// close lets go of everything the installer still holds.
-func (in *installer) close() error {
-	var errs []error
-	for _, m := range in.maps {
-		errs = append(errs, m.Close())
-	}
-	for _, p := range in.progs {
-		errs = append(errs, p.Close())
-	}
-	for _, a := range in.links {
-		errs = append(errs, a.link.Close())
-	}
-	for _, c := range in.closers {
+	for _, c := range s.closers {
 		errs = append(errs, c())
 	}
 	return errors.Join(errs...)
 }
 
-func (in *installer) makeFolders() error {
-	for _, path := range []string{in.pins.dir(), in.pins.mapPath(""), in.pins.progPath(""), in.pins.linkPath("")} {
-		err := os.Mkdir(path, 0o700)
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
+// installer makes the hooks of a cgroup run loaded programs. Whatever it does before commit it can take
+// back: undo leaves the node as it was.
+type installer struct {
+	steps
+
+	pins   pins
+	cgroup cgroup
+	hooks  []bpf.Hook
+	progs  map[string]*ebpf.Program // the caller's
+
+	links                         []attachment
+	attached, replaced, unchanged int
+}
+
+// run attaches every hook. When it fails, everything is as before.
+func (in *installer) run() error {
+	err := in.attachAll()
+	if err == nil {
+		err = in.commit()
+	}
+	if err == nil {
+		return in.close()
+	}
+	errs := []error{err, in.undo()}
+	for _, a := range in.links {
+		errs = append(errs, a.link.Close())
+	}
+	in.links = nil
+	return errors.Join(append(errs, in.close())...)
+}
+
+func (in *installer) attachAll() error {
+	for _, h := range in.hooks {
+		l, err := in.installHook(h)
 		if err != nil {
-			return fmt.Errorf("make pin folder: %w", err)
+			return fmt.Errorf("attach %s to %s: %w", h.Name, in.cgroup.path, err)
 		}
-		in.undos = append(in.undos, func() error { return os.Remove(path) })
-	}
-	return nil
-}
-
-// openMaps takes over every pinned map and makes the ones that are missing.
-func (in *installer) openMaps(spec *ebpf.CollectionSpec) error {
-	in.maps = make(map[string]*ebpf.Map, len(spec.Maps))
-	for name, ms := range spec.Maps {
-		path := in.pins.mapPath(name)
-		m, err := ebpf.LoadPinnedMap(path, nil)
-		if err == nil {
-			in.maps[name] = m
-			if err := ms.Compatible(m); err != nil {
-				return fmt.Errorf("map %s was made by a version of Isthmus with another layout (%w); run that version again, or stop the agent on this node, run its cleanup and start it anew: %w",
-					path, err, ErrIncompatible)
-			}
-			continue
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("open pinned map %s: %w", path, err)
-		}
-		if m, err = ebpf.NewMap(ms); err != nil {
-			return fmt.Errorf("create map %s: %w", name, err)
-		}
-		in.maps[name] = m
-		if err := m.Pin(path); err != nil {
-			return fmt.Errorf("pin map %s: %w", name, err)
-		}
-		in.undos = append(in.undos, m.Unpin)
-	}
-	return nil
-}
-
-func (in *installer) loadPrograms(spec *ebpf.CollectionSpec) error {
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: in.maps})
-	if err != nil {
-		return fmt.Errorf("load BPF programs: %w", err)
-	}
-	defer coll.Close()
-	in.progs = make(map[string]*ebpf.Program, len(coll.Programs))
-	for name := range spec.Programs {
-		in.progs[name] = coll.DetachProgram(name)
+		in.links = append(in.links, attachment{h, l})
 	}
 	return nil
 }
@@ -164,7 +111,7 @@ func (in *installer) installHook(h bpf.Hook) (link.Link, error) {
 	}
 	if id != in.cgroup.id {
 		// It hangs at a cgroup that is gone, or at another one: attach here, and let go of it last.
-		in.closers = append(in.closers, old.Close)
+		in.onClose(old.Close)
 		return in.reattach(h)
 	}
 	if err := in.replace(h, old); err != nil {
@@ -177,7 +124,7 @@ func (in *installer) installHook(h bpf.Hook) (link.Link, error) {
 func (in *installer) attach(h bpf.Hook, path string) (link.Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: in.cgroup.path, Attach: h.Attach, Program: in.progs[h.Name]})
 	if err != nil {
-		return nil, err
+		return nil, in.cgroup.explain(h, err)
 	}
 	if err := in.stageProgram(h); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -185,7 +132,7 @@ func (in *installer) attach(h bpf.Hook, path string) (link.Link, error) {
 	if err := l.Pin(path); err != nil {
 		return nil, errors.Join(fmt.Errorf("pin link: %w", err), l.Close())
 	}
-	in.undos = append(in.undos, func() error { return removePin(path) })
+	in.onUndo(func() error { return removePin(path) })
 	in.attached++
 	return l, nil
 }
@@ -200,26 +147,26 @@ func (in *installer) reattach(h bpf.Hook) (link.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	in.commits = append(in.commits, func() error { return os.Rename(staged(path), path) })
+	in.onCommit(func() error { return os.Rename(staged(path), path) })
 	return l, nil
 }
 
 // replace swaps the program of a link in place, unless it is the one we would put there. No connect
 // falls between the two: the kernel exchanges the pointer.
 func (in *installer) replace(h bpf.Hook, l link.Link) error {
-	running, err := in.runningProgram(h, l)
+	running, err := in.pins.runningProgram(h.Name, l)
 	if err != nil {
 		return err
 	}
 	if running != nil {
-		in.closers = append(in.closers, running.Close)
+		in.onClose(running.Close)
 		same, err := sameProgram(running, in.progs[h.Name])
 		if err != nil {
 			return err
 		}
 		if same {
 			in.unchanged++
-			return nil
+			return in.settle(h, running)
 		}
 	}
 	if err := in.stageProgram(h); err != nil {
@@ -229,34 +176,75 @@ func (in *installer) replace(h bpf.Hook, l link.Link) error {
 		return fmt.Errorf("replace program: %w", err)
 	}
 	if running != nil {
-		in.undos = append(in.undos, func() error { return l.Update(running) })
+		in.onUndo(func() error { return l.Update(running) })
 	}
 	in.replaced++
 	return nil
 }
 
-// runningProgram returns the pinned program of h if it is the one l runs, else nil: then an earlier
-// install was cut between its last two steps, and what runs is not known.
-func (in *installer) runningProgram(h bpf.Hook, l link.Link) (*ebpf.Program, error) {
-	p, err := ebpf.LoadPinnedProgram(in.pins.progPath(h.Name), nil)
+// settle finishes an install that was cut before it moved the pin of the program that runs.
+func (in *installer) settle(h bpf.Hook, running *ebpf.Program) error {
+	path := in.pins.progPath(h.Name)
+	pinned, err := ebpf.LoadPinnedProgram(staged(path), nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open pinned program %s: %w", h.Name, err)
+		return fmt.Errorf("open pinned program %s: %w", staged(path), err)
 	}
+	in.onClose(pinned.Close)
+	a, err := programID(pinned)
+	if err != nil {
+		return err
+	}
+	b, err := programID(running)
+	if err != nil {
+		return err
+	}
+	if a == b {
+		in.onCommit(func() error { return os.Rename(staged(path), path) })
+	} else {
+		in.onCommit(func() error { return removePin(staged(path)) })
+	}
+	return nil
+}
+
+// runningProgram returns the pinned program of a hook that l runs, nil when no pin leads to it. An install
+// that was cut before its end has left it beside its place.
+func (p pins) runningProgram(hook string, l link.Link) (*ebpf.Program, error) {
+	info, err := l.Info()
+	if err != nil {
+		return nil, fmt.Errorf("ask for link %s: %w", hook, err)
+	}
+	for _, path := range []string{p.progPath(hook), staged(p.progPath(hook))} {
+		prog, err := ebpf.LoadPinnedProgram(path, nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned program %s: %w", path, err)
+		}
+		id, err := programID(prog)
+		if err != nil {
+			return nil, errors.Join(err, prog.Close())
+		}
+		if id == info.Program {
+			return prog, nil
+		}
+		if err := prog.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
 	info, err := p.Info()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("ask for program %s: %w", h.Name, err), p.Close())
+		return 0, fmt.Errorf("ask for program: %w", err)
 	}
-	li, err := l.Info()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("ask for link %s: %w", h.Name, err), p.Close())
-	}
-	if id, ok := info.ID(); !ok || id != li.Program {
-		return nil, p.Close()
-	}
-	return p, nil
+	id, _ := info.ID()
+	return id, nil
 }
 
 // stageProgram pins our program beside the one that is pinned, to take its place in the end.
@@ -270,12 +258,12 @@ func (in *installer) stageProgram(h bpf.Hook) error {
 	if err != nil {
 		return fmt.Errorf("clone program %s: %w", h.Name, err)
 	}
-	in.closers = append(in.closers, p.Close)
+	in.onClose(p.Close)
 	if err := p.Pin(staged(path)); err != nil {
 		return fmt.Errorf("pin program %s: %w", h.Name, err)
 	}
-	in.undos = append(in.undos, func() error { return removePin(staged(path)) })
-	in.commits = append(in.commits, func() error { return os.Rename(staged(path), path) })
+	in.onUndo(func() error { return removePin(staged(path)) })
+	in.onCommit(func() error { return os.Rename(staged(path), path) })
 	return nil
 }
 
@@ -309,10 +297,99 @@ func linkCgroup(l link.Link) (uint64, error) {
 	return cg.CgroupId, nil
 }
 
-// removePin removes a pin. What is not there is no error.
-func removePin(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove pin: %w", err)
+// openLinks returns the links of hooks that are pinned.
+func (p pins) openLinks(hooks []bpf.Hook) ([]attachment, error) {
+	var links []attachment
+	for _, h := range hooks {
+		l, err := link.LoadPinnedLink(p.linkPath(h.Name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open pinned link %s: %w", h.Name, err), closeLinks(links))
+		}
+		links = append(links, attachment{h, l})
 	}
-	return nil
+	return links, nil
+}
+
+// foreign reports whether some hook of the cgroup runs a program that does not use these maps: one of
+// another ABI. What runs and cannot be told counts as that; waiting is always safe.
+func (p pins) foreign(at cgroup, ours map[string]*ebpf.Map) (bool, error) {
+	ids := map[ebpf.MapID]bool{}
+	for name, m := range ours {
+		info, err := m.Info()
+		if err != nil {
+			return false, fmt.Errorf("ask for map %s: %w", name, err)
+		}
+		id, _ := info.ID()
+		ids[id] = true
+	}
+	names, err := list(p.linkPath(""))
+	if err != nil {
+		return false, err
+	}
+	for _, name := range names {
+		is, err := p.foreignHook(name, at, ids)
+		if err != nil || is {
+			return is, err
+		}
+	}
+	return false, nil
+}
+
+func (p pins) foreignHook(name string, at cgroup, ours map[ebpf.MapID]bool) (bool, error) {
+	l, err := link.LoadPinnedLink(p.linkPath(name), nil)
+	if err != nil {
+		return false, fmt.Errorf("open pinned link %s: %w", name, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return false, fmt.Errorf("ask for link %s: %w", name, err)
+	}
+	if cg := info.Cgroup(); cg == nil || cg.CgroupId != at.id {
+		return false, nil // nobody is served by it here
+	}
+	prog, err := p.runningProgram(strings.TrimSuffix(name, suffix), l)
+	if err != nil || prog == nil {
+		return err == nil, err
+	}
+	defer prog.Close()
+	pi, err := prog.Info()
+	if err != nil {
+		return false, fmt.Errorf("ask for program %s: %w", name, err)
+	}
+	used, _ := pi.MapIDs()
+	return slices.ContainsFunc(used, func(id ebpf.MapID) bool { return !ours[id] }), nil
+}
+
+// clean removes what other builds have left: links and programs of hooks that are none of keep, and the maps
+// of other ABIs. It is for after the install: no program that runs needs any of it.
+func (p pins) clean(keep func(hook string) bool) error {
+	links, err := list(p.linkPath(""))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range links {
+		if !keep(name) {
+			errs = append(errs, detach(p.linkPath(name)), removePin(p.linkPath(name)))
+		}
+	}
+	progs, err := list(p.progPath(""))
+	errs = append(errs, err)
+	for _, name := range progs {
+		if !keep(name) {
+			errs = append(errs, removePin(p.progPath(name)))
+		}
+	}
+	others, err := p.otherMaps()
+	errs = append(errs, err)
+	for _, dir := range others {
+		if err := os.RemoveAll(dir); err != nil {
+			errs = append(errs, fmt.Errorf("remove maps of another version in %s: %w", filepath.Base(dir), err))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -7,4 +7,10 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(envUpgrade) != "" {
+		upgradeAndWait()
+		return
+	}
+	os.Exit(netlab.Main(m))
+}

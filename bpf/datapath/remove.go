@@ -17,11 +17,17 @@ import (
 // folder of the BPF filesystem. Connections that were translated go on, only their VIP is forgotten; new
 // ones to a VIP fail. Stop the agent first. Removing what is not there succeeds.
 func Remove(cfg Config) error {
-	p := pins(cfg.withDefaults().BPFFS)
+	p := pins{bpffs: cfg.withDefaults().BPFFS}
 	var errs []error
-	// Backwards: what translates goes before what translates back.
+	// Backwards: what translates goes before what translates back. Then whatever another version has that
+	// this one does not know.
 	for _, h := range slices.Backward(bpf.Hooks()) {
 		errs = append(errs, detach(p.linkPath(h.Name)))
+	}
+	others, err := list(p.linkPath(""))
+	errs = append(errs, err)
+	for _, name := range others {
+		errs = append(errs, detach(p.linkPath(name)))
 	}
 	errs = append(errs, removeTree(p.dir()))
 	return errors.Join(errs...)

@@ -6,12 +6,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
 )
 
 // ErrUnsupported says that the node lacks something Isthmus cannot do without.
@@ -19,6 +23,9 @@ var ErrUnsupported = errors.New("node not supported")
 
 // ErrIncompatible says that a pinned map of another Isthmus version has another layout.
 var ErrIncompatible = errors.New("pinned map has another layout")
+
+// ErrOccupied says that somebody else holds one of our hooks and lets nobody beside it.
+var ErrOccupied = errors.New("hook held by another program alone")
 
 // need is something the kernel must have. probe returns ebpf.ErrNotSupported when it has not.
 type need struct {
@@ -102,4 +109,59 @@ func findCgroup(root string) (cgroup, error) {
 	}
 	return cgroup{}, fmt.Errorf("no cgroup v2 hierarchy at %s nor at %s/unified; mount one with: mount -t cgroup2 none %s: %w",
 		root, root, root, ErrUnsupported)
+}
+
+// explain adds to the error of attaching to a hook of c who is in the way. The kernel refuses when the
+// cgroup or one above it has a program that was attached without BPF_F_ALLOW_MULTI.
+func (c cgroup) explain(h bpf.Hook, err error) error {
+	if !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	for dir := c.path; ; dir = filepath.Dir(dir) {
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
+			return err
+		}
+		names, queryErr := programsAt(dir, h.Attach)
+		if queryErr != nil {
+			return errors.Join(err, queryErr)
+		}
+		if len(names) > 0 {
+			return fmt.Errorf("%s is held by %s, attached to %s so that nothing can be beside it; detach it, or have its owner attach it with BPF_F_ALLOW_MULTI: %w",
+				h.Name, strings.Join(names, " and "), dir, errors.Join(ErrOccupied, err))
+		}
+	}
+}
+
+// programsAt describes the programs at a hook of a cgroup.
+func programsAt(dir string, at ebpf.AttachType) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup: %w", err)
+	}
+	defer f.Close()
+	found, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: at})
+	if err != nil {
+		return nil, fmt.Errorf("ask for programs of %s: %w", dir, err)
+	}
+	var names []string
+	for _, p := range found.Programs {
+		names = append(names, describeProgram(p.ID))
+	}
+	return names, nil
+}
+
+// describeProgram returns a program's number, and its name where the process may ask for it.
+func describeProgram(id ebpf.ProgramID) string {
+	text := fmt.Sprintf("program %d", id)
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return text // takes SYS_ADMIN; the number must do
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil || info.Name == "" {
+		return text
+	}
+	return fmt.Sprintf("%s (%s)", text, info.Name)
 }

@@ -1,0 +1,124 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/isthmus-net/isthmus/bpf"
+)
+
+// build is one version of what this package puts onto a node.
+type build struct {
+	abi   int
+	specs []*ebpf.CollectionSpec
+	hooks []bpf.Hook // in the order in which they are attached
+}
+
+// loader brings the maps and programs of a build into the kernel, where nothing runs them yet. Until it is
+// done it can take all of that back.
+type loader struct {
+	steps
+
+	pins  pins
+	maps  map[string]*ebpf.Map
+	progs map[string]*ebpf.Program
+}
+
+func (l *loader) run(b build) error {
+	if err := l.makeFolders(); err != nil {
+		return err
+	}
+	l.maps, l.progs = map[string]*ebpf.Map{}, map[string]*ebpf.Program{}
+	for _, spec := range b.specs {
+		if err := l.openMaps(spec); err != nil {
+			return err
+		}
+		if err := l.loadPrograms(spec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *loader) makeFolders() error {
+	for _, path := range l.pins.folders() {
+		err := os.Mkdir(path, 0o700)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("make pin folder: %w", err)
+		}
+		l.onUndo(func() error { return os.Remove(path) })
+	}
+	return nil
+}
+
+// openMaps takes over every pinned map and makes the ones that are missing. Objects share maps by name.
+func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
+	for name, ms := range spec.Maps {
+		path := l.pins.mapPath(name)
+		m, known := l.maps[name]
+		if !known {
+			var err error
+			if m, err = ebpf.LoadPinnedMap(path, nil); errors.Is(err, fs.ErrNotExist) {
+				if err := l.makeMap(name, ms); err != nil {
+					return err
+				}
+				continue
+			} else if err != nil {
+				return fmt.Errorf("open pinned map %s: %w", path, err)
+			}
+			l.maps[name] = m
+		}
+		if err := ms.Compatible(m); err != nil {
+			return fmt.Errorf("map %s was made by a version of Isthmus with another layout (%w); run that version again, or stop the agent on this node, run its cleanup and start it anew: %w",
+				path, err, ErrIncompatible)
+		}
+	}
+	return nil
+}
+
+func (l *loader) makeMap(name string, ms *ebpf.MapSpec) error {
+	m, err := ebpf.NewMap(ms)
+	if err != nil {
+		return fmt.Errorf("create map %s: %w", name, err)
+	}
+	l.maps[name] = m
+	if err := m.Pin(l.pins.mapPath(name)); err != nil {
+		return fmt.Errorf("pin map %s: %w", name, err)
+	}
+	l.onUndo(m.Unpin)
+	return nil
+}
+
+func (l *loader) loadPrograms(spec *ebpf.CollectionSpec) error {
+	used := maps.Clone(l.maps)
+	maps.DeleteFunc(used, func(name string, _ *ebpf.Map) bool { return spec.Maps[name] == nil })
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: used})
+	if err != nil {
+		return fmt.Errorf("load BPF programs: %w", err)
+	}
+	defer coll.Close()
+	for name := range spec.Programs {
+		l.progs[name] = coll.DetachProgram(name)
+	}
+	return nil
+}
+
+// letGo closes what the loader holds.
+func (l *loader) letGo() error { return errors.Join(closeAll(l.maps), closeAll(l.progs), l.close()) }
+
+// closeAll closes maps or programs.
+func closeAll[T interface{ Close() error }](all map[string]T) error {
+	var errs []error
+	for _, c := range all {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
