@@ -31,6 +31,8 @@ type (
 	RefusalKey = sockRefusalKey
 	// Settings is the one value of the map settings.
 	Settings = sockSettings
+	// Event is a record of the ring buffer events, in this machine's byte order.
+	Event = sockEvent
 )
 
 // ABIVersion is that of the layouts above; maps of different ones have nothing in common.
@@ -40,6 +42,14 @@ const ABIVersion = 2
 const (
 	FrontendMaglev  = sockFrontendFlagsFRONTEND_MAGLEV
 	BackendDraining = sockBackendFlagsBACKEND_DRAINING
+)
+
+// What an event tells, and on which path the client came.
+const (
+	EventChosen  = sockEventKindEVENT_CHOSEN
+	EventRefused = sockEventKindEVENT_REFUSED
+	PathSocket   = sockEventPathPATH_SOCKET
+	PathPacket   = sockEventPathPATH_PACKET
 )
 
 // The maps, by the names they are pinned under.
@@ -57,6 +67,8 @@ const (
 	MapSettings   = sockMapSettings
 	MapAffinities = sockMapAffinities
 	MapEvents     = sockMapEvents
+
+	MapUDPVIPsAdded = sockMapUdpVipsAdded
 )
 
 // Hook is one program of the socket path and the place of the cgroup it belongs to.

@@ -85,7 +85,7 @@ struct cluster {
 	__u64 established; /* handshakes that ended well */
 	__u64 timed_out;   /* and those that nobody answered */
 	__u64 reset;	   /* and those that were refused */
-	__u64 silent;	   /* retransmission timeouts of connections that stood */
+	__u64 silent;	   /* retransmission timeouts, in a handshake or after it */
 	__u64 answered_at; /* when something last came from there */
 	__u64 silent_at;   /* when something last did not */
 };
@@ -110,14 +110,15 @@ _Static_assert(sizeof(struct affinity_key) == 20, "affinity_key is 20 bytes");
 struct affinity {
 	__u64 last; /* when the client was last given this backend, CLOCK_BOOTTIME in ns */
 	__u32 backend_id;
-	__u8 pad[4]; /* zero */
+	__u32 frontend_id; /* the key's: the programs see by it whether the entry is still the one they found */
 };
 _Static_assert(sizeof(struct affinity) == 16, "affinity is 16 bytes");
 
 /* Flags of struct sock_vip. */
 enum sock_vip_flags {
 	SOCK_VIP_CONNECTED = 1, /* the socket is connected: vip and backend hold */
-	SOCK_VIP_SENT = 2,	/* an unconnected send went to some VIP: look into `udp_vips` */
+	SOCK_VIP_SENT = 2,	/* unconnected sends went to VIPs that stand in `udp_vips` */
+	SOCK_VIP_FIRST = 4,	/* vip and backend are of the first unconnected send, and not in `udp_vips` */
 };
 
 /* Value of `sock_vips`, the storage of a socket that met a VIP. Sockets without it cost nothing. */
@@ -134,7 +135,7 @@ struct sock_vip {
 };
 _Static_assert(sizeof(struct sock_vip) == 56, "sock_vip is 56 bytes");
 
-/* Key of `udp_vips`: whose datagrams from this backend carry the name of a VIP. */
+/* Key of `udp_vips`, for sockets of more than one VIP: whose datagrams from this backend carry the name of a VIP. */
 struct udp_vip_key {
 	__u64 cookie; /* of the socket */
 	__u8 addr[16] ADDR_ALIGNED;

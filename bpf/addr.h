@@ -89,13 +89,18 @@ static __always_inline __u8 read_proto(struct bpf_sock_addr *ctx)
 	}
 }
 
-static __always_inline bool same_name(const struct sock_name *name, const __u8 addr[16], __u16 port)
+static __always_inline bool same_addr(const __u8 x[16], const __u8 y[16])
 {
 	__u64 a[2], b[2];
 
-	__builtin_memcpy(a, name->addr, sizeof(a));
-	__builtin_memcpy(b, addr, sizeof(b));
-	return a[0] == b[0] && a[1] == b[1] && name->port == port;
+	__builtin_memcpy(a, x, sizeof(a));
+	__builtin_memcpy(b, y, sizeof(b));
+	return a[0] == b[0] && a[1] == b[1];
+}
+
+static __always_inline bool same_name(const struct sock_name *name, const __u8 addr[16], __u16 port)
+{
+	return same_addr(name->addr, addr) && name->port == port;
 }
 
 #endif

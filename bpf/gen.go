@@ -3,4 +3,4 @@ package bpf
 // The generator is pinned in tools/lint, clang by its version in the command: another clang gives other
 // bytes. -fdebug-prefix-map keeps the place of the checkout out of them.
 //
-//go:generate go tool -modfile=../tools/lint/go.mod bpf2go -go-package bpf -target bpfel,bpfeb -cc clang-19 -strip llvm-strip-19 -type drop_reason -type frontend_flags -type backend_flags -cflags "-O2 -g -Wall -Wextra -Werror -mcpu=v3 -nostdlibinc -Iinclude -fdebug-prefix-map=$PWD=." sock sock.bpf.c
+//go:generate go tool -modfile=../tools/lint/go.mod bpf2go -go-package bpf -target bpfel,bpfeb -cc clang-19 -strip llvm-strip-19 -type drop_reason -type frontend_flags -type backend_flags -type event -type event_kind -type event_path -cflags "-O2 -g -Wall -Wextra -Werror -mcpu=v3 -nostdlibinc -Iinclude -fdebug-prefix-map=$PWD=." sock sock.bpf.c

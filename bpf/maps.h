@@ -82,13 +82,21 @@ struct {
 	__type(value, struct sock_vip);
 } sock_vips SEC(".maps");
 
-/* One unconnected socket may speak to many VIPs; the oldest pair makes room. */
+/* One unconnected socket may speak to many VIPs: what is known of all but the first one. The oldest pair makes room. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
 	__type(key, struct udp_vip_key);
 	__type(value, struct udp_vip);
 } udp_vips SEC(".maps");
+
+/* One number: entries ever made in `udp_vips`. Those that are not there any more had to make room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} udp_vips_added SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -14,10 +14,10 @@ import (
 )
 
 type sockAffinity struct {
-	_         structs.HostLayout
-	Last      uint64
-	BackendId uint32
-	Pad       [4]uint8
+	_          structs.HostLayout
+	Last       uint64
+	BackendId  uint32
+	FrontendId uint32
 }
 
 type sockAffinityKey struct {
@@ -68,6 +68,41 @@ const (
 	sockDropReasonDROP_REASON_SCTP_PORT     sockDropReason = 8
 	sockDropReasonDROP_REASON_NO_CONNECTION sockDropReason = 9
 	sockDropReasonDROP_REASON_MAX           sockDropReason = 10
+)
+
+type sockEvent struct {
+	_           structs.HostLayout
+	Time        uint64
+	Client      [16]uint8
+	Vip         [16]uint8
+	Backend     [16]uint8
+	Netns       uint64
+	Pid         uint32
+	Service     uint32
+	Reason      sockDropReason
+	ClientPort  uint16
+	VipPort     uint16
+	BackendPort uint16
+	Cluster     uint16
+	Kind        sockEventKind
+	Path        sockEventPath
+	Proto       uint8
+	Pad         [3]uint8
+	Comm        [16]int8
+}
+
+type sockEventKind uint32
+
+const (
+	sockEventKindEVENT_CHOSEN  sockEventKind = 1
+	sockEventKindEVENT_REFUSED sockEventKind = 2
+)
+
+type sockEventPath uint32
+
+const (
+	sockEventPathPATH_SOCKET sockEventPath = 1
+	sockEventPathPATH_PACKET sockEventPath = 2
 )
 
 type sockFrontend struct {
@@ -167,6 +202,7 @@ const (
 	sockMapSlots         = "slots"
 	sockMapSockVips      = "sock_vips"
 	sockMapUdpVips       = "udp_vips"
+	sockMapUdpVipsAdded  = "udp_vips_added"
 	sockProgConnect4     = "connect4"
 	sockProgConnect6     = "connect6"
 	sockProgGetpeername4 = "getpeername4"
@@ -233,18 +269,19 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
-	Affinities *ebpf.MapSpec `ebpf:"affinities"`
-	Backends   *ebpf.MapSpec `ebpf:"backends"`
-	Clusters   *ebpf.MapSpec `ebpf:"clusters"`
-	Events     *ebpf.MapSpec `ebpf:"events"`
-	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
-	Ranges     *ebpf.MapSpec `ebpf:"ranges"`
-	Refusals   *ebpf.MapSpec `ebpf:"refusals"`
-	Services   *ebpf.MapSpec `ebpf:"services"`
-	Settings   *ebpf.MapSpec `ebpf:"settings"`
-	Slots      *ebpf.MapSpec `ebpf:"slots"`
-	SockVips   *ebpf.MapSpec `ebpf:"sock_vips"`
-	UdpVips    *ebpf.MapSpec `ebpf:"udp_vips"`
+	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
+	Backends     *ebpf.MapSpec `ebpf:"backends"`
+	Clusters     *ebpf.MapSpec `ebpf:"clusters"`
+	Events       *ebpf.MapSpec `ebpf:"events"`
+	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
+	Ranges       *ebpf.MapSpec `ebpf:"ranges"`
+	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
+	Services     *ebpf.MapSpec `ebpf:"services"`
+	Settings     *ebpf.MapSpec `ebpf:"settings"`
+	Slots        *ebpf.MapSpec `ebpf:"slots"`
+	SockVips     *ebpf.MapSpec `ebpf:"sock_vips"`
+	UdpVips      *ebpf.MapSpec `ebpf:"udp_vips"`
+	UdpVipsAdded *ebpf.MapSpec `ebpf:"udp_vips_added"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -273,18 +310,19 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
-	Affinities *ebpf.Map `ebpf:"affinities"`
-	Backends   *ebpf.Map `ebpf:"backends"`
-	Clusters   *ebpf.Map `ebpf:"clusters"`
-	Events     *ebpf.Map `ebpf:"events"`
-	Frontends  *ebpf.Map `ebpf:"frontends"`
-	Ranges     *ebpf.Map `ebpf:"ranges"`
-	Refusals   *ebpf.Map `ebpf:"refusals"`
-	Services   *ebpf.Map `ebpf:"services"`
-	Settings   *ebpf.Map `ebpf:"settings"`
-	Slots      *ebpf.Map `ebpf:"slots"`
-	SockVips   *ebpf.Map `ebpf:"sock_vips"`
-	UdpVips    *ebpf.Map `ebpf:"udp_vips"`
+	Affinities   *ebpf.Map `ebpf:"affinities"`
+	Backends     *ebpf.Map `ebpf:"backends"`
+	Clusters     *ebpf.Map `ebpf:"clusters"`
+	Events       *ebpf.Map `ebpf:"events"`
+	Frontends    *ebpf.Map `ebpf:"frontends"`
+	Ranges       *ebpf.Map `ebpf:"ranges"`
+	Refusals     *ebpf.Map `ebpf:"refusals"`
+	Services     *ebpf.Map `ebpf:"services"`
+	Settings     *ebpf.Map `ebpf:"settings"`
+	Slots        *ebpf.Map `ebpf:"slots"`
+	SockVips     *ebpf.Map `ebpf:"sock_vips"`
+	UdpVips      *ebpf.Map `ebpf:"udp_vips"`
+	UdpVipsAdded *ebpf.Map `ebpf:"udp_vips_added"`
 }
 
 func (m *sockMaps) Close() error {
@@ -301,6 +339,7 @@ func (m *sockMaps) Close() error {
 		m.Slots,
 		m.SockVips,
 		m.UdpVips,
+		m.UdpVipsAdded,
 	)
 }
 

@@ -686,12 +686,14 @@ func TestMapDumpReadsWell(t *testing.T) {
 			}
 		}
 	}
-	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{echo}})
+	n.serve(vip{"243.0.0.4:53", cs.UDP, []netip.AddrPort{udpServer(t, "127.0.0.1")}}, vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{echo}})
 	s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
-	if err := s.send(netip.MustParseAddrPort("243.0.0.5:53")); err != nil {
-		t.Fatal(err)
+	for _, to := range []string{"243.0.0.4:53", "243.0.0.5:53"} { // the first is in the socket's own storage
+		if err := s.send(netip.MustParseAddrPort(to)); err != nil {
+			t.Fatal(err)
+		}
+		s.read()
 	}
-	s.read()
 	dump := dumpMap(t, bpftool, n.fs, "udp_vips")
 	want := fmt.Sprintf(`"addr":[0,0,0,0,0,0,0,0,0,0,255,255,127,0,0,1],"port":%d,"pad":[0,0,0,0,0,0]},"value":{"addr":[0,0,0,0,0,0,0,0,0,0,255,255,243,0,0,5],"port":53`, echo.Port())
 	if !strings.Contains(dump, want) {
