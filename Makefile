@@ -7,7 +7,7 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images check test soak demo demo-down
+.PHONY: help generate build images check test test-kernels soak demo demo-down
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ check: ## format, lint, vet, and proof that generated files are current
 
 test: ## every test; the last line counts what ran
 	go run ./tools/test
+
+test-kernels: ## the dataplane on Linux 6.1 and 6.12, emulated, and on this machine's
+	go run ./tools/kernels
 
 soak: ## the repeated runs: five rounds of every test, with the race detector
 	go run ./tools/test -soak 5

@@ -42,6 +42,7 @@ const DirVariable = "ISTHMUS_LAB_DIR"
 const (
 	defaultName = "lab"
 	defaultDir  = "/var/tmp/isthmus"
+	cacheFolder = "cache"
 	// maxSocketPath is the size of sun_path in unix(7), less its terminating zero.
 	maxSocketPath = 107
 )
@@ -100,10 +101,7 @@ func Open(cfg Config) (*Lab, error) {
 		cfg.Name = defaultName
 	}
 	if cfg.Dir == "" {
-		cfg.Dir = os.Getenv(DirVariable)
-	}
-	if cfg.Dir == "" {
-		cfg.Dir = defaultDir
+		cfg.Dir = sharedDir()
 	}
 	if cfg.Progress == nil {
 		cfg.Progress = io.Discard
@@ -130,12 +128,24 @@ func Open(cfg Config) (*Lab, error) {
 			return nil, err
 		}
 	}
-	l.cache = cache.Cache{Dir: filepath.Join(cfg.Dir, "cache"), Source: cfg.Source, Report: l.step}
+	l.cache = cache.Cache{Dir: filepath.Join(cfg.Dir, cacheFolder), Source: cfg.Source, Report: l.step}
 	if err := l.validate(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("lab %q: %w", cfg.Name, err)
 	}
 	return l, nil
 }
+
+// sharedDir is the directory of labs that were given none.
+func sharedDir() string {
+	if dir := os.Getenv(DirVariable); dir != "" {
+		return dir
+	}
+	return defaultDir
+}
+
+// CacheDir is where the labs of this machine keep what they share, and where other tools may keep things
+// under names of their own. It need not exist yet.
+func CacheDir() string { return filepath.Join(sharedDir(), cacheFolder) }
 
 func workingCheckout() (string, error) {
 	wd, err := os.Getwd()

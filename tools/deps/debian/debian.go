@@ -31,17 +31,26 @@ func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
 // AptGet runs apt-get, and once more after an update when it fails: the lists of a fresh machine may be
 // empty or name versions that are gone. Daemons that packages bring are not started. The error carries
 // the end of what apt-get said.
-func AptGet(ctx context.Context, args ...string) error {
-	if _, err := apt(ctx, args...); err == nil {
+func AptGet(ctx context.Context, args ...string) error { return aptGet(ctx, "", args...) }
+
+// aptGet is AptGet in the folder dir.
+func aptGet(ctx context.Context, dir string, args ...string) error {
+	if _, err := apt(ctx, dir, args...); err == nil {
 		return nil
 	}
-	if output, err := apt(ctx, "update"); err != nil {
+	if output, err := apt(ctx, dir, "update"); err != nil {
 		return fmt.Errorf("apt-get update: %w\n%s", err, output)
 	}
-	if output, err := apt(ctx, args...); err != nil {
+	if output, err := apt(ctx, dir, args...); err != nil {
 		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, output)
 	}
 	return nil
+}
+
+// Download fetches packages, without those that they need, into the folder dir as *.deb files.
+func Download(ctx context.Context, dir string, packages ...string) error {
+	// apt drops to a user of its own, who may not write here.
+	return aptGet(ctx, dir, append([]string{"--option=APT::Sandbox::User=root", "download"}, packages...)...)
 }
 
 // Missing returns those of packages that are not installed, sorted.
@@ -63,10 +72,11 @@ func Missing(ctx context.Context, packages ...string) ([]string, error) {
 	return slices.Compact(missing), nil
 }
 
-// apt runs apt-get and returns the end of what it said.
-func apt(ctx context.Context, args ...string) (output string, err error) {
+// apt runs apt-get in the folder dir and returns the end of what it said.
+func apt(ctx context.Context, dir string, args ...string) (output string, err error) {
 	args = append([]string{"--quiet", "--option=DPkg::Lock::Timeout=300"}, args...)
 	cmd := exec.CommandContext(ctx, "apt-get", args...)
+	cmd.Dir = dir
 	// RUNLEVEL=1 keeps packages from starting the daemons that they bring.
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "LC_ALL=C.UTF-8")
 	said, err := cmd.CombinedOutput()

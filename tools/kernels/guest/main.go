@@ -1,0 +1,66 @@
+// Guest is what `make test-kernels` runs on every kernel: an agent, two nodes' worth of network and real
+// sockets. As the first process of a virtual machine it sets the machine up before and switches it off
+// after; else it runs where it is started, which must be network and mount namespaces of its own.
+//
+// It says one line for each check, "PASS name (time)" or "FAIL name: why", and ends with "END n passed, m
+// failed". Without that last line the run was cut short.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long one check may take; emulated machines are slow.
+const patience = 20 * time.Second
+
+func main() {
+	if os.Getpid() != 1 {
+		os.Exit(run(os.Stdout))
+	}
+	if err := setUpMachine(); err != nil {
+		fmt.Fprintln(os.Stdout, "FAIL machine:", err)
+	} else {
+		run(os.Stdout)
+	}
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+		fmt.Fprintln(os.Stdout, "FAIL power off:", err)
+		os.Exit(1) // the kernel panics, which ends the machine too
+	}
+}
+
+// run makes a world, runs every check in it and takes it away. It returns an exit code.
+func run(out io.Writer) int {
+	var passed, failed int
+	say := func(name string, begin time.Time, err error) {
+		if err != nil {
+			failed++
+			fmt.Fprintf(out, "FAIL %s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
+			return
+		}
+		passed++
+		fmt.Fprintf(out, "PASS %s (%s)\n", name, time.Since(begin).Round(time.Millisecond))
+	}
+	begin := time.Now()
+	w, err := newWorld(context.Background())
+	say("the agent starts and serves a snapshot", begin, err)
+	if err == nil {
+		for _, c := range checks {
+			begin := time.Now()
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			say(c.name, begin, c.run(ctx, w))
+			cancel()
+		}
+	}
+	begin = time.Now()
+	say("nothing is left", begin, errors.Join(w.close(), w.nothingLeft()))
+	fmt.Fprintf(out, "END %d passed, %d failed\n", passed, failed)
+	return min(failed, 1)
+}

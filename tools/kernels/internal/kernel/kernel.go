@@ -1,0 +1,187 @@
+// Package kernel fetches Debian's kernels for virtual machines and keeps them: an image to boot and the
+// few modules that a test needs, with what these need in turn.
+package kernel
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+)
+
+// Kernel is one that can be booted.
+type Kernel struct {
+	Release string   // as uname says it
+	Image   string   // path of the compressed kernel
+	Modules []string // paths of modules, uncompressed, in an order in which they can be loaded
+}
+
+// Get returns the kernel of a series, such as "6.12", with the named modules. It is kept in dir: what is
+// there is neither looked for nor fetched again, so a newer one of the series comes once its folder is
+// removed. Two may call it at the same time.
+func Get(ctx context.Context, dir, series string, modules []string, progress io.Writer) (Kernel, error) {
+	sum := sha256.Sum256([]byte(strings.Join(modules, " ")))
+	entry := filepath.Join(dir, "kernel-"+series+"-"+hex.EncodeToString(sum[:4]))
+	k, err := open(entry)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return k, err
+	}
+	if err := fetch(ctx, entry, series, modules, progress); err != nil {
+		return Kernel{}, fmt.Errorf("fetch Linux %s: %w", series, err)
+	}
+	return open(entry)
+}
+
+// The files of an entry. Modules are numbered in the order in which they are loaded.
+const (
+	imageFile     = "vmlinuz"
+	releaseFile   = "release"
+	modulesFolder = "modules"
+)
+
+// open returns what an entry holds.
+func open(entry string) (Kernel, error) {
+	release, err := os.ReadFile(filepath.Join(entry, releaseFile))
+	if err != nil {
+		return Kernel{}, err
+	}
+	modules, err := filepath.Glob(filepath.Join(entry, modulesFolder, "*.ko"))
+	if err != nil {
+		return Kernel{}, err
+	}
+	return Kernel{Release: string(release), Image: filepath.Join(entry, imageFile), Modules: slices.Sorted(slices.Values(modules))}, nil
+}
+
+// fetch makes an entry. It appears under its name when it is complete.
+func fetch(ctx context.Context, entry, series string, modules []string, progress io.Writer) (err error) {
+	if err := debian.Ensure(ctx, progress, "xz-utils"); err != nil {
+		return err
+	}
+	pkg, err := newest(ctx, series)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(entry), 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(entry), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	fmt.Fprintf(progress, "fetch Debian package %s\n", pkg)
+	if err := debian.Download(ctx, tmp, pkg); err != nil {
+		return err
+	}
+	root, fresh := filepath.Join(tmp, "root"), filepath.Join(tmp, "entry")
+	if err := unpack(ctx, tmp, root); err != nil {
+		return err
+	}
+	if err := keep(ctx, root, fresh, modules); err != nil {
+		return fmt.Errorf("package %s: %w", pkg, err)
+	}
+	if err := os.Rename(fresh, entry); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// newest returns the name of Debian's newest package with a kernel of the series for virtual machines.
+func newest(ctx context.Context, series string) (string, error) {
+	pattern := fmt.Sprintf(`^linux-image-%s\.[0-9]+[-+][a-z0-9]+-cloud-amd64$`, regexp.QuoteMeta(series))
+	for _, refresh := range []bool{false, true} { // a fresh machine's lists may be empty
+		if refresh {
+			if err := debian.AptGet(ctx, "update"); err != nil {
+				return "", err
+			}
+		}
+		out, err := exec.CommandContext(ctx, "apt-cache", "search", "--names-only", pattern).Output()
+		if err != nil {
+			return "", fmt.Errorf("apt-cache search: %w", err)
+		}
+		var names []string
+		for line := range strings.Lines(string(out)) {
+			name, _, _ := strings.Cut(line, " ")
+			names = append(names, name)
+		}
+		if len(names) > 0 {
+			return slices.MaxFunc(names, byNumbers), nil
+		}
+	}
+	return "", fmt.Errorf("no package matches %s; Debian 12 has one", pattern)
+}
+
+// byNumbers compares two names by the numbers in them, in their order.
+func byNumbers(a, b string) int { return slices.Compare(numbers(a), numbers(b)) }
+
+func numbers(s string) []int {
+	var all []int
+	for _, digits := range regexp.MustCompile(`[0-9]+`).FindAllString(s, -1) {
+		if n, err := strconv.Atoi(digits); err == nil {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// unpack unpacks the one package in dir into root.
+func unpack(ctx context.Context, dir, root string) error {
+	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil {
+		return err
+	}
+	if len(debs) != 1 {
+		return fmt.Errorf("want one package, have %v", debs)
+	}
+	if output, err := exec.CommandContext(ctx, "dpkg-deb", "--extract", debs[0], root).CombinedOutput(); err != nil {
+		return fmt.Errorf("unpack %s: %w\n%s", filepath.Base(debs[0]), err, output)
+	}
+	return nil
+}
+
+// keep makes an entry of what is needed from an unpacked package.
+func keep(ctx context.Context, root, entry string, modules []string) error {
+	const prefix = "vmlinuz-"
+	images, err := filepath.Glob(filepath.Join(root, "boot", prefix+"*"))
+	if err != nil {
+		return err
+	}
+	if len(images) != 1 {
+		return fmt.Errorf("want one %s*, have %v", prefix, images)
+	}
+	release := strings.TrimPrefix(filepath.Base(images[0]), prefix)
+	folder := filepath.Join(entry, modulesFolder)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	t := &tree{paths: map[string]string{}}
+	if err := t.index(filepath.Join(root, "lib", "modules", release)); err != nil {
+		return err
+	}
+	for _, m := range modules {
+		if err := t.add(ctx, m); err != nil {
+			return err
+		}
+	}
+	for i, m := range t.loaded {
+		if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%02d-%s.ko", i, m.name)), m.content, 0o644); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		os.Rename(images[0], filepath.Join(entry, imageFile)),
+		os.WriteFile(filepath.Join(entry, releaseFile), []byte(release), 0o644),
+	)
+}

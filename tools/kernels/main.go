@@ -1,0 +1,60 @@
+// Kernels proves that Isthmus runs on the kernels it claims: the oldest and a newer one of Debian, each
+// booted in an emulated machine, and the one this machine has.
+//
+//	go run ./tools/kernels              # all
+//	go run ./tools/kernels 6.1 native   # some
+//
+// The same program runs on each of them (tools/kernels/guest): a real agent with real sockets of both
+// families. It exits 1 when a check fails, or a kernel cannot be had, or did not get to its end. Kernels are
+// kept beside those programs that the lab keeps, in $ISTHMUS_LAB_DIR/cache, or /var/tmp/isthmus/cache.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stdout, "kernels:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run tests the named kernels, or all.
+func run(ctx context.Context, names []string, out io.Writer) (err error) {
+	begin := time.Now()
+	r, err := newRig(ctx, out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	if len(names) == 0 {
+		names = kernels
+	}
+	outcomes := make([]outcome, len(names))
+	done := make(chan int)
+	for i, name := range names {
+		go func() {
+			outcomes[i] = r.test(ctx, name)
+			done <- i
+		}()
+	}
+	passed := 0
+	for range names {
+		o := outcomes[<-done]
+		passed += len(o.passed)
+		err = errors.Join(err, o.fault())
+	}
+	fmt.Fprintf(out, "%d kernels, %d checks passed, %.1fs\n", len(names), passed, time.Since(begin).Seconds())
+	return err
+}

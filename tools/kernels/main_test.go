@@ -1,0 +1,80 @@
+package main
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// Every check is a test of its own, so that a run of all tests counts them.
+func TestKernels(t *testing.T) {
+	netlab.Privileged(t)
+	r, err := newRig(t.Context(), t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, name := range kernels {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := r.test(t.Context(), name)
+			if err := o.fault(); err != nil {
+				t.Error(err)
+			}
+			for _, check := range o.passed {
+				t.Run(check, func(*testing.T) {})
+			}
+		})
+	}
+}
+
+func TestFault(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		said string
+		err  error
+		want string // part of the fault; empty: none
+	}{
+		"all passed":                {"noise\nPASS a (3ms)\nPASS b (1.2s)\nEND 2 passed, 0 failed\n", nil, ""},
+		"one failed":                {"PASS a (3ms)\nFAIL b: no route\nEND 1 passed, 1 failed\n", nil, "b: no route"},
+		"cut short":                 {"PASS a (3ms)\n", nil, "cut short"},
+		"a line lost":               {"PASS a (3ms)\nEND 2 passed, 0 failed\n", nil, "cut short"},
+		"nothing ran":               {"END 0 passed, 0 failed\n", nil, "nothing was checked"},
+		"did not start":             {"", errors.New("no emulator"), "no emulator"},
+		"lines of a serial console": {"PASS a (3ms)\r\nEND 1 passed, 0 failed\r\n", nil, ""},
+		"an unfinished line":        {"PASS a (3ms)\nEND 1 passed, 0 fai", nil, "cut short"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, o := &rig{out: t.Output()}, outcome{kernel: "k", err: tc.err}
+			l := &lines{take: func(line string) { r.take(&o, line) }}
+			for part := range slices.Chunk([]byte(tc.said), 7) {
+				if _, err := l.Write(part); err != nil {
+					t.Fatal(err)
+				}
+			}
+			switch err := o.fault(); {
+			case tc.want == "" && err != nil:
+				t.Error(err)
+			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+				t.Errorf("have fault %v, want one that names %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestUnknownKernel(t *testing.T) {
+	t.Parallel()
+	r := &rig{out: t.Output()}
+	if err := r.test(t.Context(), "2.4").fault(); err == nil || !strings.Contains(err.Error(), "not one of 6.1") {
+		t.Errorf("have fault %v, want the kernels there are", err)
+	}
+}

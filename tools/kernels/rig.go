@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/kernels/internal/initramfs"
+	"github.com/isthmus-net/isthmus/tools/kernels/internal/kernel"
+	"github.com/isthmus-net/isthmus/tools/kernels/internal/vm"
+)
+
+// native is the name of the kernel that runs.
+const native = "native"
+
+// kernels are all that are tested: Debian's series, and the one that runs.
+var kernels = []string{"6.1", "6.12", native}
+
+// modules are what the checks use and Debian's kernels do not have built in.
+var modules = []string{"veth", "sch_ingress", "cls_bpf", "inet_diag", "udp_diag", "tcp_diag", "sctp"}
+
+// limit is how long one kernel may take, from its boot to its end.
+const limit = 2 * time.Minute
+
+// rig is where kernels are tested.
+type rig struct {
+	dir, guest string // a folder of its own, the program that runs on every kernel
+	fetching   sync.Mutex
+
+	mu  sync.Mutex // guards out
+	out io.Writer
+}
+
+// newRig builds the program that runs on every kernel.
+func newRig(ctx context.Context, out io.Writer) (*rig, error) {
+	if runtime.GOARCH != "amd64" {
+		return nil, fmt.Errorf("the kernels are for amd64 and this machine is %s", runtime.GOARCH)
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("testing this machine's kernel needs root: it makes network namespaces and loads BPF programs")
+	}
+	dir, err := os.MkdirTemp("", "isthmus-kernels-")
+	if err != nil {
+		return nil, err
+	}
+	r := &rig{dir: dir, guest: filepath.Join(dir, "guest"), out: out}
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", r.guest, "github.com/isthmus-net/isthmus/tools/kernels/guest")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // the initramfs has no C library
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return nil, errors.Join(fmt.Errorf("build the guest: %w\n%s", err, output), r.close())
+	}
+	return r, nil
+}
+
+func (r *rig) close() error { return os.RemoveAll(r.dir) }
+
+// outcome is what one kernel made of the checks.
+type outcome struct {
+	kernel         string
+	passed, failed []string // names; failures with the reason
+	end            bool     // it got to its end
+	err            error
+}
+
+// fault returns why the outcome is no success, or nil.
+func (o outcome) fault() error {
+	switch {
+	case o.err != nil:
+		return fmt.Errorf("kernel %s: %w", o.kernel, o.err)
+	case len(o.failed) > 0:
+		return fmt.Errorf("kernel %s: %s", o.kernel, strings.Join(o.failed, "\n"))
+	case !o.end:
+		return fmt.Errorf("kernel %s: the run was cut short", o.kernel)
+	case len(o.passed) == 0:
+		return fmt.Errorf("kernel %s: nothing was checked", o.kernel)
+	}
+	return nil
+}
+
+// test runs the checks on one kernel. What they say is shown as it comes.
+func (r *rig) test(ctx context.Context, name string) (o outcome) {
+	o.kernel = name
+	if !slices.Contains(kernels, name) {
+		o.err = fmt.Errorf("not one of %s", strings.Join(kernels, ", "))
+		return o
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	begin := time.Now()
+	listener := &lines{take: func(line string) { r.take(&o, line) }}
+	if name == native {
+		o.err = r.runNative(ctx, listener)
+	} else {
+		o.err = r.boot(ctx, name, listener)
+	}
+	if o.end { // what came after its end is not what it was started for
+		o.err = nil
+	}
+	if o.err != nil {
+		o.err = fmt.Errorf("%w; it said last:\n%s", o.err, strings.Join(listener.last, "\n"))
+	}
+	r.say("%-6s %d passed, %d failed, %.1fs", o.kernel, len(o.passed), len(o.failed), time.Since(begin).Seconds())
+	return o
+}
+
+func (r *rig) say(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(r.out, format+"\n", args...)
+}
+
+// Write shows the progress of what others do.
+func (r *rig) Write(p []byte) (int, error) {
+	r.say("%s", bytes.TrimSpace(p))
+	return len(p), nil
+}
+
+// duration is what the guest says after a check's name.
+var duration = regexp.MustCompile(` \([0-9.µnms]+\)$`)
+
+// take reads one line of the guest's.
+func (r *rig) take(o *outcome, line string) {
+	if name, ok := strings.CutPrefix(line, "PASS "); ok {
+		o.passed = append(o.passed, duration.ReplaceAllString(name, ""))
+	} else if name, ok := strings.CutPrefix(line, "FAIL "); ok {
+		o.failed = append(o.failed, name)
+	} else if line == fmt.Sprintf("END %d passed, %d failed", len(o.passed), len(o.failed)) {
+		o.end = true
+		return
+	}
+	r.say("%-6s %s", o.kernel, line)
+}
+
+// runNative runs the checks here, in namespaces of their own.
+func (r *rig) runNative(ctx context.Context, out io.Writer) error {
+	// The child dies with the thread that started it, not with the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, r.guest)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	return cmd.Run()
+}
+
+// boot runs the checks on a kernel of Debian's.
+func (r *rig) boot(ctx context.Context, series string, console io.Writer) error {
+	k, err := r.fetch(ctx, series)
+	if err != nil {
+		return err
+	}
+	r.say("%-6s boot Linux %s", series, k.Release)
+	initrd := filepath.Join(r.dir, "initrd-"+series)
+	if err := r.writeInitrd(initrd, k); err != nil {
+		return err
+	}
+	return vm.Machine{Image: k.Image, Initrd: initrd}.Run(ctx, console)
+}
+
+// fetch gets a kernel and what emulates a machine, one at a time.
+func (r *rig) fetch(ctx context.Context, series string) (kernel.Kernel, error) {
+	r.fetching.Lock()
+	defer r.fetching.Unlock()
+	if err := vm.Ensure(ctx, r); err != nil {
+		return kernel.Kernel{}, err
+	}
+	return kernel.Get(ctx, cluster.CacheDir(), series, modules, r)
+}
+
+// writeInitrd writes the initramfs for k: the guest, and the modules.
+func (r *rig) writeInitrd(path string, k kernel.Kernel) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	files := []initramfs.File{{Path: "init", Source: r.guest}}
+	for _, m := range k.Modules {
+		files = append(files, initramfs.File{Path: "modules/" + filepath.Base(m), Source: m})
+	}
+	return initramfs.Write(f, files)
+}
+
+// lines is a writer that gives whole lines to take, and keeps the last ones.
+type lines struct {
+	take func(string)
+	rest []byte
+	last []string
+}
+
+// keep is how many lines are kept.
+const keep = 20
+
+// Write takes what it can and keeps the rest for the next call.
+func (l *lines) Write(p []byte) (int, error) {
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, ok := bytes.Cut(l.rest, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		text := string(bytes.TrimRight(line, "\r"))
+		l.rest = rest
+		l.last = append(l.last, text)
+		l.last = l.last[max(0, len(l.last)-keep):]
+		l.take(text)
+	}
+}
