@@ -1,0 +1,121 @@
+package imports
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// A write is known from its answer and from the watch, in either order, and somebody else may have written in between.
+// What counts is whatever is later.
+func TestWriteMeetsItsEcho(t *testing.T) {
+	name := clusterset.ServiceName{Namespace: "demo", Name: "hello"}
+	at := func(version string) *localImport { return &localImport{service: name, version: version} }
+	tests := map[string]struct {
+		run  func(t *testing.T, h *here)
+		want string // version that counts in the end
+	}{
+		"the answer comes first": {
+			run: func(t *testing.T, h *here) {
+				h.wrote(at("7"))
+				expectEcho(t, h, at("7"), false, true)
+			},
+			want: "5",
+		},
+		"somebody else wrote after": {
+			run: func(t *testing.T, h *here) {
+				h.wrote(at("7"))
+				expectEcho(t, h, at("8"), false, false)
+			},
+			want: "5",
+		},
+		"an older change comes while ours is on its way": {
+			run: func(t *testing.T, h *here) {
+				h.wrote(at("7"))
+				expectEcho(t, h, at("6"), false, false)
+			},
+			want: "7",
+		},
+		"it was deleted": {
+			run: func(t *testing.T, h *here) {
+				h.wrote(at("7"))
+				expectEcho(t, h, at("7"), true, false)
+			},
+			want: "5",
+		},
+		"the watch was faster than the answer": {
+			run:  func(_ *testing.T, h *here) { h.wrote(at("5")) },
+			want: "5",
+		},
+		"and what somebody else wrote too": {
+			run:  func(_ *testing.T, h *here) { h.wrote(at("4")) },
+			want: "5",
+		},
+	}
+	for test, tc := range tests {
+		t.Run(test, func(t *testing.T) {
+			h := knowing(t, name, "5")
+			tc.run(t, h)
+			if have := h.of(name).imp; have == nil || have.version != tc.want {
+				t.Errorf("what counts is %+v, want version %s", have, tc.want)
+			}
+		})
+	}
+}
+
+func expectEcho(t *testing.T, h *here, i *localImport, gone, want bool) {
+	t.Helper()
+	if echo := h.saw(i.service, i, nil, gone); echo != want {
+		t.Errorf("version %s is an echo: %t, want %t", i.version, echo, want)
+	}
+}
+
+// knowing returns a here that has seen an import at a version, and nothing later.
+func knowing(t *testing.T, name clusterset.ServiceName, version string) *here {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(v1beta1.Install(scheme), discoveryv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	si := &v1beta1.ServiceImport{}
+	si.Namespace, si.Name, si.ResourceVersion = name.Namespace, name.Name, version
+	h := &here{}
+	h.mirror(fake.NewClientBuilder().WithScheme(scheme).WithObjects(si).WithInterceptorFuncs(interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			err := c.List(ctx, list, opts...)
+			list.SetResourceVersion(version)
+			return err
+		},
+		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+			o := &client.ListOptions{}
+			if o.ApplyOptions(opts); o.Raw != nil && o.Raw.SendInitialEvents != nil { // the fake cannot
+				return nil, apierrors.NewInvalid(schema.GroupKind{}, "", nil)
+			}
+			return c.Watch(ctx, list, opts...)
+		},
+	}).Build())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.run(ctx) }()
+	err := h.imports.WaitForSync(ctx)
+	cancel()
+	if err := errors.Join(err, <-done); err != nil {
+		t.Fatal(err)
+	}
+	if have := h.of(name).imp; have == nil || have.version != version || h.imports.Latest() != version {
+		t.Fatalf("the import is %+v, and the latest version %q", have, h.imports.Latest())
+	}
+	return h
+}
