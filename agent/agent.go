@@ -46,10 +46,9 @@ type Agent struct {
 	log *slog.Logger
 	dp  dataplane
 
-	syncing sync.Mutex // one Sync at a time; taken before mu
-	ids     lb.IDs     // guarded by syncing
-	have    *lb.State  // what the maps hold; nil when only the kernel knows; guarded by syncing
-	applied bool       // an Apply has succeeded: the dataplane waits for the first; guarded by syncing
+	syncing sync.Mutex  // one Sync at a time; taken before mu
+	planner *lb.Planner // knows what the maps hold; nil when only the kernel does; guarded by syncing
+	applied bool        // an Apply has succeeded: the dataplane waits for the first; guarded by syncing
 
 	mu     sync.Mutex
 	closed bool
@@ -79,7 +78,7 @@ func newAgent(ctx context.Context, dp dataplane, log *slog.Logger) (*Agent, erro
 	if err != nil {
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
-	a := &Agent{log: log, dp: dp, have: &have}
+	a := &Agent{log: log, dp: dp, planner: lb.NewPlanner(have)}
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)
 	log.Info("dataplane taken over", "frontends", len(have.Frontends), "backends", len(have.Backends))
 	return a, nil
@@ -97,41 +96,42 @@ func (a *Agent) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 		return ErrClosed
 	}
 	before := a.dp.Writes()
-	want, problems, err := a.sync(ctx, snap)
-	a.record(want, problems, err)
+	problems, err := a.sync(ctx, snap)
+	a.record(problems, err)
 	if err != nil {
 		return err
 	}
 	if n := a.dp.Writes() - before; n > 0 {
-		a.log.Info("dataplane changed", "frontends", len(want.Frontends), "backends", len(want.Backends), "writes", n)
+		frontends, backends := a.planner.Counts()
+		a.log.Info("dataplane changed", "frontends", frontends, "backends", backends, "writes", n)
 	}
 	return nil
 }
 
 // sync is Sync without the bookkeeping. The caller holds syncing.
-func (a *Agent) sync(ctx context.Context, snap *clusterset.Snapshot) (lb.State, []lb.Problem, error) {
-	if a.have == nil {
+func (a *Agent) sync(ctx context.Context, snap *clusterset.Snapshot) ([]lb.Problem, error) {
+	planner := a.planner
+	if planner == nil {
 		have, err := a.dp.Load(ctx)
 		if err != nil {
-			return lb.State{}, nil, fmt.Errorf("read dataplane: %w", err)
+			return nil, fmt.Errorf("read dataplane: %w", err)
 		}
-		a.have = &have
+		planner = lb.NewPlanner(have)
 	}
-	want, problems := lb.Build(snap, *a.have, &a.ids)
-	plan := lb.Diff(*a.have, want)
-	if a.applied && plan.Writes() == 0 {
-		return want, problems, nil
+	a.planner = nil // until Apply has succeeded
+	plan, problems := planner.Plan(lb.Input{Snapshot: snap})
+	if plan.Writes() > 0 {
+		if err := a.dp.Apply(ctx, plan); err != nil {
+			return nil, fmt.Errorf("program dataplane: %w", err)
+		}
 	}
-	a.have = nil // until Apply has succeeded
-	if err := a.dp.Apply(ctx, plan); err != nil {
-		return lb.State{}, nil, fmt.Errorf("program dataplane: %w", err)
-	}
-	a.have, a.applied = &want, true
-	return want, problems, nil
+	a.planner = planner
+	return problems, nil
 }
 
-// record keeps the outcome of a Sync for Status, and logs problems that were not there before.
-func (a *Agent) record(want lb.State, problems []lb.Problem, err error) {
+// record keeps the outcome of a Sync for Status, and logs problems that were not there before. The caller
+// holds syncing.
+func (a *Agent) record(problems []lb.Problem, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err != nil {
@@ -144,7 +144,7 @@ func (a *Agent) record(want lb.State, problems []lb.Problem, err error) {
 				"reason", p.Reason, "problem", p.Message)
 		}
 	}
-	a.status.Frontends, a.status.Backends = len(want.Frontends), len(want.Backends)
+	a.status.Frontends, a.status.Backends = a.planner.Counts()
 	a.status.LastSync, a.status.LastError, a.status.Problems = time.Now(), nil, problems
 }
 

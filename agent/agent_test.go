@@ -138,7 +138,7 @@ func TestStatus(t *testing.T) {
 	if err := s.Ready(); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
-	if s.Frontends != 1 || s.Backends != 1 || s.Writes != 3 || s.LastSync.IsZero() || s.LastError != nil {
+	if s.Frontends != 2 || s.Backends != 1 || s.Writes != 7 || s.LastSync.IsZero() || s.LastError != nil {
 		t.Errorf("unexpected status %+v", s)
 	}
 	if len(s.Problems) != 1 || s.Problems[0].Reason != lb.UnsupportedProtocol {

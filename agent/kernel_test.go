@@ -285,7 +285,7 @@ func runLimited(args []string) error {
 		if err := errors.Join(s.Ready(), a.Close()); err != nil {
 			return fmt.Errorf("status %d: %w", i, err)
 		}
-		if want := []uint64{5, 0, 5}[i]; s.Writes != want {
+		if want := []uint64{8, 0, 6}[i]; s.Writes != want {
 			return fmt.Errorf("start %d: %d writes, want %d", i, s.Writes, want)
 		}
 		if s.Refusals == nil {

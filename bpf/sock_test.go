@@ -88,7 +88,7 @@ func (n *node) serve(vips ...vip) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	want, problems := lb.Build(snap, have, &n.ids)
+	want, problems := lb.Build(lb.Input{Snapshot: snap}, have, &n.ids)
 	if len(problems) > 0 {
 		n.t.Fatal(problems)
 	}

@@ -2,203 +2,243 @@ package lb
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Reason classifies a Problem for conditions and metrics.
-type Reason string
-
-// The reasons of a Problem.
-const (
-	UnsupportedProtocol Reason = "UnsupportedProtocol" // the socket path speaks TCP and UDP
-	InvalidVIP          Reason = "InvalidVIP"          // an address or port that cannot be a frontend
-	VIPTaken            Reason = "VIPTaken"            // another Service has this VIP, port and protocol
-	InvalidEndpoint     Reason = "InvalidEndpoint"     // an address or port that cannot be a backend
-)
-
-// Problem says what of a Service could not be programmed and why. It is the user's to mend, not an
-// error: everything else is programmed.
-type Problem struct {
-	Service clusterset.ServiceName
-	Reason  Reason
-	Message string // one sentence, the same for the same problem
+// candidate is an endpoint that may serve a frontend.
+type candidate struct {
+	address Address
+	cluster clusterset.ClusterID
+	rank    uint8 // of its policy: the lowest ones serve
+	backend *backend
 }
 
-// String returns "namespace/name: Reason: message".
-func (p Problem) String() string { return fmt.Sprintf("%s: %s: %s", p.Service, p.Reason, p.Message) }
-
-// Build returns what the maps should hold for snap: a frontend for each VIP, port and protocol of each
-// import, over the first address of each ready endpoint of the VIP's family whose slice has a port of
-// the same name and protocol. A Service without a ready endpoint has a frontend without slots, which
-// refuses.
-//
-// Frontends and backends that have holds already keep their numbers, and backends their slots, so that
-// an unchanged Service costs no write and one changed endpoint a few. New numbers come from ids. Build
-// keeps neither argument; equal snap, have and ids give equal results.
-func Build(snap *clusterset.Snapshot, have State, ids *IDs) (State, []Problem) {
-	ids.adopt(have)
-	b := builder{have: have, want: NewState(), ids: ids, owner: map[Address]clusterset.ServiceName{}}
-	b.adoptBackends()
-	b.adoptFrontends()
-	for i := range snap.Services {
-		b.addService(&snap.Services[i])
-	}
-	return b.want, b.problems
+// scratch is memory that is used again for each frontend.
+type scratch struct {
+	candidates []candidate
+	serving    []candidate
+	addrs      []Address
+	weights    []uint32
 }
 
-// builder holds what one Build needs to look up.
-type builder struct {
-	have, want  State
-	ids         *IDs
-	backendIDs  map[Address]BackendID  // of have, then also the new ones
-	frontendIDs map[Address]FrontendID // of have
-	usedFE      map[FrontendID]bool    // every number in frontendIDs or given by this Build
-	owner       map[Address]clusterset.ServiceName
-	problems    []Problem
-}
-
-// adoptBackends indexes have's backends. Should two numbers name one address, the lower one stays.
-func (b *builder) adoptBackends() {
-	b.backendIDs = make(map[Address]BackendID, len(b.have.Backends))
-	for id, be := range b.have.Backends {
-		if old, ok := b.backendIDs[be.Address]; id != 0 && (!ok || id < old) {
-			b.backendIDs[be.Address] = id
-		}
-	}
-}
-
-// adoptFrontends indexes have's frontends. Should two frontends share a number, the first in order
-// keeps it and the other gets a new one.
-func (b *builder) adoptFrontends() {
-	b.frontendIDs = make(map[Address]FrontendID, len(b.have.Frontends))
-	b.usedFE = make(map[FrontendID]bool, len(b.have.Frontends))
-	for _, a := range slices.SortedFunc(maps.Keys(b.have.Frontends), Address.Compare) {
-		if id := b.have.Frontends[a].ID; id != 0 && !b.usedFE[id] {
-			b.frontendIDs[a], b.usedFE[id] = id, true
-		}
-	}
-}
-
-func (b *builder) addService(svc *clusterset.Service) {
+// build makes the frontends of a Service, and writes what is not in the maps yet.
+func (p *Planner) build(in *Input, s *served, svc *clusterset.Service) {
+	s.stale, s.made, s.source = false, true, *svc
+	defer func() { p.setServiceID(s, len(s.frontends) > 0) }()
 	if svc.Type != clusterset.ClusterSetIP {
 		return
 	}
-	for _, p := range svc.Ports {
-		if p.Protocol != clusterset.TCP && p.Protocol != clusterset.UDP {
-			b.problem(svc, UnsupportedProtocol, "port %d/%s is not programmed: sockets are translated for TCP and UDP only", p.Port, p.Protocol)
-			continue
+	policy, faults := policyOf(svc)
+	for _, err := range faults {
+		s.problem(InvalidAnnotation, "%s", err)
+	}
+	for _, port := range svc.Ports {
+		if port.Protocol == clusterset.SCTP {
+			s.problem(UnsupportedProtocol, "port %d/%s is served to packets only: sockets are not translated for it", port.Port, port.Protocol)
 		}
 		for _, vip := range svc.IPs {
-			b.addFrontend(svc, vip.Unmap(), p)
+			if fe := p.claim(s, vip.Unmap(), port); fe != nil {
+				p.setServiceID(s, true)
+				p.fill(fe, in, &policy, svc, port)
+			}
 		}
 	}
 }
 
-func (b *builder) addFrontend(svc *clusterset.Service, vip netip.Addr, p clusterset.Port) {
-	if !vip.IsValid() || vip.IsUnspecified() || p.Port == 0 {
-		b.problem(svc, InvalidVIP, "%s port %d/%s is no address a client can connect to", vip, p.Port, p.Protocol)
-		return
+// claim returns the frontend of a VIP and port for s, nil when it cannot have it.
+func (p *Planner) claim(s *served, vip netip.Addr, port clusterset.Port) *frontend {
+	if !vip.IsValid() || vip.IsUnspecified() || port.Port == 0 {
+		s.problem(InvalidVIP, "%s port %d/%s is no address a client can connect to", vip, port.Port, port.Protocol)
+		return nil
 	}
-	a := Address{netip.AddrPortFrom(vip, p.Port), p.Protocol}
-	if other, ok := b.owner[a]; ok {
-		b.problem(svc, VIPTaken, "%s belongs to %s", a, other)
-		return
+	a := Address{netip.AddrPortFrom(vip, port.Port), port.Protocol}
+	fe := p.frontend(a)
+	if fe.owner != nil {
+		s.problem(VIPTaken, "%s belongs to %s", a, fe.owner.name)
+		s.contested = true
+		return nil
 	}
-	b.owner[a] = svc.Service
-
-	var had []Address
-	id, known := b.frontendIDs[a]
-	if known {
-		had = b.have.table(b.have.Frontends[a])
-	} else {
-		id = FrontendID(next(&b.ids.frontend, func(n uint32) bool { return b.usedFE[FrontendID(n)] }))
-		b.usedFE[id] = true
-	}
-	table := arrange(had, b.backendsOf(svc, clusterset.FamilyOf(vip), p))
-	for i, be := range table {
-		b.want.Slots[Slot{id, uint32(i)}] = b.backendID(be)
-	}
-	b.want.Frontends[a] = Frontend{ID: id, Count: uint32(len(table))}
+	fe.owner = s
+	s.frontends = append(s.frontends, fe)
+	return fe
 }
 
-// backendsOf returns where port p of svc is served in family f, sorted, each once.
-func (b *builder) backendsOf(svc *clusterset.Service, f clusterset.Family, p clusterset.Port) []Address {
-	var found []Address
-	for _, s := range svc.Slices {
-		if s.Family != f {
+// fill finds out who serves fe and writes its backends, slots and itself.
+func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.Service, port clusterset.Port) {
+	p.gather(fe, in, policy, svc, port)
+	all := p.scratch.candidates
+	best := uint8(255)
+	for i := range all {
+		best = min(best, all[i].rank)
+	}
+	serving := p.scratch.serving[:0]
+	fe.members = make([]*backend, len(all))
+	for i := range all {
+		c := &all[i]
+		c.backend = p.backend(backendKey{c.address, p.clusterIndex(c.cluster)})
+		fe.members[i] = c.backend
+		c.backend.members++
+		p.touch(c.backend)
+		if c.rank == best {
+			serving = append(serving, *c)
+		}
+	}
+	p.scratch.serving = serving
+
+	table, isMaglev := p.table(fe.table, policy, serving)
+	for i, b := range table {
+		b.slots++
+		if i >= len(fe.table) || fe.table[i] != b {
+			p.putSlot(Slot{fe.value.ID, uint32(i)}, b)
+		}
+	}
+	p.deleteSlots(fe, len(table))
+	fe.table = table
+	value := Frontend{ID: fe.value.ID, Count: uint32(len(table)), Service: fe.owner.id, Affinity: policy.affinity, Maglev: isMaglev}
+	if !fe.held || fe.value != value {
+		p.plan.PutFrontends = append(p.plan.PutFrontends, FrontendWrite{fe.address, value})
+	}
+	fe.held, fe.value = true, value
+}
+
+// putSlot makes k lead to b, unless it does so although nobody counts it yet, after an update that was cut.
+func (p *Planner) putSlot(k Slot, b *backend) {
+	stray, ok := p.strays[k]
+	delete(p.strays, k)
+	if !ok || stray != b.id {
+		p.plan.PutSlots = append(p.plan.PutSlots, SlotWrite{k, b.id})
+	}
+}
+
+// gather lists in p.scratch who can serve port of svc at fe, sorted by address, each once.
+func (p *Planner) gather(fe *frontend, in *Input, policy *policy, svc *clusterset.Service, port clusterset.Port) {
+	found, family := p.scratch.candidates[:0], clusterset.FamilyOf(fe.address.AddrPort.Addr())
+	for si := range svc.Slices {
+		slice := &svc.Slices[si]
+		if slice.Family != family {
 			continue
 		}
-		i := slices.IndexFunc(s.Ports, func(ep clusterset.EndpointPort) bool {
-			return ep.Name == p.Name && ep.Protocol == p.Protocol
+		i := slices.IndexFunc(slice.Ports, func(ep clusterset.EndpointPort) bool {
+			return ep.Name == port.Name && ep.Protocol == port.Protocol
 		})
 		if i < 0 {
 			continue
 		}
-		for _, e := range s.Endpoints {
-			if !e.Ready || len(e.Addrs) == 0 {
+		target := slice.Ports[i].Port
+		for ei := range slice.Endpoints {
+			e := &slice.Endpoints[ei]
+			if !e.Ready && !(e.Serving && e.Terminating) || len(e.Addrs) == 0 ||
+				policy.local && !in.Node.near(tierNode, false, slice.Cluster, e) {
 				continue
 			}
 			addr := e.Addrs[0].Unmap()
-			if !addr.IsValid() || clusterset.FamilyOf(addr) != f || addr.IsUnspecified() || s.Ports[i].Port == 0 {
-				b.problem(svc, InvalidEndpoint, "endpoint %s port %d/%s of cluster %s cannot take %s traffic",
-					addr, s.Ports[i].Port, p.Protocol, s.Cluster, f)
+			if !addr.IsValid() || clusterset.FamilyOf(addr) != family || addr.IsUnspecified() || target == 0 {
+				fe.owner.problem(InvalidEndpoint, "endpoint %s port %d/%s of cluster %s cannot take %s traffic",
+					addr, target, port.Protocol, slice.Cluster, family)
 				continue
 			}
-			found = append(found, Address{netip.AddrPortFrom(addr.WithZone(""), s.Ports[i].Port), p.Protocol})
+			found = append(found, candidate{
+				address: Address{netip.AddrPortFrom(addr.WithZone(""), target), port.Protocol},
+				cluster: slice.Cluster, rank: policy.rank(in, slice.Cluster, e),
+			})
 		}
 	}
-	slices.SortFunc(found, Address.Compare)
-	return slices.Compact(found)
+	// An endpoint on its way from one slice to another is in both for a while; the better word counts.
+	slices.SortStableFunc(found, func(a, b candidate) int {
+		if c := a.address.Compare(b.address); c != 0 {
+			return c
+		}
+		return int(a.rank) - int(b.rank)
+	})
+	p.scratch.candidates = slices.CompactFunc(found, func(a, b candidate) bool { return a.address == b.address })
 }
 
-// backendID returns the number of be, and writes be into want.
-func (b *builder) backendID(be Address) BackendID {
-	id, ok := b.backendIDs[be]
-	if !ok {
-		id = BackendID(next(&b.ids.backend, func(n uint32) bool {
-			_, had := b.have.Backends[BackendID(n)]
-			_, given := b.want.Backends[BackendID(n)]
-			return had || given
-		}))
-		b.backendIDs[be] = id
+// table puts those who serve, sorted, into slots; had is what the slots hold now.
+func (p *Planner) table(had []*backend, policy *policy, serving []candidate) (slots []*backend, isMaglev bool) {
+	weights, units := p.weigh(policy, serving)
+	if policy.maglev && len(serving) > 0 {
+		if size := maglevSize(units); size > 0 {
+			addrs := p.scratch.addrs[:0]
+			for i := range serving {
+				addrs = append(addrs, serving[i].address)
+			}
+			p.scratch.addrs = addrs
+			slots = make([]*backend, size)
+			for i, n := range maglev(addrs, weights, size) {
+				slots[i] = serving[n].backend
+			}
+			return slots, true
+		}
 	}
-	b.want.Backends[id] = Backend{Address: be}
-	return id
+	return arrange(had, serving, weights, units), false
 }
 
-func (b *builder) problem(svc *clusterset.Service, r Reason, format string, args ...any) {
-	p := Problem{svc.Service, r, fmt.Sprintf(format, args...)}
-	if !slices.Contains(b.problems, p) {
-		b.problems = append(b.problems, p)
+// weigh returns how many slots each of those who serve gets, nil for one each, and how many these are.
+func (p *Planner) weigh(policy *policy, serving []candidate) (weights []uint32, units int) {
+	if policy.weights == nil || len(serving) == 0 {
+		return nil, len(serving)
 	}
+	var groups []group
+	member := map[clusterset.ClusterID]int{}
+	for i := range serving {
+		id := serving[i].cluster
+		g, ok := member[id]
+		if !ok {
+			g = len(groups)
+			member[id] = g
+			groups = append(groups, group{weight: policy.weight(id)})
+		}
+		groups[g].size++
+	}
+	each := repeats(groups)
+	weights = p.scratch.weights[:0]
+	for i := range serving {
+		w := each[member[serving[i].cluster]]
+		weights = append(weights, w)
+		units += int(w)
+	}
+	p.scratch.weights = weights
+	return weights, units
 }
 
-// arrange puts want, which is sorted and without repetition, into as many slots. What stands in had
-// within these slots stays where it is; the rest fills the gaps in order.
-func arrange(had, want []Address) []Address {
-	table := make([]Address, len(want))
-	placed := make(map[Address]bool, len(want))
-	for _, a := range want {
-		placed[a] = false
+// arrange puts each of want into as many slots as weights says, nil for one. Of what stands in had within
+// these slots, as much as is still wanted stays where it is; the rest fills the gaps in order.
+func arrange(had []*backend, want []candidate, weights []uint32, slots int) []*backend {
+	if slots == 0 {
+		return nil
+	}
+	table := make([]*backend, slots)
+	for i := range want {
+		want[i].backend.wanted = 1
+		if weights != nil {
+			want[i].backend.wanted = int(weights[i])
+		}
 	}
 	for i := range min(len(had), len(table)) {
-		if done, wanted := placed[had[i]]; wanted && !done {
-			table[i], placed[had[i]] = had[i], true
+		if b := had[i]; b != nil && b.wanted > 0 {
+			table[i] = b
+			b.wanted--
 		}
 	}
 	gap := 0
-	for _, a := range want {
-		if placed[a] {
-			continue
+	for i := range want {
+		for b := want[i].backend; b.wanted > 0; b.wanted-- {
+			for table[gap] != nil {
+				gap++
+			}
+			table[gap] = b
 		}
-		for table[gap].AddrPort.IsValid() {
-			gap++
-		}
-		table[gap] = a
 	}
 	return table
+}
+
+// problem notes something that its owner should mend, once.
+func (s *served) problem(r Reason, format string, args ...any) {
+	p := Problem{s.name, r, fmt.Sprintf(format, args...)}
+	if !slices.Contains(s.problems, p) {
+		s.problems = append(s.problems, p)
+	}
 }

@@ -1,16 +1,18 @@
 package lb
 
-// IDs gives frontends and backends their numbers. It counts upwards and only wraps after four
-// billion, so a number that was just freed never comes back while a program may still hold it. The zero
-// value is ready; one IDs belongs to one kernel. Not safe for concurrent use.
+// IDs gives frontends, backends, Services and members their numbers. It counts upwards and only wraps when
+// the numbers are used up, so one that was just freed does not come back while a program may still hold it.
+// The zero value is ready; one IDs belongs to one kernel. Not safe for concurrent use.
 type IDs struct {
-	frontend, backend uint32 // the highest seen or given
+	frontend, backend, service uint32 // the highest seen or given
+	cluster                    uint32 // likewise, below MaxClusters
 }
 
 // adopt makes room above every number that have uses, also in slots no frontend names.
 func (ids *IDs) adopt(have State) {
 	for _, fe := range have.Frontends {
 		ids.frontend = max(ids.frontend, uint32(fe.ID))
+		ids.service = max(ids.service, uint32(fe.Service))
 	}
 	for k, id := range have.Slots {
 		ids.frontend = max(ids.frontend, uint32(k.Frontend))
@@ -18,6 +20,12 @@ func (ids *IDs) adopt(have State) {
 	}
 	for id := range have.Backends {
 		ids.backend = max(ids.backend, uint32(id))
+	}
+	for id := range have.Services {
+		ids.service = max(ids.service, uint32(id))
+	}
+	for i := range have.Clusters {
+		ids.cluster = max(ids.cluster, uint32(i))
 	}
 }
 

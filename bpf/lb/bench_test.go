@@ -1,0 +1,68 @@
+package lb
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// large returns n Services of 10 pods each, in two slices of two members.
+func large(n int) *cs.Snapshot {
+	snap := &cs.Snapshot{}
+	for i := range n {
+		var of [2]cs.Slice
+		for c := range of {
+			addrs := make([]string, 5)
+			for e := range addrs {
+				addrs[e] = fmt.Sprintf("10.%d.%d.%d", 1+5*c+e, i/250, i%250+1)
+			}
+			of[c] = slice(addrs...)
+			of[c].Cluster = cs.ClusterID(fmt.Sprint("c", c))
+		}
+		svc := service(fmt.Sprintf("s%05d", i), fmt.Sprintf("243.0.%d.%d", i/250, i%250+1), of[:]...)
+		snap.Services = append(snap.Services, svc)
+	}
+	return snap
+}
+
+// 10,000 Services of 10 pods, from a snapshot to the plan: into empty maps, and into maps that hold it all.
+func BenchmarkBuild10k(b *testing.B) {
+	in := Input{Snapshot: large(10000)}
+	empty := NewState()
+	b.Run("empty", func(b *testing.B) {
+		for b.Loop() {
+			if plan, _ := NewPlanner(empty).Plan(in); plan.Writes() != 220002 {
+				b.Fatal(plan.Writes())
+			}
+		}
+	})
+	have, _ := Build(in, empty, new(IDs))
+	b.Run("restart", func(b *testing.B) {
+		for b.Loop() {
+			if plan, _ := NewPlanner(have).Plan(in); plan.Writes() != 0 {
+				b.Fatal(plan.Writes())
+			}
+		}
+	})
+}
+
+// One of 100,000 endpoints comes or goes, from a snapshot to the plan.
+func BenchmarkOneEndpoint(b *testing.B) {
+	planner := NewPlanner(NewState())
+	worlds := [2]Input{{Snapshot: large(10000)}, {}}
+	changed := slices.Clone(worlds[0].Snapshot.Services)
+	svc := &changed[5000]
+	svc.Slices = slices.Clone(svc.Slices)
+	svc.Slices[1].Endpoints = slices.Clone(svc.Slices[1].Endpoints[1:])
+	worlds[1].Snapshot = &cs.Snapshot{Services: changed}
+	planner.Plan(worlds[0])
+	turn := 0
+	for b.Loop() {
+		turn = 1 - turn
+		if plan, _ := planner.Plan(worlds[turn]); plan.Writes() < 3 || plan.Writes() > 4 {
+			b.Fatal(plan.Writes())
+		}
+	}
+}

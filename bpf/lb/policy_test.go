@@ -1,0 +1,289 @@
+package lb
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// pod is one line about an endpoint: "cluster/node/zone", with "~" in front when it terminates, "!" when it
+// does not even serve.
+func pod(t *testing.T, n int, text string) (cs.ClusterID, cs.Endpoint) {
+	t.Helper()
+	e := cs.Endpoint{Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(n)})}, Ready: true, Serving: true}
+	if rest, ok := strings.CutPrefix(text, "~"); ok {
+		text, e.Ready, e.Terminating = rest, false, true
+	}
+	if rest, ok := strings.CutPrefix(text, "!"); ok {
+		text, e.Ready, e.Serving = rest, false, false
+	}
+	f := strings.Split(text, "/")
+	e.NodeName, e.Zone = f[1], f[2]
+	return cs.ClusterID(f[0]), e
+}
+
+// Who serves: pods are numbered from 1, their addresses end in that number.
+func TestWhoServes(t *testing.T) {
+	here := Node{Cluster: "a", Name: "n1", Zone: "z1"}
+	everywhere := []string{"a/n1/z1", "a/n2/z1", "a/n3/z2", "b/n1/z1", "b/n9/z9"}
+	tests := map[string]struct {
+		node         *Node // here, unless said otherwise
+		spans        bool
+		drained      []cs.ClusterID
+		distribution string
+		policy       string
+		annotations  map[string]string
+		pods         []string
+		serve        string // the last bytes of the addresses with slots, *n for n slots
+		drain        string // and of those without
+		problems     int
+	}{
+		"all alike": {pods: everywhere, serve: "1 2 3 4 5"},
+		"who terminates gets nobody while others are ready": {pods: []string{"a/n1/z1", "~a/n2/z1"}, serve: "1", drain: "2"},
+		"who terminates serves when nobody is ready":        {pods: []string{"~a/n1/z1", "~b/n1/z1", "!a/n2/z1"}, serve: "1 2"},
+		"who does not serve is gone":                        {pods: []string{"!a/n1/z1", "!~a/n2/z1"}},
+
+		"the same node": {distribution: "PreferSameNode", pods: everywhere, serve: "1", drain: "2 3 4 5"},
+		"the same node of the same cluster": {
+			distribution: "PreferSameNode", pods: []string{"b/n1/z1", "a/n2/z2"}, serve: "2", drain: "1",
+		},
+		"no pod on the node: the zone":        {distribution: "PreferSameNode", pods: everywhere[1:], serve: "1", drain: "2 3 4"},
+		"the same zone":                       {distribution: "PreferSameZone", pods: everywhere, serve: "1 2", drain: "3 4 5"},
+		"close is the same zone":              {distribution: "PreferClose", pods: everywhere, serve: "1 2", drain: "3 4 5"},
+		"zones of two clusters are two zones": {distribution: "PreferClose", pods: everywhere[2:], serve: "1", drain: "2 3"},
+		"unless they are said to be one":      {distribution: "PreferClose", spans: true, pods: everywhere, serve: "1 2 4", drain: "3 5"},
+		"nobody in the cluster: the others":   {distribution: "PreferClose", pods: everywhere[3:], serve: "1 2"},
+		"a tier with nobody ready spills over": {
+			distribution: "PreferSameNode", pods: []string{"~a/n1/z1", "a/n2/z2", "b/n1/z1"}, serve: "2", drain: "1 3",
+		},
+		"who terminates is nearest, and last": {distribution: "PreferSameNode", pods: []string{"~a/n1/z1", "~b/n1/z1"}, serve: "1", drain: "2"},
+		"an unknown place has no neighbours":  {node: &Node{}, distribution: "PreferSameNode", pods: everywhere, serve: "1 2 3 4 5"},
+		"an endpoint without a zone is in none": {
+			node: &Node{Cluster: "a"}, distribution: "PreferClose", pods: []string{"a/n1/", "b//"}, serve: "1", drain: "2",
+		},
+		"a distribution from the future": {distribution: "PreferMoon", pods: everywhere, serve: "1 2 3 4 5"},
+
+		"local is the node":               {policy: "Local", pods: everywhere, serve: "1"},
+		"local, and nobody there refuses": {policy: "Local", pods: everywhere[1:]},
+		"local, and who is there terminates": {
+			policy: "Local", pods: []string{"~a/n1/z1", "a/n2/z1"}, serve: "1",
+		},
+
+		"own tiers": {
+			annotations: map[string]string{AnnotationPrefer: "cluster, node"}, distribution: "PreferSameNode", pods: everywhere, serve: "1 2 3", drain: "4 5",
+		},
+		"others first": {annotations: map[string]string{AnnotationPrefer: "remote"}, pods: everywhere, serve: "4 5", drain: "1 2 3"},
+		"in no tier, and nobody else": {
+			annotations: map[string]string{AnnotationPrefer: "node,zone"}, pods: everywhere[2:], serve: "1 2 3",
+		},
+		"tiers that cannot be read": {
+			annotations: map[string]string{AnnotationPrefer: "node,moon"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1,
+		},
+		"a tier twice": {annotations: map[string]string{AnnotationPrefer: "node,node"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+
+		"weights are of clusters, not of pods": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=3,b=1"}, pods: everywhere, serve: "1*2 2*2 3*2 4 5",
+		},
+		"a cluster without a weight weighs 1": {
+			annotations: map[string]string{AnnotationClusterWeights: "b = 4"}, pods: []string{"a/n/z", "b/n/z", "c/n/z"}, serve: "1 2*4 3",
+		},
+		"weights are reduced": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=300,b=100"}, pods: []string{"a/n/z", "b/n/z"}, serve: "1*3 2",
+		},
+		"weight 0 is for when nobody else is ready": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=0"}, pods: []string{"a/n1/z1", "b/n1/z1"}, serve: "2", drain: "1",
+		},
+		"and then it serves": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=0,c=0"}, pods: []string{"a/n1/z1", "~b/n1/z1", "c/n/z"}, serve: "1 3", drain: "2",
+		},
+		"weights within a tier": {
+			annotations: map[string]string{AnnotationClusterWeights: "b=3", AnnotationPrefer: "remote,cluster"},
+			pods:        []string{"a/n/z", "b/n/z", "c/n/z"}, serve: "2*3 3", drain: "1",
+		},
+		"weights that cannot be read": {
+			annotations: map[string]string{AnnotationClusterWeights: "a=many"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1,
+		},
+		"a weight that is too large": {annotations: map[string]string{AnnotationClusterWeights: "a=1001"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"a cluster twice":            {annotations: map[string]string{AnnotationClusterWeights: "a=1,a=2"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"no cluster id":              {annotations: map[string]string{AnnotationClusterWeights: "A=1"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"a balancer nobody knows":    {annotations: map[string]string{AnnotationBalancer: "fair"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+
+		"a member whose packets die":          {drained: []cs.ClusterID{"b"}, pods: everywhere, serve: "1 2 3", drain: "4 5"},
+		"and who terminates elsewhere":        {drained: []cs.ClusterID{"b"}, pods: []string{"~a/n/z", "b/n/z"}, serve: "1", drain: "2"},
+		"when all packets die, all are tried": {drained: []cs.ClusterID{"a", "b"}, pods: everywhere, serve: "1 2 3 4 5"},
+		"when nobody else is left":            {drained: []cs.ClusterID{"b"}, pods: everywhere[3:], serve: "1 2"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			svc := service("hello", "243.0.0.5")
+			svc.TrafficDistribution, svc.InternalTrafficPolicy, svc.Annotations = test.distribution, test.policy, test.annotations
+			for i, text := range test.pods {
+				c, e := pod(t, i+1, text)
+				s := slice("10.0.0.1")
+				s.Cluster, s.Endpoints = c, []cs.Endpoint{e}
+				svc.Slices = append(svc.Slices, s)
+			}
+			in := world(svc)
+			in.Node, in.ZonesSpanClusters, in.Drained = here, test.spans, map[cs.ClusterID]bool{}
+			if test.node != nil {
+				in.Node = *test.node
+			}
+			for _, c := range test.drained {
+				in.Drained[c] = true
+			}
+			got, problems := Build(in, NewState(), new(IDs))
+			if len(problems) != test.problems {
+				t.Errorf("problems %v, want %d", problems, test.problems)
+			}
+			for _, p := range problems {
+				if p.Reason != InvalidAnnotation || !strings.Contains(p.Message, "isthmus.io/") {
+					t.Errorf("problem %v names no annotation", p)
+				}
+			}
+			short := strings.NewReplacer("10.0.0.", "", ":8080", "")
+			var drain []string
+			for _, be := range got.Backends {
+				if be.Draining {
+					drain = append(drain, short.Replace(be.AddrPort.String()))
+				}
+			}
+			slices.Sort(drain)
+			for _, fe := range got.Frontends {
+				if diff := cmp.Diff(test.serve, short.Replace(strings.Join(got.shares(fe), " "))); diff != "" {
+					t.Errorf("who serves (-want +got):\n%s", diff)
+				}
+			}
+			if diff := cmp.Diff(test.drain, strings.Join(drain, " ")); diff != "" {
+				t.Errorf("who drains (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A pod on its way from one slice to another is in both, and once it is ready in one it serves.
+func TestTheBetterWordCounts(t *testing.T) {
+	for _, readyFirst := range []bool{true, false} {
+		svc := service("hello", "243.0.0.5", slice("10.1.0.1"), slice("10.1.0.1"))
+		worse := 0
+		if readyFirst {
+			worse = 1
+		}
+		svc.Slices[worse].Endpoints[0].Ready, svc.Slices[worse].Endpoints[0].Terminating = false, true
+		got, _ := Build(world(svc), NewState(), new(IDs))
+		want := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=1 10.1.0.1:8080/TCP cluster=a\n"
+		if diff := cmp.Diff(want, got.Text()); diff != "" {
+			t.Errorf("ready first %v:\n%s", readyFirst, diff)
+		}
+	}
+}
+
+func TestAffinity(t *testing.T) {
+	for timeout, want := range map[time.Duration]uint32{0: 10800, 90 * time.Second: 90, 24 * time.Hour: 86400} {
+		svc := service("hello", "243.0.0.5")
+		svc.SessionAffinity = cs.SessionAffinity{ClientIP: true, Timeout: timeout}
+		got, _ := Build(world(svc), NewState(), new(IDs))
+		for _, fe := range got.Frontends {
+			if fe.Affinity != want {
+				t.Errorf("affinity with a timeout of %s is %d s, want %d", timeout, fe.Affinity, want)
+			}
+		}
+	}
+}
+
+// A member that leaves may hand its addresses to another: its pods are not the other's.
+func TestBackendsBelongToMembers(t *testing.T) {
+	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	ids := new(IDs)
+	have, _ := Build(world(svc), NewState(), ids)
+	svc = service("hello", "243.0.0.5", slice("10.1.0.1"))
+	svc.Slices[0].Cluster = "b"
+	want, _ := Build(world(svc), have, ids)
+	text := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP cluster=b\n"
+	if diff := cmp.Diff(text, want.Text()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Members beyond the array's size have no index; their backends serve all the same.
+func TestMoreMembersThanIndices(t *testing.T) {
+	svc := service("hello", "243.0.0.5")
+	for i := range MaxClusters + 10 {
+		s := slice(fmt.Sprintf("10.1.%d.%d", i/250, i%250+1))
+		s.Cluster = cs.ClusterID(fmt.Sprint("c", i))
+		svc.Slices = append(svc.Slices, s)
+	}
+	got, _ := Build(world(svc), NewState(), new(IDs))
+	if len(got.Clusters) != MaxClusters-1 || len(got.Slots) != MaxClusters+10 {
+		t.Errorf("%d members with an index and %d slots, want %d and %d", len(got.Clusters), len(got.Slots), MaxClusters-1, MaxClusters+10)
+	}
+}
+
+// Clients that take a slot at random meet the clusters as their weights say: chi-square, at one in a million.
+func TestWeightsAreShares(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		groups := make([]group, rapid.IntRange(1, 5).Draw(t, "clusters"))
+		var sum float64
+		for i := range groups {
+			groups[i] = group{size: rapid.IntRange(1, 60).Draw(t, "pods"), weight: rapid.Uint32Range(1, 20).Draw(t, "weight")}
+			sum += float64(groups[i].weight)
+		}
+		each := repeats(groups)
+		total := 0
+		for i, g := range groups {
+			if each[i] == 0 {
+				t.Fatalf("group %d has no slot", i)
+			}
+			total += g.size * int(each[i])
+		}
+		if total > maxSlots+60*len(groups) {
+			t.Fatalf("%d slots", total)
+		}
+		const clients = 10000
+		var chi float64
+		for i, g := range groups {
+			want := clients * float64(g.weight) / sum
+			got := clients * float64(g.size*int(each[i])) / float64(total)
+			chi += (got - want) * (got - want) / want
+		}
+		// The quantile 1-1e-6 for 4 degrees of freedom; the expectation of many clients has no noise.
+		if chi > 33.4 {
+			t.Fatalf("chi-square %.1f for %v: %v slots each", chi, groups, each)
+		}
+	})
+}
+
+func TestWeightsAreExactWhereTheyCanBe(t *testing.T) {
+	tests := map[string]struct {
+		groups []group
+		want   []uint32
+	}{
+		"equal":             {[]group{{3, 1}, {3, 1}}, []uint32{1, 1}},
+		"sizes differ":      {[]group{{3, 1}, {2, 1}}, []uint32{2, 3}},
+		"both":              {[]group{{3, 3}, {2, 1}}, []uint32{2, 1}},
+		"one":               {[]group{{7, 5}}, []uint32{1}},
+		"no weight at all":  {[]group{{1, 0}, {2, 0}}, []uint32{2, 1}},
+		"a thousand to one": {[]group{{1, 1000}, {1, 1}}, []uint32{1000, 1}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, repeats(test.groups)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	if each := repeats([]group{{997, 999}, {991, 1000}, {983, 1}, {977, 3}}); slices.Min(each) == 0 || slices.Max(each) > maxSlots {
+		t.Errorf("large primes: %v", each)
+	}
+	if each := repeats([]group{{1, math.MaxUint32}, {65000, 1}}); slices.Min(each) == 0 {
+		t.Errorf("out of all proportion: %v", each)
+	}
+}
