@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -78,7 +79,8 @@ type Hook struct {
 }
 
 // Hooks lists the programs of the socket path in the order in which they are attached: those that
-// give names back first, so that no socket ever sees a translation that is not undone.
+// give names back first, so that no socket ever sees a translation that is not undone; and what counts before what
+// is counted.
 func Hooks() []Hook {
 	return []Hook{
 		{sockProgGetpeername4, ebpf.AttachCgroupInet4GetPeername},
@@ -87,13 +89,43 @@ func Hooks() []Hook {
 		{sockProgRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
 		{sockProgSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
 		{sockProgSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		{sockopsProgEvidence, ebpf.AttachCGroupSockOps},
 		{sockProgConnect4, ebpf.AttachCGroupInet4Connect},
 		{sockProgConnect6, ebpf.AttachCGroupInet6Connect},
 	}
 }
 
-// LoadSpec parses the embedded object for this machine's byte order. The result is the caller's.
-func LoadSpec() (*ebpf.CollectionSpec, error) { return loadSock() }
+// LoadSpec parses the embedded objects of the socket path for this machine's byte order and returns what all
+// kernels we serve can load: the programs of Hooks and their maps. The result is the caller's.
+func LoadSpec() (*ebpf.CollectionSpec, error) {
+	spec, err := loadSock()
+	if err != nil {
+		return nil, fmt.Errorf("object of the socket path: %w", err)
+	}
+	sockops, err := loadSockops()
+	if err != nil {
+		return nil, fmt.Errorf("object of the evidence: %w", err)
+	}
+	maps.Copy(spec.Programs, sockops.Programs) // the maps are the same
+	return spec, nil
+}
+
+// ProgramCloseStale is the one program that LoadCloseSpec returns.
+const ProgramCloseStale = closeProgCloseStale
+
+// LoadCloseSpec returns the iterator that closes UDP sockets whose backend is gone, and the two maps it needs,
+// which are to be replaced by the pinned ones. Kernels before 6.5 refuse it. The result is the caller's.
+//
+// Reading the iterator runs it in the reader's network namespace; what comes are the numbers of the backends whose
+// sockets were closed, 4 bytes in this machine's byte order for each socket.
+func LoadCloseSpec() (*ebpf.CollectionSpec, error) {
+	spec, err := loadClose()
+	if err != nil {
+		return nil, fmt.Errorf("object of the iterator: %w", err)
+	}
+	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return name != MapSockVIPs && name != MapBackends })
+	return spec, nil
+}
 
 // DropReason says why a client was refused or a packet dropped.
 type DropReason uint32

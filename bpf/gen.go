@@ -1,6 +1,10 @@
 package bpf
 
 // The generator is pinned in tools/lint, clang by its version in the command: another clang gives other
-// bytes. -fdebug-prefix-map keeps the place of the checkout out of them.
+// bytes. -fdebug-prefix-map keeps the place of the checkout out of them. The types of abi.h come from the
+// first object alone.
 //
-//go:generate go tool -modfile=../tools/lint/go.mod bpf2go -go-package bpf -target bpfel,bpfeb -cc clang-19 -strip llvm-strip-19 -type drop_reason -type frontend_flags -type backend_flags -type event -type event_kind -type event_path -cflags "-O2 -g -Wall -Wextra -Werror -mcpu=v3 -nostdlibinc -Iinclude -fdebug-prefix-map=$PWD=." sock sock.bpf.c
+//go:generate -command bpf2go go tool -modfile=../tools/lint/go.mod bpf2go -go-package bpf -target bpfel,bpfeb -cc clang-19 -strip llvm-strip-19 -cflags "-O2 -g -Wall -Wextra -Werror -mcpu=v3 -nostdlibinc -Iinclude -fdebug-prefix-map=$PWD=."
+//go:generate bpf2go -type drop_reason -type frontend_flags -type backend_flags -type event -type event_kind -type event_path sock sock.bpf.c
+//go:generate bpf2go -no-global-types sockops sockops.bpf.c
+//go:generate bpf2go -no-global-types close close.bpf.c

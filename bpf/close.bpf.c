@@ -1,0 +1,76 @@
+//go:build ignore
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Closes UDP sockets that are connected to a backend that is gone: nobody will answer them, and only the error
+ * makes their application connect anew. Which sockets these are is what connect4/6 remembered, never an address.
+ *
+ * Reading the iterator runs it, over the sockets of the reader's network namespace alone. What is read are the
+ * numbers of the backends whose sockets were closed, 32 bits in the machine's byte order, one for each socket.
+ *
+ * An object of its own: bpf_sock_destroy came with Linux 6.5.
+ */
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "maps.h"
+
+/* Of the kernel's types what is read here; where it is, the loader finds out (CO-RE). */
+struct sock_common {
+	volatile unsigned char skc_state;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+
+struct udp_sock {
+	char unread;
+} __attribute__((preserve_access_index));
+
+struct seq_file {
+	char unread;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+/* What the iterator hands over. */
+struct bpf_iter__udp {
+	struct bpf_iter_meta *meta;
+	struct udp_sock *udp_sk; /* NULL after the last one */
+};
+
+extern int bpf_sock_destroy(struct sock_common *sock) __ksym;
+
+/* Reports whether a socket speaks to a backend that is gone. A connection may have been undone, of which no hook
+ * tells: the state of the socket does. */
+static __always_inline bool is_stale(struct sock *sk, const struct sock_vip *s)
+{
+	if (!(s->flags & SOCK_VIP_CONNECTED) || sk->__sk_common.skc_state != BPF_TCP_ESTABLISHED)
+		return false;
+	return !bpf_map_lookup_elem(&backends, &s->backend_id);
+}
+
+SEC("iter/udp")
+int close_stale(struct bpf_iter__udp *ctx)
+{
+	struct sock *sk = (struct sock *)ctx->udp_sk;
+	struct sock_vip *s;
+	__u32 backend_id;
+
+	if (!sk)
+		return 0;
+	s = bpf_sk_storage_get(&sock_vips, sk, NULL, 0);
+	if (!s || !is_stale(sk, s))
+		return 0;
+	backend_id = s->backend_id;
+	if (bpf_sock_destroy(&sk->__sk_common) == 0)
+		bpf_seq_write(ctx->meta->seq, &backend_id, sizeof(backend_id));
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

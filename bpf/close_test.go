@@ -1,0 +1,136 @@
+package bpf_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// closeStale runs the iterator here and returns the backends whose sockets it closed.
+func (n *node) closeStale() []lb.BackendID {
+	n.t.Helper()
+	spec, err := bpf.LoadCloseSpec()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	replacements := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		replacements[name] = n.pinned(name)
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		netlab.Skip(n.t, "this kernel cannot close a socket from an iterator")
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer coll.Close()
+	l, err := link.AttachIter(link.IterOptions{Program: coll.Programs[bpf.ProgramCloseStale]})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	r, err := l.Open()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }()
+	out, err := io.ReadAll(r)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var ids []lb.BackendID
+	for ; len(out) >= 4; out = out[4:] {
+		ids = append(ids, lb.BackendID(binary.NativeEndian.Uint32(out)))
+	}
+	return ids
+}
+
+// ask reports what becomes of a question on a connected socket.
+func (s socket) ask() error {
+	if err := again(s.t, func() error { return unix.Send(s.fd, []byte("?"), 0) }); err != nil {
+		return err
+	}
+	return s.hear()
+}
+
+// hear waits for a datagram, or for an error.
+func (s socket) hear() error {
+	return again(s.t, func() error {
+		_, _, err := unix.Recvfrom(s.fd, make([]byte, 64), 0)
+		return err
+	})
+}
+
+// Only sockets that are connected to a VIP, and to a backend of it that is gone, are closed: their owner gets an error.
+func TestCloseStale(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			gone, kept := udpServer(t, road.backend), udpServer(t, road.backend)
+			serve := func(first netip.AddrPort) {
+				n.serve(vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{first}}, vip{on(road.vip, 54), cs.UDP, []netip.AddrPort{kept}})
+			}
+			serve(gone)
+			sockets := map[string]socket{}
+			for _, who := range []string{"stale", "stays", "direct", "unconnected", "disconnected", "elsewhere"} {
+				sockets[who] = newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			}
+			for _, who := range []string{"stale", "disconnected", "elsewhere"} {
+				sockets[who].mustConnect(on(road.vip, 53))
+			}
+			sockets["stays"].mustConnect(on(road.vip, 54))
+			sockets["direct"].mustConnect(gone.String()) // the same address and port, and none of our business
+			if err := sockets["unconnected"].send(netip.MustParseAddrPort(on(road.vip, 53))); err != nil {
+				t.Fatal(err)
+			}
+			sockets["unconnected"].read()
+			if err := disconnect(sockets["disconnected"].fd); err != nil {
+				t.Fatal(err)
+			}
+			sockets["elsewhere"].mustConnect(kept.String())
+
+			if got := n.closeStale(); len(got) > 0 {
+				t.Fatalf("sockets of backends %v closed while all are there", got)
+			}
+			id := n.backend(gone, cs.UDP)
+			serve(kept)
+			if diff := cmp.Diff([]lb.BackendID{id}, n.closeStale()); diff != "" {
+				t.Errorf("backends whose sockets were closed (-want +got):\n%s", diff)
+			}
+			for who, s := range sockets {
+				switch who {
+				case "stale":
+					if err := s.hear(); !errors.Is(err, unix.ECONNABORTED) {
+						t.Errorf("%s: %v, want %v", who, err, unix.ECONNABORTED)
+					}
+				case "stays", "direct", "elsewhere":
+					if err := s.ask(); err != nil {
+						t.Errorf("%s: %v", who, err)
+					}
+				default:
+					if err := s.send(kept); err != nil {
+						t.Errorf("%s: %v", who, err)
+					}
+				}
+			}
+			// Its owner connects anew and finds who is there now.
+			sockets["stale"].mustConnect(on(road.vip, 53))
+			if err := sockets["stale"].ask(); err != nil {
+				t.Errorf("after connecting anew: %v", err)
+			}
+		})
+	}
+}

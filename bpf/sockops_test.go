@@ -1,0 +1,234 @@
+package bpf_test
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// evidence returns what is known of the cluster of all test backends.
+func (n *node) evidence() bpf.Cluster {
+	n.t.Helper()
+	var c bpf.Cluster
+	if err := n.pinned(bpf.MapClusters).Lookup(uint32(testCluster), &c); err != nil {
+		n.t.Fatal(err)
+	}
+	return c
+}
+
+// counts is what evidence counts, without the times.
+type counts struct{ Established, TimedOut, Reset, Silent uint64 }
+
+func countsOf(c bpf.Cluster) counts {
+	return counts{c.Established, c.TimedOut, c.Reset, c.Silent}
+}
+
+// await polls until the evidence is as wanted.
+func (n *node) await(what string, is func(bpf.Cluster) bool) bpf.Cluster {
+	n.t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(5 * time.Second)
+	for {
+		c := n.evidence()
+		if is(c) {
+			return c
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			n.t.Fatalf("no evidence that %s: %+v", what, countsOf(c))
+		}
+	}
+}
+
+// boot is the time of the programs, in ns.
+func boot(t *testing.T) uint64 {
+	t.Helper()
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		t.Fatal(err)
+	}
+	return uint64(ts.Nano())
+}
+
+// blackhole drops whatever arrives on the loopback until the returned function is called.
+func blackhole(t *testing.T) (end func()) {
+	t.Helper()
+	const drop = 2 // TC_ACT_SHOT
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: lo.Index, Program: p, Attach: ebpf.AttachTCXIngress})
+	if err != nil {
+		t.Fatal(err)
+	}
+	end = func() { _ = l.Close() }
+	t.Cleanup(end)
+	return end
+}
+
+// begin starts to connect and does not wait.
+func (s socket) begin(addr string) {
+	s.t.Helper()
+	if err := unix.SetNonblock(s.fd, true); err != nil {
+		s.t.Fatal(err)
+	}
+	err := unix.Connect(s.fd, s.name(netip.MustParseAddrPort(addr)))
+	if !errors.Is(err, unix.EINPROGRESS) {
+		s.t.Fatalf("connect to %s: %v, want it under way", addr, err)
+	}
+}
+
+func TestEvidenceOfHandshakes(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			closed := netip.MustParseAddrPort(on(road.backend, 1))
+			n.serve(vip{on(road.vip, 80), cs.TCP, []netip.AddrPort{tcpServer(t, road.backend)}},
+				vip{on(road.vip, 81), cs.TCP, []netip.AddrPort{closed}})
+
+			start := boot(t)
+			newSocket(t, road.family, unix.SOCK_STREAM, 0).mustConnect(on(road.vip, 80))
+			c := n.evidence()
+			if diff := cmp.Diff(counts{Established: 1}, countsOf(c)); diff != "" {
+				t.Errorf("after a connect (-want +got):\n%s", diff)
+			}
+			if now := boot(t); c.AnsweredAt < start || c.AnsweredAt > now || c.SilentAt != 0 {
+				t.Errorf("answered at %d, silent at %d, now %d", c.AnsweredAt, c.SilentAt, now)
+			}
+
+			start = boot(t)
+			err := newSocket(t, road.family, unix.SOCK_STREAM, 0).connect(netip.MustParseAddrPort(on(road.vip, 81)))
+			if !errors.Is(err, unix.ECONNREFUSED) {
+				t.Fatalf("%v, want %v from a closed port", err, unix.ECONNREFUSED)
+			}
+			c = n.evidence()
+			if diff := cmp.Diff(counts{Established: 1, Reset: 1}, countsOf(c)); diff != "" {
+				t.Errorf("after a refusal (-want +got):\n%s", diff)
+			}
+			if c.AnsweredAt < start || c.SilentAt != 0 {
+				t.Errorf("a refusal is an answer: at %d, silent at %d, start %d", c.AnsweredAt, c.SilentAt, start)
+			}
+		})
+	}
+}
+
+// A handshake that nobody answers is known after its first second, and counted when somebody gives it up: the kernel or
+// the application.
+func TestEvidenceOfSilence(t *testing.T) {
+	n := newNode(t)
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}})
+	blackhole(t)
+	patient, hasty := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0), newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err := unix.SetsockoptInt(patient.fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, 1); err != nil {
+		t.Fatal(err)
+	}
+	start := boot(t)
+	patient.begin("243.0.0.5:80")
+	hasty.begin("243.0.0.5:80")
+
+	c := n.await("the two are silent", func(c bpf.Cluster) bool { return c.Silent >= 2 })
+	if after := time.Duration(c.SilentAt - start); after > 2*time.Second {
+		t.Errorf("silence is known after %v", after)
+	}
+	if c.TimedOut != 0 || c.AnsweredAt != 0 {
+		t.Errorf("evidence of more than silence: %+v", countsOf(c))
+	}
+	_ = unix.Shutdown(hasty.fd, unix.SHUT_RDWR)
+	n.await("the application gave one up", func(c bpf.Cluster) bool { return c.TimedOut == 1 })
+	c = n.await("the kernel gave one up", func(c bpf.Cluster) bool { return c.TimedOut == 2 })
+	if c.Established+c.Reset != 0 || c.AnsweredAt != 0 {
+		t.Errorf("an answer out of nothing: %+v, at %d", countsOf(c), c.AnsweredAt)
+	}
+}
+
+// Leaving a handshake in its first second says nothing about the other side.
+func TestNoEvidenceOfHaste(t *testing.T) {
+	n := newNode(t)
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}})
+	blackhole(t)
+	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
+	s.begin("243.0.0.5:80")
+	_ = unix.Shutdown(s.fd, unix.SHUT_RDWR)
+	if diff := cmp.Diff(counts{}, countsOf(n.evidence())); diff != "" {
+		t.Errorf("evidence (-want +got):\n%s", diff)
+	}
+}
+
+// A connection that stands tells of silence, and of its end.
+func TestEvidenceOfConnections(t *testing.T) {
+	n := newNode(t)
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{l.Addr().(*net.TCPAddr).AddrPort()}})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
+	s.mustConnect("243.0.0.5:80")
+
+	end := blackhole(t)
+	if _, err := unix.Write(s.fd, []byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	silent := n.await("it is silent", func(c bpf.Cluster) bool { return c.Silent > 0 })
+	if silent.SilentAt < silent.AnsweredAt {
+		t.Errorf("silent at %d, before the answer at %d", silent.SilentAt, silent.AnsweredAt)
+	}
+	end()
+	n.await("it answers again", func(c bpf.Cluster) bool { return c.AnsweredAt > silent.SilentAt })
+}
+
+// Sockets that met no VIP are nobody's evidence, whatever becomes of them.
+func TestNoEvidenceOfOthers(t *testing.T) {
+	n := newNode(t)
+	server := tcpServer(t, "127.0.0.1")
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{server}})
+	newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0).mustConnect(server.String())
+	err := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0).connect(netip.MustParseAddrPort("127.0.0.1:1"))
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		t.Fatal(err)
+	}
+	var all [256]bpf.Cluster
+	var zero bpf.Cluster
+	m := n.pinned(bpf.MapClusters)
+	for i := range uint32(len(all)) {
+		if err := m.Lookup(i, &all[i]); err != nil {
+			t.Fatal(err)
+		}
+		if countsOf(all[i]) != countsOf(zero) {
+			t.Errorf("cluster %d has evidence: %+v", i, countsOf(all[i]))
+		}
+	}
+}
+
+// An MPTCP connection is evidence as well.
+func TestEvidenceOfMPTCP(t *testing.T) {
+	n := newNode(t)
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}})
+	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
+	s.mustConnect("243.0.0.5:80")
+	if diff := cmp.Diff(counts{Established: 1}, countsOf(n.evidence())); diff != "" {
+		t.Errorf("evidence (-want +got):\n%s", diff)
+	}
+}
