@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 	"github.com/isthmus-net/isthmus/bpf/lb"
 )
 
@@ -34,6 +35,14 @@ type Config struct {
 	CgroupRoot string
 	// BPFFS is the BPF filesystem that keeps the pins.
 	BPFFS string
+	// Packets adds the packet path: clients whose sockets are not translated, because they are outside of the
+	// cgroup, in a virtual machine or on another host, are served on the devices their packets come by.
+	Packets bool
+	// Devices are names of these devices, or patterns such as "eth*". Empty means those that are found: uplinks,
+	// veths of pods, taps, and bridges with such ports.
+	Devices []string
+	// Order is the place of our programs among others on the same devices, OrderNear when empty.
+	Order Order
 }
 
 func (c Config) withDefaults() Config {
@@ -55,6 +64,14 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", name, path))
 		}
 	}
+	for _, pattern := range c.Devices {
+		if err := device.Validate(pattern); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if c.Order != "" && c.Order != OrderNear && c.Order != OrderFar {
+		errs = append(errs, fmt.Errorf("order %q is neither %s nor %s", c.Order, OrderNear, OrderFar))
+	}
 	return errors.Join(errs...)
 }
 
@@ -68,6 +85,8 @@ type Datapath struct {
 	hooks  []bpf.Hook
 	progs  map[string]*ebpf.Program
 	writes atomic.Uint64
+	// packets is nil without a packet path.
+	packets *packets
 
 	mu      sync.Mutex
 	links   []attachment // guarded by mu
@@ -89,7 +108,7 @@ type attachment struct {
 // one sentence for the person who installs; ErrUnsupported, ErrIncompatible and ErrOccupied tell the cases
 // that trying again cannot mend.
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Datapath, error) {
-	b, err := ourBuild()
+	b, err := ourBuild(cfg.Packets)
 	if err != nil {
 		return nil, err
 	}
@@ -97,12 +116,16 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Datapath, error) 
 }
 
 // ourBuild is the version of the programs that this process carries.
-func ourBuild() (build, error) {
+func ourBuild(withPackets bool) (build, error) {
 	spec, err := bpf.LoadSpec()
 	if err != nil {
 		return build{}, fmt.Errorf("parse BPF object: %w", err)
 	}
-	return build{abi: bpf.ABIVersion, specs: []*ebpf.CollectionSpec{spec}, hooks: bpf.Hooks()}, nil
+	b := build{abi: bpf.ABIVersion, specs: []*ebpf.CollectionSpec{spec}, hooks: bpf.Hooks()}
+	if withPackets {
+		return build{}, fmt.Errorf("this version has no packet path: %w", ErrUnsupported)
+	}
+	return b, nil
 }
 
 // open is Open for any version of the programs.
@@ -130,6 +153,15 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 	}
 	d := &Datapath{
 		Reader: &Reader{pins: l.pins, maps: l.maps}, log: log, cgroup: root, hooks: b.hooks, progs: l.progs,
+	}
+	if cfg.Packets {
+		d.packets = &packets{
+			pins: l.pins, hooks: b.packets, patterns: cfg.Devices, order: cfg.Order, tcx: !b.noTCX && haveTCX() == nil,
+			progs: l.progs, followed: make(chan struct{}, 1),
+		}
+		if err := d.packets.adoptPinned(); err != nil {
+			return nil, errors.Join(err, l.undo(), l.letGo())
+		}
 	}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, l.undo(), l.letGo())
@@ -170,6 +202,9 @@ func (d *Datapath) takeOver(ctx context.Context) error {
 		return err
 	}
 	d.waiting = false
+	if d.packets != nil {
+		d.packets.look()
+	}
 	return closeLinks(before)
 }
 
@@ -186,14 +221,24 @@ func (d *Datapath) install(ctx context.Context) error {
 	}
 	d.log.Log(ctx, level, "dataplane attached", "cgroup", d.cgroup.path, "bpffs", d.pins.bpffs,
 		"attached", in.attached, "replaced", in.replaced, "unchanged", in.unchanged)
-	if err := d.pins.clean(d.keeps); err != nil {
+	err := d.pins.clean(d.keeps)
+	if d.packets == nil && haveTCX() != nil {
+		err = errors.Join(err, removeAllFilters(d.pins))
+	}
+	if err != nil {
 		d.log.WarnContext(ctx, "what another version left stays until the next start", "err", err)
 	}
 	return nil
 }
 
-// keeps reports whether a pin is of a hook that this version has.
+// keeps reports whether a pin is of a hook that this version has. Which devices are none of ours any more is for
+// the packet path to say.
 func (d *Datapath) keeps(name string) bool {
+	if d.packets != nil {
+		if _, ok := deviceOf(name, d.packets.hooks); ok || slices.ContainsFunc(d.packets.hooks, func(h packetHook) bool { return h.name == name }) {
+			return true
+		}
+	}
 	return slices.ContainsFunc(d.hooks, func(h bpf.Hook) bool { return h.Name == name })
 }
 
@@ -277,10 +322,11 @@ func (d *Datapath) Writes() uint64 { return d.writes.Load() }
 // HookStatus says whether one program is where it should be.
 type HookStatus struct {
 	Name     string
-	Attached bool // false when somebody detached it, or its cgroup is gone
+	Device   string // of the packet path; "" for the cgroup
+	Attached bool   // false when somebody detached it, or its cgroup is gone
 }
 
-// Hooks asks the kernel about every program of the socket path.
+// Hooks asks the kernel about every program: of the socket path, then of the packet path on each device.
 func (d *Datapath) Hooks() []HookStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -293,6 +339,9 @@ func (d *Datapath) Hooks() []HookStatus {
 				hooks[i].Attached = err == nil && id != 0
 			}
 		}
+	}
+	if d.packets != nil {
+		hooks = append(hooks, d.packets.status()...)
 	}
 	return hooks
 }

@@ -1,6 +1,9 @@
 // Package datapath is the adapter between package lb and the kernel: it loads the programs of package
 // bpf, attaches them to the node's cgroup, and reads and writes their maps.
 //
+// The packet path, if there is one, is on network devices besides: links of TCX, pinned too, or filters of clsact
+// where the kernel has no TCX, under names by which they are found again.
+//
 // Everything is pinned, so it outlives the process:
 //
 //	<bpffs>/isthmus/maps-v<ABI>/<map>   the maps, under the names bpftool shows

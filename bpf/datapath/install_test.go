@@ -169,7 +169,7 @@ func TestUpgradeAndRollBackInPlace(t *testing.T) {
 
 func ourVersion(t *testing.T) build {
 	t.Helper()
-	b, err := ourBuild()
+	b, err := ourBuild(false)
 	if err != nil {
 		t.Fatal(err)
 	}

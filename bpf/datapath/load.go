@@ -17,6 +17,9 @@ type build struct {
 	abi   int
 	specs []*ebpf.CollectionSpec
 	hooks []bpf.Hook // in the order in which they are attached
+
+	packets []packetHook // in the order in which a packet meets them
+	noTCX   bool         // as if the kernel had none
 }
 
 // loader brings the maps and programs of a build into the kernel, where nothing runs them yet. Until it is

@@ -20,6 +20,7 @@ func (p pins) dir() string              { return filepath.Join(p.bpffs, director
 func (p pins) maps() string             { return filepath.Join(p.dir(), mapFolder+"-v"+strconv.Itoa(p.abi)) }
 func (p pins) mapPath(n string) string  { return filepath.Join(p.maps(), n) }
 func (p pins) progPath(n string) string { return filepath.Join(p.dir(), "progs", n) }
+func (p pins) qdiscs() string           { return filepath.Join(p.dir(), "qdiscs") }
 func (p pins) linkPath(n string) string { return filepath.Join(p.dir(), "links", n) }
 
 // mapFolder is the folder of ABI 1, and how those of later ones begin.

@@ -13,8 +13,8 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// Remove takes the dataplane off the node: it detaches the programs and deletes every pin under our
-// folder of the BPF filesystem. Connections that were translated go on, only their VIP is forgotten; new
+// Remove takes the dataplane off the node, of any version: it detaches the programs from the cgroup and from
+// every device and deletes every pin under our folder of the BPF filesystem. Connections that were translated go on, only their VIP is forgotten; new
 // ones to a VIP fail. Stop the agent first. Removing what is not there succeeds.
 func Remove(cfg Config) error {
 	p := pins{bpffs: cfg.withDefaults().BPFFS}
@@ -29,7 +29,7 @@ func Remove(cfg Config) error {
 	for _, name := range others {
 		errs = append(errs, detach(p.linkPath(name)))
 	}
-	errs = append(errs, removeTree(p.dir()))
+	errs = append(errs, removeAllFilters(p), removeTree(p.dir()))
 	return errors.Join(errs...)
 }
 

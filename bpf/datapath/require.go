@@ -64,6 +64,13 @@ func helper(f asm.BuiltinFunc) func() error {
 	return func() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, f) }
 }
 
+// haveTCX returns nil when the kernel has TCX.
+func haveTCX() error {
+	// The loopback device has this number in every network namespace.
+	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXIngress})
+	return err
+}
+
 func kernelRelease() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

@@ -262,7 +262,7 @@ func upgradeAndWait() {
 		if _, err := fmt.Sscan(words[3], &port); err != nil {
 			return err
 		}
-		b, err := ourBuild()
+		b, err := ourBuild(false)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,390 @@
+package datapath
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
+)
+
+// packetHook is one program of the packet path and the side of a device it belongs to.
+type packetHook struct {
+	name    string
+	ingress bool
+}
+
+// Order says where our programs stand among others on the same devices.
+type Order string
+
+const (
+	// OrderNear puts ours next to the client: the first to see what it sends, the last to see what it gets. All
+	// others on the device, a CNI's policies for one, see the addresses of pods, and the same in both
+	// directions. It is the default.
+	OrderNear Order = "near"
+	// OrderFar puts ours next to the node: the others see what the client sees, VIPs. It is for others that end
+	// the chain with a verdict of their own on the way to the client.
+	OrderFar Order = "far"
+)
+
+// first reports whether a program comes before those of others.
+func (o Order) first(ingress bool) bool { return ingress == (o != OrderFar) }
+
+// packets are the programs of the packet path on the node's devices.
+type packets struct {
+	pins     pins
+	hooks    []packetHook
+	patterns []string
+	order    Order
+	tcx      bool // the kernel has it; else they are filters of clsact
+
+	mu       sync.Mutex
+	progs    map[string]*ebpf.Program // guarded by mu
+	devices  []device.Device          // where they are; guarded by mu
+	failure  string                   // of the last sync; guarded by mu
+	followed chan struct{}            // asks for another look at the devices
+}
+
+// sync puts the programs on every chosen device and takes them off all others. What cannot be done on one device
+// does not keep it from the others. It returns what has changed.
+func (p *packets) sync() (added, gone []string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all, err := device.List()
+	if err != nil {
+		return nil, nil, err
+	}
+	chosen := device.Select(all, p.patterns)
+	var errs []error
+	p.devices, added, gone, errs = p.devicesNow(chosen)
+	errs = append(errs, p.detachOthers(all, chosen))
+	if len(errs) > 0 && errors.Join(errs...) != nil {
+		return added, gone, errors.Join(errs...)
+	}
+	for _, h := range p.hooks {
+		errs = append(errs, p.pinProgram(h.name))
+	}
+	return added, gone, errors.Join(errs...)
+}
+
+// devicesNow attaches to chosen devices and returns those on which that succeeded. The caller holds mu.
+func (p *packets) devicesNow(chosen []device.Device) (on []device.Device, added, gone []string, errs []error) {
+	for _, d := range chosen {
+		err := p.attach(d)
+		if vanished(err) {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("attach to device %s: %w", d.Name, err))
+			continue
+		}
+		on = append(on, d)
+		if !slices.ContainsFunc(p.devices, func(o device.Device) bool { return o.Index == d.Index }) {
+			added = append(added, d.Name)
+		}
+	}
+	for _, o := range p.devices {
+		if !slices.ContainsFunc(on, func(d device.Device) bool { return o.Index == d.Index }) {
+			gone = append(gone, o.Name)
+		}
+	}
+	return on, added, gone, errs
+}
+
+// vanished reports whether a device went while we were at it.
+func vanished(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) }
+
+func (p *packets) attach(d device.Device) error {
+	// Backwards: what translates back is there before anything is translated.
+	for _, h := range slices.Backward(p.hooks) {
+		var err error
+		if p.tcx {
+			err = p.attachTCX(d, h)
+		} else {
+			err = p.attachFilter(d, h)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", h.name, err)
+		}
+	}
+	return nil
+}
+
+// linkName is the pin of a hook's link to a device. Names of devices may hold dots, which BPF filesystems refuse.
+func linkName(hook string, index int) string { return hook + "_" + strconv.Itoa(index) }
+
+// deviceOf is the inverse of linkName for one of hooks.
+func deviceOf(name string, hooks []packetHook) (index int, ok bool) {
+	i := strings.LastIndexByte(name, '_')
+	if i < 0 || !slices.ContainsFunc(hooks, func(h packetHook) bool { return h.name == name[:i] }) {
+		return 0, false
+	}
+	index, err := strconv.Atoi(name[i+1:])
+	return index, err == nil
+}
+
+// attachTCX makes a device run our program, in the place of an older one of ours without a gap.
+func (p *packets) attachTCX(d device.Device, h packetHook) error {
+	path := p.pins.linkPath(linkName(h.name, d.Index))
+	l, err := link.LoadPinnedLink(path, nil)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return p.newTCX(d, h, path)
+	case err != nil:
+		return fmt.Errorf("open pinned link: %w", err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return fmt.Errorf("ask for link: %w", err)
+	}
+	if t := info.TCX(); t == nil || int(t.Ifindex) != d.Index {
+		// The device it was for is gone, and its number was given anew; or somebody has detached it.
+		if err := removePin(path); err != nil {
+			return err
+		}
+		return p.newTCX(d, h, path)
+	}
+	id, err := programID(p.progs[h.name])
+	if err != nil || id == info.Program {
+		return err
+	}
+	if err := l.Update(p.progs[h.name]); err != nil {
+		return fmt.Errorf("replace program: %w", err)
+	}
+	return nil
+}
+
+func (p *packets) newTCX(d device.Device, h packetHook, path string) error {
+	at, anchor := ebpf.AttachTCXEgress, link.Tail()
+	if h.ingress {
+		at = ebpf.AttachTCXIngress
+	}
+	if p.order.first(h.ingress) {
+		anchor = link.Head()
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: p.progs[h.name], Attach: at, Anchor: anchor})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := l.Pin(path); err != nil {
+		return fmt.Errorf("pin link: %w", err)
+	}
+	return nil
+}
+
+// detachOthers takes our programs off every device that is not chosen. The caller holds mu.
+func (p *packets) detachOthers(all, chosen []device.Device) error {
+	names, err := list(p.pins.linkPath(""))
+	errs := []error{err}
+	isChosen := func(index int) bool {
+		return slices.ContainsFunc(chosen, func(d device.Device) bool { return d.Index == index })
+	}
+	for _, name := range names {
+		if index, ok := deviceOf(name, p.hooks); ok && (!p.tcx || !isChosen(index)) {
+			errs = append(errs, detach(p.pins.linkPath(name)), removePin(p.pins.linkPath(name)))
+		}
+	}
+	if !p.tcx {
+		for _, d := range all {
+			if !isChosen(d.Index) {
+				errs = append(errs, removeFilters(p.pins, d))
+			}
+		}
+		errs = append(errs, forgetQdiscs(p.pins, all))
+	}
+	return errors.Join(errs...)
+}
+
+// adoptPinned takes the pinned programs for ours where they are the same, so that nothing is replaced for
+// nothing.
+func (p *packets) adoptPinned() error {
+	for _, h := range p.hooks {
+		pinned, err := ebpf.LoadPinnedProgram(p.pins.progPath(h.name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open pinned program %s: %w", h.name, err)
+		}
+		same, err := sameProgram(pinned, p.progs[h.name])
+		if err != nil || !same {
+			if err := errors.Join(err, pinned.Close()); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := p.progs[h.name].Close(); err != nil {
+			return err
+		}
+		p.progs[h.name] = pinned
+	}
+	return nil
+}
+
+// pinProgram makes the pin of a hook lead to our program. The caller holds mu.
+func (p *packets) pinProgram(name string) error {
+	path := p.pins.progPath(name)
+	id, err := programID(p.progs[name])
+	if err != nil {
+		return err
+	}
+	switch pinned, err := ebpf.LoadPinnedProgram(path, nil); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("open pinned program %s: %w", name, err)
+	default:
+		old, err := programID(pinned)
+		if err := errors.Join(err, pinned.Close()); err != nil || old == id {
+			return err
+		}
+	}
+	clone, err := p.progs[name].Clone() // a Program follows its pin, and ours is about to move
+	if err != nil {
+		return fmt.Errorf("clone program %s: %w", name, err)
+	}
+	defer clone.Close()
+	if err := removePin(staged(path)); err != nil {
+		return err
+	}
+	if err := clone.Pin(staged(path)); err != nil {
+		return fmt.Errorf("pin program %s: %w", name, err)
+	}
+	if err := os.Rename(staged(path), path); err != nil {
+		return fmt.Errorf("pin program %s: %w", name, err)
+	}
+	return nil
+}
+
+// status asks the kernel about every program on every device.
+func (p *packets) status() []HookStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var hooks []HookStatus
+	for _, d := range p.devices {
+		for _, h := range p.hooks {
+			hooks = append(hooks, HookStatus{Name: h.name, Device: d.Name, Attached: p.attached(d, h)})
+		}
+	}
+	slices.SortFunc(hooks, func(a, b HookStatus) int {
+		return cmp.Or(strings.Compare(a.Device, b.Device), strings.Compare(a.Name, b.Name))
+	})
+	return hooks
+}
+
+func (p *packets) attached(d device.Device, h packetHook) bool {
+	if !p.tcx {
+		f, err := findFilter(d, h)
+		return err == nil && f != nil
+	}
+	l, err := link.LoadPinnedLink(p.pins.linkPath(linkName(h.name, d.Index)), nil)
+	if err != nil {
+		return false
+	}
+	defer l.Close()
+	info, err := l.Info()
+	return err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == d.Index
+}
+
+// retry is how long after a failure Follow looks at the devices again, and how often it does without one: what
+// others do to our programs is not told.
+const retry = 10 * time.Second
+
+// Follow keeps the programs of the packet path on the node's devices, on new ones as they come, until ctx ends;
+// then it returns nil and leaves them there. Without a packet path it only waits. It looks before it follows, so
+// a device that is there when it starts is served soon after.
+func (d *Datapath) Follow(ctx context.Context) error {
+	if d.packets == nil {
+		<-ctx.Done()
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	broken := make(chan error, 1)
+	watching.Go(func() { broken <- device.Watch(ctx, d.packets.look) })
+	tick := time.NewTicker(retry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-broken:
+			if ctx.Err() != nil {
+				return nil
+			}
+			// The kernel told more than we could read in time: look, and listen again.
+			d.log.WarnContext(ctx, "devices are followed anew", "err", err)
+			watching.Go(func() { broken <- device.Watch(ctx, d.packets.look) })
+		case <-d.packets.followed:
+			d.syncPackets(ctx)
+		case <-tick.C:
+			d.syncPackets(ctx)
+		}
+	}
+}
+
+// look asks Follow for another look at the devices.
+func (p *packets) look() {
+	select {
+	case p.followed <- struct{}{}:
+	default: // it is asked already
+	}
+}
+
+// syncPackets brings the programs onto the devices, unless ours still wait for their maps.
+func (d *Datapath) syncPackets(ctx context.Context) {
+	d.mu.Lock()
+	waiting := d.waiting
+	d.mu.Unlock()
+	if waiting {
+		return
+	}
+	added, gone, err := d.packets.sync()
+	if len(added)+len(gone) > 0 {
+		d.log.InfoContext(ctx, "packet path follows the devices", "added", added, "gone", gone)
+	}
+	d.packets.record(ctx, d.log, err)
+}
+
+// record logs a failure that is not the one of the last time.
+func (p *packets) record(ctx context.Context, log *slog.Logger, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		p.failure = ""
+	} else if p.failure != err.Error() {
+		p.failure = err.Error()
+		log.ErrorContext(ctx, "packet path is not on every device it should be on", "err", err)
+	}
+}
+
+// Finding is something about a node that does not go well with the packet path, with the fix.
+type Finding = device.Finding
+
+// Findings returns what the packet path needs of the node and does not find: forwarding, reverse path filters that
+// drop replies, MTUs that do not fit. It is empty without a packet path.
+func (d *Datapath) Findings() ([]Finding, error) {
+	if d.packets == nil {
+		return nil, nil
+	}
+	d.packets.mu.Lock()
+	devices := slices.Clone(d.packets.devices)
+	d.packets.mu.Unlock()
+	return device.Check(devices, "/proc/sys/net")
+}
