@@ -143,6 +143,7 @@ const (
 	DropProtocol     = DropReason(sockDropReasonDROP_REASON_PROTOCOL)
 	DropSCTPPort     = DropReason(sockDropReasonDROP_REASON_SCTP_PORT)
 	DropNoConnection = DropReason(sockDropReasonDROP_REASON_NO_CONNECTION)
+	DropItself       = DropReason(sockDropReasonDROP_REASON_ITSELF)
 	DropMax          = DropReason(sockDropReasonDROP_REASON_MAX)
 )
 
@@ -150,7 +151,7 @@ const (
 var dropReasons = [DropMax]string{
 	DropNone: "none", DropNoBackend: "no_backend", DropBackendGone: "backend_gone", DropNoMemory: "no_memory",
 	DropNoFrontend: "no_frontend", DropMalformed: "malformed", DropFragment: "fragment", DropProtocol: "protocol",
-	DropSCTPPort: "sctp_port", DropNoConnection: "no_connection",
+	DropSCTPPort: "sctp_port", DropNoConnection: "no_connection", DropItself: "itself",
 }
 
 // String returns the reason as metrics and documents spell it.

@@ -27,7 +27,7 @@
 struct frontend_key {
 	__u8 addr[16] ADDR_ALIGNED;
 	__u16 port; /* host order, 0 never occurs */
-	__u8 proto; /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 proto; /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
 	__u8 pad;   /* must be zero: hash maps compare every byte */
 };
 _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key is 20 bytes");
@@ -165,9 +165,10 @@ enum drop_reason {
 	DROP_REASON_SCTP_PORT = 8,    /* SCTP to another port than the backend's, in a packet too large to checksum */
 	DROP_REASON_NO_CONNECTION =
 		9, /* in the middle of a connection that is not known, after a full table or a long silence */
-	DROP_REASON_MAX = 10,
+	DROP_REASON_ITSELF = 10, /* the backends found for a client of the packet path were itself */
+	DROP_REASON_MAX = 11,
 };
-_Static_assert(DROP_REASON_MAX == 10, "a new reason needs its name in bpf/abi.go and docs");
+_Static_assert(DROP_REASON_MAX == 11, "a new reason needs its name in bpf/abi.go and docs");
 
 /* Key of `refusals`, whose value is a count. */
 struct refusal_key {
@@ -216,5 +217,101 @@ struct settings {
 	__u32 pad;     /* zero */
 };
 _Static_assert(sizeof(struct settings) == 8, "settings is 8 bytes");
+
+/*
+ * The packet path. Its maps are in packet_maps.h.
+ */
+
+/* Flags of struct packet_settings. */
+enum packet_flags {
+	PACKET_VIPS_IN_RANGES = 1, /* no frontend lies outside of `ranges`: packets to elsewhere leave at once */
+	PACKET_ADOPT = 2,	   /* TCP in the middle of an unknown connection gets a backend, not a reset */
+};
+
+/* The one value of `packet_settings`. */
+struct packet_settings {
+	enum packet_flags flags;
+};
+_Static_assert(sizeof(struct packet_settings) == 4, "packet_settings is 4 bytes");
+
+/* Flags of struct device. A flow whose first packet came from a PEER and whose way to its backend leaves by an UPLINK
+ * takes the fast road, past the node's routing and netfilter; every other flow takes the slow one, through them. */
+enum device_flags {
+	DEVICE_PEER = 1,   /* a veth whose other end is a pod's: what is redirected to it appears there */
+	DEVICE_UPLINK = 2, /* from_network runs at its ingress */
+};
+
+/* Value of `devices`, whose key is an interface index. A device that is not there has no flags. */
+struct device {
+	enum device_flags flags;
+};
+_Static_assert(sizeof(struct device) == 4, "device is 4 bytes");
+
+/* Key of `conns`: one direction of a flow, as its packets look before they are translated. */
+struct conn_key {
+	__u8 client[16] ADDR_ALIGNED;
+	__u8 server[16] ADDR_ALIGNED; /* the VIP, or in replies the backend */
+	__u16 client_port;	      /* host order, as all ports here */
+	__u16 server_port;
+	__u8 proto;
+	__u8 reply;  /* 1 in the direction from the backend to the client */
+	__u8 pad[2]; /* zero */
+};
+_Static_assert(sizeof(struct conn_key) == 40, "conn_key is 40 bytes");
+
+/* How far a flow has come. How long one may be silent before it is forgotten depends on it (conntrack.h). */
+enum conn_state {
+	CONN_OPENING = 0,  /* nothing came back yet */
+	CONN_ANSWERED = 1, /* the backend answered the handshake, the client has not confirmed it */
+	CONN_OPEN = 2,
+	CONN_HALF = 3,	  /* one side has said that it will send no more */
+	CONN_CLOSING = 4, /* both have */
+	CONN_CLOSED = 5,  /* one side has reset it */
+} __attribute__((packed));
+
+/* Flags of struct conn. */
+enum conn_flags {
+	CONN_FAST = 1,	     /* takes the fast road, both directions */
+	CONN_VIA6 = 2,	     /* `via` is an IPv6 address */
+	CONN_FIN_CLIENT = 4, /* the client has sent its FIN */
+	CONN_FIN_SERVER = 8, /* the backend has */
+} __attribute__((packed));
+
+/* Value of `conns`. A flow has two, one a direction, and each holds the key of the other. */
+struct conn {
+	__u8 addr[16] ADDR_ALIGNED; /* takes the place of the key's server: the backend, or in replies the VIP */
+	__u8 via[16] ADDR_ALIGNED;  /* on the fast road to the backend: the next hop, IPv4 in the first four bytes */
+	__u64 seen;		    /* when a packet last came, CLOCK_MONOTONIC in ns, to a second */
+	__u32 backend_id;
+	__u32 service; /* key of `services` */
+	__u32 ifindex; /* on the fast road: the device to send to, or in replies the client's */
+	__u16 server_port;
+	__u16 client_port; /* another than the key's when two VIPs of a client meet at one backend */
+	__u16 cluster;	   /* index of `clusters` */
+	__u16 mtu;	   /* on the fast road to the backend */
+	enum conn_state state;
+	enum conn_flags flags;
+	__u8 pad[2]; /* zero */
+};
+_Static_assert(sizeof(struct conn) == 64, "conn is 64 bytes");
+
+/* Key of `fragments`: the datagram a fragment is of. */
+struct fragment_key {
+	__u8 source[16] ADDR_ALIGNED;
+	__u8 destination[16] ADDR_ALIGNED;
+	__u32 id; /* as on the wire */
+	__u8 proto;
+	__u8 pad[3]; /* zero */
+};
+_Static_assert(sizeof(struct fragment_key) == 40, "fragment_key is 40 bytes");
+
+/* Value of `fragments`: the ports, which only the first fragment carries. */
+struct fragment {
+	__u64 seen; /* when it came, CLOCK_MONOTONIC in ns */
+	__u16 client_port;
+	__u16 server_port;
+	__u8 pad[4]; /* zero */
+};
+_Static_assert(sizeof(struct fragment) == 16, "fragment is 16 bytes");
 
 #endif

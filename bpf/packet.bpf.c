@@ -1,0 +1,436 @@
+//go:build ignore
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The packet path, for whom the socket path does not see: VMs, sandboxed pods, forwarded hosts, pods that opted out.
+ * A packet to a VIP becomes one to a backend where it enters the node, and the answers' source becomes the VIP again
+ * where they leave it towards the client:
+ *
+ *	from_client	ingress of a client's device: a pod's host veth, a tap, a bridge
+ *	from_network	ingress of an uplink: the same, and the answers of flows on the fast road
+ *	to_client	egress of all of them
+ *
+ * Each may be attached by TCX or as a direct-action filter of clsact.
+ *
+ * A flow takes one of two roads, both ways the same, fixed at its first packet. On the slow one the kernel routes it,
+ * through netfilter and its connection tracking, and to_client translates the answers. On the fast one from_client
+ * sends it straight to the uplink and from_network straight into the pod, each making the hop a router makes.
+ *
+ * Only its own side is kept in a packet's sight: packet_parse.h reads it, conntrack.h knows its flow,
+ * packet_rewrite.h writes it, packet_refuse.h answers it, packet_error.h is about ICMP errors.
+ */
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "choose.h"
+#include "conntrack.h"
+#include "maps.h"
+#include "packet_error.h"
+#include "packet_maps.h"
+#include "packet_parse.h"
+#include "packet_refuse.h"
+#include "packet_rewrite.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define PACKET_HOST 0
+
+/* How often a backend is chosen anew when it is the client itself, or a port when it is taken. */
+#define TRIES 4
+/* Ports that stand in for a client's: the upper half, as Linux clients use them. */
+#define STAND_IN_FIRST 32768
+#define STAND_IN_COUNT 28232
+/* Any length: the helper then tells the route's MTU. */
+#define SOME_LENGTH 68
+
+static __always_inline enum packet_flags read_settings(void)
+{
+	__u32 zero = 0;
+	struct packet_settings *s = bpf_map_lookup_elem(&packet_settings, &zero);
+
+	return s ? s->flags : 0;
+}
+
+static __always_inline enum device_flags read_device(__u32 ifindex)
+{
+	struct device *d = bpf_map_lookup_elem(&devices, &ifindex);
+
+	return d ? d->flags : 0;
+}
+
+static __always_inline bool is_in_ranges(const __u8 addr[16])
+{
+	struct range_key range = { .prefixlen = 128 };
+
+	__builtin_memcpy(range.addr, addr, sizeof(range.addr));
+	return bpf_map_lookup_elem(&ranges, &range);
+}
+
+/* Finds the way from here to a flow's backend, and keeps what is known of it when there is none to be found. Returns
+ * whether it leaves by an uplink. */
+static __noinline bool find_road(struct __sk_buff *skb, const struct packet *p, struct conn *c)
+{
+	struct bpf_fib_lookup fib = { .l4_protocol = p->key.proto, .tot_len = SOME_LENGTH, .ifindex = skb->ifindex };
+	__u32 mtu = 0;
+	long found;
+
+	if (p->ipv6) {
+		fib.family = AF_INET6;
+		__builtin_memcpy(fib.ipv6_src, p->key.client, sizeof(fib.ipv6_src));
+		__builtin_memcpy(fib.ipv6_dst, c->addr, sizeof(fib.ipv6_dst));
+	} else {
+		fib.family = AF_INET;
+		fib.ipv4_src = last_word(p->key.client);
+		fib.ipv4_dst = last_word(c->addr);
+	}
+	fib.sport = bpf_htons(c->client_port);
+	fib.dport = bpf_htons(c->server_port);
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return false;
+	if (!(read_device(fib.ifindex) & DEVICE_UPLINK))
+		return false;
+	if (found == BPF_FIB_LKUP_RET_SUCCESS)
+		mtu = fib.mtu_result;
+	else if (bpf_check_mtu(skb, fib.ifindex, &mtu, 0, 0) < 0)
+		return false;
+	c->mtu = mtu > 0xffff ? 0xffff : mtu;
+	c->ifindex = fib.ifindex;
+	if (fib.family == AF_INET6)
+		c->flags |= CONN_VIA6;
+	else
+		c->flags &= ~CONN_VIA6;
+	/* An IPv4 address is the first word of the same union. */
+	__builtin_memcpy(c->via, fib.ipv6_dst, sizeof(c->via));
+	return true;
+}
+
+/* Once a second of a flow. Returns false when the flow is over: it was silent for too long, or its backend is gone and
+ * a datagram may as well go to another. */
+static __noinline bool tend(struct __sk_buff *skb, const struct packet *p, struct conn *c, __u64 now)
+{
+	__u32 client_device = p->key.reply ? 0 : skb->ifindex;
+
+	if (!is_alive(p->key.proto, c, now))
+		return false;
+	if (p->key.proto == IPPROTO_UDP && !p->key.reply && !bpf_map_lookup_elem(&backends, &c->backend_id))
+		return false;
+	c->seen = now;
+	if (p->key.reply)
+		note_answer(c);
+	if (tend_other(&p->key, c, client_device) & CONN_FAST && client_device && find_road(skb, p, c))
+		c->flags |= CONN_FAST;
+	return true;
+}
+
+/* Reports whether a SYN or INIT on a flow that is known begins another: its client has used the port again, or
+ * nobody answered the first one. */
+static __always_inline bool is_reopening(const struct packet *p, const struct conn *c, __u64 now)
+{
+	if (p->key.proto == IPPROTO_UDP || p->part == PART_LATER || !is_opening(p))
+		return false;
+	if (c->state == CONN_OPENING)
+		return since(c->seen, now) >= SYN_AGAIN_NS;
+	return c->state != CONN_ANSWERED;
+}
+
+/* Ends a flow for the sake of the one that takes its place. */
+static __noinline int forget(const struct conn_key *key, const struct conn *c)
+{
+	struct conn_key other = key_of_other(key, c);
+
+	if (c->state == CONN_OPENING)
+		note_silence(c);
+	bpf_map_delete_elem(&conns, &other);
+	bpf_map_delete_elem(&conns, key);
+	return 0;
+}
+
+/* Finds the flow of a packet, NULL when there is none, or none any more. */
+static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p, __u64 now)
+{
+	struct conn *c = bpf_map_lookup_elem(&conns, &p->key);
+
+	if (!c)
+		return NULL;
+	if (!p->key.reply && is_reopening(p, c, now)) {
+		forget(&p->key, c);
+		return NULL;
+	}
+	if (since(c->seen, now) >= NS_PER_S && !tend(skb, p, c, now))
+		return NULL;
+	return c;
+}
+
+/* Finds out by which port the backend shall know the client: its own, unless another VIP of the same client and port
+ * leads there too. Returns false when there is none. */
+static __noinline bool choose_client_port(const struct packet *p, struct conn *c)
+{
+	c->client_port = p->key.client_port;
+	for (int i = 0; i < TRIES; i++) {
+		struct conn_key key = key_of_other(&p->key, c);
+		struct conn *taken = bpf_map_lookup_elem(&conns, &key);
+
+		if (!taken || taken->state == CONN_CLOSED || !is_alive(p->key.proto, taken, c->seen))
+			return true;
+		if (same_addr(taken->addr, p->key.server) && taken->server_port == p->key.server_port &&
+		    taken->client_port == p->key.client_port)
+			return true;
+		c->client_port = STAND_IN_FIRST + bpf_get_prandom_u32() % STAND_IN_COUNT;
+	}
+	return false;
+}
+
+/* Chooses a backend that is not the client itself: that would get a packet from its own address and drop it. */
+static __always_inline struct backend *choose_other(const struct packet *p, const struct frontend_key *vip,
+						    struct frontend *fe, struct choice *choice)
+{
+	__u64 ports = (__u64)p->key.client_port << 32 | p->key.server_port << 16 | p->key.proto;
+	struct client client;
+	struct backend *be;
+
+	__builtin_memcpy(client.addr, p->key.client, sizeof(client.addr));
+	client.hash = fe->flags & FRONTEND_MAGLEV ? hash_u64(hash_address(client.addr) ^ ports) : bpf_get_prandom_u32();
+	for (int i = 0; i < TRIES; i++) {
+		be = choose_backend(vip, fe, &client, choice);
+		if (!be || !same_addr(be->addr, p->key.client))
+			return be;
+		client.hash = hash_u64(client.hash + 1ULL);
+	}
+	choice->reason = DROP_REASON_ITSELF;
+	return NULL;
+}
+
+/* Chooses who serves a flow of which this is the first packet that is known. Returns NULL when there is nobody:
+ * choice->reason says why the packet must be refused, or that it is to no VIP. */
+static __noinline struct backend *find_backend(const struct packet *p, struct choice *choice)
+{
+	struct frontend_key vip = { .port = p->key.server_port, .proto = p->key.proto };
+	struct frontend *fe;
+
+	__builtin_memcpy(vip.addr, p->key.server, sizeof(vip.addr));
+	fe = find_frontend(&vip, choice);
+	if (!fe)
+		return NULL;
+	if (!is_opening(p) && (is_reset(p) || !(read_settings() & PACKET_ADOPT))) {
+		choice->service = fe->service;
+		choice->reason = DROP_REASON_NO_CONNECTION;
+		return NULL;
+	}
+	return choose_other(p, &vip, fe, choice);
+}
+
+/* Stores a new flow, first the direction back: no answer may come unknown. */
+static __noinline bool store(struct __sk_buff *skb, const struct packet *p, const struct conn *c)
+{
+	struct conn_key other_key = key_of_other(&p->key, c);
+	struct conn other;
+
+	fill_other(&p->key, c, &other);
+	other.ifindex = skb->ifindex;
+	other.flags |= c->flags & CONN_FAST;
+	return !bpf_map_update_elem(&conns, &other_key, &other, BPF_ANY) &&
+	       !bpf_map_update_elem(&conns, &p->key, c, BPF_ANY);
+}
+
+/* Begins a flow to be. Returns NULL when there is no room for it. */
+static __noinline struct conn *begin(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
+				     const struct choice *choice, __u64 now)
+{
+	struct conn c = {
+		.seen = now,
+		.backend_id = choice->backend_id,
+		.service = choice->service,
+		.server_port = be->port,
+		.cluster = be->cluster,
+		.state = is_opening(p) ? CONN_OPENING : CONN_OPEN,
+	};
+
+	__builtin_memcpy(c.addr, be->addr, sizeof(c.addr));
+	if (!choose_client_port(p, &c))
+		return NULL;
+	if (read_device(skb->ifindex) & DEVICE_PEER && !p->tagged && find_road(skb, p, &c))
+		c.flags |= CONN_FAST;
+	if (!store(skb, p, &c))
+		return NULL;
+	tell(&p->key, be, choice);
+	return bpf_map_lookup_elem(&conns, &p->key);
+}
+
+/* Reports whether the packet can leave by the fast road as it is. The others the kernel routes: it knows how to say
+ * "packet too big" and "time exceeded". */
+static __always_inline bool fits_fast(struct __sk_buff *skb, const struct packet *p, const struct conn *c)
+{
+	if (!(c->flags & CONN_FAST) || hops_of(p) <= 1)
+		return false;
+	if (p->key.reply)
+		return true;
+	/* What the device is still to cut has the size of its segments; 60 is the longest transport header. */
+	return (skb->gso_size ? p->l4 - p->l3 + skb->gso_size + 60 : p->end - p->l3) <= c->mtu;
+}
+
+static __always_inline int send_to_backend(const struct conn *c)
+{
+	struct bpf_redir_neigh next = { .nh_family = c->flags & CONN_VIA6 ? AF_INET6 : AF_INET };
+
+	__builtin_memcpy(next.ipv6_nh, c->via, sizeof(next.ipv6_nh));
+	return bpf_redirect_neigh(c->ifindex, &next, sizeof(next), 0);
+}
+
+/* An ICMP message to a VIP. Errors go on to the backend they are for. Anything else is refused, echo requests too: a
+ * VIP is ports and no machine, and what answered in its place would say nothing of any backend. */
+static __noinline int serve_icmp(struct __sk_buff *skb, struct packet *p)
+{
+	struct conn *c = is_error(p) ? translate_error(skb, p, false) : NULL;
+
+	if (c)
+		return fits_fast(skb, p, c) ? send_to_backend(c) : TC_ACT_UNSPEC;
+	if (!is_in_ranges(p->key.server))
+		return TC_ACT_UNSPEC;
+	return refuse(skb, p, 0, is_error(p) ? DROP_REASON_NO_CONNECTION : DROP_REASON_PROTOCOL);
+}
+
+/* What cannot be read is refused when it is for the ClusterSet, and else none of our business. */
+static __noinline int reject(struct __sk_buff *skb, struct packet *p, enum drop_reason reason)
+{
+	if (!is_in_ranges(p->key.server))
+		return TC_ACT_UNSPEC;
+	return refuse(skb, p, 0, reason);
+}
+
+/* Serves a packet from a client: whatever is to a VIP goes to a backend or is refused. */
+static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, __u64 now)
+{
+	struct choice choice = {};
+	struct backend *be;
+	struct conn *c;
+	bool fast;
+
+	if (reason == DROP_REASON_NONE && p->part == PART_LATER && !recall_fragment(p))
+		reason = DROP_REASON_FRAGMENT;
+	if (reason != DROP_REASON_NONE)
+		return reject(skb, p, reason);
+	if (is_icmp(p))
+		return serve_icmp(skb, p);
+	c = find_conn(skb, p, now);
+	if (!c) {
+		if (p->part == PART_LATER)
+			return reject(skb, p, DROP_REASON_FRAGMENT);
+		be = find_backend(p, &choice);
+		if (!be)
+			return choice.reason == DROP_REASON_NONE ? TC_ACT_UNSPEC
+								 : refuse(skb, p, choice.service, choice.reason);
+		c = begin(skb, p, be, &choice, now);
+		if (!c)
+			return refuse(skb, p, choice.service, DROP_REASON_NO_MEMORY);
+	}
+	if (!can_rewrite(p, c))
+		return refuse(skb, p, c->service, DROP_REASON_SCTP_PORT);
+	if (is_telling(p, c))
+		follow(p, c);
+	if (p->part == PART_FIRST)
+		remember_fragment(p);
+	fast = fits_fast(skb, p, c);
+	rewrite(skb, p, c, false, fast);
+	return fast ? send_to_backend(c) : TC_ACT_UNSPEC;
+}
+
+/* Gives an answer the VIP for its source. only_fast is for the uplink, where the answers of slow flows must pass as
+ * they are. Returns TC_ACT_UNSPEC for what is no answer, or is to go on by the slow road. */
+static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, __u64 now,
+				  bool only_fast)
+{
+	struct conn *c;
+	bool fast;
+
+	if (reason != DROP_REASON_NONE || (p->part == PART_LATER && !recall_fragment(p)))
+		return TC_ACT_UNSPEC;
+	if (is_icmp(p)) {
+		c = is_error(p) ? translate_error(skb, p, only_fast) : NULL;
+		return c && only_fast && hops_of(p) > 1 ? bpf_redirect_peer(c->ifindex, 0) : TC_ACT_UNSPEC;
+	}
+	c = find_conn(skb, p, now);
+	if (!c || (only_fast && !(c->flags & CONN_FAST)))
+		return TC_ACT_UNSPEC;
+	if (!can_rewrite(p, c)) {
+		count_refusal(c->service, DROP_REASON_SCTP_PORT);
+		return TC_ACT_SHOT;
+	}
+	if (is_telling(p, c))
+		follow(p, c);
+	if (p->part == PART_FIRST)
+		remember_fragment(p);
+	fast = only_fast && hops_of(p) > 1;
+	rewrite(skb, p, c, true, fast);
+	return fast ? bpf_redirect_peer(c->ifindex, 0) : TC_ACT_UNSPEC;
+}
+
+/* Turns what was read as one direction of a flow into the other. */
+static __always_inline void turn(struct packet *p)
+{
+	struct conn_key old = p->key;
+
+	__builtin_memcpy(p->key.client, old.server, sizeof(p->key.client));
+	__builtin_memcpy(p->key.server, old.client, sizeof(p->key.server));
+	p->key.client_port = old.server_port;
+	p->key.server_port = old.client_port;
+	p->key.reply = !old.reply;
+}
+
+SEC("tc/from_client")
+int from_client(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	enum drop_reason reason;
+
+	if (!locate(skb, &p))
+		return TC_ACT_UNSPEC;
+	reason = read_network(skb, &p, false, false);
+	if (read_settings() & PACKET_VIPS_IN_RANGES && !is_in_ranges(p.key.server))
+		return TC_ACT_UNSPEC;
+	if (reason == DROP_REASON_NONE)
+		reason = read_transport(skb, &p, false);
+	return serve(skb, &p, reason, now_ns());
+}
+
+SEC("tc/from_network")
+int from_network(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	enum drop_reason reason;
+	int verdict;
+
+	if (!locate(skb, &p))
+		return TC_ACT_UNSPEC;
+	reason = read_network(skb, &p, true, false);
+	if (reason == DROP_REASON_NONE)
+		reason = read_transport(skb, &p, true);
+	if (skb->pkt_type == PACKET_HOST && !p.tagged) {
+		verdict = answer(skb, &p, reason, now_ns(), true);
+		if (verdict != TC_ACT_UNSPEC)
+			return verdict;
+	}
+	turn(&p);
+	if (read_settings() & PACKET_VIPS_IN_RANGES && !is_in_ranges(p.key.server))
+		return TC_ACT_UNSPEC;
+	return serve(skb, &p, reason, now_ns());
+}
+
+SEC("tc/to_client")
+int to_client(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	enum drop_reason reason;
+
+	if (!locate(skb, &p))
+		return TC_ACT_UNSPEC;
+	reason = read_network(skb, &p, true, false);
+	if (reason == DROP_REASON_NONE)
+		reason = read_transport(skb, &p, true);
+	return answer(skb, &p, reason, now_ns(), false);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The maps of the packet path alone, by the names they are pinned under. They are not in maps.h, so that a node that
+ * translates only sockets does not pay for them: the tables below have all their memory from the start.
+ */
+#ifndef ISTHMUS_PACKET_MAPS_H
+#define ISTHMUS_PACKET_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+
+/* 131,072 flows of two entries each. An entry is 40 bytes of key, 64 of value and 48 of the kernel's: 40 MB in all,
+ * and 4 MB of buckets. The flow longest silent makes room. */
+#define CONNS_MAX 262144
+
+/* Datagrams whose fragments are under way: 8,192 entries of 104 bytes, 0.9 MB. */
+#define FRAGMENTS_MAX 8192
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, CONNS_MAX);
+	__type(key, struct conn_key);
+	__type(value, struct conn);
+} conns SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, FRAGMENTS_MAX);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment);
+} fragments SEC(".maps");
+
+/* Written by the agent: what the devices are that the programs are attached to. Empty: every flow takes the slow road.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, __u32); /* interface index */
+	__type(value, struct device);
+} devices SEC(".maps");
+
+/* Written by the agent. Zero is safe. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct packet_settings);
+} packet_settings SEC(".maps");
+
+#endif

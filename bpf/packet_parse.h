@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Reading a packet. Everything is copied out by bpf_skb_load_bytes, which minds the end of the packet and data that
+ * is not in the linear part; no pointer into a packet exists anywhere.
+ *
+ *	locate		link layer and VLAN tags: is it IP, and complete up to its addresses?
+ *	read_network	IPv4 or IPv6: addresses, length, fragment
+ *	read_transport	IPv6 extension headers, then ports or ICMP type
+ */
+#ifndef ISTHMUS_PACKET_PARSE_H
+#define ISTHMUS_PACKET_PARSE_H
+
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86dd
+#define ETH_P_8021Q 0x8100
+#define ETH_P_8021AD 0x88a8
+
+#define IPPROTO_HOPOPTS 0
+#define IPPROTO_ICMP 1
+#define IPPROTO_TCP 6
+#define IPPROTO_UDP 17
+#define IPPROTO_ROUTING 43
+#define IPPROTO_FRAGMENT 44
+#define IPPROTO_ICMPV6 58
+#define IPPROTO_DSTOPTS 60
+#define IPPROTO_SCTP 132
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#define SCTP_INIT 1
+#define SCTP_ABORT 6
+#define SCTP_SHUTDOWN_COMPLETE 14
+
+/* Tags of a packet that the kernel left in it: it takes out the outer one itself. */
+#define VLAN_TAGS_MAX 2
+/* RFC 8200 section 4.1 recommends four kinds, one of them up to twice. */
+#define EXTENSIONS_MAX 6
+
+/* Bytes before the IP header: of Ethernet, or 0 for devices without a link layer. Set at load. */
+volatile const __u32 LINK_HEADER = 14;
+
+struct vlan_tag {
+	__be16 tci;
+	__be16 protocol;
+};
+
+struct ipv4_header {
+	__u8 version_ihl;
+	__u8 tos;
+	__be16 total;
+	__be16 id;
+	__be16 fragment;
+	__u8 hops;
+	__u8 proto;
+	__be16 check;
+	__be32 source;
+	__be32 destination;
+};
+_Static_assert(sizeof(struct ipv4_header) == 20, "an IPv4 header is 20 bytes");
+
+struct ipv6_header {
+	__be32 version_class_flow;
+	__be16 payload;
+	__u8 next;
+	__u8 hops;
+	__u8 source[16];
+	__u8 destination[16];
+};
+_Static_assert(sizeof(struct ipv6_header) == 40, "an IPv6 header is 40 bytes");
+
+/* An extension header; of the fragment header, all of it. */
+struct ipv6_extension {
+	__u8 next;
+	__u8 length; /* in 8 bytes, the first 8 not counted; of a fragment header reserved */
+	__be16 fragment;
+	__be32 id;
+};
+
+/* What part of a datagram a packet carries. */
+enum part {
+	PART_WHOLE,
+	PART_FIRST, /* the ports, but not all of the payload */
+	PART_LATER, /* no ports */
+};
+
+/* A packet, as far as it has been read. */
+struct packet {
+	struct conn_key key; /* whose flow it is of: the side that is the server is told to read_network */
+	__u32 id;	     /* names the datagram a fragment is of */
+	__u32 hop_word;	     /* the word of the IP header with the hop limit: bytes 8 to 11 of IPv4, 4 to 7 of IPv6 */
+	__u32 l3;	     /* offset of the IP header */
+	__u32 l4;	     /* offset of what follows it and its extensions */
+	__u32 end;	     /* offset behind the IP packet */
+	__u16 next;	     /* offset of the byte that names the protocol */
+	__u8 kind;	     /* TCP flags, type of the first SCTP chunk, or ICMP type */
+	__u8 check;	     /* where in the transport header the Internet checksum is, 0 when there is none */
+	bool ipv6;
+	bool tagged;
+	bool ports; /* the packet carries them */
+	__u8 part;  /* enum part */
+};
+
+static __always_inline bool same_addr(const __u8 a[16], const __u8 b[16])
+{
+	__u64 x[2], y[2];
+
+	__builtin_memcpy(x, a, sizeof(x));
+	__builtin_memcpy(y, b, sizeof(y));
+	return x[0] == y[0] && x[1] == y[1];
+}
+
+/* The two hop limits are at different bytes of the word. */
+static __always_inline __u8 hops_of(const struct packet *p)
+{
+	__u8 bytes[4];
+
+	__builtin_memcpy(bytes, &p->hop_word, sizeof(bytes));
+	return p->ipv6 ? bytes[3] : bytes[0];
+}
+
+/* Finds the IP header. Returns false for what is no IP, or ends before its addresses do. */
+static __always_inline bool locate(struct __sk_buff *skb, struct packet *p)
+{
+	__be16 protocol = skb->protocol;
+
+	p->l3 = LINK_HEADER;
+	p->tagged = skb->vlan_present;
+	for (int i = 0; i < VLAN_TAGS_MAX; i++) {
+		struct vlan_tag tag;
+
+		if (protocol != bpf_htons(ETH_P_8021Q) && protocol != bpf_htons(ETH_P_8021AD))
+			break;
+		if (bpf_skb_load_bytes(skb, p->l3, &tag, sizeof(tag)))
+			return false;
+		p->l3 += sizeof(tag);
+		p->tagged = true;
+		protocol = tag.protocol;
+	}
+	if (protocol == bpf_htons(ETH_P_IP))
+		return p->l3 + sizeof(struct ipv4_header) <= skb->len;
+	p->ipv6 = true;
+	return protocol == bpf_htons(ETH_P_IPV6) && p->l3 + sizeof(struct ipv6_header) <= skb->len;
+}
+
+static __always_inline void write_mapped(__u8 addr[16], __be32 ip)
+{
+	__u32 words[4] = { 0, 0, bpf_htonl(0xffff), ip };
+
+	__builtin_memcpy(addr, words, sizeof(words));
+}
+
+static __always_inline enum drop_reason read_ipv4(struct __sk_buff *skb, struct packet *p, bool reply, bool quoted)
+{
+	struct ipv4_header h;
+	__u32 length, total;
+	__u16 fragment;
+
+	if (bpf_skb_load_bytes(skb, p->l3, &h, sizeof(h)))
+		return DROP_REASON_MALFORMED;
+	write_mapped(p->key.client, reply ? h.destination : h.source);
+	write_mapped(p->key.server, reply ? h.source : h.destination);
+	__builtin_memcpy(&p->hop_word, &h.hops, sizeof(p->hop_word));
+	p->key.proto = h.proto;
+	p->id = h.id;
+	p->next = __builtin_offsetof(struct ipv4_header, proto);
+	fragment = bpf_ntohs(h.fragment);
+	if (fragment & 0x1fff)
+		p->part = PART_LATER;
+	else if (fragment & 0x2000)
+		p->part = PART_FIRST;
+	length = (h.version_ihl & 0xf) * 4;
+	total = bpf_ntohs(h.total);
+	p->l4 = p->l3 + length;
+	if (h.version_ihl >> 4 != 4 || length < sizeof(h))
+		return DROP_REASON_MALFORMED;
+	if (quoted)
+		return DROP_REASON_NONE;
+	if (total == 0 && skb->gso_size) /* more than 64 KiB that the device is still to cut */
+		total = skb->len - p->l3;
+	p->end = p->l3 + total;
+	if (p->end > skb->len || p->l4 > p->end)
+		return DROP_REASON_MALFORMED;
+	return DROP_REASON_NONE;
+}
+
+static __always_inline enum drop_reason read_ipv6(struct __sk_buff *skb, struct packet *p, bool reply, bool quoted)
+{
+	struct ipv6_header h;
+	__u32 payload;
+
+	if (bpf_skb_load_bytes(skb, p->l3, &h, sizeof(h)))
+		return DROP_REASON_MALFORMED;
+	__builtin_memcpy(p->key.client, reply ? h.destination : h.source, sizeof(h.source));
+	__builtin_memcpy(p->key.server, reply ? h.source : h.destination, sizeof(h.source));
+	__builtin_memcpy(&p->hop_word, &h.payload, sizeof(p->hop_word));
+	p->key.proto = h.next;
+	p->next = __builtin_offsetof(struct ipv6_header, next);
+	p->l4 = p->l3 + sizeof(h);
+	if (bpf_ntohl(h.version_class_flow) >> 28 != 6)
+		return DROP_REASON_MALFORMED;
+	if (quoted)
+		return DROP_REASON_NONE;
+	payload = bpf_ntohs(h.payload);
+	if (payload == 0 && skb->gso_size)
+		payload = skb->len - p->l4;
+	p->end = p->l4 + payload;
+	return p->end > skb->len ? DROP_REASON_MALFORMED : DROP_REASON_NONE;
+}
+
+/* Reads the IP header at p->l3: in replies the source is the server, else the destination. Of a packet that an ICMP
+ * error quotes, p->end must be set: it is cut short, and so its length says nothing. The addresses are right even
+ * when something else is not. */
+static __always_inline enum drop_reason read_network(struct __sk_buff *skb, struct packet *p, bool reply, bool quoted)
+{
+	p->key.reply = reply;
+	p->part = PART_WHOLE;
+	return p->ipv6 ? read_ipv6(skb, p, reply, quoted) : read_ipv4(skb, p, reply, quoted);
+}
+
+static __always_inline bool is_extension(__u8 next)
+{
+	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS ||
+	       next == IPPROTO_FRAGMENT;
+}
+
+/* Goes past the extension headers of IPv6. Not inlined: few packets have any. */
+static __noinline enum drop_reason skip_extensions(struct __sk_buff *skb, struct packet *p)
+{
+	for (int i = 0; i < EXTENSIONS_MAX; i++) {
+		struct ipv6_extension ext;
+		__u32 length;
+
+		if (p->l4 + sizeof(ext) > p->end || bpf_skb_load_bytes(skb, p->l4, &ext, sizeof(ext)))
+			return DROP_REASON_MALFORMED;
+		length = sizeof(ext);
+		if (p->key.proto == IPPROTO_FRAGMENT) {
+			p->id = ext.id;
+			if (ext.fragment & bpf_htons(0xfff8))
+				p->part = PART_LATER;
+			else if (ext.fragment & bpf_htons(1))
+				p->part = PART_FIRST;
+		} else {
+			length += ext.length * 8;
+		}
+		/* Before its last stop a packet's checksum is of another destination than the one it carries. The
+		 * second half of the word is the header's type, the first its segments left. */
+		if (p->key.proto == IPPROTO_ROUTING && ext.fragment & bpf_htons(0x00ff))
+			return DROP_REASON_PROTOCOL;
+		p->next = p->l4 - p->l3;
+		p->key.proto = ext.next;
+		p->l4 += length;
+		if (p->l4 > p->end)
+			return DROP_REASON_MALFORMED;
+		if (p->part == PART_LATER || !is_extension(p->key.proto))
+			return DROP_REASON_NONE;
+	}
+	return DROP_REASON_PROTOCOL;
+}
+
+/* Remembers the ports, which stand first in the transport header. */
+static __always_inline void take_ports(struct packet *p, const __be16 ports[2], bool reply)
+{
+	p->ports = true;
+	p->key.client_port = bpf_ntohs(reply ? ports[1] : ports[0]);
+	p->key.server_port = bpf_ntohs(reply ? ports[0] : ports[1]);
+}
+
+static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct packet *p, bool reply)
+{
+	struct {
+		__be16 ports[2];
+		__be32 seq, ack;
+		__u8 offset;
+		__u8 flags;
+		__u8 pad[2];
+	} h;
+
+	if (p->l4 + 20 > p->end || bpf_skb_load_bytes(skb, p->l4, &h, sizeof(h)))
+		return DROP_REASON_MALFORMED;
+	if (h.offset >> 4 < 5 || p->l4 + (h.offset >> 4) * 4 > p->end)
+		return DROP_REASON_MALFORMED;
+	take_ports(p, h.ports, reply);
+	p->kind = h.flags;
+	p->check = 16;
+	return DROP_REASON_NONE;
+}
+
+static __always_inline enum drop_reason read_udp(struct __sk_buff *skb, struct packet *p, bool reply)
+{
+	struct {
+		__be16 ports[2];
+		__be16 length;
+		__be16 check;
+	} h;
+	__u16 length;
+
+	if (p->l4 + sizeof(h) > p->end || bpf_skb_load_bytes(skb, p->l4, &h, sizeof(h)))
+		return DROP_REASON_MALFORMED;
+	length = bpf_ntohs(h.length);
+	/* Of a first fragment the rest is elsewhere; what the device is still to cut has any length. */
+	if (p->part == PART_WHOLE && !skb->gso_size && (length < sizeof(h) || p->l4 + length > p->end))
+		return DROP_REASON_MALFORMED;
+	take_ports(p, h.ports, reply);
+	p->check = 6;
+	return DROP_REASON_NONE;
+}
+
+static __always_inline enum drop_reason read_sctp(struct __sk_buff *skb, struct packet *p, bool reply)
+{
+	struct {
+		__be16 ports[2];
+		__be32 tag;
+		__le32 crc;
+		__u8 chunk;
+		__u8 pad[3];
+	} h;
+
+	if (p->l4 + sizeof(h) > p->end || bpf_skb_load_bytes(skb, p->l4, &h, sizeof(h)))
+		return DROP_REASON_MALFORMED;
+	take_ports(p, h.ports, reply);
+	p->kind = h.chunk;
+	return DROP_REASON_NONE;
+}
+
+static __always_inline bool is_icmp(const struct packet *p)
+{
+	return p->key.proto == (p->ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
+}
+
+/* Reports whether an ICMP message tells of a packet that did not arrive, which it quotes. Redirects are for the
+ * sender's own link and never ours to carry on. */
+static __always_inline bool is_error(const struct packet *p)
+{
+	if (p->ipv6)
+		return p->kind >= 1 && p->kind <= 4;
+	return p->kind == 3 || p->kind == 11 || p->kind == 12;
+}
+
+static __always_inline enum drop_reason read_icmp(struct __sk_buff *skb, struct packet *p)
+{
+	if (p->l4 + 8 > p->end || bpf_skb_load_bytes(skb, p->l4, &p->kind, sizeof(p->kind)))
+		return DROP_REASON_MALFORMED;
+	if (p->ipv6)
+		p->check = 2;
+	return DROP_REASON_NONE;
+}
+
+/* Reads what follows the IP header and its extensions. A later fragment is left without ports. */
+static __always_inline enum drop_reason read_transport(struct __sk_buff *skb, struct packet *p, bool reply)
+{
+	if (p->ipv6 && is_extension(p->key.proto)) {
+		enum drop_reason reason = skip_extensions(skb, p);
+
+		if (reason != DROP_REASON_NONE)
+			return reason;
+	}
+	if (p->part == PART_LATER)
+		return DROP_REASON_NONE;
+	switch (p->key.proto) {
+	case IPPROTO_TCP:
+		return read_tcp(skb, p, reply);
+	case IPPROTO_UDP:
+		return read_udp(skb, p, reply);
+	case IPPROTO_SCTP:
+		return read_sctp(skb, p, reply);
+	default:
+		return is_icmp(p) && p->part == PART_WHOLE ? read_icmp(skb, p) : DROP_REASON_PROTOCOL;
+	}
+}
+
+#endif

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Writing into a packet, and keeping its checksums as right or as wrong as they were.
+ *
+ * All writes go through helpers. A program that wrote through a pointer would make the kernel copy the head of every
+ * cloned packet that enters it, ours or not.
+ *
+ * Transport checksums are changed by bpf_l4_csum_replace alone: of a packet whose checksum the device is still to
+ * compute (CHECKSUM_PARTIAL) the field holds the sum of the pseudo header and must follow the addresses but not the
+ * ports, and only the kernel knows which packets these are.
+ */
+#ifndef ISTHMUS_PACKET_REWRITE_H
+#define ISTHMUS_PACKET_REWRITE_H
+
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "packet_parse.h"
+
+/* Where the CRC is in the SCTP header. */
+#define SCTP_CRC 8
+/* The CRC32c polynomial, lowest power in the highest bit (RFC 9260 appendix A). */
+#define CRC32C_POLYNOMIAL 0x82f63b78U
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define LE32(x) (x)
+#else
+#define LE32(x) __builtin_bswap32(x)
+#endif
+
+static __always_inline __u32 last_word(const __u8 addr[16])
+{
+	__u32 word;
+
+	__builtin_memcpy(&word, addr + 12, sizeof(word));
+	return word;
+}
+
+/* The ones' complement sum in 16 bits, of a sum of fewer than 2^32 words. */
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+static __always_inline __u32 fold_word(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (sum & 0xffffffff) + (sum >> 32);
+}
+
+/* What replacing old by new adds to a sum (RFC 1624). */
+static __always_inline __u64 replaced(__u32 old, __u32 new)
+{
+	return (__u64)(__u32)~old + new;
+}
+
+static __always_inline __u64 replaced_addr(const __u8 old[16], const __u8 new[16])
+{
+	__u32 a[4], b[4];
+
+	__builtin_memcpy(a, old, sizeof(a));
+	__builtin_memcpy(b, new, sizeof(b));
+	return replaced(a[0], b[0]) + replaced(a[1], b[1]) + replaced(a[2], b[2]) + replaced(a[3], b[3]);
+}
+
+static __always_inline __u16 replace_in_check(__u16 check, __u64 difference)
+{
+	return ~fold((__u16)~check + difference);
+}
+
+/* The product of two polynomials modulo that of CRC32c. */
+static __noinline __u32 multiply_crc32c(__u32 a, __u32 b)
+{
+	__u32 product = 0;
+
+	for (int i = 0; i < 32; i++) {
+		product ^= b & -(a >> 31);
+		a <<= 1;
+		b = (b >> 1) ^ (CRC32C_POLYNOMIAL & -(b & 1));
+	}
+	return product;
+}
+
+/* Not static, so that the verifier looks at the loops once, and not again for every way to get there.
+ *
+ * What changing the first four bytes of an SCTP packet by these bits changes in its CRC. A CRC is linear, so the
+ * rest of the packet, however long, need not be read: the change is the bits times x to the power of the length. */
+__noinline __u32 change_of_crc(__u32 bits, __u32 length)
+{
+	__u32 power = 0x00800000; /* x^8: one byte */
+
+	for (int i = 0; i < 16; i++) {
+		if (length & 1)
+			bits = multiply_crc32c(bits, power);
+		length >>= 1;
+		if (length == 0)
+			break;
+		power = multiply_crc32c(power, power);
+	}
+	return bits;
+}
+
+/* Both ports, as they follow each other on the wire. */
+struct port_pair {
+	__be16 source;
+	__be16 destination;
+};
+
+static __always_inline struct port_pair pair_ports(__u16 client, __u16 server, bool reply)
+{
+	struct port_pair pair = {
+		.source = bpf_htons(reply ? server : client),
+		.destination = bpf_htons(reply ? client : server),
+	};
+
+	return pair;
+}
+
+static __always_inline __u32 port_word(const struct port_pair *pair)
+{
+	__u32 word;
+
+	__builtin_memcpy(&word, pair, sizeof(word));
+	return word;
+}
+
+/* Reports whether a flow's ports can be changed in this packet. The CRC of an SCTP packet of which only a part is
+ * here cannot. */
+static __always_inline bool can_rewrite(const struct packet *p, const struct conn *c)
+{
+	return p->key.proto != IPPROTO_SCTP || p->part == PART_WHOLE ||
+	       (p->key.client_port == c->client_port && p->key.server_port == c->server_port);
+}
+
+static __always_inline void rewrite_ipv4(struct __sk_buff *skb, const struct packet *p, const __u8 server[16],
+					 const struct port_pair *ports, bool reply, bool hop)
+{
+	struct {
+		__u8 hops;
+		__u8 proto;
+		__u16 check;
+		__be32 source;
+		__be32 destination;
+		struct port_pair ports;
+	} h;
+	__be32 client = last_word(p->key.client), old = last_word(p->key.server), new = last_word(server);
+	__u64 difference = replaced(old, new);
+
+	__builtin_memcpy(&h, &p->hop_word, sizeof(p->hop_word));
+	h.source = reply ? new : client;
+	h.destination = reply ? client : new;
+	h.ports = *ports;
+	if (hop) {
+		h.hops--;
+		difference += bpf_htons(0xfeff); /* one less in the upper half of a word */
+	}
+	h.check = replace_in_check(h.check, difference);
+	if (p->ports && p->l4 == p->l3 + sizeof(struct ipv4_header)) {
+		bpf_skb_store_bytes(skb, p->l3 + 8, &h, 16, 0);
+		return;
+	}
+	bpf_skb_store_bytes(skb, p->l3 + 8, &h, 12, 0);
+	if (p->ports)
+		bpf_skb_store_bytes(skb, p->l4, ports, sizeof(*ports), 0);
+}
+
+static __always_inline void rewrite_ipv6(struct __sk_buff *skb, const struct packet *p, const __u8 server[16],
+					 const struct port_pair *ports, bool reply, bool hop)
+{
+	struct {
+		__be16 payload;
+		__u8 next;
+		__u8 hops;
+		__u8 source[16];
+		__u8 destination[16];
+		struct port_pair ports;
+	} h;
+
+	__builtin_memcpy(&h, &p->hop_word, sizeof(p->hop_word));
+	__builtin_memcpy(h.source, reply ? server : p->key.client, sizeof(h.source));
+	__builtin_memcpy(h.destination, reply ? p->key.client : server, sizeof(h.destination));
+	h.ports = *ports;
+	if (hop)
+		h.hops--;
+	if (p->ports && p->l4 == p->l3 + sizeof(struct ipv6_header)) {
+		bpf_skb_store_bytes(skb, p->l3 + 4, &h, 40, 0);
+		return;
+	}
+	bpf_skb_store_bytes(skb, p->l3 + 4, &h, 36, 0);
+	if (p->ports)
+		bpf_skb_store_bytes(skb, p->l4, ports, sizeof(*ports), 0);
+}
+
+/* Makes the Internet checksum of the transport header follow the server's address. */
+static __always_inline void follow_addr(struct __sk_buff *skb, const struct packet *p, const __u8 server[16])
+{
+	__u64 flags = BPF_F_PSEUDO_HDR | (p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0);
+	__u32 at = p->l4 + p->check;
+	__u32 difference;
+
+	if (!p->ipv6) {
+		bpf_l4_csum_replace(skb, at, last_word(p->key.server), last_word(server), flags | 4);
+		return;
+	}
+	difference = fold_word(replaced_addr(p->key.server, server));
+	bpf_l4_csum_replace(skb, at, 0, difference, flags);
+	/* The helper believes that the sum over the whole packet, which some devices deliver, has changed by as much.
+	 * That is so in IPv4, whose header has a checksum to make up for its addresses. The flag BPF_F_IPV6 would
+	 * tell it, but kernels before 6.16 refuse it. */
+	bpf_csum_update(skb, difference);
+}
+
+/* Makes the checksum of the transport header follow the ports. */
+static __always_inline void follow_ports(struct __sk_buff *skb, const struct packet *p, __u32 old, __u32 new)
+{
+	if (p->key.proto == IPPROTO_SCTP) {
+		__u32 crc;
+
+		if (bpf_skb_load_bytes(skb, p->l4 + SCTP_CRC, &crc, sizeof(crc)))
+			return;
+		crc ^= LE32(change_of_crc(LE32(old ^ new), p->end - p->l4));
+		bpf_skb_store_bytes(skb, p->l4 + SCTP_CRC, &crc, sizeof(crc), BPF_F_RECOMPUTE_CSUM);
+		bpf_csum_update(skb, fold_word(replaced(old, new)));
+		return;
+	}
+	bpf_l4_csum_replace(skb, p->l4 + p->check, old, new,
+			    4 | (p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0));
+}
+
+/* Puts another server and other ports into the packet, and takes one from its hop limit if it makes a hop. */
+static __always_inline void rewrite_to(struct __sk_buff *skb, const struct packet *p, const __u8 server[16],
+				       const struct port_pair *ports, bool reply, bool hop)
+{
+	struct port_pair old = pair_ports(p->key.client_port, p->key.server_port, reply);
+
+	if (p->ipv6)
+		rewrite_ipv6(skb, p, server, ports, reply, hop);
+	else
+		rewrite_ipv4(skb, p, server, ports, reply, hop);
+	if (p->check)
+		follow_addr(skb, p, server);
+	if (p->ports && port_word(&old) != port_word(ports))
+		follow_ports(skb, p, port_word(&old), port_word(ports));
+}
+
+/* Makes the packet one of the other side of its flow. */
+static __always_inline void rewrite(struct __sk_buff *skb, const struct packet *p, const struct conn *c, bool reply,
+				    bool hop)
+{
+	struct port_pair ports = pair_ports(c->client_port, c->server_port, reply);
+	__u8 server[16] ADDR_ALIGNED;
+
+	__builtin_memcpy(server, c->addr, sizeof(server));
+	rewrite_to(skb, p, server, &ports, reply, hop);
+}
+
+#endif
