@@ -128,7 +128,7 @@ func LoadCloseSpec() (*ebpf.CollectionSpec, error) {
 }
 
 // DropReason says why a client was refused or a packet dropped.
-type DropReason uint32
+type DropReason = sockDropReason
 
 // The reasons of abi.h. DropNone is never counted, DropMax is their number.
 const (
@@ -155,7 +155,7 @@ var dropReasons = [DropMax]string{
 }
 
 // String returns the reason as metrics and documents spell it.
-func (r DropReason) String() string {
+func (r sockDropReason) String() string {
 	if r < DropMax {
 		return dropReasons[r]
 	}

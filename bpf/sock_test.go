@@ -429,6 +429,117 @@ func TestUDPUnconnected(t *testing.T) {
 	}
 }
 
+// pairs returns what udp_vips holds: how many entries, and how many were ever made.
+func (n *node) pairs() (held int, added uint64) {
+	n.t.Helper()
+	if err := n.pinned(bpf.MapUDPVIPsAdded).Lookup(uint32(0), &added); err != nil {
+		n.t.Fatal(err)
+	}
+	var k [32]byte
+	var v [20]byte
+	entries := n.pinned(bpf.MapUDPVIPs).Iterate()
+	for entries.Next(&k, &v) {
+		held++
+	}
+	if err := entries.Err(); err != nil {
+		n.t.Fatal(err)
+	}
+	return held, added
+}
+
+// Only sockets of more than one VIP need the table in which entries may have to make room for others, and what was
+// put there is counted: the difference to what is there is what made room. Such a socket merely enters it again.
+func TestUDPPairs(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			var vips []vip
+			for port := 53; port < 57; port++ {
+				vips = append(vips, vip{on(road.vip, port), cs.UDP, []netip.AddrPort{udpServer(t, road.backend)}})
+			}
+			n.serve(vips...)
+			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			ask := func(to string) {
+				t.Helper()
+				if err := s.send(netip.MustParseAddrPort(to)); err != nil {
+					t.Fatal(err)
+				}
+				if _, from := s.read(); from.String() != to {
+					t.Errorf("the answer comes from %s, want %s", from, to)
+				}
+			}
+			want := func(held int, added uint64) {
+				t.Helper()
+				if h, a := n.pairs(); h != held || a != added {
+					t.Errorf("%d pairs held, %d ever added, want %d and %d", h, a, held, added)
+				}
+			}
+			for range 3 {
+				ask(vips[0].addr)
+			}
+			want(0, 0)
+			for range 3 {
+				for _, v := range vips {
+					ask(v.addr)
+				}
+			}
+			want(3, 3)
+			var k [32]byte
+			if err := n.pinned(bpf.MapUDPVIPs).NextKey(nil, &k); err != nil {
+				t.Fatal(err)
+			}
+			if err := n.pinned(bpf.MapUDPVIPs).Delete(k); err != nil { // as if it had made room
+				t.Fatal(err)
+			}
+			want(2, 3)
+			for _, v := range vips {
+				ask(v.addr)
+			}
+			want(3, 4)
+		})
+	}
+}
+
+// Two VIPs may have one backend. A connected socket always says the one it is connected to; of an unconnected one the
+// later is shown, since the datagram does not say.
+func TestTwoVIPsOfOneBackend(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			backend := udpServer(t, road.backend)
+			a, b := on(road.vip, 53), on(road.vip, 54)
+			n.serve(vip{a, cs.UDP, []netip.AddrPort{backend}}, vip{b, cs.UDP, []netip.AddrPort{backend}})
+			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			for _, to := range []string{a, b, b, a, b} {
+				if err := s.send(netip.MustParseAddrPort(to)); err != nil {
+					t.Fatal(err)
+				}
+				if _, from := s.read(); from.String() != to {
+					t.Errorf("unconnected: %s answers as %s", to, from)
+				}
+			}
+			for _, to := range []string{a, b, a} {
+				s.mustConnect(to)
+				if err := again(t, func() error { return unix.Send(s.fd, []byte("?"), 0) }); err != nil {
+					t.Fatal(err)
+				}
+				if _, from := s.read(); from.String() != to || s.peer().String() != to {
+					t.Errorf("connected: %s answers as %s, getpeername says %s", to, from, s.peer())
+				}
+			}
+			if err := disconnect(s.fd); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.send(netip.MustParseAddrPort(b)); err != nil {
+				t.Fatal(err)
+			}
+			if _, from := s.read(); from.String() != b {
+				t.Errorf("after it was connected to %s: %s answers as %s", a, b, from)
+			}
+		})
+	}
+}
+
 // Before the first send was answered by a VIP, a plain address keeps its own name; and the same socket
 // may speak to both.
 func TestUDPToVIPAndToPlainAddress(t *testing.T) {
