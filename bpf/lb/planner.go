@@ -107,6 +107,10 @@ type cluster struct {
 // NewPlanner returns a Planner for a kernel whose maps hold have. It keeps nothing of have.
 func NewPlanner(have State) *Planner { return newPlanner(have, IDs{}) }
 
+// Again returns a Planner for the same kernel after plans that were not carried out as a whole: its maps hold
+// have. Numbers go on where p was, so that none comes back while a program may still hold it.
+func (p *Planner) Again(have State) *Planner { return newPlanner(have, p.ids) }
+
 // Plan returns the writes that lead from what the maps hold to what in asks for, and what of it cannot be.
 // Any prefix of them is safe, as Diff has it. The Planner goes on as if they had been carried out; when they
 // were not, all of them, it must be thrown away. It keeps what in holds and must find it unchanged.

@@ -1,0 +1,173 @@
+package lb
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// Services that did not change are affected all the same: by others, and by what the node is told.
+func TestPlannerLooksAgainWhereItMust(t *testing.T) {
+	first, second := service("a", "", slice("10.1.0.1")), service("b", "243.0.0.5", slice("10.1.0.2"))
+	claims := service("a", "243.0.0.5", slice("10.1.0.1"))
+	far := slice("10.1.0.2")
+	far.Cluster, far.Endpoints[0].NodeName = "b", "n1"
+	near := slice("10.1.0.1")
+	near.Endpoints[0].NodeName, near.Endpoints[0].Zone = "n1", "z"
+	far.Endpoints[0].Zone = "z"
+	spread := service("a", "243.0.0.5", near, far)
+	spread.TrafficDistribution = "PreferClose"
+	both := world(spread)
+	elsewhere, spans, drained := both, both, both
+	elsewhere.Node = Node{Cluster: "a", Zone: "z"}
+	spans.Node, spans.ZonesSpanClusters = elsewhere.Node, true
+	drained.Drained = map[cs.ClusterID]bool{"a": true}
+
+	tests := map[string]struct {
+		worlds []Input
+		want   []string // who serves 243.0.0.5:80, world by world
+	}{
+		"an earlier Service claims the VIP, and gives it back": {
+			worlds: []Input{world(first, second), world(claims, second), world(first, second)},
+			want:   []string{"10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.2:8080"},
+		},
+		"the owner goes": {
+			worlds: []Input{world(claims, second), world(second)},
+			want:   []string{"10.1.0.1:8080", "10.1.0.2:8080"},
+		},
+		"the owner becomes headless": {
+			worlds: []Input{world(claims, second), world(headless(claims), second), world(claims, second)},
+			want:   []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.1:8080"},
+		},
+		"the first of one name counts": {
+			worlds: []Input{world(second, claims, second), world(claims, claims, second), world(second, second), world(second)},
+			want:   []string{"10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.2:8080"},
+		},
+		"the node learns where it is": {
+			worlds: []Input{both, elsewhere, spans, both},
+			want:   []string{"10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
+		},
+		"a member is drained and taken back": {
+			worlds: []Input{both, drained, both},
+			want:   []string{"10.1.0.1:8080 10.1.0.2:8080", "10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			planner, have := NewPlanner(NewState()), NewState()
+			for i, in := range test.worlds {
+				plan, _ := planner.Plan(in)
+				have.Apply(plan)
+				fe := have.Frontends[Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}]
+				var serve []string
+				for _, a := range have.table(fe) {
+					serve = append(serve, a.AddrPort.String())
+				}
+				slices.Sort(serve)
+				if diff := cmp.Diff(test.want[i], join(serve)); diff != "" {
+					t.Errorf("world %d (-want +got):\n%s", i, diff)
+				}
+				if diff := cmp.Diff(planner.State(), have, entries); diff != "" {
+					t.Errorf("world %d: the maps are not as the planner thinks:\n%s", i, diff)
+				}
+			}
+		})
+	}
+}
+
+var entries = cmp.Options{cmpopts.EquateComparable(Address{}, netip.Prefix{})}
+
+func headless(svc cs.Service) cs.Service {
+	svc.Type, svc.IPs = cs.Headless, nil
+	return svc
+}
+
+func join(words []string) string {
+	text := ""
+	for i, w := range words {
+		if i > 0 {
+			text += " "
+		}
+		text += w
+	}
+	return text
+}
+
+// What a cut update, or a foreign hand, leaves behind in particular ways.
+func TestPlannerMends(t *testing.T) {
+	in := world(service("hello", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
+	whole, _ := Build(in, NewState(), new(IDs))
+	fe := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
+	tests := map[string]func(*State){
+		"slots were written and the frontend was not": func(s *State) { s.Frontends[fe] = Frontend{ID: 1, Service: 1} },
+		"and with other backends": func(s *State) {
+			s.Frontends[fe] = Frontend{ID: 1, Service: 1}
+			s.Slots[Slot{1, 0}], s.Slots[Slot{1, 1}] = s.Slots[Slot{1, 1}], s.Slots[Slot{1, 0}]
+		},
+		"slots beyond the count": func(s *State) { s.Slots[Slot{1, 2}], s.Slots[Slot{1, 900}] = 1, 2 },
+		"a number twice": func(s *State) {
+			s.Frontends[Address{netip.MustParseAddrPort("1.2.3.4:80"), cs.TCP}] = s.Frontends[fe] // comes first
+		},
+		"a member twice": func(s *State) { s.Clusters[9] = "a" },
+		"a member twice, and in use": func(s *State) {
+			s.Clusters[9] = "a"
+			be := s.Backends[2]
+			be.Cluster = 9
+			s.Backends[2] = be
+		},
+		"a Service twice":          func(s *State) { s.Services[9] = s.Services[1] },
+		"a backend twice":          func(s *State) { s.Backends[9] = s.Backends[1]; s.Slots[Slot{1, 0}] = 9 },
+		"a backend that is gone":   func(s *State) { delete(s.Backends, 2) },
+		"a slot that is gone":      func(s *State) { delete(s.Slots, Slot{1, 1}) },
+		"number nothing":           func(s *State) { s.Services[0], s.Clusters[0], s.Backends[0] = s.Services[1], "b", s.Backends[1] },
+		"a range nobody asked for": func(s *State) { s.Ranges[netip.MustParsePrefix("10.0.0.0/8")] = true },
+	}
+	for name, spoil := range tests {
+		t.Run(name, func(t *testing.T) {
+			have := whole.Clone()
+			spoil(&have)
+			planner := NewPlanner(have)
+			for i := range 3 {
+				plan, _ := planner.Plan(in)
+				have.Apply(plan)
+				if diff := cmp.Diff(planner.State(), have, entries); diff != "" {
+					t.Fatalf("plan %d: the maps are not as the planner thinks:\n%s", i, diff)
+				}
+				if diff := cmp.Diff(numberless(whole), numberless(have)); diff != "" {
+					t.Fatalf("plan %d (-want +got):\n%s", i, diff)
+				}
+				in.ZonesSpanClusters = !in.ZonesSpanClusters // look at everything again
+			}
+		})
+	}
+}
+
+// numberless is the text of a state that is in order, but for numbers.
+func numberless(s State) []string {
+	var lines []string
+	for a, fe := range s.Frontends {
+		lines = append(lines, "FE "+a.String()+" "+s.Services[fe.Service].String()+" "+join(s.shares(fe)))
+	}
+	for _, be := range s.Backends {
+		lines = append(lines, "BE "+be.Address.String()+" "+string(s.Clusters[be.Cluster]))
+	}
+	for k := range s.Slots {
+		lines = append(lines, "SLOT "+s.Backends[s.Slots[k]].Address.String())
+	}
+	for _, n := range s.Services {
+		lines = append(lines, "SERVICE "+n.String())
+	}
+	for _, id := range s.Clusters {
+		lines = append(lines, "CLUSTER "+string(id))
+	}
+	for r := range s.Ranges {
+		lines = append(lines, "RANGE "+r.String())
+	}
+	slices.Sort(lines)
+	return lines
+}
