@@ -16,6 +16,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
+	"github.com/isthmus-net/isthmus/bpf/datapath/internal/netns"
 	"github.com/isthmus-net/isthmus/bpf/lb"
 )
 
@@ -35,6 +36,10 @@ type Config struct {
 	CgroupRoot string
 	// BPFFS is the BPF filesystem that keeps the pins.
 	BPFFS string
+	// Proc and Namespaces are where the node's processes and its named network namespaces are seen, default /proc
+	// and /run/netns: there sockets of removed UDP backends are closed. In a container without the
+	// host's processes they are the host's, mounted somewhere else.
+	Proc, Namespaces string
 	// Packets adds the packet path: clients whose sockets are not translated, because they are outside of the
 	// cgroup, in a virtual machine or on another host, are served on the devices their packets come by.
 	Packets bool
@@ -51,6 +56,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.BPFFS == "" {
 		c.BPFFS = DefaultBPFFS
+	}
+	if c.Proc == "" {
+		c.Proc = "/proc"
+	}
+	if c.Namespaces == "" {
+		c.Namespaces = "/run/netns"
 	}
 	return c
 }
@@ -85,8 +96,12 @@ type Datapath struct {
 	hooks  []bpf.Hook
 	progs  map[string]*ebpf.Program
 	writes atomic.Uint64
-	// packets is nil without a packet path.
-	packets *packets
+	// packets is nil without a packet path, closer on kernels without the iterator.
+	packets    *packets
+	closer     *link.Iter
+	namespaces netns.Places
+	missing    []string
+	observing  atomic.Bool
 
 	mu      sync.Mutex
 	links   []attachment // guarded by mu
@@ -153,6 +168,7 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 	}
 	d := &Datapath{
 		Reader: &Reader{pins: l.pins, maps: l.maps}, log: log, cgroup: root, hooks: b.hooks, progs: l.progs,
+		namespaces: netns.Places{Proc: cfg.Proc, Run: cfg.Namespaces},
 	}
 	if cfg.Packets {
 		d.packets = &packets{
@@ -163,10 +179,27 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 			return nil, errors.Join(err, l.undo(), l.letGo())
 		}
 	}
-	if err := d.start(ctx); err != nil {
+	err = d.setObserve(0) // whoever observed has ended with the process before this one
+	if err == nil {
+		err = d.start(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(err, l.undo(), l.letGo())
 	}
+	d.findLacks(ctx)
 	return d, nil
+}
+
+// findLacks does what not every kernel allows and remembers what this one does not.
+func (d *Datapath) findLacks(ctx context.Context) {
+	var err error
+	if d.closer, err = loadCloser(d.maps); err != nil {
+		d.log.DebugContext(ctx, "no iterator to close sockets", "err", err)
+	}
+	d.missing = lacks(d.packets != nil, err)
+	for _, m := range d.missing {
+		d.log.InfoContext(ctx, "the node lacks something", "missing", m)
+	}
 }
 
 // start attaches the programs, or leaves those of another ABI where they are for now.
@@ -249,6 +282,9 @@ func (d *Datapath) Close() error {
 	defer d.mu.Unlock()
 	links := d.links
 	d.links = nil
+	if d.closer != nil {
+		defer d.closer.Close()
+	}
 	return errors.Join(d.Reader.Close(), closeAll(d.progs), closeLinks(links))
 }
 

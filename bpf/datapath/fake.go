@@ -2,10 +2,12 @@ package datapath
 
 import (
 	"context"
+	"maps"
 	"sync/atomic"
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 // Fake is a Datapath without a kernel, for tests of whoever drives one. It passes the same contract
@@ -18,6 +20,8 @@ type Fake struct {
 	FailAfter *int
 	// Err is what a failing Apply returns.
 	Err error
+	// Seen is the evidence about each member. It must not change once somebody reads it.
+	Seen map[clusterset.ClusterID]Evidence
 }
 
 // NewFake returns a Fake whose maps hold what have holds.
@@ -62,3 +66,6 @@ func (f *Fake) Hooks() []HookStatus {
 
 // Close does nothing.
 func (f *Fake) Close() error { return nil }
+
+// Clusters returns Seen.
+func (f *Fake) Clusters() (map[clusterset.ClusterID]Evidence, error) { return maps.Clone(f.Seen), nil }

@@ -12,5 +12,9 @@ func TestMain(m *testing.M) {
 		upgradeAndWait()
 		return
 	}
+	if os.Getenv(envClient) != "" {
+		clientMain()
+		return
+	}
 	os.Exit(netlab.Main(m))
 }

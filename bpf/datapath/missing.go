@@ -1,0 +1,29 @@
+package datapath
+
+import (
+	"os"
+	"slices"
+)
+
+// lacks lists what the node does not have and what is done without it. closer is the error of loading the iterator
+// that closes sockets.
+func lacks(withPackets bool, closer error) []string {
+	var found []string
+	if err := haveTCX(); withPackets && err != nil {
+		found = append(found, "TCX (Linux 6.6 or newer): the packet path is made of clsact filters")
+	}
+	if closer != nil {
+		found = append(found, "bpf_sock_destroy (Linux 6.5 or newer): sockets of removed UDP backends stay until their programs close them")
+	}
+	if !mayEnter() {
+		found = append(found, "capability SYS_ADMIN: sockets of removed UDP backends are closed in the agent's network namespace alone, others stay until their programs close them")
+	}
+	if _, err := os.Stat("/proc/sys/net/mptcp/enabled"); err != nil {
+		found = append(found, "MPTCP: programs that ask for it get TCP")
+	}
+	return found
+}
+
+// Missing returns what the kernel, or the process's capabilities, do not give, one sentence each with what comes of
+// it. It was found by Open and does not change.
+func (d *Datapath) Missing() []string { return slices.Clone(d.missing) }

@@ -1,0 +1,162 @@
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// Event is one client that was given a backend, or refused.
+type Event struct {
+	Time     time.Time
+	Refused  bool           // else chosen
+	Reason   bpf.DropReason // why refused; DropNone when chosen
+	Packets  bool           // the client came by the packet path, else by a socket
+	Protocol clusterset.Protocol
+	Client   netip.AddrPort // the zero value on the socket path, where it has no address yet
+	VIP      netip.AddrPort
+	Backend  netip.AddrPort         // the zero value when refused
+	Service  clusterset.ServiceName // the zero value when there is none
+	Cluster  clusterset.ClusterID   // of the backend; "" when there is none
+	Netns    uint64                 // cookie of the client's network namespace; 0 when not known
+	PID      uint32                 // 0 when not known
+	Command  string                 // of that process, cut to 15 bytes
+}
+
+// ErrObserved is returned by Observe while somebody else observes.
+var ErrObserved = errors.New("somebody observes already")
+
+// Observe calls tell for every refusal and for one of rate choices, all of them when rate is 1, from this goroutine
+// and until ctx ends; then it returns nil. Events that come faster than tell takes them are lost. One at a
+// time may observe; the programs do no more than look at a number while nobody does. Whoever is killed while
+// observing leaves them at work for nothing until the next Open.
+func (d *Datapath) Observe(ctx context.Context, rate uint32, tell func(Event)) error {
+	if rate == 0 {
+		return errors.New("observe one of 0 choices: the rate must be 1 or more")
+	}
+	if !d.observing.CompareAndSwap(false, true) {
+		return ErrObserved
+	}
+	defer d.observing.Store(false)
+	events, err := d.open(bpf.MapEvents)
+	if err != nil {
+		return err
+	}
+	r, err := ringbuf.NewReader(events)
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", bpf.MapEvents, err)
+	}
+	defer r.Close()
+	if err := drop(r); err != nil {
+		return err
+	}
+	if err := d.setObserve(rate); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { r.Close() })
+	defer stop()
+	return errors.Join(d.tellAll(r, tell), d.setObserve(0))
+}
+
+// drop forgets what stands in the buffer since somebody observed last.
+func drop(r *ringbuf.Reader) error {
+	r.SetDeadline(time.Now())
+	defer r.SetDeadline(time.Time{})
+	for {
+		if _, err := r.Read(); errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("read map %s: %w", bpf.MapEvents, err)
+		}
+	}
+}
+
+// tellAll reads until r is closed.
+func (d *Datapath) tellAll(r *ringbuf.Reader, tell func(Event)) error {
+	// Times of events are of the clock since boot, which a suspended machine does not stop.
+	booted := time.Now().Add(-SinceBoot())
+	for {
+		record, err := r.Read()
+		if errors.Is(err, os.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read map %s: %w", bpf.MapEvents, err)
+		}
+		var e bpf.Event
+		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
+			return fmt.Errorf("record of map %s, %d bytes: %w", bpf.MapEvents, len(record.RawSample), err)
+		}
+		tell(d.decodeEvent(e, booted))
+	}
+}
+
+func (d *Datapath) decodeEvent(e bpf.Event, booted time.Time) Event {
+	out := Event{
+		Time: booted.Add(time.Duration(e.Time)), Refused: e.Kind == bpf.EventRefused, Reason: bpf.DropReason(e.Reason),
+		Packets: e.Path == bpf.PathPacket, Protocol: clusterset.Protocol(e.Proto),
+		Client: addrPort(e.Client, e.ClientPort), VIP: addrPort(e.Vip, e.VipPort), Backend: addrPort(e.Backend, e.BackendPort),
+		Service: d.serviceName(lb.ServiceID(e.Service)),
+		Netns:   e.Netns, PID: e.Pid, Command: text(e.Comm[:]),
+	}
+	if !out.Refused {
+		out.Cluster = d.clusterName(lb.ClusterIndex(e.Cluster))
+	}
+	return out
+}
+
+// addrPort returns the zero value for an address of zeros.
+func addrPort(a [16]byte, port uint16) netip.AddrPort {
+	if a == [16]byte{} {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(bpf.AddrOf(a), port)
+}
+
+// serviceName looks a number up; it may be of a Service that is gone.
+func (r *Reader) serviceName(id lb.ServiceID) clusterset.ServiceName {
+	var s bpf.Service
+	if id == 0 || r.maps[bpf.MapServices].Lookup(uint32(id), &s) != nil {
+		return clusterset.ServiceName{}
+	}
+	return decodeService(s)
+}
+
+func (r *Reader) clusterName(i lb.ClusterIndex) clusterset.ClusterID {
+	var c bpf.Cluster
+	if i == 0 || r.maps[bpf.MapClusters].Lookup(uint32(i), &c) != nil {
+		return ""
+	}
+	return decodeCluster(c)
+}
+
+// setObserve tells the programs how many choices there are to an event.
+func (r *Reader) setObserve(rate uint32) error {
+	m, err := r.open(bpf.MapSettings)
+	if err != nil {
+		return err
+	}
+	var s bpf.Settings
+	if err := m.Lookup(uint32(0), &s); err != nil {
+		return fmt.Errorf("read map %s: %w", bpf.MapSettings, err)
+	}
+	if s.Observe == rate {
+		return nil
+	}
+	s.Observe = rate
+	if err := m.Update(uint32(0), s, ebpf.UpdateAny); err != nil {
+		return fmt.Errorf("write map %s: %w", bpf.MapSettings, err)
+	}
+	return nil
+}
