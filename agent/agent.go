@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
@@ -22,6 +26,25 @@ type Config struct {
 	CgroupRoot string
 	// BPFFS is the BPF filesystem in which programs and maps outlive the agent. Default /sys/fs/bpf.
 	BPFFS string
+	// Place is where the node is, as far as it is known at the start; Settle says it later.
+	Place Place
+	// OnDrain, when not nil, is told which members this node has drained or taken back because of what their
+	// packets do. It is called from the goroutine of Run and must not wait.
+	OnDrain func([]evidence.Change)
+}
+
+// Place is what a node knows of itself and its ClusterSet. Whatever is not known is left empty: then nobody is
+// near, or no address is refused for want of a frontend.
+type Place struct {
+	Node lb.Node
+	// ZonesSpanClusters says that a zone's name means the same in all members.
+	ZonesSpanClusters bool
+	// Ranges are where all ClusterSetIPs come from.
+	Ranges []netip.Prefix
+}
+
+func (p Place) equal(o Place) bool {
+	return p.Node == o.Node && p.ZonesSpanClusters == o.ZonesSpanClusters && slices.Equal(p.Ranges, o.Ranges)
 }
 
 // Validate reports all faults of c at once, or nil.
@@ -38,17 +61,20 @@ type dataplane interface {
 	Writes() uint64
 	Refusals() (map[datapath.Refusal]uint64, error)
 	Hooks() []datapath.HookStatus
+	Clusters() (map[clusterset.ClusterID]datapath.Evidence, error)
 	Close() error
 }
 
 // Agent serves the VIPs of one node. Its methods may be called from any goroutine.
 type Agent struct {
-	log *slog.Logger
-	dp  dataplane
+	log     *slog.Logger
+	dp      dataplane
+	onDrain func([]evidence.Change)
 
-	syncing sync.Mutex  // one Sync at a time; taken before mu
-	planner *lb.Planner // knows what the maps hold; nil when only the kernel does; guarded by syncing
-	applied bool        // an Apply has succeeded: the dataplane waits for the first; guarded by syncing
+	syncing sync.Mutex // one Sync at a time; taken before mu; guards what follows
+	planner *lb.Planner
+	lost    bool // the planner does not know what the maps hold: only the kernel does
+	input   lb.Input
 
 	mu     sync.Mutex
 	closed bool
@@ -66,19 +92,20 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start dataplane: %w", err)
 	}
-	a, err := newAgent(ctx, dp, log)
+	a, err := newAgent(ctx, cfg, dp, log)
 	if err != nil {
 		return nil, errors.Join(err, dp.Close())
 	}
 	return a, nil
 }
 
-func newAgent(ctx context.Context, dp dataplane, log *slog.Logger) (*Agent, error) {
+func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (*Agent, error) {
 	have, err := dp.Load(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
-	a := &Agent{log: log, dp: dp, planner: lb.NewPlanner(have)}
+	a := &Agent{log: log, dp: dp, onDrain: cfg.OnDrain, planner: lb.NewPlanner(have)}
+	a.settle(cfg.Place)
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)
 	log.Info("dataplane taken over", "frontends", len(have.Frontends), "backends", len(have.Backends))
 	return a, nil
@@ -88,15 +115,100 @@ func newAgent(ctx context.Context, dp dataplane, log *slog.Logger) (*Agent, erro
 // nothing. After an error the node serves a mixture of the old and the new state, each part of it
 // consistent; the next Sync reads the maps and goes on from there.
 //
-// What of snap cannot be served is no error: see Status.Problems.
+// What of snap cannot be served is no error: see Status.Problems. Sync keeps snap, which nobody may change.
 func (a *Agent) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
+	return a.change(ctx, func() { a.input.Snapshot = snap })
+}
+
+// Settle says where the node is from now on, and makes it serve the last snapshot as it looks from there. The
+// same place again costs nothing.
+func (a *Agent) Settle(ctx context.Context, p Place) error {
+	a.syncing.Lock()
+	same := a.place().equal(p)
+	a.syncing.Unlock()
+	if same {
+		return nil
+	}
+	a.log.Info("this node has its place", "cluster", p.Node.Cluster, "zone", p.Node.Zone, "ranges", p.Ranges)
+	return a.change(ctx, func() { a.settle(p) })
+}
+
+func (a *Agent) place() Place { return Place{a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges} }
+
+func (a *Agent) settle(p Place) {
+	a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges = p.Node, p.ZonesSpanClusters, slices.Clone(p.Ranges)
+}
+
+// Run drains the members whose packets die, and takes them back, until ctx is done; then it returns nil. It asks
+// nobody but the kernel and, in silence, backends.
+func (a *Agent) Run(ctx context.Context) error {
+	return evidence.Watcher{Source: a, Targets: a.targets, Drain: a.drain, Log: a.log}.Run(ctx)
+}
+
+// drain takes members out of service, or back, as package evidence says.
+func (a *Agent) drain(ctx context.Context, drained map[clusterset.ClusterID]bool, changes []evidence.Change) error {
+	err := a.change(ctx, func() { a.input.Drained = drained })
+	if err == nil && a.onDrain != nil {
+		a.onDrain(changes)
+	}
+	return err
+}
+
+// Clusters returns what the kernel has seen of each member's packets, nothing after Close.
+func (a *Agent) Clusters() (map[clusterset.ClusterID]datapath.Evidence, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, nil
+	}
+	return a.dp.Clusters()
+}
+
+// targets lists up to limit addresses of ready TCP backends of a member, beginning with any Service.
+func (a *Agent) targets(c clusterset.ClusterID, limit int) []netip.AddrPort {
+	a.syncing.Lock()
+	snap := a.input.Snapshot
+	a.syncing.Unlock()
+	var found []netip.AddrPort
+	if snap == nil || len(snap.Services) == 0 {
+		return nil
+	}
+	first := rand.IntN(len(snap.Services))
+	for i := range snap.Services {
+		for _, s := range snap.Services[(first+i)%len(snap.Services)].Slices {
+			port := slices.IndexFunc(s.Ports, func(p clusterset.EndpointPort) bool { return p.Protocol == clusterset.TCP && p.Port != 0 })
+			if s.Cluster != c || port < 0 {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				if len(found) == limit {
+					return found
+				}
+				if !e.Ready || len(e.Addrs) == 0 {
+					continue
+				}
+				if to := netip.AddrPortFrom(e.Addrs[0], s.Ports[port].Port); !slices.Contains(found, to) {
+					found = append(found, to)
+				}
+			}
+		}
+	}
+	return found
+}
+
+// change changes the input and makes the node follow, once there is a snapshot.
+func (a *Agent) change(ctx context.Context, input func()) error {
 	a.syncing.Lock()
 	defer a.syncing.Unlock()
 	if a.isClosed() {
 		return ErrClosed
 	}
+	input()
+	if a.input.Snapshot == nil {
+		return nil
+	}
 	before := a.dp.Writes()
-	problems, err := a.sync(ctx, snap)
+	problems, err := a.follow(ctx)
 	a.record(problems, err)
 	if err != nil {
 		return err
@@ -108,24 +220,21 @@ func (a *Agent) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	return nil
 }
 
-// sync is Sync without the bookkeeping. The caller holds syncing.
-func (a *Agent) sync(ctx context.Context, snap *clusterset.Snapshot) ([]lb.Problem, error) {
-	planner := a.planner
-	if planner == nil {
+// follow brings the maps to what the input asks for. The caller holds syncing.
+func (a *Agent) follow(ctx context.Context) ([]lb.Problem, error) {
+	if a.lost {
 		have, err := a.dp.Load(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("read dataplane: %w", err)
 		}
-		planner = lb.NewPlanner(have)
+		a.planner, a.lost = a.planner.Again(have), false
 	}
-	a.planner = nil // until Apply has succeeded
-	plan, problems := planner.Plan(lb.Input{Snapshot: snap})
-	if plan.Writes() > 0 {
-		if err := a.dp.Apply(ctx, plan); err != nil {
-			return nil, fmt.Errorf("program dataplane: %w", err)
-		}
+	plan, problems := a.planner.Plan(a.input)
+	// Also a plan without writes: the dataplane waits for the first one.
+	if err := a.dp.Apply(ctx, plan); err != nil {
+		a.lost = true
+		return nil, fmt.Errorf("program dataplane: %w", err)
 	}
-	a.planner = planner
 	return problems, nil
 }
 
@@ -146,6 +255,7 @@ func (a *Agent) record(problems []lb.Problem, err error) {
 	}
 	a.status.Frontends, a.status.Backends = a.planner.Counts()
 	a.status.LastSync, a.status.LastError, a.status.Problems = time.Now(), nil, problems
+	a.status.Drained = slices.Sorted(maps.Keys(a.input.Drained))
 }
 
 // Status is what a person or a probe wants to know about an agent.
@@ -156,6 +266,7 @@ type Status struct {
 	LastSync  time.Time                 // of the last successful Sync; zero before it
 	LastError error                     // of the last Sync; nil when it succeeded
 	Problems  []lb.Problem              // of the last successful Sync
+	Drained   []clusterset.ClusterID    // members whose packets die, sorted
 	Writes    uint64                    // map entries written or deleted since New
 	Refusals  map[bpf.DropReason]uint64 // clients refused since the maps were made
 }
@@ -183,7 +294,7 @@ func (a *Agent) Status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock() // also against Close: a closed dataplane must not be asked
 	s := a.status
-	s.Problems = slices.Clone(s.Problems)
+	s.Problems, s.Drained = slices.Clone(s.Problems), slices.Clone(s.Drained)
 	s.Writes = a.dp.Writes()
 	if a.closed {
 		return s

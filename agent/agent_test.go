@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -42,7 +44,7 @@ func snapshot(n int, backends ...string) *cs.Snapshot {
 
 func mustNew(t *testing.T, dp dataplane) *Agent {
 	t.Helper()
-	a, err := newAgent(t.Context(), dp, discard)
+	a, err := newAgent(t.Context(), Config{}, dp, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,5 +184,95 @@ func TestConfigJoinsAllFaults(t *testing.T) {
 	}
 	if _, err := New(context.Background(), Config{BPFFS: "bpf"}, discard); err == nil {
 		t.Error("New took a relative path")
+	}
+}
+
+// Probes go to ready TCP backends of the member that is asked about, to each once.
+func TestTargets(t *testing.T) {
+	snap := snapshot(3, "10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080", "10.1.0.4:8080", "10.1.0.1:8080")
+	for i := range snap.Services {
+		s := snap.Services[i].Slices
+		s[1].Cluster = "b"
+		s[2].Endpoints[0].Ready = false
+		s[3].Ports[0].Protocol = cs.UDP
+	}
+	a := mustNew(t, datapath.NewFake(lb.NewState()))
+	if got := a.targets("a", 3); got != nil {
+		t.Errorf("before the first snapshot: %v", got)
+	}
+	mustSync(t, a, snap)
+	for c, want := range map[cs.ClusterID]string{"a": "[10.1.0.1:8080]", "b": "[10.1.0.2:8080]", "c": "[]"} {
+		if got := fmt.Sprint(a.targets(c, 3)); got != want {
+			t.Errorf("member %s: %s, want %s", c, got, want)
+		}
+	}
+	mustSync(t, a, snapshot(2, "10.1.0.1:1", "10.1.0.1:2", "10.1.0.1:3", "10.1.0.1:4"))
+	if got := a.targets("a", 3); len(got) != 3 {
+		t.Errorf("%v, want three", got)
+	}
+}
+
+// A member that is silent, and that nobody can be asked about, is drained, reported, and taken back.
+func TestRunDrains(t *testing.T) {
+	snap := snapshot(1, "10.1.0.1:53", "10.2.0.1:53")
+	for i := range snap.Services[0].Slices {
+		snap.Services[0].Slices[i].Ports[0].Protocol = cs.UDP // nothing to shake hands with
+	}
+	snap.Services[0].Ports[0].Protocol = cs.UDP
+	snap.Services[0].Slices[1].Cluster = "b"
+	f := datapath.NewFake(lb.NewState())
+	f.Seen = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
+	told := make(chan []evidence.Change, 10)
+	a, err := newAgent(t.Context(), Config{OnDrain: func(c []evidence.Change) { told <- c }}, f, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustSync(t, a, snap)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	select {
+	case changes := <-told:
+		if len(changes) != 1 || changes[0].Cluster != "b" || !changes[0].Drained {
+			t.Errorf("changes %+v, want that b is drained", changes)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("b is not drained")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]cs.ClusterID{"b"}, a.Status().Drained); diff != "" {
+		t.Error(diff)
+	}
+	want := "FE 243.0.0.1:80/UDP id=1 service=demo/s0 backends=[10.1.0.1:53]\n" +
+		"BE id=1 10.1.0.1:53/UDP cluster=a\nBE id=2 10.2.0.1:53/UDP cluster=b draining\n"
+	if diff := cmp.Diff(want, text(t, f)); diff != "" {
+		t.Error(diff)
+	}
+	if err := a.drain(t.Context(), nil, []evidence.Change{{Cluster: "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	if c := <-told; c[0].Drained || len(a.Status().Drained) != 0 {
+		t.Errorf("taken back: %+v, status %v", c, a.Status().Drained)
+	}
+}
+
+// The same place again costs nothing; before the first snapshot a place is only remembered.
+func TestSettle(t *testing.T) {
+	f := datapath.NewFake(lb.NewState())
+	a := mustNew(t, f)
+	place := Place{Node: lb.Node{Cluster: "b", Name: "n1"}, Ranges: []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8")}}
+	for i, want := range []uint64{0, 8, 8} { // a Service, a member, a backend, a slot and a frontend, twice the VIP, a range
+		if i == 1 {
+			mustSync(t, a, snapshot(2, "10.1.0.1:8080"))
+		}
+		if err := a.Settle(t.Context(), place); err != nil {
+			t.Fatal(err)
+		}
+		if n := f.Writes(); n != want {
+			t.Errorf("step %d: %d writes, want %d", i, n, want)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -30,6 +31,10 @@ var update = flag.Bool("update", false, "rewrite the maps in testdata/*.txtar wi
 //
 //	apply FILE...    these objects are in the cluster from now on
 //	delete FILE...   and these are no more
+//	replace OLD NEW  at once
+//	place CLUSTER NODE ZONE [spans] [RANGE...]
+//	                 the node is there; with "spans", zones of one name are one zone
+//	drain CLUSTER... the packets of these members die, and of no others
 //	restart          another agent takes over
 //	writes N         the last command cost that many map writes
 //	maps FILE        the maps hold this now
@@ -69,7 +74,8 @@ type script struct {
 	fake    *datapath.Fake
 	agent   *Agent
 	there   []string // files applied, in their order
-	before  uint64   // writes before the last command that could cost some
+	place   Place
+	before  uint64 // writes before the last command that could cost some
 }
 
 func (s *script) run(where, command string, args []string) {
@@ -81,8 +87,33 @@ func (s *script) run(where, command string, args []string) {
 	case "delete":
 		s.there = slices.DeleteFunc(s.there, func(f string) bool { return slices.Contains(args, f) })
 		s.sync()
+	case "replace":
+		s.there[slices.Index(s.there, args[0])] = args[1]
+		s.sync()
+	case "place":
+		s.place = Place{Node: lb.Node{Cluster: cs.ClusterID(args[0]), Name: args[1], Zone: args[2]}}
+		for _, a := range args[3:] {
+			if a == "spans" {
+				s.place.ZonesSpanClusters = true
+				continue
+			}
+			s.place.Ranges = append(s.place.Ranges, netip.MustParsePrefix(a))
+		}
+		s.before = s.fake.Writes()
+		if err := s.agent.Settle(s.Context(), s.place); err != nil {
+			s.Fatalf("%s: %v", where, err)
+		}
+	case "drain":
+		drained := map[cs.ClusterID]bool{}
+		for _, a := range args {
+			drained[cs.ClusterID(a)] = true
+		}
+		s.before = s.fake.Writes()
+		if err := s.agent.drain(s.Context(), drained, nil); err != nil {
+			s.Fatalf("%s: %v", where, err)
+		}
 	case "restart":
-		s.agent = mustNew(s.T, s.fake)
+		s.agent = s.newAgent(s.fake)
 		s.sync()
 	case "writes":
 		if have := s.fake.Writes() - s.before; strconv.FormatUint(have, 10) != args[0] {
@@ -95,6 +126,16 @@ func (s *script) run(where, command string, args []string) {
 	default:
 		s.Fatalf("%s: unknown command %q", where, command)
 	}
+}
+
+// newAgent returns an agent of the place that the last one had.
+func (s *script) newAgent(f *datapath.Fake) *Agent {
+	s.Helper()
+	a, err := newAgent(s.Context(), Config{Place: s.place}, f, discard)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return a
 }
 
 func (s *script) sync() {
@@ -124,7 +165,7 @@ func (s *script) anyOrder(where string) {
 	want := withoutIDs(text(s.T, s.fake))
 	for order := range permutations(s.there) {
 		f := datapath.NewFake(lb.NewState())
-		a := mustNew(s.T, f)
+		a := s.newAgent(f)
 		for i := range order {
 			mustSync(s.T, a, s.snapshot(order[:i+1]))
 		}
