@@ -264,7 +264,7 @@ func TestSettle(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	a := mustNew(t, f)
 	place := Place{Node: lb.Node{Cluster: "b", Name: "n1"}, Ranges: []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8")}}
-	for i, want := range []uint64{0, 8, 8} { // a Service, a member, a backend, a slot and a frontend, twice the VIP, a range
+	for i, want := range []uint64{0, 9, 9} { // a member, a backend, a range, and twice a Service, a slot and a frontend
 		if i == 1 {
 			mustSync(t, a, snapshot(2, "10.1.0.1:8080"))
 		}
