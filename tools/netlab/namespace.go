@@ -125,3 +125,20 @@ func (n *Namespace) Close() error {
 	n.fd = -1
 	return nil
 }
+
+// RouteTo sends what goes to dst through via.
+func (n *Namespace) RouteTo(dst netip.Prefix, via netip.Addr) error {
+	return n.Do(func() error {
+		to, err := netlink.ParseIPNet(dst.Masked().String())
+		if err != nil {
+			return fmt.Errorf("route to %s: %w", dst, err)
+		}
+		if err := netlink.RouteAdd(&netlink.Route{Dst: to, Gw: via.AsSlice()}); err != nil {
+			return fmt.Errorf("route to %s through %s: %w", dst, via, err)
+		}
+		return nil
+	})
+}
+
+// Path names the namespace for programs such as nsenter, as long as it is open and this process runs.
+func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.fd) }

@@ -10,8 +10,8 @@ import (
 )
 
 // Assets returns a folder that holds kube-apiserver, etcd and kubectl, as controller-runtime's envtest wants
-// it in KUBEBUILDER_ASSETS, and kube-controller-manager for tests that need a controller of it. They are the programs of the labs of cfg.Dir; what is missing is built. No lab
-// has to be up.
+// it in KUBEBUILDER_ASSETS, and kube-controller-manager and kube-proxy for who needs those. They are the programs
+// of the labs of cfg.Dir; what is missing is built. No lab has to be up.
 func Assets(ctx context.Context, cfg Config) (string, error) {
 	l, err := Open(cfg)
 	if err != nil {
@@ -31,7 +31,7 @@ func Assets(ctx context.Context, cfg Config) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	for _, name := range []string{"kube-apiserver", "etcd", "kubectl", "kube-controller-manager"} {
+	for _, name := range []string{"kube-apiserver", "etcd", "kubectl", "kube-controller-manager", "kube-proxy"} {
 		if err := os.Symlink(programs[name], filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrExist) {
 			return "", fmt.Errorf("collect the API server's programs: %w", err)
 		}

@@ -1,29 +1,49 @@
 package dataplane
 
 import (
-	"io"
 	"os"
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
 
-// One round, to see that every row comes out; what the rows say is for a quiet machine.
+// One small round, to see that every road leads to the backend and every row comes out; what the rows say is
+// for a quiet machine.
 func TestRun(t *testing.T) {
 	netlab.Privileged(t)
-	rows, err := Run(t.Context(), 1, io.Discard)
+	small := sizes{
+		one: services.Set{Services: 1, Endpoints: 3}, many: services.Set{Services: 20, Endpoints: 3},
+		phase: 5 * time.Millisecond, turns: 2,
+	}
+	rows, err := run(t.Context(), small, 1, t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rows) != 7 {
-		t.Errorf("%d rows, want 7", len(rows))
-	}
+	seen := map[string]bool{}
 	for _, r := range rows {
-		if r.Value <= 0 || r.Unit == "ratio" && r.Value > 10 {
+		if seen[r.Name] {
+			t.Errorf("two rows %q", r.Name)
+		}
+		seen[r.Name] = true
+		if r.Value <= 0 && r.Better == "lower" || r.Unit == "ratio" && r.Value > 100 {
 			t.Errorf("%s: %v %s makes no sense", r.Name, r.Value, r.Unit)
+		}
+	}
+	for _, want := range []string{
+		"socket path: CPU per short TCP connection / direct",
+		"kube-proxy at 10,000 services: UDP with 32 in flight, replies / direct",
+		"socket path: share of kube-proxy's added CPU removed",
+		"BPF: connect4, a run",
+		"BPF: recvmsg4, a run",
+		"one endpoint moves at 20 x 3, snapshot to maps, p99",
+		"kernel: memory of all maps at 20 x 3",
+	} {
+		if !seen[want] {
+			t.Errorf("no row %q", want)
 		}
 	}
 }
@@ -36,17 +56,24 @@ func TestMedian(t *testing.T) {
 	}
 }
 
+func at(us ...int) []sample {
+	s := make([]sample, len(us))
+	for i := range us {
+		s[i].cpu = time.Duration(us[i]) * time.Microsecond
+	}
+	return s
+}
+
 // The ratio is taken round by round: a round that is slow on both roads does not count twice.
 func TestMedianRatio(t *testing.T) {
-	at := func(us ...int) []sample {
-		s := make([]sample, len(us))
-		for i := range us {
-			s[i].cpu = time.Duration(us[i])
-		}
-		return s
-	}
-	cpu := func(s sample) float64 { return float64(s.cpu) }
 	if got := medianRatio(at(110, 1100, 330), at(100, 1000, 100), cpu); got != 1.1 {
 		t.Errorf("median ratio %v, want 1.1", got)
+	}
+}
+
+func TestMedianShare(t *testing.T) {
+	// It adds nothing, a tenth and all of what the peer adds.
+	if got := medianShare(at(100, 101, 120), at(110, 110, 120), at(100, 100, 100), cpu); got != 0.9 {
+		t.Errorf("median share %v, want 0.9", got)
 	}
 }

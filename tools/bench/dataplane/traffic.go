@@ -18,7 +18,11 @@ const (
 	rrTCP            = "TCP request-response"
 	rrUDP            = "UDP connected"
 	rrUDPUnconnected = "UDP unconnected"
+	windowUDP        = "UDP, 32 in flight"
 )
+
+// window is how many questions are under way at a time with windowUDP.
+const window = 32
 
 // kind is one kind of traffic and its client.
 type kind struct {
@@ -33,6 +37,7 @@ var kinds = []kind{
 	{shortTCP, nil, func(_ int, to *unix.SockaddrInet4) error { return connectAskClose(to) }},
 	{rrTCP, dialer(unix.SOCK_STREAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
 	{rrUDP, dialer(unix.SOCK_DGRAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
+	{windowUDP, dialWindow, func(fd int, _ *unix.SockaddrInet4) error { return answerAsk(fd) }},
 	{rrUDPUnconnected, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
 }
 
@@ -46,7 +51,7 @@ const (
 const patience = 5 * time.Second
 
 // run repeats the operation for one phase and says what that took. The calling goroutine must own its thread.
-func (k kind) run(ctx context.Context, to netip.AddrPort) (t tally, err error) {
+func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (t tally, err error) {
 	if err := pin(); err != nil {
 		return tally{}, err
 	}
@@ -106,6 +111,31 @@ func ask(fd int, what byte) error {
 	}
 	if n, err := receive(fd); n != 1 {
 		return fmt.Errorf("want one byte, got %d, %w", n, err)
+	}
+	return nil
+}
+
+// dialWindow connects a UDP socket and asks as often as answers may be waited for.
+func dialWindow(to netip.AddrPort) (int, error) {
+	fd, err := dialer(unix.SOCK_DGRAM)(to)
+	if err != nil {
+		return -1, err
+	}
+	for range window {
+		if _, err := unix.Write(fd, []byte{goOn}); err != nil {
+			return -1, errors.Join(fmt.Errorf("send: %w", err), unix.Close(fd))
+		}
+	}
+	return fd, nil
+}
+
+// answerAsk takes one answer and asks once more.
+func answerAsk(fd int) error {
+	if n, err := receive(fd); n != 1 {
+		return fmt.Errorf("want one byte, got %d, %w", n, err)
+	}
+	if _, err := unix.Write(fd, []byte{goOn}); err != nil {
+		return fmt.Errorf("send: %w", err)
 	}
 	return nil
 }

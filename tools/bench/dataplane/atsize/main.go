@@ -1,0 +1,117 @@
+// Atsize is an agent with many Services in a process of its own: it programs them, moves endpoints about, and
+// says in JSON what that took. The dataplane stays when it ends, programmed.
+//
+//	atsize -cgroup DIR -bpffs DIR -services 10000 -endpoints 10
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+)
+
+const (
+	// moves is how many endpoints are moved, one by one.
+	moves = 500
+	// programs is how often everything is programmed.
+	programs = 5
+)
+
+// report is what the run gave; package dataplane reads it.
+type report struct {
+	Program []time.Duration // from an empty dataplane, each time
+	Moves   []time.Duration // one endpoint each, sorted
+	RSS     int64           // resident memory after the moves, bytes
+	Peak    int64           // the most until then
+}
+
+func main() {
+	var set services.Set
+	cgroup := flag.String("cgroup", "", "the cgroup v2 folder whose sockets are served")
+	bpffs := flag.String("bpffs", "", "the BPF filesystem for maps and programs")
+	flag.IntVar(&set.Services, "services", 10_000, "how many Services")
+	flag.IntVar(&set.Endpoints, "endpoints", 10, "how many endpoints each of them has")
+	flag.Parse()
+	if err := run(context.Background(), agent.Config{CgroupRoot: *cgroup, BPFFS: *bpffs}, set, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "atsize:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, cfg agent.Config, set services.Set, out io.Writer) (err error) {
+	a, err := agent.New(ctx, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.Close()) }()
+	var r report
+	snap := set.Snapshot()
+	program := func() error {
+		took, err := sync(ctx, a, snap)
+		r.Program = append(r.Program, took)
+		return err
+	}
+	if err := program(); err != nil {
+		return err
+	}
+	moved := snap
+	for n := range moves {
+		// Service 0 stays as it is: it is answered.
+		moved = services.Move(moved, 1+n*7919%(set.Services-1), n)
+		took, err := sync(ctx, a, moved)
+		if err != nil {
+			return err
+		}
+		r.Moves = append(r.Moves, took)
+	}
+	slices.Sort(r.Moves)
+	if r.RSS, r.Peak, err = memory(); err != nil {
+		return err
+	}
+	for len(r.Program) < programs {
+		if _, err := sync(ctx, a, &clusterset.Snapshot{}); err != nil {
+			return err
+		}
+		if err := program(); err != nil {
+			return err
+		}
+	}
+	return json.NewEncoder(out).Encode(r)
+}
+
+func sync(ctx context.Context, a *agent.Agent, snap *clusterset.Snapshot) (time.Duration, error) {
+	begin := time.Now()
+	err := a.Sync(ctx, snap)
+	return time.Since(begin), err
+}
+
+// memory returns the resident memory of this process, and the most it was, in bytes.
+func memory() (now, peak int64, err error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		for name, value := range map[string]*int64{"VmRSS:": &now, "VmHWM:": &peak} {
+			if size, ok := strings.CutPrefix(line, name); ok {
+				if _, err := fmt.Sscanf(size, "%d kB", value); err != nil {
+					return 0, 0, fmt.Errorf("read %q of /proc/self/status: %w", line, err)
+				}
+				*value <<= 10
+			}
+		}
+	}
+	return now, peak, nil
+}

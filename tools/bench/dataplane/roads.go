@@ -1,0 +1,185 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/scale/kubeproxy"
+	"github.com/isthmus-net/isthmus/tools/scale/world"
+)
+
+// The roads.
+const (
+	direct     = "direct"
+	socketOne  = "socket path"
+	socketMany = "socket path, many"
+	nftByHand  = "nft by hand"
+	kubeProxy  = "kube-proxy"
+)
+
+// road is a way to the backend.
+type road struct {
+	name   string
+	lane   *lane
+	cgroup *netlab.Cgroup // of the client's sockets; nil: that of this process
+	to     netip.AddrPort
+}
+
+// plane is a dataplane of ours.
+type plane struct {
+	name string
+	cfg  agent.Config
+}
+
+// buildRoads builds all roads, in the order of their turns.
+func (b *testbed) buildRoads(ctx context.Context) error {
+	plain, err := b.newLane()
+	if err != nil {
+		return err
+	}
+	b.roads = append(b.roads, road{name: direct, lane: plain, to: backend})
+	for _, build := range []func(context.Context, *lane) error{b.buildSocketOne, b.buildSocketMany} {
+		if err := build(ctx, plain); err != nil {
+			return err
+		}
+	}
+	for _, build := range []func(context.Context, *lane) error{b.buildNFT, b.buildKubeProxy} {
+		own, err := b.newLane()
+		if err != nil {
+			return err
+		}
+		if err := build(ctx, own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// vip is the one that is answered, on every road of ours and in the rules written by hand.
+var vip = netip.AddrPortFrom(services.VIP(0), services.Port)
+
+// newPlane returns a place for a dataplane, which is taken away from the node before the place is.
+func (b *testbed) newPlane(name string) (plane, *netlab.Cgroup, error) {
+	cgroup, err := b.newCgroup()
+	if err != nil {
+		return plane{}, nil, err
+	}
+	dir := filepath.Join(b.dir, "bpffs-"+strings.ReplaceAll(name, " ", "-"))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return plane{}, nil, err
+	}
+	unmount, err := netlab.MountBPFFS(dir)
+	if err != nil {
+		return plane{}, nil, err
+	}
+	cfg := agent.Config{CgroupRoot: cgroup.Path, BPFFS: dir}
+	b.undo = append(b.undo, unmount, func() error { return agent.Cleanup(cfg) })
+	p := plane{name, cfg}
+	b.planes = append(b.planes, p)
+	return p, cgroup, nil
+}
+
+// buildSocketOne serves one Service to the sockets of a cgroup.
+func (b *testbed) buildSocketOne(ctx context.Context, l *lane) error {
+	p, cgroup, err := b.newPlane(socketOne)
+	if err != nil {
+		return err
+	}
+	a, err := agent.New(ctx, p.cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	// What the agent has done stays when it is closed.
+	if err := errors.Join(a.Sync(ctx, b.one.Snapshot()), a.Close()); err != nil {
+		return err
+	}
+	b.roads = append(b.roads, road{socketOne, l, cgroup, vip})
+	return nil
+}
+
+// buildSocketMany serves many Services to the sockets of a cgroup, from a process of its own, which is measured.
+func (b *testbed) buildSocketMany(ctx context.Context, l *lane) error {
+	p, cgroup, err := b.newPlane(socketMany)
+	if err != nil {
+		return err
+	}
+	if err := b.measureSize(ctx, p.cfg); err != nil {
+		return err
+	}
+	b.roads = append(b.roads, road{socketMany, l, cgroup, vip})
+	return nil
+}
+
+// buildNFT translates one VIP in the node, with the rules that a person would write.
+func (b *testbed) buildNFT(ctx context.Context, l *lane) error {
+	if err := debian.Ensure(ctx, b.progress, "nftables"); err != nil {
+		return err
+	}
+	rules := fmt.Sprintf(`table ip bench {
+	map vips {
+		type ipv4_addr . inet_proto . inet_service : verdict
+		elements = { %[1]s . tcp . %[2]d : goto echo, %[1]s . udp . %[2]d : goto echo }
+	}
+	chain prerouting {
+		type nat hook prerouting priority dstnat
+		ip daddr . meta l4proto . th dport vmap @vips
+	}
+	chain echo {
+		meta l4proto { tcp, udp } dnat ip to numgen random mod 1 map { 0 : %[3]s . %[4]d }
+	}
+}
+`, vip.Addr(), vip.Port(), backend.Addr(), backend.Port())
+	cmd := exec.CommandContext(ctx, "nsenter", "--net="+l.node.Path(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft: %w\n%s", err, output)
+	}
+	b.roads = append(b.roads, road{name: nftByHand, lane: l, to: vip})
+	return nil
+}
+
+// buildKubeProxy lets a real kube-proxy translate as many VIPs as the larger of our dataplanes.
+func (b *testbed) buildKubeProxy(ctx context.Context, l *lane) error {
+	assets, err := world.Assets(ctx, b.progress)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(b.dir, kubeProxy)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	peers := make([]kubeproxy.Service, b.many.Services)
+	for i, svc := range b.many.Snapshot().Services {
+		p := kubeproxy.Service{Name: svc.Service.Name, Port: services.Port, EndpointPort: services.EndpointPort}
+		for _, port := range svc.Ports {
+			p.Protocols = append(p.Protocols, corev1.Protocol(port.Protocol.String()))
+		}
+		for _, e := range svc.Slices[0].Endpoints {
+			p.Endpoints = append(p.Endpoints, e.Addrs[0])
+		}
+		peers[i] = p
+	}
+	took, err := kubeproxy.Program(ctx, kubeproxy.Config{
+		Assets: assets, Dir: dir, Namespace: l.node, Address: l.address, Progress: b.progress,
+	}, peers)
+	if err != nil {
+		return err
+	}
+	b.peerProgram = took.Seconds()
+	fmt.Fprintf(b.progress, "kube-proxy programmed %d Services with %d endpoints each in %.1fs\n", b.many.Services, b.many.Endpoints, b.peerProgram)
+	b.roads = append(b.roads, road{name: kubeProxy, lane: l, to: netip.AddrPortFrom(kubeproxy.ClusterIP(0), services.Port)})
+	return nil
+}

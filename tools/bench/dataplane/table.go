@@ -1,0 +1,133 @@
+package dataplane
+
+import (
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+)
+
+func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func cpu(s sample) float64  { return us(s.cpu) }
+func p50(s sample) float64  { return us(s.p50) }
+func rate(s sample) float64 { return float64(time.Second) / float64(s.mean) }
+
+// ratio is a row that compares a road with another one.
+type ratio struct {
+	name, kind, road string
+	of               func(sample) float64
+	bar              *float64
+	better           string
+}
+
+// ratios are all rows that compare a road with the direct one. Those of roads that were not built are left out.
+var ratios = slices.Concat(
+	ratiosOf("socket path", socketOne, bars{cpu: new(1.03), p50: new(1.02), udp: new(0.95)}),
+	[]ratio{{"socket path: UDP request-response p50, unconnected", rrUDPUnconnected, socketOne, p50, nil, metric.Lower}},
+	ratiosOf("socket path at 10,000 services", socketMany, bars{}),
+	ratiosOf("nft by hand", nftByHand, bars{}),
+	ratiosOf("kube-proxy at 10,000 services", kubeProxy, bars{}),
+)
+
+// bars are what a road should reach.
+type bars struct{ cpu, p50, udp *float64 }
+
+// ratiosOf returns the rows that every road has.
+func ratiosOf(title, road string, b bars) []ratio {
+	return []ratio{
+		{title + ": CPU per short TCP connection", shortTCP, road, cpu, b.cpu, metric.Lower},
+		{title + ": TCP request-response p50", rrTCP, road, p50, b.p50, metric.Lower},
+		{title + ": UDP request-response p50, connected", rrUDP, road, p50, nil, metric.Lower},
+		{title + ": UDP with 32 in flight, replies", windowUDP, road, rate, b.udp, metric.Higher},
+	}
+}
+
+// shares are the rows about kube-proxy's CPU that a road saves, with their bars.
+var shares = []struct {
+	name, road string
+	bar        float64
+}{
+	{"socket path: share of kube-proxy's added CPU removed", socketMany, 0.85},
+}
+
+// trafficRows turns samples into rows.
+func trafficRows(all samples) []metric.Metric {
+	var rows []metric.Metric
+	for _, r := range ratios {
+		of := all[r.kind]
+		if of[r.road] == nil {
+			continue
+		}
+		row := metric.Metric{
+			Name: r.name + " / direct", Value: medianRatio(of[r.road], of[direct], r.of), Unit: "ratio",
+			Bar: r.bar, Better: r.better, Limit: new(1.0),
+		}
+		if of[kubeProxy] != nil && r.road != kubeProxy {
+			row.Peer = new(medianRatio(of[kubeProxy], of[direct], r.of))
+		}
+		rows = append(rows, row)
+	}
+	for _, s := range shares {
+		if of := all[shortTCP]; of[s.road] != nil && of[kubeProxy] != nil {
+			rows = append(rows, metric.Metric{
+				Name: s.name, Value: medianShare(of[s.road], of[kubeProxy], of[direct], cpu), Unit: "ratio",
+				Bar: &s.bar, Better: metric.Higher, Limit: new(1.0),
+			})
+		}
+	}
+	of := all[rrTCP]
+	rows = append(rows, metric.Metric{
+		Name: "socket path: TCP request-response p50 at 10,000 services / at 1", Value: medianRatio(of[socketMany], of[socketOne], p50),
+		Unit: "ratio", Bar: new(1.02), Better: metric.Lower, Limit: new(1.0),
+	})
+	for _, row := range []struct {
+		name, kind, unit string
+		of               func(sample) float64
+		better           string
+	}{
+		{"direct: CPU per short TCP connection", shortTCP, "us", cpu, metric.Lower},
+		{"direct: TCP request-response p50", rrTCP, "us", p50, metric.Lower},
+		{"direct: UDP request-response p50, unconnected", rrUDPUnconnected, "us", p50, metric.Lower},
+		{"direct: UDP with 32 in flight, replies", windowUDP, "1/s", rate, metric.Higher},
+	} {
+		rows = append(rows, metric.Metric{
+			Name: row.name, Value: medianOf(all[row.kind][direct], row.of), Unit: row.unit, Better: row.better,
+		})
+	}
+	return rows
+}
+
+// medianRatio returns the median over the rounds of a/b.
+func medianRatio(a, b []sample, of func(sample) float64) float64 {
+	ratios := make([]float64, len(a))
+	for i := range a {
+		ratios[i] = of(a[i]) / of(b[i])
+	}
+	return median(ratios)
+}
+
+// medianShare returns the median over the rounds of the part of what peer adds to base that road does not.
+func medianShare(road, peer, base []sample, of func(sample) float64) float64 {
+	shares := make([]float64, len(road))
+	for i := range road {
+		shares[i] = 1 - (of(road[i])-of(base[i]))/(of(peer[i])-of(base[i]))
+	}
+	return median(shares)
+}
+
+func medianOf(s []sample, of func(sample) float64) float64 {
+	values := make([]float64, len(s))
+	for i := range s {
+		values[i] = of(s[i])
+	}
+	return median(values)
+}
+
+// median returns the middle of values, the mean of the two middle ones when their number is even. It
+// sorts them. There must be one.
+func median(values []float64) float64 {
+	slices.Sort(values)
+	n := len(values)
+	return (values[(n-1)/2] + values[n/2]) / 2
+}

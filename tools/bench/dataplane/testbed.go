@@ -1,0 +1,122 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// testbed is everything a run needs.
+type testbed struct {
+	sizes
+	progress io.Writer
+	dir      string // for whatever needs a folder
+
+	router, server *netlab.Namespace // the second router, and the backend
+	roads          []road
+	lanes          int
+	planes         []plane
+	size           size
+	peerProgram    float64 // seconds that kube-proxy took, 0 when it was not asked
+
+	undo []func() error
+}
+
+func newTestbed(ctx context.Context, s sizes, progress io.Writer) (*testbed, error) {
+	b := &testbed{sizes: s, progress: progress}
+	for _, step := range []func(context.Context) error{b.makeFolder, b.makeNetwork, b.startServer, b.buildRoads} {
+		if err := step(ctx); err != nil {
+			return nil, errors.Join(err, b.close())
+		}
+	}
+	return b, nil
+}
+
+func (b *testbed) close() error {
+	var errs []error
+	for _, undo := range slices.Backward(b.undo) {
+		errs = append(errs, undo())
+	}
+	return errors.Join(errs...)
+}
+
+func (b *testbed) makeFolder(context.Context) (err error) {
+	if b.dir, err = os.MkdirTemp("", "isthmus-bench-"); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
+	b.undo = append(b.undo, func() error { return os.RemoveAll(b.dir) })
+	return nil
+}
+
+// backend is where the server answers.
+var backend = netip.AddrPortFrom(services.Answered, services.EndpointPort)
+
+// makeNetwork makes the part of the network that all roads share: the second router and the backend.
+func (b *testbed) makeNetwork(context.Context) error {
+	var err error
+	if b.router, err = b.newNamespace(); err != nil {
+		return err
+	}
+	if b.server, err = b.newNamespace(); err != nil {
+		return err
+	}
+	gateway := netip.MustParsePrefix("10.98.3.1/24")
+	return errors.Join(
+		b.router.Connect(b.server, gateway, netip.PrefixFrom(backend.Addr(), gateway.Bits())),
+		b.server.Route(gateway.Addr()),
+	)
+}
+
+func (b *testbed) newNamespace() (*netlab.Namespace, error) {
+	ns, err := netlab.NewNamespace()
+	if err == nil {
+		b.undo = append(b.undo, ns.Close)
+	}
+	return ns, err
+}
+
+// lane is a client and the first router on its way to the backend.
+type lane struct {
+	client, node *netlab.Namespace
+	address      netip.Addr // of the node, as the client sees it
+}
+
+// newLane makes a client and a router, joined with the second router.
+func (b *testbed) newLane() (*lane, error) {
+	client, err := b.newNamespace()
+	if err != nil {
+		return nil, err
+	}
+	node, err := b.newNamespace()
+	if err != nil {
+		return nil, err
+	}
+	b.lanes++
+	at := func(network, host int) netip.Prefix {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 98, byte(network + b.lanes), byte(host)}), 24)
+	}
+	const inner, outer = 10, 100 // where the networks of client and node, and of node and router, begin
+	return &lane{client: client, node: node, address: at(inner, 1).Addr()}, errors.Join(
+		client.Connect(node, at(inner, 2), at(inner, 1)),
+		node.Connect(b.router, at(outer, 1), at(outer, 2)),
+		client.Route(at(inner, 1).Addr()),
+		node.Route(at(outer, 2).Addr()),
+		b.router.RouteTo(at(inner, 0), at(outer, 1).Addr()),
+	)
+}
+
+// newCgroup makes a cgroup for the sockets of a road.
+func (b *testbed) newCgroup() (*netlab.Cgroup, error) {
+	c, err := netlab.NewCgroup()
+	if err == nil {
+		b.undo = append(b.undo, c.Close)
+	}
+	return c, err
+}

@@ -1,0 +1,233 @@
+// Package kubeproxy programs a network namespace with a real kube-proxy in its nftables mode, as a peer to be
+// compared with: an API server of its own tells it of Services, and what it leaves in the kernel stays.
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
+)
+
+const (
+	node      = "node"
+	namespace = metav1.NamespaceDefault
+	// writers is how many clients fill the API server.
+	writers = 8
+	// poll is how often the kernel is asked whether it has the rules.
+	poll = 100 * time.Millisecond
+	// limit is how long kube-proxy may take.
+	limit = 15 * time.Minute
+)
+
+// Service is one to be programmed. Its ports have the same number at the Service and at its endpoints' each.
+type Service struct {
+	Name               string
+	Protocols          []corev1.Protocol
+	Port, EndpointPort int32
+	Endpoints          []netip.Addr // IPv4
+}
+
+// ClusterIP returns the address of the i-th of the Services given to Program.
+func ClusterIP(i int) netip.Addr {
+	i += 256 // the first ones are for the API server itself
+	return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})
+}
+
+// Config says where.
+type Config struct {
+	Assets    string // a folder with etcd, kube-apiserver and kube-proxy
+	Dir       string // where everything is kept; it must exist and is the caller's to remove
+	Namespace *netlab.Namespace
+	Address   netip.Addr // of the node that the namespace is
+	Progress  io.Writer
+}
+
+// Program runs a kube-proxy until the rules for services, at most 65,000, are in the kernel, and returns how
+// long that took from its start. When it returns nothing runs any more; the rules are there until their
+// namespace is closed.
+func Program(ctx context.Context, cfg Config, services []Service) (took time.Duration, err error) {
+	if err := debian.Ensure(ctx, cfg.Progress, "nftables", "conntrack"); err != nil {
+		return 0, err
+	}
+	api, err := apiserver.Start(ctx, apiserver.Config{Assets: cfg.Assets, Dir: cfg.Dir})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, api.Stop()) }()
+	begin := time.Now()
+	if err := fill(ctx, api, cfg.Address, services); err != nil {
+		return 0, err
+	}
+	fmt.Fprintf(cfg.Progress, "%d Services written to an API server in %.0fs\n", len(services), time.Since(begin).Seconds())
+	address, stop, err := cfg.relay(ctx, api.Address())
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	kubeconfig := filepath.Join(cfg.Dir, "kubeconfig")
+	if err := api.WriteKubeconfig(kubeconfig, apiserver.Admin, address, namespace); err != nil {
+		return 0, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	begin = time.Now()
+	proxy, err := program.Start(nsenter, filepath.Join(cfg.Dir, "kube-proxy.log"), "--net="+cfg.Namespace.Path(),
+		filepath.Join(cfg.Assets, "kube-proxy"), "--proxy-mode=nftables", "--kubeconfig="+kubeconfig, "--hostname-override="+node,
+		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
+		// Leave alone what is the whole machine's.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, proxy.Stop()) }()
+	for i := range services { // one transaction brings them all, but nobody promised that
+		if i == 0 || i == len(services)-1 {
+			if err := await(waiting, cfg, proxy, services[i], ClusterIP(i)); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return time.Since(begin), nil
+}
+
+// nsenter runs a program in a namespace, in its own place: the process keeps its number.
+const nsenter = "/usr/bin/nsenter"
+
+// await waits until the kernel has a Service, or kube-proxy has ended.
+func await(ctx context.Context, cfg Config, proxy *program.Program, s Service, ip netip.Addr) error {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	element := fmt.Sprintf("{ %s . tcp . %d }", ip, s.Port)
+	for {
+		ask := exec.CommandContext(ctx, nsenter, "--net="+cfg.Namespace.Path(), "nft", "get", "element", "ip", "kube-proxy", "service-ips", element)
+		if ask.Run() == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for kube-proxy's rules: %w", ctx.Err())
+		case <-proxy.Ended():
+			return proxy.Failure()
+		case <-tick.C:
+		}
+	}
+}
+
+// relay makes address of the machine's own network reachable from the namespace, at the address it returns,
+// until stop.
+func (cfg Config) relay(ctx context.Context, address string) (at string, stop func() error, err error) {
+	var l net.Listener
+	if err := cfg.Namespace.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+		return err
+	}); err != nil {
+		return "", nil, fmt.Errorf("relay to %s: %w", address, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var connections errgroup.Group
+	connections.Go(func() error {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return nil //nolint:nilerr // the listener was closed
+			}
+			connections.Go(func() error { return forward(ctx, in, address) })
+		}
+	})
+	return l.Addr().String(), func() error {
+		err := l.Close()
+		cancel()
+		return errors.Join(err, connections.Wait())
+	}, nil
+}
+
+// forward copies in both directions until one side has enough or ctx ends. That a connection ends badly is
+// its users' to notice.
+func forward(ctx context.Context, in net.Conn, address string) error {
+	defer in.Close()
+	out, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil // whoever connected finds the connection closed
+	}
+	defer out.Close()
+	done := make(chan struct{}, 2)
+	for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
+		go func() {
+			_, _ = io.Copy(pair[0], pair[1])
+			done <- struct{}{}
+		}()
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// fill writes the node and all Services.
+func fill(ctx context.Context, api *apiserver.Server, address netip.Addr, services []Service) error {
+	client, err := kubernetes.NewForConfig(api.As(apiserver.Admin))
+	if err != nil {
+		return err
+	}
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address.String()}}},
+	}
+	if n, err = client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("write node: %w", err)
+	}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address.String()}}
+	if _, err = client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("write node: %w", err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(writers)
+	for i, s := range services {
+		group.Go(func() error { return write(ctx, client, s, ClusterIP(i)) })
+	}
+	return group.Wait()
+}
+
+// write writes one Service and its endpoints.
+func write(ctx context.Context, client kubernetes.Interface, s Service, ip netip.Addr) error {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: s.Name}, Spec: corev1.ServiceSpec{ClusterIP: ip.String()}}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: s.Name, Labels: map[string]string{discoveryv1.LabelServiceName: s.Name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for i, p := range s.Protocols {
+		name := fmt.Sprint("p", i)
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: name, Protocol: p, Port: s.Port})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &p, Port: &s.EndpointPort})
+	}
+	for _, a := range s.Endpoints {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{a.String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+		})
+	}
+	if _, err := client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("write Service %s: %w", s.Name, err)
+	}
+	if _, err := client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("write endpoints of %s: %w", s.Name, err)
+	}
+	return nil
+}
