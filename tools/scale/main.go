@@ -31,6 +31,8 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
 	if err := command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "scale:", err)
 		stop()
@@ -121,8 +123,6 @@ func (s *settings) validate() error {
 
 // run makes the world that s describes, measures it and writes the report.
 func run(ctx context.Context, s settings, stdout, stderr io.Writer) (err error) {
-	klog.SetLogger(logr.Discard())
-	ctrl.SetLogger(logr.Discard())
 	if err := s.validate(); err != nil {
 		return err
 	}

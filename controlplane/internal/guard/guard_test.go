@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,9 +33,20 @@ type yard struct {
 func newYard(cfg Config[int]) *yard {
 	y := &yard{t0: time.Now()}
 	if cfg.Changed == nil {
+		var at time.Time // of the last call, its keys, and where in told it stands
+		var all []int
+		last := -1
 		cfg.Changed = func(id clusterset.ClusterID, keys []int) {
-			slices.Sort(keys)
-			y.tell("changed %s %v", id, keys)
+			// Run may wake at any of several calls that are made in one moment: what it tells in one counts.
+			if now := time.Now(); now.Equal(at) && last == len(y.told)-1 && strings.Contains(y.told[last], fmt.Sprintf(" changed %s ", id)) {
+				y.told = y.told[:last]
+			} else {
+				at, all = now, nil
+			}
+			all = append(all, keys...)
+			slices.Sort(all)
+			last = len(y.told)
+			y.tell("changed %s %v", id, all)
 		}
 	}
 	cfg.Decided = func(d Decision) { y.tell("%s %v %d of %d", d.Source, d.Outcome, d.Count, d.Of) }
@@ -714,8 +726,11 @@ func TestKeepsUntilChanged(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		all := acts(8, "has", "has", "lost", "lost", "missed", "withdrew", "release", "forget").Draw(rt, "acts")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
+			var mu sync.Mutex
 			kept := map[int]bool{} // as a caller would believe it is
 			y := newYard(Config[int]{HoldFor: 20 * time.Second, Changed: func(_ clusterset.ClusterID, keys []int) {
+				mu.Lock()
+				defer mu.Unlock()
 				for _, k := range keys {
 					delete(kept, k)
 				}
@@ -730,6 +745,8 @@ func TestKeepsUntilChanged(t *testing.T) {
 			check := func(a any) {
 				rt.Helper()
 				synctest.Wait()
+				mu.Lock()
+				defer mu.Unlock()
 				for k := range 8 {
 					if y.Keeps(peer, k) != kept[k] {
 						rt.Fatalf("after %v: key %d is kept: %t, the caller thinks %t", a, k, y.Keeps(peer, k), kept[k])
@@ -741,6 +758,7 @@ func TestKeepsUntilChanged(t *testing.T) {
 			}
 			for _, a := range all {
 				y.act(a)
+				mu.Lock()
 				switch a.verb {
 				case "has":
 					offered[a.key] = true
@@ -755,10 +773,13 @@ func TestKeepsUntilChanged(t *testing.T) {
 				case "forget":
 					clear(offered)
 				}
+				mu.Unlock()
 				check(a)
 			}
 			later(time.Minute)
 			check("the end")
+			mu.Lock()
+			defer mu.Unlock()
 			if len(kept) > 0 || len(y.Holds()) > 0 {
 				rt.Fatalf("kept for ever: %v, %v", kept, y.Holds())
 			}
@@ -776,13 +797,16 @@ func TestCounts(t *testing.T) {
 			y.has(0, 8)
 			for _, a := range all {
 				y.act(a)
+				y.mu.Lock()
 				s := y.sources[peer]
 				var want [believed + 1]int
 				for _, l := range s.lost {
 					want[l.fate]++
 				}
-				if s.count != want || (s.hold != nil) != (want[held] > 0) {
-					rt.Fatalf("after %v: counts %v, want %v, hold %v", a, s.count, want, s.hold)
+				count, hold := s.count, s.hold != nil
+				y.mu.Unlock()
+				if count != want || hold != (want[held] > 0) {
+					rt.Fatalf("after %v: counts %v, want %v, hold %t", a, count, want, hold)
 				}
 			}
 		})
