@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
@@ -26,6 +28,15 @@ type Config struct {
 	CgroupRoot string
 	// BPFFS is the BPF filesystem in which programs and maps outlive the agent. Default /sys/fs/bpf.
 	BPFFS string
+	// Proc and Namespaces are where the node's processes and its named network namespaces are seen, default /proc
+	// and /run/netns: there UDP sockets of removed backends are closed.
+	Proc, Namespaces string
+	// Packets adds the packet path, for clients whose sockets are not translated; it is on Devices, names or
+	// patterns such as "eth*", or on those that are found when there are none, in the given Order among the
+	// programs of others.
+	Packets bool
+	Devices []string
+	Order   datapath.Order
 	// Place is where the node is, as far as it is known at the start; Settle says it later.
 	Place Place
 	// OnDrain, when not nil, is told which members this node has drained or taken back because of what their
@@ -51,7 +62,10 @@ func (p Place) equal(o Place) bool {
 func (c Config) Validate() error { return c.datapath().Validate() }
 
 func (c Config) datapath() datapath.Config {
-	return datapath.Config{CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS}
+	return datapath.Config{
+		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
+		Packets: c.Packets, Devices: c.Devices, Order: c.Order,
+	}
 }
 
 // dataplane is the kernel, or what stands for it in a test.
@@ -62,6 +76,10 @@ type dataplane interface {
 	Refusals() (map[datapath.Refusal]uint64, error)
 	Hooks() []datapath.HookStatus
 	Clusters() (map[clusterset.ClusterID]datapath.Evidence, error)
+	CloseStale(ctx context.Context) (closed int, err error)
+	Follow(ctx context.Context) error
+	Missing() []string
+	Findings() ([]datapath.Finding, error)
 	Close() error
 }
 
@@ -70,6 +88,7 @@ type Agent struct {
 	log     *slog.Logger
 	dp      dataplane
 	onDrain func([]evidence.Change)
+	stale   chan struct{} // up when backends have gone whose sockets may be open
 
 	syncing sync.Mutex // one Sync at a time; taken before mu; guards what follows
 	planner *lb.Planner
@@ -104,7 +123,8 @@ func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (
 	if err != nil {
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
-	a := &Agent{log: log, dp: dp, onDrain: cfg.OnDrain, planner: lb.NewPlanner(have)}
+	a := &Agent{log: log, dp: dp, onDrain: cfg.OnDrain, stale: make(chan struct{}, 1), planner: lb.NewPlanner(have)}
+	a.raiseStale() // what went while no agent was there
 	a.settle(cfg.Place)
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)
 	log.Info("dataplane taken over", "frontends", len(have.Frontends), "backends", len(have.Backends))
@@ -139,10 +159,57 @@ func (a *Agent) settle(p Place) {
 	a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges = p.Node, p.ZonesSpanClusters, slices.Clone(p.Ranges)
 }
 
-// Run drains the members whose packets die, and takes them back, until ctx is done; then it returns nil. It asks
-// nobody but the kernel and, in silence, backends.
+// Run does what is to be done beside Sync, until ctx is done; then it returns nil. It drains the members whose
+// packets die and takes them back, asking nobody but the kernel and, in silence, backends; it closes the UDP
+// sockets of backends that have gone; and it follows the devices of the packet path.
 func (a *Agent) Run(ctx context.Context) error {
-	return evidence.Watcher{Source: a, Targets: a.targets, Drain: a.drain, Log: a.log}.Run(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return evidence.Watcher{Source: a, Targets: a.targets, Drain: a.drain, Log: a.log}.Run(ctx)
+	})
+	group.Go(func() error { return a.closeStale(ctx) })
+	group.Go(func() error { return a.dp.Follow(ctx) })
+	return group.Wait()
+}
+
+// closeStale closes sockets of backends that have gone, at most once a second, for every network namespace of the
+// node is visited.
+func (a *Agent) closeStale(ctx context.Context) error {
+	pause := time.NewTicker(time.Second)
+	defer pause.Stop()
+	var failed string
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.stale:
+		}
+		n, err := a.dp.CloseStale(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			failed = ""
+		case err.Error() != failed:
+			failed = err.Error()
+			a.log.Error("close sockets of backends that have gone; will try again when others go", "err", err)
+		}
+		if n > 0 {
+			a.log.Info("closed UDP sockets of backends that have gone", "sockets", n)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+func (a *Agent) raiseStale() {
+	select {
+	case a.stale <- struct{}{}:
+	default:
+	}
 }
 
 // drain takes members out of service, or back, as package evidence says.
@@ -235,6 +302,9 @@ func (a *Agent) follow(ctx context.Context) ([]lb.Problem, error) {
 		a.lost = true
 		return nil, fmt.Errorf("program dataplane: %w", err)
 	}
+	if len(plan.DeleteBackends) > 0 {
+		a.raiseStale()
+	}
 	return problems, nil
 }
 
@@ -269,6 +339,8 @@ type Status struct {
 	Drained   []clusterset.ClusterID    // members whose packets die, sorted
 	Writes    uint64                    // map entries written or deleted since New
 	Refusals  map[bpf.DropReason]uint64 // clients refused since the maps were made
+	Missing   []string                  // what the node does not have, and what comes of it, a sentence each
+	Findings  []datapath.Finding        // what stands in the packet path's way
 }
 
 // Ready returns nil when the dataplane equals the last accepted snapshot and every program is attached,
@@ -299,7 +371,12 @@ func (a *Agent) Status() Status {
 	if a.closed {
 		return s
 	}
-	s.Hooks = a.dp.Hooks()
+	s.Hooks, s.Missing = a.dp.Hooks(), a.dp.Missing()
+	findings, err := a.dp.Findings()
+	if err != nil {
+		a.log.Error("look for what stands in the packet path's way", "err", err)
+	}
+	s.Findings = findings
 	refusals, err := a.dp.Refusals()
 	if err != nil {
 		a.log.Error("read refusals", "err", err)

@@ -276,3 +276,36 @@ func TestSettle(t *testing.T) {
 		}
 	}
 }
+
+// Sockets are closed after the start and when backends go, and at no other time.
+func TestRunClosesStaleSockets(t *testing.T) {
+	f := datapath.NewFake(lb.NewState())
+	a := mustNew(t, f)
+	mustSync(t, a, snapshot(1, "10.1.0.1:53", "10.1.0.2:53"))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	reach := func(n int64) {
+		t.Helper()
+		tick, late := time.NewTicker(time.Millisecond), time.After(10*time.Second)
+		defer tick.Stop()
+		for f.Stale.Load() < n {
+			select {
+			case <-tick.C:
+			case <-late:
+				t.Fatalf("asked %d times to close sockets, want %d", f.Stale.Load(), n)
+			}
+		}
+	}
+	reach(1)
+	mustSync(t, a, snapshot(2, "10.1.0.1:53", "10.1.0.2:53"))
+	mustSync(t, a, snapshot(2, "10.1.0.2:53"))
+	reach(2)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := f.Stale.Load(); n != 2 {
+		t.Errorf("asked %d times, want 2", n)
+	}
+}

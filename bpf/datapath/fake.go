@@ -22,6 +22,8 @@ type Fake struct {
 	Err error
 	// Seen is the evidence about each member. It must not change once somebody reads it.
 	Seen map[clusterset.ClusterID]Evidence
+	// Stale is how often CloseStale was called.
+	Stale atomic.Int64
 }
 
 // NewFake returns a Fake whose maps hold what have holds.
@@ -69,3 +71,21 @@ func (f *Fake) Close() error { return nil }
 
 // Clusters returns Seen.
 func (f *Fake) Clusters() (map[clusterset.ClusterID]Evidence, error) { return maps.Clone(f.Seen), nil }
+
+// CloseStale counts that it was asked.
+func (f *Fake) CloseStale(context.Context) (int, error) {
+	f.Stale.Add(1)
+	return 0, nil
+}
+
+// Follow waits until ctx ends.
+func (f *Fake) Follow(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+// Missing says that nothing is missing.
+func (f *Fake) Missing() []string { return nil }
+
+// Findings says that nothing is in the way.
+func (f *Fake) Findings() ([]Finding, error) { return nil, nil }
