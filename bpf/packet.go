@@ -15,6 +15,10 @@ type (
 	Device = packetDevice
 	// PacketSettings is the one value of the map packet_settings.
 	PacketSettings = packetPacketSettings
+	// PacketFlags are the flags of PacketSettings.
+	PacketFlags = packetPacketFlags
+	// DeviceFlags are the flags of a Device.
+	DeviceFlags = packetDeviceFlags
 )
 
 // What a device is.

@@ -1,0 +1,211 @@
+package bpf_test
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// frame is a packet to be built. What is not said is what a correct sender would write.
+type frame struct {
+	src, dst netip.AddrPort
+	proto    uint8
+	flags    uint8  // TCP flags, or the type of the first SCTP chunk
+	seq, ack uint32 // TCP
+	payload  []byte // behind the transport header
+
+	hops     uint8  // 64 when 0
+	vlan     []int  // tags, the outer one first
+	options  []byte // IPv4
+	exts     []ext  // IPv6
+	id       uint32 // of a fragment's datagram
+	offset   int    // of a fragment, in bytes
+	more     bool   // fragments follow
+	wrong    uint16 // is added to every transport checksum
+	noCheck  bool   // a UDP checksum of zero
+	window   uint16
+	bare     bool // the payload is all there is behind the IP header
+	dontFrag bool
+}
+
+// ext is an extension header of IPv6.
+type ext struct {
+	kind uint8
+	body []byte // behind the length; 6 bytes, or 14
+}
+
+const (
+	tcp  = unix.IPPROTO_TCP
+	udp  = unix.IPPROTO_UDP
+	sctp = unix.IPPROTO_SCTP
+
+	fin, syn, rst, ack = 1, 2, 4, 16
+
+	sctpData, sctpInit, sctpInitAck, sctpAbort = 0, 1, 2, 6
+)
+
+// sum is the ones' complement sum of b, on top of s.
+func sum(s uint32, b []byte) uint32 {
+	for ; len(b) > 1; b = b[2:] {
+		s += uint32(binary.BigEndian.Uint16(b))
+	}
+	if len(b) == 1 {
+		s += uint32(b[0]) << 8
+	}
+	for s>>16 != 0 {
+		s = s&0xffff + s>>16
+	}
+	return s
+}
+
+func (f frame) pseudo(length int) uint32 {
+	s := sum(sum(uint32(f.proto)+uint32(length), f.src.Addr().AsSlice()), f.dst.Addr().AsSlice())
+	return s
+}
+
+// transport is the transport header and payload of the whole datagram.
+func (f frame) transport() []byte {
+	if f.bare {
+		return f.payload
+	}
+	b := binary.BigEndian.AppendUint16(nil, f.src.Port())
+	b = binary.BigEndian.AppendUint16(b, f.dst.Port())
+	check := func(at int) {
+		c := ^uint16(sum(f.pseudo(len(b)), b))
+		c = uint16(sum(uint32(c), []byte{byte(f.wrong >> 8), byte(f.wrong)}))
+		if c == 0 && f.proto == udp {
+			c = 0xffff
+		}
+		binary.BigEndian.PutUint16(b[at:], c)
+	}
+	switch f.proto {
+	case tcp:
+		b = binary.BigEndian.AppendUint32(b, f.seq)
+		b = binary.BigEndian.AppendUint32(b, f.ack)
+		b = append(b, 5<<4, f.flags)
+		b = binary.BigEndian.AppendUint16(b, f.window)
+		b = append(append(b, 0, 0, 0, 0), f.payload...)
+		check(16)
+	case udp:
+		b = binary.BigEndian.AppendUint16(b, uint16(8+len(f.payload)))
+		b = append(append(b, 0, 0), f.payload...)
+		if !f.noCheck {
+			check(6)
+		}
+	case sctp:
+		b = append(b, 1, 2, 3, 4, 0, 0, 0, 0, f.flags, 0)
+		b = binary.BigEndian.AppendUint16(b, uint16(4+len(f.payload)))
+		b = append(b, f.payload...)
+		crc := crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) ^ uint32(f.wrong)
+		binary.LittleEndian.PutUint32(b[8:], crc)
+	}
+	return b
+}
+
+// bytes is the frame as it is on the wire; a fragment ends with the payload.
+func (f frame) bytes() []byte {
+	b := make([]byte, 12, 128) // addresses of zero, as those of the loopback device
+	for _, tag := range f.vlan {
+		b = append(b, 0x81, 0, byte(tag>>8), byte(tag))
+	}
+	return append(b, f.network()...)
+}
+
+// network is the frame from its ethertype on.
+func (f frame) network() []byte {
+	if f.hops == 0 {
+		f.hops = 64
+	}
+	l4 := f.transport()
+	if f.src.Addr().Is4() {
+		return append([]byte{8, 0}, f.ipv4(l4)...)
+	}
+	return append([]byte{0x86, 0xdd}, f.ipv6(l4)...)
+}
+
+// ip is the frame from its IP header on.
+func (f frame) ip() []byte { return f.network()[2:] }
+
+func (f frame) ipv4(l4 []byte) []byte {
+	length := 20 + len(f.options)
+	b := []byte{byte(0x40 | length/4), 0}
+	b = binary.BigEndian.AppendUint16(b, uint16(length+len(l4)))
+	b = binary.BigEndian.AppendUint16(b, uint16(f.id))
+	fragment := uint16(f.offset / 8)
+	if f.more {
+		fragment |= 0x2000
+	}
+	if f.dontFrag {
+		fragment |= 0x4000
+	}
+	b = binary.BigEndian.AppendUint16(b, fragment)
+	b = append(b, f.hops, f.proto, 0, 0)
+	b = append(append(b, f.src.Addr().AsSlice()...), f.dst.Addr().AsSlice()...)
+	b = append(b, f.options...)
+	binary.BigEndian.PutUint16(b[10:], ^uint16(sum(0, b)))
+	return append(b, l4...)
+}
+
+func (f frame) ipv6(l4 []byte) []byte {
+	exts := slices.Clone(f.exts)
+	if f.offset > 0 || f.more {
+		body := make([]byte, 6)
+		binary.BigEndian.PutUint16(body, uint16(f.offset))
+		if f.more {
+			body[1] |= 1
+		}
+		binary.BigEndian.PutUint32(body[2:], f.id)
+		exts = append(exts, ext{unix.IPPROTO_FRAGMENT, body})
+	}
+	next := func(i int) uint8 {
+		if i < len(exts) {
+			return exts[i].kind
+		}
+		return f.proto
+	}
+	var headers []byte
+	for i, e := range exts {
+		headers = append(headers, next(i+1), byte((len(e.body)+2)/8-1))
+		headers = append(headers, e.body...)
+	}
+	b := []byte{0x60, 0, 0, 0}
+	b = binary.BigEndian.AppendUint16(b, uint16(len(headers)+len(l4)))
+	b = append(b, next(0), f.hops)
+	b = append(append(b, f.src.Addr().AsSlice()...), f.dst.Addr().AsSlice()...)
+	return append(append(b, headers...), l4...)
+}
+
+// icmp is an ICMP message of the frame's family.
+func icmp(src, dst netip.Addr, kind, code uint8, rest uint32, body []byte) frame {
+	f := frame{src: netip.AddrPortFrom(src, 0), dst: netip.AddrPortFrom(dst, 0), bare: true, proto: unix.IPPROTO_ICMP}
+	if src.Is6() {
+		f.proto = unix.IPPROTO_ICMPV6
+	}
+	b := []byte{kind, code, 0, 0}
+	b = append(binary.BigEndian.AppendUint32(b, rest), body...)
+	s := uint32(0)
+	if src.Is6() {
+		s = f.pseudo(len(b))
+	}
+	binary.BigEndian.PutUint16(b[2:], ^uint16(sum(s, b)))
+	f.payload = b
+	return f
+}
+
+// to and from are the frame with another destination or source.
+func (f frame) to(dst netip.AddrPort) frame   { f.dst = dst; return f }
+func (f frame) from(src netip.AddrPort) frame { f.src = src; return f }
+
+// back is the answer to the frame.
+func (f frame) back() frame { f.src, f.dst = f.dst, f.src; return f }
+
+// fragment is n bytes of the frame's datagram, from offset on.
+func (f frame) fragment(offset, n int) frame {
+	l4 := f.transport()
+	f.offset, f.more, f.bare = offset, offset+n < len(l4), true
+	f.payload = l4[offset : offset+n]
+	return f
+}

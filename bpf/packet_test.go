@@ -1,0 +1,1045 @@
+package bpf_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// What the programs return.
+const (
+	passed   = math.MaxUint32 // TC_ACT_UNSPEC
+	dropped  = 2              // TC_ACT_SHOT
+	sentBack = 7              // TC_ACT_REDIRECT
+)
+
+var (
+	mustAddrPort = netip.MustParseAddrPort
+
+	// side is the same world in both families.
+	sides = map[string]side{
+		"IPv4": {
+			client: mustAddrPort("10.1.0.2:40000"), vip: mustAddrPort("243.0.0.5:80"), backend: mustAddrPort("10.2.0.9:8080"),
+			router: netip.MustParseAddr("10.9.9.9"), elsewhere: mustAddrPort("198.51.100.7:80"), ranges: "243.0.0.0/8",
+		},
+		"IPv6": {
+			client: mustAddrPort("[fd01::2]:40000"), vip: mustAddrPort("[fd99::5]:80"), backend: mustAddrPort("[fd02::9]:8080"),
+			router: netip.MustParseAddr("fd09::9"), elsewhere: mustAddrPort("[2001:db8::7]:80"), ranges: "fd99::/48",
+		},
+	}
+	transports = map[string]uint8{"TCP": tcp, "UDP": udp, "SCTP": sctp}
+)
+
+type side struct {
+	client, vip, backend netip.AddrPort
+	router               netip.Addr
+	elsewhere            netip.AddrPort
+	ranges               string
+}
+
+// opening is the first packet of a flow to the VIP.
+func (s side) opening(proto uint8) frame {
+	f := frame{src: s.client, dst: s.vip, proto: proto, payload: []byte("hello, isthmus")}
+	switch proto {
+	case tcp:
+		f.flags = syn
+	case sctp:
+		f.flags = sctpInit
+	}
+	return f
+}
+
+// answer is the backend's first packet of that flow.
+func (s side) answer(proto uint8) frame {
+	f := s.opening(proto).to(s.backend).back()
+	switch proto {
+	case tcp:
+		f.flags = syn | ack
+	case sctp:
+		f.flags = sctpInitAck
+	}
+	return f
+}
+
+// header is the length of an IP header.
+func (s side) header() int {
+	if s.vip.Addr().Is6() {
+		return 40
+	}
+	return 20
+}
+
+// shortest is the length to which f can be cut: the kernel makes no test of a packet whose IP header is cut, unless
+// it cannot see it for a VLAN tag.
+func (s side) shortest(f frame) int {
+	if len(f.vlan) > 0 {
+		return 15
+	}
+	return 14 + s.header()
+}
+
+// path is the packet path with maps of its own.
+type path struct {
+	t    testing.TB
+	coll *ebpf.Collection
+}
+
+// loadPath loads the programs once: the verifier takes a second for them.
+var loadPath = sync.OnceValues(func() (*ebpf.Collection, error) {
+	spec, err := bpf.LoadPacketSpec()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[bpf.MapConns].MaxEntries = 4096 // the memory is there from the start
+	return ebpf.NewCollection(spec)
+})
+
+// newPath returns the programs with empty maps.
+func newPath(t testing.TB) *path {
+	t.Helper()
+	netlab.Privileged(t)
+	coll, err := loadPath()
+	if err != nil {
+		t.Fatalf("load: %+v", err)
+	}
+	p := &path{t: t, coll: coll}
+	for name, m := range coll.Maps {
+		switch m.Type() {
+		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+			p.clear(name, m)
+		}
+	}
+	for i := range uint32(256) {
+		p.put(bpf.MapClusters, i, bpf.Cluster{})
+	}
+	p.put(bpf.MapSettings, uint32(0), bpf.Settings{})
+	p.set(0)
+	return p
+}
+
+func (p *path) clear(name string, m *ebpf.Map) {
+	p.t.Helper()
+	key := make([]byte, m.KeySize())
+	for {
+		err := m.NextKey(nil, &key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return
+		}
+		if err != nil {
+			p.t.Fatalf("next of %s: %v", name, err)
+		}
+		p.delete(name, key)
+	}
+}
+
+func (p *path) put(name string, key, value any) {
+	p.t.Helper()
+	if err := p.coll.Maps[name].Put(key, value); err != nil {
+		p.t.Fatalf("put into %s: %v", name, err)
+	}
+}
+
+// settings of the packet path.
+func (p *path) set(flags bpf.PacketFlags) {
+	p.t.Helper()
+	p.put(bpf.MapPacketSettings, uint32(0), bpf.PacketSettings{Flags: flags})
+}
+
+func (p *path) addRange(cidr string) {
+	p.t.Helper()
+	pre := netip.MustParsePrefix(cidr)
+	bits := pre.Bits()
+	if pre.Addr().Is4() {
+		bits += 96
+	}
+	p.put(bpf.MapRanges, bpf.RangeKey{Prefixlen: uint32(bits), Addr: bpf.Addr16(pre.Addr())}, uint32(1))
+}
+
+// serve puts backends behind a VIP: the frontend, its service and its cluster have the same number.
+func (p *path) serve(id uint32, proto uint8, vip netip.AddrPort, backends ...netip.AddrPort) {
+	p.t.Helper()
+	for i, b := range backends {
+		n := id*100 + uint32(i)
+		p.put("backends", n, bpf.Backend{Addr: bpf.Addr16(b.Addr()), Port: b.Port(), Proto: proto, Cluster: uint16(id)})
+		p.put("slots", bpf.SlotKey{FrontendId: id, Slot: uint32(i)}, n)
+	}
+	p.put("services", id, bpf.Service{})
+	p.put("frontends", bpf.FrontendKey{Addr: bpf.Addr16(vip.Addr()), Port: vip.Port(), Proto: proto},
+		bpf.Frontend{Id: id, Count: uint32(len(backends)), Service: id})
+}
+
+// run runs a program on a packet.
+func (p *path) run(prog string, in []byte) (verdict uint32, out []byte) {
+	p.t.Helper()
+	out = make([]byte, len(in)+256)
+	opts := ebpf.RunOptions{Data: in, DataOut: out}
+	verdict, err := p.coll.Programs[prog].Run(&opts)
+	if err != nil {
+		p.t.Fatalf("run %s on %d bytes: %v", prog, len(in), err)
+	}
+	return verdict, opts.DataOut
+}
+
+// want runs a program and compares what it returns and what became of the packet.
+func (p *path) want(prog string, in []byte, verdict uint32, out []byte) {
+	p.t.Helper()
+	gotVerdict, got := p.run(prog, in)
+	if gotVerdict != verdict {
+		p.t.Errorf("%s returns %d, want %d", prog, int32(gotVerdict), int32(verdict))
+	}
+	if diff := cmp.Diff(out, got); diff != "" {
+		p.t.Errorf("%s: packet (-want +got):\n%s", prog, diff)
+	}
+}
+
+// translated wants a packet to pass as another.
+func (p *path) translated(prog string, in, out frame) {
+	p.t.Helper()
+	p.want(prog, in.bytes(), passed, out.bytes())
+}
+
+// untouched wants a packet to pass as it is.
+func (p *path) untouched(prog string, in []byte) {
+	p.t.Helper()
+	p.want(prog, in, passed, in)
+}
+
+// refusals are the counts of what was refused, in order.
+func (p *path) refusals() map[string]uint64 {
+	p.t.Helper()
+	counts := map[string]uint64{}
+	var key bpf.RefusalKey
+	var n uint64
+	for it := p.coll.Maps[bpf.MapRefusals].Iterate(); it.Next(&key, &n); {
+		counts[fmt.Sprint(key.Service, " ", bpf.DropReason(key.Reason))] = n
+	}
+	return counts
+}
+
+func (p *path) wantRefusals(want map[string]uint64) {
+	p.t.Helper()
+	if diff := cmp.Diff(want, p.refusals()); diff != "" {
+		p.t.Errorf("refusals (-want +got):\n%s", diff)
+	}
+}
+
+func connKey(client, server netip.AddrPort, proto, reply uint8) bpf.ConnKey {
+	return bpf.ConnKey{
+		Client: bpf.Addr16(client.Addr()), ClientPort: client.Port(),
+		Server: bpf.Addr16(server.Addr()), ServerPort: server.Port(), Proto: proto, Reply: reply,
+	}
+}
+
+// state returns how far both directions of a flow have come.
+func (p *path) states(s side, proto uint8) (there, back bpf.ConnState) {
+	p.t.Helper()
+	var a, b bpf.Conn
+	for key, c := range map[bpf.ConnKey]*bpf.Conn{connKey(s.client, s.vip, proto, 0): &a, connKey(s.client, s.backend, proto, 1): &b} {
+		if err := p.coll.Maps[bpf.MapConns].Lookup(key, c); err != nil {
+			p.t.Fatalf("flow of %v: %v", key, err)
+		}
+	}
+	return a.State, b.State
+}
+
+// age makes all flows as if nothing had come for so long.
+func (p *path) age(by time.Duration) {
+	p.t.Helper()
+	conns := p.coll.Maps[bpf.MapConns]
+	var key bpf.ConnKey
+	var c bpf.Conn
+	for it := conns.Iterate(); it.Next(&key, &c); {
+		c.Seen -= uint64(by)
+		p.put(bpf.MapConns, key, c)
+	}
+}
+
+func (p *path) cluster(index uint32) bpf.Cluster {
+	p.t.Helper()
+	var c bpf.Cluster
+	if err := p.coll.Maps["clusters"].Lookup(index, &c); err != nil {
+		p.t.Fatal(err)
+	}
+	return c
+}
+
+// eachSide runs f for both families and all transports.
+func eachSide(t *testing.T, f func(t *testing.T, s side, proto uint8)) {
+	t.Helper()
+	for family, s := range sides {
+		for name, proto := range transports {
+			t.Run(family+"/"+name, func(t *testing.T) { f(t, s, proto) })
+		}
+	}
+}
+
+func TestPacketThereAndBack(t *testing.T) {
+	variants := map[string]struct {
+		change func(*frame)
+		only   uint8 // for this protocol
+		v6, v4 bool  // only for this family
+	}{
+		"plain":            {change: func(*frame) {}},
+		"no payload":       {change: func(f *frame) { f.payload = nil }},
+		"odd payload":      {change: func(f *frame) { f.payload = []byte("odd") }},
+		"large":            {change: func(f *frame) { f.payload = make([]byte, 1400) }},
+		"wrong checksum":   {change: func(f *frame) { f.wrong = 0x1234 }},
+		"no checksum":      {change: func(f *frame) { f.noCheck = true }, only: udp},
+		"one hop left":     {change: func(f *frame) { f.hops = 1 }},
+		"VLAN":             {change: func(f *frame) { f.vlan = []int{7} }},
+		"VLAN in VLAN":     {change: func(f *frame) { f.vlan = []int{7, 8} }},
+		"options":          {change: func(f *frame) { f.options = []byte{1, 1, 1, 0} }, v4: true},
+		"all options":      {change: func(f *frame) { f.options = slices.Repeat([]byte{1}, 40) }, v4: true},
+		"hop by hop":       {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
+		"destination":      {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_DSTOPTS, make([]byte, 14)}} }, v6: true},
+		"routed already":   {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_ROUTING, []byte{4, 0, 0, 0, 0, 0}}} }, v6: true},
+		"atomic fragment":  {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_FRAGMENT, make([]byte, 6)}} }, v6: true},
+		"six extensions":   {change: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 6) }, v6: true},
+		"padded Ethernet ": {change: func(f *frame) { f.payload = []byte{0} }},
+	}
+	p := newPath(t)
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p.serve(1, proto, s.vip, s.backend)
+		port := uint16(1000)
+		for name, v := range variants {
+			if v.only != 0 && v.only != proto || v.v4 && s.vip.Addr().Is6() || v.v6 && s.vip.Addr().Is4() {
+				continue
+			}
+			port++
+			t.Run(name, func(t *testing.T) {
+				p.t = t
+				s := s
+				s.client = netip.AddrPortFrom(s.client.Addr(), port)
+				there, back := s.opening(proto), s.answer(proto)
+				v.change(&there)
+				v.change(&back)
+				p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+				p.translated(bpf.ProgFromNetwork, there, there.to(s.backend))
+				p.untouched(bpf.ProgFromClient, back.bytes())
+				p.untouched(bpf.ProgFromNetwork, back.bytes()) // the flow takes the slow road
+				p.translated(bpf.ProgToClient, back, back.from(s.vip))
+				p.untouched(bpf.ProgToClient, there.to(s.backend).bytes())
+				p.untouched(bpf.ProgToClient, back.from(s.elsewhere).bytes())
+			})
+		}
+		p.t = t
+		p.wantRefusals(map[string]uint64{})
+	})
+}
+
+// A frame is padded to the shortest Ethernet allows: the padding is no part of the packet.
+func TestPacketPadding(t *testing.T) {
+	p := newPath(t)
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p.t = t
+		p.serve(1, proto, s.vip, s.backend)
+		f := s.opening(proto)
+		pad := make([]byte, 20)
+		p.want(bpf.ProgFromClient, append(f.bytes(), pad...), passed, append(f.to(s.backend).bytes(), pad...))
+	})
+}
+
+// What is to no VIP passes as it is, whatever it is.
+func TestPacketToElsewhere(t *testing.T) {
+	for name, flags := range map[string]bpf.PacketFlags{"VIPs anywhere": 0, "VIPs in ranges": bpf.PacketVIPsInRanges} {
+		t.Run(name, func(t *testing.T) {
+			p := newPath(t)
+			p.set(flags)
+			for _, s := range sides {
+				p.addRange(s.ranges)
+				for _, proto := range transports {
+					p.serve(1, proto, s.vip, s.backend)
+					for _, vlan := range [][]int{nil, {7}, {7, 8}} {
+						f := s.opening(proto).to(s.elsewhere)
+						f.vlan = vlan
+						whole := f.bytes()
+						for n := s.shortest(f); n <= len(whole); n++ {
+							p.untouched(bpf.ProgFromClient, whole[:n])
+							p.untouched(bpf.ProgFromNetwork, whole[:n])
+							p.untouched(bpf.ProgToClient, whole[:n])
+						}
+					}
+				}
+				p.untouched(bpf.ProgFromClient, icmp(s.client.Addr(), s.elsewhere.Addr(), 8, 0, 1, nil).bytes())
+			}
+			p.untouched(bpf.ProgFromClient, append(make([]byte, 12), 8, 6, 0, 1, 8, 0, 6, 4, 0, 1)) // ARP
+			p.wantRefusals(map[string]uint64{})
+		})
+	}
+}
+
+// A packet that ends before its headers say is refused without an answer, and counted, from where it can be known to
+// be ours.
+func TestPacketTruncated(t *testing.T) {
+	p := newPath(t)
+	for _, s := range sides {
+		p.addRange(s.ranges)
+	}
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p.t = t
+		p.serve(1, proto, s.vip, s.backend)
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+		base := p.refusals()["0 malformed"]
+		for _, vlan := range [][]int{nil, {7}, {7, 8}} {
+			f, back := s.opening(proto), s.answer(proto)
+			f.vlan, back.vlan = vlan, vlan
+			whole, answer := f.bytes(), back.bytes()
+			for n := s.shortest(f); n < len(whole); n++ {
+				verdict := uint32(passed)
+				if n >= 14+4*len(vlan)+s.header() {
+					verdict = dropped
+					base++
+				}
+				p.want(bpf.ProgFromClient, whole[:n], verdict, whole[:n])
+				if got := p.refusals()["0 malformed"]; got != base {
+					t.Errorf("%d bytes: %d malformed, want %d", n, got, base)
+				}
+				p.untouched(bpf.ProgToClient, answer[:n])
+				p.untouched(bpf.ProgFromNetwork, answer[:n])
+			}
+		}
+	})
+}
+
+// A header may lie about lengths as well.
+func TestPacketMalformed(t *testing.T) {
+	s4, s6 := sides["IPv4"], sides["IPv6"]
+	bend := func(f frame, at int, b byte) []byte {
+		raw := f.bytes()
+		raw[14+at] = b
+		return raw
+	}
+	cases := map[string]struct {
+		packet []byte
+		reason string
+	}{
+		"version 5":            {bend(s4.opening(tcp), 0, 0x55), "0 malformed"},
+		"header of 16 bytes":   {bend(s4.opening(tcp), 0, 0x44), "0 malformed"},
+		"longer than total":    {bend(s4.opening(tcp), 0, 0x4f), "0 malformed"},
+		"total beyond the end": {bend(s4.opening(udp), 2, 0x20), "0 malformed"},
+		"TCP of 16 bytes":      {bend(s4.opening(tcp), 32, 0x40), "0 malformed"},
+		"TCP beyond the end":   {bend(s4.opening(tcp), 32, 0xf0), "0 malformed"},
+		"UDP of 7 bytes":       {bend(s4.opening(udp), 25, 7), "0 malformed"},
+		"UDP beyond the end":   {bend(s4.opening(udp), 24, 1), "0 malformed"},
+		"IPv6 version 4":       {bend(s6.opening(tcp), 0, 0x40), "0 malformed"},
+		"payload beyond":       {bend(s6.opening(tcp), 4, 0x20), "0 malformed"},
+		"extension beyond":     {bend(frame{src: s6.client, dst: s6.vip, proto: udp, exts: []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}}}, 41, 200), "0 malformed"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := newPath(t)
+			p.addRange(s4.ranges)
+			p.addRange(s6.ranges)
+			p.want(bpf.ProgFromClient, c.packet, dropped, c.packet)
+			p.wantRefusals(map[string]uint64{c.reason: 1})
+		})
+	}
+}
+
+// refusal is the answer that a refused frame gets.
+func refusal(f frame, next int) frame {
+	if f.proto == tcp {
+		r := frame{src: f.dst, dst: f.src, proto: tcp, flags: rst, dontFrag: f.src.Addr().Is4(), vlan: f.vlan}
+		if f.flags&ack != 0 {
+			r.seq = f.ack
+			return r
+		}
+		r.flags |= ack
+		r.ack = f.seq + uint32(len(f.payload))
+		if f.flags&syn != 0 {
+			r.ack++
+		}
+		if f.flags&fin != 0 {
+			r.ack++
+		}
+		return r
+	}
+	quote := f.ip()
+	quote = quote[:min(len(quote), 96)]
+	kind, code, rest := uint8(3), uint8(2), uint32(0)
+	switch {
+	case f.src.Addr().Is4() && f.proto == udp:
+		code = 3
+	case f.src.Addr().Is4():
+	case f.proto == udp:
+		kind, code = 1, 4
+	case f.proto == unix.IPPROTO_ICMPV6:
+		kind, code = 1, 1
+	default:
+		kind, code, rest = 4, 1, uint32(next)
+	}
+	r := icmp(f.dst.Addr(), f.src.Addr(), kind, code, rest, quote)
+	r.dontFrag, r.vlan = f.src.Addr().Is4(), f.vlan
+	return r
+}
+
+// next is where an IPv6 header without extensions names the protocol.
+const next = 6
+
+func TestPacketRefused(t *testing.T) {
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		cases := map[string]struct {
+			arrange func(p *path)
+			frame   frame
+			reason  string
+		}{
+			"no frontend":   {func(p *path) { p.addRange(s.ranges) }, s.opening(proto), "0 no_frontend"},
+			"no backend":    {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
+			"backend gone":  {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
+			"slot gone":     {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
+			"itself":        {func(p *path) { p.serve(3, proto, s.vip, s.client) }, s.opening(proto), "3 itself"},
+			"another port":  {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
+			"tagged":        {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
+			"large":         {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
+			"nothing in it": {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = nil; return f }(), "0 no_frontend"},
+		}
+		for name, c := range cases {
+			t.Run(name, func(t *testing.T) {
+				p := newPath(t)
+				c.arrange(p)
+				answer := refusal(c.frame, next).bytes()
+				p.want(bpf.ProgFromClient, c.frame.bytes(), sentBack, answer)
+				p.want(bpf.ProgFromNetwork, c.frame.bytes(), sentBack, answer)
+				p.wantRefusals(map[string]uint64{c.reason: 2})
+				p.untouched(bpf.ProgToClient, answer)
+			})
+		}
+	})
+}
+
+func (p *path) delete(name string, key any) {
+	p.t.Helper()
+	if err := p.coll.Maps[name].Delete(key); err != nil {
+		p.t.Fatalf("delete from %s: %v", name, err)
+	}
+}
+
+// What is neither TCP, UDP, SCTP nor an ICMP error is refused; echo requests on purpose: a VIP is no machine.
+func TestPacketOtherProtocols(t *testing.T) {
+	for family, s := range sides {
+		echo := icmp(s.client.Addr(), s.vip.Addr(), 8, 0, 77, []byte("ping"))
+		if s.vip.Addr().Is6() {
+			echo = icmp(s.client.Addr(), s.vip.Addr(), 128, 0, 77, []byte("ping"))
+		}
+		gre := frame{src: s.client, dst: s.vip, proto: 47, bare: true, payload: []byte("generic")}
+		exts := slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 7)
+		tooMany := frame{src: s.client, dst: s.vip, proto: 47, bare: true, payload: []byte("generic"), exts: exts}
+		underWay := frame{src: s.client, dst: s.vip, proto: 47, bare: true, payload: []byte("generic"), exts: []ext{{unix.IPPROTO_ROUTING, []byte{4, 1, 0, 0, 0, 0}}}}
+		cases := map[string]struct {
+			frame frame
+			next  int
+		}{"echo": {echo, 0}, "GRE": {gre, next}}
+		if s.vip.Addr().Is6() {
+			// The pointer tells the header that was not gone past.
+			cases["too many extensions"] = struct {
+				frame frame
+				next  int
+			}{tooMany, 40 + 5*8}
+			cases["routed further"] = struct {
+				frame frame
+				next  int
+			}{underWay, next}
+		}
+		for name, c := range cases {
+			t.Run(family+"/"+name, func(t *testing.T) {
+				p := newPath(t)
+				p.addRange(s.ranges)
+				answer := refusal(c.frame, c.next)
+				p.want(bpf.ProgFromClient, c.frame.bytes(), sentBack, answer.bytes())
+				p.wantRefusals(map[string]uint64{"0 protocol": 1})
+			})
+		}
+	}
+}
+
+func TestPacketNoConnection(t *testing.T) {
+	for family, s := range sides {
+		middle := frame{src: s.client, dst: s.vip, proto: tcp, flags: ack, seq: 5, ack: 9, payload: []byte("x")}
+		for name, c := range map[string]struct {
+			frame   frame
+			flags   bpf.PacketFlags
+			verdict uint32
+			out     []byte
+		}{
+			"refused":      {frame: middle, verdict: sentBack, out: refusal(middle, 0).bytes()},
+			"adopted":      {frame: middle, flags: bpf.PacketAdopt, verdict: passed, out: middle.to(s.backend).bytes()},
+			"reset":        {frame: s.tcp(rst), verdict: dropped, out: s.tcp(rst).bytes()},
+			"SYN with ACK": {frame: s.tcp(syn | ack), verdict: sentBack, out: refusal(s.tcp(syn|ack), 0).bytes()},
+		} {
+			t.Run(family+"/"+name, func(t *testing.T) {
+				p := newPath(t)
+				p.set(c.flags)
+				p.serve(3, tcp, s.vip, s.backend)
+				p.want(bpf.ProgFromClient, c.frame.bytes(), c.verdict, c.out)
+				want := map[string]uint64{"3 no_connection": 1}
+				if c.verdict == passed {
+					want = map[string]uint64{}
+				}
+				p.wantRefusals(want)
+			})
+		}
+		t.Run(family+"/SCTP", func(t *testing.T) {
+			p := newPath(t)
+			p.serve(3, sctp, s.vip, s.backend)
+			f := s.opening(sctp)
+			f.flags = sctpData
+			p.want(bpf.ProgFromClient, f.bytes(), sentBack, refusal(f, next).bytes())
+			p.wantRefusals(map[string]uint64{"3 no_connection": 1})
+		})
+	}
+}
+
+// tcp is a packet of the client with these flags.
+func (s side) tcp(flags uint8) frame {
+	return frame{src: s.client, dst: s.vip, proto: tcp, flags: flags, seq: 100, ack: 200}
+}
+
+// tcpBack is one of the backend.
+func (s side) tcpBack(flags uint8) frame {
+	return frame{src: s.backend, dst: s.client, proto: tcp, flags: flags, seq: 200, ack: 100}
+}
+
+// Both directions of a flow know how far it has come, and it is forgotten after a silence that depends on that.
+func TestPacketStates(t *testing.T) {
+	s := sides["IPv4"]
+	type step struct {
+		there uint8 // flags of the client's packet
+		back  uint8 // or of the backend's
+	}
+	begin := []step{{there: syn}, {back: syn | ack}, {there: ack}}
+	cases := map[string]struct {
+		steps   []step
+		state   bpf.ConnState
+		silence time.Duration
+	}{
+		"opening":     {begin[:1], bpf.ConnOpening, time.Minute},
+		"answered":    {begin[:2], bpf.ConnAnswered, time.Minute},
+		"open":        {begin, bpf.ConnOpen, 6 * time.Hour},
+		"client done": {append(begin[:3:3], step{there: fin | ack}), bpf.ConnHalf, time.Hour},
+		"server done": {append(begin[:3:3], step{back: fin | ack}), bpf.ConnHalf, time.Hour},
+		"both done":   {append(begin[:3:3], step{there: fin | ack}, step{back: fin | ack}, step{there: ack}), bpf.ConnClosing, time.Minute},
+		"reset":       {append(begin[:3:3], step{there: rst}), bpf.ConnClosed, 10 * time.Second},
+		"refused":     {append(begin[:1:1], step{back: rst | ack}), bpf.ConnClosed, 10 * time.Second},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			for _, over := range []bool{false, true} {
+				p := newPath(t)
+				p.serve(1, tcp, s.vip, s.backend)
+				for _, step := range c.steps {
+					if step.there != 0 {
+						p.translated(bpf.ProgFromClient, s.tcp(step.there), s.tcp(step.there).to(s.backend))
+					} else {
+						p.translated(bpf.ProgToClient, s.tcpBack(step.back), s.tcpBack(step.back).from(s.vip))
+					}
+				}
+				there, back := p.states(s, tcp)
+				if there != c.state || back != c.state {
+					t.Errorf("state %d and %d, want %d", there, back, c.state)
+				}
+				more := s.tcp(ack)
+				if over {
+					p.age(c.silence + time.Second)
+					p.want(bpf.ProgFromClient, more.bytes(), sentBack, refusal(more, 0).bytes())
+					continue
+				}
+				p.age(c.silence - time.Second)
+				p.translated(bpf.ProgFromClient, more, more.to(s.backend))
+				// One direction keeps the other alive.
+				p.age(c.silence - time.Second)
+				p.translated(bpf.ProgToClient, s.tcpBack(ack), s.tcpBack(ack).from(s.vip))
+				p.age(c.silence - time.Second)
+				p.translated(bpf.ProgFromClient, more, more.to(s.backend))
+			}
+		})
+	}
+}
+
+// A datagram after a long silence, or when its backend is gone, may go elsewhere.
+func TestPacketDatagramMovesOn(t *testing.T) {
+	s := sides["IPv4"]
+	other := mustAddrPort("10.2.0.10:8080")
+	cases := map[string]struct {
+		answered bool
+		silence  time.Duration
+		gone     bool
+		moves    bool
+	}{
+		"young":              {false, 59 * time.Second, false, false},
+		"old":                {false, 61 * time.Second, false, true},
+		"answered":           {true, 299 * time.Second, false, false},
+		"answered, old":      {true, 301 * time.Second, false, true},
+		"backend gone":       {true, 2 * time.Second, true, true},
+		"backend gone, busy": {true, 0, true, false}, // for less than a second
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := newPath(t)
+			p.serve(1, udp, s.vip, s.backend)
+			f := s.opening(udp)
+			p.translated(bpf.ProgFromClient, f, f.to(s.backend))
+			if c.answered {
+				p.translated(bpf.ProgToClient, s.answer(udp), s.answer(udp).from(s.vip))
+			}
+			if c.gone {
+				p.delete("backends", uint32(100))
+			}
+			p.serve(2, udp, s.vip, other)
+			p.age(c.silence)
+			want := s.backend
+			if c.moves {
+				want = other
+			}
+			p.translated(bpf.ProgFromClient, f, f.to(want))
+			back := f.to(want).back()
+			p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		})
+	}
+}
+
+// A SYN on a known flow begins another, unless it is the same one doubled or its answer is on the way.
+func TestPacketReopened(t *testing.T) {
+	s := sides["IPv6"]
+	other := mustAddrPort("[fd02::10]:8080")
+	cases := map[string]struct {
+		between func(p *path)
+		moves   bool
+		silent  uint64
+	}{
+		"doubled":    {func(*path) {}, false, 0},
+		"sent again": {func(p *path) { p.age(time.Second) }, true, 1},
+		"answered":   {func(p *path) { p.run(bpf.ProgToClient, s.tcpBack(syn|ack).bytes()); p.age(time.Second) }, false, 0},
+		"open": {func(p *path) {
+			p.run(bpf.ProgToClient, s.tcpBack(syn|ack).bytes())
+			p.run(bpf.ProgFromClient, s.tcp(ack).bytes())
+		}, true, 0},
+		"reset": {func(p *path) { p.run(bpf.ProgToClient, s.tcpBack(rst).bytes()) }, true, 0},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := newPath(t)
+			p.serve(1, tcp, s.vip, s.backend)
+			p.translated(bpf.ProgFromClient, s.tcp(syn), s.tcp(syn).to(s.backend))
+			c.between(p)
+			p.serve(2, tcp, s.vip, other)
+			want := s.backend
+			if c.moves {
+				want = other
+			}
+			p.translated(bpf.ProgFromClient, s.tcp(syn), s.tcp(syn).to(want))
+			if got := p.cluster(1).Silent; got != c.silent {
+				t.Errorf("%d silent, want %d", got, c.silent)
+			}
+			late := s.tcpBack(syn | ack)
+			if c.moves {
+				p.untouched(bpf.ProgToClient, late.bytes())
+			} else {
+				p.translated(bpf.ProgToClient, late, late.from(s.vip))
+			}
+		})
+	}
+}
+
+// Evidence of life is what a backend did, never what was sent to it.
+func TestPacketEvidence(t *testing.T) {
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p := newPath(t)
+		p.serve(7, proto, s.vip, s.backend)
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+		if got := p.cluster(7); got.Established != 0 || got.AnsweredAt != 0 {
+			t.Errorf("an opening is evidence: %+v", got)
+		}
+		p.run(bpf.ProgToClient, s.answer(proto).bytes())
+		p.run(bpf.ProgToClient, s.answer(proto).bytes())
+		got := p.cluster(7)
+		if got.Established != 1 || got.Reset != 0 || got.AnsweredAt == 0 {
+			t.Errorf("after an answer: %+v", got)
+		}
+		p.age(2 * time.Second)
+		p.run(bpf.ProgToClient, s.answer(proto).bytes())
+		if later := p.cluster(7); later.AnsweredAt <= got.AnsweredAt || later.Established != 1 {
+			t.Errorf("after another: %+v", later)
+		}
+	})
+	t.Run("refused", func(t *testing.T) {
+		s, p := sides["IPv4"], newPath(t)
+		p.serve(7, tcp, s.vip, s.backend)
+		p.run(bpf.ProgFromClient, s.tcp(syn).bytes())
+		p.run(bpf.ProgToClient, s.tcpBack(rst|ack).bytes())
+		if got := p.cluster(7); got.Established != 0 || got.Reset != 1 || got.AnsweredAt == 0 {
+			t.Errorf("after a reset: %+v", got)
+		}
+	})
+}
+
+// Two VIPs of one client and port may meet at one backend: it sees two ports, and the answers find their way.
+func TestPacketStandInPort(t *testing.T) {
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p := newPath(t)
+		second := s
+		second.vip = netip.AddrPortFrom(s.vip.Addr().Next(), 99)
+		p.serve(1, proto, s.vip, s.backend)
+		p.serve(2, proto, second.vip, s.backend)
+		p.translated(bpf.ProgFromClient, s.opening(proto), s.opening(proto).to(s.backend))
+		p.run(bpf.ProgFromClient, second.opening(proto).bytes())
+		var c bpf.Conn
+		if err := p.coll.Maps[bpf.MapConns].Lookup(connKey(s.client, second.vip, proto, 0), &c); err != nil {
+			t.Fatal(err)
+		}
+		if c.ClientPort == s.client.Port() || c.ClientPort < 32768 {
+			t.Fatalf("the second flow has port %d", c.ClientPort)
+		}
+		standIn := netip.AddrPortFrom(s.client.Addr(), c.ClientPort)
+		f := second.opening(proto)
+		p.translated(bpf.ProgFromClient, f, f.to(s.backend).from(standIn))
+		back := s.answer(proto)
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		p.translated(bpf.ProgToClient, back.to(standIn), back.from(second.vip))
+		// Also in an error about the second flow.
+		if proto != sctp {
+			lost, seen := icmpUnreachable(s.router, s.client.Addr(), f.to(s.backend).from(standIn)), icmpUnreachable(s.router, s.client.Addr(), f)
+			p.translated(bpf.ProgToClient, lost, seen)
+		}
+	})
+}
+
+// icmpUnreachable is an ICMP error about f. It quotes no TCP checksum, which nobody translates.
+func icmpUnreachable(from, to netip.Addr, f frame) frame {
+	quote := f.ip()
+	if f.proto != udp {
+		quote = quote[:len(quote)-len(f.transport())+8]
+	}
+	if from.Is4() {
+		return icmp(from, to, 3, 4, 1400, quote)
+	}
+	return icmp(from, to, 2, 0, 1400, quote)
+}
+
+func TestPacketErrors(t *testing.T) {
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p := newPath(t)
+		p.serve(1, proto, s.vip, s.backend)
+		there, back := s.opening(proto), s.answer(proto)
+		if proto == sctp {
+			there.payload, back.payload = nil, nil
+		}
+		p.run(bpf.ProgFromClient, there.bytes())
+		p.run(bpf.ProgToClient, back.bytes())
+		lost := there.to(s.backend)
+
+		// To the client, about what it sent: from a router on the way, and from the backend itself.
+		p.translated(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
+		p.translated(bpf.ProgToClient, icmpUnreachable(s.backend.Addr(), s.client.Addr(), lost), icmpUnreachable(s.vip.Addr(), s.client.Addr(), there))
+		// To the backend, about what it sent: from the client, and from a router before it.
+		seen := back.from(s.vip)
+		p.translated(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.client.Addr(), s.backend.Addr(), back))
+		p.translated(bpf.ProgFromClient, icmpUnreachable(s.router, s.vip.Addr(), seen), icmpUnreachable(s.router, s.backend.Addr(), back))
+		// About other flows.
+		stranger := netip.AddrPortFrom(s.client.Addr(), 4)
+		p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.from(stranger)).bytes())
+		p.untouched(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes())
+		p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.to(s.elsewhere)).bytes())
+		p.wantRefusals(map[string]uint64{})
+		p.addRange(s.ranges)
+		unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes()
+		p.want(bpf.ProgFromClient, unknown, dropped, unknown)
+		p.wantRefusals(map[string]uint64{"0 no_connection": 1})
+		// Cut anywhere, it harms nobody.
+		whole := icmpUnreachable(s.router, s.client.Addr(), lost)
+		for n := range len(whole.payload) {
+			cut := whole
+			cut.payload = whole.payload[:n]
+			p.run(bpf.ProgToClient, cut.bytes())
+			cut.dst = netip.AddrPortFrom(s.vip.Addr(), 0)
+			p.run(bpf.ProgFromClient, cut.bytes())
+		}
+	})
+}
+
+// Of a datagram in pieces only the first tells the ports.
+func TestPacketFragments(t *testing.T) {
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			p := newPath(t)
+			p.addRange(s.ranges)
+			p.serve(1, udp, s.vip, s.backend)
+			whole := s.opening(udp)
+			whole.payload, whole.id = make([]byte, 2000), 0x4242
+			for i := range whole.payload {
+				whole.payload[i] = byte(i)
+			}
+			early := whole.fragment(1000, 1000)
+			p.want(bpf.ProgFromClient, early.bytes(), dropped, early.bytes())
+			p.wantRefusals(map[string]uint64{"0 fragment": 1})
+			for _, at := range []int{0, 1000, 2000} {
+				n := min(1000, 2008-at)
+				p.translated(bpf.ProgFromClient, whole.fragment(at, n), whole.to(s.backend).fragment(at, n))
+			}
+			back := whole.to(s.backend).back()
+			p.untouched(bpf.ProgToClient, back.fragment(1000, 1000).bytes())
+			for _, at := range []int{0, 1000, 2000} {
+				n := min(1000, 2008-at)
+				p.translated(bpf.ProgToClient, back.fragment(at, n), back.from(s.vip).fragment(at, n))
+			}
+			other := whole
+			other.id++
+			p.want(bpf.ProgFromClient, other.fragment(1000, 1000).bytes(), dropped, other.fragment(1000, 1000).bytes())
+			p.wantRefusals(map[string]uint64{"0 fragment": 2})
+
+			// A CRC over what is not here cannot follow a port.
+			p.serve(2, sctp, s.vip, s.backend)
+			init := s.opening(sctp)
+			init.payload, init.id = make([]byte, 200), 5
+			f := init.fragment(0, 104)
+			p.want(bpf.ProgFromClient, f.bytes(), sentBack, refusal(f, 40).bytes())
+			p.wantRefusals(map[string]uint64{"0 fragment": 2, "2 sctp_port": 1})
+			same := netip.AddrPortFrom(s.backend.Addr(), s.vip.Port())
+			p.serve(3, sctp, netip.AddrPortFrom(s.vip.Addr().Next(), s.vip.Port()), same)
+			init.dst = netip.AddrPortFrom(s.vip.Addr().Next(), s.vip.Port())
+			p.translated(bpf.ProgFromClient, init.fragment(0, 104), init.to(same).fragment(0, 104))
+			p.translated(bpf.ProgFromClient, init.fragment(104, 80), init.to(same).fragment(104, 80))
+		})
+	}
+}
+
+// Half of a flow that had to make room for others comes back with the next packet of the other half that tends it.
+func TestPacketHalfEvicted(t *testing.T) {
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p := newPath(t)
+		p.serve(1, proto, s.vip, s.backend)
+		there, back := s.opening(proto), s.answer(proto)
+		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		p.delete(bpf.MapConns, connKey(s.client, s.backend, proto, 1))
+		p.age(2 * time.Second)
+		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		p.delete(bpf.MapConns, connKey(s.client, s.vip, proto, 0))
+		p.age(2 * time.Second)
+		p.translated(bpf.ProgToClient, back, back.from(s.vip))
+		more := there
+		if proto != udp {
+			more.flags = 0
+		}
+		p.translated(bpf.ProgFromClient, more, more.to(s.backend))
+	})
+}
+
+// Session affinity knows a client by its address; Maglev by the packet alone.
+func TestPacketChoice(t *testing.T) {
+	s := sides["IPv4"]
+	backends := make([]netip.AddrPort, 20)
+	for i := range backends {
+		backends[i] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 1, byte(i)}), 8080)
+	}
+	met := func(p *path, clients int) map[netip.AddrPort]int {
+		t.Helper()
+		got := map[netip.AddrPort]int{}
+		for i := range clients {
+			f := s.opening(udp).from(netip.AddrPortFrom(s.client.Addr(), uint16(5000+i)))
+			p.run(bpf.ProgFromClient, f.bytes())
+			var c bpf.Conn
+			if err := p.coll.Maps[bpf.MapConns].Lookup(connKey(f.src, s.vip, udp, 0), &c); err != nil {
+				t.Fatal(err)
+			}
+			got[netip.AddrPortFrom(bpf.AddrOf(c.Addr), c.ServerPort)]++
+		}
+		return got
+	}
+	front := bpf.FrontendKey{Addr: bpf.Addr16(s.vip.Addr()), Port: s.vip.Port(), Proto: udp}
+	t.Run("random", func(t *testing.T) {
+		p := newPath(t)
+		p.serve(1, udp, s.vip, backends...)
+		if got := met(p, 400); len(got) != len(backends) {
+			t.Errorf("400 flows met %d of %d backends", len(got), len(backends))
+		}
+		var svc bpf.Service
+		if err := p.coll.Maps[bpf.MapServices].Lookup(uint32(1), &svc); err != nil || svc.Chosen != 400 {
+			t.Errorf("%d choices counted, %v, want 400", svc.Chosen, err)
+		}
+	})
+	t.Run("affinity", func(t *testing.T) {
+		p := newPath(t)
+		p.serve(1, udp, s.vip, backends...)
+		p.put("frontends", front, bpf.Frontend{Id: 1, Count: 20, Service: 1, Affinity: 100})
+		if got := met(p, 100); len(got) != 1 {
+			t.Errorf("one client met %d backends", len(got))
+		}
+	})
+	t.Run("Maglev", func(t *testing.T) {
+		want := map[netip.AddrPort]int{}
+		for i := range 2 {
+			p := newPath(t)
+			p.serve(1, udp, s.vip, backends...)
+			p.put("frontends", front, bpf.Frontend{Id: 1, Count: 20, Service: 1, Flags: bpf.FrontendMaglev})
+			got := met(p, 200)
+			if i == 0 {
+				want = got
+			}
+			if diff := cmp.Diff(want, got); diff != "" || len(got) != len(backends) {
+				t.Errorf("two nodes differ, or %d backends are too few:\n%s", len(got), diff)
+			}
+		}
+	})
+}
+
+func TestPacketEvents(t *testing.T) {
+	eachSide(t, func(t *testing.T, s side, proto uint8) {
+		p := newPath(t)
+		p.addRange(s.ranges)
+		p.serve(4, proto, s.vip, s.backend)
+		p.put(bpf.MapSettings, uint32(0), bpf.Settings{Observe: 1})
+		events, err := ringbuf.NewReader(p.coll.Maps[bpf.MapEvents])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer events.Close()
+		nowhere := netip.AddrPortFrom(s.vip.Addr(), 1)
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+		p.run(bpf.ProgFromClient, s.opening(proto).bytes()) // of the same flow: no choice
+		p.run(bpf.ProgFromClient, s.opening(proto).to(nowhere).bytes())
+		for _, want := range []bpf.Event{
+			{
+				Kind: bpf.EventChosen, Path: bpf.PathPacket, Service: 4, Cluster: 4, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
+				Vip: bpf.Addr16(s.vip.Addr()), VipPort: s.vip.Port(), Backend: bpf.Addr16(s.backend.Addr()), BackendPort: s.backend.Port(),
+			},
+			{
+				Kind: bpf.EventRefused, Path: bpf.PathPacket, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
+				Vip: bpf.Addr16(s.vip.Addr()), VipPort: 1, Reason: 4,
+			},
+		} {
+			events.SetDeadline(time.Now().Add(time.Second))
+			record, err := events.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got bpf.Event
+			if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &got); err != nil {
+				t.Fatal(err)
+			}
+			want.Time = got.Time
+			if got != want || got.Time == 0 {
+				t.Errorf("event %+v, want %+v", got, want)
+			}
+		}
+		events.SetDeadline(time.Now())
+		if _, err := events.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("one event too many: %v", err)
+		}
+	})
+}
