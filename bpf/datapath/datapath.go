@@ -46,6 +46,9 @@ type Config struct {
 	// Devices are names of these devices, or patterns such as "eth*". Empty means those that are found: uplinks,
 	// veths of pods, taps, and bridges with such ports.
 	Devices []string
+	// FastRoad lets flows between pods and uplinks pass the node's routing and netfilter, both ways, and with them
+	// whatever policies others enforce there. Off, the kernel routes every translated packet.
+	FastRoad bool
 	// Order is the place of our programs among others on the same devices, OrderNear when empty.
 	Order Order
 }
@@ -138,7 +141,11 @@ func ourBuild(withPackets bool) (build, error) {
 	}
 	b := build{abi: bpf.ABIVersion, specs: []*ebpf.CollectionSpec{spec}, hooks: bpf.Hooks()}
 	if withPackets {
-		return build{}, fmt.Errorf("this version has no packet path: %w", ErrUnsupported)
+		packets, err := bpf.LoadPacketSpec()
+		if err != nil {
+			return build{}, fmt.Errorf("parse BPF object: %w", err)
+		}
+		b.specs, b.packets = append(b.specs, packets), ourPacketHooks()
 	}
 	return b, nil
 }
@@ -173,9 +180,10 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 	if cfg.Packets {
 		d.packets = &packets{
 			pins: l.pins, hooks: b.packets, patterns: cfg.Devices, order: cfg.Order, tcx: !b.noTCX && haveTCX() == nil,
+			fast: cfg.FastRoad, maps: l.maps, vips: vipRanges{settings: l.maps[bpf.MapPacketSettings]},
 			progs: l.progs, followed: make(chan struct{}, 1),
 		}
-		if err := d.packets.adoptPinned(); err != nil {
+		if err := d.packets.start(); err != nil {
 			return nil, errors.Join(err, l.undo(), l.letGo())
 		}
 	}
@@ -254,7 +262,7 @@ func (d *Datapath) install(ctx context.Context) error {
 	}
 	d.log.Log(ctx, level, "dataplane attached", "cgroup", d.cgroup.path, "bpffs", d.pins.bpffs,
 		"attached", in.attached, "replaced", in.replaced, "unchanged", in.unchanged)
-	err := d.pins.clean(d.keeps)
+	err := d.pins.clean(d.keeps, d.maps)
 	if d.packets == nil && haveTCX() != nil {
 		err = errors.Join(err, removeAllFilters(d.pins))
 	}
@@ -302,8 +310,18 @@ func closeLinks(links []attachment) error {
 // The first Apply that succeeds after Open also lets our programs take the place of those of another ABI, if
 // such run: from then on the maps count. So there must be a first one, even if it has nothing to write.
 func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
+	if d.packets != nil {
+		if err := d.packets.vips.before(p); err != nil {
+			return err
+		}
+	}
 	if err := d.write(ctx, p); err != nil {
 		return err
+	}
+	if d.packets != nil {
+		if err := d.packets.vips.after(ctx, p, d.Load); err != nil {
+			return err
+		}
 	}
 	return d.takeOver(ctx)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -125,16 +126,16 @@ func findFilter(d device.Device, h packetHook) (*netlink.BpfFilter, error) {
 	return nil, nil
 }
 
-// removeFilters takes every filter of ours, of any version, off a device, and clsact when we gave it and nobody
-// else uses it.
-func removeFilters(p pins, d device.Device) error {
+// removeFilters takes every filter of ours, of any version, off a device, but for those of hooks to keep, and clsact
+// when we gave it and nobody uses it any more.
+func removeFilters(p pins, d device.Device, keep func(hook string) bool) error {
 	var errs []error
 	others := 0
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		found, err := filters(d.Index, parent)
 		errs = append(errs, err)
 		for _, f := range found {
-			if isOurs(f) {
+			if hook, ours := hookOf(f); ours && !keep(hook) {
 				errs = append(errs, deleteFilter(f))
 			} else {
 				others++
@@ -163,14 +164,18 @@ func removeAllFilters(p pins) error {
 	}
 	var errs []error
 	for _, d := range devices {
-		errs = append(errs, removeFilters(p, d))
+		errs = append(errs, removeFilters(p, d, func(string) bool { return false }))
 	}
 	return errors.Join(append(errs, forgetQdiscs(p, devices))...)
 }
 
-func isOurs(f netlink.Filter) bool {
+// hookOf returns the hook that a filter is of, if it is one of ours.
+func hookOf(f netlink.Filter) (hook string, ours bool) {
 	b, ok := f.(*netlink.BpfFilter)
-	return ok && b.Handle == filterHandle && len(b.Name) > len(filterPrefix) && b.Name[:len(filterPrefix)] == filterPrefix
+	if !ok || b.Handle != filterHandle {
+		return "", false
+	}
+	return strings.CutPrefix(b.Name, filterPrefix)
 }
 
 func deleteFilter(f netlink.Filter) error {

@@ -364,9 +364,9 @@ func (p pins) foreignHook(name string, at cgroup, ours map[ebpf.MapID]bool) (boo
 	return slices.ContainsFunc(used, func(id ebpf.MapID) bool { return !ours[id] }), nil
 }
 
-// clean removes what other builds have left: links and programs of hooks that are none of keep, and the maps
-// of other ABIs. It is for after the install: no program that runs needs any of it.
-func (p pins) clean(keep func(hook string) bool) error {
+// clean removes what other builds have left: links and programs of hooks that are none of keep, maps that are none of
+// ours, and the maps of other ABIs. It is for after the install: no program that runs needs any of it.
+func (p pins) clean(keep func(hook string) bool, ours map[string]*ebpf.Map) error {
 	links, err := list(p.linkPath(""))
 	if err != nil {
 		return err
@@ -382,6 +382,13 @@ func (p pins) clean(keep func(hook string) bool) error {
 	for _, name := range progs {
 		if !keep(name) {
 			errs = append(errs, removePin(p.progPath(name)))
+		}
+	}
+	maps, err := list(p.maps())
+	errs = append(errs, err)
+	for _, name := range maps {
+		if ours[name] == nil {
+			errs = append(errs, removePin(p.mapPath(name)))
 		}
 	}
 	others, err := p.otherMaps()

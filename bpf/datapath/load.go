@@ -1,13 +1,15 @@
 package datapath
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
 )
@@ -62,9 +64,24 @@ func (l *loader) makeFolders() error {
 	return nil
 }
 
+// mapName is the name a map is pinned under. The constants of an object are a map too, which every object has under
+// the same name and which never changes once it is loaded: it is known by what is in it, so that programs are
+// seen to be the same only if their constants are.
+func mapName(name string, ms *ebpf.MapSpec) string {
+	if name != ".rodata" || len(ms.Contents) != 1 {
+		return name
+	}
+	sum := sha256.Sum256(fmt.Append(nil, ms.Contents[0].Value))
+	return "rodata_" + hex.EncodeToString(sum[:8])
+}
+
 // openMaps takes over every pinned map and makes the ones that are missing. Objects share maps by name.
 func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
-	for name, ms := range spec.Maps {
+	for key, ms := range spec.Maps {
+		name := mapName(key, ms)
+		if name != key {
+			ms.Flags |= unix.BPF_F_MMAPABLE // as the library makes such maps
+		}
 		path := l.pins.mapPath(name)
 		m, known := l.maps[name]
 		if !known {
@@ -101,8 +118,10 @@ func (l *loader) makeMap(name string, ms *ebpf.MapSpec) error {
 }
 
 func (l *loader) loadPrograms(spec *ebpf.CollectionSpec) error {
-	used := maps.Clone(l.maps)
-	maps.DeleteFunc(used, func(name string, _ *ebpf.Map) bool { return spec.Maps[name] == nil })
+	used := map[string]*ebpf.Map{}
+	for name, ms := range spec.Maps {
+		used[name] = l.maps[mapName(name, ms)]
+	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: used})
 	if err != nil {
 		return fmt.Errorf("load BPF programs: %w", err)

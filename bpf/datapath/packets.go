@@ -18,13 +18,26 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
-// packetHook is one program of the packet path and the side of a device it belongs to.
+// packetHook is one program of the packet path, the side of a device it belongs to, and which devices these are.
 type packetHook struct {
 	name    string
 	ingress bool
+	at      func(d device.Device) bool // nil is all
+}
+
+func (h packetHook) belongs(d device.Device) bool { return h.at == nil || h.at(d) }
+
+// ourPacketHooks are those of this version, in the order in which a packet meets them.
+func ourPacketHooks() []packetHook {
+	return []packetHook{
+		{bpf.ProgFromClient, true, func(d device.Device) bool { return !d.Uplink() }},
+		{bpf.ProgFromNetwork, true, device.Device.Uplink},
+		{bpf.ProgToClient, false, nil},
+	}
 }
 
 // Order says where our programs stand among others on the same devices.
@@ -50,6 +63,9 @@ type packets struct {
 	patterns []string
 	order    Order
 	tcx      bool // the kernel has it; else they are filters of clsact
+	fast     bool // flows may take the fast road
+	maps     map[string]*ebpf.Map
+	vips     vipRanges
 
 	mu       sync.Mutex
 	progs    map[string]*ebpf.Program // guarded by mu
@@ -70,7 +86,8 @@ func (p *packets) sync() (added, gone []string, err error) {
 	chosen := device.Select(all, p.patterns)
 	var errs []error
 	p.devices, added, gone, errs = p.devicesNow(chosen)
-	errs = append(errs, p.detachOthers(all, chosen))
+	// Flows take the fast road only where programs stand at both ends, and leave it before these go.
+	errs = append(errs, p.tellRoads(), p.detachOthers(all, chosen))
 	if len(errs) > 0 && errors.Join(errs...) != nil {
 		return added, gone, errors.Join(errs...)
 	}
@@ -110,6 +127,9 @@ func vanished(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(
 func (p *packets) attach(d device.Device) error {
 	// Backwards: what translates back is there before anything is translated.
 	for _, h := range slices.Backward(p.hooks) {
+		if !h.belongs(d) {
+			continue
+		}
 		var err error
 		if p.tcx {
 			err = p.attachTCX(d, h)
@@ -187,27 +207,78 @@ func (p *packets) newTCX(d device.Device, h packetHook, path string) error {
 	return nil
 }
 
-// detachOthers takes our programs off every device that is not chosen. The caller holds mu.
+// detachOthers takes our programs off every device that is not chosen for them. The caller holds mu.
 func (p *packets) detachOthers(all, chosen []device.Device) error {
 	names, err := list(p.pins.linkPath(""))
 	errs := []error{err}
-	isChosen := func(index int) bool {
-		return slices.ContainsFunc(chosen, func(d device.Device) bool { return d.Index == index })
+	wanted := map[string]bool{}
+	for _, d := range chosen {
+		for _, h := range p.hooks {
+			wanted[linkName(h.name, d.Index)] = h.belongs(d)
+		}
 	}
 	for _, name := range names {
-		if index, ok := deviceOf(name, p.hooks); ok && (!p.tcx || !isChosen(index)) {
+		if _, ok := deviceOf(name, p.hooks); ok && (!p.tcx || !wanted[name]) {
 			errs = append(errs, detach(p.pins.linkPath(name)), removePin(p.pins.linkPath(name)))
 		}
 	}
 	if !p.tcx {
 		for _, d := range all {
-			if !isChosen(d.Index) {
-				errs = append(errs, removeFilters(p.pins, d))
-			}
+			errs = append(errs, removeFilters(p.pins, d, func(hook string) bool { return wanted[linkName(hook, d.Index)] }))
 		}
 		errs = append(errs, forgetQdiscs(p.pins, all))
 	}
 	return errors.Join(errs...)
+}
+
+// tellRoads tells the programs which devices they are on. The caller holds mu.
+func (p *packets) tellRoads() error {
+	m := p.maps[bpf.MapDevices]
+	if m == nil {
+		return nil
+	}
+	want := map[uint32]bpf.Device{}
+	for _, d := range p.devices {
+		switch {
+		case !p.fast:
+		case d.Uplink():
+			want[uint32(d.Index)] = bpf.Device{Flags: bpf.DeviceUplink}
+		case d.PeerElsewhere:
+			want[uint32(d.Index)] = bpf.Device{Flags: bpf.DevicePeer}
+		}
+	}
+	var errs []error
+	for index, value := range want {
+		if err := m.Put(index, value); err != nil {
+			errs = append(errs, fmt.Errorf("write map %s: %w", bpf.MapDevices, err))
+		}
+	}
+	var gone []uint32
+	var index uint32
+	var value bpf.Device
+	entries := m.Iterate()
+	for entries.Next(&index, &value) {
+		if _, ok := want[index]; !ok {
+			gone = append(gone, index)
+		}
+	}
+	errs = append(errs, entries.Err())
+	for _, index := range gone {
+		if err := m.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("delete from map %s: %w", bpf.MapDevices, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// start takes over from the process before this one.
+func (p *packets) start() error {
+	if p.vips.settings != nil {
+		if err := p.vips.set(false); err != nil { // until the first Apply knows
+			return err
+		}
+	}
+	return p.adoptPinned()
 }
 
 // adoptPinned takes the pinned programs for ours where they are the same, so that nothing is replaced for
@@ -277,6 +348,9 @@ func (p *packets) status() []HookStatus {
 	var hooks []HookStatus
 	for _, d := range p.devices {
 		for _, h := range p.hooks {
+			if !h.belongs(d) {
+				continue
+			}
 			hooks = append(hooks, HookStatus{Name: h.name, Device: d.Name, Attached: p.attached(d, h)})
 		}
 	}

@@ -63,7 +63,7 @@ func withPackets(b build, noTCX bool, padding int) build {
 			hookIn: counting(mapRuns, countIn, goOn, padding), hookOut: counting(mapRuns, countOut, goOn, padding),
 		},
 	})
-	b.packets = []packetHook{{hookIn, true}, {hookOut, false}}
+	b.packets = []packetHook{{hookIn, true, nil}, {hookOut, false, nil}}
 	b.noTCX = noTCX
 	return b
 }

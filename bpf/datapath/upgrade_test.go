@@ -294,7 +294,7 @@ func goTo(place string, cfg Config, b build, want lb.State) error {
 	if err := in.run(); err != nil || place == atSwapped {
 		return err
 	}
-	return d.pins.clean(d.keeps)
+	return d.pins.clean(d.keeps, d.maps)
 }
 
 // An agent that is killed anywhere on its way to another ABI leaves a node that serves, and from which the

@@ -1,0 +1,77 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// Connection is a flow that the packet path translates.
+type Connection struct {
+	Protocol             clusterset.Protocol
+	Client, VIP, Backend netip.AddrPort
+	Service              clusterset.ServiceName
+	Cluster              clusterset.ClusterID // of the backend
+	State                string               // "opening", "answered", "open", "half", "closing" or "closed"
+	Fast                 bool                 // past the node's routing and netfilter
+	Silent               time.Duration        // since its last packet, to a second
+}
+
+// connStates are the names of how far a flow has come.
+var connStates = map[bpf.ConnState]string{
+	bpf.ConnOpening: "opening", bpf.ConnAnswered: "answered", bpf.ConnOpen: "open",
+	bpf.ConnHalf: "half", bpf.ConnClosing: "closing", bpf.ConnClosed: "closed",
+}
+
+// Connections returns flows of the packet path, in no order and at most limit of them; none where there is no packet
+// path. Some of them may have ended: they are forgotten when their place is needed.
+func (r *Reader) Connections(limit int) ([]Connection, error) {
+	m := r.maps[bpf.MapConns]
+	if m == nil {
+		return nil, nil
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	var cursor ebpf.MapBatchCursor
+	keys, values := make([]bpf.ConnKey, chunk), make([]bpf.Conn, chunk)
+	var found []Connection
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			if len(found) == limit {
+				return found, nil
+			}
+			if keys[i].Reply == 0 { // the other direction tells the same
+				found = append(found, r.decodeConnection(keys[i], values[i], time.Duration(now.Nano())))
+			}
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return found, nil // the end
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read map %s: %w", m, err)
+		}
+	}
+}
+
+func (r *Reader) decodeConnection(k bpf.ConnKey, c bpf.Conn, now time.Duration) Connection {
+	state, ok := connStates[c.State]
+	if !ok {
+		state = fmt.Sprintf("state(%d)", c.State)
+	}
+	return Connection{
+		Protocol: clusterset.Protocol(k.Proto), Client: addrPort(k.Client, k.ClientPort), VIP: addrPort(k.Server, k.ServerPort),
+		Backend: addrPort(c.Addr, c.ServerPort), Service: r.serviceName(lb.ServiceID(c.Service)), Cluster: r.clusterName(lb.ClusterIndex(c.Cluster)),
+		State: state, Fast: c.Flags&bpf.ConnFast != 0, Silent: max(0, now-time.Duration(c.Seen)).Truncate(time.Second),
+	}
+}

@@ -1,0 +1,276 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// packetNode is a node with our own packet programs, whose cgroup nobody is in: two pods, the second of which serves
+// 243.0.0.5:80 by TCP at port 8080.
+type packetNode struct {
+	cfg            Config
+	client, server pod
+}
+
+func newPacketNode(t *testing.T) packetNode {
+	t.Helper()
+	netlab.Privileged(t)
+	empty, err := netlab.NewCgroup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(empty.Path) })
+	n := packetNode{Config{CgroupRoot: empty.Path, BPFFS: netlab.BPFFS(t), Packets: true}, newPod(t, 1), newPod(t, 2)}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []pod{n.client, n.server} {
+		if err := p.ns.Route(p.addr.Prev()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var l net.Listener
+	err = n.server.ns.Do(func() (err error) {
+		l, err = net.Listen("tcp4", ":8080")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = fmt.Fprint(c, c.RemoteAddr())
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-ended
+	})
+	return n
+}
+
+func (n packetNode) state() lb.State {
+	s := serving(8080)
+	s.Clusters[1] = "b"
+	s.Ranges[netip.MustParsePrefix("243.0.0.0/8")] = true
+	s.Backends[1] = lb.Backend{Address: lb.Address{AddrPort: netip.AddrPortFrom(n.server.addr, 8080), Protocol: clusterset.TCP}, Cluster: 1}
+	return s
+}
+
+// dial connects from the client's pod to the VIP and returns the client's address as the server saw it, and its own.
+func (n packetNode) dial() (seen, own string, err error) {
+	var c net.Conn
+	err = n.client.ns.Do(func() (err error) {
+		c, err = (&net.Dialer{Timeout: 2 * time.Second}).Dial("tcp4", "243.0.0.5:80")
+		return err
+	})
+	if err != nil {
+		return "", "", err
+	}
+	defer c.Close()
+	b := make([]byte, 64)
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return "", "", err
+	}
+	k, err := c.Read(b)
+	return string(b[:k]), c.LocalAddr().String(), err
+}
+
+// The whole packet path on a node: a client whose socket nobody translates reaches the VIP, and the connection can be
+// read; also after a restart, in which nothing is replaced.
+func TestPacketPath(t *testing.T) {
+	bothWays(t, func(t *testing.T, noTCX bool) {
+		n := newPacketNode(t)
+		var last string
+		for _, round := range []string{"start", "restart"} {
+			t.Run(round, func(t *testing.T) {
+				b, err := ourBuild(true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b.noTCX = noTCX
+				d := openPackets(t, n.cfg, b)
+				have, err := d.Load(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := d.Apply(t.Context(), lb.Diff(have, n.state())); err != nil {
+					t.Fatal(err)
+				}
+				await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2"}) })
+				before, err := d.Connections(100)
+				if err != nil {
+					t.Fatal(err)
+				}
+				seen, own, err := n.dial()
+				if err != nil || seen != own {
+					t.Fatalf("the server sees %s, the client is %s: %v", seen, own, err)
+				}
+				conns, err := d.Connections(100)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := Connection{
+					Protocol: clusterset.TCP, Client: netip.MustParseAddrPort(own), VIP: netip.MustParseAddrPort("243.0.0.5:80"),
+					Backend: netip.AddrPortFrom(n.server.addr, 8080), Service: clusterset.ServiceName{Namespace: "demo", Name: "hello"}, Cluster: "b",
+				}
+				found := false
+				for _, c := range conns {
+					if c.Client.String() == own {
+						found = true
+						opts := cmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(Connection{}, "State", "Silent")}
+						if diff := cmp.Diff(want, c, opts); diff != "" || c.State == "" || c.Silent > 10*time.Second {
+							t.Errorf("connection %v (-want +got):\n%s", c, diff)
+						}
+					}
+				}
+				if !found || len(conns) != len(before)+1 {
+					t.Errorf("connections %v, want one more than %d, from %s", conns, len(before), own)
+				}
+				if few, err := d.Connections(0); err != nil || len(few) != 0 {
+					t.Errorf("at most none: %v, %v", few, err)
+				}
+				id, err := programID(d.packets.progs[bpf.ProgFromClient])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if round == "restart" && fmt.Sprint(id) != last {
+					t.Errorf("program %d has taken the place of %s, which was the same", id, last)
+				}
+				last = fmt.Sprint(id)
+			})
+		}
+	})
+}
+
+// What a device is decides on its programs and on the roads of its flows.
+func TestRolesOfDevices(t *testing.T) {
+	n := newPacketNode(t)
+	uplink := newPod(t, 3)
+	if err := netlink.RouteAdd(&netlink.Route{Gw: uplink.addr.AsSlice()}); err != nil {
+		t.Fatal(err)
+	}
+	for fast, want := range map[bool]map[int]bpf.Device{
+		false: {},
+		true: {
+			n.client.host.Attrs().Index: {Flags: bpf.DevicePeer}, n.server.host.Attrs().Index: {Flags: bpf.DevicePeer},
+			uplink.host.Attrs().Index: {Flags: bpf.DeviceUplink},
+		},
+	} {
+		t.Run(fmt.Sprint("fast road ", fast), func(t *testing.T) {
+			n.cfg.FastRoad = fast
+			b, err := ourBuild(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := openPackets(t, n.cfg, b)
+			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2", "pod.3"}) })
+			programs := map[string][]string{}
+			for _, h := range d.Hooks() {
+				if h.Device != "" {
+					programs[h.Device] = append(programs[h.Device], h.Name)
+				}
+			}
+			client := []string{bpf.ProgFromClient, bpf.ProgToClient}
+			wantPrograms := map[string][]string{"pod.1": client, "pod.2": client, "pod.3": {bpf.ProgFromNetwork, bpf.ProgToClient}}
+			if diff := cmp.Diff(wantPrograms, programs); diff != "" {
+				t.Errorf("programs (-want +got):\n%s", diff)
+			}
+			have := map[int]bpf.Device{}
+			if err := each(d.Reader, bpf.MapDevices, func(i uint32, v bpf.Device) { have[int(i)] = v }); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, have, cmpopts.IgnoreFields(bpf.Device{}, "_")); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
+	}
+	// A device whose role changes gets the other program and loses the one it had.
+	b, err := ourBuild(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := openPackets(t, n.cfg, b)
+	role := func() string {
+		for _, h := range d.Hooks() {
+			if h.Device == "pod.3" && h.Name != bpf.ProgToClient && h.Attached {
+				return h.Name
+			}
+		}
+		return ""
+	}
+	await(t, "an uplink", func() bool { return role() == bpf.ProgFromNetwork })
+	if err := netlink.RouteDel(&netlink.Route{Gw: uplink.addr.AsSlice(), LinkIndex: uplink.host.Attrs().Index}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "no uplink any more", func() bool { return role() == bpf.ProgFromClient })
+	path := ours(n.cfg).linkPath(linkName(bpf.ProgFromNetwork, uplink.host.Attrs().Index))
+	await(t, "its old program to go", func() bool {
+		_, err := os.Stat(path)
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// The programs are promised that every VIP is in the ranges exactly while that is so.
+func TestPromiseOfRanges(t *testing.T) {
+	n := newPacketNode(t)
+	d, err := Open(t.Context(), n.cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	promised := func() bool {
+		var s bpf.PacketSettings
+		if err := d.maps[bpf.MapPacketSettings].Lookup(uint32(0), &s); err != nil {
+			t.Fatal(err)
+		}
+		return s.Flags&bpf.PacketVIPsInRanges != 0
+	}
+	inside, outside := n.state(), n.state()
+	outside.Frontends[lb.Address{AddrPort: netip.MustParseAddrPort("10.9.9.9:80"), Protocol: clusterset.TCP}] = lb.Frontend{ID: 9}
+	have := lb.NewState()
+	for i, step := range []struct {
+		to   lb.State
+		want bool
+	}{{inside, true}, {outside, false}, {outside, false}, {inside, true}, {lb.NewState(), true}, {outside, false}} {
+		if err := d.Apply(t.Context(), lb.Diff(have, step.to)); err != nil {
+			t.Fatal(err)
+		}
+		have = step.to
+		if promised() != step.want {
+			t.Errorf("step %d: promised %v, want %v", i, promised(), step.want)
+		}
+	}
+	// It is taken back before what breaks it is written, so also when that fails.
+	if err := d.Apply(t.Context(), lb.Diff(have, inside)); err != nil || !promised() {
+		t.Fatalf("promised %v, %v", promised(), err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Apply(ctx, lb.Diff(inside, outside)); !errors.Is(err, context.Canceled) || promised() {
+		t.Errorf("promised %v, %v, want not while it may be broken", promised(), err)
+	}
+}
