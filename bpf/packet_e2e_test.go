@@ -1,0 +1,418 @@
+package bpf_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// lab is a pod, its node, a router with a narrow link behind it, and a backend:
+//
+//	pod --- node --- router --- backend
+//
+// The programs are at both devices of the node. The pod is no child of any cgroup they know: all it has is packets.
+type lab struct {
+	t                          testing.TB
+	path                       *path
+	pod, node, router, backend *netlab.Namespace
+}
+
+// wire is one link of the lab, in one family: the addresses of its left and of its right end.
+type wire struct{ left, right string }
+
+var wires = map[string][3]wire{
+	"IPv4": {{"10.71.1.2/24", "10.71.1.1/24"}, {"10.71.2.1/24", "10.71.2.2/24"}, {"10.71.3.1/24", "10.71.3.2/24"}},
+	"IPv6": {{"fd71:1::2/64", "fd71:1::1/64"}, {"fd71:2::1/64", "fd71:2::2/64"}, {"fd71:3::1/64", "fd71:3::2/64"}},
+}
+
+// The devices of the lab, by namespace and name.
+const (
+	podDevice, hostDevice       = "eth0", "pod0"
+	uplinkDevice, routerDevice  = "up0", "down0"
+	narrowDevice, backendDevice = "narrow0", "eth0"
+)
+
+func newLab(t testing.TB) *lab {
+	t.Helper()
+	l := &lab{t: t, path: newPath(t)}
+	for _, ns := range []**netlab.Namespace{&l.pod, &l.node, &l.router, &l.backend} {
+		n, err := netlab.NewNamespace()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = n.Close() })
+		*ns = n
+		l.in(n, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0) })
+	}
+	l.join(l.pod, l.node, podDevice, hostDevice, 0)
+	l.join(l.node, l.router, uplinkDevice, routerDevice, 1)
+	l.join(l.router, l.backend, narrowDevice, backendDevice, 2)
+	for _, w := range wires {
+		l.route(l.pod, "", w[0].right)
+		l.route(l.node, w[2].left, w[1].right)
+		l.route(l.router, w[0].left, w[1].left)
+		l.route(l.backend, "", w[2].left)
+	}
+	return l
+}
+
+func (l *lab) in(n *netlab.Namespace, f func() error) {
+	l.t.Helper()
+	if err := n.Do(f); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// join makes the wire number i between two namespaces.
+func (l *lab) join(left, right *netlab.Namespace, leftName, rightName string, i int) {
+	l.t.Helper()
+	pair := [2]wire{wires["IPv4"][i], wires["IPv6"][i]}
+	err := left.Connect(right, netip.MustParsePrefix(pair[0].left), netip.MustParsePrefix(pair[0].right))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	finish := func(name string, own, other string) error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("list devices: %w", err)
+		}
+		dev := links[len(links)-1] // the newest
+		addr, err := netlink.ParseAddr(other)
+		if err != nil {
+			return fmt.Errorf("address %s: %w", other, err)
+		}
+		addr.Flags = unix.IFA_F_NODAD
+		return errors.Join(netlink.LinkSetDown(dev), netlink.LinkSetName(dev, name), netlink.LinkSetUp(dev), netlink.AddrAdd(dev, addr))
+	}
+	l.in(left, func() error { return finish(leftName, pair[0].left, pair[1].left) })
+	l.in(right, func() error { return finish(rightName, pair[0].right, pair[1].right) })
+}
+
+// route leads to the subnet of dst, or everywhere, by via, whose prefix is ignored.
+func (l *lab) route(n *netlab.Namespace, dst, via string) {
+	l.t.Helper()
+	r := &netlink.Route{Gw: net.IP(netip.MustParsePrefix(via).Addr().AsSlice())}
+	if dst != "" {
+		p := netip.MustParsePrefix(dst).Masked()
+		r.Dst = &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	} else if r.Gw.To4() == nil {
+		r.Dst = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	}
+	l.in(n, func() error { return netlink.RouteAdd(r) })
+}
+
+// device returns the index of a device.
+func (l *lab) device(n *netlab.Namespace, name string) (index int) {
+	l.t.Helper()
+	l.in(n, func() error {
+		dev, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("find %s: %w", name, err)
+		}
+		index = dev.Attrs().Index
+		return nil
+	})
+	return index
+}
+
+// hooks are where the programs belong on the node.
+var hooks = []struct{ device, ingress, egress string }{
+	{hostDevice, bpf.ProgFromClient, bpf.ProgToClient},
+	{uplinkDevice, bpf.ProgFromNetwork, bpf.ProgToClient},
+}
+
+// attachTCX attaches by TCX.
+func (l *lab) attachTCX() {
+	l.t.Helper()
+	for _, h := range hooks {
+		index := l.device(l.node, h.device)
+		for prog, kind := range map[string]ebpf.AttachType{h.ingress: ebpf.AttachTCXIngress, h.egress: ebpf.AttachTCXEgress} {
+			l.in(l.node, func() error {
+				a, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: l.path.coll.Programs[prog], Attach: kind})
+				if err != nil {
+					return fmt.Errorf("attach %s to %s: %w", prog, h.device, err)
+				}
+				l.t.Cleanup(func() { _ = a.Close() })
+				return nil
+			})
+		}
+	}
+}
+
+// attachClsact attaches as older kernels need it.
+func (l *lab) attachClsact() {
+	l.t.Helper()
+	for _, h := range hooks {
+		index := l.device(l.node, h.device)
+		l.in(l.node, func() error {
+			err := netlink.QdiscAdd(&netlink.GenericQdisc{
+				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
+				QdiscType:  "clsact",
+			})
+			if err != nil {
+				return fmt.Errorf("add clsact to %s: %w", h.device, err)
+			}
+			for prog, parent := range map[string]uint32{h.ingress: netlink.HANDLE_MIN_INGRESS, h.egress: netlink.HANDLE_MIN_EGRESS} {
+				err := netlink.FilterAdd(&netlink.BpfFilter{
+					FilterAttrs:  netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
+					Fd:           l.path.coll.Programs[prog].FD(),
+					Name:         prog,
+					DirectAction: true,
+				})
+				if err != nil {
+					return fmt.Errorf("add %s to %s: %w", prog, h.device, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// speedUp tells the programs what the devices are, so that flows take the fast road.
+func (l *lab) speedUp() {
+	l.t.Helper()
+	l.path.put(bpf.MapDevices, uint32(l.device(l.node, hostDevice)), bpf.Device{Flags: bpf.DevicePeer})
+	l.path.put(bpf.MapDevices, uint32(l.device(l.node, uplinkDevice)), bpf.Device{Flags: bpf.DeviceUplink})
+}
+
+// backendAddr is where the backend listens, on another port than the VIP's.
+func backendAddr(family string) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParsePrefix(wires[family][2].right).Addr(), 8080)
+}
+
+// echo serves TCP and UDP at the backend: what comes in goes back, on TCP until the client has said all.
+func (l *lab) echo(family string) {
+	l.t.Helper()
+	addr := backendAddr(family)
+	var listener net.Listener
+	var packets net.PacketConn
+	l.in(l.backend, func() (err error) {
+		config := &net.ListenConfig{}
+		config.SetMultipathTCP(false)
+		if listener, err = config.Listen(context.Background(), "tcp", addr.String()); err != nil {
+			return err
+		}
+		packets, err = config.ListenPacket(context.Background(), "udp", addr.String())
+		return err
+	})
+	l.t.Cleanup(func() { _ = errors.Join(listener.Close(), packets.Close()) })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(c, c)
+				_ = c.Close()
+			}()
+		}
+	}()
+	go func() {
+		buf := make([]byte, 65536)
+		for {
+			n, from, err := packets.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = packets.WriteTo(buf[:n], from)
+		}
+	}()
+}
+
+// dial connects from the pod.
+func (l *lab) dial(network string, to netip.AddrPort) (net.Conn, error) {
+	var c net.Conn
+	err := l.pod.Do(func() (err error) {
+		d := net.Dialer{Timeout: 5 * time.Second}
+		d.SetMultipathTCP(false)
+		c, err = d.Dial(network, to.String())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, c.SetDeadline(time.Now().Add(10 * time.Second))
+}
+
+// talk sends payload to a VIP over TCP and wants it back.
+func (l *lab) talk(to netip.AddrPort, payload []byte) {
+	l.t.Helper()
+	c, err := l.dial("tcp", to)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer c.Close()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := c.Write(payload)
+		sent <- errors.Join(err, c.(*net.TCPConn).CloseWrite())
+	}()
+	got, err := io.ReadAll(c)
+	if err := errors.Join(err, <-sent); err != nil {
+		l.t.Fatalf("talk to %s: %v", to, err)
+	}
+	if !bytes.Equal(got, payload) {
+		l.t.Fatalf("%s: %d bytes came back wrong, of %d", to, len(got), len(payload))
+	}
+}
+
+// ask sends a datagram to a VIP and wants it back.
+func (l *lab) ask(to netip.AddrPort, payload []byte) {
+	l.t.Helper()
+	c, err := l.dial("udp", to)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write(payload); err != nil {
+		l.t.Fatal(err)
+	}
+	got := make([]byte, len(payload)+1)
+	n, err := c.Read(got)
+	if err != nil || !bytes.Equal(got[:n], payload) {
+		l.t.Fatalf("%s: %d bytes came back of %d, %v", to, n, len(payload), err)
+	}
+}
+
+// flow returns the client's direction of some flow to the VIP.
+func (l *lab) flow(vip netip.AddrPort, proto uint8) bpf.Conn {
+	l.t.Helper()
+	var key bpf.ConnKey
+	var c bpf.Conn
+	for it := l.path.coll.Maps[bpf.MapConns].Iterate(); it.Next(&key, &c); {
+		if key.Reply == 0 && key.Server == bpf.Addr16(vip.Addr()) && key.Proto == proto {
+			return c
+		}
+	}
+	l.t.Fatalf("no flow to %s", vip)
+	return c
+}
+
+func TestPacketEndToEnd(t *testing.T) {
+	for attachment, attach := range map[string]func(*lab){"TCX": (*lab).attachTCX, "clsact": (*lab).attachClsact} {
+		for road, fast := range map[string]bool{"slow": false, "fast": true} {
+			t.Run(attachment+"/"+road, func(t *testing.T) {
+				l := newLab(t)
+				attach(l)
+				if fast {
+					l.speedUp()
+				}
+				for family, s := range sides {
+					t.Run(family, func(t *testing.T) {
+						l.t, l.path.t = t, t
+						l.path.addRange(s.ranges)
+						l.path.serve(1, tcp, s.vip, backendAddr(family))
+						l.path.serve(2, udp, s.vip, backendAddr(family))
+						l.echo(family)
+						l.talkAndAsk(family, s.vip, fast)
+					})
+				}
+			})
+		}
+	}
+}
+
+// talkAndAsk is what works through a VIP, and what is refused.
+func (l *lab) talkAndAsk(family string, vip netip.AddrPort, fast bool) {
+	l.t.Helper()
+	l.ask(vip, []byte("first")) // also lets the neighbours find each other
+	l.talk(vip, []byte("hello"))
+	l.talk(vip, make([]byte, 4<<20))
+	l.ask(vip, []byte("again"))
+	l.ask(vip, nil)
+	for _, proto := range []uint8{tcp, udp} {
+		if got := l.flow(vip, proto).Flags&bpf.ConnFast != 0; got != fast {
+			l.t.Errorf("protocol %d: fast %v, want %v", proto, got, fast)
+		}
+	}
+	if got := l.flow(vip, tcp).State; got < bpf.ConnHalf {
+		l.t.Errorf("a closed connection is in state %d", got)
+	}
+	l.ask(vip, make([]byte, 4000)) // in fragments
+	nowhere := netip.AddrPortFrom(vip.Addr(), 1)
+	if _, err := l.dial("tcp", nowhere); !errors.Is(err, unix.ECONNREFUSED) {
+		l.t.Errorf("TCP to a port nobody serves: %v", err)
+	}
+	c, err := l.dial("udp", nowhere)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = c.Write([]byte("?"))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+		l.t.Errorf("UDP to a port nobody serves: %v", err)
+	}
+	// A closed port of the backend: the error comes from it, as if from the VIP.
+	closed := netip.AddrPortFrom(vip.Addr(), 7)
+	l.path.serve(3, udp, closed, netip.AddrPortFrom(backendAddr(family).Addr(), 9))
+	if c, err = l.dial("udp", closed); err != nil {
+		l.t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = c.Write([]byte("?"))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+		l.t.Errorf("UDP to a port closed at the backend: %v", err)
+	}
+	l.narrow(vip)
+}
+
+// narrow makes the link before the backend narrower than the pod can know: the router says so in ICMP errors about
+// packets to the backend, and the pod's sockets to the VIP must understand them.
+func (l *lab) narrow(vip netip.AddrPort) {
+	l.t.Helper()
+	mtu := func(n int) {
+		l.in(l.router, func() error {
+			dev, err := netlink.LinkByName(narrowDevice)
+			if err != nil {
+				return fmt.Errorf("find %s: %w", narrowDevice, err)
+			}
+			return netlink.LinkSetMTU(dev, n)
+		})
+	}
+	mtu(1300)
+	defer mtu(1500)
+	l.talk(vip, make([]byte, 1<<20))
+	if got := l.routeMTU(vip.Addr()); got != 1300 {
+		l.t.Errorf("the pod believes that %d bytes fit on the way to the VIP, want 1300", got)
+	}
+}
+
+// routeMTU is what the pod has learnt of the way to an address.
+func (l *lab) routeMTU(to netip.Addr) (mtu int) {
+	l.t.Helper()
+	l.in(l.pod, func() error {
+		family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU
+		var name unix.Sockaddr = &unix.SockaddrInet4{Addr: [4]byte(to.AsSlice()[:4]), Port: 1}
+		if to.Is6() {
+			family, level, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU
+			name = &unix.SockaddrInet6{Addr: to.As16(), Port: 1}
+		}
+		fd, err := unix.Socket(family, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return fmt.Errorf("make socket: %w", err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Connect(fd, name); err != nil {
+			return fmt.Errorf("connect to %s: %w", to, err)
+		}
+		mtu, err = unix.GetsockoptInt(fd, level, option)
+		return err
+	})
+	return mtu
+}
