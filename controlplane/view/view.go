@@ -1,4 +1,4 @@
-// Package view turns the ServiceImports and EndpointSlices of one cluster into the world as a node needs
+// Package view turns the ServiceImports and EndpointSlices of one cluster, or of a folder of manifests, into the world as a node needs
 // to know it: a [clusterset.Snapshot], handed to each [Sink] whenever something changed.
 //
 // Objects are translated and cut down as they enter the caches, once a change. Nothing is handed out
@@ -13,6 +13,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -99,29 +100,70 @@ type SinkStatus struct {
 	Err    error     // of the last Sync
 }
 
-// View watches one cluster. Make it with New.
+// View watches one cluster, or the manifests of one. Make it with New or NewFolder.
 type View struct {
 	cfg      Config
-	watches  []*watched
-	imports  cache.Store
-	slices   cache.Store
+	sources  []source
+	read     func() ([]clusterset.Import, []member) // everything there is, once all sources have synced
 	dirty    chan struct{}
 	wake     map[string]chan struct{}
 	mu       sync.Mutex // guards what follows
 	snapshot *clusterset.Snapshot
 	status   Status
-	watchErr map[string]error // by kind
+	watchErr map[string]error // by kind of object, or by file
 }
 
-// watched is one kind of object and its cache.
-type watched struct {
-	kind     string
-	informer cache.SharedIndexInformer
+// source is where objects come from.
+type source struct {
+	run       func(ctx context.Context) // until ctx is done
+	hasSynced func() bool               // all that it had at the start has been read
 }
 
 // New returns a View that reads through the given clients, in all namespaces. It talks to nobody
 // before Run.
 func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoveryclient.EndpointSlicesGetter) (*View, error) {
+	v, err := newView(cfg)
+	if err != nil {
+		return nil, err
+	}
+	importStore, err := watchKind[clusterset.Import](v, "ServiceImport", &mcsv1beta1.ServiceImport{}, cachedImport, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = notAggregate
+			return imports.ServiceImports(metav1.NamespaceAll).List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = notAggregate
+			w, err := imports.ServiceImports(metav1.NamespaceAll).Watch(ctx, o)
+			v.noteWatch("ServiceImport", err)
+			return w, err
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	sliceStore, err := watchKind[member](v, "EndpointSlice", &discoveryv1.EndpointSlice{}, cachedSlice, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = mcsv1beta1.LabelServiceName
+			return slices.EndpointSlices(metav1.NamespaceAll).List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = mcsv1beta1.LabelServiceName
+			w, err := slices.EndpointSlices(metav1.NamespaceAll).Watch(ctx, o)
+			v.noteWatch("EndpointSlice", err)
+			return w, err
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.read = func() ([]clusterset.Import, []member) {
+		return values[clusterset.Import](importStore), values[member](sliceStore)
+	}
+	return v, nil
+}
+
+// newView returns a View without sources.
+func newView(cfg Config) (*View, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -137,38 +179,6 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 		v.wake[name] = make(chan struct{}, 1)
 		v.status.Sinks[name] = SinkStatus{}
 	}
-
-	var err error
-	v.imports, err = watchKind[clusterset.Import](v, "ServiceImport", &mcsv1beta1.ServiceImport{}, cachedImport, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = notAggregate
-			return imports.ServiceImports(metav1.NamespaceAll).List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = notAggregate
-			w, err := imports.ServiceImports(metav1.NamespaceAll).Watch(ctx, o)
-			v.noteWatch("ServiceImport", err)
-			return w, err
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	v.slices, err = watchKind[member](v, "EndpointSlice", &discoveryv1.EndpointSlice{}, cachedSlice, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = mcsv1beta1.LabelServiceName
-			return slices.EndpointSlices(metav1.NamespaceAll).List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = mcsv1beta1.LabelServiceName
-			w, err := slices.EndpointSlices(metav1.NamespaceAll).Watch(ctx, o)
-			v.noteWatch("EndpointSlice", err)
-			return w, err
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
 	return v, nil
 }
 
@@ -178,7 +188,7 @@ const notAggregate = "!" + v1alpha1.LabelServiceName
 
 // watchKind adds a kind of object to v and returns the cache it fills.
 func watchKind[T any](v *View, kind string, example runtime.Object, transform cache.TransformFunc, lw cache.ListerWatcher) (cache.Store, error) {
-	w := &watched{kind: kind, informer: cache.NewSharedIndexInformer(lw, example, 0, nil)}
+	informer := cache.NewSharedIndexInformer(lw, example, 0, nil)
 	changed := func(was, is any) {
 		c, ok := is.(*cached[T])
 		if !ok {
@@ -193,13 +203,13 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 		}
 		v.markDirty()
 	}
-	_, errHandler := w.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, errHandler := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { changed(nil, obj) },
 		UpdateFunc: changed,
 		DeleteFunc: func(any) { v.markDirty() },
 	})
-	err := errors.Join(errHandler, w.informer.SetTransform(transform),
-		w.informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+	err := errors.Join(errHandler, informer.SetTransform(transform),
+		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
 			// A watch that ended or got too old is renewed; that is no failure.
 			if !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 				v.noteWatch(kind, err)
@@ -208,8 +218,8 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 	if err != nil {
 		return nil, fmt.Errorf("watch %ss: %w", kind, err)
 	}
-	v.watches = append(v.watches, w)
-	return w.informer.GetStore(), nil
+	v.sources = append(v.sources, source{informer.RunWithContext, informer.HasSynced})
+	return informer.GetStore(), nil
 }
 
 // Run watches and feeds the sinks until ctx is done; then it returns nil. No goroutine outlives it.
@@ -217,14 +227,14 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 func (v *View) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, w := range v.watches {
-		wg.Go(func() { w.informer.RunWithContext(ctx) })
+	for _, s := range v.sources {
+		wg.Go(func() { s.run(ctx) })
 	}
 	for name, sink := range v.cfg.Sinks {
 		wg.Go(func() { v.feed(ctx, name, sink) })
 	}
-	for _, w := range v.watches {
-		if !cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
+	for _, s := range v.sources {
+		if !cache.WaitForCacheSync(ctx.Done(), s.hasSynced) {
 			return nil
 		}
 	}
@@ -253,8 +263,8 @@ func (v *View) Status() Status {
 	s := v.status
 	s.Sinks = maps.Clone(v.status.Sinks)
 	var errs []error
-	for _, w := range v.watches {
-		errs = append(errs, v.watchErr[w.kind])
+	for _, kind := range slices.Sorted(maps.Keys(v.watchErr)) {
+		errs = append(errs, v.watchErr[kind])
 	}
 	s.WatchErr = errors.Join(errs...)
 	return s
@@ -262,7 +272,7 @@ func (v *View) Status() Status {
 
 // build makes the Snapshot of now and wakes all sinks.
 func (v *View) build() {
-	s := assemble(values[clusterset.Import](v.imports), values[member](v.slices))
+	s := assemble(v.read())
 	v.mu.Lock()
 	v.snapshot, v.status.Built, v.status.Services = s, time.Now(), len(s.Services)
 	v.mu.Unlock()
@@ -330,8 +340,8 @@ func (v *View) noteSync(name string, err error) {
 	}
 }
 
-// noteWatch records why objects of a kind cannot be read, or nil when they can, and logs what is new.
-// The informer tries again by itself, with backoff.
+// noteWatch records why objects of a kind, or a file, cannot be read, or nil when they can, and logs what is
+// new. The source tries again by itself.
 func (v *View) noteWatch(kind string, err error) {
 	v.mu.Lock()
 	was := v.watchErr[kind]

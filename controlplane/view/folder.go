@@ -1,0 +1,285 @@
+package view
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// lookInterval passes between two looks at a folder. A file counts once it has been the same for two of them,
+// so that one that is just being written is not read half.
+const lookInterval = 250 * time.Millisecond
+
+// NewFolder returns a View of the ServiceImports and EndpointSlices that stand in the files *.yaml, *.yml and
+// *.json of a folder, several to a file if need be, as `kubectl get -o yaml` prints them. It needs no API server.
+// Hidden files are left alone, folders in it too.
+//
+// A file that cannot be understood keeps what it last said, and Status names it. At the start there is nothing
+// that it said: nothing is handed out before every file has been understood once, for half a world looks like mass
+// deletion. A file that is gone takes its objects with it; a folder that is gone takes nothing.
+func NewFolder(cfg Config, path string) (*View, error) {
+	v, err := newView(cfg)
+	if err != nil {
+		return nil, err
+	}
+	f := &folder{path: path, view: v, files: map[string]*file{}}
+	v.read = f.objects
+	v.sources = append(v.sources, source{f.run, f.synced.Load})
+	return v, nil
+}
+
+// folder is what is known of a folder.
+type folder struct {
+	path   string
+	view   *View
+	synced atomic.Bool
+
+	mu    sync.Mutex // guards what follows
+	files map[string]*file
+}
+
+// file is what is known of one file.
+type file struct {
+	seen    stamp // as it was when we last looked
+	taken   stamp // as it was when it was read
+	read    bool  // it was understood once
+	objects manifest
+}
+
+// stamp tells two versions of a file apart.
+type stamp struct {
+	modified time.Time
+	size     int64
+}
+
+// manifest is what a file holds.
+type manifest struct {
+	imports []clusterset.Import
+	members []member
+}
+
+// run looks at the folder until ctx is done.
+func (f *folder) run(ctx context.Context) {
+	for {
+		if f.look() {
+			f.view.markDirty()
+		}
+		if !pause(ctx, lookInterval) {
+			return
+		}
+	}
+}
+
+// look reads what has changed and reports whether anything has.
+func (f *folder) look() bool {
+	entries, err := os.ReadDir(f.path)
+	if err != nil {
+		f.view.noteWatch(f.path, fmt.Errorf("read the folder: %w", err))
+		return false
+	}
+	f.view.noteWatch(f.path, nil)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	changed, complete := false, true
+	there := map[string]bool{}
+	for _, e := range entries {
+		name := e.Name()
+		if strings.HasPrefix(name, ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) {
+			continue
+		}
+		at := filepath.Join(f.path, name)
+		is, err := os.Stat(at) // of what a link leads to
+		if errors.Is(err, fs.ErrNotExist) || err == nil && is.IsDir() {
+			continue
+		}
+		there[name] = true
+		known := f.files[name]
+		if known == nil {
+			known = &file{}
+			f.files[name] = known
+		}
+		if err == nil {
+			var fresh bool
+			fresh, err = known.look(at, stamp{is.ModTime(), is.Size()})
+			changed = changed || fresh
+			if !fresh && err == nil {
+				complete = complete && known.read
+				continue // nothing new to say about it
+			}
+		}
+		f.view.noteWatch(at, err)
+		complete = complete && known.read
+	}
+	for name := range f.files {
+		if !there[name] {
+			delete(f.files, name)
+			f.view.noteWatch(filepath.Join(f.path, name), nil)
+			f.view.noteWatch(f.beside(name), nil)
+			changed = true
+		}
+	}
+	if complete {
+		f.synced.Store(true)
+	}
+	return changed
+}
+
+// look reads a file when it has changed and is the same as at the last look, and reports whether it says
+// something new. An error leaves it as it was.
+func (k *file) look(at string, is stamp) (bool, error) {
+	settled := k.seen == is
+	k.seen = is
+	if !settled || k.taken == is {
+		return false, nil
+	}
+	k.taken = is
+	text, err := os.ReadFile(at)
+	if err != nil {
+		k.taken = stamp{} // to be tried again
+		return false, err
+	}
+	objects, err := parse(text)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", at, err)
+	}
+	k.objects, k.read = objects, true
+	return true, nil
+}
+
+// objects returns what all files hold. Of an object that two of them hold, the first in the order of their
+// names counts, and the other file is named in Status.
+func (f *folder) objects() ([]clusterset.Import, []member) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	type slice struct{ namespace, name string }
+	var all manifest
+	imports, members := map[clusterset.ServiceName]string{}, map[slice]string{}
+	for _, name := range slices.Sorted(maps.Keys(f.files)) {
+		var twice []error
+		for _, i := range f.files[name].objects.imports {
+			if other, ok := imports[i.Service]; ok {
+				twice = append(twice, fmt.Errorf("ServiceImport %s is in %s already", i.Service, other))
+				continue
+			}
+			imports[i.Service] = name
+			all.imports = append(all.imports, i)
+		}
+		for _, m := range f.files[name].objects.members {
+			key := slice{m.service.Namespace, m.slice.Name}
+			if other, ok := members[key]; ok {
+				twice = append(twice, fmt.Errorf("EndpointSlice %s/%s is in %s already", key.namespace, key.name, other))
+				continue
+			}
+			members[key] = name
+			all.members = append(all.members, m)
+		}
+		err := errors.Join(twice...)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", filepath.Join(f.path, name), err)
+		}
+		f.view.noteWatch(f.beside(name), err)
+	}
+	return all.imports, all.members
+}
+
+// beside is what a file is called when it can be understood, but not together with others.
+func (f *folder) beside(name string) string { return filepath.Join(f.path, name) + ", beside others" }
+
+// parse reads the objects of a file. Each error names the document, counted from 1.
+func parse(text []byte) (manifest, error) {
+	var m manifest
+	var faults []error
+	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for n := 1; ; n++ {
+		doc, err := docs.Read()
+		if errors.Is(err, io.EOF) {
+			return m, errors.Join(faults...)
+		}
+		if err == nil {
+			err = m.add(doc)
+		}
+		if err != nil {
+			faults = append(faults, fmt.Errorf("document %d: %w", n, err))
+		}
+	}
+}
+
+// add reads one document; an empty one holds nothing.
+func (m *manifest) add(doc []byte) error {
+	var is struct {
+		APIVersion string            `json:"apiVersion"`
+		Kind       string            `json:"kind"`
+		Items      []json.RawMessage `json:"items"`
+	}
+	if err := yaml.Unmarshal(doc, &is); err != nil {
+		return err
+	}
+	if len(bytes.TrimSpace(comments.ReplaceAll(doc, nil))) == 0 {
+		return nil
+	}
+	group, _, _ := strings.Cut(is.APIVersion, "/")
+	switch {
+	case is.Kind == "List" || is.Kind == "ServiceImportList" || is.Kind == "EndpointSliceList":
+		var faults []error
+		for i, item := range is.Items {
+			if err := m.add(item); err != nil {
+				faults = append(faults, fmt.Errorf("items[%d]: %w", i, err))
+			}
+		}
+		return errors.Join(faults...)
+	case is.Kind == "ServiceImport" && group == mcsv1beta1.GroupName:
+		var o mcsv1beta1.ServiceImport
+		if err := yaml.UnmarshalStrict(doc, &o); err != nil {
+			return err
+		}
+		o.Namespace = orDefault(o.Namespace)
+		imp, err := mcs.Import(&o)
+		m.imports = append(m.imports, imp)
+		return err
+	case is.Kind == "EndpointSlice" && group == discoveryv1.GroupName:
+		var o discoveryv1.EndpointSlice
+		if err := yaml.UnmarshalStrict(doc, &o); err != nil {
+			return err
+		}
+		o.Namespace = orDefault(o.Namespace)
+		slice, service, err := mcs.Slice(&o)
+		m.members = append(m.members, member{service, slice})
+		return err
+	case is.Kind == "":
+		return errors.New("kind is missing")
+	default:
+		return fmt.Errorf("%s %s is neither a ServiceImport of %s nor an EndpointSlice of %s", is.APIVersion, is.Kind, mcsv1beta1.GroupName, discoveryv1.GroupName)
+	}
+}
+
+// comments matches what a document without an object may hold.
+var comments = regexp.MustCompile(`(?m)^\s*#.*$|^---.*$`)
+
+func orDefault(namespace string) string {
+	if namespace == "" {
+		return "default"
+	}
+	return namespace
+}
