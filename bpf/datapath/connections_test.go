@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
@@ -273,4 +275,56 @@ func TestPromiseOfRanges(t *testing.T) {
 	if err := d.Apply(ctx, lb.Diff(inside, outside)); !errors.Is(err, context.Canceled) || promised() {
 		t.Errorf("promised %v, %v, want not while it may be broken", promised(), err)
 	}
+}
+
+// What runs where is told by name, for either way of attaching, with times when the kernel counts them.
+func TestAttachments(t *testing.T) {
+	bothWays(t, func(t *testing.T, noTCX bool) {
+		n := newPacketNode(t)
+		stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stats.Close()
+		b, err := ourBuild(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.noTCX = noTCX
+		d := openPackets(t, n.cfg, b)
+		if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), n.state())); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2"}) })
+		if _, _, err := n.dial(); err != nil {
+			t.Fatal(err)
+		}
+		kind := map[bool]string{true: "clsact", false: "tcx"}[noTCX]
+		want := map[string]bool{}
+		for _, h := range bpf.Hooks() {
+			want["cgroup "+n.cfg.CgroupRoot+" "+h.Name] = true
+		}
+		for _, dev := range []string{"pod.1", "pod.2"} {
+			for _, hook := range []string{bpf.ProgFromClient, bpf.ProgToClient} {
+				want[kind+" "+dev+" "+hook] = true
+			}
+		}
+		found, err := d.Attachments(n.cfg.CgroupRoot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range found {
+			key := a.Kind + " " + a.Where + " " + a.Hook
+			if !want[key] || a.Program == 0 {
+				t.Errorf("%+v is not expected", a)
+			}
+			delete(want, key)
+			if a.Kind == kind && (a.Runs == 0 || a.Time == 0) {
+				t.Errorf("%s has run %d times in %v", key, a.Runs, a.Time)
+			}
+		}
+		for key := range want {
+			t.Errorf("%s is not told", key)
+		}
+	})
 }

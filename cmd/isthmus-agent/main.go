@@ -47,6 +47,7 @@ func newCommand() *cobra.Command {
 	usage.Explain(root)
 	cfg.bind(root.PersistentFlags())
 	root.AddCommand(
+		showCommand(cfg),
 		&cobra.Command{
 			Use:     "run",
 			Short:   "Run the agent (the default)",
