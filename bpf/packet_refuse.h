@@ -169,7 +169,7 @@ static __noinline int answer_icmp(struct __sk_buff *skb, const struct packet *p)
 	if (length > QUOTE_MAX)
 		length = QUOTE_MAX;
 	barrier_var(length); /* clang would merge the two limits into one the verifier cannot follow */
-	if (length < 1 || bpf_skb_load_bytes(skb, p->l3, e.quote, length))
+	if (length < sizeof(struct ipv4_header) || bpf_skb_load_bytes(skb, p->l3, e.quote, length))
 		return TC_ACT_SHOT;
 	explain(p, &e);
 	/* All of it may be summed: what is not quoted is zero. */
