@@ -326,6 +326,11 @@ func TestAffinityEnds(t *testing.T) {
 		"almost its time": {func(n *node, _ lb.BackendID) {
 			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(9 * time.Second) })
 		}, false},
+		"its time, but used in between": {func(n *node, _ lb.BackendID) {
+			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(9 * time.Second) })
+			only(n.t, n.asked("IPv4", unix.SOCK_STREAM))
+			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(9 * time.Second) })
+		}, false},
 		"its time": {func(n *node, _ lb.BackendID) {
 			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(10 * time.Second) })
 		}, true},

@@ -85,7 +85,7 @@ func TestCloseStale(t *testing.T) {
 			}
 			serve(gone)
 			sockets := map[string]socket{}
-			for _, who := range []string{"stale", "stays", "direct", "unconnected", "disconnected", "elsewhere"} {
+			for _, who := range []string{"stale", "stays", "direct", "unconnected", "disconnected", "elsewhere", "sent, then elsewhere"} {
 				sockets[who] = newSocket(t, road.family, unix.SOCK_DGRAM, 0)
 			}
 			for _, who := range []string{"stale", "disconnected", "elsewhere"} {
@@ -93,11 +93,18 @@ func TestCloseStale(t *testing.T) {
 			}
 			sockets["stays"].mustConnect(on(road.vip, 54))
 			sockets["direct"].mustConnect(gone.String()) // the same address and port, and none of our business
-			if err := sockets["unconnected"].send(netip.MustParseAddrPort(on(road.vip, 53))); err != nil {
+			for _, who := range []string{"unconnected", "sent, then elsewhere"} {
+				if err := sockets[who].send(netip.MustParseAddrPort(on(road.vip, 53))); err != nil {
+					t.Fatal(err)
+				}
+				sockets[who].read()
+			}
+			sockets["sent, then elsewhere"].mustConnect(kept.String())
+			if err := disconnect(sockets["disconnected"].fd); err != nil {
 				t.Fatal(err)
 			}
-			sockets["unconnected"].read()
-			if err := disconnect(sockets["disconnected"].fd); err != nil {
+			// A disconnected socket has no port, and no iterator sees it, until it sends again.
+			if err := sockets["disconnected"].send(kept); err != nil {
 				t.Fatal(err)
 			}
 			sockets["elsewhere"].mustConnect(kept.String())
@@ -116,7 +123,7 @@ func TestCloseStale(t *testing.T) {
 					if err := s.hear(); !errors.Is(err, unix.ECONNABORTED) {
 						t.Errorf("%s: %v, want %v", who, err, unix.ECONNABORTED)
 					}
-				case "stays", "direct", "elsewhere":
+				case "stays", "direct", "elsewhere", "sent, then elsewhere":
 					if err := s.ask(); err != nil {
 						t.Errorf("%s: %v", who, err)
 					}

@@ -605,6 +605,33 @@ func TestUDPUnconnectedAgain(t *testing.T) {
 	askVIP()
 }
 
+// An answer that waited in the socket while it was connected elsewhere still names whom it was asked of.
+func TestUDPAnswerFromBeforeTheConnect(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			asked, connected := on(road.vip, 53), on(road.vip, 54)
+			n.serve(vip{asked, cs.UDP, []netip.AddrPort{udpServer(t, road.backend)}},
+				vip{connected, cs.UDP, []netip.AddrPort{udpServer(t, road.backend)}})
+			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			if err := s.send(netip.MustParseAddrPort(asked)); err != nil {
+				t.Fatal(err)
+			}
+			err := again(t, func() error {
+				_, _, err := unix.Recvfrom(s.fd, make([]byte, 64), unix.MSG_PEEK)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.mustConnect(connected)
+			if _, from := s.read(); from.String() != asked {
+				t.Errorf("the answer of %s comes from %s", asked, from)
+			}
+		})
+	}
+}
+
 // A socket that was connected to a VIP, and is not any more, gets a backend of the set as it is now.
 func TestUDPDisconnectedLeavesItsBackend(t *testing.T) {
 	n := newNode(t)
