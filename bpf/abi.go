@@ -110,19 +110,29 @@ func LoadSpec() (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// ProgramCloseStale is the one program that LoadCloseSpec returns.
-const ProgramCloseStale = closeProgCloseStale
+// ProgramCloseStale is the one program that LoadCloseSpec returns, ProgramFindStale that of LoadFindSpec.
+const (
+	ProgramCloseStale = closeProgCloseStale
+	ProgramFindStale  = closeProgFindStale
+)
 
 // LoadCloseSpec returns the iterator that closes UDP sockets whose backend is gone, and the two maps it needs,
 // which are to be replaced by the pinned ones. Kernels before 6.5 refuse it. The result is the caller's.
 //
 // Reading the iterator runs it in the reader's network namespace; what comes are the numbers of the backends whose
 // sockets were closed, 4 bytes in this machine's byte order for each socket.
-func LoadCloseSpec() (*ebpf.CollectionSpec, error) {
+func LoadCloseSpec() (*ebpf.CollectionSpec, error) { return loadIterator(ProgramCloseStale) }
+
+// LoadFindSpec is LoadCloseSpec for kernels that refuse that: its iterator closes nothing; what comes are the cookies
+// of the sockets, 8 bytes each.
+func LoadFindSpec() (*ebpf.CollectionSpec, error) { return loadIterator(ProgramFindStale) }
+
+func loadIterator(program string) (*ebpf.CollectionSpec, error) {
 	spec, err := loadClose()
 	if err != nil {
-		return nil, fmt.Errorf("object of the iterator: %w", err)
+		return nil, fmt.Errorf("object of the iterators: %w", err)
 	}
+	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != program })
 	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return name != MapSockVIPs && name != MapBackends })
 	return spec, nil
 }

@@ -4,10 +4,13 @@
  * Closes UDP sockets that are connected to a backend that is gone: nobody will answer them, and only the error
  * makes their application connect anew. Which sockets these are is what connect4/6 remembered, never an address.
  *
- * Reading the iterator runs it, over the sockets of the reader's network namespace alone. What is read are the
- * numbers of the backends whose sockets were closed, 32 bits in the machine's byte order, one for each socket.
+ * Reading an iterator runs it, over the sockets of the reader's network namespace alone.
  *
- * An object of its own: bpf_sock_destroy came with Linux 6.5.
+ *   close_stale  closes them. What is read are the numbers of the backends, 32 bits in the machine's byte order, one
+ *                for each socket. It needs bpf_sock_destroy, which came with Linux 6.5.
+ *   find_stale   only finds them. What is read are the cookies of the sockets, 64 bits; 0 for one that has none yet.
+ *
+ * An object of its own, so that a kernel that refuses it loses nothing else.
  */
 #include <stdbool.h>
 
@@ -20,6 +23,9 @@
 /* Of the kernel's types what is read here; where it is, the loader finds out (CO-RE). */
 struct sock_common {
 	volatile unsigned char skc_state;
+	struct {
+		__s64 counter;
+	} skc_cookie;
 } __attribute__((preserve_access_index));
 
 struct sock {
@@ -55,17 +61,38 @@ static __always_inline bool is_stale(struct sock *sk, const struct sock_vip *s)
 	return !bpf_map_lookup_elem(&backends, &s->backend_id);
 }
 
+/* Returns what connect4/6 remembered of the iterator's socket if that is stale, else NULL. */
+static __always_inline struct sock_vip *find_stale_vip(struct sock *sk)
+{
+	struct sock_vip *s;
+
+	if (!sk)
+		return NULL;
+	s = bpf_sk_storage_get(&sock_vips, sk, NULL, 0);
+	return s && is_stale(sk, s) ? s : NULL;
+}
+
+SEC("iter/udp")
+int find_stale(struct bpf_iter__udp *ctx)
+{
+	struct sock *sk = (struct sock *)ctx->udp_sk;
+	__s64 cookie;
+
+	if (!find_stale_vip(sk))
+		return 0;
+	cookie = sk->__sk_common.skc_cookie.counter;
+	bpf_seq_write(ctx->meta->seq, &cookie, sizeof(cookie));
+	return 0;
+}
+
 SEC("iter/udp")
 int close_stale(struct bpf_iter__udp *ctx)
 {
 	struct sock *sk = (struct sock *)ctx->udp_sk;
-	struct sock_vip *s;
+	struct sock_vip *s = find_stale_vip(sk);
 	__u32 backend_id;
 
-	if (!sk)
-		return 0;
-	s = bpf_sk_storage_get(&sock_vips, sk, NULL, 0);
-	if (!s || !is_stale(sk, s))
+	if (!s)
 		return 0;
 	backend_id = s->backend_id;
 	if (bpf_sock_destroy(&sk->__sk_common) == 0)

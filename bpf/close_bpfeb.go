@@ -30,6 +30,7 @@ const (
 	closeMapUdpVips      = "udp_vips"
 	closeMapUdpVipsAdded = "udp_vips_added"
 	closeProgCloseStale  = "close_stale"
+	closeProgFindStale   = "find_stale"
 )
 
 // loadClose returns the embedded CollectionSpec for close.
@@ -75,6 +76,7 @@ type closeSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type closeProgramSpecs struct {
 	CloseStale *ebpf.ProgramSpec `ebpf:"close_stale"`
+	FindStale  *ebpf.ProgramSpec `ebpf:"find_stale"`
 }
 
 // closeMapSpecs contains maps before they are loaded into the kernel.
@@ -166,11 +168,13 @@ type closeVariables struct {
 // It can be passed to loadCloseObjects or ebpf.CollectionSpec.LoadAndAssign.
 type closePrograms struct {
 	CloseStale *ebpf.Program `ebpf:"close_stale"`
+	FindStale  *ebpf.Program `ebpf:"find_stale"`
 }
 
 func (p *closePrograms) Close() error {
 	return _CloseClose(
 		p.CloseStale,
+		p.FindStale,
 	)
 }
 

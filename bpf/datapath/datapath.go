@@ -99,9 +99,9 @@ type Datapath struct {
 	hooks  []bpf.Hook
 	progs  map[string]*ebpf.Program
 	writes atomic.Uint64
-	// packets is nil without a packet path, closer on kernels without the iterator.
+	// packets is nil without a packet path, stale where the kernel has no iterator over sockets.
 	packets    *packets
-	closer     *link.Iter
+	stale      *staleSockets
 	namespaces netns.Places
 	missing    []string
 	observing  atomic.Bool
@@ -200,11 +200,12 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 
 // findLacks does what not every kernel allows and remembers what this one does not.
 func (d *Datapath) findLacks(ctx context.Context) {
-	var err error
-	if d.closer, err = loadCloser(d.maps); err != nil {
-		d.log.DebugContext(ctx, "no iterator to close sockets", "err", err)
+	var noClose, noFind error
+	d.stale, noClose, noFind = loadStaleSockets(d.maps)
+	if noClose != nil {
+		d.log.DebugContext(ctx, "no iterator to close sockets", "closing", noClose, "finding", noFind)
 	}
-	d.missing = lacks(d.packets != nil, err)
+	d.missing = lacks(d.packets != nil, noClose, noFind)
 	for _, m := range d.missing {
 		d.log.InfoContext(ctx, "the node lacks something", "missing", m)
 	}
@@ -290,8 +291,8 @@ func (d *Datapath) Close() error {
 	defer d.mu.Unlock()
 	links := d.links
 	d.links = nil
-	if d.closer != nil {
-		defer d.closer.Close()
+	if d.stale != nil {
+		defer d.stale.iterator.Close()
 	}
 	return errors.Join(d.Reader.Close(), closeAll(d.progs), closeLinks(links))
 }

@@ -5,15 +5,18 @@ import (
 	"slices"
 )
 
-// lacks lists what the node does not have and what is done without it. closer is the error of loading the iterator
-// that closes sockets.
-func lacks(withPackets bool, closer error) []string {
+// lacks lists what the node does not have and what is done without it. noClose and noFind are the errors of loading the
+// iterators that close and that find sockets.
+func lacks(withPackets bool, noClose, noFind error) []string {
 	var found []string
 	if err := haveTCX(); withPackets && err != nil {
 		found = append(found, "TCX (Linux 6.6 or newer): the packet path is made of clsact filters")
 	}
-	if closer != nil {
-		found = append(found, "bpf_sock_destroy (Linux 6.5 or newer): sockets of removed UDP backends stay until their programs close them")
+	switch {
+	case noFind != nil:
+		found = append(found, "BPF iterators over sockets: sockets of removed UDP backends stay until their programs close them")
+	case noClose != nil:
+		found = append(found, "bpf_sock_destroy (Linux 6.5 or newer): sockets of removed UDP backends are closed over netlink")
 	}
 	if !mayEnter() {
 		found = append(found, "capability SYS_ADMIN: sockets of removed UDP backends are closed in the agent's network namespace alone, others stay until their programs close them")

@@ -2,6 +2,8 @@ package datapath
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 
@@ -10,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/datapath/internal/sockdiag"
 )
 
 // CloseStale closes the UDP sockets that are connected to a backend that is in the maps no more, in every network
@@ -17,14 +20,14 @@ import (
 // backend. TCP needs no such thing, it drains. What is closed is decided by what connect has stored with the
 // socket, never by an address alone.
 //
-// It visits every namespace, so it is for after an Apply that has deleted backends. On a kernel without the
-// iterator, and in namespaces that the process may not enter, sockets stay; Missing says so.
+// It visits every namespace, so it is for after an Apply that has deleted backends. Sockets in namespaces that the
+// process may not enter stay; Missing says so.
 func (d *Datapath) CloseStale(ctx context.Context) (closed int, err error) {
-	if d.closer == nil {
+	if d.stale == nil {
 		return 0, nil
 	}
 	_, err = d.namespaces.Visit(ctx, func() error {
-		n, err := d.closeHere()
+		n, err := d.stale.closeHere()
 		closed += n
 		return err
 	})
@@ -34,10 +37,28 @@ func (d *Datapath) CloseStale(ctx context.Context) (closed int, err error) {
 	return closed, nil
 }
 
-// loadCloser makes the iterator that closes stale sockets, over these maps. Kernels before 6.5 have none: then it
-// returns an error.
-func loadCloser(maps map[string]*ebpf.Map) (*link.Iter, error) {
-	spec, err := bpf.LoadCloseSpec()
+// staleSockets finds the sockets whose backend is gone.
+type staleSockets struct {
+	iterator *link.Iter
+	// closes is true for an iterator that closes them itself, which takes Linux 6.5.
+	closes bool
+}
+
+// loadStaleSockets makes the iterator, over these maps. lacks is why it only finds sockets, if that is so.
+func loadStaleSockets(maps map[string]*ebpf.Map) (s *staleSockets, lacks, err error) {
+	it, lacks := loadIterator(maps, bpf.ProgramCloseStale, bpf.LoadCloseSpec)
+	if lacks == nil {
+		return &staleSockets{it, true}, nil, nil
+	}
+	it, err = loadIterator(maps, bpf.ProgramFindStale, bpf.LoadFindSpec)
+	if err != nil {
+		return nil, lacks, err
+	}
+	return &staleSockets{it, false}, lacks, nil
+}
+
+func loadIterator(maps map[string]*ebpf.Map, program string, load func() (*ebpf.CollectionSpec, error)) (*link.Iter, error) {
+	spec, err := load()
 	if err != nil {
 		return nil, fmt.Errorf("parse BPF object: %w", err)
 	}
@@ -50,25 +71,59 @@ func loadCloser(maps map[string]*ebpf.Map) (*link.Iter, error) {
 		return nil, fmt.Errorf("load iterator: %w", err)
 	}
 	defer coll.Close()
-	it, err := link.AttachIter(link.IterOptions{Program: coll.Programs[bpf.ProgramCloseStale]})
+	it, err := link.AttachIter(link.IterOptions{Program: coll.Programs[program]})
 	if err != nil {
 		return nil, fmt.Errorf("attach iterator: %w", err)
 	}
 	return it, nil
 }
 
-// closeHere closes stale sockets of the calling thread's network namespace. Reading the iterator runs it.
-func (d *Datapath) closeHere() (int, error) {
-	r, err := d.closer.Open()
+// closeHere closes the stale sockets of the calling thread's network namespace and returns how many.
+func (s *staleSockets) closeHere() (int, error) {
+	if s.closes {
+		out, err := s.read()
+		return len(out) / 4, err // the number of a backend for each
+	}
+	// First the list: being in it gives a socket the cookie by which the iterator names it.
+	all, err := sockdiag.List()
 	if err != nil {
-		return 0, fmt.Errorf("open iterator: %w", err)
+		return 0, err
+	}
+	out, err := s.read()
+	if err != nil {
+		return 0, err
+	}
+	stale := map[uint64]bool{}
+	for ; len(out) >= 8; out = out[8:] {
+		stale[binary.NativeEndian.Uint64(out)] = true
+	}
+	closed := 0
+	var errs []error
+	for _, socket := range all {
+		if !stale[socket.Cookie] {
+			continue
+		}
+		ok, err := socket.Close()
+		errs = append(errs, err)
+		if ok {
+			closed++
+		}
+	}
+	return closed, errors.Join(errs...)
+}
+
+// read runs the iterator over the sockets of the calling thread's network namespace.
+func (s *staleSockets) read() ([]byte, error) {
+	r, err := s.iterator.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open iterator: %w", err)
 	}
 	defer r.Close()
-	n, err := io.Copy(io.Discard, r)
+	out, err := io.ReadAll(r)
 	if err != nil {
-		return int(n / 4), fmt.Errorf("read iterator: %w", err)
+		return out, fmt.Errorf("read iterator: %w", err)
 	}
-	return int(n / 4), nil // a number of four bytes for each
+	return out, nil
 }
 
 // mayEnter reports whether the process may enter the namespaces of others, for which it needs SYS_ADMIN.

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
@@ -121,10 +122,27 @@ func twoUDPServices() lb.State {
 // UDP sockets that connect led to a backend which is gone are closed, in this network namespace and in that of
 // an ordinary process, and nobody else's.
 func TestCloseStale(t *testing.T) {
-	d := mustOpen(t, testConfig(t))
-	if d.closer == nil {
-		netlab.Skip(t, "this kernel cannot close a socket from an iterator")
-	}
+	t.Run("by iterator", func(t *testing.T) {
+		d := mustOpen(t, testConfig(t))
+		if !d.stale.closes {
+			netlab.Skip(t, "this kernel cannot close a socket from an iterator")
+		}
+		closesStale(t, d)
+	})
+	t.Run("over netlink", func(t *testing.T) {
+		d := mustOpen(t, testConfig(t))
+		it, err := loadIterator(d.maps, bpf.ProgramFindStale, bpf.LoadFindSpec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = d.stale.iterator.Close()
+		d.stale = &staleSockets{it, false}
+		closesStale(t, d)
+	})
+}
+
+func closesStale(t *testing.T, d *Datapath) {
+	t.Helper()
 	before := twoUDPServices()
 	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), before)); err != nil {
 		t.Fatal(err)
@@ -220,8 +238,13 @@ func TestMissing(t *testing.T) {
 	for _, m := range d.Missing() {
 		t.Errorf("here everything is there, but: %s", m)
 	}
-	all := lacks(true, errors.New("no such function"))
-	if len(all) != 1 || !strings.Contains(all[0], "Linux 6.5") {
-		t.Errorf("without the iterator: %v", all)
+	no := errors.New("no such function")
+	for _, c := range []struct {
+		close, find error
+		says        string
+	}{{no, nil, "are closed over netlink"}, {no, no, "stay until their programs close them"}} {
+		if all := lacks(true, c.close, c.find); len(all) != 1 || !strings.Contains(all[0], c.says) {
+			t.Errorf("closing %v, finding %v: %v", c.close, c.find, all)
+		}
 	}
 }
