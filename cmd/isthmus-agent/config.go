@@ -10,9 +10,13 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane/api/about"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
 	"github.com/isthmus-net/isthmus/dns/device"
 )
@@ -26,6 +30,22 @@ type Config struct {
 	HTTPListen string // host:port of /healthz, /readyz, /metrics and /status
 	LogFormat  string // text or json
 	LogLevel   slog.Level
+
+	// Source is where the world comes from: "kubernetes", or "dir:PATH" for a folder of manifests.
+	Source string
+	// ClusterID, Zone and Ranges are asked of the API server where they are not given. Namespace is where the
+	// member's registration is.
+	ClusterID         string
+	Zone              string
+	Ranges            []string
+	Namespace         string
+	ZonesSpanClusters bool
+
+	// Packets adds the packet path, on Devices, or on those that are found.
+	Packets bool
+	Devices []string
+	// Proc and Namespaces are where the node's processes and network namespaces are seen.
+	Proc, Namespaces string
 
 	// DNSListen holds addresses with an optional port; NodeIPs are added to it, where it is not given.
 	DNSListen []string
@@ -41,6 +61,11 @@ func defaults() *Config {
 		BPFFS:      "/sys/fs/bpf",
 		HTTPListen: fmt.Sprintf(":%d", status.AgentPort),
 		LogFormat:  "text",
+		Source:     sourceKubernetes,
+		Namespace:  v1alpha1.DefaultNamespace,
+	}
+	if ns := os.Getenv("POD_NAMESPACE"); ns != "" {
+		c.Namespace = ns
 	}
 	if ips := os.Getenv("NODE_IPS"); ips != "" {
 		c.NodeIPs = strings.Split(ips, ",")
@@ -58,6 +83,16 @@ func (c *Config) bind(f *pflag.FlagSet) {
 		"address[:port] to answer DNS on, repeatable; link-local and %s addresses are assigned to interface %s (default %s, %s and --node-ip)",
 		netip.PrefixFrom(device.IPv6, 48).Masked(), device.Name, device.IPv4, device.IPv6))
 	f.StringSliceVar(&c.NodeIPs, "node-ip", c.NodeIPs, "addresses of this node for DNS questions of its neighbours, repeatable; env NODE_IPS")
+	f.StringVar(&c.Source, "source", c.Source, "where ServiceImports and EndpointSlices come from: kubernetes, or dir:PATH for a folder of manifests")
+	f.StringVar(&c.ClusterID, "cluster-id", "", "id of this cluster; default: its ClusterProperty "+about.ClusterID)
+	f.StringVar(&c.Zone, "zone", "", "zone of this node; default: its label "+corev1.LabelTopologyZone)
+	f.StringSliceVar(&c.Ranges, "clusterset-ip-range", nil, "range of ClusterSetIPs, repeatable: an address in it that nobody serves is refused at once; default: this member's own")
+	f.StringVar(&c.Namespace, "namespace", c.Namespace, "where the registration of this member is; env POD_NAMESPACE")
+	f.BoolVar(&c.ZonesSpanClusters, "zones-span-clusters", false, "zones of one name are one zone, in whatever cluster")
+	f.BoolVar(&c.Packets, "packet-path", false, "also serve clients whose sockets are not translated, by the packets on their devices")
+	f.StringSliceVar(&c.Devices, "device", nil, "device of the packet path, or a pattern such as eth*, repeatable; default: those that are found")
+	f.StringVar(&c.Proc, "proc", "", "where the node's processes are seen, to close sockets of backends that went; default /proc")
+	f.StringVar(&c.Namespaces, "netns", "", "where the node's named network namespaces are seen; default /run/netns")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.TextVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
@@ -65,7 +100,11 @@ func (c *Config) bind(f *pflag.FlagSet) {
 // Validate reports all faults of c at once, each with the flag to mend.
 func (c *Config) Validate() error {
 	var faults []error
-	if c.NodeName == "" {
+	folder, standalone := c.folder()
+	if standalone && folder == "" || !standalone && c.Source != sourceKubernetes {
+		faults = append(faults, fmt.Errorf("--source=%s is unknown; use kubernetes, or dir:PATH with the folder of the manifests", c.Source))
+	}
+	if c.NodeName == "" && !standalone {
 		faults = append(faults, errors.New("no node name; set --node-name or the environment variable NODE_NAME"))
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
@@ -77,6 +116,14 @@ func (c *Config) Validate() error {
 	if _, err := c.dnsAddresses(); err != nil {
 		faults = append(faults, err)
 	}
+	if c.ClusterID != "" {
+		if err := clusterset.ClusterID(c.ClusterID).Validate(); err != nil {
+			faults = append(faults, fmt.Errorf("--cluster-id: %w", err))
+		}
+	}
+	if _, err := parseRanges(c.Ranges); err != nil {
+		faults = append(faults, fmt.Errorf("--clusterset-ip-range: %w", err))
+	}
 	if err := c.agent().Validate(); err != nil {
 		faults = append(faults, err)
 	}
@@ -85,8 +132,17 @@ func (c *Config) Validate() error {
 
 // agent is the dataplane's part of c.
 func (c *Config) agent() agent.Config {
-	return agent.Config{CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS}
+	return agent.Config{
+		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
+		Packets: c.Packets, Devices: c.Devices, Place: c.place(),
+	}
 }
+
+// sourceKubernetes is the source of an agent in a cluster.
+const sourceKubernetes = "kubernetes"
+
+// folder returns the folder of manifests, if that is the source.
+func (c *Config) folder() (path string, standalone bool) { return strings.CutPrefix(c.Source, "dir:") }
 
 // dnsAddresses returns where to answer DNS, most local first.
 func (c *Config) dnsAddresses() ([]netip.AddrPort, error) {

@@ -37,7 +37,10 @@ func newCommand() *cobra.Command {
   isthmus-agent --cgroup-root=/host/sys/fs/cgroup
 
   # On a machine, against some cluster, answering DNS on one more address:
-  isthmus-agent --kubeconfig=$HOME/.kube/config --dns-listen=169.254.20.53 --dns-listen=192.0.2.7:5353`,
+  isthmus-agent --kubeconfig=$HOME/.kube/config --dns-listen=169.254.20.53 --dns-listen=192.0.2.7:5353
+
+  # Without any API server, from manifests on disk:
+  isthmus-agent --source=dir:/etc/isthmus/world --clusterset-ip-range=243.0.0.0/8`,
 		Version:       version.String(),
 		Args:          usage.NoArgs,
 		SilenceErrors: true, // main prints the error, once

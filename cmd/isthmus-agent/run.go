@@ -26,9 +26,13 @@ import (
 // run wires API server, dataplane, name server and HTTP together and blocks until ctx is done. An
 // error at the start leaves a running dataplane as it was; ending removes nothing from the node.
 func run(ctx context.Context, cfg Config, log *slog.Logger) error {
-	cluster, err := clusterConfig(cfg.Kubeconfig)
-	if err != nil {
-		return err
+	folder, standalone := cfg.folder()
+	var cluster *rest.Config
+	if !standalone {
+		var err error
+		if cluster, err = clusterConfig(cfg.Kubeconfig); err != nil {
+			return err
+		}
 	}
 	listen, err := cfg.dnsAddresses()
 	if err != nil {
@@ -50,7 +54,19 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		}
 	}()
 	names := &nameserver{listen: listen, log: log.With("component", "dns"), retry: 5 * time.Second}
-	world, err := newView(cluster, map[string]view.Sink{"dataplane": dataplane, "dns": names}, log)
+	where := &locator{cfg: cfg, settle: dataplane.Settle, log: log.With("component", "place"), known: make(chan struct{})}
+	viewed := view.Config{
+		Sinks: map[string]view.Sink{"dataplane": gate{dataplane, where.known}, "dns": names}, Log: log.With("component", "view"),
+	}
+	var world *view.View
+	if standalone {
+		world, err = view.NewFolder(viewed, folder)
+	} else {
+		world, err = newView(cluster, viewed)
+		if err == nil {
+			where.server, err = placeServer(cluster)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -60,6 +76,8 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return serveHTTP(ctx, listener, current) })
 	group.Go(func() error { return names.Run(ctx) })
+	group.Go(func() error { return where.Run(ctx) })
+	group.Go(func() error { return dataplane.Run(ctx) })
 	group.Go(func() error { return world.Run(ctx) })
 	err = group.Wait()
 	log.Info("isthmus-agent ends; programs, maps and addresses stay", "err", err)
@@ -72,7 +90,7 @@ func cleanup(cfg *Config) error {
 }
 
 // newView watches the cluster in as few bytes as it offers.
-func newView(cluster *rest.Config, sinks map[string]view.Sink, log *slog.Logger) (*view.View, error) {
+func newView(cluster *rest.Config, cfg view.Config) (*view.View, error) {
 	imports, err := mcsclient.NewForConfig(cluster)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for ServiceImports: %w", err)
@@ -83,7 +101,7 @@ func newView(cluster *rest.Config, sinks map[string]view.Sink, log *slog.Logger)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for EndpointSlices: %w", err)
 	}
-	return view.New(view.Config{Sinks: sinks, Log: log.With("component", "view")}, imports, slices)
+	return view.New(cfg, imports, slices)
 }
 
 // clusterConfig says how to reach the cluster's API server. It does not try to.
@@ -117,6 +135,7 @@ func agentStatus(cfg Config, world view.Status, dataplane agent.Status, names *n
 		View:      status.View{Synced: world.Synced, Built: world.Built, Services: world.Services},
 		Dataplane: dataplaneStatus(dataplane),
 	}
+	s.MissingCapabilities = append(s.MissingCapabilities, dataplane.Missing...)
 	var lacks string
 	s.DNS, lacks = names.Status()
 	if lacks != "" {

@@ -109,8 +109,8 @@ func (l *lockedBuffer) String() string {
 }
 
 // startNode starts an agent on a node of its own, with a kubeconfig that names a server which refuses
-// connections.
-func startNode(t *testing.T) *node {
+// connections, and further flags.
+func startNode(t *testing.T, flags ...string) *node {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		netlab.Skip(t, "needs root, for namespaces, cgroups and BPF")
@@ -146,8 +146,10 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]}`), 0o600)
 	}
 
 	n := &node{t: t, log: &lockedBuffer{}, dir: dir}
-	n.cmd = exec.Command(os.Args[0], "--node-name=n1", "--kubeconfig="+kubeconfig, "--cgroup-root="+own,
-		"--bpffs="+filepath.Join(dir, "bpffs"), "--http-listen=127.0.0.1:9470")
+	n.cmd = exec.Command(os.Args[0], append([]string{
+		"--node-name=n1", "--kubeconfig=" + kubeconfig, "--cgroup-root=" + own,
+		"--bpffs=" + filepath.Join(dir, "bpffs"), "--http-listen=127.0.0.1:9470",
+	}, flags...)...)
 	n.cmd.Env = append(os.Environ(), envNode+"="+dir)
 	n.cmd.Stderr = n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -238,4 +240,63 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 	if err := n.cmd.Wait(); err != nil {
 		t.Errorf("SIGTERM does not end the agent cleanly: %v", err)
 	}
+}
+
+// Without an API server, from manifests on disk: the dataplane and DNS, until the files say otherwise; one that is
+// broken changes nothing and is named.
+func TestAgentServesAFolder(t *testing.T) {
+	world := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(world, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("hello.yaml", `apiVersion: multicluster.x-k8s.io/v1beta1
+kind: ServiceImport
+metadata: {namespace: demo, name: hello}
+spec: {type: ClusterSetIP, ips: [243.0.0.5], ipFamilies: [IPv4], ports: [{name: http, protocol: TCP, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  namespace: demo
+  name: hello-1
+  labels: {multicluster.kubernetes.io/service-name: hello, multicluster.kubernetes.io/source-cluster: a}
+addressType: IPv4
+ports: [{name: http, protocol: TCP, port: 8080}]
+endpoints: [{addresses: [10.1.0.1]}]
+`)
+	n := startNode(t, "--kubeconfig=", "--source=dir:"+world, "--cluster-id=a", "--clusterset-ip-range=243.0.0.0/8")
+	n.await("http http://127.0.0.1:9470/readyz", "200 ok")
+	n.await(device.IPv4.String()+":53", "NOERROR")
+	var s status.Agent
+	ask := func() {
+		t.Helper()
+		reply := strings.TrimPrefix(n.ask("http http://127.0.0.1:9470/status"), "200 ")
+		if err := json.Unmarshal([]byte(reply), &s); err != nil {
+			t.Fatalf("status %q: %v", reply, err)
+		}
+	}
+	if ask(); s.Dataplane.Frontends != 1 || s.Dataplane.Backends != 1 {
+		t.Errorf("dataplane: %+v", s.Dataplane)
+	}
+	write("broken.yaml", "kind: [")
+	n.await("http http://127.0.0.1:9470/status", "200 ")
+	tick, late := time.NewTicker(50*time.Millisecond), time.After(20*time.Second)
+	defer tick.Stop()
+	for ask(); !strings.Contains(s.View.Error, "broken.yaml"); ask() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("status does not name the broken file: %+v", s.View)
+		}
+	}
+	if !s.Ready || s.Dataplane.Frontends != 1 {
+		t.Errorf("a broken file took something away: %+v", s)
+	}
+	if err := os.Remove(filepath.Join(world, "hello.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	n.await(device.IPv4.String()+":53", "NXDOMAIN")
 }
