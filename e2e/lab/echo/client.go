@@ -28,6 +28,7 @@ type Client struct {
 	Connections   int
 	Duration      time.Duration
 	Concurrency   int
+	Rate          float64 // connections a second at most; 0: as fast as they go
 	Timeout       time.Duration
 	URL, TCP, UDP string // exactly one is set
 }
@@ -65,6 +66,9 @@ func (c *Client) Validate() error {
 	if c.Concurrency < 1 {
 		errs = append(errs, errors.New("--concurrency is at least 1"))
 	}
+	if c.Rate < 0 {
+		errs = append(errs, errors.New("--rate is connections a second, or 0 for as fast as they go"))
+	}
 	if c.Timeout <= 0 {
 		errs = append(errs, errors.New("--timeout is more than 0"))
 	}
@@ -87,9 +91,21 @@ func (c *Client) Run(ctx context.Context) Report {
 		workers sync.WaitGroup
 	)
 	began := time.Now()
+	pace := func() {}
+	if c.Rate > 0 {
+		ticker := time.NewTicker(time.Duration(float64(time.Second) / c.Rate))
+		defer ticker.Stop()
+		pace = func() {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+			}
+		}
+	}
 	for range c.Concurrency {
 		workers.Go(func() {
 			for ctx.Err() == nil && (c.Connections == 0 || started.Add(1) <= int64(c.Connections)) {
+				pace()
 				start := time.Now()
 				answer, peer, err := c.once(context.WithoutCancel(ctx))
 				elapsed := time.Since(start)

@@ -81,6 +81,7 @@ func clientCommand() *cobra.Command {
 	cmd.Flags().IntVar(&c.Connections, "connections", 0, "how many connections to make (0: as many as fit the duration)")
 	cmd.Flags().DurationVar(&c.Duration, "duration", 0, "stop after this time (0: when all connections are made)")
 	cmd.Flags().IntVar(&c.Concurrency, "concurrency", 1, "connections at the same time")
+	cmd.Flags().Float64Var(&c.Rate, "rate", 0, "connections a second at most (0: as fast as they go)")
 	cmd.Flags().DurationVar(&c.Timeout, "timeout", defaultTimeout, "of one connection, from the name to the answer")
 	cmd.Flags().StringVar(&c.URL, "url", "", "http URL to get")
 	cmd.Flags().StringVar(&c.TCP, "tcp", "", "HOST:PORT to read a line from")

@@ -1,0 +1,238 @@
+package e2e
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+)
+
+//go:embed testdata/dataplane.yaml
+var dataplaneWorkload string
+
+// offer puts testdata/dataplane.yaml into members, with pods that keep serving for some seconds after they were told
+// to end, exports a Service of it from all of them and returns its IPv4 VIP once it answers in a.
+func offer(t *testing.T, service, preStop string, members ...string) netip.Addr {
+	t.Helper()
+	ctx := t.Context()
+	for _, m := range members {
+		manifest := strings.NewReplacer("CLUSTER_ID", m, "PRE_STOP", preStop).Replace(dataplaneWorkload)
+		if err := bed.Apply(ctx, m, manifest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, m := range members {
+		if _, err := bed.Kubectl(ctx, m, "rollout", "status", "deployment/rolling", "--namespace", namespace, "--timeout", "90s"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bed.Isthmusctl(ctx, m, "export", "service", service, "--namespace", namespace); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for _, m := range members {
+			if _, err := bed.Isthmusctl(context.WithoutCancel(ctx), m, "unexport", "service", service, "--namespace", namespace); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	var vip netip.Addr
+	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		said, err := bed.Kubectl(ctx, "a", "get", "serviceimport", service, "--namespace", namespace, "--output", "jsonpath={.spec.ips[*]}")
+		if err != nil {
+			return err
+		}
+		for f := range strings.FieldsSeq(said) {
+			if a, err := netip.ParseAddr(f); err == nil && a.Is4() {
+				vip = a
+			}
+		}
+		if !vip.IsValid() {
+			return fmt.Errorf("%s has no IPv4 VIP in a: %q", service, said)
+		}
+		r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
+		if err != nil {
+			return err
+		}
+		if r.Failures > 0 || !slices.Equal(r.clusters(), members) && service != "sticky" {
+			return fmt.Errorf("%s leads to %v: %v", vip, r.clusters(), r.Errors)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vip
+}
+
+// TestRollingUpdateLosesNothing: all servers of a Service in b are replaced while a pod of a makes 200 connections a
+// second to it. They keep serving for three seconds after they were told to end, as servers behind any load balancer
+// must, and no connection fails.
+func TestRollingUpdateLosesNothing(t *testing.T) {
+	needBed(t)
+	times := 1
+	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
+		times = 10
+	}
+	vip := offer(t, "rolling", "3", "b")
+	for i := range times {
+		r := replaceUnderLoad(t, vip)
+		if r.Failures != 0 || len(r.Backends) < 4 {
+			t.Errorf("update %d of %d: %d of %d connections failed: %v; answered by %v", i+1, times, r.Failures, r.Connections, r.Errors, r.Backends)
+		}
+	}
+}
+
+// TestRollingUpdateOfImpatientServers is the same with servers that end at once, of which some connections may know
+// too late. It says how many, and where they failed.
+func TestRollingUpdateOfImpatientServers(t *testing.T) {
+	needBed(t)
+	vip := offer(t, "rolling", "0", "b")
+	r := replaceUnderLoad(t, vip)
+	t.Logf("%d of %d connections failed: %v", r.Failures, r.Connections, r.Errors)
+	if len(r.Backends) < 4 || r.Failures*20 > r.Connections {
+		t.Errorf("more than one in twenty failed, or not all were replaced: answered by %v", r.Backends)
+	}
+}
+
+// replaceUnderLoad restarts the Deployment behind vip and returns what became of the connections meanwhile.
+func replaceUnderLoad(t *testing.T, vip netip.Addr) report {
+	t.Helper()
+	s := flow(t.Context(), podClient, "--rate", "100", "--timeout", "3s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
+	for _, args := range [][]string{
+		{"rollout", "restart", "deployment/rolling"},
+		{"rollout", "status", "deployment/rolling", "--timeout", "90s"},
+	} {
+		if _, err := bed.Kubectl(t.Context(), "b", append(args, "--namespace", namespace)...); err != nil {
+			t.Error(err)
+		}
+	}
+	// The rollout is over before the old pods are.
+	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		pods, err := bed.Kubectl(ctx, "b", "get", "pods", "--selector", "app=rolling", "--namespace", namespace, "--output", "name")
+		if err != nil {
+			return err
+		}
+		if n := len(strings.Fields(pods)); n != 2 {
+			return fmt.Errorf("%d pods, want the 2 new ones: %s", n, pods)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	r, err := s.end()
+	if err != nil {
+		t.Error(err)
+	}
+	return r
+}
+
+// TestClientsStay: with session affinity a pod meets one server of all clusters, over TCP and over UDP, and an agent
+// that is started anew does not change that.
+func TestClientsStay(t *testing.T) {
+	needBed(t)
+	vip := offer(t, "sticky", "0", "a", "b")
+	http, udp := netip.AddrPortFrom(vip, 80).String(), netip.AddrPortFrom(vip, 7).String()
+	// Imported from both, or the one server might leave again.
+	if err := serviceClusters(t.Context(), "sticky", "a b"); err != nil {
+		t.Fatal(err)
+	}
+	first, err := client(podClient).run(t.Context(), "--connections", "200", "--url", "http://"+http)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Failures > 0 || len(first.Backends) != 1 {
+		t.Fatalf("200 connections: %d failed, answered by %v", first.Failures, first.Backends)
+	}
+	datagrams, err := client(podClient).run(t.Context(), "--connections", "50", "--udp", udp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if datagrams.Failures > 0 || len(datagrams.Backends) != 1 {
+		t.Errorf("50 datagrams: %d failed, answered by %v", datagrams.Failures, datagrams.Backends)
+	}
+	if err := bed.KillAgent(t.Context(), "a", clientNode); err != nil {
+		t.Fatal(err)
+	}
+	if err := bed.ReviveAgent(t.Context(), "a", clientNode); err != nil {
+		t.Fatal(err)
+	}
+	after, err := client(podClient).run(t.Context(), "--connections", "100", "--url", "http://"+http)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for server := range after.Backends {
+		if first.Backends[server] == 0 {
+			t.Errorf("after a restart of the agent %s answers, and it was %v before", server, first.Backends)
+		}
+	}
+}
+
+// serviceClusters waits until a imports a Service from exactly these clusters.
+func serviceClusters(ctx context.Context, service, clusters string) error {
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		said, err := bed.Kubectl(ctx, "a", "get", "serviceimport", service, "--namespace", namespace, "--output", "jsonpath={.status.clusters[*].cluster}")
+		if err != nil {
+			return err
+		}
+		if said != clusters {
+			return fmt.Errorf("%s is imported from %q, want %q", service, said, clusters)
+		}
+		return nil
+	})
+}
+
+// TestNobodyServes: a VIP whose servers are all gone refuses at once, and so do a port that it has not and an address
+// of the ClusterSet that nobody has. When servers come back, it serves.
+func TestNobodyServes(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	vip := offer(t, "rolling", "0", "b")
+	refused := func(where, target string) {
+		t.Helper()
+		err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+			r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--tcp", target)
+			if err != nil {
+				return err
+			}
+			if r.Failures != 20 || len(r.Errors) != 1 || !strings.Contains(fmt.Sprint(r.Errors), "refused") {
+				return fmt.Errorf("%s: %d of 20 failed: %v", where, r.Failures, r.Errors)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	refused("a port that the Service has not", netip.AddrPortFrom(vip, 4444).String())
+	refused("an address that nobody has", "243.255.255.254:80")
+	scale := func(replicas string) {
+		t.Helper()
+		if _, err := bed.Kubectl(ctx, "b", "scale", "deployment/rolling", "--replicas", replicas, "--namespace", namespace); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scale("0")
+	refused("no servers", netip.AddrPortFrom(vip, 7).String())
+	scale("2")
+	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--tcp", netip.AddrPortFrom(vip, 7).String())
+		if err != nil {
+			return err
+		}
+		if r.Failures > 0 {
+			return fmt.Errorf("servers are back, and %d of 20 connections fail: %v", r.Failures, r.Errors)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
