@@ -33,7 +33,7 @@ var kernels = []string{"6.1", "6.12", native}
 var modules = []string{"veth", "sch_ingress", "cls_bpf", "inet_diag", "udp_diag", "tcp_diag", "sctp"}
 
 // limit is how long one kernel may take, from its boot to its end.
-const limit = 2 * time.Minute
+const limit = 5 * time.Minute
 
 // rig is where kernels are tested.
 type rig struct {

@@ -68,7 +68,7 @@ func onOwnThread(f func() error) error {
 // be addresses of one subnet.
 func (n *Namespace) Connect(other *Namespace, here, there netip.Prefix) error {
 	// Names are per namespace; an address is unique in both.
-	a, b := deviceName(here), deviceName(there)
+	a, b := DeviceName(here), DeviceName(there)
 	return n.Do(func() error {
 		veth := &netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{Name: a}, PeerName: b, PeerNamespace: netlink.NsFd(other.fd),
@@ -80,8 +80,8 @@ func (n *Namespace) Connect(other *Namespace, here, there netip.Prefix) error {
 	})
 }
 
-// deviceName returns a name of at most 15 characters for the device with address p.
-func deviceName(p netip.Prefix) string {
+// DeviceName returns the name, of at most 15 characters, that Connect gives to the device with address p.
+func DeviceName(p netip.Prefix) string {
 	b := p.Addr().As16()
 	return fmt.Sprintf("v%02x%02x%02x%02x", b[12], b[13], b[14], b[15])
 }

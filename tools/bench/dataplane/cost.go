@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,8 +16,11 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 )
 
-// costs are nanoseconds per run of a BPF program, by its name.
-type costs map[string]float64
+// costs are nanoseconds per run of a BPF program.
+type costs map[program]float64
+
+// program is a BPF program of one of our dataplanes.
+type program struct{ plane, name string }
 
 // programCosts runs all kinds of traffic on our roads once more while the kernel takes the time of every
 // BPF program, which itself costs some tens of nanoseconds a run.
@@ -40,22 +44,22 @@ func (b *testbed) programCosts(ctx context.Context) (c costs, err error) {
 		return nil, err
 	}
 	c = costs{}
-	for name, a := range after {
-		if runs := a.count - before[name].count; runs > 0 {
-			c[name] = (a.ns - before[name].ns) / runs
+	for p, a := range after {
+		if runs := a.count - before[p].count; runs > 0 {
+			c[p] = (a.ns - before[p].ns) / runs
 		}
 	}
 	return c, nil
 }
 
-// runTime is what a program, or several of one name, took so far.
+// runTime is what a program took so far.
 type runTime struct{ count, ns float64 }
 
 // runTimes asks the kernel about the programs of all of our dataplanes.
-func (b *testbed) runTimes() (map[string]runTime, error) {
-	times := map[string]runTime{}
+func (b *testbed) runTimes() (map[program]runTime, error) {
+	times := map[program]runTime{}
 	for _, p := range b.planes {
-		if err := eachPin(p.cfg.BPFFS, func(path string) error {
+		if err := eachPin(p.bpffs, func(path string) error {
 			prog, err := ebpf.LoadPinnedProgram(path, nil)
 			if err != nil {
 				return nil // a map or a link
@@ -65,8 +69,7 @@ func (b *testbed) runTimes() (map[string]runTime, error) {
 			if err != nil {
 				return fmt.Errorf("ask for program %s: %w", path, err)
 			}
-			t := times[filepath.Base(path)]
-			times[filepath.Base(path)] = runTime{t.count + float64(stats.RunCount), t.ns + float64(stats.Runtime)}
+			times[program{p.name, filepath.Base(path)}] = runTime{float64(stats.RunCount), float64(stats.Runtime)}
 			return nil
 		}); err != nil {
 			return nil, err
@@ -78,12 +81,14 @@ func (b *testbed) runTimes() (map[string]runTime, error) {
 // costRows are the rows about programs.
 func costRows(c costs) []metric.Metric {
 	var rows []metric.Metric
-	for _, name := range slices.Sorted(maps.Keys(c)) {
-		row := metric.Metric{Name: "BPF: " + name + ", a run", Value: c[name], Unit: "ns", Better: metric.Lower}
+	for _, p := range slices.SortedFunc(maps.Keys(c), func(a, b program) int {
+		return cmp.Or(strings.Compare(a.plane, b.plane), strings.Compare(a.name, b.name))
+	}) {
+		row := metric.Metric{Name: "BPF, " + p.plane + ": " + p.name + ", a run", Value: c[p], Unit: "ns", Better: metric.Lower}
 		switch {
-		case strings.HasPrefix(name, "connect"):
+		case p.plane == socketOne && strings.HasPrefix(p.name, "connect"):
 			row.Bar = new(500.0)
-		case strings.Contains(name, "client"): // the packet path's from_client and to_client
+		case p.plane == packetSlow || p.plane == packetFast:
 			row.Bar = new(150.0)
 		}
 		rows = append(rows, row)

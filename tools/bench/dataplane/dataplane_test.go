@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -29,7 +30,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("two rows %q", r.Name)
 		}
 		seen[r.Name] = true
-		if r.Value <= 0 && r.Better == "lower" || r.Unit == "ratio" && r.Value > 100 {
+		if r.Value <= 0 && r.Better == metric.Lower || r.Unit == "ratio" && r.Value > 100 {
 			t.Errorf("%s: %v %s makes no sense", r.Name, r.Value, r.Unit)
 		}
 	}
@@ -37,8 +38,11 @@ func TestRun(t *testing.T) {
 		"socket path: CPU per short TCP connection / direct",
 		"kube-proxy at 10,000 services: UDP with 32 in flight, replies / direct",
 		"socket path: share of kube-proxy's added CPU removed",
-		"BPF: connect4, a run",
-		"BPF: recvmsg4, a run",
+		"packet fast path: share of kube-proxy's added CPU removed",
+		"BPF, socket path: connect4, a run",
+		"BPF, socket path, many: recvmsg4, a run",
+		"BPF, packet slow path: from_client, a run",
+		"BPF, packet fast path: from_network, a run",
 		"one endpoint moves at 20 x 3, snapshot to maps, p99",
 		"kernel: memory of all maps at 20 x 3",
 	} {

@@ -14,9 +14,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/bpf/datapath"
+	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/packetpath"
 	"github.com/isthmus-net/isthmus/tools/scale/kubeproxy"
 	"github.com/isthmus-net/isthmus/tools/scale/world"
 )
@@ -26,6 +29,8 @@ const (
 	direct     = "direct"
 	socketOne  = "socket path"
 	socketMany = "socket path, many"
+	packetSlow = "packet slow path"
+	packetFast = "packet fast path"
 	nftByHand  = "nft by hand"
 	kubeProxy  = "kube-proxy"
 )
@@ -38,11 +43,8 @@ type road struct {
 	to     netip.AddrPort
 }
 
-// plane is a dataplane of ours.
-type plane struct {
-	name string
-	cfg  agent.Config
-}
+// plane is a dataplane of ours: the road it is for, and the BPF filesystem with its maps and programs.
+type plane struct{ name, bpffs string }
 
 // buildRoads builds all roads, in the order of their turns.
 func (b *testbed) buildRoads(ctx context.Context) error {
@@ -56,7 +58,7 @@ func (b *testbed) buildRoads(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, build := range []func(context.Context, *lane) error{b.buildNFT, b.buildKubeProxy} {
+	for _, build := range []func(context.Context, *lane) error{b.buildPacketSlow, b.buildPacketFast, b.buildNFT, b.buildKubeProxy} {
 		own, err := b.newLane()
 		if err != nil {
 			return err
@@ -71,34 +73,43 @@ func (b *testbed) buildRoads(ctx context.Context) error {
 // vip is the one that is answered, on every road of ours and in the rules written by hand.
 var vip = netip.AddrPortFrom(services.VIP(0), services.Port)
 
-// newPlane returns a place for a dataplane, which is taken away from the node before the place is.
-func (b *testbed) newPlane(name string) (plane, *netlab.Cgroup, error) {
+// newPlane returns a place for a dataplane, and the cgroup whose sockets it serves.
+func (b *testbed) newPlane(name string) (datapath.Config, *netlab.Cgroup, error) {
 	cgroup, err := b.newCgroup()
 	if err != nil {
-		return plane{}, nil, err
+		return datapath.Config{}, nil, err
 	}
-	dir := filepath.Join(b.dir, "bpffs-"+strings.ReplaceAll(name, " ", "-"))
+	dir := filepath.Join(b.dir, fmt.Sprint("bpffs", len(b.planes)))
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return plane{}, nil, err
+		return datapath.Config{}, nil, err
 	}
 	unmount, err := netlab.MountBPFFS(dir)
 	if err != nil {
-		return plane{}, nil, err
+		return datapath.Config{}, nil, err
 	}
-	cfg := agent.Config{CgroupRoot: cgroup.Path, BPFFS: dir}
-	b.undo = append(b.undo, unmount, func() error { return agent.Cleanup(cfg) })
-	p := plane{name, cfg}
-	b.planes = append(b.planes, p)
-	return p, cgroup, nil
+	b.undo = append(b.undo, unmount)
+	b.planes = append(b.planes, plane{name, dir})
+	return datapath.Config{CgroupRoot: cgroup.Path, BPFFS: dir}, cgroup, nil
+}
+
+// newSocketPlane is newPlane for an agent.
+func (b *testbed) newSocketPlane(name string) (agent.Config, *netlab.Cgroup, error) {
+	place, cgroup, err := b.newPlane(name)
+	if err != nil {
+		return agent.Config{}, nil, err
+	}
+	cfg := agent.Config{CgroupRoot: place.CgroupRoot, BPFFS: place.BPFFS}
+	b.undo = append(b.undo, func() error { return agent.Cleanup(cfg) })
+	return cfg, cgroup, nil
 }
 
 // buildSocketOne serves one Service to the sockets of a cgroup.
 func (b *testbed) buildSocketOne(ctx context.Context, l *lane) error {
-	p, cgroup, err := b.newPlane(socketOne)
+	cfg, cgroup, err := b.newSocketPlane(socketOne)
 	if err != nil {
 		return err
 	}
-	a, err := agent.New(ctx, p.cfg, slog.New(slog.DiscardHandler))
+	a, err := agent.New(ctx, cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
@@ -112,14 +123,42 @@ func (b *testbed) buildSocketOne(ctx context.Context, l *lane) error {
 
 // buildSocketMany serves many Services to the sockets of a cgroup, from a process of its own, which is measured.
 func (b *testbed) buildSocketMany(ctx context.Context, l *lane) error {
-	p, cgroup, err := b.newPlane(socketMany)
+	cfg, cgroup, err := b.newSocketPlane(socketMany)
 	if err != nil {
 		return err
 	}
-	if err := b.measureSize(ctx, p.cfg); err != nil {
+	if err := b.measureSize(ctx, cfg); err != nil {
 		return err
 	}
 	b.roads = append(b.roads, road{socketMany, l, cgroup, vip})
+	return nil
+}
+
+func (b *testbed) buildPacketSlow(ctx context.Context, l *lane) error {
+	return b.buildPacket(ctx, l, packetSlow, false)
+}
+
+func (b *testbed) buildPacketFast(ctx context.Context, l *lane) error {
+	return b.buildPacket(ctx, l, packetFast, true)
+}
+
+// buildPacket translates many VIPs in the node, packet by packet.
+func (b *testbed) buildPacket(ctx context.Context, l *lane, name string, fast bool) error {
+	cfg, _, err := b.newPlane(name)
+	if err != nil {
+		return err
+	}
+	cfg.Devices, cfg.FastRoad = l.devices, fast
+	b.undo = append(b.undo, func() error { return l.node.Do(func() error { return datapath.Remove(cfg) }) })
+	d, err := packetpath.Serve(ctx, l.node, cfg, lb.Input{Snapshot: b.many.Snapshot()})
+	if err != nil {
+		return err
+	}
+	// What it has done stays when it is closed.
+	if err := d.Close(); err != nil {
+		return err
+	}
+	b.roads = append(b.roads, road{name: name, lane: l, to: vip})
 	return nil
 }
 

@@ -21,11 +21,13 @@ type ratio struct {
 	better           string
 }
 
-// ratios are all rows that compare a road with the direct one. Those of roads that were not built are left out.
+// ratios are all rows that compare a road with the direct one.
 var ratios = slices.Concat(
 	ratiosOf("socket path", socketOne, bars{cpu: new(1.03), p50: new(1.02), udp: new(0.95)}),
 	[]ratio{{"socket path: UDP request-response p50, unconnected", rrUDPUnconnected, socketOne, p50, nil, metric.Lower}},
 	ratiosOf("socket path at 10,000 services", socketMany, bars{}),
+	ratiosOf("packet fast path at 10,000 services", packetFast, bars{cpu: new(1.03), p50: new(1.02), udp: new(1.03)}),
+	ratiosOf("packet slow path at 10,000 services", packetSlow, bars{cpu: new(1.09), p50: new(1.06), udp: new(0.95)}),
 	ratiosOf("nft by hand", nftByHand, bars{}),
 	ratiosOf("kube-proxy at 10,000 services", kubeProxy, bars{}),
 )
@@ -49,6 +51,8 @@ var shares = []struct {
 	bar        float64
 }{
 	{"socket path: share of kube-proxy's added CPU removed", socketMany, 0.85},
+	{"packet fast path: share of kube-proxy's added CPU removed", packetFast, 0.85},
+	{"packet slow path: share of kube-proxy's added CPU removed", packetSlow, 0.55},
 }
 
 // trafficRows turns samples into rows.
@@ -56,25 +60,21 @@ func trafficRows(all samples) []metric.Metric {
 	var rows []metric.Metric
 	for _, r := range ratios {
 		of := all[r.kind]
-		if of[r.road] == nil {
-			continue
-		}
 		row := metric.Metric{
 			Name: r.name + " / direct", Value: medianRatio(of[r.road], of[direct], r.of), Unit: "ratio",
 			Bar: r.bar, Better: r.better, Limit: new(1.0),
 		}
-		if of[kubeProxy] != nil && r.road != kubeProxy {
+		if r.road != kubeProxy {
 			row.Peer = new(medianRatio(of[kubeProxy], of[direct], r.of))
 		}
 		rows = append(rows, row)
 	}
 	for _, s := range shares {
-		if of := all[shortTCP]; of[s.road] != nil && of[kubeProxy] != nil {
-			rows = append(rows, metric.Metric{
-				Name: s.name, Value: medianShare(of[s.road], of[kubeProxy], of[direct], cpu), Unit: "ratio",
-				Bar: &s.bar, Better: metric.Higher, Limit: new(1.0),
-			})
-		}
+		of := all[shortTCP]
+		rows = append(rows, metric.Metric{
+			Name: s.name, Value: medianShare(of[s.road], of[kubeProxy], of[direct], cpu), Unit: "ratio",
+			Bar: &s.bar, Better: metric.Higher, Limit: new(1.0),
+		})
 	}
 	of := all[rrTCP]
 	rows = append(rows, metric.Metric{

@@ -86,6 +86,7 @@ func (b *testbed) newNamespace() (*netlab.Namespace, error) {
 type lane struct {
 	client, node *netlab.Namespace
 	address      netip.Addr // of the node, as the client sees it
+	devices      []string   // of the node: to the client, and to the second router
 }
 
 // newLane makes a client and a router, joined with the second router.
@@ -103,7 +104,9 @@ func (b *testbed) newLane() (*lane, error) {
 		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 98, byte(network + b.lanes), byte(host)}), 24)
 	}
 	const inner, outer = 10, 100 // where the networks of client and node, and of node and router, begin
-	return &lane{client: client, node: node, address: at(inner, 1).Addr()}, errors.Join(
+	l := &lane{client: client, node: node, address: at(inner, 1).Addr()}
+	l.devices = []string{netlab.DeviceName(at(inner, 1)), netlab.DeviceName(at(outer, 1))}
+	return l, errors.Join(
 		client.Connect(node, at(inner, 2), at(inner, 1)),
 		node.Connect(b.router, at(outer, 1), at(outer, 2)),
 		client.Route(at(inner, 1).Addr()),

@@ -12,14 +12,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
 // patience is how long one check may take; emulated machines are slow.
-const patience = 20 * time.Second
+const patience = 60 * time.Second
 
 func main() {
 	if os.Getpid() != 1 {
@@ -43,6 +45,7 @@ func run(out io.Writer) int {
 		if err != nil {
 			failed++
 			fmt.Fprintf(out, "FAIL %s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
+			explain(out, err)
 			return
 		}
 		passed++
@@ -52,7 +55,7 @@ func run(out io.Writer) int {
 	w, err := newWorld(context.Background())
 	say("the agent starts and serves a snapshot", begin, err)
 	if err == nil {
-		for _, c := range checks {
+		for _, c := range slices.Concat(checks, packetChecks()) {
 			begin := time.Now()
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			say(c.name, begin, c.run(ctx, w))
@@ -63,4 +66,15 @@ func run(out io.Writer) int {
 	say("nothing is left", begin, errors.Join(w.close(), w.nothingLeft()))
 	fmt.Fprintf(out, "END %d passed, %d failed\n", passed, failed)
 	return min(failed, 1)
+}
+
+// explain says what a kernel's verifier had to say last, if that is what err is about.
+func explain(out io.Writer, err error) {
+	var refused *ebpf.VerifierError
+	if !errors.As(err, &refused) {
+		return
+	}
+	for _, line := range refused.Log[max(0, len(refused.Log)-30):] {
+		fmt.Fprintln(out, "verifier:", line)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -38,6 +39,9 @@ type world struct {
 	cgroup                *netlab.Cgroup // of the client's sockets
 	cfg                   agent.Config
 	agent                 *agent.Agent
+	packets               *datapath.Datapath // in the node; nil without
+	packetCfg             datapath.Config
+	folders               []string // that were made for BPF filesystems
 	undo                  []func() error
 }
 
@@ -62,17 +66,31 @@ func (w *world) close() error {
 
 // nothingLeft reports what a closed world should have taken away and has not.
 func (w *world) nothingLeft() error {
-	if w.cfg.BPFFS == "" {
-		return nil
+	var errs []error
+	for _, dir := range w.folders {
+		errs = append(errs, os.Remove(dir))
 	}
-	left, err := filepath.Glob(filepath.Join(w.cfg.BPFFS, "*"))
+	return errors.Join(errs...)
+}
+
+// mountBPFFS mounts a BPF filesystem of its own. When it is unmounted there must be nothing in it.
+func (w *world) mountBPFFS() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "isthmus-kernels-"); err != nil {
+		return "", err
+	}
+	w.folders = append(w.folders, dir)
+	unmount, err := netlab.MountBPFFS(dir)
 	if err != nil {
+		return "", err
+	}
+	w.undo = append(w.undo, unmount, func() error {
+		left, err := filepath.Glob(filepath.Join(dir, "isthmus*")) // the kernel has files there, too
+		if len(left) > 0 {
+			return fmt.Errorf("pins are left: %v", left)
+		}
 		return err
-	}
-	if len(left) > 0 {
-		return fmt.Errorf("pins are left: %v", left)
-	}
-	return os.Remove(w.cfg.BPFFS)
+	})
+	return dir, nil
 }
 
 func (w *world) makeNetwork(context.Context) error {
@@ -93,6 +111,7 @@ func (w *world) makeNetwork(context.Context) error {
 			w.node.Connect(w.backend, l.nodeOut, l.backend),
 			w.client.Route(l.nodeIn.Addr()),
 			w.backend.Route(l.nodeOut.Addr()),
+			w.node.Route(l.backend.Addr()), // which makes that device the node's uplink
 		); err != nil {
 			return err
 		}
@@ -177,15 +196,10 @@ func (w *world) startAgent(ctx context.Context) error {
 	}
 	w.cgroup = cgroup
 	w.undo = append(w.undo, cgroup.Close)
-	dir, err := os.MkdirTemp("", "isthmus-kernels-")
+	dir, err := w.mountBPFFS()
 	if err != nil {
 		return err
 	}
-	unmount, err := netlab.MountBPFFS(dir)
-	if err != nil {
-		return errors.Join(err, os.Remove(dir))
-	}
-	w.undo = append(w.undo, unmount)
 	w.cfg = agent.Config{CgroupRoot: cgroup.Path, BPFFS: dir}
 	w.undo = append(w.undo, func() error { return agent.Cleanup(w.cfg) })
 	if err := w.restartAgent(ctx); err != nil {
