@@ -25,9 +25,10 @@ type (
 	Cluster = sockCluster
 	// RangeKey is the key of the map ranges.
 	RangeKey = sockRangeKey
-	// AffinityKey and Affinity are key and value of the map affinities.
+	// AffinityKey is the key of the map affinities.
 	AffinityKey = sockAffinityKey
-	Affinity    = sockAffinity
+	// Affinity is the value of the map affinities.
+	Affinity = sockAffinity
 	// RefusalKey is the key of the map refusals, whose value is a count.
 	RefusalKey = sockRefusalKey
 	// Settings is the one value of the map settings.
@@ -142,19 +143,19 @@ type DropReason = sockDropReason
 
 // The reasons of abi.h. DropNone is never counted, DropMax is their number.
 const (
-	DropNone        = DropReason(sockDropReasonDROP_REASON_NONE)
-	DropNoBackend   = DropReason(sockDropReasonDROP_REASON_NO_BACKEND)
-	DropBackendGone = DropReason(sockDropReasonDROP_REASON_BACKEND_GONE)
-	DropNoMemory    = DropReason(sockDropReasonDROP_REASON_NO_MEMORY)
+	DropNone        = sockDropReasonDROP_REASON_NONE
+	DropNoBackend   = sockDropReasonDROP_REASON_NO_BACKEND
+	DropBackendGone = sockDropReasonDROP_REASON_BACKEND_GONE
+	DropNoMemory    = sockDropReasonDROP_REASON_NO_MEMORY
 
-	DropNoFrontend   = DropReason(sockDropReasonDROP_REASON_NO_FRONTEND)
-	DropMalformed    = DropReason(sockDropReasonDROP_REASON_MALFORMED)
-	DropFragment     = DropReason(sockDropReasonDROP_REASON_FRAGMENT)
-	DropProtocol     = DropReason(sockDropReasonDROP_REASON_PROTOCOL)
-	DropSCTPPort     = DropReason(sockDropReasonDROP_REASON_SCTP_PORT)
-	DropNoConnection = DropReason(sockDropReasonDROP_REASON_NO_CONNECTION)
-	DropItself       = DropReason(sockDropReasonDROP_REASON_ITSELF)
-	DropMax          = DropReason(sockDropReasonDROP_REASON_MAX)
+	DropNoFrontend   = sockDropReasonDROP_REASON_NO_FRONTEND
+	DropMalformed    = sockDropReasonDROP_REASON_MALFORMED
+	DropFragment     = sockDropReasonDROP_REASON_FRAGMENT
+	DropProtocol     = sockDropReasonDROP_REASON_PROTOCOL
+	DropSCTPPort     = sockDropReasonDROP_REASON_SCTP_PORT
+	DropNoConnection = sockDropReasonDROP_REASON_NO_CONNECTION
+	DropItself       = sockDropReasonDROP_REASON_ITSELF
+	DropMax          = sockDropReasonDROP_REASON_MAX
 )
 
 // dropReasons are the names of the reasons, as metrics and documents spell them.

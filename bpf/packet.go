@@ -4,9 +4,10 @@ import "github.com/cilium/ebpf"
 
 // The keys and values of the packet path's own maps, as abi.h describes them.
 type (
-	// ConnKey and Conn are key and value of the map conns: one direction of a flow.
+	// ConnKey is the key of the map conns: one direction of a flow.
 	ConnKey = packetConnKey
-	Conn    = packetConn
+	// Conn is the value of the map conns.
+	Conn = packetConn
 	// ConnState says how far a flow has come.
 	ConnState = packetConnState
 	// ConnFlags are the flags of a Conn.

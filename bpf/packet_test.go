@@ -226,7 +226,7 @@ func (p *path) refusals() map[string]uint64 {
 	var key bpf.RefusalKey
 	var n uint64
 	for it := p.coll.Maps[bpf.MapRefusals].Iterate(); it.Next(&key, &n); {
-		counts[fmt.Sprint(key.Service, " ", bpf.DropReason(key.Reason))] = n
+		counts[fmt.Sprint(key.Service, " ", key.Reason)] = n
 	}
 	return counts
 }

@@ -104,7 +104,7 @@ func (d *Datapath) tellAll(r *ringbuf.Reader, tell func(Event)) error {
 
 func (d *Datapath) decodeEvent(e bpf.Event, booted time.Time) Event {
 	out := Event{
-		Time: booted.Add(time.Duration(e.Time)), Refused: e.Kind == bpf.EventRefused, Reason: bpf.DropReason(e.Reason),
+		Time: booted.Add(time.Duration(e.Time)), Refused: e.Kind == bpf.EventRefused, Reason: e.Reason,
 		Packets: e.Path == bpf.PathPacket, Protocol: clusterset.Protocol(e.Proto),
 		Client: addrPort(e.Client, e.ClientPort), VIP: addrPort(e.Vip, e.VipPort), Backend: addrPort(e.Backend, e.BackendPort),
 		Service: d.serviceName(lb.ServiceID(e.Service)),

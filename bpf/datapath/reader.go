@@ -130,7 +130,7 @@ func (r *Reader) Differences(ctx context.Context, want lb.State) (int, error) {
 func (r *Reader) Refusals() (map[Refusal]uint64, error) {
 	counts := map[Refusal]uint64{}
 	err := dump(context.Background(), r, bpf.MapRefusals, func(k bpf.RefusalKey, n uint64) {
-		counts[Refusal{lb.ServiceID(k.Service), bpf.DropReason(k.Reason)}] += n
+		counts[Refusal{lb.ServiceID(k.Service), k.Reason}] += n
 	})
 	return counts, err
 }
