@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -356,6 +357,21 @@ func BenchmarkSync(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
+	})
+	b.Run("one endpoint", func(b *testing.B) {
+		less := &cs.Snapshot{Services: slices.Clone(full.Services)}
+		svc := &less.Services[5000]
+		svc.Slices = slices.Clone(svc.Slices[1:])
+		worlds, took := [2]*cs.Snapshot{less, full}, []time.Duration{}
+		for b.Loop() {
+			began := time.Now()
+			if err := a.Sync(b.Context(), worlds[len(took)%2]); err != nil {
+				b.Fatal(err)
+			}
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 	})
 	b.Run("restart", func(b *testing.B) {
 		for b.Loop() {

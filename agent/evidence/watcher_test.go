@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -67,11 +68,7 @@ func (w *world) now() time.Duration { return time.Since(w.start) + time.Hour }
 func (w *world) Clusters() (map[cs.ClusterID]datapath.Evidence, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	seen := map[cs.ClusterID]datapath.Evidence{}
-	for id, e := range w.seen {
-		seen[id] = e
-	}
-	return seen, nil
+	return maps.Clone(w.seen), nil
 }
 
 func (w *world) drain(_ context.Context, drained map[cs.ClusterID]bool, _ []Change) error {

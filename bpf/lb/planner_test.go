@@ -154,10 +154,10 @@ func numberless(s State) []string {
 		lines = append(lines, "FE "+a.String()+" "+s.Services[fe.Service].String()+" "+join(s.shares(fe)))
 	}
 	for _, be := range s.Backends {
-		lines = append(lines, "BE "+be.Address.String()+" "+string(s.Clusters[be.Cluster]))
+		lines = append(lines, "BE "+be.String()+" "+string(s.Clusters[be.Cluster]))
 	}
 	for k := range s.Slots {
-		lines = append(lines, "SLOT "+s.Backends[s.Slots[k]].Address.String())
+		lines = append(lines, "SLOT "+s.Backends[s.Slots[k]].String())
 	}
 	for _, n := range s.Services {
 		lines = append(lines, "SERVICE "+n.String())

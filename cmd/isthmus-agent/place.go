@@ -64,7 +64,7 @@ func (l *locator) Run(ctx context.Context) error {
 	for {
 		a := l.ask(ctx, place)
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // whatever was asked, the end was asked for
+			return nil
 		}
 		place = a.place
 		if text := fmt.Sprint(a.lacks); a.lacks != nil && text != said {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -69,10 +70,7 @@ func TestLocatorAsks(t *testing.T) {
 		memberPath:   `{"spec":{"clustersetIPCIDR":["fd00:243::/64","243.1.0.0/16"]}}`,
 	}
 	with := func(path, object string) map[string]string {
-		objects := map[string]string{}
-		for p, o := range all {
-			objects[p] = o
-		}
+		objects := maps.Clone(all)
 		objects[path] = object
 		return objects
 	}
@@ -106,7 +104,7 @@ func TestLocatorAsks(t *testing.T) {
 			if got.asking != tc.asking || (got.lacks == nil) != (tc.lacks == "") {
 				t.Errorf("lacks %v, asking again %v", got.lacks, got.asking)
 			}
-			for _, word := range strings.Fields(tc.lacks) {
+			for _, word := range strings.FieldsSeq(tc.lacks) {
 				if !strings.Contains(got.lacks.Error(), word) {
 					t.Errorf("%q does not say %q", got.lacks, word)
 				}
