@@ -12,6 +12,9 @@ type (
 	ConnState = packetConnState
 	// ConnFlags are the flags of a Conn.
 	ConnFlags = packetConnFlags
+	// FragmentKey and Fragment are key and value of the map fragments.
+	FragmentKey = packetFragmentKey
+	Fragment    = packetFragment
 	// Device is the value of the map devices, whose key is an interface's index, a uint32.
 	Device = packetDevice
 	// PacketSettings is the one value of the map packet_settings.

@@ -917,6 +917,62 @@ func TestPacketFragments(t *testing.T) {
 	}
 }
 
+// After a while a datagram's number is another's.
+func TestPacketFragmentOld(t *testing.T) {
+	s := sides["IPv6"]
+	for name, c := range map[string]struct {
+		age     time.Duration
+		verdict uint32
+	}{"young": {29 * time.Second, passed}, "old": {31 * time.Second, dropped}} {
+		t.Run(name, func(t *testing.T) {
+			p := newPath(t)
+			p.addRange(s.ranges)
+			p.serve(1, udp, s.vip, s.backend)
+			whole := s.opening(udp)
+			whole.payload, whole.id = make([]byte, 2000), 3
+			p.run(bpf.ProgFromClient, whole.fragment(0, 1000).bytes())
+			var key bpf.FragmentKey
+			var first bpf.Fragment
+			if it := p.coll.Maps[bpf.MapFragments].Iterate(); !it.Next(&key, &first) {
+				t.Fatal("no fragment is remembered")
+			}
+			first.Seen -= uint64(c.age)
+			p.put(bpf.MapFragments, key, first)
+			if got, _ := p.run(bpf.ProgFromClient, whole.fragment(1000, 1000).bytes()); got != c.verdict {
+				t.Errorf("verdict %d, want %d", int32(got), int32(c.verdict))
+			}
+		})
+	}
+}
+
+// A UDP checksum that comes out as zero is written as its other zero: none at all would be another packet.
+func TestPacketZeroChecksum(t *testing.T) {
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			p := newPath(t)
+			p.serve(1, udp, s.vip, s.backend)
+			there, back := s.opening(udp), s.answer(udp)
+			there.payload = zeroing(there.to(s.backend))
+			p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+			back.payload = zeroing(back.from(s.vip))
+			p.translated(bpf.ProgToClient, back, back.from(s.vip))
+			there.payload = zeroing(there)
+			p.translated(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), there.to(s.backend)), icmpUnreachable(s.router, s.client.Addr(), there))
+		})
+	}
+}
+
+// zeroing is a payload with which the checksum of f comes out as zero.
+func zeroing(f frame) []byte {
+	for i := range 1 << 16 {
+		f.payload = []byte{byte(i >> 8), byte(i)}
+		if l4 := f.transport(); l4[6] == 0xff && l4[7] == 0xff {
+			break
+		}
+	}
+	return f.payload
+}
+
 // Half of a flow that had to make room for others comes back with the next packet of the other half that tends it.
 func TestPacketHalfEvicted(t *testing.T) {
 	eachSide(t, func(t *testing.T, s side, proto uint8) {
