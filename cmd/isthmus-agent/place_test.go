@@ -104,7 +104,7 @@ func TestLocatorAsks(t *testing.T) {
 			if got.asking != tc.asking || (got.lacks == nil) != (tc.lacks == "") {
 				t.Errorf("lacks %v, asking again %v", got.lacks, got.asking)
 			}
-			for _, word := range strings.FieldsSeq(tc.lacks) {
+			for word := range strings.FieldsSeq(tc.lacks) {
 				if !strings.Contains(got.lacks.Error(), word) {
 					t.Errorf("%q does not say %q", got.lacks, word)
 				}
