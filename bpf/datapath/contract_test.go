@@ -23,6 +23,11 @@ type dataplane interface {
 	Writes() uint64
 	Refusals() (map[Refusal]uint64, error)
 	Hooks() []HookStatus
+	Clusters() (map[clusterset.ClusterID]Evidence, error)
+	CloseStale(ctx context.Context) (closed int, err error)
+	Follow(ctx context.Context) error
+	Missing() []string
+	Findings() ([]Finding, error)
 	Close() error
 }
 
@@ -61,6 +66,7 @@ func TestContract(t *testing.T) {
 			t.Run("holds what was applied", func(t *testing.T) { holdsWhatWasApplied(t, start(t)) })
 			t.Run("deleting what is not there", func(t *testing.T) { deletesWhatIsNotThere(t, start(t)) })
 			t.Run("ended context", func(t *testing.T) { stopsWithContext(t, start(t)) })
+			t.Run("is at rest on an idle node", func(t *testing.T) { restsWhenIdle(t, start(t)) })
 			t.Run("knows its hooks and reasons", func(t *testing.T) { knowsHooks(t, start(t)) })
 		})
 	}
@@ -142,6 +148,29 @@ func stopsWithContext(t *testing.T, d dataplane) {
 		t.Errorf("Load: %v, want %v", err, context.Canceled)
 	}
 	expect(t, d, lb.NewState())
+}
+
+// restsWhenIdle is what the rest says on a node without traffic, packet path or sockets.
+func restsWhenIdle(t *testing.T, d dataplane) {
+	t.Helper()
+	seen, err := d.Clusters()
+	if err != nil || len(seen) != 0 {
+		t.Errorf("evidence %v, %v, want none", seen, err)
+	}
+	if n, err := d.CloseStale(t.Context()); n != 0 || err != nil {
+		t.Errorf("closed %d, %v, want none", n, err)
+	}
+	if found, err := d.Findings(); len(found) != 0 || err != nil {
+		t.Errorf("findings %v, %v, want none without a packet path", found, err)
+	}
+	if m := d.Missing(); len(m) != 0 {
+		t.Errorf("missing %v, want nothing here", m)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Follow(ctx); err != nil {
+		t.Errorf("Follow: %v, want nil at the end", err)
+	}
 }
 
 func knowsHooks(t *testing.T, d dataplane) {
