@@ -18,7 +18,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
@@ -498,41 +497,6 @@ func TestUDPPairs(t *testing.T) {
 			}
 			want(3, 4)
 		})
-	}
-}
-
-// Several threads may make the first sends of a socket at once: each answer still names the VIP it was asked of, never
-// another one, and never the backend.
-func TestUDPFirstSendsAtOnce(t *testing.T) {
-	n := newNode(t)
-	var vips []vip
-	asked := map[string]string{} // server to VIP
-	for port := 53; port < 57; port++ {
-		server := udpServer(t, "127.0.0.1")
-		vips = append(vips, vip{on("243.0.0.5", port), cs.UDP, []netip.AddrPort{server}})
-		asked[server.String()] = on("243.0.0.5", port)
-	}
-	n.serve(vips...)
-	for range 50 {
-		s := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
-		var senders errgroup.Group
-		start := make(chan struct{})
-		for _, v := range vips {
-			to := s.name(netip.MustParseAddrPort(v.addr))
-			senders.Go(func() error {
-				<-start
-				return unix.Sendto(s.fd, []byte("?"), 0, to)
-			})
-		}
-		close(start)
-		if err := senders.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		for range vips {
-			if answer, from := s.read(); from.String() != asked[answer] {
-				t.Fatalf("the answer of %s, asked as %s, comes from %s", answer, asked[answer], from)
-			}
-		}
 	}
 }
 

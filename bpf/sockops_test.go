@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // evidence returns what is known of the cluster of all test backends.
@@ -230,5 +231,67 @@ func TestEvidenceOfMPTCP(t *testing.T) {
 	s.mustConnect("243.0.0.5:80")
 	if diff := cmp.Diff(counts{Established: 1}, countsOf(n.evidence())); diff != "" {
 		t.Errorf("evidence (-want +got):\n%s", diff)
+	}
+}
+
+// Another vendor's program on the same hook keeps the callbacks it asked for. Programs of a cgroup run before those of
+// the one above it, so the other one comes first.
+func TestEvidenceBesideAnotherVendor(t *testing.T) {
+	n := newNode(t)
+	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}})
+	below := netlab.NewTestCgroup(t)
+	calls, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = calls.Close() })
+	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps, License: "GPL", Instructions: countRTTs(calls),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Close() })
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: below.Path, Attach: ebpf.AttachCGroupSockOps, Program: other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+
+	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
+	s.mustConnect("243.0.0.5:80")
+	s.read()
+	var count uint64
+	if err := calls.Lookup(uint32(0), &count); err != nil {
+		t.Fatal(err)
+	}
+	if count == 0 {
+		t.Error("the other program is not called any more")
+	}
+	if diff := cmp.Diff(counts{Established: 1}, countsOf(n.evidence())); diff != "" {
+		t.Errorf("evidence (-want +got):\n%s", diff)
+	}
+}
+
+// countRTTs asks for a callback at every round trip of a connection, and counts them.
+func countRTTs(calls *ebpf.Map) asm.Instructions {
+	const connectCB, rttCB, rttFlag = 3, 12, 1 << 3 // BPF_SOCK_OPS_TCP_CONNECT_CB, _RTT_CB, _RTT_CB_FLAG
+	return asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // op
+		asm.JEq.Imm(asm.R2, connectCB, "ask"),
+		asm.JNE.Imm(asm.R2, rttCB, "out"),
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.LoadMapPtr(asm.R1, calls.FD()),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.AddAtomic.Mem(asm.R0, asm.R1, asm.DWord, 0),
+		asm.Ja.Label("out"),
+		asm.Mov.Imm(asm.R2, rttFlag).WithSymbol("ask"),
+		asm.FnSockOpsCbFlagsSet.Call(),
+		asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
+		asm.Return(),
 	}
 }
