@@ -35,6 +35,7 @@ var checks = []check{
 	{"a VIP without backends refuses UDP over IPv4", refuses("udp4", emptyVIPs[0])},
 	{"a VIP without backends refuses UDP over IPv6", refuses("udp6", emptyVIPs[1])},
 	{"an agent started anew writes nothing", adopts},
+	{"a socket of a removed UDP backend is closed", closesStale},
 }
 
 // at returns the port of a VIP that everybody serves.

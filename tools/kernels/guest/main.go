@@ -24,6 +24,9 @@ import (
 const patience = 60 * time.Second
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == pod {
+		os.Exit(runPod(os.Stdout))
+	}
 	if os.Getpid() != 1 {
 		os.Exit(run(os.Stdout))
 	}

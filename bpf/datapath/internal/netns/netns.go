@@ -24,7 +24,8 @@ type Places struct {
 // Namespaces returns a path to each network namespace that a process of the node is in or that has a name, but not
 // the one of this process. What goes while it looks, and what this process may not see, is left out.
 func (p Places) Namespaces() ([]string, error) {
-	own, err := inode("/proc/self/ns/net")
+	// Of this thread: that of the process is the main thread's, which may be one that was elsewhere and never came back.
+	own, err := inode("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, fmt.Errorf("find own network namespace: %w", err)
 	}
