@@ -2,14 +2,17 @@ package controlplane_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/controlplane"
@@ -117,4 +120,29 @@ func TestNewRefusesABadRegistration(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMemberKnowsTheRanges: nodes learn from their own API server which addresses are the ClusterSet's. A broker that
+// stops saying so takes nothing back.
+func TestMemberKnowsTheRanges(t *testing.T) {
+	w := newWorld(t).run()
+	knows := func(want ...string) {
+		t.Helper()
+		w.eventually(func() error {
+			var self v1alpha1.Member
+			w.noError(w.a.Get(t.Context(), types.NamespacedName{Namespace: w.a.install, Name: "a"}, &self))
+			if !slices.Equal(self.Status.ClusterSetIPCIDRRange, want) {
+				return fmt.Errorf("the status of a's registration says %v, want %v", self.Status.ClusterSetIPCIDRRange, want)
+			}
+			return nil
+		})
+	}
+	knows("243.0.0.0/8", "fd00:243::/32")
+	w.quiet()
+	config := &v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.ClusterSetConfigName}}
+	edit(w, w.broker, config, func(c *v1alpha1.ClusterSetConfig) { c.Spec.ClusterSetIPCIDRRange = []string{"243.0.0.0/8"} })
+	knows("243.0.0.0/8")
+	w.wipe(&v1alpha1.ClusterSetConfig{})
+	w.quiet()
+	knows("243.0.0.0/8")
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -31,8 +32,9 @@ import (
 
 // registrar is what the registration needs of the broker.
 type registrar interface {
-	Registrations(self reconcile.Request) source.Source
+	Registrations(self reconcile.Request) []source.Source
 	Registration(context.Context) (v1alpha1.MemberSpec, bool, error)
+	Ranges(context.Context) ([]netip.Prefix, error)
 	Holds() []guard.Hold
 	Release(clusterset.ClusterID)
 }
@@ -57,14 +59,15 @@ type registration struct {
 func (r *registration) setup(mgr ctrl.Manager, options controller.Options) error {
 	options.MaxConcurrentReconciles = 1
 	self := reconcile.Request{NamespacedName: r.self}
-	err := ctrl.NewControllerManagedBy(mgr).
+	b := ctrl.NewControllerManagedBy(mgr).
 		Named("registration").
 		WithOptions(options).
 		For(&v1alpha1.Member{}).
-		WatchesRawSource(r.broker.Registrations(self)).
-		WatchesRawSource(source.TypedFunc[reconcile.Request](r.follow)).
-		Complete(r)
-	if err != nil {
+		WatchesRawSource(source.TypedFunc[reconcile.Request](r.follow))
+	for _, s := range r.broker.Registrations(self) {
+		b.WatchesRawSource(s)
+	}
+	if err := b.Complete(r); err != nil {
 		return fmt.Errorf("set up the registration: %w", err)
 	}
 	return nil
@@ -120,8 +123,19 @@ func (r *registration) release(m *v1alpha1.Member) {
 	}
 }
 
-// tell writes what is held into the status.
+// tell writes into the status what is held, and the ranges of the ClusterSet while they are known.
 func (r *registration) tell(ctx context.Context, m *v1alpha1.Member) error {
+	written := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}, Spec: m.Spec, Status: *m.Status.DeepCopy()}
+	ranges, err := r.broker.Ranges(ctx)
+	if err != nil {
+		return fmt.Errorf("read the ClusterSet's ranges: %w", err)
+	}
+	if len(ranges) > 0 {
+		written.Status.ClusterSetIPCIDRRange = nil
+		for _, p := range ranges {
+			written.Status.ClusterSetIPCIDRRange = append(written.Status.ClusterSetIPCIDRRange, p.String())
+		}
+	}
 	holds := r.broker.Holds()
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNothingHeld,
@@ -137,12 +151,13 @@ func (r *registration) tell(ctx context.Context, m *v1alpha1.Member) error {
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonMassWithdrawal
 		c.Message = fmt.Sprintf("so much of %s vanished from the broker at once, without a word, that it is kept here; if it is meant, run isthmusctl release-hold", strings.Join(sources, " and "))
 	}
-	if have := meta.FindStatusCondition(m.Status.Conditions, c.Type); have == nil && len(holds) == 0 ||
-		have != nil && have.Status == c.Status && have.Message == c.Message {
+	if have := meta.FindStatusCondition(m.Status.Conditions, c.Type); have == nil && len(holds) > 0 ||
+		have != nil && (have.Status != c.Status || have.Message != c.Message) {
+		meta.SetStatusCondition(&written.Status.Conditions, c)
+	}
+	if equality.Semantic.DeepEqual(written.Status, m.Status) {
 		return nil
 	}
-	written := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}, Spec: m.Spec, Status: *m.Status.DeepCopy()}
-	meta.SetStatusCondition(&written.Status.Conditions, c)
 	if err := ssa.ApplyStatus(ctx, r.client, written); err != nil {
 		return fmt.Errorf("write status of member %s: %w", m.Name, err)
 	}

@@ -150,7 +150,7 @@ func TestBadInputLeavesDataplane(t *testing.T) {
 	// What stands in bpffs, and what the maps hold.
 	state := func() string {
 		t.Helper()
-		all, err := bed.Node(t.Context(), clientNode, "sh", "-c", "cd /sys/fs/bpf/isthmus && find . | sort && ls -i links/* maps/*")
+		all, err := bed.Node(t.Context(), clientNode, "sh", "-c", "cd /sys/fs/bpf/isthmus && find . | sort && ls -i links/* maps-v2/*")
 		if err != nil {
 			t.Fatal(err)
 		}

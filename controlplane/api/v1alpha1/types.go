@@ -131,6 +131,10 @@ type MemberStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// ClusterSetIPCIDRRange lists the ranges of the ClusterSetIPs of all members, as the broker said last. Nodes
+	// refuse what nobody serves in them.
+	// +listType=atomic
+	ClusterSetIPCIDRRange []string `json:"clustersetIPCIDRRange,omitempty"`
 }
 
 // The condition of a Member and its reasons.

@@ -149,13 +149,30 @@ func (b *Broker) Registration(ctx context.Context) (v1alpha1.MemberSpec, bool, e
 	return m.Spec, m.Spec.LeftAt == nil, nil
 }
 
-// Registrations is a source of self whenever the broker says something about this member.
-func (b *Broker) Registrations(self reconcile.Request) source.Source {
-	return source.Kind(b.cluster.GetCache(), client.Object(&v1alpha1.Member{}), handler.EnqueueRequestsFromMapFunc(
-		func(_ context.Context, obj client.Object) []reconcile.Request {
-			if obj.GetName() != string(b.cfg.Self) {
-				return nil
-			}
-			return []reconcile.Request{self}
-		}))
+// Registrations are sources of self whenever the broker says something about this member, or about all of them.
+func (b *Broker) Registrations(self reconcile.Request) []source.Source {
+	ask := handler.EnqueueRequestsFromMapFunc(func(_ context.Context, obj client.Object) []reconcile.Request {
+		if _, ok := obj.(*v1alpha1.Member); ok && obj.GetName() != string(b.cfg.Self) {
+			return nil
+		}
+		return []reconcile.Request{self}
+	})
+	return []source.Source{
+		source.Kind(b.cluster.GetCache(), client.Object(&v1alpha1.Member{}), ask),
+		source.Kind(b.cluster.GetCache(), client.Object(&v1alpha1.ClusterSetConfig{}), ask),
+	}
+}
+
+// Ranges returns where the ClusterSetIPs of all members come from, nothing while the broker does not say so.
+func (b *Broker) Ranges(ctx context.Context) ([]netip.Prefix, error) {
+	var config v1alpha1.ClusterSetConfig
+	err := b.cluster.GetClient().Get(ctx, types.NamespacedName{Namespace: b.cfg.Namespace, Name: v1alpha1.ClusterSetConfigName}, &config)
+	if err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	ranges, err := mcs.Prefixes("spec.clustersetIPCIDRRange", config.Spec.ClusterSetIPCIDRRange)
+	if err != nil {
+		return nil, nil //nolint:nilerr // config has said so
+	}
+	return ranges, nil
 }
