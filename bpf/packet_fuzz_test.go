@@ -18,6 +18,7 @@ import (
 //
 //	go test -run XXX -fuzz FuzzPacket -fuzztime 10m ./bpf
 func FuzzPacket(f *testing.F) {
+	newPath(f) // loads, which takes longer than the fuzzer lets one input
 	for _, s := range sides {
 		for _, proto := range transports {
 			seed := func(fr frame) { f.Add(fr.bytes()) }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Reading a packet. Everything is copied out by bpf_skb_load_bytes, which minds the end of the packet and data that
- * is not in the linear part; no pointer into a packet exists anywhere.
+ * Reading a packet. Everything is copied out at once; no pointer into a packet is kept.
  *
  *	locate		link layer and VLAN tags: is it IP, and complete up to its addresses?
  *	read_network	IPv4 or IPv6: addresses, length, fragment
@@ -94,6 +93,22 @@ enum part {
 	PART_LATER, /* no ports */
 };
 
+/* Copies the value at an offset of the packet into *to, directly where it is in the linear part, which it is of nearly
+ * every packet. The offset is compared for the verifier, which must know that a pointer cannot wrap around. */
+#define READ_AT(skb, offset, to)                                                                 \
+	({                                                                                       \
+		__u32 read_offset = (offset);                                                    \
+		void *read_start = (void *)(long)(skb)->data;                                    \
+		void *read_end = (void *)(long)(skb)->data_end;                                  \
+		long read_error = 0;                                                             \
+                                                                                                 \
+		if (read_offset <= 0xff && read_start + read_offset + sizeof(*(to)) <= read_end) \
+			*(to) = *(typeof(to))(read_start + read_offset);                         \
+		else                                                                             \
+			read_error = bpf_skb_load_bytes(skb, read_offset, to, sizeof(*(to)));    \
+		read_error;                                                                      \
+	})
+
 /* A packet, as far as it has been read. */
 struct packet {
 	struct conn_key key; /* whose flow it is of: the side that is the server is told to read_network */
@@ -166,7 +181,7 @@ static __always_inline enum drop_reason read_ipv4(struct __sk_buff *skb, struct 
 	__u32 length, total;
 	__u16 fragment;
 
-	if (bpf_skb_load_bytes(skb, p->l3, &h, sizeof(h)))
+	if (READ_AT(skb, p->l3, &h))
 		return DROP_REASON_MALFORMED;
 	write_mapped(p->key.client, reply ? h.destination : h.source);
 	write_mapped(p->key.server, reply ? h.source : h.destination);
@@ -199,7 +214,7 @@ static __always_inline enum drop_reason read_ipv6(struct __sk_buff *skb, struct 
 	struct ipv6_header h;
 	__u32 payload;
 
-	if (bpf_skb_load_bytes(skb, p->l3, &h, sizeof(h)))
+	if (READ_AT(skb, p->l3, &h))
 		return DROP_REASON_MALFORMED;
 	__builtin_memcpy(p->key.client, reply ? h.destination : h.source, sizeof(h.source));
 	__builtin_memcpy(p->key.server, reply ? h.source : h.destination, sizeof(h.source));
@@ -286,7 +301,7 @@ static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct p
 		__u8 pad[2];
 	} h;
 
-	if (p->l4 + 20 > p->end || bpf_skb_load_bytes(skb, p->l4, &h, sizeof(h)))
+	if (p->l4 + 20 > p->end || READ_AT(skb, p->l4, &h))
 		return DROP_REASON_MALFORMED;
 	if (h.offset >> 4 < 5 || p->l4 + (h.offset >> 4) * 4 > p->end)
 		return DROP_REASON_MALFORMED;
@@ -305,7 +320,7 @@ static __always_inline enum drop_reason read_udp(struct __sk_buff *skb, struct p
 	} h;
 	__u16 length;
 
-	if (p->l4 + sizeof(h) > p->end || bpf_skb_load_bytes(skb, p->l4, &h, sizeof(h)))
+	if (p->l4 + sizeof(h) > p->end || READ_AT(skb, p->l4, &h))
 		return DROP_REASON_MALFORMED;
 	length = bpf_ntohs(h.length);
 	/* Of a first fragment the rest is elsewhere; what the device is still to cut has any length. */
@@ -326,7 +341,7 @@ static __always_inline enum drop_reason read_sctp(struct __sk_buff *skb, struct 
 		__u8 pad[3];
 	} h;
 
-	if (p->l4 + sizeof(h) > p->end || bpf_skb_load_bytes(skb, p->l4, &h, sizeof(h)))
+	if (p->l4 + sizeof(h) > p->end || READ_AT(skb, p->l4, &h))
 		return DROP_REASON_MALFORMED;
 	take_ports(p, h.ports, reply);
 	p->kind = h.chunk;
