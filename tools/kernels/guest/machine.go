@@ -12,6 +12,10 @@ import (
 // modules is the folder of the initramfs with the kernel's modules, named in the order to load them in.
 const modules = "/modules"
 
+// emulated reports whether this is the first process of a machine made for it, whose kernel has modules of our
+// choice: SCTP among them, which this machine's own may not have.
+func emulated() bool { return os.Getpid() == 1 }
+
 // setUpMachine mounts what every Linux system has and loads the modules.
 func setUpMachine() error {
 	for _, m := range []struct{ kind, at string }{

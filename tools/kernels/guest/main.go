@@ -27,7 +27,7 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == pod {
 		os.Exit(runPod(os.Stdout))
 	}
-	if os.Getpid() != 1 {
+	if !emulated() {
 		os.Exit(run(os.Stdout))
 	}
 	if err := setUpMachine(); err != nil {

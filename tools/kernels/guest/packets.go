@@ -41,6 +41,9 @@ func packetChecks() []check {
 			check{"packets, " + road + " road: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
 			check{"packets, " + road + " road: an address nobody serves is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
 		)
+		if emulated() {
+			all = append(all, check{"packets, " + road + " road: SCTP over IPv4", outside(connectsSCTP)})
+		}
 	}
 	return all
 }

@@ -26,11 +26,11 @@ var (
 	echoVIPs   = []netip.Addr{netip.MustParseAddr("243.0.0.5"), netip.MustParseAddr("fd24::5")}
 	emptyVIPs  = []netip.Addr{netip.MustParseAddr("243.0.0.6"), netip.MustParseAddr("fd24::6")}
 	prefix     = netip.MustParsePrefix
-	protocols  = []clusterset.Protocol{clusterset.TCP, clusterset.UDP}
+	protocols  = []clusterset.Protocol{clusterset.TCP, clusterset.UDP, clusterset.SCTP}
 	servedPort = uint16(80)
 )
 
-// backendPort is where the backend listens, in TCP and UDP.
+// backendPort is where the backend listens, with every protocol.
 const backendPort = 8080
 
 // world is the network, the backend's servers and the agent.
@@ -148,6 +148,9 @@ func (w *world) startServers(ctx context.Context) error {
 			}
 			w.undo = append(w.undo, c.Close)
 			go echoUDP(c)
+		}
+		if emulated() {
+			return w.startSCTP()
 		}
 		return nil
 	})

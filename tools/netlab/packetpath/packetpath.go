@@ -42,6 +42,8 @@ func serve(ctx context.Context, ns *netlab.Namespace, d *datapath.Datapath, devi
 		return err
 	}
 	plan, problems := lb.NewPlanner(have).Plan(in)
+	// What only packets may use is fine here.
+	problems = slices.DeleteFunc(problems, func(p lb.Problem) bool { return p.Reason == lb.UnsupportedProtocol })
 	if len(problems) > 0 {
 		return fmt.Errorf("cannot be served: %v", problems)
 	}
