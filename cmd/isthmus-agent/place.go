@@ -53,6 +53,7 @@ type findings struct {
 	place  agent.Place
 	lacks  error // what is not known and why
 	asking bool  // the API server did not answer for itself
+	soon   bool  // something will be known later that nobody has to wait for
 }
 
 // Run asks until ctx is done; then it returns nil.
@@ -75,11 +76,13 @@ func (l *locator) Run(ctx context.Context) error {
 			l.log.Error("follow the node's place; the next world does", "err", err)
 		}
 		wait := placeInterval
-		if a.asking {
+		if a.asking || a.soon {
 			wait, retry = retry, min(2*retry, placeInterval)
 		} else {
-			l.release()
 			retry = placeRetry
+		}
+		if !a.asking {
+			l.release()
 		}
 		if l.server == nil {
 			<-ctx.Done()
@@ -133,8 +136,11 @@ func (l *locator) ask(ctx context.Context, last agent.Place) findings {
 		err := l.get(ctx, fmt.Sprintf("/apis/%s/namespaces/%s/members/%s", v1alpha1.GroupVersion, l.cfg.Namespace, node.Cluster), &m)
 		if err == nil {
 			var ranges []netip.Prefix
-			if ranges, err = parseRanges(m.Spec.ClusterSetIPCIDR); err == nil {
+			if ranges, err = parseRanges(m.Status.ClusterSetIPCIDRRange); err == nil && len(ranges) > 0 {
 				a.place.Ranges = ranges
+			} else if err == nil {
+				err = errors.New("the controller has not written them yet")
+				a.soon = true
 			}
 		}
 		note("ranges of the ClusterSetIPs, to refuse those of nobody, see --clusterset-ip-range", err)

@@ -67,7 +67,7 @@ func TestLocatorAsks(t *testing.T) {
 	all := map[string]string{
 		nodePath:     `{"metadata":{"name":"n1","labels":{"topology.kubernetes.io/zone":"z1"}}}`,
 		propertyPath: `{"spec":{"value":"a"}}`,
-		memberPath:   `{"spec":{"clustersetIPCIDR":["fd00:243::/64","243.1.0.0/16"]}}`,
+		memberPath:   `{"status":{"clustersetIPCIDRRange":["fd00:243::/64","243.1.0.0/16"]}}`,
 	}
 	with := func(path, object string) map[string]string {
 		objects := maps.Clone(all)
@@ -91,7 +91,8 @@ func TestLocatorAsks(t *testing.T) {
 		"not allowed":         {objects: with(nodePath, "403"), want: agent.Place{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, lacks: "zone", asked: 3},
 		"no answer":           {objects: with(propertyPath, "500"), want: agent.Place{Node: lb.Node{Name: "n1", Zone: "z1"}}, lacks: "--cluster-id", asking: true, asked: 2},
 		"an id that is none":  {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Place{Node: lb.Node{Name: "n1", Zone: "z1"}}, lacks: "--cluster-id RFC", asking: true, asked: 2},
-		"a range that is not": {objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243"]}}`), want: agent.Place{Node: node}, lacks: "--clusterset-ip-range", asking: true, asked: 3},
+		"ranges come later":   {objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Place{Node: node}, lacks: "--clusterset-ip-range yet", asked: 3},
+		"a range that is not": {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Place{Node: node}, lacks: "--clusterset-ip-range", asking: true, asked: 3},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
