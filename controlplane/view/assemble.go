@@ -1,9 +1,7 @@
 package view
 
 import (
-	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
@@ -25,9 +23,7 @@ func assemble(imports []clusterset.Import, members []member) *clusterset.Snapsho
 	snapshot := &clusterset.Snapshot{Services: make([]clusterset.Service, 0, len(imports))}
 	for _, imp := range imports {
 		own := bySvc[imp.Service]
-		slices.SortFunc(own, func(a, b clusterset.Slice) int {
-			return cmp.Or(strings.Compare(string(a.Cluster), string(b.Cluster)), strings.Compare(a.Name, b.Name))
-		})
+		slices.SortFunc(own, compareSlices)
 		snapshot.Services = append(snapshot.Services, clusterset.Service{Import: imp, Slices: own})
 	}
 	slices.SortFunc(snapshot.Services, func(a, b clusterset.Service) int { return a.Service.Compare(b.Service) })

@@ -54,14 +54,20 @@ func trimmed(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, ResourceVersion: m.ResourceVersion}
 }
 
-// values lists the translations in store, without the objects that have none.
-func values[T any](store cache.Store) []T {
-	objs := store.List()
-	vs := make([]T, 0, len(objs))
-	for _, obj := range objs {
-		if c, ok := obj.(*cached[T]); ok && c.err == nil {
-			vs = append(vs, c.value)
-		}
+// cachedIn returns what an event is about, nil for none; also when all that is known of a deletion is what the
+// object last was.
+func cachedIn[T any](obj any) *cached[T] {
+	if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = last.Obj
 	}
-	return vs
+	c, _ := obj.(*cached[T])
+	return c
+}
+
+// understood returns the translation, nil when there is none.
+func (c *cached[T]) understood() *T {
+	if c == nil || c.err != nil {
+		return nil
+	}
+	return &c.value
 }

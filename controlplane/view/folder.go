@@ -45,7 +45,7 @@ func NewFolder(cfg Config, path string) (*View, error) {
 		return nil, err
 	}
 	f := &folder{path: path, view: v, files: map[string]*file{}}
-	v.read = f.objects
+	v.read = func() *clusterset.Snapshot { return assemble(f.objects()) }
 	v.sources = append(v.sources, source{f.run, f.synced.Load})
 	return v, nil
 }

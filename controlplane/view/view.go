@@ -104,7 +104,7 @@ type SinkStatus struct {
 type View struct {
 	cfg      Config
 	sources  []source
-	read     func() ([]clusterset.Import, []member) // everything there is, once all sources have synced
+	read     func() *clusterset.Snapshot // of all there is, once all sources have synced
 	dirty    chan struct{}
 	wake     map[string]chan struct{}
 	mu       sync.Mutex // guards what follows
@@ -126,7 +126,8 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 	if err != nil {
 		return nil, err
 	}
-	importStore, err := watchKind[clusterset.Import](v, "ServiceImport", &mcsv1beta1.ServiceImport{}, cachedImport, &cache.ListWatch{
+	w := newJoined()
+	err = watchKind(v, "ServiceImport", &mcsv1beta1.ServiceImport{}, cachedImport, w.replaceImport, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = notAggregate
 			return imports.ServiceImports(metav1.NamespaceAll).List(ctx, o)
@@ -141,7 +142,7 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 	if err != nil {
 		return nil, err
 	}
-	sliceStore, err := watchKind[member](v, "EndpointSlice", &discoveryv1.EndpointSlice{}, cachedSlice, &cache.ListWatch{
+	err = watchKind(v, "EndpointSlice", &discoveryv1.EndpointSlice{}, cachedSlice, w.replaceSlice, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = mcsv1beta1.LabelServiceName
 			return slices.EndpointSlices(metav1.NamespaceAll).List(ctx, o)
@@ -156,9 +157,7 @@ func New(cfg Config, imports mcsclient.ServiceImportsGetter, slices discoverycli
 	if err != nil {
 		return nil, err
 	}
-	v.read = func() ([]clusterset.Import, []member) {
-		return values[clusterset.Import](importStore), values[member](sliceStore)
-	}
+	v.read = w.snapshot
 	return v, nil
 }
 
@@ -186,27 +185,26 @@ func newView(cfg Config) (*View, error) {
 // the whole ClusterSet stand beside them.
 const notAggregate = "!" + v1alpha1.LabelServiceName
 
-// watchKind adds a kind of object to v and returns the cache it fills.
-func watchKind[T any](v *View, kind string, example runtime.Object, transform cache.TransformFunc, lw cache.ListerWatcher) (cache.Store, error) {
+// watchKind adds a kind of object to v. replace hears of each change: what it was and what it is, nil for what
+// was not, is not, or cannot be understood.
+func watchKind[T any](v *View, kind string, example runtime.Object, transform cache.TransformFunc, replace func(was, is *T), lw cache.ListerWatcher) error {
 	informer := cache.NewSharedIndexInformer(lw, example, 0, nil)
 	changed := func(was, is any) {
-		c, ok := is.(*cached[T])
-		if !ok {
-			return
-		}
-		if old, ok := was.(*cached[T]); ok && old.ResourceVersion == c.ResourceVersion {
+		old, fresh := cachedIn[T](was), cachedIn[T](is)
+		if old != nil && fresh != nil && old.ResourceVersion == fresh.ResourceVersion {
 			return // a new list of what we have
 		}
-		if c.err != nil {
+		if fresh != nil && fresh.err != nil {
 			v.cfg.Log.Error("skip an object that cannot be understood", "kind", kind,
-				"namespace", c.Namespace, "name", c.Name, "err", c.err)
+				"namespace", fresh.Namespace, "name", fresh.Name, "err", fresh.err)
 		}
+		replace(old.understood(), fresh.understood())
 		v.markDirty()
 	}
-	_, errHandler := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	handler, errHandler := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { changed(nil, obj) },
 		UpdateFunc: changed,
-		DeleteFunc: func(any) { v.markDirty() },
+		DeleteFunc: func(obj any) { changed(obj, nil) },
 	})
 	err := errors.Join(errHandler, informer.SetTransform(transform),
 		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
@@ -216,10 +214,10 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 			}
 		}))
 	if err != nil {
-		return nil, fmt.Errorf("watch %ss: %w", kind, err)
+		return fmt.Errorf("watch %ss: %w", kind, err)
 	}
-	v.sources = append(v.sources, source{informer.RunWithContext, informer.HasSynced})
-	return informer.GetStore(), nil
+	v.sources = append(v.sources, source{informer.RunWithContext, handler.HasSynced})
+	return nil
 }
 
 // Run watches and feeds the sinks until ctx is done; then it returns nil. No goroutine outlives it.
@@ -272,7 +270,7 @@ func (v *View) Status() Status {
 
 // build makes the Snapshot of now and wakes all sinks.
 func (v *View) build() {
-	s := assemble(v.read())
+	s := v.read()
 	v.mu.Lock()
 	v.snapshot, v.status.Built, v.status.Services = s, time.Now(), len(s.Services)
 	v.mu.Unlock()
