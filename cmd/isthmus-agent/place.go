@@ -36,6 +36,8 @@ const (
 	placePatience = 20 * time.Second
 )
 
+var errNotYet = errors.New("the controller has not written them yet")
+
 // locator finds out where the node is, tells the dataplane, and holds worlds back until it has: a world seen from
 // nowhere would send clients of local Services away.
 type locator struct {
@@ -110,7 +112,12 @@ func (l *locator) ask(ctx context.Context, last agent.Place) findings {
 			return
 		}
 		lacks = append(lacks, fmt.Errorf("%s: %w", what, err))
-		a.asking = a.asking || !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err)
+		switch {
+		case errors.Is(err, errNotYet):
+			a.soon = true
+		case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+			a.asking = true
+		}
 	}
 	node := &a.place.Node
 	if l.cfg.Zone == "" {
@@ -139,8 +146,7 @@ func (l *locator) ask(ctx context.Context, last agent.Place) findings {
 			if ranges, err = parseRanges(m.Status.ClusterSetIPCIDRRange); err == nil && len(ranges) > 0 {
 				a.place.Ranges = ranges
 			} else if err == nil {
-				err = errors.New("the controller has not written them yet")
-				a.soon = true
+				err = errNotYet
 			}
 		}
 		note("ranges of the ClusterSetIPs, to refuse those of nobody, see --clusterset-ip-range", err)
