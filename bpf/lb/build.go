@@ -214,7 +214,7 @@ func arrange(had []*backend, want []candidate, weights []uint32, slots int) []*b
 	for i := range want {
 		want[i].backend.wanted = 1
 		if weights != nil {
-			want[i].backend.wanted = int(weights[i])
+			want[i].backend.wanted = int32(weights[i])
 		}
 	}
 	for i := range min(len(had), len(table)) {

@@ -89,12 +89,12 @@ type backendKey struct {
 type backend struct {
 	id       BackendID
 	key      backendKey
-	held     bool // the map has it
-	draining bool // as the map has it
-	touched  bool // it is in Planner.touched
-	members  int  // how many frontends it serves
-	slots    int  // how many slots lead to it
-	wanted   int  // slots still to be found for it, while a table is made
+	held     bool  // the map has it
+	draining bool  // as the map has it
+	touched  bool  // it is in Planner.touched
+	members  int32 // how many frontends it serves
+	slots    int32 // how many slots lead to it
+	wanted   int32 // slots still to be found for it, while a table is made
 }
 
 // cluster is one index.
@@ -116,6 +116,9 @@ func (p *Planner) Again(have State) *Planner { return newPlanner(have, p.ids) }
 // were not, all of them, it must be thrown away. It keeps what in holds and must find it unchanged.
 func (p *Planner) Plan(in Input) (Plan, []Problem) {
 	p.round++
+	if len(p.backends) == 0 {
+		p.makeRoom(in.Snapshot)
+	}
 	p.mark(&in)
 	p.release()
 	var problems []Problem
@@ -135,6 +138,21 @@ func (p *Planner) Plan(in Input) (Plan, []Problem) {
 	plan := p.plan
 	p.plan = Plan{}
 	return plan, problems
+}
+
+// makeRoom allocates what a first Plan fills at once: growing there step by step would leave twice as much behind.
+func (p *Planner) makeRoom(snap *clusterset.Snapshot) {
+	endpoints := 0
+	for i := range snap.Services {
+		for _, s := range snap.Services[i].Slices {
+			endpoints += len(s.Endpoints)
+		}
+	}
+	p.backends = make(map[backendKey]*backend, endpoints)
+	p.usedBackends = make(map[BackendID]bool, endpoints)
+	p.touched = make([]*backend, 0, endpoints)
+	p.plan.PutBackends = make([]BackendWrite, 0, endpoints)
+	p.plan.PutSlots = make([]SlotWrite, 0, endpoints)
 }
 
 // mark finds the Services to look at and puts all that are there into order.
@@ -314,7 +332,7 @@ func (p *Planner) sweep() {
 		p.plan.DeleteSlots = append(p.plan.DeleteSlots, k)
 	}
 	clear(p.strays)
-	p.released, p.touched = p.released[:0], p.touched[:0]
+	p.released, p.touched = nil, nil
 	slices.SortFunc(p.plan.DeleteFrontends, Address.Compare)
 	slices.SortFunc(p.plan.DeleteSlots, Slot.Compare)
 	slices.Sort(p.plan.DeleteBackends)
