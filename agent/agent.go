@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -37,6 +38,9 @@ type Config struct {
 	Packets bool
 	Devices []string
 	Order   datapath.Order
+	// FastRoad lets flows between pods and uplinks pass the node's routing and netfilter, both ways, and with them
+	// whatever policies others enforce there.
+	FastRoad bool
 	// Place is where the node is, as far as it is known at the start; Settle says it later.
 	Place Place
 	// OnDrain, when not nil, is told which members this node has drained or taken back because of what their
@@ -64,7 +68,7 @@ func (c Config) Validate() error { return c.datapath().Validate() }
 func (c Config) datapath() datapath.Config {
 	return datapath.Config{
 		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
-		Packets: c.Packets, Devices: c.Devices, Order: c.Order,
+		Packets: c.Packets, Devices: c.Devices, Order: c.Order, FastRoad: c.FastRoad,
 	}
 }
 
@@ -89,6 +93,7 @@ type Agent struct {
 	dp      dataplane
 	onDrain func([]evidence.Change)
 	stale   chan struct{} // up when backends have gone whose sockets may be open
+	spent   chan struct{} // up when a large plan has left its memory behind
 
 	syncing sync.Mutex // one Sync at a time; taken before mu; guards what follows
 	planner *lb.Planner
@@ -123,8 +128,8 @@ func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (
 	if err != nil {
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
-	a := &Agent{log: log, dp: dp, onDrain: cfg.OnDrain, stale: make(chan struct{}, 1), planner: lb.NewPlanner(have)}
-	a.raiseStale() // what went while no agent was there
+	a := &Agent{log: log, dp: dp, onDrain: cfg.OnDrain, stale: make(chan struct{}, 1), spent: make(chan struct{}, 1), planner: lb.NewPlanner(have)}
+	raise(a.stale) // what went while no agent was there
 	a.settle(cfg.Place)
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)
 	log.Info("dataplane taken over", "frontends", len(have.Frontends), "backends", len(have.Backends))
@@ -169,6 +174,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return a.closeStale(ctx) })
 	group.Go(func() error { return a.dp.Follow(ctx) })
+	group.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-a.spent:
+				debug.FreeOSMemory() // the next plan of this size may be weeks away
+			}
+		}
+	})
 	return group.Wait()
 }
 
@@ -205,9 +220,10 @@ func (a *Agent) closeStale(ctx context.Context) error {
 	}
 }
 
-func (a *Agent) raiseStale() {
+// raise sets a flag that stays up until somebody receives from it.
+func raise(flag chan struct{}) {
 	select {
-	case a.stale <- struct{}{}:
+	case flag <- struct{}{}:
 	default:
 	}
 }
@@ -287,6 +303,9 @@ func (a *Agent) change(ctx context.Context, input func()) error {
 	return nil
 }
 
+// largePlan is how many writes leave so much memory behind that it is given back to the node.
+const largePlan = 50000
+
 // follow brings the maps to what the input asks for. The caller holds syncing.
 func (a *Agent) follow(ctx context.Context) ([]lb.Problem, error) {
 	if a.lost {
@@ -303,7 +322,10 @@ func (a *Agent) follow(ctx context.Context) ([]lb.Problem, error) {
 		return nil, fmt.Errorf("program dataplane: %w", err)
 	}
 	if len(plan.DeleteBackends) > 0 {
-		a.raiseStale()
+		raise(a.stale)
+	}
+	if plan.Writes() >= largePlan {
+		raise(a.spent)
 	}
 	return problems, nil
 }

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -44,6 +45,9 @@ type Config struct {
 	// Packets adds the packet path, on Devices, or on those that are found.
 	Packets bool
 	Devices []string
+	Order   string
+	// FastRoad lets the packet path pass by the node's routing and netfilter.
+	FastRoad bool
 	// Proc and Namespaces are where the node's processes and network namespaces are seen.
 	Proc, Namespaces string
 
@@ -91,6 +95,8 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.BoolVar(&c.ZonesSpanClusters, "zones-span-clusters", false, "zones of one name are one zone, in whatever cluster")
 	f.BoolVar(&c.Packets, "packet-path", false, "also serve clients whose sockets are not translated, by the packets on their devices")
 	f.StringSliceVar(&c.Devices, "device", nil, "device of the packet path, or a pattern such as eth*, repeatable; default: those that are found")
+	f.StringVar(&c.Order, "packet-order", "", fmt.Sprintf("place of the packet path among the programs of others on a device: %s (the default) or %s", datapath.OrderNear, datapath.OrderFar))
+	f.BoolVar(&c.FastRoad, "fast-road", false, "let the packet path pass by the node's routing and netfilter, and whatever policies others enforce there")
 	f.StringVar(&c.Proc, "proc", "", "where the node's processes are seen, to close sockets of backends that went; default /proc")
 	f.StringVar(&c.Namespaces, "netns", "", "where the node's named network namespaces are seen; default /run/netns")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
@@ -134,7 +140,7 @@ func (c *Config) Validate() error {
 func (c *Config) agent() agent.Config {
 	return agent.Config{
 		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
-		Packets: c.Packets, Devices: c.Devices, Place: c.place(),
+		Packets: c.Packets, Devices: c.Devices, Order: datapath.Order(c.Order), FastRoad: c.FastRoad, Place: c.place(),
 	}
 }
 

@@ -53,12 +53,13 @@ var (
 	descWrites    = prometheus.NewDesc("isthmus_agent_map_writes_total", "Writes to the kernel's maps since the agent started.", nil, nil)
 	descRecords   = prometheus.NewDesc("isthmus_agent_dns_records", "DNS records served.", nil, nil)
 	descRefusals  = prometheus.NewDesc("isthmus_agent_refusals_total", "Clients refused since the maps were made, by reason.", []string{"reason"}, nil)
+	descDrained   = prometheus.NewDesc("isthmus_agent_drained", "1 for each member whose packets die, as this node sees it.", []string{"source_cluster"}, nil)
 	descSynced    = prometheus.NewDesc("isthmus_agent_last_sync_timestamp_seconds", "When a part took the last world.", []string{"part"}, nil)
 )
 
 // Describe is part of prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descReady, descServices, descFrontends, descBackends, descWrites, descRecords, descRefusals, descSynced} {
+	for _, d := range []*prometheus.Desc{descReady, descServices, descFrontends, descBackends, descWrites, descRecords, descRefusals, descDrained, descSynced} {
 		ch <- d
 	}
 }
@@ -81,6 +82,9 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(descWrites, prometheus.CounterValue, float64(s.Dataplane.Writes))
 	for reason, n := range s.Dataplane.Refusals {
 		ch <- prometheus.MustNewConstMetric(descRefusals, prometheus.CounterValue, float64(n), reason)
+	}
+	for _, id := range s.Dataplane.Drained {
+		gauge(descDrained, 1, id)
 	}
 	for part, at := range map[string]time.Time{"dataplane": s.Dataplane.Synced, "dns": s.DNS.Synced} {
 		if !at.IsZero() {

@@ -136,6 +136,9 @@ func agentStatus(cfg Config, world view.Status, dataplane agent.Status, names *n
 		Dataplane: dataplaneStatus(dataplane),
 	}
 	s.MissingCapabilities = append(s.MissingCapabilities, dataplane.Missing...)
+	for _, f := range dataplane.Findings {
+		s.MissingCapabilities = append(s.MissingCapabilities, f.Message+"; "+f.Fix)
+	}
 	var lacks string
 	s.DNS, lacks = names.Status()
 	if lacks != "" {
@@ -171,6 +174,9 @@ func dataplaneStatus(is agent.Status) status.Dataplane {
 	}
 	for _, p := range is.Problems {
 		s.Problems = append(s.Problems, p.String())
+	}
+	for _, id := range is.Drained {
+		s.Drained = append(s.Drained, string(id))
 	}
 	for reason, n := range is.Refusals {
 		s.Refusals[reason.String()] = n

@@ -58,6 +58,8 @@ type Dataplane struct {
 	Synced    time.Time `json:"synced,omitzero"`
 	Error     string    `json:"error,omitempty"`
 	Problems  []string  `json:"problems,omitempty"` // Services that cannot be programmed as asked, and why
+	// Drained are the members whose packets die, as this node sees them.
+	Drained []string `json:"drained,omitempty"`
 	// Refusals counts the clients refused since the maps were made, by reason.
 	Refusals map[string]uint64 `json:"refusals,omitempty"`
 }
