@@ -174,13 +174,17 @@ static __always_inline bool is_opening(const struct packet *p)
 }
 
 /* Changes a flow's state by a packet of it, in both directions. Few packets do; is_telling says which may. */
-static __noinline int follow(const struct packet *p, struct conn *c)
+__noinline int follow(const struct packet *p, struct conn *c)
 {
-	enum conn_state state = c->state;
-	enum conn_flags flags = c->flags;
+	enum conn_state state;
+	enum conn_flags flags;
 	struct conn_key other_key;
 	struct conn *other;
 
+	if (!p || !c)
+		return 0;
+	state = c->state;
+	flags = c->flags;
 	if (is_reset(p)) {
 		if (state == CONN_OPENING && p->key.reply)
 			note_outcome(c, true);
@@ -226,25 +230,31 @@ static __always_inline struct fragment_key fragment_of(const struct packet *p)
 }
 
 /* Remembers the ports of a first fragment. */
-static __noinline int remember_fragment(const struct packet *p)
+__noinline int remember_fragment(const struct packet *p)
 {
-	struct fragment_key key = fragment_of(p);
-	struct fragment value = {
-		.seen = now_ns(),
-		.client_port = p->key.client_port,
-		.server_port = p->key.server_port,
-	};
+	struct fragment value = {};
+	struct fragment_key key;
 
+	if (!p)
+		return 0;
+	key = fragment_of(p);
+	value.seen = now_ns();
+	value.client_port = p->key.client_port;
+	value.server_port = p->key.server_port;
 	return bpf_map_update_elem(&fragments, &key, &value, BPF_ANY);
 }
 
 /* Gives a later fragment the ports of its first. Returns false when that was not seen: only those of flows that are
  * translated are remembered. */
-static __noinline bool recall_fragment(struct packet *p)
+__noinline int recall_fragment(struct packet *p)
 {
-	struct fragment_key key = fragment_of(p);
-	struct fragment *first = bpf_map_lookup_elem(&fragments, &key);
+	struct fragment_key key;
+	struct fragment *first;
 
+	if (!p)
+		return false;
+	key = fragment_of(p);
+	first = bpf_map_lookup_elem(&fragments, &key);
 	if (!first || since(first->seen, now_ns()) > FRAGMENT_S * NS_PER_S)
 		return false;
 	p->key.client_port = first->client_port;

@@ -110,13 +110,17 @@ static __noinline bool find_road(struct __sk_buff *skb, const struct packet *p, 
 
 /* Once a second of a flow. Returns false when the flow is over: it was silent for too long, or its backend is gone and
  * a datagram may as well go to another. */
-static __noinline bool tend(struct __sk_buff *skb, const struct packet *p, struct conn *c, __u64 now)
+__noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *c, __u64 now)
 {
-	__u32 client_device = p->key.reply ? 0 : skb->ifindex;
+	__u32 client_device, backend_id;
 
+	if (!p || !c)
+		return false;
+	backend_id = c->backend_id; /* Linux 6.1 takes no key from memory that a caller passed */
+	client_device = p->key.reply ? 0 : skb->ifindex;
 	if (!is_alive(p->key.proto, c, now))
 		return false;
-	if (p->key.proto == IPPROTO_UDP && !p->key.reply && !bpf_map_lookup_elem(&backends, &c->backend_id))
+	if (p->key.proto == IPPROTO_UDP && !p->key.reply && !bpf_map_lookup_elem(&backends, &backend_id))
 		return false;
 	c->seen = now;
 	if (p->key.reply)
@@ -282,10 +286,13 @@ static __always_inline int send_to_backend(const struct conn *c)
 
 /* An ICMP message to a VIP. Errors go on to the backend they are for. Anything else is refused, echo requests too: a
  * VIP is ports and no machine, and what answered in its place would say nothing of any backend. */
-static __noinline int serve_icmp(struct __sk_buff *skb, struct packet *p)
+__noinline int serve_icmp(struct __sk_buff *skb, const struct packet *p)
 {
-	struct conn *c = is_error(p) ? translate_error(skb, p, false) : NULL;
+	struct conn *c;
 
+	if (!p)
+		return TC_ACT_SHOT;
+	c = is_error(p) ? translate_error(skb, p, false) : NULL;
 	if (c)
 		return fits_fast(skb, p, c) ? send_to_backend(c) : TC_ACT_UNSPEC;
 	if (!is_in_ranges(p->key.server))
@@ -294,8 +301,10 @@ static __noinline int serve_icmp(struct __sk_buff *skb, struct packet *p)
 }
 
 /* What cannot be read is refused when it is for the ClusterSet, and else none of our business. */
-static __noinline int reject(struct __sk_buff *skb, struct packet *p, enum drop_reason reason)
+__noinline int reject(struct __sk_buff *skb, const struct packet *p, enum drop_reason reason)
 {
+	if (!p)
+		return TC_ACT_SHOT;
 	if (!is_in_ranges(p->key.server))
 		return TC_ACT_UNSPEC;
 	return refuse(skb, p, 0, reason);

@@ -249,9 +249,15 @@ static __always_inline bool is_extension(__u8 next)
 	       next == IPPROTO_FRAGMENT;
 }
 
-/* Goes past the extension headers of IPv6. Not inlined: few packets have any. */
-static __noinline enum drop_reason skip_extensions(struct __sk_buff *skb, struct packet *p)
+/* Goes past the extension headers of IPv6 and returns an enum drop_reason.
+ *
+ * Functions that are not static, here and elsewhere, the verifier looks at once and by themselves; static ones again
+ * for every state in which they are called, and what follows for every state in which they return. They must expect
+ * NULL, which nobody gives them. */
+__noinline int skip_extensions(struct __sk_buff *skb, struct packet *p)
 {
+	if (!p)
+		return DROP_REASON_MALFORMED;
 	for (int i = 0; i < EXTENSIONS_MAX; i++) {
 		struct ipv6_extension ext;
 		__u32 length;

@@ -203,9 +203,12 @@ static __noinline int tell(const struct conn_key *client, const struct backend *
 
 /* Counts the refusal of a packet, and answers it where that is right: never an ICMP error, nothing but a first
  * fragment (RFC 1122 section 3.2.2), and nothing whose headers make no sense. */
-static __noinline int refuse(struct __sk_buff *skb, const struct packet *p, __u32 service, enum drop_reason reason)
+__noinline int refuse(struct __sk_buff *skb, const struct packet *p, __u32 service, enum drop_reason reason)
 {
 	struct choice choice = { .service = service, .reason = reason };
+
+	if (!p)
+		return TC_ACT_SHOT;
 
 	count_refusal(service, reason);
 	tell(&p->key, NULL, &choice);
