@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
@@ -32,8 +33,11 @@ const (
 	writers = 8
 	// poll is how often the kernel is asked whether it has the rules.
 	poll = 100 * time.Millisecond
-	// limit is how long kube-proxy may take.
-	limit = 15 * time.Minute
+	// limit is how long kube-proxy may take, and limitEach what each Service adds.
+	limit     = time.Minute
+	limitEach = 60 * time.Millisecond
+	// tail is how much of its log an error shows, in bytes.
+	tail = 2000
 )
 
 // Service is one to be programmed. Its ports have the same number at the Service and at its endpoints' each.
@@ -86,10 +90,10 @@ func Program(ctx context.Context, cfg Config, services []Service) (took time.Dur
 	if err := api.WriteKubeconfig(kubeconfig, apiserver.Admin, address, namespace); err != nil {
 		return 0, err
 	}
-	waiting, cancel := context.WithTimeout(ctx, limit)
+	waiting, cancel := context.WithTimeout(ctx, limit+time.Duration(len(services))*limitEach)
 	defer cancel()
 	begin = time.Now()
-	proxy, err := program.Start(nsenter, filepath.Join(cfg.Dir, "kube-proxy.log"), "--net="+cfg.Namespace.Path(),
+	proxy, err := program.Start(nsenter, cfg.log(), "--net="+cfg.Namespace.Path(),
 		filepath.Join(cfg.Assets, "kube-proxy"), "--proxy-mode=nftables", "--kubeconfig="+kubeconfig, "--hostname-override="+node,
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
 		// Leave alone what is the whole machine's.
@@ -123,13 +127,16 @@ func await(ctx context.Context, cfg Config, proxy *program.Program, s Service, i
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for kube-proxy's rules: %w", ctx.Err())
+			said, err := os.ReadFile(cfg.log())
+			return errors.Join(fmt.Errorf("wait for kube-proxy's rules: %w; it said last:\n%s", ctx.Err(), said[max(0, len(said)-tail):]), err)
 		case <-proxy.Ended():
 			return proxy.Failure()
 		case <-tick.C:
 		}
 	}
 }
+
+func (cfg Config) log() string { return filepath.Join(cfg.Dir, "kube-proxy.log") }
 
 // relay makes address of the machine's own network reachable from the namespace, at the address it returns,
 // until stop.
