@@ -162,7 +162,8 @@ enum drop_reason {
 	DROP_REASON_MALFORMED = 5,    /* a packet shorter than its headers say, or with a header that cannot be */
 	DROP_REASON_FRAGMENT = 6,     /* a fragment whose first one, with the ports, was not seen before */
 	DROP_REASON_PROTOCOL = 7,     /* neither TCP, UDP, SCTP nor an ICMP error about them */
-	DROP_REASON_SCTP_PORT = 8,    /* SCTP to another port than the backend's, in a packet too large to checksum */
+	DROP_REASON_SCTP_PORT =
+		8, /* SCTP to another port than the backend's, in fragments: the checksum is over all of them */
 	DROP_REASON_NO_CONNECTION =
 		9, /* in the middle of a connection that is not known, after a full table or a long silence */
 	DROP_REASON_ITSELF = 10, /* the backends found for a client of the packet path were itself */

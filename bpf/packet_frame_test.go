@@ -26,8 +26,7 @@ type frame struct {
 	more     bool   // fragments follow
 	wrong    uint16 // is added to every transport checksum
 	noCheck  bool   // a UDP checksum of zero
-	window   uint16
-	bare     bool // the payload is all there is behind the IP header
+	bare     bool   // the payload is all there is behind the IP header
 	dontFrag bool
 }
 
@@ -62,8 +61,7 @@ func sum(s uint32, b []byte) uint32 {
 }
 
 func (f frame) pseudo(length int) uint32 {
-	s := sum(sum(uint32(f.proto)+uint32(length), f.src.Addr().AsSlice()), f.dst.Addr().AsSlice())
-	return s
+	return sum(sum(uint32(f.proto)+uint32(length), f.src.Addr().AsSlice()), f.dst.Addr().AsSlice())
 }
 
 // transport is the transport header and payload of the whole datagram.
@@ -86,8 +84,7 @@ func (f frame) transport() []byte {
 		b = binary.BigEndian.AppendUint32(b, f.seq)
 		b = binary.BigEndian.AppendUint32(b, f.ack)
 		b = append(b, 5<<4, f.flags)
-		b = binary.BigEndian.AppendUint16(b, f.window)
-		b = append(append(b, 0, 0, 0, 0), f.payload...)
+		b = append(append(b, 0, 0, 0, 0, 0, 0), f.payload...)
 		check(16)
 	case udp:
 		b = binary.BigEndian.AppendUint16(b, uint16(8+len(f.payload)))

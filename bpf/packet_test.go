@@ -154,7 +154,7 @@ func (p *path) put(name string, key, value any) {
 	}
 }
 
-// settings of the packet path.
+// set sets the flags of the packet path.
 func (p *path) set(flags bpf.PacketFlags) {
 	p.t.Helper()
 	p.put(bpf.MapPacketSettings, uint32(0), bpf.PacketSettings{Flags: flags})
@@ -245,7 +245,7 @@ func connKey(client, server netip.AddrPort, proto, reply uint8) bpf.ConnKey {
 	}
 }
 
-// state returns how far both directions of a flow have come.
+// states returns how far both directions of a flow have come.
 func (p *path) states(s side, proto uint8) (there, back bpf.ConnState) {
 	p.t.Helper()
 	var a, b bpf.Conn
@@ -294,23 +294,23 @@ func TestPacketThereAndBack(t *testing.T) {
 		only   uint8 // for this protocol
 		v6, v4 bool  // only for this family
 	}{
-		"plain":            {change: func(*frame) {}},
-		"no payload":       {change: func(f *frame) { f.payload = nil }},
-		"odd payload":      {change: func(f *frame) { f.payload = []byte("odd") }},
-		"large":            {change: func(f *frame) { f.payload = make([]byte, 1400) }},
-		"wrong checksum":   {change: func(f *frame) { f.wrong = 0x1234 }},
-		"no checksum":      {change: func(f *frame) { f.noCheck = true }, only: udp},
-		"one hop left":     {change: func(f *frame) { f.hops = 1 }},
-		"VLAN":             {change: func(f *frame) { f.vlan = []int{7} }},
-		"VLAN in VLAN":     {change: func(f *frame) { f.vlan = []int{7, 8} }},
-		"options":          {change: func(f *frame) { f.options = []byte{1, 1, 1, 0} }, v4: true},
-		"all options":      {change: func(f *frame) { f.options = slices.Repeat([]byte{1}, 40) }, v4: true},
-		"hop by hop":       {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
-		"destination":      {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_DSTOPTS, make([]byte, 14)}} }, v6: true},
-		"routed already":   {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_ROUTING, []byte{4, 0, 0, 0, 0, 0}}} }, v6: true},
-		"atomic fragment":  {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_FRAGMENT, make([]byte, 6)}} }, v6: true},
-		"six extensions":   {change: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 6) }, v6: true},
-		"padded Ethernet ": {change: func(f *frame) { f.payload = []byte{0} }},
+		"plain":           {change: func(*frame) {}},
+		"no payload":      {change: func(f *frame) { f.payload = nil }},
+		"odd payload":     {change: func(f *frame) { f.payload = []byte("odd") }},
+		"large":           {change: func(f *frame) { f.payload = make([]byte, 1400) }},
+		"wrong checksum":  {change: func(f *frame) { f.wrong = 0x1234 }},
+		"no checksum":     {change: func(f *frame) { f.noCheck = true }, only: udp},
+		"one hop left":    {change: func(f *frame) { f.hops = 1 }},
+		"VLAN":            {change: func(f *frame) { f.vlan = []int{7} }},
+		"VLAN in VLAN":    {change: func(f *frame) { f.vlan = []int{7, 8} }},
+		"options":         {change: func(f *frame) { f.options = []byte{1, 1, 1, 0} }, v4: true},
+		"all options":     {change: func(f *frame) { f.options = slices.Repeat([]byte{1}, 40) }, v4: true},
+		"hop by hop":      {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
+		"destination":     {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_DSTOPTS, make([]byte, 14)}} }, v6: true},
+		"routed already":  {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_ROUTING, []byte{4, 0, 0, 0, 0, 0}}} }, v6: true},
+		"atomic fragment": {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_FRAGMENT, make([]byte, 6)}} }, v6: true},
+		"six extensions":  {change: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 6) }, v6: true},
+		"one byte":        {change: func(f *frame) { f.payload = []byte{0} }},
 	}
 	p := newPath(t)
 	eachSide(t, func(t *testing.T, s side, proto uint8) {
