@@ -160,6 +160,7 @@ func (n packetNode) keepDialing(t *testing.T) (stop func()) {
 // fails on the way.
 func TestPacketPath(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
+		t.Helper()
 		n := newPacketNode(t)
 		var last string
 		rounds := []string{"start", "restart", "upgrade"}
@@ -337,6 +338,7 @@ func TestPromiseOfRanges(t *testing.T) {
 // What runs where is told by name, for either way of attaching, with times when the kernel counts them.
 func TestAttachments(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
+		t.Helper()
 		n := newPacketNode(t)
 		stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 		if err != nil {

@@ -277,7 +277,7 @@ func (d *Datapath) install(ctx context.Context) error {
 // the packet path to say.
 func (d *Datapath) keeps(name string) bool {
 	if d.packets != nil {
-		if _, ok := deviceOf(name, d.packets.hooks); ok || slices.ContainsFunc(d.packets.hooks, func(h packetHook) bool { return h.name == name }) {
+		if isLinkName(name, d.packets.hooks) || slices.ContainsFunc(d.packets.hooks, func(h packetHook) bool { return h.name == name }) {
 			return true
 		}
 	}

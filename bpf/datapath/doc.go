@@ -14,8 +14,9 @@
 // of another ABI, in an upgrade as in a rollback, makes maps of its own, and the programs that run go on with
 // theirs until those are filled. Then it swaps the programs, and only then what is old goes. Killed between
 // any two steps it leaves a node that serves and that either build takes over. What sockets had been told is
-// kept in maps too: a socket that lived through a change of ABI has its backend's name as its peer, and
-// an unconnected UDP socket may get one reply under that name.
+// kept in maps too: a socket that lived through a change of ABI has its backend's name as its peer, an
+// unconnected UDP socket may get one reply under that name, and the packet path knows its connections no more
+// and resets them. Between builds of one ABI nothing of that happens.
 //
 // The capabilities BPF, NET_ADMIN and PERFMON are enough: nothing is ever looked up by its kernel id,
 // which would take SYS_ADMIN. That is why the programs are pinned beside the links.

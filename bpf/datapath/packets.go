@@ -146,14 +146,14 @@ func (p *packets) attach(d device.Device) error {
 // linkName is the pin of a hook's link to a device. Names of devices may hold dots, which BPF filesystems refuse.
 func linkName(hook string, index int) string { return hook + "_" + strconv.Itoa(index) }
 
-// deviceOf is the inverse of linkName for one of hooks.
-func deviceOf(name string, hooks []packetHook) (index int, ok bool) {
+// isLinkName reports whether a pin is one that linkName names for one of hooks.
+func isLinkName(name string, hooks []packetHook) bool {
 	i := strings.LastIndexByte(name, '_')
 	if i < 0 || !slices.ContainsFunc(hooks, func(h packetHook) bool { return h.name == name[:i] }) {
-		return 0, false
+		return false
 	}
-	index, err := strconv.Atoi(name[i+1:])
-	return index, err == nil
+	_, err := strconv.Atoi(name[i+1:])
+	return err == nil
 }
 
 // attachTCX makes a device run our program, in the place of an older one of ours without a gap.
@@ -218,7 +218,7 @@ func (p *packets) detachOthers(all, chosen []device.Device) error {
 		}
 	}
 	for _, name := range names {
-		if _, ok := deviceOf(name, p.hooks); ok && (!p.tcx || !wanted[name]) {
+		if isLinkName(name, p.hooks) && (!p.tcx || !wanted[name]) {
 			errs = append(errs, detach(p.pins.linkPath(name)), removePin(p.pins.linkPath(name)))
 		}
 	}

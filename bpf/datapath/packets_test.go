@@ -242,6 +242,7 @@ func bothWays(t *testing.T, test func(t *testing.T, noTCX bool)) {
 // The programs follow pods as they come and go, and see both directions.
 func TestFollowsDevices(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
+		t.Helper()
 		cfg, first := testConfig(t), newPod(t, 1)
 		d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
 		await(t, "the pod that is there", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
@@ -274,6 +275,7 @@ func deviceFiles(t *testing.T, cfg Config, p pod) []string {
 // packet passes by in between.
 func TestPacketProgramsAreReplacedInPlace(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
+		t.Helper()
 		cfg, p := testConfig(t), newPod(t, 1)
 		ids := map[int]ebpf.ProgramID{}
 		for round, padding := range []int{0, 0, 5} {
@@ -385,6 +387,7 @@ func TestNeighboursOnDevices(t *testing.T) {
 		return prog
 	}
 	bothWays(t, func(t *testing.T, noTCX bool) {
+		t.Helper()
 		cfg, p := testConfig(t), newPod(t, 1)
 		put := func(index int32, anchor link.Anchor, priority uint16) {
 			prog := program(t, index)
@@ -443,6 +446,7 @@ func TestNeighboursOnDevices(t *testing.T) {
 // Remove takes the packet path off every device, and clsact only from those that had it from us.
 func TestRemoveTakesThePacketPathOffDevices(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
+		t.Helper()
 		cfg, own, theirs, shared := testConfig(t), newPod(t, 1), newPod(t, 2), newPod(t, 3)
 		if err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 			LinkIndex: theirs.host.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),

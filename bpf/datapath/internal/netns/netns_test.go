@@ -7,9 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"testing"
-
 	"syscall"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
