@@ -12,9 +12,10 @@ type (
 	ConnState = packetConnState
 	// ConnFlags are the flags of a Conn.
 	ConnFlags = packetConnFlags
-	// FragmentKey and Fragment are key and value of the map fragments.
+	// FragmentKey is the key of the map fragments: the datagram a fragment is of.
 	FragmentKey = packetFragmentKey
-	Fragment    = packetFragment
+	// Fragment is its value: the ports, which only the first fragment carries.
+	Fragment = packetFragment
 	// Device is the value of the map devices, whose key is an interface's index, a uint32.
 	Device = packetDevice
 	// PacketSettings is the one value of the map packet_settings.

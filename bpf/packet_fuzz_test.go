@@ -158,7 +158,7 @@ func soundIPv6(b []byte) int {
 
 func soundTransport(proto uint8, src, dst, l4 []byte) int {
 	pseudo := sum(sum(uint32(proto)+uint32(len(l4)), src), dst)
-	right := false
+	var right bool
 	switch {
 	case proto == tcp && len(l4) >= 20, proto == unix.IPPROTO_ICMPV6 && len(l4) >= 8 && len(src) == 16:
 		right = sum(pseudo, l4) == 0xffff

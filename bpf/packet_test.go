@@ -119,8 +119,7 @@ func newPath(t testing.TB) *path {
 	}
 	p := &path{t: t, coll: coll}
 	for name, m := range coll.Maps {
-		switch m.Type() {
-		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+		if slices.Contains([]ebpf.MapType{ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie}, m.Type()) {
 			p.clear(name, m)
 		}
 	}
@@ -278,14 +277,21 @@ func (p *path) cluster(index uint32) bpf.Cluster {
 	return c
 }
 
-// eachSide runs f for both families and all transports.
-func eachSide(t *testing.T, f func(t *testing.T, s side, proto uint8)) {
-	t.Helper()
+// crossing is one transport in one family.
+type crossing struct {
+	side
+	proto uint8
+}
+
+// crossings are all of them, by name.
+func crossings() map[string]crossing {
+	all := map[string]crossing{}
 	for family, s := range sides {
 		for name, proto := range transports {
-			t.Run(family+"/"+name, func(t *testing.T) { f(t, s, proto) })
+			all[family+"/"+name] = crossing{s, proto}
 		}
 	}
+	return all
 }
 
 func TestPacketThereAndBack(t *testing.T) {
@@ -313,45 +319,51 @@ func TestPacketThereAndBack(t *testing.T) {
 		"one byte":        {change: func(f *frame) { f.payload = []byte{0} }},
 	}
 	p := newPath(t)
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p.serve(1, proto, s.vip, s.backend)
-		port := uint16(1000)
-		for name, v := range variants {
-			if v.only != 0 && v.only != proto || v.v4 && s.vip.Addr().Is6() || v.v6 && s.vip.Addr().Is4() {
-				continue
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p.serve(1, proto, s.vip, s.backend)
+			port := uint16(1000)
+			for name, v := range variants {
+				if v.only != 0 && v.only != proto || v.v4 && s.vip.Addr().Is6() || v.v6 && s.vip.Addr().Is4() {
+					continue
+				}
+				port++
+				t.Run(name, func(t *testing.T) {
+					p.t = t
+					s := s
+					s.client = netip.AddrPortFrom(s.client.Addr(), port)
+					there, back := s.opening(proto), s.answer(proto)
+					v.change(&there)
+					v.change(&back)
+					p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+					p.translated(bpf.ProgFromNetwork, there, there.to(s.backend))
+					p.untouched(bpf.ProgFromClient, back.bytes())
+					p.untouched(bpf.ProgFromNetwork, back.bytes()) // the flow takes the slow road
+					p.translated(bpf.ProgToClient, back, back.from(s.vip))
+					p.untouched(bpf.ProgToClient, there.to(s.backend).bytes())
+					p.untouched(bpf.ProgToClient, back.from(s.elsewhere).bytes())
+				})
 			}
-			port++
-			t.Run(name, func(t *testing.T) {
-				p.t = t
-				s := s
-				s.client = netip.AddrPortFrom(s.client.Addr(), port)
-				there, back := s.opening(proto), s.answer(proto)
-				v.change(&there)
-				v.change(&back)
-				p.translated(bpf.ProgFromClient, there, there.to(s.backend))
-				p.translated(bpf.ProgFromNetwork, there, there.to(s.backend))
-				p.untouched(bpf.ProgFromClient, back.bytes())
-				p.untouched(bpf.ProgFromNetwork, back.bytes()) // the flow takes the slow road
-				p.translated(bpf.ProgToClient, back, back.from(s.vip))
-				p.untouched(bpf.ProgToClient, there.to(s.backend).bytes())
-				p.untouched(bpf.ProgToClient, back.from(s.elsewhere).bytes())
-			})
-		}
-		p.t = t
-		p.wantRefusals(map[string]uint64{})
-	})
+			p.t = t
+			p.wantRefusals(map[string]uint64{})
+		})
+	}
 }
 
 // A frame is padded to the shortest Ethernet allows: the padding is no part of the packet.
 func TestPacketPadding(t *testing.T) {
 	p := newPath(t)
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p.t = t
-		p.serve(1, proto, s.vip, s.backend)
-		f := s.opening(proto)
-		pad := make([]byte, 20)
-		p.want(bpf.ProgFromClient, append(f.bytes(), pad...), passed, append(f.to(s.backend).bytes(), pad...))
-	})
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p.t = t
+			p.serve(1, proto, s.vip, s.backend)
+			f := s.opening(proto)
+			pad := make([]byte, 20)
+			p.want(bpf.ProgFromClient, append(f.bytes(), pad...), passed, append(f.to(s.backend).bytes(), pad...))
+		})
+	}
 }
 
 // What is to no VIP passes as it is, whatever it is.
@@ -390,30 +402,33 @@ func TestPacketTruncated(t *testing.T) {
 	for _, s := range sides {
 		p.addRange(s.ranges)
 	}
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p.t = t
-		p.serve(1, proto, s.vip, s.backend)
-		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
-		base := p.refusals()["0 malformed"]
-		for _, vlan := range [][]int{nil, {7}, {7, 8}} {
-			f, back := s.opening(proto), s.answer(proto)
-			f.vlan, back.vlan = vlan, vlan
-			whole, answer := f.bytes(), back.bytes()
-			for n := s.shortest(f); n < len(whole); n++ {
-				verdict := uint32(passed)
-				if n >= 14+4*len(vlan)+s.header() {
-					verdict = dropped
-					base++
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p.t = t
+			p.serve(1, proto, s.vip, s.backend)
+			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+			base := p.refusals()["0 malformed"]
+			for _, vlan := range [][]int{nil, {7}, {7, 8}} {
+				f, back := s.opening(proto), s.answer(proto)
+				f.vlan, back.vlan = vlan, vlan
+				whole, answer := f.bytes(), back.bytes()
+				for n := s.shortest(f); n < len(whole); n++ {
+					verdict := uint32(passed)
+					if n >= 14+4*len(vlan)+s.header() {
+						verdict = dropped
+						base++
+					}
+					p.want(bpf.ProgFromClient, whole[:n], verdict, whole[:n])
+					if got := p.refusals()["0 malformed"]; got != base {
+						t.Errorf("%d bytes: %d malformed, want %d", n, got, base)
+					}
+					p.untouched(bpf.ProgToClient, answer[:n])
+					p.untouched(bpf.ProgFromNetwork, answer[:n])
 				}
-				p.want(bpf.ProgFromClient, whole[:n], verdict, whole[:n])
-				if got := p.refusals()["0 malformed"]; got != base {
-					t.Errorf("%d bytes: %d malformed, want %d", n, got, base)
-				}
-				p.untouched(bpf.ProgToClient, answer[:n])
-				p.untouched(bpf.ProgFromNetwork, answer[:n])
 			}
-		}
-	})
+		})
+	}
 }
 
 // A header may lie about lengths as well.
@@ -492,34 +507,37 @@ func refusal(f frame, next int) frame {
 const next = 6
 
 func TestPacketRefused(t *testing.T) {
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		cases := map[string]struct {
-			arrange func(p *path)
-			frame   frame
-			reason  string
-		}{
-			"no frontend":   {func(p *path) { p.addRange(s.ranges) }, s.opening(proto), "0 no_frontend"},
-			"no backend":    {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
-			"backend gone":  {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
-			"slot gone":     {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
-			"itself":        {func(p *path) { p.serve(3, proto, s.vip, s.client) }, s.opening(proto), "3 itself"},
-			"another port":  {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
-			"tagged":        {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
-			"large":         {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
-			"nothing in it": {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = nil; return f }(), "0 no_frontend"},
-		}
-		for name, c := range cases {
-			t.Run(name, func(t *testing.T) {
-				p := newPath(t)
-				c.arrange(p)
-				answer := refusal(c.frame, next).bytes()
-				p.want(bpf.ProgFromClient, c.frame.bytes(), sentBack, answer)
-				p.want(bpf.ProgFromNetwork, c.frame.bytes(), sentBack, answer)
-				p.wantRefusals(map[string]uint64{c.reason: 2})
-				p.untouched(bpf.ProgToClient, answer)
-			})
-		}
-	})
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			cases := map[string]struct {
+				arrange func(p *path)
+				frame   frame
+				reason  string
+			}{
+				"no frontend":   {func(p *path) { p.addRange(s.ranges) }, s.opening(proto), "0 no_frontend"},
+				"no backend":    {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
+				"backend gone":  {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
+				"slot gone":     {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
+				"itself":        {func(p *path) { p.serve(3, proto, s.vip, s.client) }, s.opening(proto), "3 itself"},
+				"another port":  {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
+				"tagged":        {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
+				"large":         {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
+				"nothing in it": {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = nil; return f }(), "0 no_frontend"},
+			}
+			for name, c := range cases {
+				t.Run(name, func(t *testing.T) {
+					p := newPath(t)
+					c.arrange(p)
+					answer := refusal(c.frame, next).bytes()
+					p.want(bpf.ProgFromClient, c.frame.bytes(), sentBack, answer)
+					p.want(bpf.ProgFromNetwork, c.frame.bytes(), sentBack, answer)
+					p.wantRefusals(map[string]uint64{c.reason: 2})
+					p.untouched(bpf.ProgToClient, answer)
+				})
+			}
+		})
+	}
 }
 
 func (p *path) delete(name string, key any) {
@@ -757,25 +775,28 @@ func TestPacketReopened(t *testing.T) {
 
 // Evidence of life is what a backend did, never what was sent to it.
 func TestPacketEvidence(t *testing.T) {
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p := newPath(t)
-		p.serve(7, proto, s.vip, s.backend)
-		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
-		if got := p.cluster(7); got.Established != 0 || got.AnsweredAt != 0 {
-			t.Errorf("an opening is evidence: %+v", got)
-		}
-		p.run(bpf.ProgToClient, s.answer(proto).bytes())
-		p.run(bpf.ProgToClient, s.answer(proto).bytes())
-		got := p.cluster(7)
-		if got.Established != 1 || got.Reset != 0 || got.AnsweredAt == 0 {
-			t.Errorf("after an answer: %+v", got)
-		}
-		p.age(2 * time.Second)
-		p.run(bpf.ProgToClient, s.answer(proto).bytes())
-		if later := p.cluster(7); later.AnsweredAt <= got.AnsweredAt || later.Established != 1 {
-			t.Errorf("after another: %+v", later)
-		}
-	})
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			p.serve(7, proto, s.vip, s.backend)
+			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+			if got := p.cluster(7); got.Established != 0 || got.AnsweredAt != 0 {
+				t.Errorf("an opening is evidence: %+v", got)
+			}
+			p.run(bpf.ProgToClient, s.answer(proto).bytes())
+			p.run(bpf.ProgToClient, s.answer(proto).bytes())
+			got := p.cluster(7)
+			if got.Established != 1 || got.Reset != 0 || got.AnsweredAt == 0 {
+				t.Errorf("after an answer: %+v", got)
+			}
+			p.age(2 * time.Second)
+			p.run(bpf.ProgToClient, s.answer(proto).bytes())
+			if later := p.cluster(7); later.AnsweredAt <= got.AnsweredAt || later.Established != 1 {
+				t.Errorf("after another: %+v", later)
+			}
+		})
+	}
 	t.Run("refused", func(t *testing.T) {
 		s, p := sides["IPv4"], newPath(t)
 		p.serve(7, tcp, s.vip, s.backend)
@@ -789,33 +810,36 @@ func TestPacketEvidence(t *testing.T) {
 
 // Two VIPs of one client and port may meet at one backend: it sees two ports, and the answers find their way.
 func TestPacketStandInPort(t *testing.T) {
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p := newPath(t)
-		second := s
-		second.vip = netip.AddrPortFrom(s.vip.Addr().Next(), 99)
-		p.serve(1, proto, s.vip, s.backend)
-		p.serve(2, proto, second.vip, s.backend)
-		p.translated(bpf.ProgFromClient, s.opening(proto), s.opening(proto).to(s.backend))
-		p.run(bpf.ProgFromClient, second.opening(proto).bytes())
-		var c bpf.Conn
-		if err := p.coll.Maps[bpf.MapConns].Lookup(connKey(s.client, second.vip, proto, 0), &c); err != nil {
-			t.Fatal(err)
-		}
-		if c.ClientPort == s.client.Port() || c.ClientPort < 32768 {
-			t.Fatalf("the second flow has port %d", c.ClientPort)
-		}
-		standIn := netip.AddrPortFrom(s.client.Addr(), c.ClientPort)
-		f := second.opening(proto)
-		p.translated(bpf.ProgFromClient, f, f.to(s.backend).from(standIn))
-		back := s.answer(proto)
-		p.translated(bpf.ProgToClient, back, back.from(s.vip))
-		p.translated(bpf.ProgToClient, back.to(standIn), back.from(second.vip))
-		// Also in an error about the second flow.
-		if proto != sctp {
-			lost, seen := icmpUnreachable(s.router, s.client.Addr(), f.to(s.backend).from(standIn)), icmpUnreachable(s.router, s.client.Addr(), f)
-			p.translated(bpf.ProgToClient, lost, seen)
-		}
-	})
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			second := s
+			second.vip = netip.AddrPortFrom(s.vip.Addr().Next(), 99)
+			p.serve(1, proto, s.vip, s.backend)
+			p.serve(2, proto, second.vip, s.backend)
+			p.translated(bpf.ProgFromClient, s.opening(proto), s.opening(proto).to(s.backend))
+			p.run(bpf.ProgFromClient, second.opening(proto).bytes())
+			var c bpf.Conn
+			if err := p.coll.Maps[bpf.MapConns].Lookup(connKey(s.client, second.vip, proto, 0), &c); err != nil {
+				t.Fatal(err)
+			}
+			if c.ClientPort == s.client.Port() || c.ClientPort < 32768 {
+				t.Fatalf("the second flow has port %d", c.ClientPort)
+			}
+			standIn := netip.AddrPortFrom(s.client.Addr(), c.ClientPort)
+			f := second.opening(proto)
+			p.translated(bpf.ProgFromClient, f, f.to(s.backend).from(standIn))
+			back := s.answer(proto)
+			p.translated(bpf.ProgToClient, back, back.from(s.vip))
+			p.translated(bpf.ProgToClient, back.to(standIn), back.from(second.vip))
+			// Also in an error about the second flow.
+			if proto != sctp {
+				lost, seen := icmpUnreachable(s.router, s.client.Addr(), f.to(s.backend).from(standIn)), icmpUnreachable(s.router, s.client.Addr(), f)
+				p.translated(bpf.ProgToClient, lost, seen)
+			}
+		})
+	}
 }
 
 // icmpUnreachable is an ICMP error about f. It quotes no TCP checksum, which nobody translates.
@@ -831,44 +855,47 @@ func icmpUnreachable(from, to netip.Addr, f frame) frame {
 }
 
 func TestPacketErrors(t *testing.T) {
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p := newPath(t)
-		p.serve(1, proto, s.vip, s.backend)
-		there, back := s.opening(proto), s.answer(proto)
-		if proto == sctp {
-			there.payload, back.payload = nil, nil
-		}
-		p.run(bpf.ProgFromClient, there.bytes())
-		p.run(bpf.ProgToClient, back.bytes())
-		lost := there.to(s.backend)
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			p.serve(1, proto, s.vip, s.backend)
+			there, back := s.opening(proto), s.answer(proto)
+			if proto == sctp {
+				there.payload, back.payload = nil, nil
+			}
+			p.run(bpf.ProgFromClient, there.bytes())
+			p.run(bpf.ProgToClient, back.bytes())
+			lost := there.to(s.backend)
 
-		// To the client, about what it sent: from a router on the way, and from the backend itself.
-		p.translated(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
-		p.translated(bpf.ProgToClient, icmpUnreachable(s.backend.Addr(), s.client.Addr(), lost), icmpUnreachable(s.vip.Addr(), s.client.Addr(), there))
-		// To the backend, about what it sent: from the client, and from a router before it.
-		seen := back.from(s.vip)
-		p.translated(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.client.Addr(), s.backend.Addr(), back))
-		p.translated(bpf.ProgFromClient, icmpUnreachable(s.router, s.vip.Addr(), seen), icmpUnreachable(s.router, s.backend.Addr(), back))
-		// About other flows.
-		stranger := netip.AddrPortFrom(s.client.Addr(), 4)
-		p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.from(stranger)).bytes())
-		p.untouched(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes())
-		p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.to(s.elsewhere)).bytes())
-		p.wantRefusals(map[string]uint64{})
-		p.addRange(s.ranges)
-		unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes()
-		p.want(bpf.ProgFromClient, unknown, dropped, unknown)
-		p.wantRefusals(map[string]uint64{"0 no_connection": 1})
-		// Cut anywhere, it harms nobody.
-		whole := icmpUnreachable(s.router, s.client.Addr(), lost)
-		for n := range len(whole.payload) {
-			cut := whole
-			cut.payload = whole.payload[:n]
-			p.run(bpf.ProgToClient, cut.bytes())
-			cut.dst = netip.AddrPortFrom(s.vip.Addr(), 0)
-			p.run(bpf.ProgFromClient, cut.bytes())
-		}
-	})
+			// To the client, about what it sent: from a router on the way, and from the backend itself.
+			p.translated(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
+			p.translated(bpf.ProgToClient, icmpUnreachable(s.backend.Addr(), s.client.Addr(), lost), icmpUnreachable(s.vip.Addr(), s.client.Addr(), there))
+			// To the backend, about what it sent: from the client, and from a router before it.
+			seen := back.from(s.vip)
+			p.translated(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.client.Addr(), s.backend.Addr(), back))
+			p.translated(bpf.ProgFromClient, icmpUnreachable(s.router, s.vip.Addr(), seen), icmpUnreachable(s.router, s.backend.Addr(), back))
+			// About other flows.
+			stranger := netip.AddrPortFrom(s.client.Addr(), 4)
+			p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.from(stranger)).bytes())
+			p.untouched(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes())
+			p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.to(s.elsewhere)).bytes())
+			p.wantRefusals(map[string]uint64{})
+			p.addRange(s.ranges)
+			unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes()
+			p.want(bpf.ProgFromClient, unknown, dropped, unknown)
+			p.wantRefusals(map[string]uint64{"0 no_connection": 1})
+			// Cut anywhere, it harms nobody.
+			whole := icmpUnreachable(s.router, s.client.Addr(), lost)
+			for n := range len(whole.payload) {
+				cut := whole
+				cut.payload = whole.payload[:n]
+				p.run(bpf.ProgToClient, cut.bytes())
+				cut.dst = netip.AddrPortFrom(s.vip.Addr(), 0)
+				p.run(bpf.ProgFromClient, cut.bytes())
+			}
+		})
+	}
 }
 
 // Of a datagram in pieces only the first tells the ports.
@@ -975,25 +1002,28 @@ func zeroing(f frame) []byte {
 
 // Half of a flow that had to make room for others comes back with the next packet of the other half that tends it.
 func TestPacketHalfEvicted(t *testing.T) {
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p := newPath(t)
-		p.serve(1, proto, s.vip, s.backend)
-		there, back := s.opening(proto), s.answer(proto)
-		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
-		p.translated(bpf.ProgToClient, back, back.from(s.vip))
-		p.delete(bpf.MapConns, connKey(s.client, s.backend, proto, 1))
-		p.age(2 * time.Second)
-		p.translated(bpf.ProgFromClient, there, there.to(s.backend))
-		p.translated(bpf.ProgToClient, back, back.from(s.vip))
-		p.delete(bpf.MapConns, connKey(s.client, s.vip, proto, 0))
-		p.age(2 * time.Second)
-		p.translated(bpf.ProgToClient, back, back.from(s.vip))
-		more := there
-		if proto != udp {
-			more.flags = 0
-		}
-		p.translated(bpf.ProgFromClient, more, more.to(s.backend))
-	})
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			p.serve(1, proto, s.vip, s.backend)
+			there, back := s.opening(proto), s.answer(proto)
+			p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+			p.translated(bpf.ProgToClient, back, back.from(s.vip))
+			p.delete(bpf.MapConns, connKey(s.client, s.backend, proto, 1))
+			p.age(2 * time.Second)
+			p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+			p.translated(bpf.ProgToClient, back, back.from(s.vip))
+			p.delete(bpf.MapConns, connKey(s.client, s.vip, proto, 0))
+			p.age(2 * time.Second)
+			p.translated(bpf.ProgToClient, back, back.from(s.vip))
+			more := there
+			if proto != udp {
+				more.flags = 0
+			}
+			p.translated(bpf.ProgFromClient, more, more.to(s.backend))
+		})
+	}
 }
 
 // Session affinity knows a client by its address; Maglev by the packet alone.
@@ -1055,47 +1085,50 @@ func TestPacketChoice(t *testing.T) {
 }
 
 func TestPacketEvents(t *testing.T) {
-	eachSide(t, func(t *testing.T, s side, proto uint8) {
-		p := newPath(t)
-		p.addRange(s.ranges)
-		p.serve(4, proto, s.vip, s.backend)
-		p.put(bpf.MapSettings, uint32(0), bpf.Settings{Observe: 1})
-		events, err := ringbuf.NewReader(p.coll.Maps[bpf.MapEvents])
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer events.Close()
-		nowhere := netip.AddrPortFrom(s.vip.Addr(), 1)
-		p.run(bpf.ProgFromClient, s.opening(proto).bytes())
-		p.run(bpf.ProgFromClient, s.opening(proto).bytes()) // of the same flow: no choice
-		p.run(bpf.ProgFromClient, s.opening(proto).to(nowhere).bytes())
-		for _, want := range []bpf.Event{
-			{
-				Kind: bpf.EventChosen, Path: bpf.PathPacket, Service: 4, Cluster: 4, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
-				Vip: bpf.Addr16(s.vip.Addr()), VipPort: s.vip.Port(), Backend: bpf.Addr16(s.backend.Addr()), BackendPort: s.backend.Port(),
-			},
-			{
-				Kind: bpf.EventRefused, Path: bpf.PathPacket, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
-				Vip: bpf.Addr16(s.vip.Addr()), VipPort: 1, Reason: 4,
-			},
-		} {
-			events.SetDeadline(time.Now().Add(time.Second))
-			record, err := events.Read()
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			p.addRange(s.ranges)
+			p.serve(4, proto, s.vip, s.backend)
+			p.put(bpf.MapSettings, uint32(0), bpf.Settings{Observe: 1})
+			events, err := ringbuf.NewReader(p.coll.Maps[bpf.MapEvents])
 			if err != nil {
 				t.Fatal(err)
 			}
-			var got bpf.Event
-			if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &got); err != nil {
-				t.Fatal(err)
+			defer events.Close()
+			nowhere := netip.AddrPortFrom(s.vip.Addr(), 1)
+			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+			p.run(bpf.ProgFromClient, s.opening(proto).bytes()) // of the same flow: no choice
+			p.run(bpf.ProgFromClient, s.opening(proto).to(nowhere).bytes())
+			for _, want := range []bpf.Event{
+				{
+					Kind: bpf.EventChosen, Path: bpf.PathPacket, Service: 4, Cluster: 4, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
+					Vip: bpf.Addr16(s.vip.Addr()), VipPort: s.vip.Port(), Backend: bpf.Addr16(s.backend.Addr()), BackendPort: s.backend.Port(),
+				},
+				{
+					Kind: bpf.EventRefused, Path: bpf.PathPacket, Proto: proto, Client: bpf.Addr16(s.client.Addr()), ClientPort: s.client.Port(),
+					Vip: bpf.Addr16(s.vip.Addr()), VipPort: 1, Reason: 4,
+				},
+			} {
+				events.SetDeadline(time.Now().Add(time.Second))
+				record, err := events.Read()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got bpf.Event
+				if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &got); err != nil {
+					t.Fatal(err)
+				}
+				want.Time = got.Time
+				if got != want || got.Time == 0 {
+					t.Errorf("event %+v, want %+v", got, want)
+				}
 			}
-			want.Time = got.Time
-			if got != want || got.Time == 0 {
-				t.Errorf("event %+v, want %+v", got, want)
+			events.SetDeadline(time.Now())
+			if _, err := events.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("one event too many: %v", err)
 			}
-		}
-		events.SetDeadline(time.Now())
-		if _, err := events.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("one event too many: %v", err)
-		}
-	})
+		})
+	}
 }
