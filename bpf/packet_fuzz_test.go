@@ -16,7 +16,7 @@ import (
 // them: a known verdict, a packet as long as before or a short answer, and no checksum wrong that was right. The seeds
 // run with the other tests; longer:
 //
-//	go test -run XXX -fuzz FuzzPacket -fuzztime 10m ./bpf
+//	go test -run '^$' -fuzz FuzzPacket -fuzztime 10m ./bpf
 func FuzzPacket(f *testing.F) {
 	newPath(f) // loads, which takes longer than the fuzzer lets one input
 	for _, s := range sides {

@@ -29,6 +29,7 @@ func TestWriteMeetsItsEcho(t *testing.T) {
 	}{
 		"the answer comes first": {
 			run: func(t *testing.T, h *here) {
+				t.Helper()
 				h.wrote(at("7"))
 				expectEcho(t, h, at("7"), false, true)
 			},
@@ -36,6 +37,7 @@ func TestWriteMeetsItsEcho(t *testing.T) {
 		},
 		"somebody else wrote after": {
 			run: func(t *testing.T, h *here) {
+				t.Helper()
 				h.wrote(at("7"))
 				expectEcho(t, h, at("8"), false, false)
 			},
@@ -43,6 +45,7 @@ func TestWriteMeetsItsEcho(t *testing.T) {
 		},
 		"an older change comes while ours is on its way": {
 			run: func(t *testing.T, h *here) {
+				t.Helper()
 				h.wrote(at("7"))
 				expectEcho(t, h, at("6"), false, false)
 			},
@@ -50,6 +53,7 @@ func TestWriteMeetsItsEcho(t *testing.T) {
 		},
 		"it was deleted": {
 			run: func(t *testing.T, h *here) {
+				t.Helper()
 				h.wrote(at("7"))
 				expectEcho(t, h, at("7"), true, false)
 			},
