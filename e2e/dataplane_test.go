@@ -42,20 +42,15 @@ func offer(t *testing.T, service, preStop string, members ...string) netip.Addr 
 			}
 		}
 	})
-	var vip netip.Addr
-	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		said, err := bed.Kubectl(ctx, "a", "get", "serviceimport", service, "--namespace", namespace, "--output", "jsonpath={.spec.ips[*]}")
-		if err != nil {
-			return err
-		}
-		for f := range strings.FieldsSeq(said) {
-			if a, err := netip.ParseAddr(f); err == nil && a.Is4() {
-				vip = a
-			}
-		}
-		if !vip.IsValid() {
-			return fmt.Errorf("%s has no IPv4 VIP in a: %q", service, said)
-		}
+	if err := serviceImportedFrom(ctx, "a", service, strings.Join(members, " ")); err != nil {
+		t.Fatal(err)
+	}
+	addrs, err := vipsOf(ctx, service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vip := addrs[slices.IndexFunc(addrs, netip.Addr.Is4)]
+	err = testbed.Eventually(ctx, patience, func(ctx context.Context) error {
 		r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
 		if err != nil {
 			return err
@@ -140,10 +135,6 @@ func TestClientsStay(t *testing.T) {
 	needBed(t)
 	vip := offer(t, "sticky", "0", "a", "b")
 	http, udp := netip.AddrPortFrom(vip, 80).String(), netip.AddrPortFrom(vip, 7).String()
-	// Imported from both, or the one server might leave again.
-	if err := serviceClusters(t.Context(), "sticky", "a b"); err != nil {
-		t.Fatal(err)
-	}
 	first, err := client(podClient).run(t.Context(), "--connections", "200", "--url", "http://"+http)
 	if err != nil {
 		t.Fatal(err)
@@ -173,20 +164,6 @@ func TestClientsStay(t *testing.T) {
 			t.Errorf("after a restart of the agent %s answers, and it was %v before", server, first.Backends)
 		}
 	}
-}
-
-// serviceClusters waits until a imports a Service from exactly these clusters.
-func serviceClusters(ctx context.Context, service, clusters string) error {
-	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		said, err := bed.Kubectl(ctx, "a", "get", "serviceimport", service, "--namespace", namespace, "--output", "jsonpath={.status.clusters[*].cluster}")
-		if err != nil {
-			return err
-		}
-		if said != clusters {
-			return fmt.Errorf("%s is imported from %q, want %q", service, said, clusters)
-		}
-		return nil
-	})
 }
 
 // TestNobodyServes: a VIP whose servers are all gone refuses at once, and so do a port that it has not and an address

@@ -59,9 +59,12 @@ func (r report) clusters() []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// vips returns the Service's VIPs by family, as cluster a sees them.
-func vips(ctx context.Context) ([]netip.Addr, error) {
-	said, err := bed.Kubectl(ctx, "a", "get", "serviceimport", "echo", "--namespace", namespace, "--output", "jsonpath={.spec.ips[*]}")
+// vips returns the VIPs of the Service that most tests ask, by family, as cluster a sees them.
+func vips(ctx context.Context) ([]netip.Addr, error) { return vipsOf(ctx, "echo") }
+
+// vipsOf is vips for a Service of choice.
+func vipsOf(ctx context.Context, service string) ([]netip.Addr, error) {
+	said, err := bed.Kubectl(ctx, "a", "get", "serviceimport", service, "--namespace", namespace, "--output", "jsonpath={.spec.ips[*]}")
 	if err != nil {
 		return nil, err
 	}

@@ -211,7 +211,7 @@ func (d *Datapath) findLacks(ctx context.Context) {
 	}
 }
 
-// start attaches the programs, or leaves those of another ABI where they are for now.
+// start attaches the programs, or leaves those of another ABI where they are until the first Apply.
 func (d *Datapath) start(ctx context.Context) error {
 	foreign, err := d.pins.foreign(d.cgroup, d.maps)
 	if err != nil {

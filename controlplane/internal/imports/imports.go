@@ -227,10 +227,12 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		return none, err
 	case wrote, stands != have.imp:
 		return afterwards, nil
-	case clash:
-		none.RequeueAfter = clashRetry
 	}
-	return none, r.applyStatus(ctx, imp, stands)
+	err = r.applyStatus(ctx, imp, stands)
+	if clash {
+		return ctrl.Result{RequeueAfter: clashRetry}, err
+	}
+	return none, err
 }
 
 // imported makes the import here what the exports mean, its status apart, and returns that and how it stands, nil if
