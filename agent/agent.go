@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,9 @@ type Config struct {
 	// FastRoad lets flows between pods and uplinks pass the node's routing and netfilter, both ways, and with them
 	// whatever policies others enforce there.
 	FastRoad bool
+	// CheckInterval is how long it takes, on average, until the maps are compared again with what they should hold.
+	// Default a minute.
+	CheckInterval time.Duration
 	// Place is where the node is, as far as it is known at the start; Settle says it later.
 	Place Place
 	// OnDrain, when not nil, is told which members this node has drained or taken back because of what their
@@ -82,6 +86,10 @@ type dataplane interface {
 	Clusters() (map[clusterset.ClusterID]datapath.Evidence, error)
 	CloseStale(ctx context.Context) (closed int, err error)
 	Follow(ctx context.Context) error
+	Differences(ctx context.Context, want *lb.Audit) (int, error)
+	Observe(ctx context.Context, rate uint32, tell func(datapath.Event)) error
+	Counters() (map[clusterset.ServiceName]datapath.Counters, error)
+	Frontend(a lb.Address) (datapath.Entry, bool, error)
 	Missing() []string
 	Findings() ([]datapath.Finding, error)
 	Close() error
@@ -92,6 +100,8 @@ type Agent struct {
 	log     *slog.Logger
 	dp      dataplane
 	onDrain func([]evidence.Change)
+	every   time.Duration // between two checks of the maps
+	watched watched
 	stale   chan struct{} // up when backends have gone whose sockets may be open
 	spent   chan struct{} // up when a large plan has left its memory behind
 
@@ -128,7 +138,10 @@ func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (
 	if err != nil {
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
-	a := &Agent{log: log, dp: dp, onDrain: cfg.OnDrain, stale: make(chan struct{}, 1), spent: make(chan struct{}, 1), planner: lb.NewPlanner(have)}
+	a := &Agent{
+		log: log, dp: dp, onDrain: cfg.OnDrain, every: cmp.Or(cfg.CheckInterval, checkInterval),
+		stale: make(chan struct{}, 1), spent: make(chan struct{}, 1), planner: lb.NewPlanner(have),
+	}
 	raise(a.stale) // what went while no agent was there
 	a.settle(cfg.Place)
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)
@@ -166,7 +179,8 @@ func (a *Agent) settle(p Place) {
 
 // Run does what is to be done beside Sync, until ctx is done; then it returns nil. It drains the members whose
 // packets die and takes them back, asking nobody but the kernel and, in silence, backends; it closes the UDP
-// sockets of backends that have gone; and it follows the devices of the packet path.
+// sockets of backends that have gone; it follows the devices of the packet path; it checks the maps; and it tells
+// events to whoever observes.
 func (a *Agent) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -174,6 +188,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return a.closeStale(ctx) })
 	group.Go(func() error { return a.dp.Follow(ctx) })
+	group.Go(func() error { return a.checkMaps(ctx) })
+	group.Go(func() error { return a.watched.run(ctx, a.dp.Observe) })
 	group.Go(func() error {
 		for {
 			select {
@@ -361,8 +377,12 @@ type Status struct {
 	Drained   []clusterset.ClusterID    // members whose packets die, sorted
 	Writes    uint64                    // map entries written or deleted since New
 	Refusals  map[bpf.DropReason]uint64 // clients refused since the maps were made
-	Missing   []string                  // what the node does not have, and what comes of it, a sentence each
-	Findings  []datapath.Finding        // what stands in the packet path's way
+	// Differences is how many entries of the maps the last check found, and put right, that were not as they should
+	// be; Checked is when that was, zero before the first one.
+	Differences int
+	Checked     time.Time
+	Missing     []string           // what the node does not have, and what comes of it, a sentence each
+	Findings    []datapath.Finding // what stands in the packet path's way
 }
 
 // Ready returns nil when the dataplane equals the last accepted snapshot and every program is attached,

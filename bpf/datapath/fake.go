@@ -22,12 +22,17 @@ type Fake struct {
 	Err error
 	// Seen is the evidence about each member. It must not change once somebody reads it.
 	Seen map[clusterset.ClusterID]Evidence
+	// Counted is what clients of each Service met.
+	Counted map[clusterset.ServiceName]Counters
+	// Tell are events for Observe, and Rate is what it was last asked for, 0 while nobody observes.
+	Tell chan Event
+	Rate atomic.Uint32
 	// Stale is how often CloseStale was called.
 	Stale atomic.Int64
 }
 
 // NewFake returns a Fake whose maps hold what have holds.
-func NewFake(have lb.State) *Fake { return &Fake{state: have.Clone()} }
+func NewFake(have lb.State) *Fake { return &Fake{state: have.Clone(), Tell: make(chan Event)} }
 
 // Load returns a copy of what the maps hold.
 func (f *Fake) Load(ctx context.Context) (lb.State, error) {
@@ -51,11 +56,52 @@ func (f *Fake) Apply(ctx context.Context, p lb.Plan) error {
 	return err
 }
 
+// Differences returns how many entries are not as want says.
+func (f *Fake) Differences(ctx context.Context, want *lb.Audit) (int, error) {
+	want.State(f.state)
+	return want.Differences(), ctx.Err()
+}
+
+// Meddle does to the maps what somebody else would.
+func (f *Fake) Meddle(do func(lb.State)) { do(f.state) }
+
+// Observe waits until ctx ends and tells what Tell is sent meanwhile.
+func (f *Fake) Observe(ctx context.Context, rate uint32, tell func(Event)) error {
+	f.Rate.Store(rate)
+	defer f.Rate.Store(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e := <-f.Tell:
+			tell(e)
+		}
+	}
+}
+
 // Writes returns how many map entries Apply has written or deleted.
 func (f *Fake) Writes() uint64 { return f.writes.Load() }
 
 // Refusals returns that nobody was refused.
 func (f *Fake) Refusals() (map[Refusal]uint64, error) { return map[Refusal]uint64{}, nil }
+
+// Counters returns Counted.
+func (f *Fake) Counters() (map[clusterset.ServiceName]Counters, error) { return f.Counted, nil }
+
+// Frontend looks one frontend up.
+func (f *Fake) Frontend(a lb.Address) (Entry, bool, error) {
+	fe, ok := f.state.Frontends[a]
+	entry := Entry{Service: f.state.Services[fe.Service]}
+	for i := range fe.Count {
+		be, ok := f.state.Backends[f.state.Slots[lb.Slot{Frontend: fe.ID, Index: i}]]
+		if !ok {
+			entry.Broken++
+			continue
+		}
+		entry.Backends = append(entry.Backends, be.Address)
+	}
+	return entry, ok, nil
+}
 
 // Hooks says that all programs are attached.
 func (f *Fake) Hooks() []HookStatus {

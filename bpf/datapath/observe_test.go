@@ -182,6 +182,27 @@ func TestCounters(t *testing.T) {
 	})
 }
 
+// What clients met is told by the name of the Service.
+func TestCountersByName(t *testing.T) {
+	d, tr := observed(t)
+	tr.more(t)
+	refusedConnect(t)
+	have, err := d.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := have[clusterset.ServiceName{Namespace: "demo", Name: "nobody"}]
+	if nobody.Chosen != 0 || nobody.Refused[bpf.DropNoBackend] != 1 || len(have) != 2 {
+		t.Errorf("counters %+v, want one client of demo/nobody refused", have)
+	}
+	delete(have, clusterset.ServiceName{Namespace: "demo", Name: "nobody"})
+	for name, c := range have {
+		if c.Chosen < 2 || len(c.Refused) != 0 {
+			t.Errorf("%s: %+v, want clients that were served", name, c)
+		}
+	}
+}
+
 // Somebody's hand in the maps is counted, entry by entry.
 func TestDifferences(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
@@ -197,7 +218,7 @@ func TestDifferences(t *testing.T) {
 		if err := meddle(); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := d.Differences(t.Context(), want); n != meddled || err != nil {
+		if n, err := d.Differences(t.Context(), lb.NewPlanner(want).Audit()); n != meddled || err != nil {
 			t.Errorf("%d differences, %v, want %d", n, err, meddled)
 		}
 	}

@@ -115,14 +115,24 @@ func (r *Reader) Load(ctx context.Context) (lb.State, error) {
 	return s, nil
 }
 
-// Differences returns how many entries of the maps are not as want says, 0 when nobody has meddled with them.
-// It reads all maps: a check for now and then.
-func (r *Reader) Differences(ctx context.Context, want lb.State) (int, error) {
-	have, err := r.Load(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return lb.Diff(have, want).Writes(), nil
+// Differences returns how many entries of the maps are not as want says, 0 when nobody has meddled with them. It
+// reads all maps and keeps nothing of them: a check for now and then. want is used up.
+func (r *Reader) Differences(ctx context.Context, want *lb.Audit) (int, error) {
+	err := errors.Join(
+		dump(ctx, r, bpf.MapFrontends, func(k bpf.FrontendKey, v bpf.Frontend) {
+			want.Frontend(decodeFrontendKey(k), decodeFrontend(v))
+		}),
+		dump(ctx, r, bpf.MapSlots, func(k bpf.SlotKey, id uint32) { want.Slot(decodeSlot(k), lb.BackendID(id)) }),
+		dump(ctx, r, bpf.MapBackends, func(id uint32, v bpf.Backend) { want.Backend(lb.BackendID(id), decodeBackend(v)) }),
+		dump(ctx, r, bpf.MapServices, func(id uint32, v bpf.Service) { want.Service(lb.ServiceID(id), decodeService(v)) }),
+		dump(ctx, r, bpf.MapClusters, func(i uint32, v bpf.Cluster) {
+			if id := decodeCluster(v); id != "" {
+				want.Cluster(lb.ClusterIndex(i), id)
+			}
+		}),
+		each(r, bpf.MapRanges, func(k bpf.RangeKey, _ uint32) { want.Range(decodeRange(k)) }),
+	)
+	return want.Differences(), err
 }
 
 // Refusals returns how many clients were refused since the maps were made, by service and reason; service 0
@@ -147,6 +157,39 @@ func (r *Reader) Chosen() (map[lb.ServiceID]uint64, error) {
 	err := dump(context.Background(), r, bpf.MapServices, func(id uint32, v bpf.Service) {
 		counts[lb.ServiceID(id)] = v.Chosen
 	})
+	return counts, err
+}
+
+// Counters are what clients of a Service met since it got its number.
+type Counters struct {
+	Chosen  uint64 // how often a backend was picked for one of them
+	Refused map[bpf.DropReason]uint64
+}
+
+// Counters returns those of every Service that anybody asked for. Whoever was refused without a Service, or by one that
+// is gone, counts for the zero name.
+func (r *Reader) Counters() (map[clusterset.ServiceName]Counters, error) {
+	names := map[lb.ServiceID]clusterset.ServiceName{}
+	counts := map[clusterset.ServiceName]Counters{}
+	err := dump(context.Background(), r, bpf.MapServices, func(id uint32, v bpf.Service) {
+		name := decodeService(v)
+		names[lb.ServiceID(id)] = name
+		if v.Chosen > 0 {
+			counts[name] = Counters{Chosen: v.Chosen}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	refusals, err := r.Refusals()
+	for refusal, n := range refusals {
+		c := counts[names[refusal.Service]]
+		if c.Refused == nil {
+			c.Refused = map[bpf.DropReason]uint64{}
+		}
+		c.Refused[refusal.Reason] += n
+		counts[names[refusal.Service]] = c
+	}
 	return counts, err
 }
 

@@ -1,0 +1,68 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// Entry is what clients of one VIP, port and protocol meet in the kernel.
+type Entry struct {
+	Service  clusterset.ServiceName // the zero value when its number has no name
+	Backends []lb.Address           // that get new clients, in the order of slots, one for each
+	Broken   int                    // slots that lead nowhere
+}
+
+// manyBroken is after how many slots that lead nowhere the others are not looked at.
+const manyBroken = 1000
+
+// Frontend looks one frontend up, with all its slots. It returns false when there is none.
+func (r *Reader) Frontend(a lb.Address) (Entry, bool, error) {
+	var fe bpf.Frontend
+	if found, err := lookup(r, bpf.MapFrontends, encodeFrontendKey(a), &fe); !found || err != nil {
+		return Entry{}, false, err
+	}
+	entry := Entry{Service: r.serviceName(lb.ServiceID(fe.Service))}
+	for i := range fe.Count {
+		if entry.Broken == manyBroken {
+			entry.Broken += int(fe.Count - i) // only a foreign hand can have counted so, perhaps to four billion
+			break
+		}
+		var id uint32
+		found, err := lookup(r, bpf.MapSlots, bpf.SlotKey{FrontendId: fe.Id, Slot: i}, &id)
+		var be bpf.Backend
+		if found && err == nil {
+			found, err = lookup(r, bpf.MapBackends, id, &be)
+		}
+		switch {
+		case err != nil:
+			return Entry{}, false, err
+		case !found:
+			entry.Broken++
+		default:
+			entry.Backends = append(entry.Backends, decodeBackend(be).Address)
+		}
+	}
+	return entry, true, nil
+}
+
+// lookup fills in the value of a key. It returns false when the map has no such key.
+func lookup[K, V any](r *Reader, name string, key K, value *V) (bool, error) {
+	m, err := r.open(name)
+	if err != nil {
+		return false, err
+	}
+	err = m.Lookup(key, value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read map %s: %w", name, err)
+	}
+	return true, nil
+}
