@@ -34,9 +34,9 @@ func (p *Planner) adoptNames(have State) {
 func (p *Planner) adoptBackends(have State) map[BackendID]*backend {
 	byID := make(map[BackendID]*backend, len(have.Backends))
 	for _, id := range slices.Sorted(maps.Keys(have.Backends)) {
-		p.usedBackends[id] = true
+		p.usedBackends.add(uint32(id))
 		be := have.Backends[id]
-		key := backendKey{be.Address, be.Cluster}
+		key := keyOf(be.Address, be.Cluster)
 		if p.backends[key] != nil || id == 0 || int(be.Cluster) >= MaxClusters {
 			p.plan.DeleteBackends = append(p.plan.DeleteBackends, id)
 			continue
@@ -55,10 +55,11 @@ func (p *Planner) adoptFrontends(have State, backends map[BackendID]*backend) {
 	byID := make(map[FrontendID]*frontend, len(have.Frontends))
 	for _, a := range slices.SortedFunc(maps.Keys(have.Frontends), Address.Compare) {
 		fe := &frontend{address: a, held: true, value: have.Frontends[a]}
-		if fe.value.ID == 0 || p.usedFrontends[fe.value.ID] {
+		if fe.value.ID == 0 || p.usedFrontends.has(uint32(fe.value.ID)) {
 			fe.value, fe.held = Frontend{}, false
 		} else {
-			p.usedFrontends[fe.value.ID], byID[fe.value.ID] = true, fe
+			p.usedFrontends.add(uint32(fe.value.ID))
+			byID[fe.value.ID] = fe
 		}
 		p.frontends[a] = fe
 		p.released = append(p.released, fe)

@@ -26,7 +26,7 @@ type scratch struct {
 
 // build makes the frontends of a Service, and writes what is not in the maps yet.
 func (p *Planner) build(in *Input, s *served, svc *clusterset.Service) {
-	s.stale, s.made, s.source = false, true, *svc
+	s.stale, s.source = false, svc
 	defer func() { p.setServiceID(s, len(s.frontends) > 0) }()
 	if svc.Type != clusterset.ClusterSetIP {
 		return
@@ -78,7 +78,7 @@ func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.
 	fe.members = make([]*backend, len(all))
 	for i := range all {
 		c := &all[i]
-		c.backend = p.backend(backendKey{c.address, p.clusterIndex(c.cluster)})
+		c.backend = p.backend(keyOf(c.address, p.clusterIndex(c.cluster)))
 		fe.members[i] = c.backend
 		c.backend.members++
 		p.touch(c.backend)

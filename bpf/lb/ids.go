@@ -38,3 +38,16 @@ func next(last *uint32, taken func(uint32) bool) uint32 {
 		}
 	}
 }
+
+// numbers is a set of numbers that lie close together: each word has the bits of 64 of them.
+type numbers map[uint32]uint64
+
+func (s numbers) has(n uint32) bool { return s[n/64]&(1<<(n%64)) != 0 }
+
+func (s numbers) add(n uint32) { s[n/64] |= 1 << (n % 64) }
+
+func (s numbers) remove(n uint32) {
+	if s[n/64] &^= 1 << (n % 64); s[n/64] == 0 {
+		delete(s, n/64)
+	}
+}

@@ -224,7 +224,7 @@ func drawSlice(t *rapid.T, ports []cs.Port) cs.Slice {
 		a := netip.MustParseAddr(fmt.Sprintf(format, rapid.IntRange(1, 7).Draw(t, "pod")))
 		e := cs.Endpoint{
 			Addrs: []netip.Addr{a}, Ready: rapid.IntRange(0, 2).Draw(t, "ready") > 0,
-			NodeName: rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "node"), Zone: rapid.SampledFrom([]string{"z1", "z2", ""}).Draw(t, "zone"),
+			NodeName: cs.Share(rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "node")), Zone: cs.Share(rapid.SampledFrom([]string{"z1", "z2", ""}).Draw(t, "zone")),
 		}
 		e.Serving = e.Ready || rapid.Bool().Draw(t, "serving")
 		e.Terminating = !e.Ready && rapid.Bool().Draw(t, "terminating")

@@ -44,9 +44,9 @@ type Planner struct {
 	names     map[ServiceID]clusterset.ServiceName
 	ranges    map[netip.Prefix]bool
 
-	usedFrontends map[FrontendID]bool // every number in frontends
-	usedBackends  map[BackendID]bool  // every number in backends, and those that were found without use
-	strays        map[Slot]BackendID  // slots that no frontend counts, found at the start
+	usedFrontends numbers            // every one in frontends
+	usedBackends  numbers            // every one in backends, and those that were found without use
+	strays        map[Slot]BackendID // slots that no frontend counts, found at the start
 
 	plan     Plan
 	touched  []*backend // whose use may have changed in this Plan
@@ -57,13 +57,12 @@ type Planner struct {
 // served is what became of one Service.
 type served struct {
 	name      clusterset.ServiceName
-	id        ServiceID // 0 without frontends
-	seen      uint64    // the last round it was there
-	place     int       // in that round's Snapshot
-	stale     bool      // to be looked at in this round
-	made      bool      // source holds
-	contested bool      // it wants what belongs to another
-	source    clusterset.Service
+	id        ServiceID           // 0 without frontends
+	seen      uint64              // the last round it was there
+	place     int                 // in that round's Snapshot
+	stale     bool                // to be looked at in this round
+	contested bool                // it wants what belongs to another
+	source    *clusterset.Service // what it was made of, in the last Snapshot; nil: make it anew
 	frontends []*frontend
 	problems  []Problem
 }
@@ -78,11 +77,21 @@ type frontend struct {
 	members []*backend // who serves it, with and without slots
 }
 
-// backendKey is what tells backends apart: two members may, one after the other, have a pod of one address.
+// backendKey is what tells backends apart: two members may, one after the other, have a pod of one address. There
+// are very many of them, so it is small and holds no pointer.
 type backendKey struct {
-	Address
+	addr     [16]byte // IPv4 as ::ffff:a.b.c.d
+	port     uint16
+	cluster  ClusterIndex
+	protocol clusterset.Protocol
+}
 
-	cluster ClusterIndex
+func keyOf(a Address, c ClusterIndex) backendKey {
+	return backendKey{a.AddrPort.Addr().As16(), a.AddrPort.Port(), c, a.Protocol}
+}
+
+func (k backendKey) address() Address {
+	return Address{netip.AddrPortFrom(netip.AddrFrom16(k.addr).Unmap(), k.port), k.protocol}
 }
 
 // backend is one entry of the map, and who uses it.
@@ -149,7 +158,6 @@ func (p *Planner) makeRoom(snap *clusterset.Snapshot) {
 		}
 	}
 	p.backends = make(map[backendKey]*backend, endpoints)
-	p.usedBackends = make(map[BackendID]bool, endpoints)
 	p.touched = make([]*backend, 0, endpoints)
 	p.plan.PutBackends = make([]BackendWrite, 0, endpoints)
 	p.plan.PutSlots = make([]SlotWrite, 0, endpoints)
@@ -170,9 +178,9 @@ func (p *Planner) mark(in *Input) {
 		}
 		s.seen, s.place = p.round, i
 		p.there++
-		s.stale = all || s.contested || !s.made || !same(&s.source, svc)
+		s.stale = all || s.contested || s.source == nil || !same(s.source, svc)
 		if !s.stale {
-			s.source.Slices = svc.Slices // the same in younger memory, so that the older can go
+			s.source = svc // the same in younger memory, so that the older can go
 		}
 		p.order = append(p.order, s)
 	}
@@ -290,7 +298,7 @@ func (p *Planner) sweep() {
 		p.plan.DeleteFrontends = append(p.plan.DeleteFrontends, fe.address)
 		p.deleteSlots(fe, 0)
 		delete(p.frontends, fe.address)
-		delete(p.usedFrontends, fe.value.ID)
+		p.usedFrontends.remove(uint32(fe.value.ID))
 	}
 	for _, b := range p.touched {
 		b.touched = false
@@ -302,7 +310,7 @@ func (p *Planner) sweep() {
 				p.plan.DeleteBackends = append(p.plan.DeleteBackends, b.id)
 			}
 			delete(p.backends, b.key)
-			delete(p.usedBackends, b.id)
+			p.usedBackends.remove(uint32(b.id))
 		case !b.held || b.draining != draining:
 			if !b.held {
 				c.backends++
@@ -341,7 +349,7 @@ func (p *Planner) sweep() {
 }
 
 func (b *backend) value() Backend {
-	return Backend{Address: b.key.Address, Cluster: b.key.cluster, Draining: b.draining}
+	return Backend{Address: b.key.address(), Cluster: b.key.cluster, Draining: b.draining}
 }
 
 // deleteSlots deletes the slots of fe from index on.
@@ -401,9 +409,9 @@ func (p *Planner) clusterIndex(id clusterset.ClusterID) ClusterIndex {
 func (p *Planner) backend(key backendKey) *backend {
 	b := p.backends[key]
 	if b == nil {
-		id := BackendID(next(&p.ids.backend, func(n uint32) bool { return p.usedBackends[BackendID(n)] }))
-		b = &backend{id: id, key: key}
-		p.backends[key], p.usedBackends[id] = b, true
+		b = &backend{id: BackendID(next(&p.ids.backend, p.usedBackends.has)), key: key}
+		p.backends[key] = b
+		p.usedBackends.add(uint32(b.id))
 	}
 	return b
 }
@@ -416,8 +424,8 @@ func (p *Planner) frontend(a Address) *frontend {
 		p.frontends[a] = fe
 	}
 	if fe.value.ID == 0 {
-		fe.value.ID = FrontendID(next(&p.ids.frontend, func(n uint32) bool { return p.usedFrontends[FrontendID(n)] }))
-		p.usedFrontends[fe.value.ID] = true
+		fe.value.ID = FrontendID(next(&p.ids.frontend, p.usedFrontends.has))
+		p.usedFrontends.add(uint32(fe.value.ID))
 	}
 	return fe
 }
@@ -459,8 +467,8 @@ func newPlanner(have State, ids IDs) *Planner {
 		indices:       map[clusterset.ClusterID]ClusterIndex{},
 		names:         maps.Clone(have.Services),
 		ranges:        maps.Clone(have.Ranges),
-		usedFrontends: make(map[FrontendID]bool, len(have.Frontends)),
-		usedBackends:  make(map[BackendID]bool, len(have.Backends)),
+		usedFrontends: numbers{},
+		usedBackends:  numbers{},
 		strays:        map[Slot]BackendID{},
 	}
 	p.adoptNames(have)

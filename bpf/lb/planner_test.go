@@ -16,10 +16,10 @@ func TestPlannerLooksAgainWhereItMust(t *testing.T) {
 	first, second := service("a", "", slice("10.1.0.1")), service("b", "243.0.0.5", slice("10.1.0.2"))
 	claims := service("a", "243.0.0.5", slice("10.1.0.1"))
 	far := slice("10.1.0.2")
-	far.Cluster, far.Endpoints[0].NodeName = "b", "n1"
+	far.Cluster, far.Endpoints[0].NodeName = "b", cs.Share("n1")
 	near := slice("10.1.0.1")
-	near.Endpoints[0].NodeName, near.Endpoints[0].Zone = "n1", "z"
-	far.Endpoints[0].Zone = "z"
+	near.Endpoints[0].NodeName, near.Endpoints[0].Zone = cs.Share("n1"), cs.Share("z")
+	far.Endpoints[0].Zone = cs.Share("z")
 	spread := service("a", "243.0.0.5", near, far)
 	spread.TrafficDistribution = "PreferClose"
 	both := world(spread)

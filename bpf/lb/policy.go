@@ -170,9 +170,9 @@ func (n Node) near(t tier, zonesSpan bool, c clusterset.ClusterID, e *clusterset
 	own := n.Cluster != "" && c == n.Cluster
 	switch t {
 	case tierNode:
-		return own && n.Name != "" && e.NodeName == n.Name
+		return own && n.Name != "" && e.NodeName.String() == n.Name
 	case tierZone:
-		return (own || zonesSpan) && n.Zone != "" && e.Zone == n.Zone
+		return (own || zonesSpan) && n.Zone != "" && e.Zone.String() == n.Zone
 	case tierCluster:
 		return own
 	default:

@@ -27,7 +27,7 @@ func pod(t *testing.T, n int, text string) (cs.ClusterID, cs.Endpoint) {
 		text, e.Ready, e.Serving = rest, false, false
 	}
 	f := strings.Split(text, "/")
-	e.NodeName, e.Zone = f[1], f[2]
+	e.NodeName, e.Zone = cs.Share(f[1]), cs.Share(f[2])
 	return cs.ClusterID(f[0]), e
 }
 

@@ -1,6 +1,9 @@
 package clusterset
 
-import "net/netip"
+import (
+	"net/netip"
+	"unique"
+)
 
 // Snapshot is everything a node needs to know about the ClusterSet: immutable, complete and sorted.
 // Whoever receives one may keep it and must not change it. Two equal worlds give equal Snapshots.
@@ -39,6 +42,29 @@ type Endpoint struct {
 	Serving     bool         // it answers, ready or terminating
 	Terminating bool
 	Hostname    string
-	NodeName    string // unique only within the slice's Cluster
-	Zone        string
+	NodeName    Shared // unique only within the slice's Cluster
+	Zone        Shared
 }
+
+// Shared is a text that many values have in common, such as the name of a node: all that are equal take memory
+// once. The zero value is the empty text.
+type Shared struct{ text unique.Handle[string] }
+
+// Share returns s in the memory that all equal texts share.
+func Share(s string) Shared {
+	if s == "" {
+		return Shared{}
+	}
+	return Shared{unique.Make(s)}
+}
+
+// String returns the text.
+func (s Shared) String() string {
+	if s == (Shared{}) {
+		return ""
+	}
+	return s.text.Value()
+}
+
+// Equal is ==, for those who compare by method.
+func (s Shared) Equal(o Shared) bool { return s == o }

@@ -365,7 +365,7 @@ func TestSlicesReachTheNode(t *testing.T) {
 		},
 		Endpoints: []clusterset.Endpoint{
 			{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Ready: true, Serving: true},
-			{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2")}, Serving: true, Terminating: true, Hostname: "hello-0", NodeName: "n1", Zone: "z1"},
+			{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2")}, Serving: true, Terminating: true, Hostname: "hello-0", NodeName: clusterset.Share("n1"), Zone: clusterset.Share("z1")},
 		},
 	}
 	if diff := cmp.Diff(want, have, sameAddr); diff != "" {

@@ -38,8 +38,12 @@ func Slice(es *discoveryv1.EndpointSlice) (clusterset.Slice, clusterset.ServiceN
 	if s.Ports, err = parseEndpointPorts(es.Ports); err != nil {
 		errs = append(errs, err)
 	}
+	s.Endpoints = make([]clusterset.Endpoint, 0, len(es.Endpoints))
+	addrs := make([]netip.Addr, 0, len(es.Endpoints)) // of all endpoints: one each, as a rule
 	for i := range es.Endpoints {
-		e, err := parseEndpoint(&es.Endpoints[i], s.Family)
+		var e clusterset.Endpoint
+		var err error
+		e, addrs, err = parseEndpoint(&es.Endpoints[i], s.Family, addrs)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("endpoints[%d].%w", i, err))
 			continue
@@ -85,16 +89,18 @@ func parseEndpointPorts(ports []discoveryv1.EndpointPort) ([]clusterset.Endpoint
 	return parsed, nil
 }
 
-// parseEndpoint returns an endpoint without addresses when none of them can be a backend.
-func parseEndpoint(e *discoveryv1.Endpoint, family clusterset.Family) (clusterset.Endpoint, error) {
+// parseEndpoint returns an endpoint without addresses when none of them can be a backend. Its addresses are
+// at the end of addrs, which grows by them.
+func parseEndpoint(e *discoveryv1.Endpoint, family clusterset.Family, addrs []netip.Addr) (clusterset.Endpoint, []netip.Addr, error) {
+	from := len(addrs)
 	ready := e.Conditions.Ready == nil || *e.Conditions.Ready
 	parsed := clusterset.Endpoint{
 		Ready:       ready,
 		Serving:     ready,
 		Terminating: deref(e.Conditions.Terminating),
 		Hostname:    deref(e.Hostname),
-		NodeName:    deref(e.NodeName),
-		Zone:        deref(e.Zone),
+		NodeName:    clusterset.Share(deref(e.NodeName)),
+		Zone:        clusterset.Share(deref(e.Zone)),
 	}
 	if e.Conditions.Serving != nil {
 		parsed.Serving = *e.Conditions.Serving
@@ -102,18 +108,19 @@ func parseEndpoint(e *discoveryv1.Endpoint, family clusterset.Family) (clusterse
 	for i, text := range e.Addresses {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			return clusterset.Endpoint{}, fmt.Errorf("addresses[%d]: %q is not an IP address", i, text)
+			return clusterset.Endpoint{}, addrs, fmt.Errorf("addresses[%d]: %q is not an IP address", i, text)
 		}
 		a = a.Unmap()
 		if !clusterset.IsUnicast(a) {
 			continue
 		}
 		if clusterset.FamilyOf(a) != family {
-			return clusterset.Endpoint{}, fmt.Errorf("addresses[%d]: %s is not %s", i, a, family)
+			return clusterset.Endpoint{}, addrs, fmt.Errorf("addresses[%d]: %s is not %s", i, a, family)
 		}
-		parsed.Addrs = append(parsed.Addrs, a)
+		addrs = append(addrs, a)
 	}
-	return parsed, nil
+	parsed.Addrs = slices.Clip(addrs[from:])
+	return parsed, addrs, nil
 }
 
 // deref returns what p points at, or the zero value.

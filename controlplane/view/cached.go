@@ -15,10 +15,15 @@ import (
 // cached is all that a cache keeps of an object: its translation, made once a change, or why there is
 // none. A node in a large ClusterSet holds many of them, so nothing else of the object survives.
 type cached[T any] struct {
-	// ObjectMeta holds name, namespace and resource version only.
-	metav1.ObjectMeta
-	value T
-	err   error
+	namespace, name string
+	version         string // of the resource
+	value           T
+	err             error
+}
+
+// GetObjectMeta tells a cache what it asks of an object.
+func (c *cached[T]) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: c.namespace, Name: c.name, ResourceVersion: c.version}
 }
 
 // cachedImport and cachedSlice are cache.TransformFuncs. They are idempotent.
@@ -27,8 +32,8 @@ func cachedImport(obj any) (any, error) {
 	if !ok {
 		return passThrough[clusterset.Import](obj)
 	}
-	imp, err := mcs.Import(o)
-	return &cached[clusterset.Import]{ObjectMeta: trimmed(o.ObjectMeta), value: imp, err: err}, nil
+	imp, err := importOf(o)
+	return &cached[clusterset.Import]{namespace: o.Namespace, name: o.Name, version: o.ResourceVersion, value: imp, err: err}, nil
 }
 
 func cachedSlice(obj any) (any, error) {
@@ -37,7 +42,14 @@ func cachedSlice(obj any) (any, error) {
 		return passThrough[member](obj)
 	}
 	slice, service, err := mcs.Slice(o)
-	return &cached[member]{ObjectMeta: trimmed(o.ObjectMeta), value: member{service, slice}, err: err}, nil
+	return &cached[member]{namespace: o.Namespace, name: o.Name, version: o.ResourceVersion, value: member{service, slice}, err: err}, nil
+}
+
+// importOf translates an import, without its labels: no node reads them, and a map is large.
+func importOf(o *mcsv1beta1.ServiceImport) (clusterset.Import, error) {
+	imp, err := mcs.Import(o)
+	imp.Labels = nil
+	return imp, err
 }
 
 // passThrough accepts what a transform may meet beside fresh objects.
@@ -48,10 +60,6 @@ func passThrough[T any](obj any) (any, error) {
 	default:
 		return nil, fmt.Errorf("cache an object of type %T", obj)
 	}
-}
-
-func trimmed(m metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, ResourceVersion: m.ResourceVersion}
 }
 
 // cachedIn returns what an event is about, nil for none; also when all that is known of a deletion is what the

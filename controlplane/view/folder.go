@@ -255,7 +255,7 @@ func (m *manifest) add(doc []byte) error {
 			return err
 		}
 		o.Namespace = orDefault(o.Namespace)
-		imp, err := mcs.Import(&o)
+		imp, err := importOf(&o)
 		m.imports = append(m.imports, imp)
 		return err
 	case is.Kind == "EndpointSlice" && group == discoveryv1.GroupName:

@@ -191,12 +191,12 @@ func watchKind[T any](v *View, kind string, example runtime.Object, transform ca
 	informer := cache.NewSharedIndexInformer(lw, example, 0, nil)
 	changed := func(was, is any) {
 		old, fresh := cachedIn[T](was), cachedIn[T](is)
-		if old != nil && fresh != nil && old.ResourceVersion == fresh.ResourceVersion {
+		if old != nil && fresh != nil && old.version == fresh.version {
 			return // a new list of what we have
 		}
 		if fresh != nil && fresh.err != nil {
 			v.cfg.Log.Error("skip an object that cannot be understood", "kind", kind,
-				"namespace", fresh.Namespace, "name", fresh.Name, "err", fresh.err)
+				"namespace", fresh.namespace, "name", fresh.name, "err", fresh.err)
 		}
 		replace(old.understood(), fresh.understood())
 		v.markDirty()

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -362,18 +363,26 @@ func TestUnreachableServerIsReported(t *testing.T) {
 
 func TestTransformsKeepNoMoreThanNeeded(t *testing.T) {
 	slice := endpointSlice("one", "10.1.0.1")
+	slice.ResourceVersion = "7"
 	slice.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "x"}}
 	slice.Annotations = map[string]string{"much": "text"}
 	once, err := cachedSlice(slice)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := once.(*cached[member])
-	if c.ManagedFields != nil || c.Annotations != nil || c.Labels != nil {
-		t.Errorf("the cache keeps %+v", c.ObjectMeta)
+	want := &metav1.ObjectMeta{Namespace: "demo", Name: "one", ResourceVersion: "7"}
+	if diff := cmp.Diff(metav1.Object(want), once.(metav1.ObjectMetaAccessor).GetObjectMeta()); diff != "" {
+		t.Errorf("what the cache keeps of an object (-want +have):\n%s", diff)
 	}
 	if twice, err := cachedSlice(once); err != nil || twice != once {
 		t.Errorf("translating again gives %v, %v", twice, err)
+	}
+	imp, err := cachedImport(&mcsv1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello", Labels: map[string]string{"much": "text"}},
+		Spec:       mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.Headless, Ports: []mcsv1beta1.ServicePort{{Port: 80}}},
+	})
+	if c := imp.(*cached[clusterset.Import]); err != nil || c.err != nil || c.value.Labels != nil {
+		t.Errorf("of an import the cache keeps %+v, %v", c, err)
 	}
 }
 
