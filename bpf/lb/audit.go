@@ -78,7 +78,7 @@ func (a *Audit) Slot(s Slot, id BackendID) {
 
 // Backend tells an entry of the map of backends.
 func (a *Audit) Backend(id BackendID, v Backend) {
-	b := a.planner.backends[backendKey{v.Address, v.Cluster}]
+	b := a.planner.backends[keyOf(v.Address, v.Cluster)]
 	known := b != nil && b.id == id
 	a.count(known, known && b.value() == v)
 }
