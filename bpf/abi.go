@@ -29,6 +29,8 @@ type (
 	AffinityKey = sockAffinityKey
 	// Affinity is the value of the map affinities.
 	Affinity = sockAffinity
+	// TCPVIP is the value of the map tcp_vips, an array.
+	TCPVIP = sockTcpVip
 	// RefusalKey is the key of the map refusals, whose value is a count.
 	RefusalKey = sockRefusalKey
 	// Settings is the one value of the map settings.
@@ -38,7 +40,7 @@ type (
 )
 
 // ABIVersion is that of the layouts above; maps of different ones have nothing in common.
-const ABIVersion = 2
+const ABIVersion = 3
 
 // The flags of Frontend and Backend.
 const (
@@ -59,6 +61,7 @@ const (
 	MapFrontends = sockMapFrontends
 	MapSlots     = sockMapSlots
 	MapBackends  = sockMapBackends
+	MapTCPVIPs   = sockMapTcpVips
 	MapSockVIPs  = sockMapSockVips
 	MapUDPVIPs   = sockMapUdpVips
 	MapRefusals  = sockMapRefusals
@@ -91,6 +94,7 @@ func Hooks() []Hook {
 		{sockProgSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
 		{sockProgSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
 		{sockopsProgEvidence, ebpf.AttachCGroupSockOps},
+		{sockProgRelease, ebpf.AttachCgroupInetSockRelease},
 		{sockProgConnect4, ebpf.AttachCGroupInet4Connect},
 		{sockProgConnect6, ebpf.AttachCGroupInet6Connect},
 	}

@@ -18,7 +18,7 @@
 
 #include <linux/types.h>
 
-#define ABI_VERSION 2
+#define ABI_VERSION 3
 
 /* Lets the compiler move an address by words. */
 #define ADDR_ALIGNED __attribute__((aligned(4)))
@@ -121,7 +121,21 @@ enum sock_vip_flags {
 	SOCK_VIP_FIRST = 4,	/* vip and backend are of the first unconnected send, and not in `udp_vips` */
 };
 
-/* Value of `sock_vips`, the storage of a socket that met a VIP. Sockets without it cost nothing. */
+/* Value of `tcp_vips`, an array: where a TCP socket that is connected to a VIP has its entry says tcp_vips.h. */
+struct tcp_vip {
+	__u64 cookie; /* of the socket, 0 in a free entry, whose other fields say nothing */
+	__u8 vip[16] ADDR_ALIGNED;
+	__u8 backend[16] ADDR_ALIGNED;
+	__u16 vip_port;	    /* host order */
+	__u16 backend_port; /* host order */
+	__u32 backend_id;
+	__u32 service; /* key of `services` */
+	__u16 cluster; /* index of `clusters` */
+	__u8 pad[10];  /* zero */
+};
+_Static_assert(sizeof(struct tcp_vip) == 64, "tcp_vip is 64 bytes");
+
+/* Value of `sock_vips`, the storage of a socket that met a VIP and has no entry in `tcp_vips`. */
 struct sock_vip {
 	__u8 vip[16] ADDR_ALIGNED;
 	__u8 backend[16] ADDR_ALIGNED;

@@ -202,6 +202,7 @@ func TestNoMemory(t *testing.T) {
 	if diff := cmp.Diff(want, n.allRefusals()); diff != "" {
 		t.Errorf("refusals (-want +got):\n%s", diff)
 	}
+	n.takeAllTCPVIPs()
 	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
 	s.mustConnect("243.0.0.5:80")
 	if got := s.peer(); got != backend {

@@ -27,6 +27,7 @@ const (
 	closeMapSettings     = "settings"
 	closeMapSlots        = "slots"
 	closeMapSockVips     = "sock_vips"
+	closeMapTcpVips      = "tcp_vips"
 	closeMapUdpVips      = "udp_vips"
 	closeMapUdpVipsAdded = "udp_vips_added"
 	closeProgCloseStale  = "close_stale"
@@ -94,6 +95,7 @@ type closeMapSpecs struct {
 	Settings     *ebpf.MapSpec `ebpf:"settings"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	SockVips     *ebpf.MapSpec `ebpf:"sock_vips"`
+	TcpVips      *ebpf.MapSpec `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.MapSpec `ebpf:"udp_vips"`
 	UdpVipsAdded *ebpf.MapSpec `ebpf:"udp_vips_added"`
 }
@@ -135,6 +137,7 @@ type closeMaps struct {
 	Settings     *ebpf.Map `ebpf:"settings"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	SockVips     *ebpf.Map `ebpf:"sock_vips"`
+	TcpVips      *ebpf.Map `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.Map `ebpf:"udp_vips"`
 	UdpVipsAdded *ebpf.Map `ebpf:"udp_vips_added"`
 }
@@ -152,6 +155,7 @@ func (m *closeMaps) Close() error {
 		m.Settings,
 		m.Slots,
 		m.SockVips,
+		m.TcpVips,
 		m.UdpVips,
 		m.UdpVipsAdded,
 	)

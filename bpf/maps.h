@@ -12,6 +12,8 @@
 
 #include "abi.h"
 
+#define TCP_VIPS 65536
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -74,7 +76,16 @@ struct {
 	__type(value, struct affinity);
 } affinities SEC(".maps");
 
-/* Dies with its socket, so nothing is ever evicted or left over. */
+/* Of connected TCP sockets, which are many and short. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TCP_VIPS);
+	__type(key, __u32); /* see tcp_vips.h */
+	__type(value, struct tcp_vip);
+} tcp_vips SEC(".maps");
+
+/* Of UDP and MPTCP sockets, and of those that found no room in `tcp_vips`. It dies with its socket, so nothing is ever
+ * evicted or left over; to make one costs more than all the rest of a connect. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -82,7 +82,7 @@ func LoadPacketSpec() (*ebpf.CollectionSpec, error) {
 		return nil, err
 	}
 	// The header with the shared maps declares them all.
-	for _, unused := range []string{packetMapSockVips, packetMapUdpVips, packetMapUdpVipsAdded} {
+	for _, unused := range []string{packetMapTcpVips, packetMapSockVips, packetMapUdpVips, packetMapUdpVipsAdded} {
 		delete(spec.Maps, unused)
 	}
 	return spec, nil

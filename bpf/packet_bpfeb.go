@@ -197,6 +197,19 @@ type packetSockVip struct {
 	Pad         [6]uint8
 }
 
+type packetTcpVip struct {
+	_           structs.HostLayout
+	Cookie      uint64
+	Vip         [16]uint8
+	Backend     [16]uint8
+	VipPort     uint16
+	BackendPort uint16
+	BackendId   uint32
+	Service     uint32
+	Cluster     uint16
+	Pad         [10]uint8
+}
+
 type packetUdpVip struct {
 	_    structs.HostLayout
 	Addr [16]uint8
@@ -231,6 +244,7 @@ const (
 	packetMapSettings       = "settings"
 	packetMapSlots          = "slots"
 	packetMapSockVips       = "sock_vips"
+	packetMapTcpVips        = "tcp_vips"
 	packetMapUdpVips        = "udp_vips"
 	packetMapUdpVipsAdded   = "udp_vips_added"
 	packetProgFromClient    = "from_client"
@@ -305,6 +319,7 @@ type packetMapSpecs struct {
 	Settings       *ebpf.MapSpec `ebpf:"settings"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	SockVips       *ebpf.MapSpec `ebpf:"sock_vips"`
+	TcpVips        *ebpf.MapSpec `ebpf:"tcp_vips"`
 	UdpVips        *ebpf.MapSpec `ebpf:"udp_vips"`
 	UdpVipsAdded   *ebpf.MapSpec `ebpf:"udp_vips_added"`
 }
@@ -351,6 +366,7 @@ type packetMaps struct {
 	Settings       *ebpf.Map `ebpf:"settings"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	SockVips       *ebpf.Map `ebpf:"sock_vips"`
+	TcpVips        *ebpf.Map `ebpf:"tcp_vips"`
 	UdpVips        *ebpf.Map `ebpf:"udp_vips"`
 	UdpVipsAdded   *ebpf.Map `ebpf:"udp_vips_added"`
 }
@@ -372,6 +388,7 @@ func (m *packetMaps) Close() error {
 		m.Settings,
 		m.Slots,
 		m.SockVips,
+		m.TcpVips,
 		m.UdpVips,
 		m.UdpVipsAdded,
 	)

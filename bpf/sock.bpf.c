@@ -5,10 +5,11 @@
  * route, so no packet ever carries the VIP and none costs anything more. What the application asked for
  * is remembered with the socket, and getpeername and recvfrom keep saying it.
  *
- *   connect4/6      VIP -> backend, remembered in sock_vips
+ *   connect4/6      VIP -> backend, remembered in tcp_vips or sock_vips
  *   sendmsg4/6      VIP -> backend for unconnected UDP: a socket's first VIP in sock_vips, others in udp_vips
  *   recvmsg4/6      backend -> VIP in the sender's address of a UDP datagram
  *   getpeername4/6  backend -> VIP
+ *   release         forgets what a TCP socket remembers that never connected
  *
  * The 6 hooks also see IPv4-mapped addresses of dual-stack sockets; they need nothing special, since an
  * IPv4 address is stored mapped anyway.
@@ -26,6 +27,7 @@
 #include "addr.h"
 #include "choose.h"
 #include "maps.h"
+#include "tcp_vips.h"
 
 /* Of the kernel's own only the name matters: whether there is such a type says whether there is MPTCP. */
 struct mptcp_sock {
@@ -163,12 +165,11 @@ static __always_inline void fill_vip(struct sock_vip *s, const struct frontend_k
 	s->cluster = be->cluster;
 }
 
-static __always_inline bool remember_connected(struct bpf_sock_addr *ctx, const struct frontend_key *vip,
-					       const struct backend *be, const struct choice *choice)
+/* Remembers a connection with the socket itself. */
+static __always_inline bool store_connected(struct bpf_sock_addr *ctx, const struct frontend_key *vip,
+					    const struct backend *be, const struct choice *choice)
 {
 	struct sock_vip *s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	struct mptcp_sock *msk;
-	struct sock_vip *m;
 
 	if (!s)
 		return false;
@@ -176,15 +177,36 @@ static __always_inline bool remember_connected(struct bpf_sock_addr *ctx, const 
 		return false;
 	fill_vip(s, vip, be, choice);
 	set_flags(s, SOCK_VIP_CONNECTED);
-	if (vip->proto != IPPROTO_TCP)
-		return true;
+	return true;
+}
+
+static __always_inline bool remember_tcp(struct bpf_sock_addr *ctx, const struct frontend_key *vip,
+					 const struct backend *be, const struct choice *choice)
+{
+	struct tcp_vip *s = claim_tcp_vip(bpf_get_socket_cookie(ctx));
+	struct mptcp_sock *msk;
+	struct sock_vip *m;
+
+	if (s) {
+		__builtin_memcpy(s->vip, vip->addr, sizeof(s->vip));
+		__builtin_memcpy(s->backend, be->addr, sizeof(s->backend));
+		s->vip_port = vip->port;
+		s->backend_port = be->port;
+		s->backend_id = choice->backend_id;
+		s->service = choice->service;
+		s->cluster = be->cluster;
+	} else if (!store_connected(ctx, vip, be, choice)) {
+		return false;
+	}
 	msk = mptcp_of(ctx->sk);
 	if (!msk)
 		return true;
 	m = bpf_sk_storage_get(&sock_vips, msk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	if (m)
-		*m = *s;
-	return m;
+	if (!m)
+		return false;
+	fill_vip(m, vip, be, choice);
+	set_flags(m, SOCK_VIP_CONNECTED);
+	return true;
 }
 
 /* A socket that connects elsewhere has left the VIP it was connected to. What it sent to other VIPs
@@ -200,6 +222,7 @@ static __always_inline void forget_connected(struct bpf_sock_addr *ctx, __u8 pro
 		bpf_sk_storage_delete(&sock_vips, ctx->sk);
 	if (proto != IPPROTO_TCP)
 		return;
+	free_tcp_vip(bpf_get_socket_cookie(ctx));
 	msk = mptcp_of(ctx->sk);
 	if (msk)
 		bpf_sk_storage_delete(&sock_vips, msk);
@@ -284,9 +307,10 @@ static __always_inline enum verdict translate_connect(struct bpf_sock_addr *ctx,
 	be = choose_backend(&vip, fe, &client, &choice);
 	if (!be)
 		return refuse(ctx, &vip, &choice);
-	/* Without it TCP only shows the backend in getpeername; a UDP client may drop replies. */
-	if (!remember_connected(ctx, &vip, be, &choice) && proto == IPPROTO_UDP) {
-		choice.reason = DROP_REASON_NO_MEMORY;
+	if (proto == IPPROTO_TCP) {
+		remember_tcp(ctx, &vip, be, &choice); /* else getpeername merely shows the backend */
+	} else if (!store_connected(ctx, &vip, be, &choice)) {
+		choice.reason = DROP_REASON_NO_MEMORY; /* the client may drop replies */
 		return refuse(ctx, &vip, &choice);
 	}
 	announce(ctx, EVENT_CHOSEN, &vip, be, &choice);
@@ -366,6 +390,21 @@ static __always_inline bool restore_sender(struct bpf_sock_addr *ctx, const stru
 	return restore_sent(ctx, s, name);
 }
 
+/* Puts the VIP in the place of the backend that a socket is connected to. */
+static __always_inline bool restore_peer(struct bpf_sock_addr *ctx, struct sock_name *name)
+{
+	struct tcp_vip *t = find_tcp_vip(bpf_get_socket_cookie(ctx));
+	struct sock_vip *s;
+
+	if (t && same_name(name, t->backend, t->backend_port)) {
+		__builtin_memcpy(name->addr, t->vip, sizeof(name->addr));
+		name->port = t->vip_port;
+		return true;
+	}
+	s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0);
+	return s && restore_stored(s, SOCK_VIP_CONNECTED, name);
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
@@ -435,7 +474,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 }
 
 /* The hooks below fire for every UDP receive and every getpeername of the node: a socket that never met
- * a VIP has no storage and leaves at once. The kernel lets them return PROCEED only. */
+ * a VIP leaves at once. The kernel lets them return PROCEED only. */
 
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
@@ -468,13 +507,10 @@ int recvmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	struct sock_vip *s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0);
 	struct sock_name name;
 
-	if (!s)
-		return PROCEED;
 	read_name4(ctx, &name);
-	if (restore_stored(s, SOCK_VIP_CONNECTED, &name))
+	if (restore_peer(ctx, &name))
 		write_name4(ctx, &name);
 	return PROCEED;
 }
@@ -482,14 +518,20 @@ int getpeername4(struct bpf_sock_addr *ctx)
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	struct sock_vip *s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0);
 	struct sock_name name;
 
-	if (!s)
-		return PROCEED;
 	read_name6(ctx, &name);
-	if (restore_stored(s, SOCK_VIP_CONNECTED, &name))
+	if (restore_peer(ctx, &name))
 		write_name6(ctx, &name);
+	return PROCEED;
+}
+
+/* A connect may fail before its first packet, of which no other hook tells. Every socket of the node ends here. */
+SEC("cgroup/sock_release")
+int release(struct bpf_sock *sk)
+{
+	if (sk->protocol == IPPROTO_TCP && sk->state == BPF_TCP_CLOSE)
+		free_tcp_vip(bpf_get_socket_cookie(sk));
 	return PROCEED;
 }
 

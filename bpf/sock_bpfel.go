@@ -172,6 +172,19 @@ type sockSockVip struct {
 	Pad         [6]uint8
 }
 
+type sockTcpVip struct {
+	_           structs.HostLayout
+	Cookie      uint64
+	Vip         [16]uint8
+	Backend     [16]uint8
+	VipPort     uint16
+	BackendPort uint16
+	BackendId   uint32
+	Service     uint32
+	Cluster     uint16
+	Pad         [10]uint8
+}
+
 type sockUdpVip struct {
 	_    structs.HostLayout
 	Addr [16]uint8
@@ -202,6 +215,7 @@ const (
 	sockMapSettings      = "settings"
 	sockMapSlots         = "slots"
 	sockMapSockVips      = "sock_vips"
+	sockMapTcpVips       = "tcp_vips"
 	sockMapUdpVips       = "udp_vips"
 	sockMapUdpVipsAdded  = "udp_vips_added"
 	sockProgConnect4     = "connect4"
@@ -210,6 +224,7 @@ const (
 	sockProgGetpeername6 = "getpeername6"
 	sockProgRecvmsg4     = "recvmsg4"
 	sockProgRecvmsg6     = "recvmsg6"
+	sockProgRelease      = "release"
 	sockProgSendmsg4     = "sendmsg4"
 	sockProgSendmsg6     = "sendmsg6"
 )
@@ -262,6 +277,7 @@ type sockProgramSpecs struct {
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
+	Release      *ebpf.ProgramSpec `ebpf:"release"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
 }
@@ -281,6 +297,7 @@ type sockMapSpecs struct {
 	Settings     *ebpf.MapSpec `ebpf:"settings"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	SockVips     *ebpf.MapSpec `ebpf:"sock_vips"`
+	TcpVips      *ebpf.MapSpec `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.MapSpec `ebpf:"udp_vips"`
 	UdpVipsAdded *ebpf.MapSpec `ebpf:"udp_vips_added"`
 }
@@ -322,6 +339,7 @@ type sockMaps struct {
 	Settings     *ebpf.Map `ebpf:"settings"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	SockVips     *ebpf.Map `ebpf:"sock_vips"`
+	TcpVips      *ebpf.Map `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.Map `ebpf:"udp_vips"`
 	UdpVipsAdded *ebpf.Map `ebpf:"udp_vips_added"`
 }
@@ -339,6 +357,7 @@ func (m *sockMaps) Close() error {
 		m.Settings,
 		m.Slots,
 		m.SockVips,
+		m.TcpVips,
 		m.UdpVips,
 		m.UdpVipsAdded,
 	)
@@ -360,6 +379,7 @@ type sockPrograms struct {
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
+	Release      *ebpf.Program `ebpf:"release"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
 }
@@ -372,6 +392,7 @@ func (p *sockPrograms) Close() error {
 		p.Getpeername6,
 		p.Recvmsg4,
 		p.Recvmsg6,
+		p.Release,
 		p.Sendmsg4,
 		p.Sendmsg6,
 	)

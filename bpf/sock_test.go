@@ -13,7 +13,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -207,6 +209,7 @@ type socket struct {
 	t      *testing.T
 	fd     int
 	family int
+	close  func() // once
 }
 
 // newSocket makes a socket that gives up after a while instead of hanging the tests.
@@ -216,13 +219,14 @@ func newSocket(t *testing.T, family, kind, proto int) socket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Close(fd) })
+	s := socket{t, fd, family, sync.OnceFunc(func() { _ = unix.Close(fd) })}
+	t.Cleanup(s.close)
 	for _, opt := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, opt, &unix.Timeval{Sec: 5}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return socket{t, fd, family}
+	return s
 }
 
 // name turns addr into what a socket of s's family takes: IPv4 becomes IPv4-mapped on an IPv6 socket.
@@ -767,6 +771,142 @@ func TestTCPReconnectAfterFailure(t *testing.T) {
 	s.mustConnect(plain.String())
 	if got := s.peer(); got != plain {
 		t.Errorf("getpeername says %s, want %s", got, plain)
+	}
+}
+
+// tcpVIPs returns how many sockets have a place in tcp_vips.
+func (n *node) tcpVIPs() int {
+	n.t.Helper()
+	taken := 0
+	var k uint32
+	var v bpf.TCPVIP
+	places := n.pinned(bpf.MapTCPVIPs).Iterate()
+	for places.Next(&k, &v) {
+		if v.Cookie != 0 {
+			taken++
+		}
+	}
+	if err := places.Err(); err != nil {
+		n.t.Fatal(err)
+	}
+	return taken
+}
+
+// awaitTCPVIPs polls until so many sockets have a place in tcp_vips.
+func (n *node) awaitTCPVIPs(want int) {
+	n.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(5 * time.Second)
+	for {
+		got := n.tcpVIPs()
+		if got == want {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			n.t.Fatalf("%d sockets have a place in tcp_vips, want %d", got, want)
+		}
+	}
+}
+
+// takeAllTCPVIPs gives all places of tcp_vips to sockets that do not exist.
+func (n *node) takeAllTCPVIPs() {
+	n.t.Helper()
+	m := n.pinned(bpf.MapTCPVIPs)
+	keys, values := make([]uint32, m.MaxEntries()), make([]bpf.TCPVIP, m.MaxEntries())
+	for i := range keys {
+		keys[i], values[i].Cookie = uint32(i), 1<<63
+	}
+	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// However a connection ends, the place of its socket is free afterwards.
+func TestTCPVIPsAreFreed(t *testing.T) {
+	const open, refused, unreachable = "243.0.0.5:80", "243.0.0.5:81", "243.0.0.5:82"
+	for name, end := range map[string]func(t *testing.T, n *node, s socket){
+		"closed": func(t *testing.T, n *node, s socket) {
+			s.mustConnect(open)
+			n.awaitTCPVIPs(1)
+			s.close()
+		},
+		"disconnected": func(t *testing.T, n *node, s socket) {
+			s.mustConnect(open)
+			n.awaitTCPVIPs(1)
+			if err := disconnect(s.fd); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"refused": func(t *testing.T, _ *node, s socket) {
+			if err := s.connect(netip.MustParseAddrPort(refused)); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Fatal(err)
+			}
+		},
+		"connected again after a failure": func(t *testing.T, n *node, s socket) {
+			if err := s.connect(netip.MustParseAddrPort(refused)); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Fatal(err)
+			}
+			s.mustConnect(open)
+			n.awaitTCPVIPs(1)
+			if got := s.peer().String(); got != open {
+				t.Errorf("getpeername says %s, want %s", got, open)
+			}
+			s.close()
+		},
+		"without a route": func(t *testing.T, n *node, s socket) {
+			if err := s.connect(netip.MustParseAddrPort(unreachable)); !errors.Is(err, unix.ENETUNREACH) {
+				t.Fatal(err)
+			}
+			n.awaitTCPVIPs(1) // no hook tells of it before the socket is closed
+			s.close()
+		},
+		"given up": func(t *testing.T, n *node, s socket) {
+			blackhole(t)
+			s.begin(open)
+			n.awaitTCPVIPs(1)
+			s.close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.serve(vip{open, cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}},
+				vip{refused, cs.TCP, []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")}},
+				vip{unreachable, cs.TCP, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:80")}})
+			end(t, n, newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0))
+			n.awaitTCPVIPs(0)
+		})
+	}
+}
+
+// A socket without a place among the others has its own, and nothing else is different.
+func TestTCPVIPsWithoutRoom(t *testing.T) {
+	for name, road := range roads {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			plain := tcpServer(t, road.backend)
+			n.serve(vip{on(road.vip, 80), cs.TCP, []netip.AddrPort{tcpServer(t, road.backend)}},
+				vip{on(road.vip, 81), cs.TCP, []netip.AddrPort{netip.MustParseAddrPort(on(road.backend, 1))}})
+			n.takeAllTCPVIPs()
+			s := newSocket(t, road.family, unix.SOCK_STREAM, 0)
+			s.mustConnect(on(road.vip, 80))
+			if got := s.peer().String(); got != on(road.vip, 80) {
+				t.Errorf("getpeername says %s, want the VIP", got)
+			}
+			if diff := cmp.Diff(counts{Established: 1}, countsOf(n.evidence())); diff != "" {
+				t.Errorf("evidence (-want +got):\n%s", diff)
+			}
+			s = newSocket(t, road.family, unix.SOCK_STREAM, 0)
+			if err := s.connect(netip.MustParseAddrPort(on(road.vip, 81))); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Fatal(err)
+			}
+			s.mustConnect(plain.String())
+			if got := s.peer(); got != plain {
+				t.Errorf("getpeername says %s, want %s", got, plain)
+			}
+		})
 	}
 }
 

@@ -11,7 +11,7 @@
  *   answer after such a timeout   answered_at
  *
  * An ICMP error is no evidence: a router on the way sends it. The program runs for every TCP socket of the node,
- * so one without storage leaves at once, and after its handshake a socket costs nothing until it is closed.
+ * so one that met no VIP leaves at once, and after its handshake a socket costs nothing until it is closed.
  *
  * It shares its hook with others: it only ever adds callbacks to those a socket has, and sets no reply.
  */
@@ -22,6 +22,7 @@
 
 #include "abi.h"
 #include "maps.h"
+#include "tcp_vips.h"
 
 /* A sock_ops program lets the connection go on. */
 #define PROCEED 1
@@ -29,26 +30,32 @@
 /* How old answered_at may be before a connection under way renews it. */
 #define ANSWER_NS 100000000ULL
 
-static __always_inline struct sock_vip *find_vip(struct bpf_sock_ops *ctx)
+/* Says which cluster's backend the socket is connected to. Returns false when it is connected to no VIP. */
+static __always_inline bool find_index(struct bpf_sock_ops *ctx, __u32 *index)
 {
-	struct bpf_sock *sk = ctx->sk;
+	struct tcp_vip *t = find_tcp_vip(bpf_get_socket_cookie(ctx));
+	struct bpf_sock *sk;
 	struct sock_vip *s;
 
+	if (t) {
+		*index = t->cluster;
+		return true;
+	}
+	sk = ctx->sk;
 	if (!sk)
-		return NULL;
+		return false;
 	s = bpf_sk_storage_get(&sock_vips, sk, NULL, 0);
-	return s && s->flags & SOCK_VIP_CONNECTED ? s : NULL;
+	if (!s || !(s->flags & SOCK_VIP_CONNECTED))
+		return false;
+	*index = s->cluster;
+	return true;
 }
 
 static __always_inline struct cluster *find_cluster(struct bpf_sock_ops *ctx)
 {
-	struct sock_vip *s = find_vip(ctx);
 	__u32 index;
 
-	if (!s)
-		return NULL;
-	index = s->cluster;
-	return bpf_map_lookup_elem(&clusters, &index);
+	return find_index(ctx, &index) ? bpf_map_lookup_elem(&clusters, &index) : NULL;
 }
 
 /* Asks for the callbacks this socket needs beside those others asked for. */
@@ -109,9 +116,11 @@ static __always_inline void note_answer(struct bpf_sock_ops *ctx)
 SEC("sockops")
 int evidence(struct bpf_sock_ops *ctx)
 {
+	__u32 index;
+
 	switch (ctx->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
-		if (find_vip(ctx))
+		if (find_index(ctx, &index))
 			watch(ctx, BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
@@ -121,8 +130,11 @@ int evidence(struct bpf_sock_ops *ctx)
 		count_silence(ctx);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
-		if (ctx->args[0] == BPF_TCP_SYN_SENT && ctx->args[1] == BPF_TCP_CLOSE)
+		if (ctx->args[1] != BPF_TCP_CLOSE)
+			break;
+		if (ctx->args[0] == BPF_TCP_SYN_SENT)
 			count_failure(ctx);
+		free_tcp_vip(bpf_get_socket_cookie(ctx));
 		break;
 	case BPF_SOCK_OPS_RTT_CB:
 		note_answer(ctx);

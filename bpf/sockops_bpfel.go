@@ -27,6 +27,7 @@ const (
 	sockopsMapSettings     = "settings"
 	sockopsMapSlots        = "slots"
 	sockopsMapSockVips     = "sock_vips"
+	sockopsMapTcpVips      = "tcp_vips"
 	sockopsMapUdpVips      = "udp_vips"
 	sockopsMapUdpVipsAdded = "udp_vips_added"
 	sockopsProgEvidence    = "evidence"
@@ -92,6 +93,7 @@ type sockopsMapSpecs struct {
 	Settings     *ebpf.MapSpec `ebpf:"settings"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	SockVips     *ebpf.MapSpec `ebpf:"sock_vips"`
+	TcpVips      *ebpf.MapSpec `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.MapSpec `ebpf:"udp_vips"`
 	UdpVipsAdded *ebpf.MapSpec `ebpf:"udp_vips_added"`
 }
@@ -133,6 +135,7 @@ type sockopsMaps struct {
 	Settings     *ebpf.Map `ebpf:"settings"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	SockVips     *ebpf.Map `ebpf:"sock_vips"`
+	TcpVips      *ebpf.Map `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.Map `ebpf:"udp_vips"`
 	UdpVipsAdded *ebpf.Map `ebpf:"udp_vips_added"`
 }
@@ -150,6 +153,7 @@ func (m *sockopsMaps) Close() error {
 		m.Settings,
 		m.Slots,
 		m.SockVips,
+		m.TcpVips,
 		m.UdpVips,
 		m.UdpVipsAdded,
 	)
