@@ -16,7 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -119,8 +119,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Sync makes snap the world that questions are answered from. A snapshot equal to the last one changes
-// nothing, not even the serial. It keeps snap, which must not change afterwards. The only error is that
+// Sync makes snap the world that questions are answered from. A snapshot with the same records as the last one
+// changes nothing, not even the serial. It keeps snap, which must not change afterwards. The only error is that
 // of ctx.
 func (s *Server) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	if err := ctx.Err(); err != nil {
@@ -128,11 +128,12 @@ func (s *Server) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last != nil && reflect.DeepEqual(s.last, snap) {
+	if s.last != nil && zone.Same(s.last, snap) {
+		s.last = snap // so that the older one can go
 		return nil
 	}
 	z, skipped := zone.Build(snap, s.nextSerial(), s.nameservers)
-	if !reflect.DeepEqual(skipped, s.skipped) {
+	if !slices.Equal(skipped, s.skipped) {
 		for _, p := range skipped {
 			s.log.Warn("leave a service out of DNS", "namespace", p.Service.Namespace, "service", p.Service.Name, "err", p.Reason)
 		}

@@ -126,7 +126,8 @@ func dump[K, V any](ctx context.Context, r *Reader, name string, each func(K, V)
 		return err
 	}
 	var cursor ebpf.MapBatchCursor
-	keys, values := make([]K, chunk), make([]V, chunk)
+	room := min(chunk, int(m.MaxEntries()))
+	keys, values := make([]K, room), make([]V, room)
 	for {
 		if err := ctx.Err(); err != nil {
 			return err

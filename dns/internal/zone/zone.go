@@ -77,6 +77,21 @@ func Build(s *clusterset.Snapshot, serial uint32, nameservers []netip.Addr) (*Zo
 	return z, problems
 }
 
+// Same reports whether Build makes the same records of a and b, as it does when no more than endpoints behind a
+// ClusterSetIP have changed.
+func Same(a, b *clusterset.Snapshot) bool {
+	return slices.EqualFunc(a.Services, b.Services, func(s, t clusterset.Service) bool {
+		switch {
+		case s.Service != t.Service || s.Type != t.Type:
+			return false
+		case s.Type != clusterset.Headless:
+			return slices.Equal(s.IPs, t.IPs)
+		default:
+			return slices.Equal(readyAddrs(&s), readyAddrs(&t))
+		}
+	})
+}
+
 // addService adds the records of one service, or returns why it has none.
 func (z *Zone) addService(s *clusterset.Service) (reason string) {
 	for _, label := range []string{s.Service.Name, s.Service.Namespace} {

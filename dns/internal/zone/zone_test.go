@@ -136,6 +136,38 @@ func TestLookup(t *testing.T) {
 	}
 }
 
+// Two worlds are the same exactly when their zones are.
+func TestSame(t *testing.T) {
+	t.Parallel()
+	changes := map[string]func(w *clusterset.Snapshot){
+		"nothing":                        func(*clusterset.Snapshot) {},
+		"a port of a VIP":                func(w *clusterset.Snapshot) { w.Services[3].Ports[0].Port++ },
+		"an endpoint of a VIP":           func(w *clusterset.Snapshot) { w.Services[3].Slices = w.Services[1].Slices },
+		"the VIP":                        func(w *clusterset.Snapshot) { w.Services[3].IPs[0] = w.Services[3].IPs[0].Next() },
+		"one VIP less":                   func(w *clusterset.Snapshot) { w.Services[3].IPs = w.Services[3].IPs[:1] },
+		"a name":                         func(w *clusterset.Snapshot) { w.Services[3].Service.Name = "hi" },
+		"a type":                         func(w *clusterset.Snapshot) { w.Services[0].Type = clusterset.ClusterSetIP },
+		"a Service less":                 func(w *clusterset.Snapshot) { w.Services = w.Services[:7] },
+		"an endpoint that becomes ready": func(w *clusterset.Snapshot) { w.Services[0].Slices[0].Endpoints[0].Ready = true },
+		"an endpoint's address":          func(w *clusterset.Snapshot) { w.Services[2].Slices[0].Endpoints[0].Addrs = w.Services[3].IPs[1:] },
+		"one that is not ready":          func(w *clusterset.Snapshot) { w.Services[0].Slices[0].Endpoints = nil },
+	}
+	text := func(w *clusterset.Snapshot) string {
+		z, _ := Build(w, 1, nil)
+		return z.String()
+	}
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before, after := world(), world()
+			change(after)
+			if have, want := Same(before, after), text(before) == text(after); have != want {
+				t.Errorf("Same says %t, the zones are equal: %t", have, want)
+			}
+		})
+	}
+}
+
 func TestBuildSkipsWhatCannotBeNamed(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 64)
