@@ -156,14 +156,14 @@ func (n packetNode) keepDialing(t *testing.T) (stop func()) {
 }
 
 // The whole packet path on a node: a client whose socket nobody translates reaches the VIP, and the connection can be
-// read; also after a restart, in which nothing is replaced, and after an upgrade, in which everything is. No connection
-// fails on the way.
+// read; also after a restart, in which nothing is replaced, and after upgrades, in which everything is. No connection fails on
+// the way.
 func TestPacketPath(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
 		n := newPacketNode(t)
 		var last string
-		rounds := []string{"start", "restart", "upgrade"}
+		rounds := []string{"start", "restart", "upgrade", "another ABI"}
 		if noTCX {
 			rounds = rounds[:1] // each loads the programs; how filters are replaced has a test with small ones
 		}
@@ -174,6 +174,9 @@ func TestPacketPath(t *testing.T) {
 					t.Fatal(err)
 				}
 				b.noTCX = noTCX
+				if round == "another ABI" {
+					b = nextABI(b)
+				}
 				if round == "upgrade" { // to other instructions that do the same
 					for _, h := range b.packets {
 						p := b.specs[len(b.specs)-1].Programs[h.name]

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -75,7 +76,8 @@ func mapName(name string, ms *ebpf.MapSpec) string {
 	return "rodata_" + hex.EncodeToString(sum[:8])
 }
 
-// openMaps takes over every pinned map and makes the ones that are missing. Objects share maps by name.
+// openMaps takes over every pinned map and makes the ones that are missing, but what is known of connections, which
+// another ABI may have. Objects share maps by name.
 func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 	for key, ms := range spec.Maps {
 		name := mapName(key, ms)
@@ -87,7 +89,7 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 		if !known {
 			var err error
 			if m, err = ebpf.LoadPinnedMap(path, nil); errors.Is(err, fs.ErrNotExist) {
-				if err := l.makeMap(name, ms); err != nil {
+				if err := l.newMap(name, ms); err != nil {
 					return err
 				}
 				continue
@@ -104,10 +106,20 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-func (l *loader) makeMap(name string, ms *ebpf.MapSpec) error {
-	m, err := ebpf.NewMap(ms)
-	if err != nil {
-		return fmt.Errorf("create map %s: %w", name, err)
+// newMap pins a map that this ABI does not have yet: that of another one where the programs of both must know the
+// same connections, else one that it makes.
+func (l *loader) newMap(name string, ms *ebpf.MapSpec) error {
+	var m *ebpf.Map
+	var err error
+	if name == bpf.MapConns || name == bpf.MapFragments {
+		if m, err = l.share(name, ms); err != nil {
+			return err
+		}
+	}
+	if m == nil {
+		if m, err = ebpf.NewMap(ms); err != nil {
+			return fmt.Errorf("create map %s: %w", name, err)
+		}
 	}
 	l.maps[name] = m
 	if err := m.Pin(l.pins.mapPath(name)); err != nil {
@@ -115,6 +127,35 @@ func (l *loader) makeMap(name string, ms *ebpf.MapSpec) error {
 	}
 	l.onUndo(m.Unpin)
 	return nil
+}
+
+// share returns the map of that name that another ABI has pinned, nil if none fits. The other pin stays.
+func (l *loader) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
+	others, err := l.pins.otherMaps()
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range others {
+		pinned, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned map %s of another version: %w", name, err)
+		}
+		fits := ms.Compatible(pinned) == nil
+		m, err := pinned.Clone() // a Map follows its pin
+		if err := errors.Join(err, pinned.Close()); err != nil {
+			return nil, fmt.Errorf("share map %s with another version: %w", name, err)
+		}
+		if fits {
+			return m, nil
+		}
+		if err := m.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
 }
 
 func (l *loader) loadPrograms(spec *ebpf.CollectionSpec) error {
