@@ -105,6 +105,7 @@ type Datapath struct {
 	namespaces netns.Places
 	missing    []string
 	observing  atomic.Bool
+	findings   findings
 
 	mu      sync.Mutex
 	links   []attachment // guarded by mu

@@ -3,6 +3,8 @@ package datapath
 import (
 	"os"
 	"slices"
+
+	"github.com/isthmus-net/isthmus/bpf/datapath/internal/conntrack"
 )
 
 // lacks lists what the node does not have and what is done without it. noClose and noFind are the errors of loading the
@@ -20,6 +22,9 @@ func lacks(withPackets bool, noClose, noFind error) []string {
 	}
 	if !mayEnter() {
 		found = append(found, "capability SYS_ADMIN: sockets of removed UDP backends are closed in the agent's network namespace alone, others stay until their programs close them")
+	}
+	if conntrack.Supported() != nil {
+		found = append(found, "connection tracking over netlink: a masquerade of traffic to other clusters is not noticed")
 	}
 	if _, err := os.Stat("/proc/sys/net/mptcp/enabled"); err != nil {
 		found = append(found, "MPTCP: programs that ask for it get TCP")

@@ -40,22 +40,6 @@ func ourPacketHooks() []packetHook {
 	}
 }
 
-// Order says where our programs stand among others on the same devices.
-type Order string
-
-const (
-	// OrderNear puts ours next to the client: the first to see what it sends, the last to see what it gets. All
-	// others on the device, a CNI's policies for one, see the addresses of pods, and the same in both
-	// directions. It is the default.
-	OrderNear Order = "near"
-	// OrderFar puts ours next to the node: the others see what the client sees, VIPs. It is for others that end
-	// the chain with a verdict of their own on the way to the client.
-	OrderFar Order = "far"
-)
-
-// first reports whether a program comes before those of others.
-func (o Order) first(ingress bool) bool { return ingress == (o != OrderFar) }
-
 // packets are the programs of the packet path on the node's devices.
 type packets struct {
 	pins     pins
@@ -182,21 +166,39 @@ func (p *packets) attachTCX(d device.Device, h packetHook) error {
 	if err != nil || id == info.Program {
 		return err
 	}
+	if ok, _, err := p.inPlace(d.Index, h, info.Program); err != nil || !ok {
+		return errors.Join(err, p.moveTCX(d, h, path, l))
+	}
 	if err := l.Update(p.progs[h.name]); err != nil {
 		return fmt.Errorf("replace program: %w", err)
 	}
 	return nil
 }
 
-func (p *packets) newTCX(d device.Device, h packetHook, path string) error {
-	at, anchor := ebpf.AttachTCXEgress, link.Tail()
-	if h.ingress {
-		at = ebpf.AttachTCXIngress
+// moveTCX attaches our program in its place before it takes the old one, which stands somewhere else, away. For a
+// moment both run: the second finds nothing to do.
+func (p *packets) moveTCX(d device.Device, h packetHook, path string, old link.Link) error {
+	if err := removePin(staged(path)); err != nil {
+		return err
 	}
+	if err := p.newTCX(d, h, staged(path)); err != nil {
+		return err
+	}
+	if err := old.Detach(); err != nil {
+		return fmt.Errorf("detach from where it stood: %w", err)
+	}
+	if err := os.Rename(staged(path), path); err != nil {
+		return fmt.Errorf("pin link: %w", err)
+	}
+	return nil
+}
+
+func (p *packets) newTCX(d device.Device, h packetHook, path string) error {
+	anchor := link.Tail()
 	if p.order.first(h.ingress) {
 		anchor = link.Head()
 	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: p.progs[h.name], Attach: at, Anchor: anchor})
+	l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: p.progs[h.name], Attach: h.tcx(), Anchor: anchor})
 	if err != nil {
 		return err
 	}
@@ -293,6 +295,9 @@ func (p *packets) adoptPinned() error {
 			return fmt.Errorf("open pinned program %s: %w", h.name, err)
 		}
 		same, err := sameProgram(pinned, p.progs[h.name])
+		if err == nil && same && p.tcx {
+			same, err = p.pinnedInPlace(h, pinned) // else ours comes as another one, to be put in its place
+		}
 		if err != nil || !same {
 			if err := errors.Join(err, pinned.Close()); err != nil {
 				return err
@@ -446,19 +451,4 @@ func (p *packets) record(ctx context.Context, log *slog.Logger, err error) {
 		p.failure = err.Error()
 		log.ErrorContext(ctx, "packet path is not on every device it should be on", "err", err)
 	}
-}
-
-// Finding is something about a node that does not go well with the packet path, with the fix.
-type Finding = device.Finding
-
-// Findings returns what the packet path needs of the node and does not find: forwarding, reverse path filters that
-// drop replies, MTUs that do not fit. It is empty without a packet path.
-func (d *Datapath) Findings() ([]Finding, error) {
-	if d.packets == nil {
-		return nil, nil
-	}
-	d.packets.mu.Lock()
-	devices := slices.Clone(d.packets.devices)
-	d.packets.mu.Unlock()
-	return device.Check(devices, "/proc/sys/net")
 }

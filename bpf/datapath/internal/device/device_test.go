@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -185,31 +186,49 @@ func TestWatch(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	uplink, second := Device{Name: "eth0", Default: true, MTU: 1500}, Device{Name: "eth1.7", Kind: "vlan", Addressed: true, MTU: 1400}
-	pod, jumbo := Device{Name: "veth1", PeerElsewhere: true, MTU: 1500}, Device{Name: "veth2", PeerElsewhere: true, MTU: 9000}
+	uplink, second := Device{Index: 1, Name: "eth0", Kind: "device", Default: true, MTU: 1500}, Device{Index: 2, Name: "eth1.7", Kind: "vlan", Addressed: true, MTU: 1400}
+	pod, jumbo := Device{Index: 3, Name: "veth1", Kind: "veth", PeerElsewhere: true, MTU: 1500}, Device{Index: 4, Name: "veth2", Kind: "veth", PeerElsewhere: true, MTU: 9000}
+	tunnel := Device{Index: 5, Name: "wg0", Kind: "wireguard", MTU: 1420} // where no program is
+	port := Device{Index: 6, Name: "tap0", Kind: "tuntap", Master: 7, MTU: 1500}
+	b := func(device, mtu int) Way { return Way{"b", netip.MustParseAddr("10.2.0.1"), device, mtu} }
+	six := func(device, mtu int) Way { return Way{"c", netip.MustParseAddr("fd00::1"), device, mtu} }
 	good := map[string]string{
 		"ipv4/ip_forward": "1\n", "ipv6/conf/all/forwarding": "1\n", "ipv4/conf/all/rp_filter": "0\n",
 		"ipv4/conf/eth0/rp_filter": "0\n", "ipv4/conf/eth1.7/rp_filter": "2\n",
+		"ipv4/conf/eth0/forwarding": "1\n", "ipv4/conf/veth1/forwarding": "1\n",
 	}
+	type ways = []Way
 	for name, c := range map[string]struct {
-		devices  []Device
+		served   []Device
+		ways     []Way
 		settings map[string]string // other than good
 		want     []string          // name, severity, fix
 	}{
-		"all is well":            {[]Device{uplink, second, pod}, nil, nil},
-		"no forwarding":          {[]Device{uplink}, map[string]string{"ipv4/ip_forward": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.ip_forward=1"}},
-		"no forwarding of IPv6":  {[]Device{uplink}, map[string]string{"ipv6/conf/all/forwarding": "0\n"}, []string{"ipv6_forward fault sysctl -w net.ipv6.conf.all.forwarding=1"}},
-		"no IPv6":                {[]Device{uplink}, map[string]string{"ipv6/conf/all/forwarding": ""}, nil},
-		"strict, one road":       {[]Device{uplink, pod}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, nil},
-		"strict, two roads":      {[]Device{uplink, second}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
-		"strict for all":         {[]Device{uplink, second}, map[string]string{"ipv4/conf/all/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
-		"loose for all":          {[]Device{uplink, second}, map[string]string{"ipv4/conf/all/rp_filter": "2\n", "ipv4/conf/eth0/rp_filter": "1\n"}, nil},
-		"a name with a dot":      {[]Device{uplink, second}, map[string]string{"ipv4/conf/eth1.7/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth1/7.rp_filter=2"}},
-		"larger than the uplink": {[]Device{uplink, second, pod, jumbo}, nil, []string{"mtu warning set the MTU of the pod network to 1500 in its CNI's configuration"}},
+		"all is well":               {[]Device{uplink, second, pod}, ways{b(1, 1500), six(1, 1500)}, nil, nil},
+		"no forwarding":             {[]Device{uplink}, ways{b(1, 1500)}, map[string]string{"ipv4/ip_forward": "0\n", "ipv4/conf/eth0/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.ip_forward=1"}},
+		"none on one device":        {[]Device{uplink, pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/veth1/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.conf.veth1.forwarding=1"}},
+		"none where replies come":   {[]Device{pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.conf.eth0.forwarding=1"}},
+		"none on a port":            {[]Device{uplink, port}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/tap0/forwarding": "0\n"}, nil},
+		"no forwarding, no packets": {nil, ways{b(1, 1500)}, map[string]string{"ipv4/ip_forward": "0\n"}, nil},
+		"no forwarding of IPv6":     {[]Device{uplink}, ways{six(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": "0\n"}, []string{"ipv6_forward fault sysctl -w net.ipv6.conf.all.forwarding=1"}},
+		"IPv6 is not used":          {[]Device{uplink}, ways{b(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": "0\n"}, nil},
+		"no IPv6":                   {[]Device{uplink}, ways{six(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": ""}, nil},
+		"strict, one road":          {[]Device{uplink, pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n", "ipv4/conf/eth1.7/rp_filter": "0\n"}, nil},
+		"strict, two roads":         {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
+		"strict beside a tunnel":    {[]Device{uplink, tunnel}, ways{b(5, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
+		"strict, IPv6 alone":        {[]Device{uplink, second}, ways{six(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, nil},
+		"strict for all":            {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/all/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
+		"loose for all":             {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/all/rp_filter": "2\n", "ipv4/conf/eth0/rp_filter": "1\n"}, nil},
+		"a name with a dot":         {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth1.7/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth1/7.rp_filter=2"}},
+		"larger than the way":       {[]Device{uplink, pod, jumbo}, ways{b(1, 1500)}, nil, []string{"mtu warning set the MTU of the pod network to 1500 in its CNI's configuration"}},
+		"a tunnel on the way":       {[]Device{uplink, pod}, ways{b(5, 1420), six(1, 1500)}, nil, []string{"mtu warning set the MTU of the pod network to 1420 in its CNI's configuration"}},
+		"no route":                  {[]Device{uplink, pod}, ways{b(0, 0)}, nil, []string{"route fault route the pod networks of cluster b on this node"}},
+		"no route, no packets":      {nil, ways{b(0, 0)}, nil, []string{"route fault route the pod networks of cluster b on this node"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			write := func(settings map[string]string) {
+				t.Helper()
 				for file, text := range settings {
 					path := filepath.Join(dir, file)
 					err := os.MkdirAll(filepath.Dir(path), 0o700)
@@ -225,7 +244,11 @@ func TestCheck(t *testing.T) {
 			}
 			write(good)
 			write(c.settings)
-			found, err := Check(c.devices, dir)
+			devices := c.served
+			if !slices.ContainsFunc(devices, func(d Device) bool { return d.Index == uplink.Index }) {
+				devices = append([]Device{uplink}, devices...)
+			}
+			found, err := Node{Devices: devices, Served: c.served, Ways: c.ways, Sysctl: dir}.Check()
 			if err != nil {
 				t.Fatal(err)
 			}
