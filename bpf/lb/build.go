@@ -70,7 +70,7 @@ func (p *Planner) claim(s *served, vip netip.Addr, port clusterset.Port) *fronte
 func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.Service, port clusterset.Port) {
 	p.gather(fe, in, policy, svc, port)
 	all := p.scratch.candidates
-	best := uint8(255)
+	best := rankDrained
 	for i := range all {
 		best = min(best, all[i].rank)
 	}
@@ -82,7 +82,7 @@ func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.
 		fe.members[i] = c.backend
 		c.backend.members++
 		p.touch(c.backend)
-		if c.rank == best {
+		if c.rank == best && best < rankDrained {
 			serving = append(serving, *c)
 		}
 	}

@@ -23,7 +23,7 @@ type Input struct {
 	ZonesSpanClusters bool
 	// Ranges are where all ClusterSetIPs come from: an address in them without a frontend is refused.
 	Ranges []netip.Prefix
-	// Drained are the members whose packets die. They get no new clients, unless nobody else is left.
+	// Drained are the members whose packets die. They get no new clients; a Service of theirs alone refuses.
 	Drained map[clusterset.ClusterID]bool
 }
 

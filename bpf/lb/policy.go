@@ -144,10 +144,13 @@ func (p *policy) weight(c clusterset.ClusterID) uint32 {
 	return 1
 }
 
+// rankDrained and what is above it does not serve: a client that is refused at once is better off than one that
+// waits for packets that die.
+const rankDrained uint8 = 8 << 2
+
 // rank orders the endpoints of a Service by who is to serve, lowest first: those of equal rank share the
-// clients. A member whose packets die comes after everybody else, so it serves when nobody else is left; a
-// terminating endpoint comes after all ready ones (as kube-proxy has it), and a cluster of weight 0 after
-// those with a weight.
+// clients. A terminating endpoint comes after all ready ones (as kube-proxy has it), and a cluster of weight 0 after
+// those with a weight. Those of a member whose packets die are of rankDrained or above.
 func (p *policy) rank(in *Input, c clusterset.ClusterID, e *clusterset.Endpoint) uint8 {
 	r := uint8(len(p.prefer))
 	for i, t := range p.prefer {
@@ -156,10 +159,13 @@ func (p *policy) rank(in *Input, c clusterset.ClusterID, e *clusterset.Endpoint)
 			break
 		}
 	}
-	for bit, worse := range []bool{p.weights != nil && p.weight(c) == 0, !e.Ready, in.Drained[c]} {
+	for bit, worse := range []bool{p.weights != nil && p.weight(c) == 0, !e.Ready} {
 		if worse {
 			r |= 8 << bit
 		}
+	}
+	if in.Drained[c] {
+		r |= rankDrained
 	}
 	return r
 }
