@@ -47,9 +47,9 @@ type Config struct {
 	CheckInterval time.Duration
 	// Place is where the node is, as far as it is known at the start; Settle says it later.
 	Place Place
-	// OnDrain, when not nil, is told which members this node has drained or taken back because of what their
-	// packets do. It is called from the goroutine of Run and must not wait.
-	OnDrain func([]evidence.Change)
+	// Report, when not nil, is told what this node knows of each member's packets, once at the start and whenever
+	// that changes. It is called from the goroutine of Run and must not wait. The map is the callee's.
+	Report func(map[clusterset.ClusterID]evidence.State)
 }
 
 // Place is what a node knows of itself and its ClusterSet. Whatever is not known is left empty: then nobody is
@@ -99,7 +99,7 @@ type dataplane interface {
 type Agent struct {
 	log     *slog.Logger
 	dp      dataplane
-	onDrain func([]evidence.Change)
+	report  func(map[clusterset.ClusterID]evidence.State)
 	every   time.Duration // between two checks of the maps
 	watched watched
 	stale   chan struct{} // up when backends have gone whose sockets may be open
@@ -139,7 +139,7 @@ func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
 	a := &Agent{
-		log: log, dp: dp, onDrain: cfg.OnDrain, every: cmp.Or(cfg.CheckInterval, checkInterval),
+		log: log, dp: dp, report: cfg.Report, every: cmp.Or(cfg.CheckInterval, checkInterval),
 		stale: make(chan struct{}, 1), spent: make(chan struct{}, 1), planner: lb.NewPlanner(have),
 	}
 	raise(a.stale) // what went while no agent was there
@@ -184,7 +184,7 @@ func (a *Agent) settle(p Place) {
 func (a *Agent) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		return evidence.Watcher{Source: a, Targets: a.targets, Drain: a.drain, Log: a.log}.Run(ctx)
+		return evidence.Watcher{Source: a, Targets: a.targets, Drain: a.drain, Report: a.report, Log: a.log}.Run(ctx)
 	})
 	group.Go(func() error { return a.closeStale(ctx) })
 	group.Go(func() error { return a.dp.Follow(ctx) })
@@ -245,12 +245,8 @@ func raise(flag chan struct{}) {
 }
 
 // drain takes members out of service, or back, as package evidence says.
-func (a *Agent) drain(ctx context.Context, drained map[clusterset.ClusterID]bool, changes []evidence.Change) error {
-	err := a.change(ctx, func() { a.input.Drained = drained })
-	if err == nil && a.onDrain != nil {
-		a.onDrain(changes)
-	}
-	return err
+func (a *Agent) drain(ctx context.Context, drained map[clusterset.ClusterID]bool) error {
+	return a.change(ctx, func() { a.input.Drained = drained })
 }
 
 // Clusters returns what the kernel has seen of each member's packets, nothing after Close.

@@ -222,8 +222,8 @@ func TestRunDrains(t *testing.T) {
 	snap.Services[0].Slices[1].Cluster = "b"
 	f := datapath.NewFake(lb.NewState())
 	f.Seen = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
-	told := make(chan []evidence.Change, 10)
-	a, err := newAgent(t.Context(), Config{OnDrain: func(c []evidence.Change) { told <- c }}, f, discard)
+	told := make(chan map[cs.ClusterID]evidence.State, 10)
+	a, err := newAgent(t.Context(), Config{Report: func(s map[cs.ClusterID]evidence.State) { told <- s }}, f, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,13 +231,15 @@ func TestRunDrains(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
-	select {
-	case changes := <-told:
-		if len(changes) != 1 || changes[0].Cluster != "b" || !changes[0].Drained {
-			t.Errorf("changes %+v, want that b is drained", changes)
+	for i, want := range []map[cs.ClusterID]evidence.State{{}, {"b": evidence.Silent}} {
+		select {
+		case known := <-told:
+			if diff := cmp.Diff(want, known); diff != "" {
+				t.Errorf("report %d (-want +have):\n%s", i, diff)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("no report %d", i)
 		}
-	case <-time.After(10 * time.Second):
-		t.Error("b is not drained")
 	}
 	cancel()
 	if err := <-done; err != nil {
@@ -251,11 +253,11 @@ func TestRunDrains(t *testing.T) {
 	if diff := cmp.Diff(want, text(t, f)); diff != "" {
 		t.Error(diff)
 	}
-	if err := a.drain(t.Context(), nil, []evidence.Change{{Cluster: "b"}}); err != nil {
+	if err := a.drain(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if c := <-told; c[0].Drained || len(a.Status().Drained) != 0 {
-		t.Errorf("taken back: %+v, status %v", c, a.Status().Drained)
+	if d := a.Status().Drained; len(d) != 0 {
+		t.Errorf("taken back, and drained: %v", d)
 	}
 }
 

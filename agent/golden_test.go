@@ -109,7 +109,7 @@ func (s *script) run(where, command string, args []string) {
 			drained[cs.ClusterID(a)] = true
 		}
 		s.before = s.fake.Writes()
-		if err := s.agent.drain(s.Context(), drained, nil); err != nil {
+		if err := s.agent.drain(s.Context(), drained); err != nil {
 			s.Fatalf("%s: %v", where, err)
 		}
 	case "restart":

@@ -73,7 +73,8 @@ type Config struct {
 	BrokerNamespace string
 	// Settings overrule what the member's registration says.
 	Settings Settings
-	// Evidence says whether another member's endpoints answer. Without one the controller probes them.
+	// Evidence says whether another member's endpoints answer. Without one the nodes of this member do, by their
+	// reports, and the controller probes.
 	Evidence liveness.Evidence
 	Log      *slog.Logger
 }
@@ -195,7 +196,10 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	}
 	evidence := c.cfg.Evidence
 	if evidence == nil {
-		evidence = &liveness.Probe{Endpoints: c.endpoints, Deadline: c.chosen.times.Probe}
+		evidence = &liveness.Reports{
+			Client: c.manager.GetAPIReader(), Namespace: c.cfg.Namespace, Log: c.cfg.Log,
+			Probe: &liveness.Probe{Endpoints: c.endpoints, Deadline: c.chosen.times.Probe},
+		}
 	}
 	c.members = liveness.NewTracker(liveness.Config{
 		Self: member.id, Times: c.chosen.times, Mode: c.chosen.mode, Log: c.cfg.Log,

@@ -20,7 +20,37 @@ const Patience = time.Second
 // answers.
 const Retry = 30 * time.Second
 
-// Change is what became of one member. It is what a node may want to report.
+// Lately is how long it is worth knowing that something came from a member.
+const Lately = time.Minute
+
+// State is what a node knows of a member's packets.
+type State uint8
+
+// The states of a member. One that is drained is silent.
+const (
+	Unknown   State = iota // nothing lately
+	Answering              // something came from it, not longer ago than Lately
+	Silent
+)
+
+// String returns one lower-case word.
+func (s State) String() string { return [...]string{"unknown", "answering", "silent"}[s] }
+
+// states sums up what was seen and decided; members of which nothing is known are left out.
+func states(now time.Duration, seen map[clusterset.ClusterID]datapath.Evidence, drained map[clusterset.ClusterID]bool) map[clusterset.ClusterID]State {
+	known := map[clusterset.ClusterID]State{}
+	for id, e := range seen {
+		switch {
+		case drained[id]:
+			known[id] = Silent
+		case e.AnsweredAt > 0 && now-e.AnsweredAt <= Lately:
+			known[id] = Answering
+		}
+	}
+	return known
+}
+
+// Change is what became of one member.
 type Change struct {
 	Cluster clusterset.ClusterID
 	Drained bool

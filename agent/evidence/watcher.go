@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"syscall"
@@ -28,15 +29,18 @@ type Source interface {
 	Clusters() (map[clusterset.ClusterID]datapath.Evidence, error)
 }
 
-// Watcher looks at the counters and tells who is to be drained. All fields but Dial and Now must be set.
+// Watcher looks at the counters and tells who is to be drained. All fields but Report, Dial and Now must be set.
 type Watcher struct {
 	Source Source
 	// Targets returns up to so many TCP addresses of ready backends of a member, others each time.
 	Targets func(c clusterset.ClusterID, limit int) []netip.AddrPort
 	// Drain is called with all members to drain whenever these change, and again with the same after an error,
 	// from the goroutine of Run. The map is the callee's.
-	Drain func(ctx context.Context, drained map[clusterset.ClusterID]bool, changes []Change) error
-	Log   *slog.Logger
+	Drain func(ctx context.Context, drained map[clusterset.ClusterID]bool) error
+	// Report is told what is known of each member, at the first look and whenever that changes, from the goroutine of
+	// Run: it must not wait. The map is the callee's, without those of which nothing is known. May be nil.
+	Report func(map[clusterset.ClusterID]State)
+	Log    *slog.Logger
 
 	// Dial makes a TCP handshake; nil is the network's. It returns nil when somebody answered, by refusing too.
 	Dial func(ctx context.Context, to netip.AddrPort) error
@@ -66,7 +70,8 @@ func (w Watcher) Run(ctx context.Context) error {
 		probing  = map[clusterset.ClusterID]bool{}
 		last     = map[clusterset.ClusterID]time.Duration{}
 		running  int
-		again    []Change // what Drain has not taken yet
+		pending  bool                           // Drain has not taken the last change yet
+		reported map[clusterset.ClusterID]State // nil before the first look
 		failed   error
 	)
 	ctx, cancel := context.WithCancel(ctx)
@@ -94,16 +99,19 @@ func (w Watcher) Run(ctx context.Context) error {
 		}
 		now := w.Now()
 		drained, changes, probe := judge.Weigh(now, seen)
-		again = append(again, changes...)
 		for _, c := range changes {
 			w.Log.Warn("member drained or taken back on this node", "cluster", c.Cluster, "drained", c.Drained, "reason", c.Reason)
 		}
-		if len(again) > 0 {
-			if err := w.Drain(ctx, drained, again); err != nil {
+		if pending = pending || len(changes) > 0; pending {
+			err := w.Drain(ctx, maps.Clone(drained))
+			pending = err != nil
+			if pending {
 				w.news(&failed, err)
-			} else {
-				again = nil
 			}
+		}
+		if known := states(now, seen, drained); w.Report != nil && (reported == nil || !maps.Equal(reported, known)) {
+			reported = known
+			w.Report(maps.Clone(known))
 		}
 		for _, id := range probe {
 			if at, ok := last[id]; probing[id] || ok && now-at < probeInterval {

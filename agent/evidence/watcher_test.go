@@ -32,6 +32,7 @@ type world struct {
 	drained  map[cs.ClusterID]bool
 	drainErr error
 	drains   int
+	reports  []map[cs.ClusterID]State
 }
 
 var addrs = map[cs.ClusterID]netip.AddrPort{
@@ -51,7 +52,7 @@ func newWorld(t *testing.T) *world {
 		done <- Watcher{
 			Source:  w,
 			Targets: func(id cs.ClusterID, _ int) []netip.AddrPort { return []netip.AddrPort{addrs[id]} },
-			Drain:   w.drain, Log: slog.New(slog.DiscardHandler), Dial: w.dial, Now: w.now,
+			Drain:   w.drain, Report: w.report, Log: slog.New(slog.DiscardHandler), Dial: w.dial, Now: w.now,
 		}.Run(ctx)
 	}()
 	t.Cleanup(func() {
@@ -71,7 +72,7 @@ func (w *world) Clusters() (map[cs.ClusterID]datapath.Evidence, error) {
 	return maps.Clone(w.seen), nil
 }
 
-func (w *world) drain(_ context.Context, drained map[cs.ClusterID]bool, _ []Change) error {
+func (w *world) drain(_ context.Context, drained map[cs.ClusterID]bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.drains++
@@ -79,6 +80,12 @@ func (w *world) drain(_ context.Context, drained map[cs.ClusterID]bool, _ []Chan
 		w.drained = drained
 	}
 	return w.drainErr
+}
+
+func (w *world) report(known map[cs.ClusterID]State) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reports = append(w.reports, known)
 }
 
 func (w *world) dial(ctx context.Context, to netip.AddrPort) error {
@@ -236,4 +243,36 @@ func TestHandshake(t *testing.T) {
 	if err := handshake(ctx, open); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
+}
+
+// What is known of members is told at the first look and when it changes, never again.
+func TestReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		next := func(want map[cs.ClusterID]State) {
+			t.Helper()
+			synctest.Wait()
+			w.set(func() {
+				if len(w.reports) == 0 {
+					t.Fatalf("no report, want %v", want)
+				}
+				if !maps.Equal(w.reports[0], want) || len(w.reports) > 1 {
+					t.Errorf("reports %v, want %v alone", w.reports, want)
+				}
+				w.reports = nil
+			})
+		}
+		<-time.After(lookInterval)
+		next(map[cs.ClusterID]State{})
+		w.run(30*time.Second, never)
+		next(map[cs.ClusterID]State{"a": Answering, "b": Answering, "c": Answering})
+		w.set(func() { w.cut["b"] = true })
+		w.run(5*time.Second, never)
+		next(map[cs.ClusterID]State{"a": Answering, "b": Silent, "c": Answering})
+		w.set(func() { w.cut["b"] = false })
+		w.run(5*time.Second, never)
+		next(map[cs.ClusterID]State{"a": Answering, "b": Answering, "c": Answering})
+		<-time.After(Lately + 2*lookInterval) // and no traffic
+		next(map[cs.ClusterID]State{})
+	})
 }

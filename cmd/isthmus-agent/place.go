@@ -155,12 +155,16 @@ func (l *locator) ask(ctx context.Context, last agent.Place) findings {
 	return a
 }
 
-// get reads an object of the API.
 func (l *locator) get(ctx context.Context, path string, into any) error {
+	return getObject(ctx, l.server, path, into)
+}
+
+// getObject reads an object of the API.
+func getObject(ctx context.Context, server rest.Interface, path string, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	// Of a node, only its metadata travels; of other kinds, servers that can do so alone would send too little.
-	request := l.server.Get().AbsPath(path)
+	request := server.Get().AbsPath(path)
 	if _, ok := into.(*metav1.PartialObjectMetadata); ok {
 		request = request.SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json")
 	}
@@ -187,13 +191,13 @@ func (g gate) Sync(ctx context.Context, s *clusterset.Snapshot) error {
 	}
 }
 
-// placeServer returns how to ask an API server for single objects.
-func placeServer(cluster *rest.Config) (rest.Interface, error) {
+// objectServer returns how to ask an API server for single objects.
+func objectServer(cluster *rest.Config) (rest.Interface, error) {
 	cfg := rest.CopyConfig(cluster)
 	cfg.NegotiatedSerializer = scheme.Codecs.WithoutConversion() // for errors; objects are read as they come
 	c, err := rest.UnversionedRESTClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for the node's place: %w", err)
+		return nil, fmt.Errorf("make a client for single objects: %w", err)
 	}
 	return c, nil
 }

@@ -55,7 +55,7 @@ func newLocator(t *testing.T, s *apiServer, cfg Config) *locator {
 	t.Helper()
 	h := httptest.NewServer(s)
 	t.Cleanup(h.Close)
-	client, err := placeServer(&rest.Config{Host: h.URL})
+	client, err := objectServer(&rest.Config{Host: h.URL})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,11 +28,19 @@ import (
 func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	folder, standalone := cfg.folder()
 	var cluster *rest.Config
+	var server rest.Interface
+	var reports *reporter
+	plane := cfg.agent()
 	if !standalone {
 		var err error
 		if cluster, err = clusterConfig(cfg.Kubeconfig); err != nil {
 			return err
 		}
+		if server, err = objectServer(cluster); err != nil {
+			return err
+		}
+		reports = newReporter(server, cfg, log.With("component", "report"))
+		plane.Report = reports.Tell
 	}
 	listen, err := cfg.dnsAddresses()
 	if err != nil {
@@ -44,7 +52,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	defer listener.Close()
 
-	dataplane, err := agent.New(ctx, cfg.agent(), log.With("component", "dataplane"))
+	dataplane, err := agent.New(ctx, plane, log.With("component", "dataplane"))
 	if err != nil {
 		return err
 	}
@@ -54,7 +62,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		}
 	}()
 	names := &nameserver{listen: listen, log: log.With("component", "dns"), retry: 5 * time.Second}
-	where := &locator{cfg: cfg, settle: dataplane.Settle, log: log.With("component", "place"), known: make(chan struct{})}
+	where := &locator{cfg: cfg, server: server, settle: dataplane.Settle, log: log.With("component", "place"), known: make(chan struct{})}
 	viewed := view.Config{
 		Sinks: map[string]view.Sink{"dataplane": gate{dataplane, where.known}, "dns": names}, Log: log.With("component", "view"),
 	}
@@ -63,9 +71,6 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		world, err = view.NewFolder(viewed, folder)
 	} else {
 		world, err = newView(cluster, viewed)
-		if err == nil {
-			where.server, err = placeServer(cluster)
-		}
 	}
 	if err != nil {
 		return err
@@ -78,6 +83,9 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	group.Go(func() error { return names.Run(ctx) })
 	group.Go(func() error { return where.Run(ctx) })
 	group.Go(func() error { return dataplane.Run(ctx) })
+	if reports != nil {
+		group.Go(func() error { return reports.Run(ctx) })
+	}
 	group.Go(func() error { return world.Run(ctx) })
 	err = group.Wait()
 	log.Info("isthmus-agent ends; programs, maps and addresses stay", "err", err)

@@ -29,6 +29,7 @@ func TestAllServesEveryKindWeUse(t *testing.T) {
 		"clustersetconfigs.isthmus.io":         {"v1alpha1", "stored v1alpha1"},
 		"exportrecords.isthmus.io":             {"v1alpha1", "stored v1alpha1"},
 		"members.isthmus.io":                   {"v1alpha1", "stored v1alpha1"},
+		"nodereports.isthmus.io":               {"v1alpha1", "stored v1alpha1"},
 		"serviceexports.multicluster.x-k8s.io": {"v1alpha1", "v1beta1", "stored v1beta1"},
 		"serviceimports.multicluster.x-k8s.io": {"v1alpha1", "v1beta1", "stored v1beta1"},
 	}

@@ -16,7 +16,8 @@ func addKinds(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&ClusterSetConfig{}, &ClusterSetConfigList{},
 		&Member{}, &MemberList{},
-		&ExportRecord{}, &ExportRecordList{})
+		&ExportRecord{}, &ExportRecordList{},
+		&NodeReport{}, &NodeReportList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -237,3 +237,38 @@ type ExportRecordList struct {
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []ExportRecord `json:"items"`
 }
+
+// NodeReport is what the packets of one node of a member say about all members. Its name is the node's; the node's
+// agent writes it, when that changes and at no other time, and it goes with the Node. The controller reads it as
+// evidence about members that do not renew their Lease.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:printcolumn:name="Silent",type=string,JSONPath=`.spec.silent`
+// +kubebuilder:printcolumn:name="Answering",type=string,JSONPath=`.spec.answering`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type NodeReport struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec NodeReportSpec `json:"spec"`
+}
+
+// NodeReportSpec lists members by their ids. Of one that is in neither list nothing is known there: no packet came
+// from it lately, and none was waited for in vain.
+type NodeReportSpec struct {
+	// Silent are the members whose packets die: the node gives them no new clients.
+	// +listType=set
+	Silent []string `json:"silent,omitempty"`
+	// Answering are those from which something came lately.
+	// +listType=set
+	Answering []string `json:"answering,omitempty"`
+}
+
+// NodeReportList is a list of NodeReports.
+//
+// +kubebuilder:object:root=true
+type NodeReportList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []NodeReport `json:"items"`
+}

@@ -122,7 +122,8 @@ func TestChartRefusesTypos(t *testing.T) {
 
 func TestChartRights(t *testing.T) {
 	t.Parallel()
-	need := []string{"BPF", "NET_ADMIN", "PERFMON", "NET_BIND_SERVICE"}
+	least := []string{"BPF", "NET_ADMIN", "PERFMON", "NET_BIND_SERVICE"}
+	need := append(slices.Clone(least), "SYS_ADMIN")
 	tests := map[string]struct {
 		args []string
 		add  []string
@@ -130,7 +131,7 @@ func TestChartRights(t *testing.T) {
 	}{
 		"defaults":       {nil, need, 1},
 		"bpffs is there": {[]string{"--set", "agent.bpffs.mount=false"}, need, 0},
-		"SYS_ADMIN":      {[]string{"--set", "agent.capabilities.sysAdmin=true"}, append(slices.Clone(need), "SYS_ADMIN"), 1},
+		"no SYS_ADMIN":   {[]string{"--set", "agent.capabilities.sysAdmin=false"}, least, 1},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -154,9 +155,12 @@ func TestChartRights(t *testing.T) {
 				if mount.MountPropagation == "Bidirectional" {
 					t.Errorf("agent mounts %s for the node", mount.MountPath)
 				}
-				if mount.Name == "cgroup" && !mount.ReadOnly {
-					t.Error("agent may write to the node's cgroups")
+				if mount.Name != "bpffs" && !mount.ReadOnly {
+					t.Errorf("agent may write to %s", mount.MountPath)
 				}
+			}
+			if sees := slices.Contains(pod.Containers[0].Args, "--netns=/host/netns"); sees != slices.Contains(tc.add, "SYS_ADMIN") {
+				t.Errorf("agent looks for network namespaces: %v", sees)
 			}
 			controller := objects["Deployment isthmus-controller"].Spec.Template.Spec
 			if controller.HostNetwork || len(controller.InitContainers) > 0 || controller.Containers[0].SecurityContext.Privileged ||
@@ -169,6 +173,15 @@ func TestChartRights(t *testing.T) {
 						t.Errorf("agent may %s %v", verb, r.Resources)
 					}
 				}
+			}
+			writes := map[string][]string{}
+			for _, r := range objects["Role isthmus-agent"].Rules {
+				for _, resource := range r.Resources {
+					writes[resource] = append(writes[resource], r.Verbs...)
+				}
+			}
+			if diff := cmp.Diff(map[string][]string{"members": {"get"}, "nodereports": {"get", "create", "patch"}}, writes); diff != "" {
+				t.Errorf("what an agent may in its namespace (-want +have):\n%s", diff)
 			}
 			if len(objects["ClusterRole isthmus-controller"].Rules) == 0 {
 				t.Error("the controller's role is empty")
