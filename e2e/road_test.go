@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 )
@@ -35,6 +36,9 @@ type report struct {
 	Errors      map[string]int `json:"errors"`
 	Backends    map[string]int `json:"backends"` // answers by "cluster/pod"
 	Peers       map[string]int `json:"peers"`    // connections by what getpeername said
+
+	LastAnswer  map[string]time.Time `json:"lastAnswer"`  // of each backend
+	LastFailure time.Time            `json:"lastFailure"` // when the last connection that failed began
 }
 
 func (c client) run(ctx context.Context, args ...string) (report, error) {

@@ -62,6 +62,9 @@ func (s *stream) add(r report, err error) {
 	for k, n := range r.Backends {
 		s.total.Backends[k] += n
 	}
+	if r.LastFailure.After(s.total.LastFailure) {
+		s.total.LastFailure = r.LastFailure
+	}
 }
 
 // end stops the traffic and returns what became of it.

@@ -84,9 +84,10 @@ type AgentStatus struct {
 	Ready     bool     `json:"ready"`
 	Waiting   []string `json:"waiting"`
 	Dataplane struct {
-		Frontends int    `json:"frontends"`
-		Backends  int    `json:"backends"`
-		Writes    uint64 `json:"writes"` // map writes since the agent started
+		Frontends int      `json:"frontends"`
+		Backends  int      `json:"backends"`
+		Writes    uint64   `json:"writes"`  // map writes since the agent started
+		Drained   []string `json:"drained"` // members whose packets die
 	} `json:"dataplane"`
 }
 

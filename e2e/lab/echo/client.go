@@ -23,7 +23,7 @@ import (
 
 const defaultTimeout = 5 * time.Second
 
-// Client makes new connections, one request each.
+// Client makes new connections, one request each, unless it keeps them.
 type Client struct {
 	Connections   int
 	Duration      time.Duration
@@ -31,6 +31,7 @@ type Client struct {
 	Rate          float64 // connections a second at most; 0: as fast as they go
 	Timeout       time.Duration
 	URL, TCP, UDP string // exactly one is set
+	Keep          bool   // each worker keeps its UDP socket until that fails
 }
 
 // Report is the outcome of a run.
@@ -40,9 +41,12 @@ type Report struct {
 	Errors      map[string]int `json:"errors"`   // failures by reason
 	Backends    map[string]int `json:"backends"` // answers by "cluster/pod"
 	Peers       map[string]int `json:"peers"`    // connections by what getpeername(2) said
-	Seconds     float64        `json:"seconds"`
-	P50Ms       float64        `json:"p50Ms"` // of successful connections, from the name to the answer
-	P99Ms       float64        `json:"p99Ms"`
+	// LastAnswer is when each backend answered last; LastFailure is when the last connection that failed began.
+	LastAnswer  map[string]time.Time `json:"lastAnswer"`
+	LastFailure time.Time            `json:"lastFailure,omitzero"`
+	Seconds     float64              `json:"seconds"`
+	P50Ms       float64              `json:"p50Ms"` // of successful connections, from the name to the answer
+	P99Ms       float64              `json:"p99Ms"`
 }
 
 // Validate joins all faults of the configuration.
@@ -59,6 +63,9 @@ func (c *Client) Validate() error {
 	}
 	if u, err := url.Parse(c.URL); c.URL != "" && (err != nil || u.Scheme != "http" || u.Host == "") {
 		errs = append(errs, fmt.Errorf("%q is not an http URL", c.URL))
+	}
+	if c.Keep && c.UDP == "" {
+		errs = append(errs, errors.New("--keep is for --udp"))
 	}
 	if c.Connections <= 0 && c.Duration <= 0 {
 		errs = append(errs, errors.New("give --connections or --duration: a run must end"))
@@ -83,7 +90,7 @@ func (c *Client) Run(ctx context.Context) Report {
 		ctx, cancel = context.WithTimeout(ctx, c.Duration)
 		defer cancel()
 	}
-	r := Report{Errors: map[string]int{}, Backends: map[string]int{}, Peers: map[string]int{}}
+	r := Report{Errors: map[string]int{}, Backends: map[string]int{}, Peers: map[string]int{}, LastAnswer: map[string]time.Time{}}
 	var (
 		mu      sync.Mutex // guards r and took
 		took    []time.Duration
@@ -104,10 +111,16 @@ func (c *Client) Run(ctx context.Context) Report {
 	}
 	for range c.Concurrency {
 		workers.Go(func() {
+			var kept net.Conn
+			defer func() {
+				if kept != nil {
+					_ = kept.Close()
+				}
+			}()
 			for ctx.Err() == nil && (c.Connections == 0 || started.Add(1) <= int64(c.Connections)) {
 				pace()
 				start := time.Now()
-				answer, peer, err := c.once(context.WithoutCancel(ctx))
+				answer, peer, err := c.once(context.WithoutCancel(ctx), &kept)
 				elapsed := time.Since(start)
 				mu.Lock()
 				r.Connections++
@@ -117,8 +130,12 @@ func (c *Client) Run(ctx context.Context) Report {
 				if err != nil {
 					r.Failures++
 					r.Errors[reason(err)]++
+					if start.After(r.LastFailure) {
+						r.LastFailure = start
+					}
 				} else {
 					r.Backends[backend(answer)]++
+					r.LastAnswer[backend(answer)] = time.Now()
 					took = append(took, elapsed)
 				}
 				mu.Unlock()
@@ -132,26 +149,39 @@ func (c *Client) Run(ctx context.Context) Report {
 	return r
 }
 
-// once makes one connection and returns the line that came back and the peer's address.
-func (c *Client) once(ctx context.Context) (answer string, peer netip.AddrPort, err error) {
+// once makes one connection, or uses the kept one, and returns the line that came back and the peer's address.
+func (c *Client) once(ctx context.Context, kept *net.Conn) (answer string, peer netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	if c.URL != "" {
 		return c.get(ctx)
 	}
-	network, address := "tcp", c.TCP
-	if c.UDP != "" {
-		network, address = "udp", c.UDP
+	conn := *kept
+	*kept = nil
+	if conn == nil {
+		network, address := "tcp", c.TCP
+		if c.UDP != "" {
+			network, address = "udp", c.UDP
+		}
+		if conn, err = new(net.Dialer).DialContext(ctx, network, address); err != nil {
+			return "", peer, err
+		}
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, network, address)
-	if err != nil {
-		return "", peer, err
+	deadline, _ := ctx.Deadline()
+	answer, peer, err = c.exchange(conn, deadline)
+	if c.Keep && err == nil {
+		*kept = conn
+	} else {
+		_ = conn.Close() // what there is to say is said
 	}
-	defer conn.Close()
+	return answer, peer, err
+}
+
+// exchange asks, if it must, and reads a line.
+func (c *Client) exchange(conn net.Conn, deadline time.Time) (answer string, peer netip.AddrPort, err error) {
 	if peer, err = getpeername(conn); err != nil {
 		return "", peer, err
 	}
-	deadline, _ := ctx.Deadline()
 	if err := conn.SetDeadline(deadline); err != nil {
 		return "", peer, err
 	}

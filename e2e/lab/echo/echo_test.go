@@ -44,6 +44,7 @@ func TestClientCountsWhoAnswers(t *testing.T) {
 		"http": {Client{URL: "http://" + s.HTTP}, s.HTTP},
 		"tcp":  {Client{TCP: s.TCP}, s.TCP},
 		"udp":  {Client{UDP: s.UDP}, s.UDP},
+		"kept": {Client{UDP: s.UDP, Keep: true}, s.UDP},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := tc.client
@@ -55,6 +56,9 @@ func TestClientCountsWhoAnswers(t *testing.T) {
 			}
 			if diff := cmp.Diff(map[string]int{"a/hello-1": 20}, r.Backends); diff != "" {
 				t.Errorf("backends (-want +have):\n%s", diff)
+			}
+			if at := r.LastAnswer["a/hello-1"]; time.Since(at) > time.Minute || !r.LastFailure.IsZero() {
+				t.Errorf("last answer %s, last failure %s", at, r.LastFailure)
 			}
 			if diff := cmp.Diff(map[string]int{tc.peer: 20}, r.Peers); diff != "" {
 				t.Errorf("peers (-want +have):\n%s", diff)
@@ -78,8 +82,38 @@ func awaitServer(t *testing.T, c Client) {
 func TestClientCountsFailures(t *testing.T) {
 	c := Client{TCP: freePort(t), Connections: 3, Concurrency: 1, Timeout: time.Second}
 	r := c.Run(t.Context())
-	if r.Connections != 3 || r.Failures != 3 || r.Errors["connection refused"] != 3 {
+	if r.Connections != 3 || r.Failures != 3 || r.Errors["connection refused"] != 3 || r.LastFailure.IsZero() {
 		t.Errorf("have %+v, want 3 refused connections", r)
+	}
+}
+
+// A client that keeps its socket has another one only after that failed.
+func TestClientKeepsItsSocket(t *testing.T) {
+	server, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := make(chan int, 1)
+	go func() {
+		seen := map[string]bool{}
+		defer func() { ports <- len(seen) }()
+		for n := 0; ; n++ {
+			_, from, err := server.ReadFrom(make([]byte, 10))
+			if err != nil {
+				return // the test closed it
+			}
+			seen[from.String()] = true
+			if n != 7 { // one answer is lost
+				_, _ = server.WriteTo([]byte("pod=p\n"), from)
+			}
+		}
+	}()
+	r := (&Client{UDP: server.LocalAddr().String(), Keep: true, Connections: 20, Concurrency: 1, Timeout: time.Second}).Run(t.Context())
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-ports; n != 2 || r.Failures != 1 || r.Backends["/p"] != 19 {
+		t.Errorf("%d sockets for %+v, want 2 and one failure", n, r)
 	}
 }
 
@@ -108,6 +142,7 @@ func TestClientValidate(t *testing.T) {
 		ok     bool
 	}{
 		"good":        {func(*Client) {}, true},
+		"kept URL":    {func(c *Client) { c.Keep = true }, false},
 		"two targets": {func(c *Client) { c.TCP = "x:1" }, false},
 		"no target":   {func(c *Client) { c.URL = "" }, false},
 		"no end":      {func(c *Client) { c.Connections = 0 }, false},

@@ -9,7 +9,7 @@
 //	cluster=a node=a1 pod=hello-1 ip=10.201.1.5 client=10.202.1.7:40000
 //
 // taken from the environment variables CLUSTER, NODE, POD and POD_IP. The client opens a
-// new connection each time and prints one JSON object, see Report.
+// new connection each time, unless told to keep UDP sockets, and prints one JSON object, see Report.
 package main
 
 import (
@@ -86,5 +86,6 @@ func clientCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.URL, "url", "", "http URL to get")
 	cmd.Flags().StringVar(&c.TCP, "tcp", "", "HOST:PORT to read a line from")
 	cmd.Flags().StringVar(&c.UDP, "udp", "", "HOST:PORT to exchange a datagram with")
+	cmd.Flags().BoolVar(&c.Keep, "keep", false, "keep each UDP socket, and connect anew when it fails")
 	return cmd
 }

@@ -1,0 +1,102 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+)
+
+// closed are the reasons by which a program learns that its connected UDP socket was closed: while it reads, when it
+// writes, when it asks whom it is connected to.
+var closed = []string{"software caused connection abort", "destination address required", "transport endpoint is not connected"}
+
+// TestSocketsOfRemovedUDPBackendsAreClosed: an ordinary pod of a has UDP sockets that are connected to a VIP, and others
+// that are connected to one of the pods behind it without a VIP. That pod leaves the Service and goes on serving. The
+// sockets that reached it by the VIP are closed, and their program reaches the other pod; all others stay.
+func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	vip := offer(t, "rolling", "0", "b")
+	said, err := bed.Kubectl(ctx, "b", "get", "pods", "--namespace", namespace, "--selector", "app=rolling",
+		"--output", "jsonpath={range .items[*]}{.metadata.name} {.status.podIP}{\"\\n\"}{end}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaver, ip, _ := strings.Cut(strings.SplitN(said, "\n", 2)[0], " ")
+	type outcome struct {
+		report report
+		err    error
+	}
+	const sockets = "16"
+	run := func(target string) chan outcome {
+		done := make(chan outcome, 1)
+		go func() {
+			r, err := client(podClient).run(ctx, "--keep", "--duration", "25s", "--rate", "160", "--concurrency", sockets, "--timeout", "2s", "--udp", target)
+			done <- outcome{r, err}
+		}()
+		return done
+	}
+	byVIP, direct := run(netip.AddrPortFrom(vip, 7).String()), run(ip+":8081")
+	if err := holdsSockets(ctx, 2*16); err != nil {
+		t.Fatal(err)
+	}
+
+	left := time.Now()
+	if _, err := bed.Kubectl(ctx, "b", "label", "pod", leaver, "--namespace", namespace, "--overwrite", "app=left"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := bed.Kubectl(context.WithoutCancel(ctx), "b", "delete", "pod", leaver, "--namespace", namespace, "--wait=false"); err != nil {
+			t.Error(err)
+		}
+	})
+	viaVIP, viaIP := <-byVIP, <-direct
+	if viaVIP.err != nil || viaIP.err != nil {
+		t.Fatal(viaVIP.err, viaIP.err)
+	}
+	r, who := viaVIP.report, "b/"+leaver
+	told := 0
+	for _, reason := range closed {
+		told += r.Errors[reason]
+	}
+	if told == 0 || told >= 16 || told != r.Failures {
+		t.Errorf("of 16 sockets by the VIP %d were closed: %v", told, r.Errors)
+	}
+	last := r.LastAnswer[who].Sub(left)
+	t.Logf("%d of 16 sockets closed; %s answered by the VIP until %s after it was told to leave", told, who, last.Round(time.Millisecond))
+	if last <= 0 || last > 10*time.Second {
+		t.Errorf("%s left the Service and answered by the VIP until %s later: %v", who, last, r.Backends)
+	}
+	if len(r.Backends) < 2 {
+		t.Errorf("answers by the VIP from %v alone", r.Backends)
+	}
+	if d := viaIP.report; d.Failures != 0 || d.Backends[who] != d.Connections {
+		t.Errorf("sockets without a VIP: %d of %d exchanges failed: %v", d.Failures, d.Connections, d.Errors)
+	}
+}
+
+// holdsSockets waits until the client pod has so many connected UDP sockets.
+func holdsSockets(ctx context.Context, want int) error {
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		said, err := bed.Exec(ctx, "a", namespace, "client", "cat", "/proc/net/udp", "/proc/net/udp6")
+		if err != nil {
+			return err
+		}
+		have := 0
+		for line := range strings.Lines(said) {
+			const established = "01"
+			if fields := strings.Fields(line); len(fields) > 3 && fields[3] == established {
+				have++
+			}
+		}
+		if have < want {
+			return fmt.Errorf("the client has %d connected sockets, want %d", have, want)
+		}
+		return nil
+	})
+}
