@@ -80,6 +80,7 @@ func (c Config) datapath() datapath.Config {
 type dataplane interface {
 	Load(ctx context.Context) (lb.State, error)
 	Apply(ctx context.Context, p lb.Plan) error
+	Limits() lb.Limits
 	Writes() uint64
 	Refusals() (map[datapath.Refusal]uint64, error)
 	Hooks() []datapath.HookStatus
@@ -144,6 +145,7 @@ func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (
 	}
 	raise(a.stale) // what went while no agent was there
 	a.settle(cfg.Place)
+	a.input.Limits = dp.Limits()
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)
 	log.Info("dataplane taken over", "frontends", len(have.Frontends), "backends", len(have.Backends))
 	return a, nil

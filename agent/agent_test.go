@@ -96,6 +96,21 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 }
 
+// A Service that the maps have no room for is named, and the others are served.
+func TestFullMapIsNoFailure(t *testing.T) {
+	f := datapath.NewFake(lb.NewState())
+	f.Room.Frontends = 2
+	a := mustNew(t, f)
+	mustSync(t, a, snapshot(3, "10.1.0.1:8080"))
+	s := a.Status()
+	if s.Frontends != 2 || len(s.Problems) != 1 || s.Problems[0].Reason != lb.NoRoom || s.Problems[0].Service.Name != "s2" {
+		t.Errorf("%d frontends, problems %v, want 2 and one of demo/s2", s.Frontends, s.Problems)
+	}
+	if err := s.Ready(); err != nil {
+		t.Errorf("not ready for want of room: %v", err)
+	}
+}
+
 // However far an update got before it failed, the next one finishes it.
 func TestFailedApplyIsFinishedByTheNextSync(t *testing.T) {
 	broken := errors.New("map full")

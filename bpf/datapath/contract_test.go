@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,6 +22,7 @@ import (
 type dataplane interface {
 	Load(ctx context.Context) (lb.State, error)
 	Apply(ctx context.Context, p lb.Plan) error
+	Limits() lb.Limits
 	Writes() uint64
 	Refusals() (map[Refusal]uint64, error)
 	Hooks() []HookStatus
@@ -70,6 +73,104 @@ func TestContract(t *testing.T) {
 			t.Run("knows its hooks and reasons", func(t *testing.T) { knowsHooks(t, start(t)) })
 		})
 	}
+}
+
+// small are sizes that a few Services exceed.
+var small = map[string]uint32{bpf.MapFrontends: 6, bpf.MapSlots: 120, bpf.MapBackends: 8, bpf.MapServices: 5}
+
+// Maps that are full are no failure: what fits is served, what does not is named, and finds room once others go.
+func TestFullMaps(t *testing.T) {
+	kinds := map[string]func(t *testing.T) dataplane{
+		"kernel": func(t *testing.T) dataplane {
+			t.Helper()
+			b := ourVersion(t)
+			for name, size := range small {
+				b.specs[0].Maps[name].MaxEntries = size
+			}
+			d, err := open(t.Context(), testConfig(t), b, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = d.Close() })
+			return d
+		},
+		"fake": func(*testing.T) dataplane {
+			f := NewFake(lb.NewState())
+			f.Room = lb.Limits{Frontends: 6, Slots: 120, Backends: 8, Services: 5}
+			return f
+		},
+	}
+	for name, start := range kinds {
+		t.Run(name, func(t *testing.T) {
+			d := start(t)
+			planner := lb.NewPlanner(lb.NewState())
+			sync := func(services ...clusterset.Service) string {
+				snap := &clusterset.Snapshot{Services: services}
+				_, problems := plan(t, d, planner, snap)
+				if again, still := plan(t, d, planner, snap); again > 0 {
+					problems = still // room that was not there before others went
+				}
+				expect(t, d, planner.State())
+				var named []string
+				for _, p := range problems {
+					if p.Reason != lb.NoRoom {
+						t.Errorf("an unexpected problem: %s", p)
+					}
+					named = append(named, p.Service.Name)
+				}
+				return strings.Join(slices.Compact(named), " ")
+			}
+			three := []clusterset.Service{numbered(0, 2), numbered(1, 2), numbered(2, 3)}
+			for _, step := range []struct {
+				what     string
+				services []clusterset.Service
+				without  string // the Services that have no room
+			}{
+				{"some room is left", three, ""},
+				{"backends do not fit", append(slices.Clone(three), numbered(3, 1), numbered(4, 2)), "s4"},
+				{"frontends and names do not fit", append(slices.Clone(three), numbered(3, 0), numbered(4, 0), numbered(5, 0), numbered(6, 0)), "s5 s6"},
+				{"slots do not fit", []clusterset.Service{maglev(numbered(0, 2)), maglev(numbered(1, 2)), numbered(2, 3)}, "s1"},
+				{"all of them fit again", three, ""},
+				{"others take all the room", []clusterset.Service{numbered(7, 3), numbered(8, 3), numbered(9, 2)}, ""},
+			} {
+				if without := sync(step.services...); without != step.without {
+					t.Errorf("%s: there is no room for %q, want %q", step.what, without, step.without)
+				}
+			}
+		})
+	}
+}
+
+// plan brings d to snap, and returns how many writes that took.
+func plan(t *testing.T, d dataplane, planner *lb.Planner, snap *clusterset.Snapshot) (writes int, problems []lb.Problem) {
+	t.Helper()
+	p, problems := planner.Plan(lb.Input{Snapshot: snap, Limits: d.Limits()})
+	if err := d.Apply(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	return p.Writes(), problems
+}
+
+// numbered returns the i-th Service, with some endpoints of its own.
+func numbered(i, endpoints int) clusterset.Service {
+	svc := clusterset.Service{Import: clusterset.Import{
+		Service: clusterset.ServiceName{Namespace: "demo", Name: fmt.Sprint("s", i)}, Type: clusterset.ClusterSetIP,
+		IPs:   []netip.Addr{netip.AddrFrom4([4]byte{243, 0, 0, byte(i)})},
+		Ports: []clusterset.Port{{Name: "web", Protocol: clusterset.TCP, Port: 80}},
+	}}
+	slice := clusterset.Slice{Cluster: "a", Family: clusterset.IPv4, Ports: []clusterset.EndpointPort{{Name: "web", Protocol: clusterset.TCP, Port: 8080}}}
+	for e := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, clusterset.Endpoint{
+			Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i), byte(1 + e)})}, Ready: true, Serving: true,
+		})
+	}
+	svc.Slices = []clusterset.Slice{slice}
+	return svc
+}
+
+func maglev(svc clusterset.Service) clusterset.Service {
+	svc.Annotations = map[string]string{lb.AnnotationBalancer: "maglev"}
+	return svc
 }
 
 // world returns a state of n frontends of both families and protocols, each a Service with two backends.

@@ -375,6 +375,14 @@ func (d *Datapath) write(ctx context.Context, p lb.Plan) error {
 // Writes returns how many map entries Apply has written or deleted since Open.
 func (d *Datapath) Writes() uint64 { return d.writes.Load() }
 
+// Limits returns how many entries the maps have room for, as they were made.
+func (d *Datapath) Limits() lb.Limits {
+	room := func(name string) int { return int(d.maps[name].MaxEntries()) }
+	return lb.Limits{
+		Frontends: room(bpf.MapFrontends), Slots: room(bpf.MapSlots), Backends: room(bpf.MapBackends), Services: room(bpf.MapServices),
+	}
+}
+
 // HookStatus says whether one program is where it should be.
 type HookStatus struct {
 	Name     string

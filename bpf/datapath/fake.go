@@ -20,6 +20,8 @@ type Fake struct {
 	FailAfter *int
 	// Err is what a failing Apply returns.
 	Err error
+	// Room is what the maps have room for.
+	Room lb.Limits
 	// Seen is the evidence about each member. It must not change once somebody reads it.
 	Seen map[clusterset.ClusterID]Evidence
 	// Counted is what clients of each Service met.
@@ -78,6 +80,9 @@ func (f *Fake) Observe(ctx context.Context, rate uint32, tell func(Event)) error
 		}
 	}
 }
+
+// Limits returns Room.
+func (f *Fake) Limits() lb.Limits { return f.Room }
 
 // Writes returns how many map entries Apply has written or deleted.
 func (f *Fake) Writes() uint64 { return f.writes.Load() }

@@ -56,6 +56,10 @@ func (p *Planner) claim(s *served, vip netip.Addr, port clusterset.Port) *fronte
 	}
 	a := Address{netip.AddrPortFrom(vip, port.Port), port.Protocol}
 	fe := p.frontend(a)
+	if fe == nil {
+		s.problem(NoRoom, "%s is not served: the node has room for %d VIPs by port and protocol; export fewer of them", a, p.limits.Frontends)
+		return nil
+	}
 	if fe.owner != nil {
 		s.problem(VIPTaken, "%s belongs to %s", a, fe.owner.name)
 		s.contested = true
@@ -69,16 +73,21 @@ func (p *Planner) claim(s *served, vip netip.Addr, port clusterset.Port) *fronte
 // fill finds out who serves fe and writes its backends, slots and itself.
 func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.Service, port clusterset.Port) {
 	p.gather(fe, in, policy, svc, port)
-	all := p.scratch.candidates
 	best := rankDrained
-	for i := range all {
-		best = min(best, all[i].rank)
+	for i := range p.scratch.candidates {
+		c := &p.scratch.candidates[i]
+		if c.backend = p.backend(keyOf(c.address, p.clusterIndex(fe.owner, c.cluster))); c.backend != nil {
+			best = min(best, c.rank)
+		}
+	}
+	all := slices.DeleteFunc(p.scratch.candidates, func(c candidate) bool { return c.backend == nil })
+	if len(all) < len(p.scratch.candidates) {
+		fe.owner.problem(NoRoom, "endpoints of %s are left out: the node has room for %d backends; export fewer of them", fe.address, p.limits.Backends)
 	}
 	serving := p.scratch.serving[:0]
 	fe.members = make([]*backend, len(all))
 	for i := range all {
 		c := &all[i]
-		c.backend = p.backend(keyOf(c.address, p.clusterIndex(c.cluster)))
 		fe.members[i] = c.backend
 		c.backend.members++
 		p.touch(c.backend)
@@ -89,6 +98,14 @@ func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.
 	p.scratch.serving = serving
 
 	table, isMaglev := p.table(fe.table, policy, serving)
+	if !fits(&p.used.Slots, max(0, len(table)-len(fe.table)), p.limits.Slots) {
+		fe.owner.problem(NoRoom, "%s has a smaller table than it asks for: the node has room for %d slots; let fewer Services ask for weights or Maglev, see the annotation %s",
+			fe.address, p.limits.Slots, AnnotationBalancer)
+		room := len(fe.table) + max(0, p.limits.Slots-p.used.Slots)
+		few := serving[:min(len(serving), room)]
+		table, isMaglev = arrange(fe.table, few, nil, len(few)), false
+		p.used.Slots += max(0, len(table)-len(fe.table))
+	}
 	for i, b := range table {
 		b.slots++
 		if i >= len(fe.table) || fe.table[i] != b {
@@ -107,7 +124,10 @@ func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.
 // putSlot makes k lead to b, unless it does so although nobody counts it yet, after an update that was cut.
 func (p *Planner) putSlot(k Slot, b *backend) {
 	stray, ok := p.strays[k]
-	delete(p.strays, k)
+	if ok {
+		delete(p.strays, k)
+		p.used.Slots-- // it was counted as one to delete
+	}
 	if !ok || stray != b.id {
 		p.plan.PutSlots = append(p.plan.PutSlots, SlotWrite{k, b.id})
 	}
@@ -235,8 +255,11 @@ func arrange(had []*backend, want []candidate, weights []uint32, slots int) []*b
 	return table
 }
 
-// problem notes something that its owner should mend, once.
+// problem notes something that its owner should mend, once. Room may come with any Plan.
 func (s *served) problem(r Reason, format string, args ...any) {
+	if r == NoRoom {
+		s.source = nil
+	}
 	p := Problem{s.name, r, fmt.Sprintf(format, args...)}
 	if !slices.Contains(s.problems, p) {
 		s.problems = append(s.problems, p)

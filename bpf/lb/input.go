@@ -25,7 +25,12 @@ type Input struct {
 	Ranges []netip.Prefix
 	// Drained are the members whose packets die. They get no new clients; a Service of theirs alone refuses.
 	Drained map[clusterset.ClusterID]bool
+	// Limits are of the maps that are to be written. No Plan goes beyond them.
+	Limits Limits
 }
+
+// Limits are how many entries maps have room for; 0 is as many as there are.
+type Limits struct{ Frontends, Slots, Backends, Services int }
 
 // Reason classifies a Problem for conditions and metrics.
 type Reason string
@@ -37,6 +42,7 @@ const (
 	VIPTaken            Reason = "VIPTaken"            // another Service has this VIP, port and protocol
 	InvalidEndpoint     Reason = "InvalidEndpoint"     // an address or port that cannot be a backend
 	InvalidAnnotation   Reason = "InvalidAnnotation"   // a wish that cannot be read, and is not followed
+	NoRoom              Reason = "NoRoom"              // it does not fit into a map of the node
 )
 
 // Problem says what of a Service could not be programmed as asked for, and why. It is the user's to mend,

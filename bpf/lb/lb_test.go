@@ -274,6 +274,67 @@ func inputs() *rapid.Generator[Input] {
 	})
 }
 
+// However small the maps, no write finds one full, and what has no room is named. Once there is room, or enough of
+// it was asked for, all is served.
+func TestPlansStayWithinLimits(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		have := NewState()
+		planner := NewPlanner(have)
+		draw := func(what string, most int) int { return rapid.IntRange(1, most).Draw(t, what) }
+		limits := Limits{Frontends: draw("frontends", 12), Slots: draw("slots", 500), Backends: draw("backends", 20), Services: draw("services", 5)}
+		for range draw("worlds", 5) {
+			in := inputs().Draw(t, "input")
+			in.Limits = limits
+			if rapid.IntRange(0, 4).Draw(t, "restart") == 0 {
+				planner = NewPlanner(have)
+			}
+			unlimited, _ := Build(Input{
+				Snapshot: in.Snapshot, Node: in.Node, ZonesSpanClusters: in.ZonesSpanClusters, Ranges: in.Ranges, Drained: in.Drained,
+			}, NewState(), new(IDs))
+			var problems []Problem
+			for round := 0; ; round++ {
+				var plan Plan
+				plan, problems = planner.Plan(in)
+				want := planner.State()
+				for n := range plan.Writes() + 1 {
+					s := have.Clone()
+					s.Apply(plan.Prefix(n))
+					if len(s.Frontends) > limits.Frontends || len(s.Slots) > limits.Slots || len(s.Backends) > limits.Backends || len(s.Services) > limits.Services {
+						t.Fatalf("after %d of %d writes there are %d frontends, %d slots, %d backends and %d Services, for %+v",
+							n, plan.Writes(), len(s.Frontends), len(s.Slots), len(s.Backends), len(s.Services), limits)
+					}
+					checkSafe(t, s, have, want)
+				}
+				if rapid.IntRange(0, 7).Draw(t, "cut") == 0 {
+					have.Apply(plan.Prefix(rapid.IntRange(0, plan.Writes()).Draw(t, "cut at")))
+					planner = planner.Again(have)
+					continue
+				}
+				have.Apply(plan)
+				if plan.Writes() == 0 {
+					break
+				}
+				if round == 20 {
+					t.Fatalf("the same world still costs %d writes after %d plans", plan.Writes(), round)
+				}
+			}
+			named := slices.ContainsFunc(problems, func(p Problem) bool { return p.Reason == NoRoom })
+			if whole := cmp.Diff(numberless(unlimited), numberless(have)) == ""; whole == named {
+				t.Fatalf("all is served: %t; problems %v", whole, problems)
+			}
+			if rapid.IntRange(0, 2).Draw(t, "larger maps") == 0 {
+				in.Limits = Limits{}
+				plan, _ := planner.Again(have).Plan(in)
+				all := have.Clone()
+				all.Apply(plan)
+				if diff := cmp.Diff(numberless(unlimited), numberless(all)); diff != "" {
+					t.Fatalf("with room for all (-want +got):\n%s", diff)
+				}
+			}
+		}
+	})
+}
+
 // Worlds follow each other; between two of them the agent may restart and an update may be cut
 // anywhere. At every single write, clients must be safe. A Planner that goes on for many worlds is the same as
 // one that starts anew for each.
@@ -354,7 +415,7 @@ func checkSafe(t *rapid.T, s, have, want State) {
 	t.Helper()
 	for a, fe := range s.Frontends {
 		allowed := append(have.table(have.Frontends[a]), want.table(want.Frontends[a])...)
-		if _, ok := s.Services[fe.Service]; !ok {
+		if _, ok := s.Services[fe.Service]; !ok && fe.Service != 0 {
 			t.Fatalf("%s is of Service %d, which has no name\n%s", a, fe.Service, s.Text())
 		}
 		for i := range fe.Count {

@@ -3,11 +3,12 @@ package lb
 import "encoding/binary"
 
 // maglevSizes are the sizes of Maglev tables: primes, each about twice the one before.
-var maglevSizes = []int{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521}
+var maglevSizes = []int{101, 199, 401, 797, 1601, 3203, 6397, 12799, 25601, 51199}
 
 // maglevShare is how many slots there are at least for each unit of weight, as long as the sizes last: with
-// n slots for each, the shares of two backends differ by less than one part in n.
-const maglevShare = 25
+// n slots for each, the shares of two backends differ by less than one part in n. It is as much as lets tables of
+// 10,000 Services with 10 backends each into the map of slots.
+const maglevShare = 19
 
 // maglevSize returns the size of the table for so many units, 0 when the largest one is too small for a
 // table that would be worth its name.

@@ -27,7 +27,7 @@ func TestMaglevSizes(t *testing.T) {
 			}
 		}
 	}
-	for units, want := range map[int]int{1: 251, 10: 251, 11: 509, 1000: 32749, 30000: 65521, 40000: 0} {
+	for units, want := range map[int]int{1: 101, 10: 199, 11: 401, 1000: 25601, 25000: 51199, 26000: 0} {
 		if got := maglevSize(units); got != want {
 			t.Errorf("a table for %d has %d slots, want %d", units, got, want)
 		}
@@ -114,8 +114,8 @@ func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
 	other := build(NewState(), ids, "10.1.0.9", "10.1.0.3")
 	other = build(other, ids, "10.1.0.3", "10.1.0.2", "10.1.0.1")
 	a := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
-	if !one.Frontends[a].Maglev || one.Frontends[a].Count != 251 {
-		t.Errorf("frontend %+v, want a Maglev table of 251 slots", one.Frontends[a])
+	if !one.Frontends[a].Maglev || one.Frontends[a].Count != 101 {
+		t.Errorf("frontend %+v, want a Maglev table of 101 slots", one.Frontends[a])
 	}
 	if !slices.Equal(one.table(one.Frontends[a]), other.table(other.Frontends[a])) {
 		t.Error("two nodes have two tables")

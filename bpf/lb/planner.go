@@ -47,6 +47,7 @@ type Planner struct {
 	usedFrontends numbers            // every one in frontends
 	usedBackends  numbers            // every one in backends, and those that were found without use
 	strays        map[Slot]BackendID // slots that no frontend counts, found at the start
+	limits, used  Limits             // of the maps; a Plan takes away last, so what goes is in use until it ends
 
 	plan     Plan
 	touched  []*backend // whose use may have changed in this Plan
@@ -123,8 +124,12 @@ func (p *Planner) Again(have State) *Planner { return newPlanner(have, p.ids) }
 // Plan returns the writes that lead from what the maps hold to what in asks for, and what of it cannot be.
 // Any prefix of them is safe, as Diff has it. The Planner goes on as if they had been carried out; when they
 // were not, all of them, it must be thrown away. It keeps what in holds and must find it unchanged.
+//
+// A Service that does not fit into the maps has what fits, beside those that came before it, and is looked at
+// again in each Plan.
 func (p *Planner) Plan(in Input) (Plan, []Problem) {
 	p.round++
+	p.limits = in.Limits
 	if len(p.backends) == 0 {
 		p.makeRoom(in.Snapshot)
 	}
@@ -146,6 +151,10 @@ func (p *Planner) Plan(in Input) (Plan, []Problem) {
 	p.last.Snapshot = nil
 	plan := p.plan
 	p.plan = Plan{}
+	p.used.Frontends -= len(plan.DeleteFrontends)
+	p.used.Slots -= len(plan.DeleteSlots)
+	p.used.Backends -= len(plan.DeleteBackends)
+	p.used.Services -= len(plan.DeleteServices)
 	return plan, problems
 }
 
@@ -373,9 +382,22 @@ func (p *Planner) setRanges(ranges []netip.Prefix) {
 	p.ranges = wanted
 }
 
+// fits takes n entries of a map that has used of limit, and reports whether there was room for them.
+func fits(used *int, n, limit int) bool {
+	if limit > 0 && *used+n > limit {
+		return false
+	}
+	*used += n
+	return true
+}
+
 // setServiceID gives s a number when it needs one, and takes it back when it does not.
 func (p *Planner) setServiceID(s *served, needed bool) {
 	if (s.id != 0) == needed {
+		return
+	}
+	if needed && !fits(&p.used.Services, 1, p.limits.Services) {
+		s.problem(NoRoom, "its clients are not counted: the node has room for the names of %d Services", p.limits.Services)
 		return
 	}
 	if !needed {
@@ -389,8 +411,8 @@ func (p *Planner) setServiceID(s *served, needed bool) {
 	p.plan.PutServices = append(p.plan.PutServices, ServiceWrite{s.id, s.name})
 }
 
-// clusterIndex returns the index of a member; 0, nobody's, when all are taken.
-func (p *Planner) clusterIndex(id clusterset.ClusterID) ClusterIndex {
+// clusterIndex returns the index of a member, for s; 0, nobody's, when all are taken.
+func (p *Planner) clusterIndex(s *served, id clusterset.ClusterID) ClusterIndex {
 	if i, ok := p.indices[id]; ok {
 		return i
 	}
@@ -402,13 +424,14 @@ func (p *Planner) clusterIndex(id clusterset.ClusterID) ClusterIndex {
 			return p.indices[id]
 		}
 	}
+	s.problem(NoRoom, "what becomes of packets to cluster %s is not seen: the node has room for %d members", id, MaxClusters-1)
 	return 0
 }
 
-// backend returns the one of a key, a new one if there is none yet.
+// backend returns the one of a key, a new one if there is none yet, nil when there is no room for it.
 func (p *Planner) backend(key backendKey) *backend {
 	b := p.backends[key]
-	if b == nil {
+	if b == nil && fits(&p.used.Backends, 1, p.limits.Backends) {
 		b = &backend{id: BackendID(next(&p.ids.backend, p.usedBackends.has)), key: key}
 		p.backends[key] = b
 		p.usedBackends.add(uint32(b.id))
@@ -416,10 +439,13 @@ func (p *Planner) backend(key backendKey) *backend {
 	return b
 }
 
-// frontend returns the one of an address, a new one if there is none yet.
+// frontend returns the one of an address, a new one if there is none yet, nil when there is no room for it.
 func (p *Planner) frontend(a Address) *frontend {
 	fe := p.frontends[a]
 	if fe == nil {
+		if !fits(&p.used.Frontends, 1, p.limits.Frontends) {
+			return nil
+		}
 		fe = &frontend{address: a}
 		p.frontends[a] = fe
 	}
@@ -474,5 +500,9 @@ func newPlanner(have State, ids IDs) *Planner {
 	p.adoptNames(have)
 	byID := p.adoptBackends(have)
 	p.adoptFrontends(have, byID)
+	p.used = Limits{Frontends: len(p.frontends), Slots: len(p.strays), Backends: len(have.Backends), Services: len(have.Services)}
+	for _, fe := range p.frontends {
+		p.used.Slots += len(fe.table)
+	}
 	return p
 }
