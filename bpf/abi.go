@@ -39,8 +39,9 @@ type (
 	Event = sockEvent
 )
 
-// ABIVersion is that of the layouts above. Maps of different ones have nothing in common, except that [MapConns] and
-// [MapFragments] go on from one to the next: whoever changes their layout renames them, or connections are misread.
+// ABIVersion is that of the layouts above. Maps of different ones have nothing in common, except that [MapConns],
+// [MapFragments] and [MapRoutedClients] go on from one to the next: whoever changes their layout renames them, or
+// connections are misread.
 const ABIVersion = 3
 
 // The flags of Frontend and Backend.

@@ -241,19 +241,28 @@ _Static_assert(sizeof(struct settings) == 8, "settings is 8 bytes");
 enum packet_flags {
 	PACKET_VIPS_IN_RANGES = 1, /* no frontend lies outside of `ranges`: packets to elsewhere leave at once */
 	PACKET_ADOPT = 2,	   /* TCP in the middle of an unknown connection gets a backend, not a reset */
+	PACKET_FAST = 4,	   /* flows may take the fast road */
+	PACKET_ONE_RANGE = 8,	   /* `ranges` holds nothing but net4 and net6 */
 };
 
-/* The one value of `packet_settings`. */
+/* The one value of `packet_settings`. Every range of `ranges` lies in net4/mask4 or net6/mask6, so that an address is
+ * known not to be in any without a look there. For a family without ranges the net is no part of its mask. */
 struct packet_settings {
 	enum packet_flags flags;
+	__u32 net4; /* these four in network order */
+	__u32 mask4;
+	__u8 net6[16] ADDR_ALIGNED;
+	__u8 mask6[16] ADDR_ALIGNED;
 };
-_Static_assert(sizeof(struct packet_settings) == 4, "packet_settings is 4 bytes");
+_Static_assert(sizeof(struct packet_settings) == 44, "packet_settings is 44 bytes");
 
-/* Flags of struct device. A flow whose first packet came from a PEER and whose way to its backend leaves by an UPLINK
- * takes the fast road, past the node's routing and netfilter; every other flow takes the slow one, through them. */
+/* Flags of struct device. With PACKET_FAST a flow whose first packet came from a PEER and whose way to its backend
+ * leaves by an UPLINK takes the fast road, past the node's routing and netfilter; every other flow takes the slow one,
+ * through them. */
 enum device_flags {
 	DEVICE_PEER = 1,   /* a veth whose other end is a pod's: what is redirected to it appears there */
 	DEVICE_UPLINK = 2, /* from_network runs at its ingress */
+	DEVICE_CLIENT = 4, /* a pod or a VM is at its other end, and answers to it leave the node there */
 };
 
 /* Value of `devices`, whose key is an interface index. A device that is not there has no flags. */
@@ -306,7 +315,7 @@ struct conn {
 	__u16 mtu;	   /* on the fast road to the backend */
 	enum conn_state state;
 	enum conn_flags flags;
-	__u8 pad[2]; /* zero */
+	__u16 looked; /* when the clock was last looked at, in 64 ticks of the kernel, the low bits; ABI 2 has 0 here */
 };
 _Static_assert(sizeof(struct conn) == 64, "conn is 64 bytes");
 

@@ -37,6 +37,20 @@ static __always_inline __u64 now_ns(void)
 	return bpf_ktime_get_coarse_ns();
 }
 
+/* Counts up once in 64 ticks of the kernel, of which a second has between 100 and 1000. Unlike a clock it is read
+ * without a call. */
+static __always_inline __u16 ticks(void)
+{
+	return bpf_jiffies64() >> 6;
+}
+
+/* Reports whether it is time to look at the clock for this flow: at most some ten times a second, and once after any
+ * silence. That the count comes round after an hour or more only puts it off by a packet. */
+static __always_inline bool is_due(const struct conn *c)
+{
+	return (__u16)(ticks() - c->looked) >= 2;
+}
+
 /* How long ago that was; 0 when another CPU's clock is ahead. */
 static __always_inline __u64 since(__u64 then, __u64 now)
 {
@@ -87,6 +101,7 @@ static __always_inline void fill_other(const struct conn_key *key, const struct 
 	__builtin_memset(other, 0, sizeof(*other));
 	__builtin_memcpy(other->addr, key->server, sizeof(other->addr));
 	other->seen = c->seen;
+	other->looked = c->looked;
 	other->backend_id = c->backend_id;
 	other->service = c->service;
 	other->server_port = key->server_port;

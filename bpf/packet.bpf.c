@@ -7,7 +7,8 @@
  *
  *	from_client	ingress of a client's device: a pod's host veth, a tap, a bridge
  *	from_network	ingress of an uplink: the same, and the answers of flows on the fast road
- *	to_client	egress of all of them
+ *	to_client	egress of a client's device
+ *	to_network	egress of an uplink: the same, for clients that are behind it
  *
  * Each may be attached by TCX or as a direct-action filter of clsact.
  *
@@ -46,12 +47,12 @@
 /* Any length: the helper then tells the route's MTU. */
 #define SOME_LENGTH 68
 
-static __always_inline enum packet_flags read_settings(void)
+/* Never NULL, but for the verifier. */
+static __always_inline const struct packet_settings *read_settings(void)
 {
 	__u32 zero = 0;
-	struct packet_settings *s = bpf_map_lookup_elem(&packet_settings, &zero);
 
-	return s ? s->flags : 0;
+	return bpf_map_lookup_elem(&packet_settings, &zero);
 }
 
 static __always_inline enum device_flags read_device(__u32 ifindex)
@@ -67,6 +68,49 @@ static __always_inline bool is_in_ranges(const __u8 addr[16])
 
 	__builtin_memcpy(range.addr, addr, sizeof(range.addr));
 	return bpf_map_lookup_elem(&ranges, &range);
+}
+
+static __always_inline bool covers4(const struct packet_settings *s, __u32 addr)
+{
+	return (addr & s->mask4) == s->net4;
+}
+
+static __always_inline bool covers6(const struct packet_settings *s, const __u8 addr[16])
+{
+	__u32 a[4], net[4], mask[4];
+
+	__builtin_memcpy(a, addr, sizeof(a));
+	__builtin_memcpy(net, s->net6, sizeof(net));
+	__builtin_memcpy(mask, s->mask6, sizeof(mask));
+	return (a[0] & mask[0]) == net[0] && (a[1] & mask[1]) == net[1] && (a[2] & mask[2]) == net[2] &&
+	       (a[3] & mask[3]) == net[3];
+}
+
+/* Reports whether an address is known to be no VIP's. */
+static __always_inline bool is_elsewhere(const struct packet_settings *s, const struct packet *p, const __u8 addr[16])
+{
+	if (!(s->flags & PACKET_VIPS_IN_RANGES))
+		return false;
+	if (!(p->ipv6 ? covers6(s, addr) : covers4(s, last_word(addr))))
+		return true;
+	return !(s->flags & PACKET_ONE_RANGE) && !is_in_ranges(addr);
+}
+
+/* The first question about every packet: is it known to be to no VIP, by a look at its destination alone? When that is
+ * not to be had at once the answer is no. */
+static __always_inline bool goes_elsewhere(struct __sk_buff *skb, const struct packet_settings *s)
+{
+	void *start = (void *)(long)skb->data + LINK_HEADER, *end = (void *)(long)skb->data_end;
+	const struct ipv4_header *h4 = start;
+	const struct ipv6_header *h6 = start;
+
+	if (!(s->flags & PACKET_VIPS_IN_RANGES))
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP) && (void *)(h4 + 1) <= end)
+		return !covers4(s, h4->destination);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6) && (void *)(h6 + 1) <= end)
+		return !covers6(s, h6->destination);
+	return false;
 }
 
 /* Finds the way from here to a flow's backend, and keeps what is known of it when there is none to be found. Returns
@@ -108,11 +152,12 @@ static __noinline bool find_road(struct __sk_buff *skb, const struct packet *p, 
 	return true;
 }
 
-/* Once a second of a flow. Returns false when the flow is over: it was silent for too long, or its backend is gone and
- * a datagram may as well go to another. */
-__noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *c, __u64 now)
+/* Looks at the clock for a flow, and after it once a second. Returns false when the flow is over: it was silent for too
+ * long, or its backend is gone and a datagram may as well go to another. */
+__noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *c)
 {
 	__u32 client_device, backend_id;
+	__u64 now = now_ns();
 
 	if (!p || !c)
 		return false;
@@ -120,6 +165,9 @@ __noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *
 	client_device = p->key.reply ? 0 : skb->ifindex;
 	if (!is_alive(p->key.proto, c, now))
 		return false;
+	c->looked = ticks();
+	if (since(c->seen, now) < NS_PER_S)
+		return true;
 	if (p->key.proto == IPPROTO_UDP && !p->key.reply && !bpf_map_lookup_elem(&backends, &backend_id))
 		return false;
 	c->seen = now;
@@ -132,16 +180,16 @@ __noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *
 
 /* Reports whether a SYN or INIT on a flow that is known begins another: its client has used the port again, or
  * nobody answered the first one. */
-static __always_inline bool is_reopening(const struct packet *p, const struct conn *c, __u64 now)
+static __always_inline bool is_reopening(const struct packet *p, const struct conn *c)
 {
 	if (p->key.proto == IPPROTO_UDP || p->part == PART_LATER || !is_opening(p))
 		return false;
 	if (c->state == CONN_OPENING)
-		return since(c->seen, now) >= SYN_AGAIN_NS;
+		return since(c->seen, now_ns()) >= SYN_AGAIN_NS;
 	return c->state != CONN_ANSWERED;
 }
 
-/* Ends a flow for the sake of the one that takes its place. */
+/* Ends a flow for the sake of the one that takes its place, and with it its key: serve removes that when none does. */
 static __noinline int forget(const struct conn_key *key, const struct conn *c)
 {
 	struct conn_key other = key_of_other(key, c);
@@ -149,40 +197,53 @@ static __noinline int forget(const struct conn_key *key, const struct conn *c)
 	if (c->state == CONN_OPENING)
 		note_silence(c);
 	bpf_map_delete_elem(&conns, &other);
-	bpf_map_delete_elem(&conns, key);
 	return 0;
 }
 
 /* Finds the flow of a packet, NULL when there is none, or none any more. */
-static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p, __u64 now)
+static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p)
 {
 	struct conn *c = bpf_map_lookup_elem(&conns, &p->key);
 
 	if (!c)
 		return NULL;
-	if (!p->key.reply && is_reopening(p, c, now)) {
+	if (!p->key.reply && is_reopening(p, c)) {
 		forget(&p->key, c);
 		return NULL;
 	}
-	if (since(c->seen, now) >= NS_PER_S && !tend(skb, p, c, now))
+	if (is_due(c) && !tend(skb, p, c))
 		return NULL;
 	return c;
 }
 
-/* Finds out by which port the backend shall know the client: its own, unless another VIP of the same client and port
- * leads there too. Returns false when there is none. */
-static __noinline bool choose_client_port(const struct packet *p, struct conn *c)
+/* Reports whether a new flow c of p may have the way back of a flow that is known: that is over, or the same one. */
+static __always_inline bool may_take(const struct packet *p, const struct conn *c, const struct conn *taken)
 {
+	if (taken->state == CONN_CLOSED || !is_alive(p->key.proto, taken, c->seen))
+		return true;
+	return same_addr(taken->addr, p->key.server) && taken->server_port == p->key.server_port &&
+	       taken->client_port == p->key.client_port;
+}
+
+/* Stores the direction back of a new flow, and so finds out by which port the backend shall know the client: its own,
+ * unless another VIP of the same client and port leads there too. Returns false when there is none, or no memory. */
+static __noinline bool store_back(struct __sk_buff *skb, const struct packet *p, struct conn *c)
+{
+	struct conn other;
+
 	c->client_port = p->key.client_port;
+	fill_other(&p->key, c, &other);
+	other.ifindex = skb->ifindex;
+	other.flags |= c->flags & CONN_FAST;
 	for (int i = 0; i < TRIES; i++) {
 		struct conn_key key = key_of_other(&p->key, c);
-		struct conn *taken = bpf_map_lookup_elem(&conns, &key);
+		struct conn *taken;
 
-		if (!taken || taken->state == CONN_CLOSED || !is_alive(p->key.proto, taken, c->seen))
+		if (!bpf_map_update_elem(&conns, &key, &other, BPF_NOEXIST))
 			return true;
-		if (same_addr(taken->addr, p->key.server) && taken->server_port == p->key.server_port &&
-		    taken->client_port == p->key.client_port)
-			return true;
+		taken = bpf_map_lookup_elem(&conns, &key);
+		if (taken && may_take(p, c, taken))
+			return !bpf_map_update_elem(&conns, &key, &other, BPF_ANY);
 		c->client_port = STAND_IN_FIRST + bpf_get_prandom_u32() % STAND_IN_COUNT;
 	}
 	return false;
@@ -210,7 +271,7 @@ static __always_inline struct backend *choose_other(const struct packet *p, cons
 
 /* Chooses who serves a flow of which this is the first packet that is known. Returns NULL when there is nobody:
  * choice->reason says why the packet must be refused, or that it is to no VIP. */
-static __noinline struct backend *find_backend(const struct packet *p, struct choice *choice)
+static __noinline struct backend *find_backend(const struct packet *p, bool adopt, struct choice *choice)
 {
 	struct frontend_key vip = { .port = p->key.server_port, .proto = p->key.proto };
 	struct frontend *fe;
@@ -219,7 +280,7 @@ static __noinline struct backend *find_backend(const struct packet *p, struct ch
 	fe = find_frontend(&vip, choice);
 	if (!fe)
 		return NULL;
-	if (!is_opening(p) && (is_reset(p) || !(read_settings() & PACKET_ADOPT))) {
+	if (!is_opening(p) && (is_reset(p) || !adopt)) {
 		choice->service = fe->service;
 		choice->reason = DROP_REASON_NO_CONNECTION;
 		return NULL;
@@ -227,41 +288,42 @@ static __noinline struct backend *find_backend(const struct packet *p, struct ch
 	return choose_other(p, &vip, fe, choice);
 }
 
-/* Stores a new flow, first the direction back: no answer may come unknown. */
-static __noinline bool store(struct __sk_buff *skb, const struct packet *p, const struct conn *c)
+/* Remembers that answers to clients may leave the node by an uplink. */
+static __always_inline void note_routed_client(void)
 {
-	struct conn_key other_key = key_of_other(&p->key, c);
-	struct conn other;
+	__u32 zero = 0;
+	__u32 *known = bpf_map_lookup_elem(&routed_clients, &zero);
 
-	fill_other(&p->key, c, &other);
-	other.ifindex = skb->ifindex;
-	other.flags |= c->flags & CONN_FAST;
-	return !bpf_map_update_elem(&conns, &other_key, &other, BPF_ANY) &&
-	       !bpf_map_update_elem(&conns, &p->key, c, BPF_ANY);
+	if (known && !*known)
+		*known = 1;
 }
 
-/* Begins a flow to be. Returns NULL when there is no room for it. */
-static __noinline struct conn *begin(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
-				     const struct choice *choice, __u64 now)
+/* Begins a flow to be and makes c what its first packet needs to know of it. Returns false when there is no room for
+ * it. */
+static __noinline bool begin(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
+			     const struct choice *choice, struct conn *c)
 {
-	struct conn c = {
-		.seen = now,
-		.backend_id = choice->backend_id,
-		.service = choice->service,
-		.server_port = be->port,
-		.cluster = be->cluster,
-		.state = is_opening(p) ? CONN_OPENING : CONN_OPEN,
-	};
+	enum device_flags device = read_device(skb->ifindex);
 
-	__builtin_memcpy(c.addr, be->addr, sizeof(c.addr));
-	if (!choose_client_port(p, &c))
-		return NULL;
-	if (read_device(skb->ifindex) & DEVICE_PEER && !p->tagged && find_road(skb, p, &c))
-		c.flags |= CONN_FAST;
-	if (!store(skb, p, &c))
-		return NULL;
+	__builtin_memset(c, 0, sizeof(*c));
+	__builtin_memcpy(c->addr, be->addr, sizeof(c->addr));
+	c->server_port = be->port;
+	c->client_port = p->key.client_port;
+	c->looked = ticks();
+	c->state = is_opening(p) ? CONN_OPENING : CONN_OPEN;
+	c->cluster = be->cluster;
+	c->seen = now_ns();
+	c->backend_id = choice->backend_id;
+	c->service = choice->service;
+	if (device & DEVICE_PEER && !p->tagged && find_road(skb, p, c))
+		c->flags |= CONN_FAST;
+	if (!(device & DEVICE_CLIENT))
+		note_routed_client();
+	/* First the direction back: no answer may come unknown. */
+	if (!store_back(skb, p, c) || bpf_map_update_elem(&conns, &p->key, c, BPF_ANY))
+		return false;
 	tell(&p->key, be, choice);
-	return bpf_map_lookup_elem(&conns, &p->key);
+	return true;
 }
 
 /* Reports whether the packet can leave by the fast road as it is. The others the kernel routes: it knows how to say
@@ -311,11 +373,11 @@ __noinline int reject(struct __sk_buff *skb, const struct packet *p, enum drop_r
 }
 
 /* Serves a packet from a client: whatever is to a VIP goes to a backend or is refused. */
-static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, __u64 now)
+static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, bool adopt)
 {
 	struct choice choice = {};
-	struct backend *be;
-	struct conn *c;
+	struct backend *be = NULL;
+	struct conn *c, fresh;
 	bool fast;
 
 	if (reason == DROP_REASON_NONE && p->part == PART_LATER && !recall_fragment(p))
@@ -324,21 +386,22 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 		return reject(skb, p, reason);
 	if (is_icmp(p))
 		return serve_icmp(skb, p);
-	c = find_conn(skb, p, now);
+	c = find_conn(skb, p);
 	if (!c) {
 		if (p->part == PART_LATER)
 			return reject(skb, p, DROP_REASON_FRAGMENT);
-		be = find_backend(p, &choice);
-		if (!be)
-			return choice.reason == DROP_REASON_NONE ? TC_ACT_UNSPEC
-								 : refuse(skb, p, choice.service, choice.reason);
-		c = begin(skb, p, be, &choice, now);
-		if (!c)
-			return refuse(skb, p, choice.service, DROP_REASON_NO_MEMORY);
+		be = find_backend(p, adopt, &choice);
+		if (!be && choice.reason == DROP_REASON_NONE)
+			return TC_ACT_UNSPEC;
+		if (!be || !begin(skb, p, be, &choice, &fresh)) {
+			bpf_map_delete_elem(&conns, &p->key); /* of a flow before it */
+			return refuse(skb, p, choice.service, be ? DROP_REASON_NO_MEMORY : choice.reason);
+		}
+		c = &fresh;
 	}
 	if (!can_rewrite(p, c))
 		return refuse(skb, p, c->service, DROP_REASON_SCTP_PORT);
-	if (is_telling(p, c))
+	if (!be && is_telling(p, c)) /* a new flow is as this packet made it */
 		follow(p, c);
 	if (p->part == PART_FIRST)
 		remember_fragment(p);
@@ -349,8 +412,7 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 
 /* Gives an answer the VIP for its source. only_fast is for the uplink, where the answers of slow flows must pass as
  * they are. Returns TC_ACT_UNSPEC for what is no answer, or is to go on by the slow road. */
-static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, __u64 now,
-				  bool only_fast)
+static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, bool only_fast)
 {
 	struct conn *c;
 	bool fast;
@@ -361,7 +423,7 @@ static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum 
 		c = is_error(p) ? translate_error(skb, p, only_fast) : NULL;
 		return c && only_fast && hops_of(p) > 1 ? bpf_redirect_peer(c->ifindex, 0) : TC_ACT_UNSPEC;
 	}
-	c = find_conn(skb, p, now);
+	c = find_conn(skb, p);
 	if (!c || (only_fast && !(c->flags & CONN_FAST)))
 		return TC_ACT_UNSPEC;
 	if (!can_rewrite(p, c)) {
@@ -380,56 +442,70 @@ static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum 
 /* Turns what was read as one direction of a flow into the other. */
 static __always_inline void turn(struct packet *p)
 {
-	struct conn_key old = p->key;
+	__u16 port = p->key.client_port;
 
-	__builtin_memcpy(p->key.client, old.server, sizeof(p->key.client));
-	__builtin_memcpy(p->key.server, old.client, sizeof(p->key.server));
-	p->key.client_port = old.server_port;
-	p->key.server_port = old.client_port;
-	p->key.reply = !old.reply;
+	for (int i = 0; i < 16; i += 4) { /* word by word: the stack is short */
+		__u32 client, server;
+
+		__builtin_memcpy(&client, p->key.client + i, sizeof(client));
+		__builtin_memcpy(&server, p->key.server + i, sizeof(server));
+		__builtin_memcpy(p->key.client + i, &server, sizeof(server));
+		__builtin_memcpy(p->key.server + i, &client, sizeof(client));
+	}
+	p->key.client_port = p->key.server_port;
+	p->key.server_port = port;
+	p->key.reply = !p->key.reply;
 }
 
 SEC("tc/from_client")
 int from_client(struct __sk_buff *skb)
 {
+	const struct packet_settings *s = read_settings();
 	struct packet p = {};
 	enum drop_reason reason;
 
-	if (!locate(skb, &p))
+	if (!s || goes_elsewhere(skb, s) || !locate(skb, &p))
 		return TC_ACT_UNSPEC;
 	reason = read_network(skb, &p, false, false);
-	if (read_settings() & PACKET_VIPS_IN_RANGES && !is_in_ranges(p.key.server))
+	if (is_elsewhere(s, &p, p.key.server))
 		return TC_ACT_UNSPEC;
 	if (reason == DROP_REASON_NONE)
 		reason = read_transport(skb, &p, false);
-	return serve(skb, &p, reason, now_ns());
+	return serve(skb, &p, reason, s->flags & PACKET_ADOPT);
 }
 
 SEC("tc/from_network")
 int from_network(struct __sk_buff *skb)
 {
+	const struct packet_settings *s = read_settings();
 	struct packet p = {};
 	enum drop_reason reason;
+	bool elsewhere, answers;
 	int verdict;
 
-	if (!locate(skb, &p))
+	if (!s)
+		return TC_ACT_UNSPEC;
+	answers = s->flags & PACKET_FAST && skb->pkt_type == PACKET_HOST;
+	if ((!answers && goes_elsewhere(skb, s)) || !locate(skb, &p))
 		return TC_ACT_UNSPEC;
 	reason = read_network(skb, &p, true, false);
+	elsewhere = is_elsewhere(s, &p, p.key.client);
+	if (elsewhere && !answers)
+		return TC_ACT_UNSPEC;
 	if (reason == DROP_REASON_NONE)
 		reason = read_transport(skb, &p, true);
-	if (skb->pkt_type == PACKET_HOST && !p.tagged) {
-		verdict = answer(skb, &p, reason, now_ns(), true);
+	if (answers && !p.tagged) {
+		verdict = answer(skb, &p, reason, true);
 		if (verdict != TC_ACT_UNSPEC)
 			return verdict;
 	}
-	turn(&p);
-	if (read_settings() & PACKET_VIPS_IN_RANGES && !is_in_ranges(p.key.server))
+	if (elsewhere)
 		return TC_ACT_UNSPEC;
-	return serve(skb, &p, reason, now_ns());
+	turn(&p);
+	return serve(skb, &p, reason, s->flags & PACKET_ADOPT);
 }
 
-SEC("tc/to_client")
-int to_client(struct __sk_buff *skb)
+static __always_inline int to_any(struct __sk_buff *skb)
 {
 	struct packet p = {};
 	enum drop_reason reason;
@@ -439,7 +515,22 @@ int to_client(struct __sk_buff *skb)
 	reason = read_network(skb, &p, true, false);
 	if (reason == DROP_REASON_NONE)
 		reason = read_transport(skb, &p, true);
-	return answer(skb, &p, reason, now_ns(), false);
+	return answer(skb, &p, reason, false);
+}
+
+SEC("tc/to_client")
+int to_client(struct __sk_buff *skb)
+{
+	return to_any(skb);
+}
+
+SEC("tc/to_network")
+int to_network(struct __sk_buff *skb)
+{
+	__u32 zero = 0;
+	__u32 *routed = bpf_map_lookup_elem(&routed_clients, &zero);
+
+	return routed && *routed ? to_any(skb) : TC_ACT_UNSPEC;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -30,12 +30,15 @@ type (
 const (
 	DevicePeer   = packetDeviceFlagsDEVICE_PEER
 	DeviceUplink = packetDeviceFlagsDEVICE_UPLINK
+	DeviceClient = packetDeviceFlagsDEVICE_CLIENT
 )
 
 // The flags of PacketSettings.
 const (
 	PacketVIPsInRanges = packetPacketFlagsPACKET_VIPS_IN_RANGES
 	PacketAdopt        = packetPacketFlagsPACKET_ADOPT
+	PacketFast         = packetPacketFlagsPACKET_FAST
+	PacketOneRange     = packetPacketFlagsPACKET_ONE_RANGE
 )
 
 // How far a flow has come, and which road it takes.
@@ -56,6 +59,7 @@ const (
 	MapFragments      = packetMapFragments
 	MapDevices        = packetMapDevices
 	MapPacketSettings = packetMapPacketSettings
+	MapRoutedClients  = packetMapRoutedClients
 )
 
 // The programs of the packet path. All are classifiers for TCX or for clsact with direct action; they return
@@ -66,8 +70,11 @@ const (
 	// ProgFromNetwork belongs at the ingress of an uplink. It does what ProgFromClient does, and brings home the
 	// answers of flows on the fast road.
 	ProgFromNetwork = packetProgFromNetwork
-	// ProgToClient belongs at the egress of all of them.
+	// ProgToClient belongs at the egress of a client's device.
 	ProgToClient = packetProgToClient
+	// ProgToNetwork belongs at the egress of an uplink. It does what ProgToClient does, once a client came from
+	// elsewhere than the other end of a DeviceClient.
+	ProgToNetwork = packetProgToNetwork
 )
 
 // VarLinkHeader names the variable of the packet programs that holds the bytes before the IP header, a uint32: 14

@@ -62,7 +62,7 @@ type packetConn struct {
 	Mtu        uint16
 	State      packetConnState
 	Flags      packetConnFlags
-	Pad        [2]uint8
+	Looked     uint16
 }
 
 type packetConnFlags uint8
@@ -106,6 +106,7 @@ type packetDeviceFlags uint32
 const (
 	packetDeviceFlagsDEVICE_PEER   packetDeviceFlags = 1
 	packetDeviceFlagsDEVICE_UPLINK packetDeviceFlags = 2
+	packetDeviceFlagsDEVICE_CLIENT packetDeviceFlags = 4
 )
 
 type packetFragment struct {
@@ -147,11 +148,17 @@ type packetPacketFlags uint32
 const (
 	packetPacketFlagsPACKET_VIPS_IN_RANGES packetPacketFlags = 1
 	packetPacketFlagsPACKET_ADOPT          packetPacketFlags = 2
+	packetPacketFlagsPACKET_FAST           packetPacketFlags = 4
+	packetPacketFlagsPACKET_ONE_RANGE      packetPacketFlags = 8
 )
 
 type packetPacketSettings struct {
 	_     structs.HostLayout
 	Flags packetPacketFlags
+	Net4  uint32
+	Mask4 uint32
+	Net6  [16]uint8
+	Mask6 [16]uint8
 }
 
 type packetRangeKey struct {
@@ -240,6 +247,7 @@ const (
 	packetMapPacketSettings = "packet_settings"
 	packetMapRanges         = "ranges"
 	packetMapRefusals       = "refusals"
+	packetMapRoutedClients  = "routed_clients"
 	packetMapServices       = "services"
 	packetMapSettings       = "settings"
 	packetMapSlots          = "slots"
@@ -250,6 +258,7 @@ const (
 	packetProgFromClient    = "from_client"
 	packetProgFromNetwork   = "from_network"
 	packetProgToClient      = "to_client"
+	packetProgToNetwork     = "to_network"
 	packetVarLINK_HEADER    = "LINK_HEADER"
 )
 
@@ -298,6 +307,7 @@ type packetProgramSpecs struct {
 	FromClient  *ebpf.ProgramSpec `ebpf:"from_client"`
 	FromNetwork *ebpf.ProgramSpec `ebpf:"from_network"`
 	ToClient    *ebpf.ProgramSpec `ebpf:"to_client"`
+	ToNetwork   *ebpf.ProgramSpec `ebpf:"to_network"`
 }
 
 // packetMapSpecs contains maps before they are loaded into the kernel.
@@ -315,6 +325,7 @@ type packetMapSpecs struct {
 	PacketSettings *ebpf.MapSpec `ebpf:"packet_settings"`
 	Ranges         *ebpf.MapSpec `ebpf:"ranges"`
 	Refusals       *ebpf.MapSpec `ebpf:"refusals"`
+	RoutedClients  *ebpf.MapSpec `ebpf:"routed_clients"`
 	Services       *ebpf.MapSpec `ebpf:"services"`
 	Settings       *ebpf.MapSpec `ebpf:"settings"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
@@ -362,6 +373,7 @@ type packetMaps struct {
 	PacketSettings *ebpf.Map `ebpf:"packet_settings"`
 	Ranges         *ebpf.Map `ebpf:"ranges"`
 	Refusals       *ebpf.Map `ebpf:"refusals"`
+	RoutedClients  *ebpf.Map `ebpf:"routed_clients"`
 	Services       *ebpf.Map `ebpf:"services"`
 	Settings       *ebpf.Map `ebpf:"settings"`
 	Slots          *ebpf.Map `ebpf:"slots"`
@@ -384,6 +396,7 @@ func (m *packetMaps) Close() error {
 		m.PacketSettings,
 		m.Ranges,
 		m.Refusals,
+		m.RoutedClients,
 		m.Services,
 		m.Settings,
 		m.Slots,
@@ -408,6 +421,7 @@ type packetPrograms struct {
 	FromClient  *ebpf.Program `ebpf:"from_client"`
 	FromNetwork *ebpf.Program `ebpf:"from_network"`
 	ToClient    *ebpf.Program `ebpf:"to_client"`
+	ToNetwork   *ebpf.Program `ebpf:"to_network"`
 }
 
 func (p *packetPrograms) Close() error {
@@ -415,6 +429,7 @@ func (p *packetPrograms) Close() error {
 		p.FromClient,
 		p.FromNetwork,
 		p.ToClient,
+		p.ToNetwork,
 	)
 }
 

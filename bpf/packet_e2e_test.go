@@ -138,7 +138,7 @@ func (l *lab) device(n *netlab.Namespace, name string) (index int) {
 // hooks are where the programs belong on the node.
 var hooks = []struct{ device, ingress, egress string }{
 	{hostDevice, bpf.ProgFromClient, bpf.ProgToClient},
-	{uplinkDevice, bpf.ProgFromNetwork, bpf.ProgToClient},
+	{uplinkDevice, bpf.ProgFromNetwork, bpf.ProgToNetwork},
 }
 
 // attachTCX attaches by TCX.
@@ -191,6 +191,7 @@ func (l *lab) attachClsact() {
 // speedUp tells the programs what the devices are, so that flows take the fast road.
 func (l *lab) speedUp() {
 	l.t.Helper()
+	l.path.set(bpf.PacketFast)
 	l.path.put(bpf.MapDevices, uint32(l.device(l.node, hostDevice)), bpf.Device{Flags: bpf.DevicePeer})
 	l.path.put(bpf.MapDevices, uint32(l.device(l.node, uplinkDevice)), bpf.Device{Flags: bpf.DeviceUplink})
 }

@@ -31,8 +31,8 @@ struct {
 	__type(value, struct fragment);
 } fragments SEC(".maps");
 
-/* Written by the agent: what the devices are that the programs are attached to. Empty: every flow takes the slow road.
- */
+/* Written by the agent: what the devices are that the programs are attached to. Empty is safe: every flow takes the
+ * slow road. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -48,5 +48,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct packet_settings);
 } packet_settings SEC(".maps");
+
+/* Written by the programs: 1 since a client came by a device that is not a DEVICE_CLIENT. Until then no answer to one
+ * leaves by an uplink, and to_network need not look for any. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} routed_clients SEC(".maps");
 
 #endif

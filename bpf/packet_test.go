@@ -127,6 +127,7 @@ func newPath(t testing.TB) *path {
 		p.put(bpf.MapClusters, i, bpf.Cluster{})
 	}
 	p.put(bpf.MapSettings, uint32(0), bpf.Settings{})
+	p.put(bpf.MapRoutedClients, uint32(0), uint32(0))
 	p.set(0)
 	return p
 }
@@ -153,10 +154,14 @@ func (p *path) put(name string, key, value any) {
 	}
 }
 
-// set sets the flags of the packet path.
+// set sets the flags of the packet path, and the nets of the ranges of all sides.
 func (p *path) set(flags bpf.PacketFlags) {
 	p.t.Helper()
-	p.put(bpf.MapPacketSettings, uint32(0), bpf.PacketSettings{Flags: flags})
+	s := bpf.PacketSettings{
+		Flags: flags, Net4: binary.NativeEndian.Uint32([]byte{243, 0, 0, 0}), Mask4: binary.NativeEndian.Uint32([]byte{255, 0, 0, 0}),
+		Net6: [16]uint8{0: 0xfd, 1: 0x99}, Mask6: [16]uint8{255, 255, 255, 255, 255, 255},
+	}
+	p.put(bpf.MapPacketSettings, uint32(0), s)
 }
 
 func (p *path) addRange(cidr string) {
@@ -264,6 +269,7 @@ func (p *path) age(by time.Duration) {
 	var c bpf.Conn
 	for it := conns.Iterate(); it.Next(&key, &c); {
 		c.Seen -= uint64(by)
+		c.Looked -= 2
 		p.put(bpf.MapConns, key, c)
 	}
 }
@@ -341,12 +347,35 @@ func TestPacketThereAndBack(t *testing.T) {
 					p.untouched(bpf.ProgFromClient, back.bytes())
 					p.untouched(bpf.ProgFromNetwork, back.bytes()) // the flow takes the slow road
 					p.translated(bpf.ProgToClient, back, back.from(s.vip))
+					p.translated(bpf.ProgToNetwork, back, back.from(s.vip)) // the device of its client is not known
 					p.untouched(bpf.ProgToClient, there.to(s.backend).bytes())
 					p.untouched(bpf.ProgToClient, back.from(s.elsewhere).bytes())
 				})
 			}
 			p.t = t
 			p.wantRefusals(map[string]uint64{})
+		})
+	}
+}
+
+// Answers to clients leave by an uplink only after one came from elsewhere than the other end of a client's device.
+func TestPacketRoutedClients(t *testing.T) {
+	const loopback = 1 // on which packets are tried
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			p.put(bpf.MapDevices, uint32(loopback), bpf.Device{Flags: bpf.DeviceClient})
+			p.serve(1, proto, s.vip, s.backend)
+			there, back := s.opening(proto), s.answer(proto)
+			p.translated(bpf.ProgFromClient, there, there.to(s.backend))
+			p.untouched(bpf.ProgToNetwork, back.bytes())
+			p.translated(bpf.ProgToClient, back, back.from(s.vip))
+			p.delete(bpf.MapDevices, uint32(loopback))
+			other := netip.AddrPortFrom(s.client.Addr().Next(), s.client.Port())
+			p.translated(bpf.ProgFromNetwork, there.from(other), there.from(other).to(s.backend))
+			p.translated(bpf.ProgToNetwork, back.to(other), back.to(other).from(s.vip))
+			p.translated(bpf.ProgToNetwork, back, back.from(s.vip))
 		})
 	}
 }
@@ -368,7 +397,10 @@ func TestPacketPadding(t *testing.T) {
 
 // What is to no VIP passes as it is, whatever it is.
 func TestPacketToElsewhere(t *testing.T) {
-	for name, flags := range map[string]bpf.PacketFlags{"VIPs anywhere": 0, "VIPs in ranges": bpf.PacketVIPsInRanges} {
+	for name, flags := range map[string]bpf.PacketFlags{
+		"VIPs anywhere": 0, "VIPs in ranges": bpf.PacketVIPsInRanges,
+		"VIPs in one range": bpf.PacketVIPsInRanges | bpf.PacketOneRange, "fast": bpf.PacketVIPsInRanges | bpf.PacketFast,
+	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPath(t)
 			p.set(flags)

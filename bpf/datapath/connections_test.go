@@ -245,9 +245,9 @@ func TestRolesOfDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	for fast, want := range map[bool]map[int]bpf.Device{
-		false: {},
+		false: {n.client.host.Attrs().Index: {Flags: bpf.DeviceClient}, n.server.host.Attrs().Index: {Flags: bpf.DeviceClient}},
 		true: {
-			n.client.host.Attrs().Index: {Flags: bpf.DevicePeer}, n.server.host.Attrs().Index: {Flags: bpf.DevicePeer},
+			n.client.host.Attrs().Index: {Flags: bpf.DeviceClient | bpf.DevicePeer}, n.server.host.Attrs().Index: {Flags: bpf.DeviceClient | bpf.DevicePeer},
 			uplink.host.Attrs().Index: {Flags: bpf.DeviceUplink},
 		},
 	} {
@@ -262,7 +262,7 @@ func TestRolesOfDevices(t *testing.T) {
 				}
 			}
 			client := []string{bpf.ProgFromClient, bpf.ProgToClient}
-			wantPrograms := map[string][]string{"pod.1": client, "pod.2": client, "pod.3": {bpf.ProgFromNetwork, bpf.ProgToClient}}
+			wantPrograms := map[string][]string{"pod.1": client, "pod.2": client, "pod.3": {bpf.ProgFromNetwork, bpf.ProgToNetwork}}
 			if diff := cmp.Diff(wantPrograms, programs); diff != "" {
 				t.Errorf("programs (-want +got):\n%s", diff)
 			}
@@ -279,7 +279,7 @@ func TestRolesOfDevices(t *testing.T) {
 	d := openPackets(t, n.cfg, counted(t, false))
 	role := func() string {
 		for _, h := range d.Hooks() {
-			if h.Device == "pod.3" && h.Name != bpf.ProgToClient && h.Attached {
+			if h.Device == "pod.3" && h.Attached && (h.Name == bpf.ProgFromClient || h.Name == bpf.ProgFromNetwork) {
 				return h.Name
 			}
 		}
@@ -327,6 +327,20 @@ func TestPromiseOfRanges(t *testing.T) {
 			t.Errorf("step %d: promised %v, want %v", i, promised(), step.want)
 		}
 	}
+	// Another range is in the nets as soon as it is there.
+	if err := d.Apply(t.Context(), lb.Diff(have, inside)); err != nil {
+		t.Fatal(err)
+	}
+	wider := n.state()
+	wider.Ranges[netip.MustParsePrefix("fd99::/48")] = true
+	if err := d.Apply(t.Context(), lb.Diff(inside, wider)); err != nil || !promised() {
+		t.Fatalf("promised %v, %v", promised(), err)
+	}
+	var s bpf.PacketSettings
+	if err := d.maps[bpf.MapPacketSettings].Lookup(uint32(0), &s); err != nil || !netHolds(s, netip.MustParseAddr("fd99::1")) {
+		t.Errorf("a range that was added is in no net: %+v, %v", s, err)
+	}
+	have = wider
 	// It is taken back before what breaks it is written, so also when that fails.
 	if err := d.Apply(t.Context(), lb.Diff(have, inside)); err != nil || !promised() {
 		t.Fatalf("promised %v, %v", promised(), err)

@@ -181,7 +181,7 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 	if cfg.Packets {
 		d.packets = &packets{
 			pins: l.pins, hooks: b.packets, patterns: cfg.Devices, order: cfg.Order, tcx: !b.noTCX && haveTCX() == nil,
-			fast: cfg.FastRoad, maps: l.maps, vips: vipRanges{settings: l.maps[bpf.MapPacketSettings]},
+			fast: cfg.FastRoad, maps: l.maps, vips: vipRanges{settings: l.maps[bpf.MapPacketSettings], fast: cfg.FastRoad},
 			progs: l.progs, followed: make(chan struct{}, 1),
 		}
 		if err := d.packets.start(); err != nil {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -111,12 +112,17 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 func (l *loader) newMap(name string, ms *ebpf.MapSpec) error {
 	var m *ebpf.Map
 	var err error
-	if name == bpf.MapConns || name == bpf.MapFragments {
+	if name == bpf.MapConns || name == bpf.MapFragments || name == bpf.MapRoutedClients {
 		if m, err = l.share(name, ms); err != nil {
 			return err
 		}
 	}
 	if m == nil {
+		if name == bpf.MapRoutedClients && l.shares(bpf.MapConns) {
+			// Whoever began these flows did not write it down.
+			ms = ms.Copy()
+			ms.Contents = []ebpf.MapKV{{Key: uint32(0), Value: uint32(1)}}
+		}
 		if m, err = ebpf.NewMap(ms); err != nil {
 			return fmt.Errorf("create map %s: %w", name, err)
 		}
@@ -156,6 +162,15 @@ func (l *loader) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 		}
 	}
 	return nil, nil
+}
+
+// shares reports whether another ABI has pinned a map of that name.
+func (l *loader) shares(name string) bool {
+	others, err := l.pins.otherMaps()
+	return err == nil && slices.ContainsFunc(others, func(dir string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	})
 }
 
 func (l *loader) loadPrograms(spec *ebpf.CollectionSpec) error {

@@ -26,7 +26,7 @@ import (
 type packetHook struct {
 	name    string
 	ingress bool
-	at      func(d device.Device) bool // nil is all
+	at      func(d device.Device) bool // nil is all of them
 }
 
 func (h packetHook) belongs(d device.Device) bool { return h.at == nil || h.at(d) }
@@ -36,7 +36,8 @@ func ourPacketHooks() []packetHook {
 	return []packetHook{
 		{bpf.ProgFromClient, true, func(d device.Device) bool { return !d.Uplink() }},
 		{bpf.ProgFromNetwork, true, device.Device.Uplink},
-		{bpf.ProgToClient, false, nil},
+		{bpf.ProgToClient, false, func(d device.Device) bool { return !d.Uplink() }},
+		{bpf.ProgToNetwork, false, device.Device.Uplink},
 	}
 }
 
@@ -47,7 +48,7 @@ type packets struct {
 	patterns []string
 	order    Order
 	tcx      bool // the kernel has it; else they are filters of clsact
-	fast     bool // flows may take the fast road
+	fast     bool // new flows may take the fast road
 	maps     map[string]*ebpf.Map
 	vips     vipRanges
 
@@ -68,10 +69,14 @@ func (p *packets) sync() (added, gone []string, err error) {
 		return nil, nil, err
 	}
 	chosen := device.Select(all, p.patterns)
+	// The first packet from a device already asks what is behind it. But flows take the fast road only where programs
+	// stand at both ends, and leave it before these go.
+	if err := p.tellRoles(chosen); err != nil {
+		return nil, nil, err
+	}
 	var errs []error
 	p.devices, added, gone, errs = p.devicesNow(chosen)
-	// Flows take the fast road only where programs stand at both ends, and leave it before these go.
-	errs = append(errs, p.tellRoads(), p.detachOthers(all, chosen))
+	errs = append(errs, p.tellRoles(chosen), p.detachOthers(all, chosen))
 	if len(errs) > 0 && errors.Join(errs...) != nil {
 		return added, gone, errors.Join(errs...)
 	}
@@ -233,38 +238,54 @@ func (p *packets) detachOthers(all, chosen []device.Device) error {
 	return errors.Join(errs...)
 }
 
-// tellRoads tells the programs which devices they are on. The caller holds mu.
-func (p *packets) tellRoads() error {
+// role is what the programs are told of a device.
+func (p *packets) role(d device.Device) (flags bpf.DeviceFlags) {
+	standing := slices.ContainsFunc(p.devices, func(o device.Device) bool { return o.Index == d.Index })
+	switch {
+	case d.Uplink():
+		if p.fast && standing {
+			flags = bpf.DeviceUplink
+		}
+	case d.Client():
+		flags = bpf.DeviceClient
+		if p.fast && d.PeerElsewhere && standing {
+			flags |= bpf.DevicePeer
+		}
+	}
+	return flags
+}
+
+// tellRoles tells the programs what the chosen devices are. The caller holds mu.
+func (p *packets) tellRoles(chosen []device.Device) error {
 	m := p.maps[bpf.MapDevices]
 	if m == nil {
 		return nil
 	}
 	want := map[uint32]bpf.Device{}
-	for _, d := range p.devices {
-		switch {
-		case !p.fast:
-		case d.Uplink():
-			want[uint32(d.Index)] = bpf.Device{Flags: bpf.DeviceUplink}
-		case d.PeerElsewhere:
-			want[uint32(d.Index)] = bpf.Device{Flags: bpf.DevicePeer}
+	for _, d := range chosen {
+		if flags := p.role(d); flags != 0 {
+			want[uint32(d.Index)] = bpf.Device{Flags: flags}
 		}
 	}
 	var errs []error
-	for index, value := range want {
-		if err := m.Put(index, value); err != nil {
-			errs = append(errs, fmt.Errorf("write map %s: %w", bpf.MapDevices, err))
-		}
-	}
 	var gone []uint32
 	var index uint32
 	var value bpf.Device
 	entries := m.Iterate()
 	for entries.Next(&index, &value) {
-		if _, ok := want[index]; !ok {
+		switch w, ok := want[index]; {
+		case !ok:
 			gone = append(gone, index)
+		case w.Flags == value.Flags:
+			delete(want, index)
 		}
 	}
 	errs = append(errs, entries.Err())
+	for index, value := range want {
+		if err := m.Put(index, value); err != nil {
+			errs = append(errs, fmt.Errorf("write map %s: %w", bpf.MapDevices, err))
+		}
+	}
 	for _, index := range gone {
 		if err := m.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, fmt.Errorf("delete from map %s: %w", bpf.MapDevices, err))
@@ -276,7 +297,7 @@ func (p *packets) tellRoads() error {
 // start takes over from the process before this one.
 func (p *packets) start() error {
 	if p.vips.settings != nil {
-		if err := p.vips.set(false); err != nil { // until the first Apply knows
+		if err := p.vips.start(); err != nil {
 			return err
 		}
 	}

@@ -314,7 +314,7 @@ func runsProgram(t *testing.T, cfg Config, d *Datapath, p pod) bool {
 	d.packets.mu.Lock()
 	defer d.packets.mu.Unlock()
 	for _, h := range d.packets.hooks {
-		if h.at != nil && h.name == bpf.ProgFromNetwork {
+		if h.name == bpf.ProgFromNetwork || h.name == bpf.ProgToNetwork {
 			continue // it is for uplinks
 		}
 		want, err := programID(d.packets.progs[h.name])

@@ -127,7 +127,7 @@ func (n Node) leadsOut(d Device) bool {
 	if d.Uplink() {
 		return true
 	}
-	local := d.client() || d.Kind == "bridge" || d.Name == "lo"
+	local := d.Client() || d.Kind == "bridge" || d.Name == "lo"
 	return !local && slices.ContainsFunc(n.Ways, func(w Way) bool { return w.Device == d.Index })
 }
 
@@ -168,7 +168,7 @@ func (n Node) checkReversePath() ([]Finding, error) {
 func (n Node) checkMTU() []Finding {
 	var largest Device
 	for _, d := range n.Served {
-		if d.client() && d.MTU > largest.MTU {
+		if d.Client() && d.MTU > largest.MTU {
 			largest = d
 		}
 	}

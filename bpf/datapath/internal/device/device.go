@@ -87,8 +87,8 @@ var hardware = []string{"device", "vlan", "bond", "team"}
 // Uplink reports whether d connects the node to others.
 func (d Device) Uplink() bool { return d.Default || d.Addressed && slices.Contains(hardware, d.Kind) }
 
-// client reports whether a pod or a virtual machine is at the other end of d.
-func (d Device) client() bool { return d.PeerElsewhere || d.Kind == "tuntap" }
+// Client reports whether a pod or a virtual machine is at the other end of d.
+func (d Device) Client() bool { return d.PeerElsewhere || d.Kind == "tuntap" }
 
 // Validate returns what is wrong with a pattern for names of devices, nil if nothing is.
 func Validate(pattern string) error {
@@ -106,14 +106,14 @@ func Validate(pattern string) error {
 func Select(devices []Device, patterns []string) []Device {
 	bridged := map[int]bool{}
 	for _, d := range devices {
-		if d.client() {
+		if d.Client() {
 			bridged[d.Master] = true
 		}
 	}
 	var chosen []Device
 	for _, d := range devices {
 		if len(patterns) == 0 {
-			if d.Name != "lo" && (d.Uplink() || d.client() || d.Kind == "bridge" && bridged[d.Index]) {
+			if d.Name != "lo" && (d.Uplink() || d.Client() || d.Kind == "bridge" && bridged[d.Index]) {
 				chosen = append(chosen, d)
 			}
 		} else if slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, d.Name); return ok }) {

@@ -16,6 +16,9 @@ const (
 	EndpointPort = 8080
 )
 
+// Range is where all VIPs are: the one that Isthmus gives out by default.
+var Range = netip.PrefixFrom(netip.AddrFrom4([4]byte{243, 0, 0, 0}), 8)
+
 // Answered is the address of the one endpoint that exists, the only one of Service 0.
 var Answered = netip.AddrFrom4([4]byte{10, 98, 3, 2})
 
@@ -24,7 +27,7 @@ var Answered = netip.AddrFrom4([4]byte{10, 98, 3, 2})
 // TCP alone.
 type Set struct{ Services, Endpoints int }
 
-// VIP returns the address of Service i. It lies in the range that Isthmus gives out by default.
+// VIP returns the address of Service i. It lies in Range.
 func VIP(i int) netip.Addr {
 	if i == 0 {
 		return netip.AddrFrom4([4]byte{243, 0, 0, 5})
