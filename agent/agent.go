@@ -140,7 +140,7 @@ func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (
 		return nil, fmt.Errorf("read dataplane: %w", err)
 	}
 	a := &Agent{
-		log: log, dp: dp, report: cfg.Report, every: cmp.Or(cfg.CheckInterval, checkInterval),
+		log: log, dp: dp, report: cfg.Report, every: cmp.Or(cfg.CheckInterval, DefaultCheckInterval),
 		stale: make(chan struct{}, 1), spent: make(chan struct{}, 1), planner: lb.NewPlanner(have),
 	}
 	raise(a.stale) // what went while no agent was there

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// checkInterval is how often the maps are compared with what they should hold, where Config says nothing.
-const checkInterval = time.Minute
+// DefaultCheckInterval is how often the maps are compared with what they should hold, where Config says nothing.
+const DefaultCheckInterval = time.Minute
 
 // checkMaps compares the kernel with what is wanted until ctx ends, at times that differ from node to node.
 func (a *Agent) checkMaps(ctx context.Context) error {

@@ -25,7 +25,7 @@ func TestCheckPutsRight(t *testing.T) {
 		go func() { done <- a.checkMaps(ctx) }()
 
 		before, writes := text(t, f), f.Writes()
-		<-time.After(checkInterval * 3 / 2)
+		<-time.After(DefaultCheckInterval * 3 / 2)
 		synctest.Wait()
 		if s := a.Status(); s.Differences != 0 || s.Checked.IsZero() || f.Writes() != writes {
 			t.Errorf("nobody meddled: %d differences, checked %s, %d writes", s.Differences, s.Checked, f.Writes()-writes)
@@ -36,7 +36,7 @@ func TestCheckPutsRight(t *testing.T) {
 			delete(s.Backends, 2)
 		})
 		a.syncing.Unlock()
-		<-time.After(checkInterval * 3 / 2)
+		<-time.After(DefaultCheckInterval * 3 / 2)
 		synctest.Wait()
 		if s := a.Status(); s.Differences != 7 && s.Differences != 0 { // the next check may have been already
 			t.Errorf("%d differences, want 7: six slots and a backend", s.Differences)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
@@ -28,9 +29,13 @@ type Config struct {
 	Kubeconfig string // path; "" means the ServiceAccount of the pod
 	CgroupRoot string // where cgroup v2, or the hybrid tree that holds it, is mounted
 	BPFFS      string // a mounted BPF file system
-	HTTPListen string // host:port of /healthz, /readyz, /metrics and /status
-	LogFormat  string // text or json
-	LogLevel   slog.Level
+	HTTPListen string // host:port of /healthz, /readyz, /metrics, /status and what isthmusctl asks for
+	// ServiceMetrics adds metrics of each Service that clients on this node asked for.
+	ServiceMetrics bool
+	// CheckInterval passes between two checks of the maps.
+	CheckInterval time.Duration
+	LogFormat     string // text or json
+	LogLevel      slog.Level
 
 	// Source is where the world comes from: "kubernetes", or "dir:PATH" for a folder of manifests.
 	Source string
@@ -65,8 +70,11 @@ func defaults() *Config {
 		BPFFS:      "/sys/fs/bpf",
 		HTTPListen: fmt.Sprintf(":%d", status.AgentPort),
 		LogFormat:  "text",
-		Source:     sourceKubernetes,
-		Namespace:  v1alpha1.DefaultNamespace,
+
+		ServiceMetrics: true,
+		CheckInterval:  agent.DefaultCheckInterval,
+		Source:         sourceKubernetes,
+		Namespace:      v1alpha1.DefaultNamespace,
 	}
 	if ns := os.Getenv("POD_NAMESPACE"); ns != "" {
 		c.Namespace = ns
@@ -82,7 +90,9 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "path of a kubeconfig; default: the pod's ServiceAccount")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "where the node's cgroup file systems are mounted")
 	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "where the node's BPF file system is mounted")
-	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics and /status")
+	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics, /status, and what isthmusctl asks for")
+	f.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "count clients by Service in /metrics, for each Service that clients on this node asked for")
+	f.DurationVar(&c.CheckInterval, "check-interval", c.CheckInterval, "how long, on average, between two comparisons of the kernel's maps with what they should hold")
 	f.StringArrayVar(&c.DNSListen, "dns-listen", nil, fmt.Sprintf(
 		"address[:port] to answer DNS on, repeatable; link-local and %s addresses are assigned to interface %s (default %s, %s and --node-ip)",
 		netip.PrefixFrom(device.IPv6, 48).Masked(), device.Name, device.IPv4, device.IPv6))
@@ -119,6 +129,9 @@ func (c *Config) Validate() error {
 	if _, _, err := net.SplitHostPort(c.HTTPListen); err != nil {
 		faults = append(faults, fmt.Errorf("--http-listen=%s is not host:port, such as :%d", c.HTTPListen, status.AgentPort))
 	}
+	if c.CheckInterval <= 0 {
+		faults = append(faults, fmt.Errorf("--check-interval=%s is not more than 0", c.CheckInterval))
+	}
 	if _, err := c.dnsAddresses(); err != nil {
 		faults = append(faults, err)
 	}
@@ -141,6 +154,7 @@ func (c *Config) agent() agent.Config {
 	return agent.Config{
 		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
 		Packets: c.Packets, Devices: c.Devices, Order: datapath.Order(c.Order), FastRoad: c.FastRoad, Place: c.place(),
+		CheckInterval: c.CheckInterval,
 	}
 }
 

@@ -77,9 +77,19 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	current := func() status.Agent { return agentStatus(cfg, world.Status(), dataplane.Status(), names) }
 
+	may, err := newAccess(cluster, cfg.Namespace)
+	if err != nil {
+		return err
+	}
+	see := &sight{cfg: &cfg, access: may, dataplane: dataplane, names: names, current: current}
+	count := metrics{current: current, log: log}
+	if cfg.ServiceMetrics {
+		count.counters = dataplane.Counters
+	}
+
 	log.Info("isthmus-agent starts", "version", version.String(), "node", cfg.NodeName, "http", listener.Addr().String())
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return serveHTTP(ctx, listener, current) })
+	group.Go(func() error { return serveHTTP(ctx, listener, count, see) })
 	group.Go(func() error { return names.Run(ctx) })
 	group.Go(func() error { return where.Run(ctx) })
 	group.Go(func() error { return dataplane.Run(ctx) })
@@ -175,7 +185,7 @@ func agentStatus(cfg Config, world view.Status, dataplane agent.Status, names *n
 func dataplaneStatus(is agent.Status) status.Dataplane {
 	s := status.Dataplane{
 		Frontends: is.Frontends, Backends: is.Backends, Writes: is.Writes, Synced: is.LastSync,
-		Refusals: map[string]uint64{},
+		Differences: is.Differences, Checked: is.Checked, Refusals: map[string]uint64{},
 	}
 	for _, h := range is.Hooks {
 		s.Hooks = append(s.Hooks, status.Hook{Name: h.Name, Attached: h.Attached})

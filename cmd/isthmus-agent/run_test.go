@@ -267,7 +267,7 @@ addressType: IPv4
 ports: [{name: http, protocol: TCP, port: 8080}]
 endpoints: [{addresses: [10.1.0.1]}]
 `)
-	n := startNode(t, "--kubeconfig=", "--source=dir:"+world, "--cluster-id=a", "--clusterset-ip-range=243.0.0.0/8")
+	n := startNode(t, "--kubeconfig=", "--source=dir:"+world, "--cluster-id=a", "--clusterset-ip-range=243.0.0.0/8", "--check-interval=100ms")
 	n.await("http http://127.0.0.1:9470/readyz", "200 ok")
 	n.await(device.IPv4.String()+":53", "NOERROR")
 	var s status.Agent
@@ -280,6 +280,37 @@ endpoints: [{addresses: [10.1.0.1]}]
 	}
 	if ask(); s.Dataplane.Frontends != 1 || s.Dataplane.Backends != 1 {
 		t.Errorf("dataplane: %+v", s.Dataplane)
+	}
+	var x status.Explanation
+	reply := strings.TrimPrefix(n.ask("http http://127.0.0.1:9470/explain?namespace=demo&name=hello"), "200 ")
+	if err := json.Unmarshal([]byte(reply), &x); err != nil {
+		t.Fatalf("explanation %q: %v", reply, err)
+	}
+	for _, l := range x.Links {
+		if l.State == status.LinkBroken {
+			t.Errorf("broken: %+v", l)
+		}
+	}
+	if len(x.Links) < 6 || len(x.Frontends) != 1 || len(x.Endpoints) != 1 || x.Endpoints[0].State != "serves" {
+		t.Errorf("explanation: %+v", x)
+	}
+	if reply := n.ask("http http://127.0.0.1:9470/explain?name=hello"); !strings.HasPrefix(reply, "400 ") {
+		t.Errorf("an explanation of no namespace: %s", reply)
+	}
+	reply = strings.TrimPrefix(n.ask("http http://127.0.0.1:9470/show/services"), "200 ")
+	if rows, err := status.DecodeTable("services", []byte(reply)); err != nil || len(rows.Rows()) != 1 {
+		t.Errorf("services %s: %v", reply, err)
+	}
+	n.await("http http://127.0.0.1:9470/show/nonsense", "404 ")
+	checked := func(m string) bool {
+		return strings.Contains(m, "\nisthmus_agent_map_differences 0\n") && strings.Contains(m, "\nisthmus_agent_map_check_timestamp_seconds ")
+	}
+	tries := time.NewTicker(50 * time.Millisecond)
+	defer tries.Stop()
+	for deadline := time.Now().Add(20 * time.Second); !checked(n.ask("http http://127.0.0.1:9470/metrics")); <-tries.C {
+		if time.Now().After(deadline) {
+			t.Fatal("the maps are not checked")
+		}
 	}
 	write("broken.yaml", "kind: [")
 	n.await("http http://127.0.0.1:9470/status", "200 ")

@@ -5,57 +5,18 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// serviceRow is one VIP, port and protocol.
-type serviceRow struct {
-	Service  string         `json:"service"`
-	VIP      netip.AddrPort `json:"vip"`
-	Protocol string         `json:"protocol"`
-	// Backends is how many different ones take new clients; with none, clients are refused.
-	Backends int      `json:"backends"`
-	Clusters []string `json:"clusters"` // of these backends
-	Balancer string   `json:"balancer"` // "random" or "maglev"
-	// AffinitySeconds is how long a client keeps its backend; 0 without session affinity.
-	AffinitySeconds uint32 `json:"affinitySeconds"`
-	// Chosen is how often a backend was picked, by all VIPs of the Service together.
-	Chosen uint64 `json:"chosen"`
-}
-
-type serviceRows []serviceRow
-
-func (serviceRows) header() []string {
-	return []string{"SERVICE", "VIP", "PROTOCOL", "BACKENDS", "CLUSTERS", "BALANCER", "AFFINITY", "CHOSEN"}
-}
-
-func (s serviceRows) rows() [][]string {
-	var out [][]string
-	for _, r := range s {
-		affinity := ""
-		if r.AffinitySeconds > 0 {
-			affinity = (time.Duration(r.AffinitySeconds) * time.Second).String()
-		}
-		out = append(out, []string{
-			r.Service, r.VIP.String(), r.Protocol, strconv.Itoa(r.Backends), strings.Join(r.Clusters, ","), r.Balancer, affinity,
-			strconv.FormatUint(r.Chosen, 10),
-		})
-	}
-	return out
-}
-
-func (serviceRows) nothing() string { return "no Service has a VIP on this node" }
-
-func showServices(ctx context.Context, r *datapath.Reader) (table, error) {
+func showServices(ctx context.Context, r *datapath.Reader) (tables.Table, error) {
 	state, err := r.Load(ctx)
 	if err != nil {
 		return nil, err
@@ -68,7 +29,7 @@ func showServices(ctx context.Context, r *datapath.Reader) (table, error) {
 }
 
 // services makes the rows of a state, by Service, then by address.
-func services(s lb.State, chosen map[lb.ServiceID]uint64) serviceRows {
+func services(s lb.State, chosen map[lb.ServiceID]uint64) tables.Services {
 	used := map[lb.FrontendID]map[lb.BackendID]bool{}
 	for slot, be := range s.Slots {
 		if used[slot.Frontend] == nil {
@@ -76,9 +37,9 @@ func services(s lb.State, chosen map[lb.ServiceID]uint64) serviceRows {
 		}
 		used[slot.Frontend][be] = true
 	}
-	rows := serviceRows{}
+	rows := tables.Services{}
 	for a, fe := range s.Frontends {
-		row := serviceRow{
+		row := tables.Service{
 			Service: serviceText(s, fe.Service), VIP: a.AddrPort, Protocol: a.Protocol.String(), Clusters: []string{}, Balancer: "random",
 			AffinitySeconds: fe.Affinity, Chosen: chosen[fe.Service],
 		}
@@ -96,7 +57,7 @@ func services(s lb.State, chosen map[lb.ServiceID]uint64) serviceRows {
 		slices.Sort(row.Clusters)
 		rows = append(rows, row)
 	}
-	slices.SortFunc(rows, func(a, b serviceRow) int {
+	slices.SortFunc(rows, func(a, b tables.Service) int {
 		return cmp.Or(strings.Compare(a.Service, b.Service), a.VIP.Compare(b.VIP), strings.Compare(a.Protocol, b.Protocol))
 	})
 	return rows
@@ -110,41 +71,7 @@ func serviceText(s lb.State, id lb.ServiceID) string {
 	return ""
 }
 
-// backendRow is one backend.
-type backendRow struct {
-	Backend  netip.AddrPort `json:"backend"`
-	Protocol string         `json:"protocol"`
-	Cluster  string         `json:"cluster"`
-	// Draining ones keep the clients they have and get no new ones.
-	Draining bool `json:"draining"`
-	// Services are those that send new clients there.
-	Services []string `json:"services"`
-}
-
-type backendRows []backendRow
-
-func (backendRows) header() []string {
-	return []string{"BACKEND", "PROTOCOL", "CLUSTER", "STATE", "SERVICES"}
-}
-
-func (b backendRows) rows() [][]string {
-	var out [][]string
-	for _, r := range b {
-		state := "ready"
-		switch {
-		case r.Draining:
-			state = "draining"
-		case len(r.Services) == 0:
-			state = "unused"
-		}
-		out = append(out, []string{r.Backend.String(), r.Protocol, r.Cluster, state, strings.Join(r.Services, ",")})
-	}
-	return out
-}
-
-func (backendRows) nothing() string { return "no backends on this node" }
-
-func showBackends(ctx context.Context, r *datapath.Reader) (table, error) {
+func showBackends(ctx context.Context, r *datapath.Reader) (tables.Table, error) {
 	state, err := r.Load(ctx)
 	if err != nil {
 		return nil, err
@@ -153,7 +80,7 @@ func showBackends(ctx context.Context, r *datapath.Reader) (table, error) {
 }
 
 // backends makes the rows of a state, by address.
-func backends(s lb.State) backendRows {
+func backends(s lb.State) tables.Backends {
 	names := map[lb.FrontendID]string{}
 	for _, fe := range s.Frontends {
 		names[fe.ID] = serviceText(s, fe.Service)
@@ -167,9 +94,9 @@ func backends(s lb.State) backendRows {
 			users[be][n] = true
 		}
 	}
-	rows := backendRows{}
+	rows := tables.Backends{}
 	for id, be := range s.Backends {
-		row := backendRow{
+		row := tables.Backend{
 			Backend: be.AddrPort, Protocol: be.Protocol.String(), Cluster: string(s.Clusters[be.Cluster]), Draining: be.Draining,
 			Services: slices.Sorted(maps.Keys(users[id])),
 		}
@@ -178,52 +105,13 @@ func backends(s lb.State) backendRows {
 		}
 		rows = append(rows, row)
 	}
-	slices.SortFunc(rows, func(a, b backendRow) int {
+	slices.SortFunc(rows, func(a, b tables.Backend) int {
 		return cmp.Or(a.Backend.Compare(b.Backend), strings.Compare(a.Protocol, b.Protocol), strings.Compare(a.Cluster, b.Cluster))
 	})
 	return rows
 }
 
-// connectionRow is one connection of the packet path.
-type connectionRow struct {
-	Protocol string         `json:"protocol"`
-	Client   netip.AddrPort `json:"client"`
-	VIP      netip.AddrPort `json:"vip"`
-	Backend  netip.AddrPort `json:"backend"`
-	Cluster  string         `json:"cluster"`
-	Service  string         `json:"service"`
-	State    string         `json:"state"`
-	// Fast ones pass the node's routing and netfilter.
-	Fast          bool `json:"fast"`
-	SilentSeconds int  `json:"silentSeconds"`
-}
-
-type connectionRows []connectionRow
-
-func (connectionRows) header() []string {
-	return []string{"PROTOCOL", "CLIENT", "VIP", "BACKEND", "CLUSTER", "SERVICE", "STATE", "ROAD", "SILENT"}
-}
-
-func (c connectionRows) rows() [][]string {
-	var out [][]string
-	for _, r := range c {
-		road := "slow"
-		if r.Fast {
-			road = "fast"
-		}
-		out = append(out, []string{
-			r.Protocol, r.Client.String(), r.VIP.String(), r.Backend.String(), r.Cluster, r.Service, r.State, road,
-			(time.Duration(r.SilentSeconds) * time.Second).String(),
-		})
-	}
-	return out
-}
-
-func (connectionRows) nothing() string {
-	return "the packet path translates no connection; sockets of pods are translated when they connect, and not followed"
-}
-
-func showConnections(r *datapath.Reader, limit int) (table, error) {
+func showConnections(r *datapath.Reader, limit int) (tables.Table, error) {
 	if limit < 1 {
 		return nil, fmt.Errorf("--limit=%d is less than 1", limit)
 	}
@@ -235,15 +123,15 @@ func showConnections(r *datapath.Reader, limit int) (table, error) {
 }
 
 // connections makes the rows of what was found, the latest packet first.
-func connections(found []datapath.Connection) connectionRows {
-	rows := connectionRows{}
+func connections(found []datapath.Connection) tables.Connections {
+	rows := tables.Connections{}
 	for _, c := range found {
-		rows = append(rows, connectionRow{
+		rows = append(rows, tables.Connection{
 			Protocol: c.Protocol.String(), Client: c.Client, VIP: c.VIP, Backend: c.Backend, Cluster: string(c.Cluster), Service: nameText(c.Service),
 			State: c.State, Fast: c.Fast, SilentSeconds: int(c.Silent / time.Second),
 		})
 	}
-	slices.SortFunc(rows, func(a, b connectionRow) int {
+	slices.SortFunc(rows, func(a, b tables.Connection) int {
 		return cmp.Or(cmp.Compare(a.SilentSeconds, b.SilentSeconds), a.Client.Compare(b.Client), a.VIP.Compare(b.VIP))
 	})
 	return rows
@@ -256,41 +144,7 @@ func nameText(n clusterset.ServiceName) string {
 	return n.String()
 }
 
-// hookRow is one program at one place.
-type hookRow struct {
-	Hook    string `json:"hook"`
-	Kind    string `json:"kind"`  // "cgroup", "tcx" or "clsact"
-	Where   string `json:"where"` // the cgroup or the device; "" when it is gone
-	Program uint32 `json:"program"`
-	Runs    uint64 `json:"runs"`
-	// NanosecondsPerRun is 0 when the kernel has counted no runs.
-	NanosecondsPerRun uint64 `json:"nanosecondsPerRun"`
-}
-
-type hookRows []hookRow
-
-func (hookRows) header() []string {
-	return []string{"HOOK", "KIND", "WHERE", "PROGRAM", "RUNS", "NS/RUN"}
-}
-
-func (h hookRows) rows() [][]string {
-	var out [][]string
-	for _, r := range h {
-		where, runs, time := r.Where, "", ""
-		if where == "" {
-			where = "(detached)"
-		}
-		if r.Runs > 0 {
-			runs, time = strconv.FormatUint(r.Runs, 10), strconv.FormatUint(r.NanosecondsPerRun, 10)
-		}
-		out = append(out, []string{r.Hook, r.Kind, where, strconv.FormatUint(uint64(r.Program), 10), runs, time})
-	}
-	return out
-}
-
-func (hookRows) nothing() string { return "no program of Isthmus is attached on this node" }
-
-func showHooks(r *datapath.Reader, cgroupRoot string) (table, error) {
+func showHooks(r *datapath.Reader, cgroupRoot string) (tables.Table, error) {
 	found, err := r.Attachments(cgroupRoot)
 	if err != nil {
 		return nil, err
@@ -298,10 +152,10 @@ func showHooks(r *datapath.Reader, cgroupRoot string) (table, error) {
 	return hooks(found), nil
 }
 
-func hooks(found []datapath.Attachment) hookRows {
-	rows := hookRows{}
+func hooks(found []datapath.Attachment) tables.Hooks {
+	rows := tables.Hooks{}
 	for _, a := range found {
-		row := hookRow{Hook: a.Hook, Kind: a.Kind, Where: a.Where, Program: a.Program, Runs: a.Runs}
+		row := tables.Hook{Hook: a.Hook, Kind: a.Kind, Where: a.Where, Program: a.Program, Runs: a.Runs}
 		if a.Runs > 0 {
 			row.NanosecondsPerRun = uint64(a.Time.Nanoseconds()) / a.Runs
 		}
@@ -310,29 +164,7 @@ func hooks(found []datapath.Attachment) hookRows {
 	return rows
 }
 
-// dropRow is how many clients of a Service were refused for one reason.
-type dropRow struct {
-	Service string `json:"service"` // "" when there is none to blame
-	Reason  string `json:"reason"`  // as in metrics
-	Count   uint64 `json:"count"`
-	Meaning string `json:"meaning"`
-}
-
-type dropRows []dropRow
-
-func (dropRows) header() []string { return []string{"SERVICE", "REASON", "COUNT", "MEANING"} }
-
-func (d dropRows) rows() [][]string {
-	var out [][]string
-	for _, r := range d {
-		out = append(out, []string{r.Service, r.Reason, strconv.FormatUint(r.Count, 10), r.Meaning})
-	}
-	return out
-}
-
-func (dropRows) nothing() string { return "nobody was refused on this node" }
-
-func showDrops(ctx context.Context, r *datapath.Reader) (table, error) {
+func showDrops(ctx context.Context, r *datapath.Reader) (tables.Table, error) {
 	state, err := r.Load(ctx)
 	if err != nil {
 		return nil, err
@@ -345,16 +177,16 @@ func showDrops(ctx context.Context, r *datapath.Reader) (table, error) {
 }
 
 // drops makes the rows of counts, the largest first. Services that are gone are told by their numbers.
-func drops(s lb.State, counts map[datapath.Refusal]uint64) dropRows {
-	rows := dropRows{}
+func drops(s lb.State, counts map[datapath.Refusal]uint64) tables.Drops {
+	rows := tables.Drops{}
 	for refusal, n := range counts {
-		row := dropRow{Service: serviceText(s, refusal.Service), Reason: refusal.Reason.String(), Count: n, Meaning: meanings[refusal.Reason]}
+		row := tables.Drop{Service: serviceText(s, refusal.Service), Reason: refusal.Reason.String(), Count: n, Meaning: meanings[refusal.Reason]}
 		if row.Service == "" && refusal.Service != 0 {
 			row.Service = fmt.Sprintf("(gone, number %d)", refusal.Service)
 		}
 		rows = append(rows, row)
 	}
-	slices.SortFunc(rows, func(a, b dropRow) int {
+	slices.SortFunc(rows, func(a, b tables.Drop) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Service, b.Service), strings.Compare(a.Reason, b.Reason))
 	})
 	return rows

@@ -15,6 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -41,10 +42,10 @@ func shown() lb.State {
 }
 
 // text returns a table as a person sees it, with runs of spaces made one.
-func text(t *testing.T, tab table) string {
+func text(t *testing.T, tab tables.Table) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := writeTable(&out, tab, "text"); err != nil {
+	if err := tables.Write(&out, tab, "text"); err != nil {
 		t.Fatal(err)
 	}
 	var lines []string
@@ -57,7 +58,7 @@ func text(t *testing.T, tab table) string {
 func TestTables(t *testing.T) {
 	ap := netip.MustParseAddrPort
 	for name, c := range map[string]struct {
-		table table
+		table tables.Table
 		want  string
 	}{
 		"services": {services(shown(), map[lb.ServiceID]uint64{1: 42}), `
@@ -107,12 +108,12 @@ demo/dns no_backend 3 no backend is ready
 				t.Errorf("table (-want +got):\n%s", diff)
 			}
 			var out bytes.Buffer
-			if err := writeTable(&out, c.table, "json"); err != nil {
+			if err := tables.Write(&out, c.table, "json"); err != nil {
 				t.Fatal(err)
 			}
 			var rows []map[string]any
-			if err := json.Unmarshal(out.Bytes(), &rows); err != nil || rows == nil || len(rows) != len(c.table.rows()) {
-				t.Errorf("%d rows as JSON, %v, want %d and never null: %s", len(rows), err, len(c.table.rows()), &out)
+			if err := json.Unmarshal(out.Bytes(), &rows); err != nil || rows == nil || len(rows) != len(c.table.Rows()) {
+				t.Errorf("%d rows as JSON, %v, want %d and never null: %s", len(rows), err, len(c.table.Rows()), &out)
 			}
 		})
 	}

@@ -60,6 +60,10 @@ type Dataplane struct {
 	Problems  []string  `json:"problems,omitempty"` // Services that cannot be programmed as asked, and why
 	// Drained are the members whose packets die, as this node sees them.
 	Drained []string `json:"drained,omitempty"`
+	// Differences is how many entries of the kernel's maps the last check, at Checked, found to be other than the agent
+	// wrote them. They were put right.
+	Differences int       `json:"differences"`
+	Checked     time.Time `json:"checked,omitzero"`
 	// Refusals counts the clients refused since the maps were made, by reason.
 	Refusals map[string]uint64 `json:"refusals,omitempty"`
 }

@@ -168,6 +168,9 @@ func TestChartRights(t *testing.T) {
 				t.Errorf("controller pod: %+v", controller)
 			}
 			for _, r := range objects["ClusterRole isthmus-agent"].Rules {
+				if slices.Equal(r.Resources, []string{"tokenreviews"}) {
+					continue // to create one is to ask
+				}
 				for _, verb := range r.Verbs {
 					if !slices.Contains([]string{"get", "list", "watch"}, verb) {
 						t.Errorf("agent may %s %v", verb, r.Resources)
