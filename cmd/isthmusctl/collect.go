@@ -252,8 +252,37 @@ func (c *collector) podsOf(ctx context.Context, selector *metav1.LabelSelector) 
 
 // ask gets the status of a pod through the API server. The error says in which state the pod is.
 func ask[T status.Agent | status.Controller](ctx context.Context, c *collector, pod corev1.Pod, port int32) (*T, error) {
+	return fetch[T](ctx, c, pod, port, func(r *rest.Request) *rest.Request { return r.Suffix(status.Path) })
+}
+
+// fetch gets something from a pod through the API server, as request says.
+func fetch[T any](ctx context.Context, c *collector, pod corev1.Pod, port int32, request func(*rest.Request) *rest.Request) (*T, error) {
+	const patience = 5 * time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nothing came within %s", patience))
+	defer cancel()
+	get, port, err := proxy(c.pods, pod, port)
+	if err != nil {
+		return nil, err
+	}
+	body, err := request(get).DoRaw(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx) // it is the pod that was silent, not the API server
+	}
+	if err != nil {
+		return nil, unanswered(pod, port, body, err)
+	}
+	s := new(T)
+	if err := json.Unmarshal(body, s); err != nil {
+		return nil, fmt.Errorf("pod %s answers on port %d with something else than was asked for: %w", pod.Name, port, err)
+	}
+	return s, nil
+}
+
+// proxy begins a request to a pod that runs, through the API server, at the port that the pod names or else the given
+// one.
+func proxy(pods rest.Interface, pod corev1.Pod, port int32) (*rest.Request, int32, error) {
 	if pod.Status.Phase != corev1.PodRunning {
-		return nil, fmt.Errorf("pod %s is %s%s", pod.Name, pod.Status.Phase, reasonOf(pod))
+		return nil, 0, fmt.Errorf("pod %s is %s%s", pod.Name, pod.Status.Phase, reasonOf(pod))
 	}
 	for _, container := range pod.Spec.Containers {
 		for _, p := range container.Ports {
@@ -262,22 +291,19 @@ func ask[T status.Agent | status.Controller](ctx context.Context, c *collector, 
 			}
 		}
 	}
-	const patience = 5 * time.Second
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nothing came within %s", patience))
-	defer cancel()
-	body, err := c.pods.Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
-		Name(fmt.Sprintf("%s:%d", pod.Name, port)).Suffix(status.Path).DoRaw(ctx)
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx) // it is the pod that was silent, not the API server
+	return pods.Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").Name(fmt.Sprintf("%s:%d", pod.Name, port)), port, nil
+}
+
+// unanswered is the error of a request to a pod, with what the pod said if it did.
+func unanswered(pod corev1.Pod, port int32, body []byte, err error) error {
+	said := strings.TrimSpace(string(body))
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("pod %s is of a version that does not know this; upgrade it", pod.Name)
+	case apierrors.IsForbidden(err) && strings.Contains(said, status.TokenHeader):
+		return fmt.Errorf("pod %s does not believe that this may be seen: %s", pod.Name, said)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("pod %s does not answer on port %d%s: %w", pod.Name, port, reasonOf(pod), err)
-	}
-	s := new(T)
-	if err := json.Unmarshal(body, s); err != nil {
-		return nil, fmt.Errorf("pod %s answers on port %d with something else than a status: %w", pod.Name, port, err)
-	}
-	return s, nil
+	return fmt.Errorf("pod %s does not answer on port %d%s: %w", pod.Name, port, reasonOf(pod), err)
 }
 
 // reasonOf returns what Kubernetes says of a container that does not run, as ": reason: message".

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -63,7 +64,7 @@ is shown for an hour.`,
   isthmusctl member list --kubeconfig broker.kubeconfig -o json`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkFormat(format); err != nil {
+			if err := tables.CheckFormat(format); err != nil {
 				return err
 			}
 			c, err := t.connect()
@@ -93,13 +94,6 @@ is shown for an hour.`,
 	bindBrokerNamespace(cmd, &namespace)
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
 	return cmd
-}
-
-func checkFormat(format string) error {
-	if format != "text" && format != "json" {
-		return fmt.Errorf("--output %s is unknown; use text or json", format)
-	}
-	return nil
 }
 
 func writeJSON(w io.Writer, v any) error {

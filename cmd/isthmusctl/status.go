@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
@@ -33,7 +34,7 @@ shown and does not make Isthmus unready.`,
   isthmusctl status -o json`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkFormat(format); err != nil {
+			if err := tables.CheckFormat(format); err != nil {
 				return err
 			}
 			t.timeout = min(defaultTimeout, timeout)

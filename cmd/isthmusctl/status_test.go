@@ -32,10 +32,10 @@ import (
 
 const ns = "isthmus-system"
 
-// cluster is a world for a collector: objects, and what pods answer on /status.
+// cluster is a world for a collector: objects, and what pods answer on /status, and elsewhere to whoever has a token.
 type cluster struct {
 	objects []client.Object
-	answers map[string]any // by pod:port
+	answers map[string]any // by pod:port, or pod:port/path
 }
 
 func (c cluster) collector(t *testing.T) *collector {
@@ -48,8 +48,17 @@ func (c cluster) collector(t *testing.T) *collector {
 		NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
 		GroupVersion:         corev1.SchemeGroupVersion,
 		Client: restfake.CreateHTTPClient(func(r *http.Request) (*http.Response, error) {
-			name := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/namespaces/"+ns+"/pods/"), "/proxy/status")
+			name, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/namespaces/"+ns+"/pods/"), "/proxy")
+			if path != status.Path {
+				name += path
+				if r.Header.Get(status.TokenHeader) == "" {
+					return &http.Response{StatusCode: http.StatusForbidden, Body: io.NopCloser(strings.NewReader(status.TokenHeader)), Header: http.Header{}}, nil
+				}
+			}
 			answer, ok := c.answers[name]
+			if stream, is := answer.(io.Reader); is {
+				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(stream), Header: http.Header{}}, nil
+			}
 			if !ok {
 				return &http.Response{StatusCode: http.StatusServiceUnavailable, Body: io.NopCloser(strings.NewReader("connection refused")), Header: http.Header{}}, nil
 			}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// road is what a cluster's API server holds of one Service of the ClusterSet.
+type road struct {
+	key       client.ObjectKey
+	cluster   string // the id of this one, "" when it is no member
+	served    bool   // the cluster has the kinds of the MCS API
+	namespace bool   // it is there
+	exported  *mcsv1beta1.ServiceExport
+	imported  *mcsv1beta1.ServiceImport
+	slices    []discoveryv1.EndpointSlice // of the import
+}
+
+// road reads what there is of a Service.
+func (c *collector) road(ctx context.Context, key client.ObjectKey) (*road, error) {
+	r := &road{key: key, served: true}
+	members := &v1alpha1.MemberList{}
+	err := c.client.List(ctx, members, client.InNamespace(c.namespace))
+	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("list members in namespace %s: %w", c.namespace, err)
+	}
+	if len(members.Items) == 1 {
+		r.cluster = members.Items[0].Spec.ClusterID
+	}
+	if r.namespace, err = c.find(ctx, client.ObjectKey{Name: key.Namespace}, &corev1.Namespace{}); err != nil {
+		return nil, err
+	}
+	exported, imported := &mcsv1beta1.ServiceExport{}, &mcsv1beta1.ServiceImport{}
+	found, err := c.find(ctx, key, exported)
+	if found {
+		r.exported = exported
+	}
+	if err == nil {
+		if found, err = c.find(ctx, key, imported); found {
+			r.imported = imported
+		}
+	}
+	if meta.IsNoMatchError(err) {
+		r.served = false
+		return r, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	slices := &discoveryv1.EndpointSliceList{}
+	err = c.client.List(ctx, slices, client.InNamespace(key.Namespace), client.MatchingLabels{mcsv1beta1.LabelServiceName: key.Name})
+	if err != nil {
+		return nil, fmt.Errorf("list EndpointSlices in namespace %s: %w", key.Namespace, err)
+	}
+	r.slices = slices.Items
+	return r, nil
+}
+
+// find reads an object and returns false when there is none.
+func (c *collector) find(ctx context.Context, key client.ObjectKey, o client.Object) (bool, error) {
+	err := c.client.Get(ctx, key, o)
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case meta.IsNoMatchError(err):
+		return false, err
+	case err != nil:
+		return false, fmt.Errorf("read %s: %w", key, err)
+	}
+	return true, nil
+}
+
+// links are those of the cluster, up to the first one without which there can be no others.
+func (r *road) links() []status.Link {
+	ok := func(link, format string, args ...any) status.Link {
+		return status.Link{Link: link, State: status.LinkOK, Text: fmt.Sprintf(format, args...)}
+	}
+	if !r.served {
+		return []status.Link{{Link: "cluster", State: status.LinkBroken, Text: "it serves no kinds of the MCS API", Fix: "let it join: isthmusctl join"}}
+	}
+	if !r.namespace {
+		return []status.Link{{
+			Link: "namespace", State: status.LinkBroken, Text: fmt.Sprintf("this cluster has no namespace %s, so nothing is imported into it", r.key.Namespace),
+			Fix: "create it: kubectl create namespace " + r.key.Namespace,
+		}}
+	}
+	links := []status.Link{ok("namespace", "%s is there", r.key.Namespace), r.exportLink(), r.importLink()}
+	if r.imported == nil {
+		return links
+	}
+	if len(r.imported.Spec.IPs) > 0 {
+		links = append(links, ok("ClusterSetIP", "%s", strings.Join(r.imported.Spec.IPs, " ")))
+	}
+	return append(links, r.endpointLink())
+}
+
+// exportLink says how the export from this cluster fares, if there is one.
+func (r *road) exportLink() status.Link {
+	l := status.Link{Link: "export", State: status.LinkOK}
+	if r.exported == nil {
+		l.State, l.Text = status.LinkNote, "not exported from this cluster"
+		return l
+	}
+	l.Text = "exported from this cluster"
+	for _, t := range []mcsv1beta1.ServiceExportConditionType{mcsv1beta1.ServiceExportConditionValid, mcsv1beta1.ServiceExportConditionReady} {
+		cond := meta.FindStatusCondition(r.exported.Status.Conditions, string(t))
+		switch {
+		case cond == nil && r.cluster == "": // another implementation's, which may have other conditions
+		case cond == nil:
+			l.State, l.Text = status.LinkBroken, fmt.Sprintf("nobody has looked at the ServiceExport yet: it has no condition %s", t)
+			l.Fix = "see that the controller runs: isthmusctl status"
+			return l
+		case cond.Status != metav1.ConditionTrue:
+			l.State, l.Text = status.LinkBroken, fmt.Sprintf("%s=%s, %s: %s", cond.Type, cond.Status, cond.Reason, cond.Message)
+			l.Fix = fmt.Sprintf("mend what the condition names, or take the export back: isthmusctl unexport service %s -n %s", r.key.Name, r.key.Namespace)
+			return l
+		case t == mcsv1beta1.ServiceExportConditionReady && cond.Message != "":
+			l.Text = cond.Message
+		}
+	}
+	if cond := meta.FindStatusCondition(r.exported.Status.Conditions, string(mcsv1beta1.ServiceExportConditionConflict)); cond != nil && cond.Status == metav1.ConditionTrue {
+		l.State, l.Text = status.LinkNote, fmt.Sprintf("%s, in conflict with others: %s", l.Text, strings.ReplaceAll(cond.Message, "\n", " "))
+	}
+	return l
+}
+
+// importLink says whether the Service came here, and from where.
+func (r *road) importLink() status.Link {
+	l := status.Link{Link: "import", State: status.LinkOK}
+	if r.imported == nil {
+		l.State = status.LinkBroken
+		if r.exported == nil {
+			l.Text = "there is no ServiceImport: no cluster exports the Service"
+			l.Fix = fmt.Sprintf("export it from a cluster that has it: isthmusctl export service %s -n %s", r.key.Name, r.key.Namespace)
+		} else {
+			l.Text = "there is no ServiceImport, though this cluster exports the Service"
+			l.Fix = "see that the controller runs and reaches the broker: isthmusctl status"
+		}
+		return l
+	}
+	var clusters []string
+	for _, c := range r.imported.Status.Clusters {
+		clusters = append(clusters, c.Cluster)
+	}
+	slices.Sort(clusters)
+	l.Text = fmt.Sprintf("%s, exported by %s", r.imported.Spec.Type, list(clusters))
+	cond := meta.FindStatusCondition(r.imported.Status.Conditions, string(mcsv1beta1.ServiceImportConditionReady))
+	if cond != nil && cond.Status != metav1.ConditionTrue {
+		l.State, l.Text = status.LinkBroken, fmt.Sprintf("%s=%s, %s: %s", cond.Type, cond.Status, cond.Reason, cond.Message)
+		l.Fix = "see the conditions of the ServiceExports in the clusters that export it"
+	}
+	return l
+}
+
+// endpointLink says who stands behind the import, by cluster.
+func (r *road) endpointLink() status.Link {
+	type counts struct{ ready, all int }
+	by := map[string]*counts{}
+	for _, c := range r.imported.Status.Clusters {
+		by[c.Cluster] = &counts{}
+	}
+	ready := 0
+	for _, s := range r.slices {
+		from := s.Labels[mcsv1beta1.LabelSourceCluster]
+		if by[from] == nil {
+			by[from] = &counts{}
+		}
+		for _, e := range s.Endpoints {
+			by[from].all++
+			if isReady(e) {
+				by[from].ready++
+				ready++
+			}
+		}
+	}
+	var parts []string
+	for _, id := range slices.Sorted(maps.Keys(by)) {
+		parts = append(parts, fmt.Sprintf("%d of %d ready in %s", by[id].ready, by[id].all, id))
+	}
+	l := status.Link{Link: "endpoints", State: status.LinkOK, Text: strings.Join(parts, ", ")}
+	if ready == 0 {
+		l.State = status.LinkBroken
+		l.Text = "none is ready"
+		if len(parts) > 0 {
+			l.Text += ": " + strings.Join(parts, ", ")
+		}
+		l.Fix = fmt.Sprintf("make the pods behind it ready in these clusters: kubectl get pods -n %s", r.key.Namespace)
+	}
+	return l
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+)
+
+// agentPods lists the agents of some nodes, or of all when none is named, by node.
+func (c *collector) agentPods(ctx context.Context, nodes []string) ([]corev1.Pod, error) {
+	key := client.ObjectKey{Namespace: c.namespace, Name: status.AgentDaemonSet}
+	d := &appsv1.DaemonSet{}
+	err := c.client.Get(ctx, key, d)
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("DaemonSet %s does not exist; install Isthmus, see helm install, or name its namespace by --namespace", key)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read DaemonSet %s: %w", key, err)
+	}
+	pods, err := c.podsOf(ctx, d.Spec.Selector)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(pods, func(a, b corev1.Pod) int { return strings.Compare(a.Spec.NodeName, b.Spec.NodeName) })
+	for _, n := range nodes {
+		if !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == n }) {
+			var known []string
+			for _, p := range pods {
+				known = append(known, p.Spec.NodeName)
+			}
+			return nil, fmt.Errorf("no agent runs on a node %q; agents run on %s", n, list(known))
+		}
+	}
+	if len(nodes) > 0 {
+		pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !slices.Contains(nodes, p.Spec.NodeName) })
+	}
+	if len(pods) == 0 {
+		return nil, fmt.Errorf("DaemonSet %s has no pods; see isthmusctl status", key)
+	}
+	return pods, nil
+}
+
+// observerToken makes the token by which agents believe that the caller may see what clients do.
+func (c *collector) observerToken(ctx context.Context) (string, error) {
+	const seconds = 600 // the least there is
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: status.ObserverAccount}}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		Audiences: []string{status.TokenAudience}, ExpirationSeconds: new(int64),
+	}}
+	*request.Spec.ExpirationSeconds = seconds
+	err := c.client.SubResource("token").Create(ctx, account, request)
+	if apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("ServiceAccount %s/%s does not exist; upgrade Isthmus, see helm upgrade, or name its namespace by --namespace", c.namespace, status.ObserverAccount)
+	}
+	if err != nil {
+		return "", fmt.Errorf("make a token of ServiceAccount %s/%s: %w", c.namespace, status.ObserverAccount, err)
+	}
+	return request.Status.Token, nil
+}
+
+// seeing is a request to an agent with a token that lets it be seen.
+func seeing(token, path string, params map[string]string) func(*rest.Request) *rest.Request {
+	return func(r *rest.Request) *rest.Request {
+		r = r.Suffix(path).SetHeader(status.TokenHeader, token)
+		for k, v := range params {
+			if v != "" {
+				r = r.Param(k, v)
+			}
+		}
+		return r
+	}
+}
