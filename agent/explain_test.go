@@ -111,7 +111,7 @@ func TestExplain(t *testing.T) {
 				c.change(snap)
 			}
 			mustSync(t, a, snap)
-			if err := a.drain(t.Context(), c.drain, nil); err != nil {
+			if err := a.drain(t.Context(), c.drain); err != nil {
 				t.Fatal(err)
 			}
 			if c.meddle != nil {

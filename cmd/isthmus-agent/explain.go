@@ -230,6 +230,9 @@ func backendsLink(x agent.Explanation) status.Link {
 	case len(x.Endpoints) == 0:
 		return broken("backends", fmt.Sprintf("give the Service pods where it is exported: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", namespace, name),
 			"no cluster offers an endpoint; clients are refused")
+	case len(by[agent.EndpointNotReady]) == 0 && len(by[agent.EndpointDrained]) > 0:
+		return broken("backends", "see why packets to these clusters die: isthmusctl show clusters, and the network between",
+			"nobody gets clients, they are refused; %s", rest)
 	default:
 		return broken("backends", fmt.Sprintf("make the pods behind it ready: kubectl get pods -n %s in these clusters", namespace),
 			"nobody gets clients, they are refused; %s", rest)

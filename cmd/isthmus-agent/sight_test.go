@@ -189,6 +189,9 @@ note clients: 42 given a backend, 4 refused (backend_gone 1, no_backend 3)`},
 		"nobody ready":   {func(w *world) { state(w, agent.EndpointNotReady) }, "broken backends: nobody gets clients, they are refused; not ready: 1 of a, 1 of b"},
 		"no endpoint":    {func(w *world) { w.x.Endpoints = nil }, "broken backends: no cluster offers an endpoint; clients are refused"},
 		"one is drained": {func(w *world) { w.x.Endpoints[1].State = agent.EndpointDrained }, "ok backends: 1 of a; drained: 1 of b"},
+		"all are drained": {
+			func(w *world) { state(w, agent.EndpointDrained) }, "broken backends: nobody gets clients, they are refused; drained: 1 of a, 1 of b",
+		},
 		"none on this node, by policy": {
 			func(w *world) { state(w, agent.EndpointStandsBy); w.x.Import.InternalTrafficPolicy = "Local" },
 			"note backends: none: internalTrafficPolicy is Local, and none runs on this node; clients are refused",
