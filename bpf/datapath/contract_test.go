@@ -352,3 +352,31 @@ func FuzzEncode(f *testing.F) {
 		}
 	})
 }
+
+// Clients forget the backend that left their frontend, in it alone, and nobody else forgets anything.
+func TestApplyForgets(t *testing.T) {
+	d := mustOpen(t, testConfig(t))
+	m := d.maps[bpf.MapAffinities]
+	for frontend := range uint32(3) {
+		for backend := range uint32(3) {
+			k := bpf.AffinityKey{FrontendId: frontend + 1}
+			k.Client[15] = byte(backend)
+			if err := m.Put(k, bpf.Affinity{FrontendId: frontend + 1, BackendId: backend + 1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := d.Apply(t.Context(), lb.Plan{Partings: []lb.Parting{{Frontend: 1, Backend: 2}, {Frontend: 3, Backend: 3}}}); err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	if err := dump(t.Context(), d.Reader, bpf.MapAffinities, func(k bpf.AffinityKey, v bpf.Affinity) {
+		left = append(left, fmt.Sprint(k.FrontendId, "-", v.BackendId))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(left)
+	if want := []string{"1-1", "1-3", "2-1", "2-2", "2-3", "3-1", "3-2"}; !slices.Equal(want, left) {
+		t.Errorf("left: %v, want %v", left, want)
+	}
+}

@@ -369,7 +369,28 @@ func (d *Datapath) write(ctx context.Context, p lb.Plan) error {
 			return err
 		}
 	}
-	return nil
+	return d.forget(ctx, p.Partings)
+}
+
+// forget lets clients with session affinity forget backends that do not serve them any more, though they are there.
+func (d *Datapath) forget(ctx context.Context, partings []lb.Parting) error {
+	if len(partings) == 0 {
+		return nil
+	}
+	parted := make(map[lb.Parting]bool, len(partings))
+	for _, p := range partings {
+		parted[p] = true
+	}
+	var clients []bpf.AffinityKey
+	err := dump(ctx, d.Reader, bpf.MapAffinities, func(k bpf.AffinityKey, v bpf.Affinity) {
+		if parted[lb.Parting{Frontend: lb.FrontendID(k.FrontendId), Backend: lb.BackendID(v.BackendId)}] {
+			clients = append(clients, k)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return remove(ctx, d, bpf.MapAffinities, clients, func(k bpf.AffinityKey) bpf.AffinityKey { return k })
 }
 
 // Writes returns how many map entries Apply has written or deleted since Open.

@@ -113,12 +113,36 @@ func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.
 		}
 	}
 	p.deleteSlots(fe, len(table))
+	if policy.affinity > 0 {
+		p.part(fe, table)
+	}
 	fe.table = table
 	value := Frontend{ID: fe.value.ID, Count: uint32(len(table)), Service: fe.owner.id, Affinity: policy.affinity, Maglev: isMaglev}
 	if !fe.held || fe.value != value {
 		p.plan.PutFrontends = append(p.plan.PutFrontends, FrontendWrite{fe.address, value})
 	}
 	fe.held, fe.value = true, value
+}
+
+// part notes who no longer serves fe, which goes on with table.
+func (p *Planner) part(fe *frontend, table []*backend) {
+	for _, b := range table {
+		b.seen = true
+	}
+	for _, b := range fe.table {
+		if b != nil && !b.seen {
+			b.seen = true
+			p.partings = append(p.partings, parting{fe.value.ID, b})
+		}
+	}
+	for _, b := range fe.table {
+		if b != nil {
+			b.seen = false
+		}
+	}
+	for _, b := range table {
+		b.seen = false
+	}
 }
 
 // putSlot makes k lead to b, unless it does so although nobody counts it yet, after an update that was cut.

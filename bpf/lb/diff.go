@@ -38,6 +38,12 @@ type FrontendWrite struct {
 	Frontend Frontend
 }
 
+// Parting is a backend that a frontend with session affinity has lost and that is there all the same.
+type Parting struct {
+	Frontend FrontendID
+	Backend  BackendID
+}
+
 // Plan is a list of map writes, to be carried out field by field in the order of the fields. Within a
 // field any order will do, so each may go to the kernel as one batch.
 //
@@ -59,6 +65,10 @@ type Plan struct {
 	DeleteBackends  []BackendID
 	DeleteServices  []ServiceID
 	DeleteClusters  []ClusterIndex
+
+	// Partings are what remembered clients must forget once all this is done: other clients may still meet the
+	// backend, so that it is there does not tell. They are no writes by themselves.
+	Partings []Parting
 }
 
 // Writes returns how many map entries p writes or deletes.
@@ -67,8 +77,11 @@ func (p Plan) Writes() int {
 		len(p.DeleteRanges) + len(p.DeleteFrontends) + len(p.DeleteSlots) + len(p.DeleteBackends) + len(p.DeleteServices) + len(p.DeleteClusters)
 }
 
-// Prefix returns the first n writes of p, all of them when n is larger. It shares p's memory.
+// Prefix returns the first n writes of p, all of it when n is larger. It shares p's memory.
 func (p Plan) Prefix(n int) Plan {
+	if n >= p.Writes() {
+		return p
+	}
 	return Plan{
 		PutServices:     take(&n, p.PutServices),
 		PutClusters:     take(&n, p.PutClusters),

@@ -51,6 +51,7 @@ type Planner struct {
 
 	plan     Plan
 	touched  []*backend // whose use may have changed in this Plan
+	partings []parting
 	released []*frontend
 	scratch  scratch
 }
@@ -102,9 +103,16 @@ type backend struct {
 	held     bool  // the map has it
 	draining bool  // as the map has it
 	touched  bool  // it is in Planner.touched
+	seen     bool  // while two tables are compared
 	members  int32 // how many frontends it serves
 	slots    int32 // how many slots lead to it
 	wanted   int32 // slots still to be found for it, while a table is made
+}
+
+// parting is a Parting, if the backend is there in the end.
+type parting struct {
+	frontend FrontendID
+	backend  *backend
 }
 
 // cluster is one index.
@@ -328,6 +336,13 @@ func (p *Planner) sweep() {
 			p.plan.PutBackends = append(p.plan.PutBackends, BackendWrite{b.id, b.value()})
 		}
 	}
+	for _, part := range p.partings {
+		if part.backend.members > 0 {
+			p.plan.Partings = append(p.plan.Partings, Parting{part.frontend, part.backend.id})
+		}
+	}
+	clear(p.partings)
+	p.partings = p.partings[:0]
 	for i := range p.clusters[1:] {
 		c, index := &p.clusters[i+1], ClusterIndex(i+1)
 		switch {

@@ -171,3 +171,53 @@ func numberless(s State) []string {
 	slices.Sort(lines)
 	return lines
 }
+
+// A client with session affinity must forget a backend that left its Service, if that goes on to serve another one.
+func TestPartings(t *testing.T) {
+	sticky := service("a", "243.0.0.5", slice("10.1.0.1"), slice("10.1.0.2"))
+	sticky.SessionAffinity = cs.SessionAffinity{ClientIP: true}
+	less, loose := sticky, sticky
+	less.Slices = less.Slices[1:]
+	loose.SessionAffinity = cs.SessionAffinity{}
+	looseLess := loose
+	looseLess.Slices = less.Slices
+	other := service("b", "243.0.0.6", slice("10.1.0.1"))
+	tests := map[string]struct {
+		from, to Input
+		want     []string // frontend and backend
+	}{
+		"it serves another one":           {world(sticky, other), world(less, other), []string{"243.0.0.5 10.1.0.1"}},
+		"it begins to":                    {world(sticky), world(less, other), []string{"243.0.0.5 10.1.0.1"}},
+		"it is gone":                      {world(sticky), world(less), nil},
+		"it comes":                        {world(less, other), world(sticky, other), nil},
+		"the other one goes":              {world(sticky, other), world(sticky), nil},
+		"clients are not remembered":      {world(loose, other), world(looseLess, other), nil},
+		"clients are remembered from now": {world(loose, other), world(sticky, other), nil},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			planner, have := NewPlanner(NewState()), NewState()
+			plan, _ := planner.Plan(test.from)
+			if len(plan.Partings) > 0 {
+				t.Errorf("at first: %v", plan.Partings)
+			}
+			have.Apply(plan)
+			for _, p := range []*Planner{planner, NewPlanner(have)} { // one that was there, one that begins
+				plan, _ := p.Plan(test.to)
+				after := have.Clone()
+				after.Apply(plan)
+				var got []string
+				for _, part := range plan.Partings {
+					for a, fe := range after.Frontends {
+						if fe.ID == part.Frontend {
+							got = append(got, a.AddrPort.Addr().String()+" "+after.Backends[part.Backend].AddrPort.Addr().String())
+						}
+					}
+				}
+				if diff := cmp.Diff(test.want, got); diff != "" {
+					t.Errorf("partings (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
