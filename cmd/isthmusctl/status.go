@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -207,6 +208,9 @@ func (r *report) writeText(out io.Writer) error {
 			line("%s\t%s\t%s=%s\t%s\t%s", c.Kind, c.Name, c.Type, c.Status, c.Reason, strings.ReplaceAll(c.Message, "\n", " "))
 		}
 	}
+	for _, d := range r.Agents.drained() {
+		line("\ndrained: packets to member %s die on %s; new clients there are given to others", d.member, d.nodes)
+	}
 	for _, m := range r.Controller.Members {
 		if m.Held > 0 {
 			line("\nheld: %d of member %s vanished at once and are kept; if that was meant, isthmusctl release-hold %s", m.Held, m.ID, m.ID)
@@ -230,6 +234,31 @@ func since(t time.Time) string {
 	}
 	return t.UTC().Format(time.RFC3339)
 }
+
+// drained says on which nodes the packets of which members die, sorted by member.
+func (a agentsReport) drained() (all []drainedMember) {
+	on := map[string][]string{}
+	for _, n := range a.Nodes {
+		if n.Status != nil {
+			for _, member := range n.Status.Dataplane.Drained {
+				on[member] = append(on[member], n.Node)
+			}
+		}
+	}
+	for _, member := range slices.Sorted(maps.Keys(on)) {
+		nodes := on[member]
+		const few = 3
+		text := map[bool]string{true: "node ", false: "nodes "}[len(nodes) == 1] + strings.Join(nodes[:min(len(nodes), few)], ", ")
+		if more := len(nodes) - few; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		all = append(all, drainedMember{member, text})
+	}
+	return all
+}
+
+// drainedMember is a member and, in words, where it is drained.
+type drainedMember struct{ member, nodes string }
 
 // missing lists the optional abilities that nodes lack, each once with its nodes.
 func (a agentsReport) missing() []string {

@@ -192,6 +192,11 @@ Not ready:
 					{ID: "d", State: status.MemberDead, Since: since},
 				}
 				c.answers["c-1:9471"] = s
+				for pod, drained := range map[string][]string{"a-1:9470": {"c.eu", "d"}, "a-2:19470": {"d"}} {
+					agent := c.answers[pod].(status.Agent)
+					agent.Dataplane.Drained = drained
+					c.answers[pod] = agent
+				}
 			}, want: `
 cluster     a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
 controller  1 of 1 ready
@@ -207,6 +212,10 @@ d       dead   2026-01-02T03:04:05Z  0
 NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
 n1    yes    2/2    2          5         169.254.20.53:53  v1
 n2    yes    2/2    2          5         169.254.20.53:53  v1
+
+drained: packets to member c.eu die on node n1; new clients there are given to others
+
+drained: packets to member d die on nodes n1, n2; new clients there are given to others
 
 held: 12 of member c.eu vanished at once and are kept; if that was meant, isthmusctl release-hold c.eu
 
