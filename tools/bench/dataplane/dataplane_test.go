@@ -42,6 +42,8 @@ func TestRun(t *testing.T) {
 		"BPF, socket path: connect4, a run",
 		"BPF, socket path, many: recvmsg4, a run",
 		"BPF, packet slow path: from_client, a run",
+		"BPF, empty program: connect4, a run",
+		"BPF, empty program: classifier, a run",
 		"BPF, packet fast path: from_network, a run",
 		"one endpoint moves at 20 x 3, snapshot to maps, p99",
 		"kernel: memory of all maps at 20 x 3",
