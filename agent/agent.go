@@ -104,7 +104,7 @@ type Agent struct {
 	every   time.Duration // between two checks of the maps
 	watched watched
 	stale   chan struct{} // up when backends have gone whose sockets may be open
-	spent   chan struct{} // up when a large plan has left its memory behind
+	spent   chan struct{} // up when the start, or a large plan, has left memory behind
 
 	syncing sync.Mutex // one Sync at a time; taken before mu; guards what follows
 	planner *lb.Planner
@@ -358,6 +358,9 @@ func (a *Agent) record(problems []lb.Problem, err error) {
 			a.log.Warn("service not fully programmed", "namespace", p.Service.Namespace, "service", p.Service.Name,
 				"reason", p.Reason, "problem", p.Message)
 		}
+	}
+	if a.status.LastSync.IsZero() {
+		raise(a.spent) // reading all there is leaves more behind than any plan
 	}
 	a.status.Frontends, a.status.Backends = a.planner.Counts()
 	a.status.LastSync, a.status.LastError, a.status.Problems = time.Now(), nil, problems

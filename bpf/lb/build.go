@@ -117,6 +117,9 @@ func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.
 		p.part(fe, table)
 	}
 	fe.table = table
+	if len(table) == len(all) && len(serving) == len(all) && !isMaglev {
+		fe.members = table // each has one slot: the same in less memory
+	}
 	value := Frontend{ID: fe.value.ID, Count: uint32(len(table)), Service: fe.owner.id, Affinity: policy.affinity, Maglev: isMaglev}
 	if !fe.held || fe.value != value {
 		p.plan.PutFrontends = append(p.plan.PutFrontends, FrontendWrite{fe.address, value})

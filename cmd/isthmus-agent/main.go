@@ -21,7 +21,7 @@ import (
 )
 
 // gcPercent keeps the heap near to what lives: the agent is on every node, and has little to do between changes.
-const gcPercent = 40
+const gcPercent = 25
 
 func main() {
 	if os.Getenv("GOGC") == "" {

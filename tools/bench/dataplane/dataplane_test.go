@@ -47,6 +47,7 @@ func TestRun(t *testing.T) {
 		"BPF, packet fast path: from_network, a run",
 		"one endpoint moves at 20 x 3, snapshot to maps, p99",
 		"kernel: memory of all maps at 20 x 3",
+		"isthmus-agent: memory at 20 x 3, at rest",
 	} {
 		if !seen[want] {
 			t.Errorf("no row %q", want)

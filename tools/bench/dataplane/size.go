@@ -49,7 +49,7 @@ func (b *testbed) measureSize(ctx context.Context, cfg agent.Config) error {
 	}
 	fmt.Fprintf(b.progress, "programmed %d Services with %d endpoints each: %v; moved %d endpoints\n",
 		b.many.Services, b.many.Endpoints, b.size.Program, len(b.size.Moves))
-	return nil
+	return b.measureProcess(ctx, cfg)
 }
 
 // mapMemory returns the memory, in bytes, that the kernel charges for the maps pinned below dir.
@@ -97,8 +97,10 @@ func (b *testbed) sizeRows() []metric.Metric {
 		{Name: "the first time, in a new process", Value: b.size.Program[0].Seconds(), Unit: "s"},
 		{Name: "one endpoint moves at " + at + ", snapshot to maps, p99", Value: percentile(99), Unit: "ms", Bar: new(20.0)},
 		{Name: "one endpoint moves at " + at + ", snapshot to maps, p50", Value: percentile(50), Unit: "ms"},
-		{Name: "agent without source and DNS: memory at " + at, Value: mib(float64(b.size.RSS)), Unit: "MiB", Bar: new(100.0)},
-		{Name: "agent without source and DNS: peak memory at " + at, Value: mib(float64(b.size.Peak)), Unit: "MiB"},
+		{Name: "isthmus-agent: memory at " + at + ", at rest", Value: mib(float64(b.process.rss)), Unit: "MiB", Bar: new(100.0)},
+		{Name: "isthmus-agent: of it not of its file", Value: mib(float64(b.process.anon)), Unit: "MiB"},
+		{Name: "isthmus-agent: from its start until it has taken over " + at, Value: b.process.ready.Seconds(), Unit: "s"},
+		{Name: "an agent within the bench: memory at " + at + " after 500 moves", Value: mib(float64(b.size.RSS)), Unit: "MiB"},
 		{Name: "kernel: memory of all maps at " + at, Value: mib(float64(b.size.maps)), Unit: "MiB"},
 		{Name: "kube-proxy: from its start to " + at + " in the kernel", Value: b.peerProgram, Unit: "s"},
 	}

@@ -24,6 +24,7 @@ type testbed struct {
 	lanes          int
 	planes         []plane
 	size           size
+	process        process
 	peerProgram    float64 // seconds that kube-proxy took, 0 when it was not asked
 
 	undo []func() error

@@ -1,0 +1,236 @@
+package dataplane
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+)
+
+const (
+	// restartLimit is how long the agent may take to serve what it reads from a folder.
+	restartLimit = 5 * time.Minute
+	// rest is for how long its memory must stay as it is until it counts.
+	rest = 5 * time.Second
+)
+
+// process is what many Services took of isthmus-agent itself, source and DNS included, over a dataplane that holds
+// them already.
+type process struct {
+	ready time.Duration // from its start until it was ready, most of it reading manifests
+	rss   int64         // resident memory once it is at rest, bytes
+	anon  int64         // the part of it that no file backs, bytes
+}
+
+// measureProcess runs isthmus-agent on manifests of many Services.
+func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err error) {
+	manifests := filepath.Join(b.dir, "manifests")
+	if err := writeManifests(manifests, b.many.Snapshot()); err != nil {
+		return err
+	}
+	program := filepath.Join(b.dir, "isthmus-agent")
+	build := exec.CommandContext(ctx, "go", "build", "-o", program, "github.com/isthmus-net/isthmus/cmd/isthmus-agent")
+	if output, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build isthmus-agent: %w\n%s", err, output)
+	}
+	http, err := freeAddress(ctx)
+	if err != nil {
+		return err
+	}
+	dns, err := freeAddress(ctx)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	cmd := exec.CommandContext(ctx, program, "--source=dir:"+manifests, "--cgroup-root="+cfg.CgroupRoot, "--bpffs="+cfg.BPFFS,
+		"--node-name=bench", "--http-listen="+http, "--dns-listen="+dns)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start isthmus-agent: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("isthmus-agent with %d Services: %w", b.many.Services, err)
+		}
+		err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, said.String()[max(0, said.Len()-2000):])
+		}
+	}()
+	if err := poll(ctx, restartLimit, func() (bool, error) { return isReady(ctx, http), nil }); err != nil {
+		return fmt.Errorf("wait until it is ready: %w", err)
+	}
+	b.process.ready = time.Since(begin)
+	if writes, err := metricOf(ctx, http, "isthmus_agent_map_writes_total"); err != nil || writes != 0 {
+		return errors.Join(fmt.Errorf("it wrote %g entries of maps that held all of them", writes), err)
+	}
+	since := time.Now()
+	err = poll(ctx, restartLimit, func() (bool, error) {
+		rss, anon, err := residentMemory(cmd.Process.Pid)
+		if diff := rss - b.process.rss; diff > rss/100 || -diff > rss/100 {
+			since, b.process.rss, b.process.anon = time.Now(), rss, anon
+		}
+		return time.Since(since) > rest, err
+	})
+	if err != nil {
+		return fmt.Errorf("wait until its memory is at rest: %w", err)
+	}
+	fmt.Fprintf(b.progress, "isthmus-agent took them over in %.1fs\n", b.process.ready.Seconds())
+	return nil
+}
+
+// poll asks done until it says so, for at most limit.
+func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if is, err := done(); is || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// writeManifests writes snap into files of dir as the objects that a member's API server has for it.
+func writeManifests(dir string, snap *clusterset.Snapshot) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	const each = 100 // Services in a file
+	for from := 0; from < len(snap.Services); from += each {
+		var objects []runtime.Object
+		for i := from; i < min(from+each, len(snap.Services)); i++ {
+			objects = append(objects, manifests(&snap.Services[i])...)
+		}
+		text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%05d.json", from)), text, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// manifests returns the ServiceImport and the EndpointSlices of a Service.
+func manifests(svc *clusterset.Service) []runtime.Object {
+	si := mcs.ServiceImport(svc.Import)
+	si.TypeMeta = metav1.TypeMeta{APIVersion: v1beta1.GroupVersion.String(), Kind: "ServiceImport"}
+	objects := []runtime.Object{si}
+	for _, s := range svc.Slices {
+		es := &discoveryv1.EndpointSlice{
+			TypeMeta: metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: svc.Service.Namespace, Name: s.Name, Labels: map[string]string{
+				v1beta1.LabelServiceName: svc.Service.Name, v1beta1.LabelSourceCluster: string(s.Cluster),
+			}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for _, p := range s.Ports {
+			es.Ports = append(es.Ports, discoveryv1.EndpointPort{
+				Name: new(p.Name), Protocol: new(corev1.Protocol(p.Protocol.String())), Port: new(int32(services.EndpointPort)),
+			})
+		}
+		for n, e := range s.Endpoints {
+			es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{e.Addrs[0].String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(e.Ready), Serving: new(e.Serving)},
+				NodeName: new(fmt.Sprintf("node-%03d.example.internal", n)), Zone: new(fmt.Sprintf("zone-%d", n%3)),
+			})
+		}
+		objects = append(objects, es)
+	}
+	return objects
+}
+
+// freeAddress returns an address of this machine at which nobody listens. Somebody may before we do; then the
+// start fails and says so.
+func freeAddress(ctx context.Context) (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	return l.Addr().String(), l.Close()
+}
+
+func get(ctx context.Context, url string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	return http.DefaultClient.Do(req)
+}
+
+// isReady reports whether the agent at address says so; one that does not listen yet is not.
+func isReady(ctx context.Context, address string) bool {
+	resp, err := get(ctx, "http://"+address+"/readyz")
+	if err != nil {
+		return false
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// metricOf returns a metric without labels of the agent at address.
+func metricOf(ctx context.Context, address, name string) (float64, error) {
+	resp, err := get(ctx, "http://"+address+"/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		var value float64
+		if text, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			_, err := fmt.Sscan(text, &value)
+			return value, err
+		}
+	}
+	return 0, errors.Join(fmt.Errorf("the agent has no metric %s", name), lines.Err())
+}
+
+// residentMemory returns the resident memory of a process, and the part of it that no file backs, in bytes.
+func residentMemory(pid int) (rss, anon int64, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		for name, value := range map[string]*int64{"VmRSS:": &rss, "RssAnon:": &anon} {
+			if size, ok := strings.CutPrefix(line, name); ok {
+				if _, err := fmt.Sscanf(size, "%d kB", value); err != nil {
+					return 0, 0, fmt.Errorf("read %q of /proc/%d/status: %w", line, pid, err)
+				}
+				*value <<= 10
+			}
+		}
+	}
+	return rss, anon, nil
+}
