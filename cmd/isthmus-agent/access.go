@@ -21,6 +21,10 @@ import (
 var errDenied = errors.New("this needs the header " + status.TokenHeader + ": a token of ServiceAccount " + status.ObserverAccount +
 	" for audience " + status.TokenAudience + ", as kubectl create token makes and isthmusctl sends")
 
+// Who asks to see what clients do.
+//
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+
 // access decides who may see what clients do on this node: whoever may make a token of a certain ServiceAccount. Where
 // there is no API server to ask, it is the processes of the node itself.
 type access struct {

@@ -25,7 +25,11 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/view"
 )
 
-// What is asked of the API here is what the agent's roles allow, in deploy/helm/isthmus/templates/rbac.yaml.
+// Where the node is: its zone, which cluster this one is, and which ClusterSetIPs are this member's.
+//
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get
+// +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get
+// +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get,namespace=isthmus-system
 
 const (
 	// Places change seldom: a node's zone never, a member's id when it leaves.

@@ -107,6 +107,11 @@ func cleanup(cfg *Config) error {
 	return errors.Join(agent.Cleanup(cfg.agent()), device.Remove([]netip.Addr{device.IPv4, device.IPv6}))
 }
 
+// The agent reads what it needs from any MCS implementation.
+//
+// +kubebuilder:rbac:groups=multicluster.x-k8s.io,resources=serviceimports,verbs=get;list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
+
 // newView watches the cluster in as few bytes as it offers.
 func newView(cluster *rest.Config, cfg view.Config) (*view.View, error) {
 	imports, err := mcsclient.NewForConfig(cluster)

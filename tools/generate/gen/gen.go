@@ -51,15 +51,18 @@ var Steps = []Step{
 	},
 	{
 		Name:    "rbac",
-		About:   "the controller's role, from the markers beside its reconcilers",
-		Outputs: []string{"controlplane/rbac/*.yaml"},
+		About:   "the roles of controller and agent, from the markers beside what asks the API",
+		Outputs: []string{"controlplane/rbac/*.yaml", "cmd/isthmus-agent/rbac/*.yaml"},
 		run: func(ctx context.Context, root string) error {
-			return controllerGen(ctx, root, "rbac:roleName=isthmus-controller", "paths=./controlplane/...", "output:rbac:dir=controlplane/rbac")
+			return errors.Join(
+				controllerGen(ctx, root, "rbac:roleName=isthmus-controller", "paths=./controlplane/...", "output:rbac:dir=controlplane/rbac"),
+				controllerGen(ctx, root, "rbac:roleName=isthmus-agent", "paths=./cmd/isthmus-agent/...", "output:rbac:dir=cmd/isthmus-agent/rbac"),
+			)
 		},
 	},
 	{
 		Name:    "chart",
-		About:   "the chart's copies of the CRDs and of the controller's role",
+		About:   "the chart's copies of the CRDs and of the roles",
 		Outputs: []string{"deploy/helm/isthmus/crds/*.yaml", "deploy/helm/isthmus/files/*.yaml"},
 		run:     chart,
 	},
@@ -148,7 +151,8 @@ func chart(ctx context.Context, root string) error {
 	}
 	const crds = "deploy/helm/isthmus/crds"
 	copies := map[string]string{ // from -> to
-		filepath.Join(root, "controlplane/rbac/role.yaml"): "deploy/helm/isthmus/files/controller-role.yaml",
+		filepath.Join(root, "controlplane/rbac/role.yaml"):      "deploy/helm/isthmus/files/controller-role.yaml",
+		filepath.Join(root, "cmd/isthmus-agent/rbac/role.yaml"): "deploy/helm/isthmus/files/agent-role.yaml",
 	}
 	for _, pattern := range []string{
 		filepath.Join(root, "controlplane/api/crds/*.yaml"),

@@ -20,9 +20,9 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- end }}
 
 {{/* The rules that controller-gen wrote for a kind of role, from the program's own markers. */}}
-{{- define "isthmus.controllerRules" -}}
-{{- $root := index . 0 -}}{{- $kind := index . 1 -}}
-{{- range splitList "\n---\n" (printf "\n%s" ($root.Files.Get "files/controller-role.yaml")) }}
+{{- define "isthmus.rules" -}}
+{{- $root := index . 0 -}}{{- $part := index . 1 -}}{{- $kind := index . 2 -}}
+{{- range splitList "\n---\n" (printf "\n%s" ($root.Files.Get (printf "files/%s-role.yaml" $part))) }}
 {{- $role := fromYaml . }}
 {{- if eq (default "" $role.kind) $kind }}
 {{- toYaml $role.rules }}
