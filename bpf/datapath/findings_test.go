@@ -16,7 +16,6 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf/lb"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/tools/deps/debian"
 )
 
 // servedBy is a state with one VIP, 243.0.0.5:80/TCP, and one backend of cluster b at port 8080 of addr.
@@ -129,9 +128,6 @@ func TestFindings(t *testing.T) {
 // somewhere else does not matter, and neither does a masquerade that ended.
 func TestMasqueradeIsFound(t *testing.T) {
 	cfg := testConfig(t)
-	if err := debian.Ensure(t.Context(), os.Stderr, "nftables", "iptables"); err != nil {
-		t.Fatal(err)
-	}
 	client, backend, other := newPod(t, 1), newPod(t, 2), newPod(t, 3)
 	setSysctl(t, "ipv4/ip_forward", "1")
 	for _, p := range []pod{client, backend, other} {

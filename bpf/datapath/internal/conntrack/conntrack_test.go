@@ -1,0 +1,108 @@
+package conntrack
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
+
+// Datagrams of both families through a node: only those are told whose source is replaced and whose destination is
+// not.
+func TestMasqueraded(t *testing.T) {
+	netlab.Privileged(t)
+	var ns [3]*netlab.Namespace
+	for i := range ns {
+		n, err := netlab.NewNamespace()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = n.Close() })
+		if err := n.Do(func() error {
+			return errors.Join(
+				os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0),
+				os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ns[i] = n
+	}
+	client, node, server := ns[0], ns[1], ns[2]
+	p, a := netip.MustParsePrefix, netip.MustParseAddr
+	for _, err := range []error{
+		client.Connect(node, p("10.9.1.2/24"), p("10.9.1.1/24")), node.Connect(server, p("10.9.2.1/24"), p("10.9.2.2/24")),
+		client.Connect(node, p("fd09:1::1:2/64"), p("fd09:1::1:1/64")), node.Connect(server, p("fd09:2::2:1/64"), p("fd09:2::2:2/64")),
+		client.RouteTo(p("10.0.0.0/8"), a("10.9.1.1")), client.RouteTo(p("fd00::/8"), a("fd09:1::1:1")), server.RouteTo(p("10.0.0.0/8"), a("10.9.2.1")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const rules = `table inet cni {
+	chain out {
+		type nat hook postrouting priority srcnat
+		udp dport { 1, 2 } masquerade
+	}
+	chain in {
+		type nat hook prerouting priority dstnat
+		ip daddr 10.9.3.1 dnat ip to 10.9.2.2
+	}
+}`
+	if output, err := exec.CommandContext(t.Context(), "nsenter", "--net="+node.Path(), "nft", rules).CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v\n%s", err, output)
+	}
+	for _, to := range []string{"10.9.2.2:1", "[fd09:2::2:2]:2", "10.9.3.1:1", "10.9.2.2:3"} { // the last two: also translated, and not masqueraded
+		if err := client.Do(func() error {
+			c, err := net.Dial("udp", to)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.Write([]byte("?"))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []Flow{
+		{Source: a("10.9.1.2"), Shown: a("10.9.2.1"), To: netip.MustParseAddrPort("10.9.2.2:1"), Protocol: unix.IPPROTO_UDP},
+		{Source: a("fd09:1::1:2"), Shown: a("fd09:2::2:1"), To: netip.MustParseAddrPort("[fd09:2::2:2]:2"), Protocol: unix.IPPROTO_UDP},
+	}
+	var have []Flow
+	if err := node.Do(func() error {
+		return Masqueraded(func(f Flow) bool { have = append(have, f); return true })
+	}); err != nil {
+		t.Fatal(err)
+	}
+	less := func(a, b Flow) bool { return a.Source.Less(b.Source) }
+	if diff := cmp.Diff(want, have, cmpopts.SortSlices(less), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
+		t.Errorf("masqueraded (-want +have):\n%s", diff)
+	}
+	n := 0
+	if err := node.Do(func() error { return Masqueraded(func(Flow) bool { n++; return false }) }); err != nil || n != 1 {
+		t.Errorf("told %d after enough, %v", n, err)
+	}
+	if err := client.Do(func() error { return Masqueraded(func(f Flow) bool { t.Errorf("elsewhere: %v", f); return true }) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Broken messages are errors, never panics.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte{2, 0, 0, 0, 8, 0, 3, 0, 0, 0, 0, 16})
+	f.Fuzz(func(t *testing.T, message []byte) {
+		if flow, ok, err := parse(message); ok && (err != nil || !flow.Source.IsValid() || !flow.Shown.IsValid() || !flow.To.IsValid()) {
+			t.Errorf("%v, %v", flow, err)
+		}
+	})
+}
