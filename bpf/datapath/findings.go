@@ -138,7 +138,7 @@ func masqueraded() (map[lb.Address]netip.Addr, error) {
 func masquerade(cluster string, shown netip.Addr) Finding {
 	return Finding{
 		Name: "masquerade", Severity: device.Warning,
-		Message: fmt.Sprintf("connections to backends of cluster %s are masqueraded on this node: the backends see %s and not the pods that connect.", cluster, shown),
+		Message: fmt.Sprintf("connections to backends of cluster %s are masqueraded on this node: the backends see %s and not the pods that connect", cluster, shown),
 		Fix:     "leave the pod networks of other members out of masquerading, with ipMasq of a CNI plugin or nonMasqueradeCIDRs of an ip-masq-agent for instance",
 	}
 }

@@ -136,9 +136,9 @@ func (p *packets) displaced(h packetHook, where []string, who string) Finding {
 	}
 	f := Finding{Name: "order", Severity: device.Warning, Fix: "restart the agent on this node: it takes its place again; or choose the other --packet-order"}
 	if p.order.first(h.ingress) {
-		f.Message = fmt.Sprintf("%s runs before %s on %s: packets that it decides about never reach the packet path.", who, h.name, on)
+		f.Message = fmt.Sprintf("%s runs before %s on %s: packets that it decides about never reach the packet path", who, h.name, on)
 	} else {
-		f.Message = fmt.Sprintf("%s runs after %s on %s: it sees one direction of a connection with the VIP and the other with the backend.", who, h.name, on)
+		f.Message = fmt.Sprintf("%s runs after %s on %s: it sees one direction of a connection with the VIP and the other with the backend", who, h.name, on)
 	}
 	return f
 }

@@ -29,7 +29,7 @@ import (
 )
 
 // hostPackages are the Debian packages that tests call programs of; those of a lab are its own matter.
-var hostPackages = []string{"bpftool", "iproute2"}
+var hostPackages = []string{"bpftool", "conntrack", "containernetworking-plugins", "iproute2", "iptables", "nftables"}
 
 // heavy are the folders whose tests bring up clusters, or else need the machine for themselves.
 var heavy = []string{"e2e"}

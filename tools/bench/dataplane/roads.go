@@ -212,8 +212,8 @@ func (b *testbed) buildKubeProxy(ctx context.Context, l *lane) error {
 		peers[i] = p
 	}
 	took, err := kubeproxy.Program(ctx, kubeproxy.Config{
-		Assets: assets, Dir: dir, Namespace: l.node, Address: l.address, Progress: b.progress,
-	}, peers)
+		Assets: assets, Dir: dir, Address: l.address, Progress: b.progress,
+	}, l.node, peers)
 	if err != nil {
 		return err
 	}

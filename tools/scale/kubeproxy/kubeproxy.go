@@ -1,5 +1,5 @@
-// Package kubeproxy programs a network namespace with a real kube-proxy in its nftables mode, as a peer to be
-// compared with: an API server of its own tells it of Services, and what it leaves in the kernel stays.
+// Package kubeproxy programs network namespaces with a real kube-proxy, as a peer to be compared with or a neighbour to
+// live with: an API server of its own tells it of Services.
 package kubeproxy
 
 import (
@@ -54,95 +54,153 @@ func ClusterIP(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})
 }
 
-// Config says where.
+// Config says where an API server for kube-proxies is.
 type Config struct {
-	Assets    string // a folder with etcd, kube-apiserver and kube-proxy
-	Dir       string // where everything is kept; it must exist and is the caller's to remove
-	Namespace *netlab.Namespace
-	Address   netip.Addr // of the node that the namespace is
-	Progress  io.Writer
+	Assets   string     // a folder with etcd, kube-apiserver and kube-proxy
+	Dir      string     // where everything is kept; it must exist and is the caller's to remove
+	Address  netip.Addr // of the node that all kube-proxies are of
+	Progress io.Writer
 }
 
-// Program runs a kube-proxy until the rules for services, at most 65,000, are in the kernel, and returns how
-// long that took from its start. When it returns nothing runs any more; the rules are there until their
-// namespace is closed.
-func Program(ctx context.Context, cfg Config, services []Service) (took time.Duration, err error) {
-	if err := debian.Ensure(ctx, cfg.Progress, "nftables", "conntrack"); err != nil {
-		return 0, err
-	}
+// Cluster is an API server with Services. It runs until Close.
+type Cluster struct {
+	cfg      Config
+	api      *apiserver.Server
+	services []Service
+}
+
+// New starts an API server and writes services, at most 65,000, to it.
+func New(ctx context.Context, cfg Config, services []Service) (*Cluster, error) {
 	api, err := apiserver.Start(ctx, apiserver.Config{Assets: cfg.Assets, Dir: cfg.Dir})
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, api.Stop()) }()
 	fmt.Fprintf(cfg.Progress, "write %d Services to an API server for kube-proxy\n", len(services))
 	begin := time.Now()
 	if err := fill(ctx, api, cfg.Address, services); err != nil {
-		return 0, err
+		return nil, errors.Join(err, api.Stop())
 	}
-	fmt.Fprintf(cfg.Progress, "they are written after %.0fs; let kube-proxy program them\n", time.Since(begin).Seconds())
-	address, stop, err := cfg.relay(ctx, api.Address())
+	fmt.Fprintf(cfg.Progress, "they are written after %.0fs\n", time.Since(begin).Seconds())
+	return &Cluster{cfg, api, services}, nil
+}
+
+// Close stops the API server. Proxies must have been stopped.
+func (c *Cluster) Close() error { return c.api.Stop() }
+
+// Mode is how a kube-proxy programs the kernel.
+type Mode string
+
+// The modes, by their names in kube-proxy's --proxy-mode.
+const (
+	NFTables Mode = "nftables"
+	IPTables Mode = "iptables"
+)
+
+// Proxy is a kube-proxy in a namespace. It runs until Stop.
+type Proxy struct {
+	program *program.Program
+	log     string
+	unrelay func() error
+	// Took is how long it took from its start until the rules for all Services were in the kernel.
+	Took time.Duration
+}
+
+// Start runs a kube-proxy in ns and returns when the rules for the Services are in the kernel.
+func (c *Cluster) Start(ctx context.Context, ns *netlab.Namespace, mode Mode) (_ *Proxy, err error) {
+	if err := debian.Ensure(ctx, c.cfg.Progress, string(mode), "conntrack"); err != nil { // packages are called like the modes
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(c.cfg.Dir, "kube-proxy-")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
-	kubeconfig := filepath.Join(cfg.Dir, "kubeconfig")
-	if err := api.WriteKubeconfig(kubeconfig, apiserver.Admin, address, namespace); err != nil {
-		return 0, err
+	p := &Proxy{log: filepath.Join(dir, "log")}
+	address, stop, err := relay(ctx, ns, c.api.Address())
+	if err != nil {
+		return nil, err
 	}
-	waiting, cancel := context.WithTimeout(ctx, limit+time.Duration(len(services))*limitEach)
-	defer cancel()
-	begin = time.Now()
-	proxy, err := program.Start(nsenter, cfg.log(), "--net="+cfg.Namespace.Path(),
-		filepath.Join(cfg.Assets, "kube-proxy"), "--proxy-mode=nftables", "--kubeconfig="+kubeconfig, "--hostname-override="+node,
+	p.unrelay = stop
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := c.api.WriteKubeconfig(kubeconfig, apiserver.Admin, address, namespace); err != nil {
+		return nil, errors.Join(err, p.Stop())
+	}
+	begin := time.Now()
+	p.program, err = program.Start(nsenter, p.log, "--net="+ns.Path(),
+		filepath.Join(c.cfg.Assets, "kube-proxy"), "--proxy-mode="+string(mode), "--kubeconfig="+kubeconfig, "--hostname-override="+node,
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
 		// Leave alone what is the whole machine's.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 	if err != nil {
-		return 0, err
+		return nil, errors.Join(err, p.Stop())
 	}
-	defer func() { err = errors.Join(err, proxy.Stop()) }()
-	for i := range services { // one transaction brings them all, but nobody promised that
-		if i == 0 || i == len(services)-1 {
-			if err := await(waiting, cfg, proxy, services[i], ClusterIP(i)); err != nil {
-				return 0, err
+	waiting, cancel := context.WithTimeout(ctx, limit+time.Duration(len(c.services))*limitEach)
+	defer cancel()
+	for i := range c.services { // one transaction brings them all, but nobody promised that
+		if i == 0 || i == len(c.services)-1 {
+			if err := p.await(waiting, ns, mode, c.services[i], ClusterIP(i)); err != nil {
+				return nil, errors.Join(err, p.Stop())
 			}
 		}
 	}
-	return time.Since(begin), nil
+	p.Took = time.Since(begin)
+	return p, nil
+}
+
+// Stop ends the kube-proxy. Its rules stay.
+func (p *Proxy) Stop() error {
+	var err error
+	if p.program != nil {
+		err = p.program.Stop()
+	}
+	return errors.Join(err, p.unrelay())
+}
+
+// Program runs a kube-proxy in ns until its nftables rules for services are in the kernel, and returns how long that
+// took from its start. When it returns nothing runs any more; the rules are there until the namespace is closed.
+func Program(ctx context.Context, cfg Config, ns *netlab.Namespace, services []Service) (took time.Duration, err error) {
+	c, err := New(ctx, cfg, services)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	p, err := c.Start(ctx, ns, NFTables)
+	if err != nil {
+		return 0, err
+	}
+	return p.Took, p.Stop()
 }
 
 // nsenter runs a program in a namespace, in its own place: the process keeps its number.
 const nsenter = "/usr/bin/nsenter"
 
 // await waits until the kernel has a Service, or kube-proxy has ended.
-func await(ctx context.Context, cfg Config, proxy *program.Program, s Service, ip netip.Addr) error {
+func (p *Proxy) await(ctx context.Context, ns *netlab.Namespace, mode Mode, s Service, ip netip.Addr) error {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
-	element := fmt.Sprintf("{ %s . tcp . %d }", ip, s.Port)
+	// The other family comes apart from this one, and has no Services to wait for.
+	question := fmt.Sprintf("nft get element ip kube-proxy service-ips '{ %s . tcp . %d }' && nft list table ip6 kube-proxy", ip, s.Port)
+	if mode == IPTables {
+		question = fmt.Sprintf("iptables-save --table nat | grep -e '-A KUBE-SERVICES -d %s/32 ' && ip6tables-save --table nat | grep -e '-A KUBE-POSTROUTING .* MASQUERADE'", ip)
+	}
 	for {
-		ask := exec.CommandContext(ctx, nsenter, "--net="+cfg.Namespace.Path(), "nft", "get", "element", "ip", "kube-proxy", "service-ips", element)
-		if ask.Run() == nil {
+		if exec.CommandContext(ctx, nsenter, "--net="+ns.Path(), "sh", "-c", question).Run() == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			said, err := os.ReadFile(cfg.log())
+			said, err := os.ReadFile(p.log)
 			return errors.Join(fmt.Errorf("wait for kube-proxy's rules: %w; it said last:\n%s", ctx.Err(), said[max(0, len(said)-tail):]), err)
-		case <-proxy.Ended():
-			return proxy.Failure()
+		case <-p.program.Ended():
+			return p.program.Failure()
 		case <-tick.C:
 		}
 	}
 }
 
-func (cfg Config) log() string { return filepath.Join(cfg.Dir, "kube-proxy.log") }
-
-// relay makes address of the machine's own network reachable from the namespace, at the address it returns,
-// until stop.
-func (cfg Config) relay(ctx context.Context, address string) (at string, stop func() error, err error) {
+// relay makes address of the machine's own network reachable from ns, at the address it returns, until stop.
+func relay(ctx context.Context, ns *netlab.Namespace, address string) (at string, stop func() error, err error) {
 	var l net.Listener
-	if err := cfg.Namespace.Do(func() (err error) {
+	if err := ns.Do(func() (err error) {
 		l, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 		return err
 	}); err != nil {

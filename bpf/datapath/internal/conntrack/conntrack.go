@@ -126,15 +126,18 @@ func parseTuple(tuple []byte) (source netip.Addr, to netip.AddrPort, protocol ui
 	return source, netip.AddrPortFrom(addr, port), proto[nl.CTA_PROTO_NUM][0], nil
 }
 
-// attributes returns the attributes of a message, or of another attribute, by type.
+// attributes returns the attributes of a message, or of another attribute, by type. They are rtnetlink's: a length
+// of two bytes, which counts itself, a type of two bytes, and a value, padded to four bytes (netlink(7)).
 func attributes(b []byte) (map[uint16][]byte, error) {
-	parsed, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return nil, fmt.Errorf("list connections: parse attributes: %w", err)
-	}
-	found := make(map[uint16][]byte, len(parsed))
-	for _, a := range parsed {
-		found[a.Attr.Type&nl.NLA_TYPE_MASK] = a.Value
+	const header = 4
+	found := map[uint16][]byte{}
+	for len(b) >= header {
+		length, kind := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
+		if length < header || length > len(b) {
+			return nil, fmt.Errorf("list connections: attribute of %d bytes where %d are left", length, len(b))
+		}
+		found[kind&nl.NLA_TYPE_MASK] = b[header:length]
+		b = b[min((length+3)&^3, len(b)):]
 	}
 	return found, nil
 }

@@ -100,6 +100,7 @@ func TestMasqueraded(t *testing.T) {
 // Broken messages are errors, never panics.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 3, 0, 0, 0, 0, 16})
+	f.Add([]byte("0000\x0e\x00000000000000")) // an attribute whose padding is missing
 	f.Fuzz(func(t *testing.T, message []byte) {
 		if flow, ok, err := parse(message); ok && (err != nil || !flow.Source.IsValid() || !flow.Shown.IsValid() || !flow.To.IsValid()) {
 			t.Errorf("%v, %v", flow, err)

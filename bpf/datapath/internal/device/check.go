@@ -69,7 +69,7 @@ func (n Node) checkRoutes() []Finding {
 		if w.Device == 0 {
 			found = append(found, Finding{
 				"route", Fault,
-				fmt.Sprintf("there is no route to %s, a backend of cluster %s: who is sent to it gets an error.", w.To, w.Cluster),
+				fmt.Sprintf("there is no route to %s, a backend of cluster %s: who is sent to it gets an error", w.To, w.Cluster),
 				fmt.Sprintf("route the pod networks of cluster %s on this node", w.Cluster),
 			})
 		}
@@ -106,7 +106,7 @@ func (n Node) checkForwarding() ([]Finding, error) {
 		}
 		if on == "0" {
 			found = append(found, Finding{
-				p.name, Fault, p.key + " is 0: the kernel drops translated packets that it must route.", "sysctl -w " + p.key + "=1",
+				p.name, Fault, p.key + " is 0: the kernel drops translated packets that it must route", "sysctl -w " + p.key + "=1",
 			})
 		}
 	}
@@ -156,7 +156,7 @@ func (n Node) checkReversePath() ([]Finding, error) {
 		if max(all, own) == "1" { // they are "", "0", "1" or "2", and the larger one holds
 			found = append(found, Finding{
 				"rp_filter", Warning,
-				fmt.Sprintf("rp_filter is strict on %s and %d devices lead out of the node: a reply that comes by another one than its request left by is dropped.", d.Name, len(out)),
+				fmt.Sprintf("rp_filter is strict on %s and %d devices lead out of the node: a reply that comes by another one than its request left by is dropped", d.Name, len(out)),
 				fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", sysctlName(d)),
 			})
 		}
@@ -183,7 +183,7 @@ func (n Node) checkMTU() []Finding {
 		}
 		found = append(found, Finding{
 			"mtu", Warning,
-			fmt.Sprintf("clients have an MTU of up to %d, and %s carries %d bytes to cluster %s (%s): large packets depend on ICMP errors reaching the client.",
+			fmt.Sprintf("clients have an MTU of up to %d, and %s carries %d bytes to cluster %s (%s): large packets depend on ICMP errors reaching the client",
 				largest.MTU, by, w.MTU, w.Cluster, w.To),
 			fmt.Sprintf("set the MTU of the pod network to %d in its CNI's configuration", w.MTU),
 		})

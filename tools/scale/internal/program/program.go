@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,13 +46,21 @@ func Start(path, log string, args ...string) (*Program, error) {
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	// Own process group: an interrupt from the terminal reaches us alone, and we stop things in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
+	// The child dies with the thread that starts it, so that thread waits for it.
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = p.cmd.Wait()
+			close(p.ended)
+		}
+	}()
+	if err := <-started; err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.ended)
-	}()
 	return p, nil
 }
 
