@@ -64,13 +64,13 @@ func (c Config) Validate() error {
 
 // Server answers questions. Make one with [New]. Its methods may be called from any goroutine.
 type Server struct {
-	log         *slog.Logger
-	listeners   *server.Server
-	nameservers []netip.Addr
-	zone        atomic.Pointer[zone.Zone]
+	log        *slog.Logger
+	listeners  *server.Server
+	zoneConfig zone.Config
+	zone       atomic.Pointer[zone.Zone]
 
 	mu       sync.Mutex // held by Sync; guards what follows
-	last     *clusterset.Snapshot
+	builder  zone.Builder
 	skipped  []zone.Problem
 	syncedAt time.Time
 }
@@ -85,7 +85,7 @@ func New(c Config) (*Server, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{log: log, nameservers: firstOfEachFamily(c.Listen)}
+	s := &Server{log: log, zoneConfig: zone.Config{Nameservers: firstOfEachFamily(c.Listen), TTL: zone.DefaultTTL}}
 	listeners, err := server.Listen(c.Listen, s.zone.Load, log)
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
@@ -128,30 +128,22 @@ func (s *Server) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last != nil && zone.Same(s.last, snap) {
-		s.last = snap // so that the older one can go
+	// The serial is the wall clock's second, so that serials grow over restarts.
+	z, changed := s.builder.Build(snap, s.zoneConfig, uint32(time.Now().Unix()))
+	if !changed {
 		return nil
 	}
-	z, skipped := zone.Build(snap, s.nextSerial(), s.nameservers)
-	if !slices.Equal(skipped, s.skipped) {
-		for _, p := range skipped {
+	s.zone.Store(z)
+	s.syncedAt = time.Now()
+	skipped := s.builder.Problems()
+	for _, p := range skipped {
+		if !slices.Contains(s.skipped, p) {
 			s.log.Warn("leave a service out of DNS", "namespace", p.Service.Namespace, "service", p.Service.Name, "err", p.Reason)
 		}
 	}
-	s.zone.Store(z)
-	s.last, s.skipped, s.syncedAt = snap, skipped, time.Now()
+	s.skipped = skipped
 	s.log.Debug("serve a new zone", "serial", z.Serial(), "records", z.Len())
 	return nil
-}
-
-// nextSerial returns the wall clock's second, so that serials grow over restarts, or the last serial
-// plus one when that second is used up. Call it with mu held.
-func (s *Server) nextSerial() uint32 {
-	serial := uint32(time.Now().Unix())
-	if z := s.zone.Load(); z != nil && serial <= z.Serial() {
-		return z.Serial() + 1
-	}
-	return serial
 }
 
 // Status is what a person or a probe may want to know about the server.

@@ -2,8 +2,6 @@ package server
 
 import (
 	"encoding/binary"
-	"net/netip"
-	"strings"
 
 	"github.com/miekg/dns"
 
@@ -11,13 +9,16 @@ import (
 )
 
 const (
-	headerLen = 12 // RFC 1035, section 4.1.1
+	headerLen = zone.HeaderLen
 
 	// maxUDP is the largest answer sent over UDP and the size we announce, in bytes. It fits an IPv6
 	// packet of 1280 bytes, which no path fragments (https://www.dnsflagday.net/2020/).
 	maxUDP = 1232
 
 	maxTCP = dns.MaxMsgSize
+
+	// maxName is the length of the longest name on the wire (RFC 1035, section 2.3.4).
+	maxName = 255
 )
 
 // transport is how a question came.
@@ -28,137 +29,210 @@ const (
 	overTCP
 )
 
-// respond returns the answer to one message, or nil when the message deserves none. Any bytes are
-// welcome; z is nil until the first snapshot came. turn says at which of several addresses to begin, so
-// that clients which take the first one spread. The answer does not alias query.
-func respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
-	if len(query) < headerLen {
-		return nil
-	}
-	flags := binary.BigEndian.Uint16(query[2:])
-	const qr = 1 << 15
-	if flags&qr != 0 {
-		return nil // an answer; answering it could start an endless exchange
-	}
-	if opcode := flags >> 11 & 0xf; opcode != dns.OpcodeQuery {
-		return bare(query, dns.RcodeNotImplemented)
-	}
-	if questions := binary.BigEndian.Uint16(query[4:]); questions != 1 {
-		return bare(query, dns.RcodeFormatError)
-	}
-	var req dns.Msg
-	if err := req.Unpack(query); err != nil || len(req.Question) != 1 {
-		return bare(query, dns.RcodeFormatError)
-	}
-	opt, ok := onlyOPT(&req)
-	if !ok {
-		return bare(query, dns.RcodeFormatError)
-	}
+// Bits of a header's third and fourth byte (RFC 1035, section 4.1.1).
+const (
+	response         = 0x80
+	opcodeMask       = 0x78
+	recursionDesired = 0x01
+	rcodeMask        = 0x0f
+)
 
-	resp := new(dns.Msg)
-	resp.SetReply(&req)
-	resp.CheckingDisabled = false // SetReply copies it, and it means nothing without DNSSEC
-	if opt != nil {
-		resp.SetEdns0(maxUDP, opt.Do()) // RFC 3225: the DO bit is copied
-	}
-	if opt != nil && opt.Version() != 0 {
-		resp.Rcode = dns.RcodeBadVers
-	} else {
-		fill(resp, z, turn)
-	}
-	resp.Truncate(sizeLimit(via, opt))
-	resp.Compress = true // always; Truncate turns it off for answers that fit without
-	wire, err := resp.Pack()
-	if err != nil {
-		// A name may unpack and yet not pack again; nothing of ours is at fault and nothing is lost.
-		return bare(query, dns.RcodeServerFailure)
-	}
-	return wire
+// question is what a message asks, and how it is to be answered.
+type question struct {
+	wire  []byte // the question as it is echoed: name, type, class
+	lower []byte // the name in lower case
+	typ   zone.Type
+	class uint16
+	edns  edns
 }
 
-// onlyOPT returns the OPT record of req, nil when there is none; ok is false when there are several,
-// which RFC 6891, section 6.1.1, calls a format error.
-func onlyOPT(req *dns.Msg) (opt *dns.OPT, ok bool) {
-	for _, rr := range req.Extra {
-		o, is := rr.(*dns.OPT)
+// edns is what a message says by its OPT record (RFC 6891).
+type edns struct {
+	present bool
+	version uint8
+	do      bool
+	size    int // of the largest answer over UDP that the client can take
+}
+
+// responder answers messages, one at a time. Its memory is its own, so that an answer costs none.
+type responder struct {
+	lower [maxName]byte
+	out   []byte
+}
+
+// respond returns the answer to one message and its code, or nil when the message deserves none. Any bytes are
+// welcome; z is nil until the first snapshot came. turn says at which of several records to begin, so that clients
+// which take the first one spread. The answer is valid until the next call.
+func (r *responder) respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
+	if len(query) < headerLen || query[2]&response != 0 {
+		return nil // an answer; answering it could start an endless exchange
+	}
+	if query[2]&opcodeMask != dns.OpcodeQuery<<3 {
+		return r.bare(query, dns.RcodeNotImplemented)
+	}
+	if binary.BigEndian.Uint16(query[4:]) != 1 {
+		return r.bare(query, dns.RcodeFormatError)
+	}
+	q, ok := r.parse(query)
+	if !ok {
+		q, ok = r.parseUnusual(query)
+	}
+	if !ok {
+		return r.bare(query, dns.RcodeFormatError)
+	}
+	return r.answer(z, query, q, via, turn)
+}
+
+// answer answers q, the question of query.
+func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport, turn uint32) []byte {
+	b := append(r.out[:0], query[0], query[1], response|query[2]&recursionDesired, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+	b = append(b, q.wire...)
+	limit := maxTCP
+	if via == overUDP {
+		limit = q.edns.size
+	}
+	if q.edns.present {
+		limit -= optLen
+	}
+	extended := 0
+	switch {
+	case q.edns.version != 0:
+		extended = dns.RcodeBadVers >> 4
+		b[3] |= dns.RcodeBadVers & rcodeMask
+	case q.class != dns.ClassINET || z == nil && !zone.Contains(q.lower):
+		b[3] |= dns.RcodeRefused
+	case z == nil:
+		b[3] |= dns.RcodeServerFailure
+	default:
+		b, _ = z.Append(b, zone.Question{Name: q.lower, Type: q.typ}, turn, limit)
+	}
+	if q.edns.present {
+		b = appendOPT(b, extended, q.edns.do)
+	}
+	r.out = b
+	return b
+}
+
+// An OPT record's type, and its length without options.
+const (
+	typeOPT = 41
+	optLen  = 11
+)
+
+// appendOPT appends our OPT record. The DO bit is the client's (RFC 3225).
+func appendOPT(b []byte, extended int, do bool) []byte {
+	const additionalAt = 10
+	binary.BigEndian.PutUint16(b[additionalAt:], binary.BigEndian.Uint16(b[additionalAt:])+1)
+	flags := byte(0)
+	if do {
+		flags = 0x80
+	}
+	return append(b, 0, 0, typeOPT, maxUDP>>8, maxUDP&0xff, byte(extended), 0, flags, 0, 0, 0)
+}
+
+// parse reads the message that nearly all are: one question, without compression, and at most an OPT record without
+// options or with a cookie. It reports false for every other one, well-formed or not.
+func (r *responder) parse(query []byte) (question, bool) {
+	if binary.BigEndian.Uint32(query[6:]) != 0 || query[10] != 0 || query[11] > 1 {
+		return question{}, false
+	}
+	end := headerLen
+	for {
+		if end >= len(query) || end-headerLen >= maxName {
+			return question{}, false
+		}
+		n := int(query[end])
+		if n == 0 {
+			break
+		}
+		if n > 63 {
+			return question{}, false
+		}
+		end += 1 + n
+	}
+	end++
+	name := query[headerLen:end]
+	if len(name) > maxName || len(query) < end+4 {
+		return question{}, false
+	}
+	lower := r.lower[:len(name)]
+	for i, c := range name {
+		if 'A' <= c && c <= 'Z' { // a label's length is 63 at most and none of these
+			c += 'a' - 'A'
+		}
+		lower[i] = c
+	}
+	q := question{
+		wire: query[headerLen : end+4], lower: lower,
+		typ: zone.Type(binary.BigEndian.Uint16(query[end:])), class: binary.BigEndian.Uint16(query[end+2:]),
+		edns: edns{size: dns.MinMsgSize},
+	}
+	rest := query[end+4:]
+	if query[11] == 0 {
+		return q, len(rest) == 0
+	}
+	if len(rest) < optLen || rest[0] != 0 || rest[1] != 0 || rest[2] != typeOPT || !isPlain(rest[9:]) {
+		return question{}, false
+	}
+	q.edns = edns{present: true, version: rest[6], do: rest[7]&0x80 != 0, size: answerSize(binary.BigEndian.Uint16(rest[3:]))}
+	return q, true
+}
+
+// isPlain reports whether the data of an OPT record, which begins with its length and is the end of a message, holds
+// nothing or a cookie.
+func isPlain(data []byte) bool {
+	length := int(binary.BigEndian.Uint16(data))
+	options := data[2:]
+	switch {
+	case length != len(options):
+		return false
+	case length == 0:
+		return true
+	default:
+		return length >= 4 && binary.BigEndian.Uint16(options) == dns.EDNS0COOKIE && int(binary.BigEndian.Uint16(options[2:])) == length-4
+	}
+}
+
+// parseUnusual reads any message, by the library.
+func (r *responder) parseUnusual(query []byte) (question, bool) {
+	var m dns.Msg
+	if err := m.Unpack(query); err != nil || len(m.Question) != 1 {
+		return question{}, false
+	}
+	asked := m.Question[0]
+	wire := make([]byte, maxName+1+4)
+	n, err := dns.PackDomainName(asked.Name, wire, 0, nil, false)
+	if err != nil {
+		return question{}, false
+	}
+	q := question{lower: r.lower[:n], typ: zone.Type(asked.Qtype), class: asked.Qclass, edns: edns{size: dns.MinMsgSize}}
+	for i, c := range wire[:n] {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		q.lower[i] = c
+	}
+	wire = binary.BigEndian.AppendUint16(wire[:n], asked.Qtype)
+	q.wire = binary.BigEndian.AppendUint16(wire, asked.Qclass)
+	for _, rr := range m.Extra {
+		opt, is := rr.(*dns.OPT)
 		if !is {
 			continue
 		}
-		if opt != nil {
-			return nil, false
+		if q.edns.present {
+			return question{}, false // RFC 6891, section 6.1.1
 		}
-		opt = o
+		q.edns = edns{present: true, version: opt.Version(), do: opt.Do(), size: answerSize(opt.UDPSize())}
 	}
-	return opt, true
+	return q, true
 }
 
-// sizeLimit returns how long an answer may be, in bytes.
-func sizeLimit(via transport, opt *dns.OPT) int {
-	if via == overTCP {
-		return maxTCP
-	}
-	if opt == nil {
-		return dns.MinMsgSize
-	}
-	return min(max(int(opt.UDPSize()), dns.MinMsgSize), maxUDP)
-}
-
-// fill puts what z says to the question of resp into resp.
-func fill(resp *dns.Msg, z *zone.Zone, turn uint32) {
-	q := resp.Question[0]
-	if q.Qclass != dns.ClassINET || !zone.Contains(q.Name) {
-		resp.Rcode = dns.RcodeRefused
-		return
-	}
-	if z == nil {
-		resp.Rcode = dns.RcodeServerFailure
-		return
-	}
-	answer := z.Lookup(strings.ToLower(q.Name), zone.Type(q.Qtype))
-	resp.Rcode = int(answer.Rcode)
-	resp.Authoritative = answer.Rcode != zone.Refused
-	n := len(answer.Records)
-	for i := range n {
-		// The owner is the name as it was asked, which compresses to a pointer at the question.
-		resp.Answer = append(resp.Answer, toRR(q.Name, answer.Records[(i+int(turn%uint32(n)))%n]))
-	}
-	if answer.Authority != nil {
-		resp.Ns = append(resp.Ns, toRR(answer.Authority.Name, *answer.Authority))
-	}
-}
-
-// toRR translates r, owned by owner, into the library's form.
-func toRR(owner string, r zone.Record) dns.RR {
-	hdr := dns.RR_Header{Name: owner, Rrtype: uint16(r.Type), Class: dns.ClassINET, Ttl: r.TTL}
-	switch d := r.Data.(type) {
-	case netip.Addr:
-		if r.Type == zone.A {
-			return &dns.A{Hdr: hdr, A: d.AsSlice()}
-		}
-		return &dns.AAAA{Hdr: hdr, AAAA: d.AsSlice()}
-	case zone.Target:
-		return &dns.NS{Hdr: hdr, Ns: string(d)}
-	case zone.Text:
-		return &dns.TXT{Hdr: hdr, Txt: d}
-	case zone.HostInfo:
-		return &dns.HINFO{Hdr: hdr, Cpu: d.CPU, Os: d.OS}
-	case zone.StartOfAuthority:
-		return &dns.SOA{
-			Hdr: hdr, Ns: d.Primary, Mbox: d.Mailbox, Serial: d.Serial,
-			Refresh: d.Refresh, Retry: d.Retry, Expire: d.Expire, Minttl: d.Minimum,
-		}
-	default:
-		panic("zone record with data of an unknown kind: " + r.String())
-	}
-}
+// answerSize returns how long an answer over UDP may be for a client that can take so much.
+func answerSize(announced uint16) int { return min(max(int(announced), dns.MinMsgSize), maxUDP) }
 
 // bare returns a header alone with rcode, for messages whose question cannot be echoed. query holds at
 // least a header.
-func bare(query []byte, rcode uint16) []byte {
-	resp := make([]byte, headerLen)
-	copy(resp, query[:2])
-	const qr, opcode, rd = 1 << 15, 0xf << 11, 1 << 8
-	flags := binary.BigEndian.Uint16(query[2:])
-	binary.BigEndian.PutUint16(resp[2:], qr|flags&(opcode|rd)|rcode)
-	return resp
+func (r *responder) bare(query []byte, rcode byte) []byte {
+	r.out = append(r.out[:0], query[0], query[1], response|query[2]&(opcodeMask|recursionDesired), rcode, 0, 0, 0, 0, 0, 0, 0, 0)
+	return r.out
 }

@@ -14,6 +14,11 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
+// respond answers one message.
+func respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
+	return new(responder).respond(z, query, via, turn)
+}
+
 // testZone holds hello.demo with a VIP of both families and many.demo, headless, with n endpoints of each.
 func testZone(n int) *zone.Zone {
 	var v4, v6 clusterset.Slice
@@ -25,7 +30,7 @@ func testZone(n int) *zone.Zone {
 			Ready: true, Addrs: []netip.Addr{netip.AddrFrom16([16]byte{0: 0xfd, 14: byte(i >> 8), 15: byte(i)})},
 		})
 	}
-	z, _ := zone.Build(&clusterset.Snapshot{Services: []clusterset.Service{
+	z, _ := new(zone.Builder).Build(&clusterset.Snapshot{Services: []clusterset.Service{
 		{Import: clusterset.Import{
 			Service: clusterset.ServiceName{Namespace: "demo", Name: "hello"},
 			Type:    clusterset.ClusterSetIP,
@@ -35,12 +40,12 @@ func testZone(n int) *zone.Zone {
 			Import: clusterset.Import{Service: clusterset.ServiceName{Namespace: "demo", Name: "many"}, Type: clusterset.Headless},
 			Slices: []clusterset.Slice{v4, v6},
 		},
-	}}, 7, nil)
+	}}, zone.Config{TTL: zone.DefaultTTL}, 7)
 	return z
 }
 
-// question packs one question after edit has had its way with it.
-func question(tb testing.TB, name string, qtype uint16, edit func(*dns.Msg)) []byte {
+// ask packs one question after edit has had its way with it.
+func ask(tb testing.TB, name string, qtype uint16, edit func(*dns.Msg)) []byte {
 	tb.Helper()
 	m := new(dns.Msg)
 	m.SetQuestion(name, qtype)
@@ -120,93 +125,93 @@ func TestRespond(t *testing.T) {
 		want     string
 	}{
 		"address": {
-			query: question(t, name, dns.TypeA, nil),
+			query: ask(t, name, dns.TypeA, nil),
 			want:  "id=0x1234 NOERROR qr aa rd\n? " + name + " IN A\n" + name + " 5 IN A 243.0.0.1",
 		},
 		"address v6": {
-			query: question(t, name, dns.TypeAAAA, nil),
+			query: ask(t, name, dns.TypeAAAA, nil),
 			want:  "id=0x1234 NOERROR qr aa rd\n? " + name + " IN AAAA\n" + name + " 5 IN AAAA fd00:243::1",
 		},
 		"case is echoed": {
-			query: question(t, "hElLo.DEMO.svc.ClusterSet.LOCAL.", dns.TypeA, nil),
+			query: ask(t, "hElLo.DEMO.svc.ClusterSet.LOCAL.", dns.TypeA, nil),
 			want: "id=0x1234 NOERROR qr aa rd\n? hElLo.DEMO.svc.ClusterSet.LOCAL. IN A\n" +
 				"hElLo.DEMO.svc.ClusterSet.LOCAL. 5 IN A 243.0.0.1",
 		},
 		"no data": {
-			query: question(t, name, dns.TypeMX, nil),
+			query: ask(t, name, dns.TypeMX, nil),
 			want:  "id=0x1234 NOERROR qr aa rd\n? " + name + " IN MX\n" + soa,
 		},
 		"no name": {
-			query: question(t, "x."+name, dns.TypeA, nil),
+			query: ask(t, "x."+name, dns.TypeA, nil),
 			want:  "id=0x1234 NXDOMAIN qr aa rd\n? x." + name + " IN A\n" + soa,
 		},
 		"version": {
-			query: question(t, "dns-version.clusterset.local.", dns.TypeTXT, nil),
+			query: ask(t, "dns-version.clusterset.local.", dns.TypeTXT, nil),
 			want: "id=0x1234 NOERROR qr aa rd\n? dns-version.clusterset.local. IN TXT\n" +
 				`dns-version.clusterset.local. 28800 IN TXT "1.0.0"`,
 		},
 		"name server": {
-			query: question(t, "clusterset.local.", dns.TypeNS, nil),
+			query: ask(t, "clusterset.local.", dns.TypeNS, nil),
 			want:  "id=0x1234 NOERROR qr aa rd\n? clusterset.local. IN NS\nclusterset.local. 5 IN NS ns.dns.clusterset.local.",
 		},
 		"any": {
-			query: question(t, name, dns.TypeANY, nil),
+			query: ask(t, name, dns.TypeANY, nil),
 			want:  "id=0x1234 NOERROR qr aa rd\n? " + name + " IN ANY\n" + name + ` 5 IN HINFO "RFC8482" ""`,
 		},
 		"outside the zone": {
-			query: question(t, "example.org.", dns.TypeA, nil),
+			query: ask(t, "example.org.", dns.TypeA, nil),
 			want:  "id=0x1234 REFUSED qr rd\n? example.org. IN A",
 		},
 		"zone transfer": {
-			query: question(t, "clusterset.local.", dns.TypeAXFR, nil),
+			query: ask(t, "clusterset.local.", dns.TypeAXFR, nil),
 			want:  "id=0x1234 REFUSED qr rd\n? clusterset.local. IN AXFR",
 		},
 		"class CHAOS": {
-			query: question(t, name, dns.TypeTXT, func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }),
+			query: ask(t, name, dns.TypeTXT, func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }),
 			want:  "id=0x1234 REFUSED qr rd\n? " + name + " CH TXT",
 		},
 		"before the first snapshot": {
-			query: question(t, name, dns.TypeA, nil), unsynced: true,
+			query: ask(t, name, dns.TypeA, nil), unsynced: true,
 			want: "id=0x1234 SERVFAIL qr rd\n? " + name + " IN A",
 		},
 		"outside the zone before the first snapshot": {
-			query: question(t, "example.org.", dns.TypeA, nil), unsynced: true,
+			query: ask(t, "example.org.", dns.TypeA, nil), unsynced: true,
 			want: "id=0x1234 REFUSED qr rd\n? example.org. IN A",
 		},
 		"checking disabled is not echoed": {
-			query: question(t, name, dns.TypeA, func(m *dns.Msg) { m.CheckingDisabled, m.RecursionDesired = true, false }),
+			query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.CheckingDisabled, m.RecursionDesired = true, false }),
 			want:  "id=0x1234 NOERROR qr aa\n? " + name + " IN A\n" + name + " 5 IN A 243.0.0.1",
 		},
 		"EDNS": {
-			query: question(t, name, dns.TypeA, withOPT(4096, 0, true)),
+			query: ask(t, name, dns.TypeA, withOPT(4096, 0, true)),
 			want:  "id=0x1234 NOERROR qr aa rd\n? " + name + " IN A\n" + name + " 5 IN A 243.0.0.1\nopt version=0 size=1232 do=true",
 		},
 		"EDNS version 1": {
-			query: question(t, name, dns.TypeA, withOPT(4096, 1, false)),
+			query: ask(t, name, dns.TypeA, withOPT(4096, 1, false)),
 			want:  "id=0x1234 BADVERS qr rd\n? " + name + " IN A\nopt version=0 size=1232 do=false",
 		},
 		"two OPT records": {
-			query: question(t, name, dns.TypeA, func(m *dns.Msg) { m.SetEdns0(512, false); m.SetEdns0(512, false) }),
+			query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.SetEdns0(512, false); m.SetEdns0(512, false) }),
 			want:  "id=0x1234 FORMERR qr rd",
 		},
 		"NOTIFY": {
-			query: question(t, name, dns.TypeSOA, func(m *dns.Msg) { m.Opcode = dns.OpcodeNotify }),
+			query: ask(t, name, dns.TypeSOA, func(m *dns.Msg) { m.Opcode = dns.OpcodeNotify }),
 			want:  "id=0x1234 NOTIMP qr rd",
 		},
 		"two questions": {
-			query: question(t, name, dns.TypeA, func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }),
+			query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }),
 			want:  "id=0x1234 FORMERR qr rd",
 		},
 		"no question": {
-			query: question(t, name, dns.TypeA, func(m *dns.Msg) { m.Question = nil }),
+			query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.Question = nil }),
 			want:  "id=0x1234 FORMERR qr rd",
 		},
-		"an answer":         {query: question(t, name, dns.TypeA, func(m *dns.Msg) { m.Response = true }), want: "silence"},
+		"an answer":         {query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.Response = true }), want: "silence"},
 		"half a header":     {query: make([]byte, headerLen-1), want: "silence"},
 		"nothing":           {query: nil, want: "silence"},
-		"cut in its name":   {query: question(t, name, dns.TypeA, nil)[:20], want: "id=0x1234 FORMERR qr rd"},
-		"compression loop":  {query: append(question(t, ".", dns.TypeA, nil)[:headerLen], 0xc0, headerLen, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
-		"pointer into void": {query: append(question(t, ".", dns.TypeA, nil)[:headerLen], 0xff, 0xff, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
+		"cut in its name":   {query: ask(t, name, dns.TypeA, nil)[:20], want: "id=0x1234 FORMERR qr rd"},
+		"compression loop":  {query: append(ask(t, ".", dns.TypeA, nil)[:headerLen], 0xc0, headerLen, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
+		"pointer into void": {query: append(ask(t, ".", dns.TypeA, nil)[:headerLen], 0xff, 0xff, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -233,12 +238,12 @@ func TestRespondSize(t *testing.T) {
 		record    int // bytes of one answer: pointer, type, class, TTL, length, address
 		truncated bool
 	}{
-		"UDP without EDNS":          {question(t, name, dns.TypeA, nil), overUDP, 512, 16, true},
-		"UDP with EDNS 900":         {question(t, name, dns.TypeA, withOPT(900, 0, false)), overUDP, 900, 16, true},
-		"UDP with EDNS 4096":        {question(t, name, dns.TypeAAAA, withOPT(4096, 0, false)), overUDP, 1232, 28, true},
-		"UDP with EDNS 0":           {question(t, name, dns.TypeA, withOPT(0, 0, false)), overUDP, 512, 16, true},
-		"TCP":                       {question(t, name, dns.TypeA, nil), overTCP, 65535, 16, false},
-		"TCP beyond what it can do": {question(t, name, dns.TypeAAAA, nil), overTCP, 65535, 28, true},
+		"UDP without EDNS":          {ask(t, name, dns.TypeA, nil), overUDP, 512, 16, true},
+		"UDP with EDNS 900":         {ask(t, name, dns.TypeA, withOPT(900, 0, false)), overUDP, 900, 16, true},
+		"UDP with EDNS 4096":        {ask(t, name, dns.TypeAAAA, withOPT(4096, 0, false)), overUDP, 1232, 28, true},
+		"UDP with EDNS 0":           {ask(t, name, dns.TypeA, withOPT(0, 0, false)), overUDP, 512, 16, true},
+		"TCP":                       {ask(t, name, dns.TypeA, nil), overTCP, 65535, 16, false},
+		"TCP beyond what it can do": {ask(t, name, dns.TypeAAAA, nil), overTCP, 65535, 28, true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +271,7 @@ func TestOwnerIsAPointerAtTheQuestion(t *testing.T) {
 	for name, via := range map[string]transport{"UDP": overUDP, "TCP": overTCP} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			query := question(t, "hello.demo.svc.clusterset.LOCAL.", dns.TypeA, nil)
+			query := ask(t, "hello.demo.svc.clusterset.LOCAL.", dns.TypeA, nil)
 			wire := respond(testZone(1), query, via, 0)
 			if have := fmt.Sprintf("%x", wire[len(query):len(query)+2]); have != "c00c" {
 				t.Errorf("owner begins with %s, want c00c\n%s", have, hex.Dump(wire))
@@ -280,7 +285,7 @@ func TestAnswersTakeTurns(t *testing.T) {
 	z, first := testZone(4), map[string]int{}
 	for turn := range uint32(8) {
 		var m dns.Msg
-		if err := m.Unpack(respond(z, question(t, "many.demo.svc.clusterset.local.", dns.TypeA, nil), overUDP, turn)); err != nil {
+		if err := m.Unpack(respond(z, ask(t, "many.demo.svc.clusterset.local.", dns.TypeA, nil), overUDP, turn)); err != nil {
 			t.Fatal(err)
 		}
 		first[m.Answer[0].(*dns.A).A.String()]++
@@ -296,7 +301,7 @@ func TestAnswersTakeTurns(t *testing.T) {
 func FuzzRespond(f *testing.F) {
 	for _, name := range []string{"hello.demo.svc.clusterset.local.", "MANY.demo.svc.clusterset.local.", ".", `a\.b\000.clusterset.local.`} {
 		for _, edit := range []func(*dns.Msg){nil, withOPT(1232, 0, true), withOPT(100, 1, false)} {
-			wire := question(f, name, dns.TypeA, edit)
+			wire := ask(f, name, dns.TypeA, edit)
 			f.Add(wire, false, uint32(1))
 			f.Add(wire[:len(wire)/2], true, uint32(0))
 		}

@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,7 +35,6 @@ type Server struct {
 	addrs []netip.AddrPort
 	udp   []*net.UDPConn
 	tcp   []*net.TCPListener
-	turn  atomic.Uint32
 }
 
 // Listen opens a UDP and a TCP socket on each address, or none at all. current is asked for the zone at
@@ -145,6 +144,8 @@ func (s *Server) close() {
 // serveUDP answers the datagrams of conn until it is closed, which is its error.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	query := make([]byte, 64<<10)
+	var r responder
+	turn := rand.Uint32()
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(query)
 		switch {
@@ -155,7 +156,8 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 			pause(ctx, retry)
 			continue
 		}
-		resp := respond(s.zone(), query[:n], overUDP, s.turn.Add(1))
+		turn++
+		resp := r.respond(s.zone(), query[:n], overUDP, turn)
 		if resp == nil {
 			continue
 		}
@@ -204,6 +206,8 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var length [2]byte
+	var r responder
+	turn := rand.Uint32()
 	for {
 		_ = conn.SetDeadline(time.Now().Add(idle)) // fails only on a closed connection, and then so does the read
 		if _, err := io.ReadFull(conn, length[:]); err != nil {
@@ -213,7 +217,8 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 		if _, err := io.ReadFull(conn, query); err != nil {
 			return
 		}
-		resp := respond(s.zone(), query, overTCP, s.turn.Add(1))
+		turn++
+		resp := r.respond(s.zone(), query, overTCP, turn)
 		if resp == nil {
 			return // not a question: nothing sensible will follow
 		}

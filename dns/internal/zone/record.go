@@ -1,138 +1,154 @@
 package zone
 
 import (
-	"cmp"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
 )
 
-// Type is a record or question type (IANA "DNS Resource Record (RR) TYPEs"). Questions may hold any
-// value, the zone holds only those below.
+// Type is a type of record (IANA, "Resource Record (RR) TYPEs").
 type Type uint16
 
-// The types that the zone answers or treats in a way of its own.
+// The types that occur here.
 const (
 	A     Type = 1
 	NS    Type = 2
 	SOA   Type = 6
+	PTR   Type = 12
 	HINFO Type = 13
 	TXT   Type = 16
 	AAAA  Type = 28
+	SRV   Type = 33
 	IXFR  Type = 251
 	AXFR  Type = 252
 	ANY   Type = 255
 )
 
-// String returns the mnemonic, or TYPEn as RFC 3597 writes types without one.
-func (t Type) String() string {
-	switch t {
-	case A:
-		return "A"
-	case NS:
-		return "NS"
-	case SOA:
-		return "SOA"
-	case HINFO:
-		return "HINFO"
-	case TXT:
-		return "TXT"
-	case AAAA:
-		return "AAAA"
-	case IXFR:
-		return "IXFR"
-	case AXFR:
-		return "AXFR"
-	case ANY:
-		return "ANY"
-	default:
-		return "TYPE" + strconv.Itoa(int(t))
-	}
+var typeNames = map[Type]string{
+	A: "A", NS: "NS", SOA: "SOA", PTR: "PTR", HINFO: "HINFO", TXT: "TXT", AAAA: "AAAA", SRV: "SRV", IXFR: "IXFR", AXFR: "AXFR", ANY: "ANY",
 }
 
-// Rcode is a response code (RFC 1035, section 4.1.1).
-type Rcode uint8
+// String returns the mnemonic, or TYPE65 as RFC 3597 writes the others.
+func (t Type) String() string {
+	if name, ok := typeNames[t]; ok {
+		return name
+	}
+	return "TYPE" + strconv.Itoa(int(t))
+}
 
-// The response codes that a lookup can give. NoError with no records is NODATA.
+// Record is one record, as people look at it.
+type Record struct {
+	Name string // as a zone file writes it
+	Type Type
+	TTL  uint32 // seconds
+	Data string // as a zone file writes it
+}
+
+// String returns the record's line in a zone file.
+func (r Record) String() string { return fmt.Sprintf("%s %d IN %s %s", r.Name, r.TTL, r.Type, r.Data) }
+
+// The layout of a record in an answer whose owner is the name that was asked: a pointer to it, type, class, TTL, and
+// the data after its length.
 const (
-	NoError   Rcode = 0
-	NameError Rcode = 3
-	Refused   Rcode = 5
+	ownerPointer = "\xc0\x0c"
+	recordHead   = 2 + 2 + 2 + 4 + 2
+	classIN      = 1
 )
 
-// String returns the name that dig prints.
-func (r Rcode) String() string {
-	switch r {
-	case NoError:
-		return "NOERROR"
-	case NameError:
-		return "NXDOMAIN"
-	case Refused:
-		return "REFUSED"
+// appendRecord appends a record whose owner is the name that was asked.
+func appendRecord(b []byte, t Type, ttl uint32, data string) []byte {
+	b = append(b, ownerPointer...)
+	b = binary.BigEndian.AppendUint16(b, uint16(t))
+	b = binary.BigEndian.AppendUint16(b, classIN)
+	b = binary.BigEndian.AppendUint32(b, ttl)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(data)))
+	return append(b, data...)
+}
+
+// recordLen returns how long the first record of rrs is.
+func recordLen(rrs string) int {
+	return recordHead + int(rrs[recordHead-2])<<8 + int(rrs[recordHead-1])
+}
+
+// The data of records, as on the wire.
+
+func addressData(a netip.Addr) (Type, string) {
+	if a.Is4() {
+		b := a.As4()
+		return A, string(b[:])
+	}
+	b := a.As16()
+	return AAAA, string(b[:])
+}
+
+// srvHead is what stands before the target.
+const srvHead = 6
+
+func srvData(weight, port uint16, target string) string {
+	b := make([]byte, 0, srvHead+len(target))
+	b = binary.BigEndian.AppendUint16(b, 0) // all have the same priority
+	b = binary.BigEndian.AppendUint16(b, weight)
+	b = binary.BigEndian.AppendUint16(b, port)
+	return string(append(b, target...))
+}
+
+// textsData is the data of TXT and HINFO.
+func textsData(texts ...string) string {
+	var b []byte
+	for _, t := range texts {
+		b = append(append(b, byte(len(t))), t...)
+	}
+	return string(b)
+}
+
+// soaData is the data of a SOA. A service exported a moment ago must not stay unknown for longer than its TTL
+// (RFC 2308).
+func soaData(primary, mailbox string, serial, minimum uint32) string {
+	b := append([]byte(primary), mailbox...)
+	for _, n := range []uint32{serial, 7200, 1800, 86400, minimum} {
+		b = binary.BigEndian.AppendUint32(b, n)
+	}
+	return string(b)
+}
+
+// text returns data as a zone file writes it.
+func (t Type) text(data string) string {
+	switch t {
+	case A, AAAA:
+		addr, _ := netip.AddrFromSlice([]byte(data))
+		return addr.String()
+	case NS, PTR:
+		return Text(data)
+	case SRV:
+		n := []byte(data[:srvHead])
+		return fmt.Sprintf("%d %d %d %s", binary.BigEndian.Uint16(n), binary.BigEndian.Uint16(n[2:]), binary.BigEndian.Uint16(n[4:]), Text(data[srvHead:]))
+	case TXT, HINFO:
+		var quoted []string
+		for data != "" {
+			quoted = append(quoted, strconv.Quote(data[1:1+int(data[0])]))
+			data = data[1+int(data[0]):]
+		}
+		return strings.Join(quoted, " ")
+	case SOA:
+		primary := nameLen(data)
+		mailbox := nameLen(data[primary:])
+		s := Text(data[:primary]) + " " + Text(data[primary:primary+mailbox])
+		for n := []byte(data[primary+mailbox:]); len(n) > 0; n = n[4:] {
+			s += " " + strconv.FormatUint(uint64(binary.BigEndian.Uint32(n)), 10)
+		}
+		return s
 	default:
-		return "RCODE" + strconv.Itoa(int(r))
+		return fmt.Sprintf(`\# %d %x`, len(data), data) // RFC 3597, section 5
 	}
 }
 
-// Record is one resource record of class IN.
-type Record struct {
-	Name string
-	Type Type
-	TTL  uint32 // seconds, as on the wire
-	// Data is a netip.Addr (A, AAAA), Target (NS), Text (TXT), HostInfo (HINFO) or StartOfAuthority (SOA).
-	Data fmt.Stringer
-}
-
-// Target is the name that an NS record points at.
-type Target string
-
-// Text is the strings of a TXT record, each at most 255 bytes.
-type Text []string
-
-// HostInfo is the data of a HINFO record.
-type HostInfo struct{ CPU, OS string }
-
-// StartOfAuthority is the data of the SOA record; times are seconds, as on the wire.
-type StartOfAuthority struct {
-	Primary, Mailbox                        string
-	Serial, Refresh, Retry, Expire, Minimum uint32
-}
-
-// String returns the target as it stands in a zone file.
-func (t Target) String() string { return string(t) }
-
-// String returns the quoted strings as they stand in a zone file.
-func (t Text) String() string {
-	quoted := make([]string, len(t))
-	for i, s := range t {
-		quoted[i] = strconv.Quote(s)
+// nameLen returns how long the name is that s begins with.
+func nameLen(s string) int {
+	n := 0
+	for s[n] != 0 {
+		n += 1 + int(s[n])
 	}
-	return strings.Join(quoted, " ")
-}
-
-// String returns the two quoted strings as they stand in a zone file.
-func (h HostInfo) String() string { return Text{h.CPU, h.OS}.String() }
-
-// String returns the seven fields as they stand in a zone file.
-func (s StartOfAuthority) String() string {
-	return fmt.Sprintf("%s %s %d %d %d %d %d", s.Primary, s.Mailbox, s.Serial, s.Refresh, s.Retry, s.Expire, s.Minimum)
-}
-
-// String returns the record as a line of a zone file.
-func (r Record) String() string {
-	return fmt.Sprintf("%s %d IN %s %s", r.Name, r.TTL, r.Type, r.Data)
-}
-
-// compare orders the records of one name by type; addresses of one type by value.
-func (r Record) compare(o Record) int {
-	if c := cmp.Compare(r.Type, o.Type); c != 0 {
-		return c
-	}
-	have, ok := r.Data.(netip.Addr)
-	want, also := o.Data.(netip.Addr)
-	if ok && also {
-		return have.Compare(want)
-	}
-	return strings.Compare(r.Data.String(), o.Data.String())
+	return n + 1
 }

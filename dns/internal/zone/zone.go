@@ -1,251 +1,203 @@
-// Package zone turns a snapshot of the ClusterSet into the records of clusterset.local and answers
-// questions from them. It is pure: no network, no clock, no DNS library. Names are presentation format
-// in lower case with the final dot; anything a question may hold can be looked up.
-//
-// The records are those of the Multicluster Service DNS specification, schema 1.0.0
-// (https://github.com/kubernetes/enhancements/blob/master/keps/sig-multicluster/1645-multi-cluster-services-api/specification.md).
 package zone
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
+	"hash/maphash"
+	"iter"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Origin is the name of the zone. The specification fixes it.
-const Origin = "clusterset.local."
-
-// SchemaVersion is what the TXT record dns-version says.
-const SchemaVersion = "1.0.0"
-
-// ttl is how long clients may keep an answer, positive or negative, in seconds. Five is what CoreDNS
-// answers for cluster.local, so both zones age alike.
-const ttl = 5
-
-// versionTTL is the specification's TTL of dns-version, in seconds.
-const versionTTL = 28800
-
-// Zone is every record of clusterset.local at one moment. It is immutable, so any number of readers
-// may share one.
+// Zone answers questions. It is immutable; a [Builder] makes it.
 type Zone struct {
-	soa Record
-	// names holds every name that exists, empty non-terminals (RFC 8020) with no records; records are
-	// ordered by type, then by data.
-	names map[string][]Record
+	apexes []apex
+	shards []shard
+	names  int
+	// records counts those of all names.
+	records int
+	serial  uint32
 }
 
-// Problem says why a service has no records. It is the fault of whoever named the service.
-type Problem struct {
-	Service clusterset.ServiceName
-	Reason  string
+// apex is the top of a part of the world we know all of.
+type apex struct {
+	name string
+	soa  string // as a record whose owner is the name that was asked
+	// labels is how many labels a name below a reverse apex has that can have records, 0 for other apexes. Those with
+	// fewer stand between and are taken to exist: that some address below has a name costs nobody anything.
+	labels int
 }
 
-// Build returns the zone that s describes, with the given serial, which must grow from one zone to the
-// next (RFC 1982). nameservers are the addresses of ns.dns.clusterset.local. A service that cannot be
-// named in DNS is left out and reported; it never costs another service its records. Build keeps
-// neither argument.
-func Build(s *clusterset.Snapshot, serial uint32, nameservers []netip.Addr) (*Zone, []Problem) {
-	z := &Zone{names: make(map[string][]Record, len(s.Services)+8)}
-	z.soa = Record{Origin, SOA, ttl, StartOfAuthority{
-		Primary: "ns.dns." + Origin,
-		Mailbox: "hostmaster." + Origin,
-		Serial:  serial,
-		Refresh: 7200,
-		Retry:   1800,
-		Expire:  86400,
-		Minimum: ttl, // a service exported a moment ago must not stay unknown for longer (RFC 2308)
-	}}
-	z.add(Origin, z.soa, Record{Origin, NS, ttl, Target("ns.dns." + Origin)})
-	z.add("dns-version."+Origin, Record{"dns-version." + Origin, TXT, versionTTL, Text{SchemaVersion}})
-	z.add("ns.dns."+Origin, addressRecords("ns.dns."+Origin, nameservers)...)
-	z.add("svc." + Origin)
+// A shard holds the names whose hashes share their first shardBits, as a hash table with open addressing. A change
+// makes the shards anew that it touches and shares all others with the Zone before.
+type shard []entry
 
-	var problems []Problem
-	for i := range s.Services {
-		if reason := z.addService(&s.Services[i]); reason != "" {
-			problems = append(problems, Problem{s.Services[i].Service, reason})
-		}
-	}
-	for _, records := range z.names {
-		slices.SortFunc(records, Record.compare)
-	}
-	return z, problems
-}
+const shardBits = 12
 
-// Same reports whether Build makes the same records of a and b, as it does when no more than endpoints behind a
-// ClusterSetIP have changed.
-func Same(a, b *clusterset.Snapshot) bool {
-	return slices.EqualFunc(a.Services, b.Services, func(s, t clusterset.Service) bool {
-		switch {
-		case s.Service != t.Service || s.Type != t.Type:
-			return false
-		case s.Type != clusterset.Headless:
-			return slices.Equal(s.IPs, t.IPs)
-		default:
-			return slices.Equal(readyAddrs(&s), readyAddrs(&t))
-		}
-	})
-}
+// seed is the process's own, so that nobody can send us names that meet in one place.
+var seed = maphash.MakeSeed()
 
-// addService adds the records of one service, or returns why it has none.
-func (z *Zone) addService(s *clusterset.Service) (reason string) {
-	for _, label := range []string{s.Service.Name, s.Service.Namespace} {
-		if !isLabel(label) {
-			return fmt.Sprintf("%q is not a DNS label: 1 to 63 of a-z, 0-9, '-' and '_'", label)
-		}
-	}
-	namespace := s.Service.Namespace + ".svc." + Origin
-	z.add(namespace)
-	name := s.Service.Name + "." + namespace
-	if s.Type != clusterset.Headless {
-		// Without an IP the name exists all the same, so that resolvers hear NODATA, never NXDOMAIN.
-		z.add(name, addressRecords(name, s.IPs)...)
+// find returns the entry of name, which is lower case.
+func (z *Zone) find(name []byte) entry {
+	h := maphash.Bytes(seed, name)
+	s := z.shards[h>>(64-shardBits)]
+	if len(s) == 0 {
 		return ""
 	}
-	// Headless: the ready endpoints of all members. With none ready the name must not exist.
-	if ready := readyAddrs(s); len(ready) > 0 {
-		z.add(name, addressRecords(name, ready)...)
-	}
-	return ""
-}
-
-// add makes name and all its parents up to the origin exist, and gives name the records.
-func (z *Zone) add(name string, records ...Record) {
-	z.names[name] = append(z.names[name], records...)
-	for name != Origin {
-		_, name, _ = strings.Cut(name, ".")
-		if _, ok := z.names[name]; ok {
-			return
+	for i := uint(h); ; i++ {
+		e := s[i&uint(len(s)-1)]
+		if e == "" || e.is(name) {
+			return e
 		}
-		z.names[name] = nil
 	}
 }
 
-// readyAddrs returns the addresses of the endpoints of s that may take new traffic.
-func readyAddrs(s *clusterset.Service) []netip.Addr {
-	var addrs []netip.Addr
-	for _, slice := range s.Slices {
-		for _, ep := range slice.Endpoints {
-			if ep.Ready {
-				addrs = append(addrs, ep.Addrs...)
+// makeShard returns a table of entries, which all belong to one shard.
+func makeShard(entries []entry) shard {
+	if len(entries) == 0 {
+		return nil
+	}
+	s := make(shard, 1<<bits.Len(uint(len(entries)+len(entries)/3)))
+	for _, e := range entries {
+		i := uint(maphash.String(seed, e.name()))
+		for s[i&uint(len(s)-1)] != "" {
+			i++
+		}
+		s[i&uint(len(s)-1)] = e
+	}
+	return s
+}
+
+func shardOf(name string) int { return int(maphash.String(seed, name) >> (64 - shardBits)) }
+
+// with returns z with other entries: a change to "" takes the name away. Nothing of z changes.
+func (z *Zone) with(changes map[string]entry) *Zone {
+	next := *z
+	next.shards = slices.Clone(z.shards)
+	touched := make(map[int][]entry)
+	for name, e := range changes {
+		at := shardOf(name)
+		if _, ok := touched[at]; !ok {
+			touched[at] = nil
+		}
+		if e != "" {
+			touched[at] = append(touched[at], e)
+			next.count(e, 1)
+		}
+	}
+	for at, entries := range touched {
+		for _, e := range z.shards[at] {
+			if e == "" {
+				continue
+			}
+			if _, changes := changes[e.name()]; changes {
+				next.count(e, -1)
+			} else {
+				entries = append(entries, e)
+			}
+		}
+		next.shards[at] = makeShard(entries)
+	}
+	return &next
+}
+
+func (z *Zone) count(e entry, by int) {
+	z.names += by
+	e.records(func(Type, uint32, string) { z.records += by })
+}
+
+// Serial returns the serial number of the zone's SOA.
+func (z *Zone) Serial() uint32 { return z.serial }
+
+// Len returns how many records there are.
+func (z *Zone) Len() int { return z.records }
+
+// Names returns how many names exist.
+func (z *Zone) Names() int { return z.names }
+
+// entries yields all, in no order.
+func (z *Zone) entries() iter.Seq[entry] {
+	return func(yield func(entry) bool) {
+		for _, s := range z.shards {
+			for _, e := range s {
+				if e != "" && !yield(e) {
+					return
+				}
 			}
 		}
 	}
-	return addrs
 }
 
-// addressRecords returns one A or AAAA record for each distinct address.
-func addressRecords(name string, addrs []netip.Addr) []Record {
-	var records []Record
-	seen := make(map[netip.Addr]bool, len(addrs))
-	for _, a := range addrs {
-		a = a.Unmap().WithZone("")
-		if !a.IsValid() || seen[a] {
+// Records returns the records of names below and at suffix, written as in a zone file, or of all names when suffix is
+// empty, sorted by name from the right, then by type. A name without records is one of type 0.
+func (z *Zone) Records(suffix string) []Record {
+	suffix = strings.TrimSuffix(strings.ToLower(suffix), ".")
+	var all []Record
+	for e := range z.entries() {
+		name := Text(e.name())
+		if bare := strings.TrimSuffix(name, "."); suffix != "" && bare != suffix && !strings.HasSuffix(bare, "."+suffix) {
 			continue
 		}
-		seen[a] = true
-		t := AAAA
-		if a.Is4() {
-			t = A
-		}
-		records = append(records, Record{name, t, ttl, a})
-	}
-	return records
-}
-
-// isLabel reports whether s can be one lower-case label that needs no escape.
-func isLabel(s string) bool {
-	if s == "" || len(s) > 63 {
-		return false
-	}
-	for _, c := range []byte(s) {
-		if !(c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z') {
-			return false
+		n := len(all)
+		e.records(func(t Type, ttl uint32, data string) { all = append(all, Record{name, t, ttl, t.text(data)}) })
+		if len(all) == n {
+			all = append(all, Record{Name: name})
 		}
 	}
-	return true
+	slices.SortStableFunc(all, func(a, b Record) int {
+		if a.Name != b.Name {
+			return slices.Compare(reversed(a.Name), reversed(b.Name))
+		}
+		return int(a.Type) - int(b.Type)
+	})
+	return all
 }
 
-// Contains reports whether name, in any case, is the origin or lies below it.
-func Contains(name string) bool {
-	cut := len(name) - len(Origin)
-	if cut < 0 || !strings.EqualFold(name[cut:], Origin) {
-		return false
-	}
-	if cut == 0 {
-		return true
-	}
-	// The character before must be a dot between labels, not an escaped dot inside one.
-	before := name[:cut]
-	if !strings.HasSuffix(before, ".") {
-		return false
-	}
-	label := strings.TrimSuffix(before, ".")
-	backslashes := len(label) - len(strings.TrimRight(label, `\`))
-	return backslashes%2 == 0
+func reversed(name string) []string {
+	labels := strings.Split(name, ".")
+	slices.Reverse(labels)
+	return labels
 }
 
-// Answer is what the zone says to one question.
-type Answer struct {
-	Rcode   Rcode
-	Records []Record // of the name that was asked; shared with the zone, not to be changed
-	// Authority is the SOA of a negative answer (RFC 2308), nil otherwise.
-	Authority *Record
-}
-
-// Lookup answers a question of class IN. name is in lower case. It never fails: what the zone does not
-// hold has an answer too.
-func (z *Zone) Lookup(name string, t Type) Answer {
-	if !Contains(name) || t == AXFR || t == IXFR {
-		return Answer{Rcode: Refused}
-	}
-	records, ok := z.names[name]
-	if !ok {
-		return Answer{Rcode: NameError, Authority: &z.soa}
-	}
-	if t == ANY {
-		// RFC 8482, section 4.2: a name that exists, and nothing to amplify with.
-		return Answer{Records: []Record{{name, HINFO, ttl, HostInfo{CPU: "RFC8482"}}}}
-	}
-	lo, found := slices.BinarySearchFunc(records, t, func(r Record, t Type) int { return cmp.Compare(r.Type, t) })
-	if !found {
-		return Answer{Authority: &z.soa}
-	}
-	hi := lo
-	for hi < len(records) && records[hi].Type == t {
-		hi++
-	}
-	return Answer{Records: records[lo:hi:hi]}
-}
-
-// Serial returns the serial of the zone's SOA.
-func (z *Zone) Serial() uint32 { return z.soa.Data.(StartOfAuthority).Serial }
-
-// Len returns how many records the zone holds.
-func (z *Zone) Len() int {
-	n := 0
-	for _, records := range z.names {
-		n += len(records)
-	}
-	return n
-}
-
-// String returns all records as lines of a zone file, ordered by name; an empty non-terminal is a
-// comment line.
+// String returns the zone as a file; names without records are comments.
 func (z *Zone) String() string {
 	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(z.names)) {
-		if len(z.names[name]) == 0 {
-			fmt.Fprintf(&b, "; %s\n", name)
-		}
-		for _, r := range z.names[name] {
+	for _, a := range z.apexes {
+		fmt.Fprintln(&b, Record{Text(a.name), SOA, ttlOf(a.soa), SOA.text(a.soa[recordHead:])})
+	}
+	for _, r := range z.Records("") {
+		if r.Type == 0 {
+			fmt.Fprintf(&b, "; %s\n", r.Name)
+		} else {
 			fmt.Fprintln(&b, r)
 		}
 	}
 	return b.String()
+}
+
+func ttlOf(rr string) uint32 {
+	return uint32(rr[6])<<24 | uint32(rr[7])<<16 | uint32(rr[8])<<8 | uint32(rr[9])
+}
+
+// reverseName returns the name under which an address has its PTR record (RFC 1035, section 3.5; RFC 3596,
+// section 2.5), and under which a prefix has its zone: an IPv4 prefix is cut at bytes, an IPv6 one at half bytes, each
+// to the shorter.
+func reverseName(p netip.Prefix) string {
+	var labels []string
+	if p.Addr().Is4() {
+		b := p.Addr().As4()
+		for i := range p.Bits() / 8 {
+			labels = append(labels, fmt.Sprint(b[i]))
+		}
+		labels = append([]string{"arpa", "in-addr"}, labels...)
+	} else {
+		b := p.Addr().As16()
+		for i := range p.Bits() / 4 {
+			labels = append(labels, fmt.Sprintf("%x", b[i/2]>>(4*(1-i%2))&0xf))
+		}
+		labels = append([]string{"arpa", "ip6"}, labels...)
+	}
+	slices.Reverse(labels)
+	return wireName(labels...)
 }

@@ -1,0 +1,90 @@
+package zone
+
+import "strings"
+
+// A name is as on the wire (RFC 1035, section 3.1): each label after its length, the root's empty one last. Names of
+// a zone are lower case. There are no escapes and no compression.
+
+// The names of the zone itself.
+var (
+	origin  = wireName("clusterset", "local")
+	svcName = wireName("svc", "clusterset", "local")
+)
+
+// Origin is the zone's name as people write it.
+const Origin = "clusterset.local."
+
+// maxName and maxLabel are the limits of RFC 1035, section 2.3.4, in bytes on the wire and without the length.
+const (
+	maxName  = 255
+	maxLabel = 63
+)
+
+// wireName returns the name of labels, most local first.
+func wireName(labels ...string) string { return under("\x00", labels...) }
+
+// under returns the name of labels below parent.
+func under(parent string, labels ...string) string {
+	n := len(parent)
+	for _, l := range labels {
+		n += 1 + len(l)
+	}
+	b := make([]byte, 0, n)
+	for _, l := range labels {
+		b = append(b, byte(len(l)))
+		b = append(b, l...)
+	}
+	return string(append(b, parent...))
+}
+
+// parent returns name without its first label. name must not be the root.
+func parent(name string) string { return name[1+int(name[0]):] }
+
+// labelsOf returns how many labels a name has, without the root's.
+func labelsOf[S string | []byte](name S) int {
+	n := 0
+	for i := 0; name[i] != 0; i += 1 + int(name[i]) {
+		n++
+	}
+	return n
+}
+
+// Text returns a name as a zone file writes it (RFC 1035, section 5.1), "." for the root. name must be well-formed.
+func Text(name string) string {
+	if name == "\x00" {
+		return "."
+	}
+	var b strings.Builder
+	for name[0] != 0 {
+		for _, c := range []byte(name[1 : 1+int(name[0])]) {
+			switch {
+			case c == '.' || c == '\\' || c == '"' || c == ';' || c == '(' || c == ')' || c == '@' || c == '$':
+				b.WriteByte('\\')
+				b.WriteByte(c)
+			case c <= ' ' || c >= 0x7f:
+				b.WriteByte('\\')
+				b.WriteByte('0' + c/100)
+				b.WriteByte('0' + c/10%10)
+				b.WriteByte('0' + c%10)
+			default:
+				b.WriteByte(c)
+			}
+		}
+		b.WriteByte('.')
+		name = parent(name)
+	}
+	return b.String()
+}
+
+// isLabel reports whether s can be a label of a Kubernetes name: 1 to 63 of a-z, 0-9, '-' and '_'.
+func isLabel(s string) bool {
+	if s == "" || len(s) > maxLabel {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if !(c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z') {
+			return false
+		}
+	}
+	return true
+}
