@@ -29,6 +29,9 @@ import (
 // DefaultPort is where resolvers look for a name server.
 const DefaultPort = 53
 
+// limits are what clients may use. Those of a node are some hundred.
+var limits = server.Limits{Rate: 50_000, Connections: 8192, ConnectionsEach: 256}
+
 // Config says where to answer. The zero value is not valid: there is no address that is right everywhere.
 type Config struct {
 	// Listen holds the addresses to answer on, over UDP and TCP each. They must stand on an interface of
@@ -86,7 +89,7 @@ func New(c Config) (*Server, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{log: log, zoneConfig: zone.Config{Nameservers: firstOfEachFamily(c.Listen), TTL: zone.DefaultTTL}}
-	listeners, err := server.Listen(c.Listen, s.zone.Load, log)
+	listeners, err := server.Listen(context.Background(), c.Listen, s.zone.Load, limits, log)
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}

@@ -58,12 +58,22 @@ type edns struct {
 type responder struct {
 	lower [maxName]byte
 	out   []byte
+	// last says what became of the last message, for those who count.
+	last outcome
+}
+
+// outcome is what became of a message.
+type outcome struct {
+	typ     zone.Type // that was asked for; 0 when that could not be read
+	rcode   uint16    // 16 and above are of EDNS
+	unusual bool      // it took the library to read it
 }
 
 // respond returns the answer to one message and its code, or nil when the message deserves none. Any bytes are
 // welcome; z is nil until the first snapshot came. turn says at which of several records to begin, so that clients
 // which take the first one spread. The answer is valid until the next call.
 func (r *responder) respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
+	r.last = outcome{}
 	if len(query) < headerLen || query[2]&response != 0 {
 		return nil // an answer; answering it could start an endless exchange
 	}
@@ -75,6 +85,7 @@ func (r *responder) respond(z *zone.Zone, query []byte, via transport, turn uint
 	}
 	q, ok := r.parse(query)
 	if !ok {
+		r.last.unusual = true
 		q, ok = r.parseUnusual(query)
 	}
 	if !ok {
@@ -109,8 +120,22 @@ func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport
 	if q.edns.present {
 		b = appendOPT(b, extended, q.edns.do)
 	}
+	r.last.typ, r.last.rcode = q.typ, uint16(extended)<<4|uint16(b[3]&rcodeMask)
 	r.out = b
 	return b
+}
+
+// truncated returns an answer without records that makes the client ask again over TCP, or nil when the message does
+// not deserve one. It is as short as the message, or shorter.
+func (r *responder) truncated(query []byte) []byte {
+	const tc = 0x02
+	q, ok := r.parse(query)
+	if !ok || query[2]&(response|opcodeMask) != 0 {
+		return nil
+	}
+	b := append(r.out[:0], query[0], query[1], response|tc|query[2]&recursionDesired, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+	r.out = append(b, q.wire...)
+	return r.out
 }
 
 // An OPT record's type, and its length without options.
@@ -233,6 +258,7 @@ func answerSize(announced uint16) int { return min(max(int(announced), dns.MinMs
 // bare returns a header alone with rcode, for messages whose question cannot be echoed. query holds at
 // least a header.
 func (r *responder) bare(query []byte, rcode byte) []byte {
+	r.last.rcode = uint16(rcode)
 	r.out = append(r.out[:0], query[0], query[1], response|query[2]&(opcodeMask|recursionDesired), rcode, 0, 0, 0, 0, 0, 0, 0, 0)
 	return r.out
 }

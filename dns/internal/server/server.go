@@ -12,11 +12,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
@@ -28,21 +30,40 @@ const idle = 8 * time.Second
 // retry is how long a socket rests after an error that may pass.
 const retry = 10 * time.Millisecond
 
-// Server is a set of open sockets. Make one with [Listen].
-type Server struct {
-	zone  func() *zone.Zone
-	log   *slog.Logger
-	addrs []netip.AddrPort
-	udp   []*net.UDPConn
-	tcp   []*net.TCPListener
+// Limits are what clients may use. A zero rate is no limit.
+type Limits struct {
+	// Rate is how many answers over UDP a client gets in a second from one socket, of which an address has one for
+	// each CPU. Of those it gets too many, every second one sends it to TCP, and the others are not sent.
+	Rate int
+	// Connections is how many clients may have open over TCP in all, and ConnectionsEach how many one of them.
+	Connections, ConnectionsEach int
 }
 
-// Listen opens a UDP and a TCP socket on each address, or none at all. current is asked for the zone at
-// each question and may return nil: no zone yet. An error names the address, the port and the fix.
-func Listen(addrs []netip.AddrPort, current func() *zone.Zone, log *slog.Logger) (*Server, error) {
-	s := &Server{zone: current, log: log}
+// Server is a set of open sockets. Make one with [Listen].
+type Server struct {
+	zone   func() *zone.Zone
+	log    *slog.Logger
+	limits Limits
+	conns  connLimit
+	addrs  []netip.AddrPort
+	udp    []*udpSocket
+	tcp    []*net.TCPListener
+	ofTCP  tally
+}
+
+// udpSocket is one of those of an address. The kernel gives all packets of a client's socket to the same one.
+type udpSocket struct {
+	*net.UDPConn
+	tally
+}
+
+// Listen opens a TCP socket and, for each CPU that this process may use, a UDP socket on each address, or none at all.
+// current is asked for the zone at each question and may return nil: no zone yet. An error names the address, the port
+// and the fix.
+func Listen(ctx context.Context, addrs []netip.AddrPort, current func() *zone.Zone, limits Limits, log *slog.Logger) (*Server, error) {
+	s := &Server{zone: current, log: log, limits: limits, conns: connLimit{all: limits.Connections, each: limits.ConnectionsEach}}
 	for _, addr := range addrs {
-		if err := s.listen(addr); err != nil {
+		if err := s.listen(ctx, addr); err != nil {
 			s.close()
 			return nil, err
 		}
@@ -50,37 +71,69 @@ func Listen(addrs []netip.AddrPort, current func() *zone.Zone, log *slog.Logger)
 	return s, nil
 }
 
-// listen opens both sockets of one address. When the kernel is to choose the port, UDP gets one that
+// listen opens the sockets of one address. When the kernel is to choose the port, UDP gets one that
 // TCP may find in use; so it may choose again, a few times.
-func (s *Server) listen(addr netip.AddrPort) error {
-	udp, tcp, err := open(addr)
+func (s *Server) listen(ctx context.Context, addr netip.AddrPort) error {
+	udp, tcp, err := open(ctx, addr)
 	for range 20 {
 		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
-		udp, tcp, err = open(addr)
+		udp, tcp, err = open(ctx, addr)
 	}
 	if err != nil {
 		return err
 	}
-	s.udp, s.tcp = append(s.udp, udp), append(s.tcp, tcp)
-	s.addrs = append(s.addrs, netip.AddrPortFrom(addr.Addr(), portOf(udp)))
+	bound := netip.AddrPortFrom(addr.Addr(), portOf(udp))
+	s.udp, s.tcp, s.addrs = append(s.udp, &udpSocket{UDPConn: udp}), append(s.tcp, tcp), append(s.addrs, bound)
+	for range runtime.GOMAXPROCS(0) - 1 {
+		more, err := openUDP(ctx, bound)
+		if err != nil {
+			return err
+		}
+		s.udp = append(s.udp, &udpSocket{UDPConn: more})
+	}
 	return nil
 }
 
 // open opens a UDP socket, and a TCP socket on the port that it got, or neither.
-func open(addr netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
-	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+func open(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
+	// Sockets that share a port do so with those of other programs of the same user: only one that may not be shared
+	// tells whether another one answers there.
+	only, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
 	if err != nil {
 		return nil, nil, explain("udp", addr, err)
 	}
-	addr = netip.AddrPortFrom(addr.Addr(), portOf(udp))
+	addr = netip.AddrPortFrom(addr.Addr(), portOf(only))
+	if err := only.Close(); err != nil {
+		return nil, nil, explain("udp", addr, err)
+	}
+	udp, err := openUDP(ctx, addr)
+	if err != nil {
+		return nil, nil, err
+	}
 	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
 	if err != nil {
 		_ = udp.Close()
 		return nil, nil, explain("tcp", addr, err)
 	}
 	return udp, tcp, nil
+}
+
+// openUDP opens one of several UDP sockets of an address.
+func openUDP(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, error) {
+	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }); failed != nil {
+			return failed
+		}
+		return err
+	}}
+	conn, err := shared.ListenPacket(ctx, "udp", addr.String())
+	if err != nil {
+		return nil, explain("udp", addr, err)
+	}
+	return conn.(*net.UDPConn), nil
 }
 
 // portOf returns the port that a socket is bound to.
@@ -113,6 +166,16 @@ func cause(err error) error {
 // Addrs returns the addresses that are served, with the ports that were bound.
 func (s *Server) Addrs() []netip.AddrPort { return slices.Clone(s.addrs) }
 
+// Counts returns what was counted since the start.
+func (s *Server) Counts() Counts {
+	var c Counts
+	for _, conn := range s.udp {
+		c.add(&conn.tally, "udp")
+	}
+	c.add(&s.ofTCP, "tcp")
+	return c
+}
+
 // Serve answers until ctx is done and then closes every socket and connection. It returns nil then, or
 // the error of the first socket that broke before. No goroutine outlives it.
 func (s *Server) Serve(ctx context.Context) error {
@@ -141,10 +204,15 @@ func (s *Server) close() {
 	}
 }
 
+// slip is how many of the answers that a client must not have make one that sends it to TCP.
+const slip = 2
+
 // serveUDP answers the datagrams of conn until it is closed, which is its error.
-func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
+func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
 	query := make([]byte, 64<<10)
 	var r responder
+	var time clock
+	limit := &rateLimit{rate: int32(s.limits.Rate)}
 	turn := rand.Uint32()
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(query)
@@ -156,8 +224,17 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 			pause(ctx, retry)
 			continue
 		}
-		turn++
-		resp := r.respond(s.zone(), query[:n], overUDP, turn)
+		var resp []byte
+		if limit.allows(from.Addr(), time.now()) {
+			turn++
+			resp = r.respond(s.zone(), query[:n], overUDP, turn)
+			conn.count(r.last, resp != nil)
+		} else {
+			conn.limited.Add(1)
+			if limit.every(from.Addr(), slip) {
+				resp = r.truncated(query[:n])
+			}
+		}
 		if resp == nil {
 			continue
 		}
@@ -176,7 +253,14 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 		conn, err := listener.AcceptTCP()
 		switch {
 		case err == nil:
+			client := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+			if !s.conns.enter(client) {
+				s.ofTCP.refused.Add(1)
+				_ = conn.Close()
+				continue
+			}
 			conns.Go(func() error {
+				defer s.conns.leave(client)
 				s.serveConn(ctx, conn) // which closes it at once when ctx is done
 				return nil
 			})
@@ -219,6 +303,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 		}
 		turn++
 		resp := r.respond(s.zone(), query, overTCP, turn)
+		s.ofTCP.count(r.last, resp != nil)
 		if resp == nil {
 			return // not a question: nothing sensible will follow
 		}
