@@ -208,11 +208,23 @@ func isServedBySlices(s *clusterset.Service) bool {
 // apexes are the tops of all that we know all of.
 func (c Config) apexes(serial uint32) []apex {
 	ns := under(origin, "ns", "dns")
-	all := []apex{{name: origin, soa: string(appendRecord(nil, SOA, c.TTL, soaData(ns, under(origin, "hostmaster"), serial, c.TTL)))}}
+	soa := string(appendRecord(nil, SOA, c.TTL, soaData(ns, under(origin, "hostmaster"), serial, c.TTL)))
+	all := []apex{newApex(origin, soa)}
 	for _, p := range c.Reverse {
-		all = append(all, apex{reverseName(p), all[0].soa, labelsOf(reverseName(netip.PrefixFrom(p.Addr(), p.Addr().BitLen())))})
+		all = append(all, newApex(reverseName(p), soa))
 	}
 	return all
+}
+
+func newApex(name, soa string) apex {
+	a := apex{name: name, soa: soa}
+	for _, family := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		full := reverseName(netip.PrefixFrom(family, family.BitLen()))
+		if strings.HasSuffix(name, reverseName(netip.PrefixFrom(family, 0))) {
+			a.labels = labelsOf(full)
+		}
+	}
+	return a
 }
 
 // fixed are the names that every zone has.

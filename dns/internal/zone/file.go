@@ -1,0 +1,131 @@
+package zone
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"time"
+)
+
+// A saved zone is, numbers in network order: fileMagic; the serial (4 bytes), the TTL of its SOA (4), when it was made
+// in seconds since 1970 (8), the number of tops (4) and each name after its length (1); the number of entries (4) and
+// each after its length (4); the CRC32c of all before (4).
+
+// fileMagic begins with what tells the format from others and ends with its version.
+const fileMagic = "isthmus-zone\x00\x01"
+
+// ErrCorrupt means that what should be a saved zone is none, or not all of one.
+var ErrCorrupt = errors.New("not a saved zone, or damaged")
+
+// Save writes z, which was made at a time, so that [Load] gives it back.
+func (z *Zone) Save(w io.Writer, made time.Time) error {
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	buf := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<16)
+	head := []byte(fileMagic)
+	head = binary.BigEndian.AppendUint32(head, z.serial)
+	head = binary.BigEndian.AppendUint32(head, ttlOf(z.apexes[0].soa))
+	head = binary.BigEndian.AppendUint64(head, uint64(made.Unix()))
+	head = binary.BigEndian.AppendUint32(head, uint32(len(z.apexes)))
+	for _, a := range z.apexes {
+		head = append(append(head, byte(len(a.name))), a.name...)
+	}
+	head = binary.BigEndian.AppendUint32(head, uint32(z.names))
+	if _, err := buf.Write(head); err != nil {
+		return fmt.Errorf("save zone: %w", err)
+	}
+	var length [4]byte
+	for e := range z.entries() {
+		binary.BigEndian.PutUint32(length[:], uint32(len(e)))
+		_, err := buf.Write(length[:])
+		if err == nil {
+			_, err = buf.WriteString(string(e))
+		}
+		if err != nil {
+			return fmt.Errorf("save zone: %w", err)
+		}
+	}
+	if err := buf.Flush(); err != nil {
+		return fmt.Errorf("save zone: %w", err)
+	}
+	if _, err := w.Write(binary.BigEndian.AppendUint32(nil, sum.Sum32())); err != nil {
+		return fmt.Errorf("save zone: %w", err)
+	}
+	return nil
+}
+
+// Load returns the zone that saved holds, and when it was made. Whatever is wrong with it is ErrCorrupt.
+func Load(saved []byte) (z *Zone, made time.Time, err error) {
+	end := len(saved) - 4
+	if end < 0 || !bytes.HasPrefix(saved, []byte(fileMagic)) {
+		return nil, time.Time{}, fmt.Errorf("%w: it does not begin as one", ErrCorrupt)
+	}
+	if crc32.Checksum(saved[:end], crc32.MakeTable(crc32.Castagnoli)) != binary.BigEndian.Uint32(saved[end:]) {
+		return nil, time.Time{}, fmt.Errorf("%w: its checksum is wrong", ErrCorrupt)
+	}
+	r := reader{rest: saved[len(fileMagic):end]}
+	z = &Zone{shards: make([]shard, 1<<shardBits), serial: r.uint32()}
+	c := Config{TTL: r.uint32()}
+	seconds := r.uint64()
+	z.apexes = c.apexes(z.serial)[:0:0]
+	soa := c.apexes(z.serial)[0].soa
+	for range r.count() {
+		name := string(r.take(int(r.uint8())))
+		if !isName(name) {
+			return nil, time.Time{}, fmt.Errorf("%w: a name is none", ErrCorrupt)
+		}
+		z.apexes = append(z.apexes, newApex(name, soa))
+	}
+	byShard := make([][]entry, 1<<shardBits)
+	for range r.count() {
+		text := string(r.take(int(r.uint32())))
+		if !isWellFormed(text) {
+			return nil, time.Time{}, fmt.Errorf("%w: an entry is none", ErrCorrupt)
+		}
+		e := entry(text)
+		at := shardOf(e.name())
+		byShard[at] = append(byShard[at], e)
+		z.count(e, 1)
+	}
+	if r.short || len(r.rest) > 0 || len(z.apexes) == 0 || seconds > math.MaxInt64 {
+		return nil, time.Time{}, fmt.Errorf("%w: its parts do not fit", ErrCorrupt)
+	}
+	for at, entries := range byShard {
+		z.shards[at] = makeShard(entries)
+	}
+	return z, time.Unix(int64(seconds), 0), nil
+}
+
+// reader reads from the front of rest and, when that is too short, zeros.
+type reader struct {
+	rest  []byte
+	short bool
+}
+
+func (r *reader) take(n int) []byte {
+	if n > len(r.rest) {
+		r.rest, r.short = nil, true
+		return make([]byte, min(n, 8))
+	}
+	taken := r.rest[:n]
+	r.rest = r.rest[n:]
+	return taken
+}
+
+func (r *reader) uint8() uint8   { return r.take(1)[0] }
+func (r *reader) uint32() uint32 { return binary.BigEndian.Uint32(r.take(4)) }
+func (r *reader) uint64() uint64 { return binary.BigEndian.Uint64(r.take(8)) }
+
+// count reads how many things follow, of a byte each at least.
+func (r *reader) count() uint32 {
+	n := r.uint32()
+	if uint64(n) > uint64(len(r.rest)) {
+		r.rest, r.short = nil, true
+		return 0
+	}
+	return n
+}
