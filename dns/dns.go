@@ -6,8 +6,8 @@
 // or the next and never half of each.
 //
 // It fails open: when the API server is away nobody calls Sync, and the last zone is served without
-// bound. Before the first Sync every name of the zone is SERVFAIL, because "no such name" would be a
-// guess that resolvers remember.
+// bound, after a restart too, from a file. Where there is none, every name of the zone is SERVFAIL before the first
+// Sync, because "no such name" would be a guess that resolvers remember.
 package dns
 
 import (
@@ -15,11 +15,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns/internal/server"
@@ -29,18 +32,41 @@ import (
 // DefaultPort is where resolvers look for a name server.
 const DefaultPort = 53
 
-// limits are what clients may use. Those of a node are some hundred.
-var limits = server.Limits{Rate: 50_000, Connections: 8192, ConnectionsEach: 256}
+// DefaultTTL is the TTL of answers, unless a Config says otherwise, in seconds.
+const DefaultTTL = zone.DefaultTTL
 
-// Config says where to answer. The zero value is not valid: there is no address that is right everywhere.
+// Config says where to answer, and what. The zero value is not valid: there is no address that is right everywhere.
 type Config struct {
 	// Listen holds the addresses to answer on, over UDP and TCP each. They must stand on an interface of
 	// this network namespace. No wildcard: an answer has to leave from the address that was asked, and
 	// other name servers of the node listen on port 53 too. Port 0 lets the kernel choose one.
 	Listen []netip.AddrPort
+	// TTL is that of answers, positive and negative, in seconds, 0 to 3600.
+	TTL uint32
+	// EmptyHeadless lets the name of a headless Service exist also while no endpoint is ready: then what is asked
+	// there has no data, as with Lighthouse. The specification asks for no such name.
+	EmptyHeadless bool
+	// ClusterScoped adds names that say which cluster, <cluster>.<service>.<namespace> and its ports, as with
+	// Lighthouse. The specification forbids them.
+	ClusterScoped bool
+	// Reverse are ranges of ClusterSetIPs whose addresses are to have names (PTR).
+	Reverse []netip.Prefix
+	// File, if not empty, keeps the zone over restarts: it is served before the first Sync.
+	File string
+	// Limits are what clients may use.
+	Limits Limits
 	// Log takes what an operator should see; nil discards it.
 	Log *slog.Logger
 }
+
+// Limits are what clients may use. Zero is no limit.
+type Limits = server.Limits
+
+// DefaultLimits are generous to all that a node has room for.
+var DefaultLimits = Limits{Rate: 50_000, Connections: 8192, ConnectionsEach: 256}
+
+// maxTTL is an hour: nobody should believe for longer in what may have gone.
+const maxTTL = 3600
 
 // Validate returns all faults of c, joined, or nil.
 func (c Config) Validate() error {
@@ -62,6 +88,14 @@ func (c Config) Validate() error {
 		}
 		seen[a] = true
 	}
+	if c.TTL > maxTTL {
+		faults = append(faults, fmt.Errorf("dns: a TTL of %d s is too long; use 0 to %d", c.TTL, maxTTL))
+	}
+	for _, p := range c.Reverse {
+		if !p.IsValid() || p != p.Masked() {
+			faults = append(faults, fmt.Errorf("dns: reverse range %s is not a prefix of a network", p))
+		}
+	}
 	return errors.Join(faults...)
 }
 
@@ -71,11 +105,14 @@ type Server struct {
 	listeners  *server.Server
 	zoneConfig zone.Config
 	zone       atomic.Pointer[zone.Zone]
+	keeper     keeper
 
 	mu       sync.Mutex // held by Sync; guards what follows
 	builder  zone.Builder
+	last     *clusterset.Snapshot
 	skipped  []zone.Problem
 	syncedAt time.Time
+	old      bool // the zone is of the file, of another life
 }
 
 // New opens all sockets of c, or none. An error names the address, the port and what to do about it.
@@ -88,12 +125,18 @@ func New(c Config) (*Server, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{log: log, zoneConfig: zone.Config{Nameservers: firstOfEachFamily(c.Listen), TTL: zone.DefaultTTL}}
-	listeners, err := server.Listen(context.Background(), c.Listen, s.zone.Load, limits, log)
+	s := &Server{log: log, zoneConfig: zone.Config{
+		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
+	}, keeper: keeper{path: c.File, log: log, due: make(chan struct{}, 1)}}
+	listeners, err := server.Listen(context.Background(), c.Listen, s.zone.Load, c.Limits, log)
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}
 	s.listeners = listeners
+	if z, made := s.keeper.load(); z != nil {
+		s.zone.Store(z)
+		s.syncedAt, s.old = made, true
+	}
 	return s, nil
 }
 
@@ -116,10 +159,23 @@ func firstOfEachFamily(listen []netip.AddrPort) []netip.Addr {
 // once. A listener that breaks ends all of them and is the error.
 func (s *Server) Run(ctx context.Context) error {
 	s.log.Info("answer for "+zone.Origin, "listen", s.listeners.Addrs())
-	if err := s.listeners.Serve(ctx); err != nil {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return s.listeners.Serve(ctx) })
+	group.Go(func() error { return s.keeper.run(ctx, s.known) })
+	if err := group.Wait(); err != nil {
 		return fmt.Errorf("dns: %w", err)
 	}
 	return nil
+}
+
+// known returns the zone and since when it is so, nil before there is one of this life.
+func (s *Server) known() (*zone.Zone, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.old {
+		return nil, time.Time{}
+	}
+	return s.zone.Load(), s.syncedAt
 }
 
 // Sync makes snap the world that questions are answered from. A snapshot with the same records as the last one
@@ -131,13 +187,32 @@ func (s *Server) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.last = snap
+	s.build()
+	return nil
+}
+
+// Settle says which member this one is and which members do not live, so that names which stand for several clusters
+// lead to the nearest that does. The same again costs nothing.
+func (s *Server) Settle(local clusterset.ClusterID, drained map[clusterset.ClusterID]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.zoneConfig.Local, s.zoneConfig.Drained = local, maps.Clone(drained)
+	if s.last != nil {
+		s.build()
+	}
+}
+
+// build makes the zone of the last snapshot the one that is served. The caller holds mu.
+func (s *Server) build() {
 	// The serial is the wall clock's second, so that serials grow over restarts.
-	z, changed := s.builder.Build(snap, s.zoneConfig, uint32(time.Now().Unix()))
+	z, changed := s.builder.Build(s.last, s.zoneConfig, uint32(time.Now().Unix()))
 	if !changed {
-		return nil
+		return
 	}
 	s.zone.Store(z)
-	s.syncedAt = time.Now()
+	s.syncedAt, s.old = time.Now(), false
+	s.keeper.changed()
 	skipped := s.builder.Problems()
 	for _, p := range skipped {
 		if !slices.Contains(s.skipped, p) {
@@ -146,8 +221,10 @@ func (s *Server) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	}
 	s.skipped = skipped
 	s.log.Debug("serve a new zone", "serial", z.Serial(), "records", z.Len())
-	return nil
 }
+
+// Counts are what a server has counted.
+type Counts = server.Counts
 
 // Status is what a person or a probe may want to know about the server.
 type Status struct {
@@ -156,6 +233,9 @@ type Status struct {
 	SyncedAt time.Time        // when the zone last changed
 	Serial   uint32
 	Records  int
+	Old      bool     // what is served was known before this process began; SyncedAt says when
+	FileErr  error    // why the zone cannot be kept over a restart, if it cannot
+	Counts   Counts   // of messages
 	Skipped  []string // services that cannot be named in DNS, and why
 }
 
@@ -163,7 +243,7 @@ type Status struct {
 func (s *Server) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Listen: s.listeners.Addrs(), SyncedAt: s.syncedAt}
+	st := Status{Listen: s.listeners.Addrs(), SyncedAt: s.syncedAt, Old: s.old, FileErr: s.keeper.failed(), Counts: s.listeners.Counts()}
 	if z := s.zone.Load(); z != nil {
 		st.Synced, st.Serial, st.Records = true, z.Serial(), z.Len()
 	}

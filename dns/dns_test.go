@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,7 +42,13 @@ func hello(ips ...string) *clusterset.Snapshot {
 // the server has.
 func start(t *testing.T) (s *dns.Server, stop func()) {
 	t.Helper()
-	s, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("[::1]:0")}})
+	return startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("[::1]:0")}, TTL: dns.DefaultTTL})
+}
+
+// startWith is start with a Config of the caller's.
+func startWith(t *testing.T, c dns.Config) (s *dns.Server, stop func()) {
+	t.Helper()
+	s, err := dns.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,6 +194,75 @@ func TestTCPPipelining(t *testing.T) {
 		if resp.Id != id || len(resp.Answer) != 1 {
 			t.Fatalf("answer %d: id %d, %d records", id, resp.Id, len(resp.Answer))
 		}
+	}
+}
+
+// What a server knew at its end the next one answers before anybody told it anything, and then what is so now.
+func TestZoneSurvivesARestart(t *testing.T) {
+	cfg := dns.Config{
+		Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: dns.DefaultTTL,
+		File: filepath.Join(t.TempDir(), "kept", "zone"),
+	}
+	s, stop := startWith(t, cfg)
+	if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	s, stop = startWith(t, cfg)
+	if st := s.Status(); !st.Synced || !st.Old || st.FileErr != nil || time.Since(st.SyncedAt) > time.Minute {
+		t.Errorf("status after a restart: %+v", st)
+	}
+	if diff := cmp.Diff([]string{"NOERROR", "243.0.0.1"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
+		t.Errorf("before the first snapshot (-want +have):\n%s", diff)
+	}
+	if err := s.Sync(t.Context(), hello("243.0.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"NOERROR", "243.0.0.2"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" || s.Status().Old {
+		t.Errorf("after the first snapshot, old: %t (-want +have):\n%s", s.Status().Old, diff)
+	}
+	stop()
+	if left, err := filepath.Glob(cfg.File + "*"); err != nil || len(left) != 1 {
+		t.Errorf("files: %v %v", left, err)
+	}
+}
+
+// A file that cannot be read or written costs the memory of it and nothing else.
+func TestFileThatCannotBeKept(t *testing.T) {
+	dir := t.TempDir()
+	damaged := filepath.Join(dir, "damaged")
+	if err := os.WriteFile(damaged, []byte("isthmus-zone, once"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		file     string
+		atStart  string
+		afterEnd bool // the file is whole again
+	}{
+		"damaged":  {damaged, damaged, true},
+		"a folder": {dir, "read the last zone", false},
+		"nowhere":  {filepath.Join(damaged, "below", "zone"), "not a directory", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: dns.DefaultTTL, File: tc.file}
+			s, stop := startWith(t, cfg)
+			if err := s.Status().FileErr; err == nil || !strings.Contains(err.Error(), tc.atStart) {
+				t.Errorf("at the start: %v, want %q", err, tc.atStart)
+			}
+			if diff := cmp.Diff([]string{"SERVFAIL"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
+				t.Errorf("before the first snapshot (-want +have):\n%s", diff)
+			}
+			if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]string{"NOERROR", "243.0.0.1"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
+				t.Errorf("after it (-want +have):\n%s", diff)
+			}
+			stop()
+			if err := s.Status().FileErr; (err == nil) != tc.afterEnd {
+				t.Errorf("at the end: %v", err)
+			}
+		})
 	}
 }
 

@@ -23,6 +23,7 @@ var errNotListening = errors.New("the name server does not listen yet")
 // It is a view.Sink.
 type nameserver struct {
 	listen []netip.AddrPort
+	cfg    dns.Config // without Listen and Log
 	log    *slog.Logger
 	// retry passes between two attempts to listen.
 	retry time.Duration
@@ -72,7 +73,9 @@ func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	server, err := dns.New(dns.Config{Listen: listen, Log: n.log})
+	cfg := n.cfg
+	cfg.Listen, cfg.Log = listen, n.log
+	server, err := dns.New(cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -57,7 +57,7 @@ type connLimit struct {
 func (l *connLimit) enter(client netip.Addr) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open >= l.all || l.by[client] >= l.each {
+	if l.all > 0 && l.open >= l.all || l.each > 0 && l.by[client] >= l.each {
 		return false
 	}
 	if l.by == nil {

@@ -30,7 +30,7 @@ const idle = 8 * time.Second
 // retry is how long a socket rests after an error that may pass.
 const retry = 10 * time.Millisecond
 
-// Limits are what clients may use. A zero rate is no limit.
+// Limits are what clients may use. Zero is no limit.
 type Limits struct {
 	// Rate is how many answers over UDP a client gets in a second from one socket, of which an address has one for
 	// each CPU. Of those it gets too many, every second one sends it to TCP, and the others are not sent.
