@@ -59,7 +59,20 @@ type Config struct {
 	// DNSListen holds addresses with an optional port; NodeIPs are added to it, where it is not given.
 	DNSListen []string
 	NodeIPs   []string
+	// The zone: see dns.Config. DNSEmptyHeadless is what a headless Service without ready endpoints gets, nxdomain or
+	// nodata.
+	DNSTTL           uint32
+	DNSEmptyHeadless string
+	DNSClusterScoped bool
+	DNSReverse       []string
+	DNSZoneFile      string
 }
+
+// What --dns-empty-headless takes.
+const (
+	emptyNXDomain = "nxdomain"
+	emptyNoData   = "nodata"
+)
 
 // defaults returns what holds where no flag says otherwise. NODE_NAME and NODE_IPS come from the
 // DaemonSet (spec.nodeName and status.hostIPs).
@@ -75,6 +88,9 @@ func defaults() *Config {
 		CheckInterval:  agent.DefaultCheckInterval,
 		Source:         sourceKubernetes,
 		Namespace:      v1alpha1.DefaultNamespace,
+
+		DNSTTL:           dns.DefaultTTL,
+		DNSEmptyHeadless: emptyNXDomain,
 	}
 	if ns := os.Getenv("POD_NAMESPACE"); ns != "" {
 		c.Namespace = ns
@@ -97,6 +113,11 @@ func (c *Config) bind(f *pflag.FlagSet) {
 		"address[:port] to answer DNS on, repeatable; link-local and %s addresses are assigned to interface %s (default %s, %s and --node-ip)",
 		netip.PrefixFrom(device.IPv6, 48).Masked(), device.Name, device.IPv4, device.IPv6))
 	f.StringSliceVar(&c.NodeIPs, "node-ip", c.NodeIPs, "addresses of this node for DNS questions of its neighbours, repeatable; env NODE_IPS")
+	f.Uint32Var(&c.DNSTTL, "dns-ttl", c.DNSTTL, "seconds for which clients may remember an answer, 0 to 3600")
+	f.StringVar(&c.DNSEmptyHeadless, "dns-empty-headless", c.DNSEmptyHeadless, fmt.Sprintf("what the name of a headless Service without ready endpoints is answered with: %s, or %s as with Lighthouse", emptyNXDomain, emptyNoData))
+	f.BoolVar(&c.DNSClusterScoped, "dns-cluster-scoped", false, "also answer for <cluster>.<service>.<namespace>.svc.clusterset.local, as with Lighthouse; the MCS API's specification forbids it")
+	f.StringSliceVar(&c.DNSReverse, "dns-reverse", nil, "range of ClusterSetIPs whose addresses have names (PTR), repeatable")
+	f.StringVar(&c.DNSZoneFile, "dns-zone-file", "", "file that keeps the names over a restart, so that they are answered before the API server is")
 	f.StringVar(&c.Source, "source", c.Source, "where ServiceImports and EndpointSlices come from: kubernetes, or dir:PATH for a folder of manifests")
 	f.StringVar(&c.ClusterID, "cluster-id", "", "id of this cluster; default: its ClusterProperty "+about.ClusterID)
 	f.StringVar(&c.Zone, "zone", "", "zone of this node; default: its label "+corev1.LabelTopologyZone)
@@ -132,7 +153,10 @@ func (c *Config) Validate() error {
 	if c.CheckInterval <= 0 {
 		faults = append(faults, fmt.Errorf("--check-interval=%s is not more than 0", c.CheckInterval))
 	}
-	if _, err := c.dnsAddresses(); err != nil {
+	if c.DNSEmptyHeadless != emptyNXDomain && c.DNSEmptyHeadless != emptyNoData {
+		faults = append(faults, fmt.Errorf("--dns-empty-headless=%s is unknown; use %s or %s", c.DNSEmptyHeadless, emptyNXDomain, emptyNoData))
+	}
+	if _, err := c.zone(); err != nil {
 		faults = append(faults, err)
 	}
 	if c.ClusterID != "" {
@@ -188,10 +212,24 @@ func (c *Config) dnsAddresses() ([]netip.AddrPort, error) {
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
-	if err := (dns.Config{Listen: addrs}).Validate(); err != nil {
-		return nil, err
-	}
 	return addrs, nil
+}
+
+// zone is the name server's part of c.
+func (c *Config) zone() (dns.Config, error) {
+	listen, err := c.dnsAddresses()
+	if err != nil {
+		return dns.Config{}, err
+	}
+	reverse, err := parseRanges(c.DNSReverse)
+	if err != nil {
+		return dns.Config{}, fmt.Errorf("--dns-reverse: %w", err)
+	}
+	cfg := dns.Config{
+		Listen: listen, TTL: c.DNSTTL, EmptyHeadless: c.DNSEmptyHeadless == emptyNoData, ClusterScoped: c.DNSClusterScoped,
+		Reverse: reverse, File: c.DNSZoneFile, Limits: dns.DefaultLimits,
+	}
+	return cfg, cfg.Validate()
 }
 
 // logger returns the one handler of the process, on standard error.

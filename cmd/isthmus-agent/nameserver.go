@@ -22,15 +22,15 @@ var errNotListening = errors.New("the name server does not listen yet")
 // something else sits on the port, say, it tries again for ever, and the dataplane never notices.
 // It is a view.Sink.
 type nameserver struct {
-	listen []netip.AddrPort
-	cfg    dns.Config // without Listen and Log
-	log    *slog.Logger
+	cfg dns.Config // without Log
+	log *slog.Logger
 	// retry passes between two attempts to listen.
 	retry time.Duration
 
 	mu     sync.Mutex // guards what follows
 	server *dns.Server
 	last   *clusterset.Snapshot
+	local  clusterset.ClusterID
 	iface  string
 	lacks  string // the optional ability that the node lacks, or ""
 	err    error
@@ -82,6 +82,7 @@ func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.server, n.iface, n.lacks, n.err = server, iface, lacks, nil
+	server.Settle(n.local, nil)
 	if n.last != nil {
 		n.err = server.Sync(ctx, n.last)
 	}
@@ -91,19 +92,19 @@ func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
 // assign gives our own addresses an interface. On a node without IPv6 the IPv6 ones are left out.
 func (n *nameserver) assign() (listen []netip.AddrPort, iface, lacks string, err error) {
 	var own []netip.Addr
-	for _, l := range n.listen {
+	for _, l := range n.cfg.Listen {
 		if device.Owns(l.Addr()) {
 			own = append(own, l.Addr())
 		}
 	}
 	if len(own) == 0 {
-		return n.listen, "", "", nil
+		return n.cfg.Listen, "", "", nil
 	}
 	iface, assigned, err := device.Ensure(own)
 	if err != nil {
 		return nil, "", "", err
 	}
-	for _, l := range n.listen {
+	for _, l := range n.cfg.Listen {
 		if device.Owns(l.Addr()) && !slices.Contains(assigned, l.Addr()) {
 			lacks = "DNS over IPv6: IPv6 is switched off on this node"
 			continue
@@ -111,6 +112,16 @@ func (n *nameserver) assign() (listen []netip.AddrPort, iface, lacks string, err
 		listen = append(listen, l)
 	}
 	return listen, iface, lacks, nil
+}
+
+// Place tells the server, now or as soon as there is one, which member the node is of.
+func (n *nameserver) Place(local clusterset.ClusterID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.local = local
+	if n.server != nil {
+		n.server.Settle(local, nil)
+	}
 }
 
 // Sync hands s to the server, now or as soon as there is one.

@@ -42,7 +42,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		reports = newReporter(server, cfg, log.With("component", "report"))
 		plane.Report = reports.Tell
 	}
-	listen, err := cfg.dnsAddresses()
+	zone, err := cfg.zone()
 	if err != nil {
 		return err
 	}
@@ -61,8 +61,12 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 			log.Error("close the dataplane; what is in the kernel stays", "err", err)
 		}
 	}()
-	names := &nameserver{listen: listen, log: log.With("component", "dns"), retry: 5 * time.Second}
-	where := &locator{cfg: cfg, server: server, settle: dataplane.Settle, log: log.With("component", "place"), known: make(chan struct{})}
+	names := &nameserver{cfg: zone, log: log.With("component", "dns"), retry: 5 * time.Second}
+	settle := func(ctx context.Context, p agent.Place) error {
+		names.Place(p.Node.Cluster)
+		return dataplane.Settle(ctx, p)
+	}
+	where := &locator{cfg: cfg, server: server, settle: settle, log: log.With("component", "place"), known: make(chan struct{})}
 	viewed := view.Config{
 		Sinks: map[string]view.Sink{"dataplane": gate{dataplane, where.known}, "dns": names}, Log: log.With("component", "view"),
 	}
