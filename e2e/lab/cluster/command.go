@@ -19,10 +19,21 @@ import (
 // ctx. A machine that does not exist makes the command fail when it is run.
 func (l *Lab) NodeCommand(ctx context.Context, node string, argv ...string) *exec.Cmd {
 	m, err := l.find(node)
+	return l.unless(err, m.Command(ctx, argv...))
+}
+
+// VisitorCommand is NodeCommand in all of the machine's namespaces but in none of its cgroups: hooks attached
+// there do not see it, as they do not see what runs in a virtual machine.
+func (l *Lab) VisitorCommand(ctx context.Context, node string, argv ...string) *exec.Cmd {
+	m, err := l.find(node)
+	return l.unless(err, m.Visit(ctx, argv...))
+}
+
+// unless makes cmd fail when it is run if err says so, or the lab cannot be used.
+func (l *Lab) unless(err error, cmd *exec.Cmd) *exec.Cmd {
 	if err == nil {
 		err = l.usable()
 	}
-	cmd := m.Command(ctx, argv...)
 	if err != nil {
 		cmd.Err = err
 	}

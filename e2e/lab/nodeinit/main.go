@@ -3,7 +3,8 @@
 //	nodeinit spawn DIR          join the machine's cgroups and network, give birth to PID 1, leave
 //	nodeinit init DIR           be PID 1: make the mounts, supervise components (only spawn calls it)
 //	nodeinit enter DIR CMD ...  run CMD on the machine: its cgroups and all its namespaces
-//	nodeinit become CMD ...     turn into CMD, tied to the parent's life (only enter calls it)
+//	nodeinit visit DIR CMD ...  run CMD in all its namespaces, but in the caller's cgroups
+//	nodeinit become CMD ...     turn into CMD, tied to the parent's life (only enter and visit call it)
 //
 // DIR is the machine's directory, see package machine. It is a program of its own, not a
 // mode of the lab's, because tests and the demo drive the lab too and must find it under a
@@ -39,7 +40,7 @@ func init() {
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: nodeinit spawn|init DIR | nodeinit enter DIR COMMAND [ARG...]")
+		fmt.Fprintln(os.Stderr, "usage: nodeinit spawn|init DIR | nodeinit enter|visit DIR COMMAND [ARG...]")
 		os.Exit(2)
 	}
 	var err error
@@ -49,7 +50,9 @@ func main() {
 	case "init":
 		err = boot(dir)
 	case "enter":
-		err = enter(dir, os.Args[3:])
+		err = enter(dir, os.Args[3:], true)
+	case "visit":
+		err = enter(dir, os.Args[3:], false)
 	case "become":
 		err = become(os.Args[2:])
 	default:
@@ -117,9 +120,9 @@ func boot(dir string) error {
 	return s.Serve(l)
 }
 
-// enter runs argv on the machine and returns its exit. The child is killed when this
-// process dies, and gets the signals this process gets.
-func enter(dir string, argv []string) error {
+// enter runs argv on the machine, in its cgroups if join says so, and returns its exit. The child
+// is killed when this process dies, and gets the signals this process gets.
+func enter(dir string, argv []string, join bool) error {
 	if len(argv) == 0 {
 		return errors.New("enter: no command given")
 	}
@@ -134,8 +137,10 @@ func enter(dir string, argv []string) error {
 	if err != nil {
 		return fmt.Errorf("machine %s is not running: %w", spec.Name, err)
 	}
-	if err := machine.Join(spec.Cgroups); err != nil {
-		return err
+	if join {
+		if err := machine.Join(spec.Cgroups); err != nil {
+			return err
+		}
 	}
 	// A thread that shares its root and working directory may not change mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {

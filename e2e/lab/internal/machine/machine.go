@@ -136,6 +136,11 @@ func (m Machine) Command(ctx context.Context, argv ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, m.Init, slices.Concat([]string{"enter", m.Dir}, argv)...)
 }
 
+// Visit is Command without the machine's cgroups: hooks attached there do not see it.
+func (m Machine) Visit(ctx context.Context, argv ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, m.Init, slices.Concat([]string{"visit", m.Dir}, argv)...)
+}
+
 // Kill ends every process of the machine and removes its cgroups, those recorded by
 // Start and those of the given name below the caller's own. What is gone already is fine.
 func (m Machine) Kill(ctx context.Context, group string) error {
