@@ -32,6 +32,17 @@ type Client struct {
 	Timeout       time.Duration
 	URL, TCP, UDP string // exactly one is set
 	Keep          bool   // each worker keeps its UDP socket until that fails
+
+	// Hold makes all requests go over one connection; once it is lost they fail. For URL, one at a time.
+	Hold bool
+	// First is told who answers first; nil tells nobody.
+	First func(backend string)
+	// Multipath asks for Multipath TCP; a connection that becomes one of plain TCP is a failure.
+	Multipath bool
+	// Mapped connects to IPv4 addresses by sockets of IPv6.
+	Mapped bool
+
+	held *http.Transport // nil unless Hold
 }
 
 // Report is the outcome of a run.
@@ -79,6 +90,12 @@ func (c *Client) Validate() error {
 	if c.Timeout <= 0 {
 		errs = append(errs, errors.New("--timeout is more than 0"))
 	}
+	if c.Hold && (c.URL == "" || c.Concurrency > 1) {
+		errs = append(errs, errors.New("--hold is for --url, with --concurrency 1"))
+	}
+	if c.Multipath && (c.UDP != "" || c.Mapped) {
+		errs = append(errs, errors.New("--multipath is for --url and --tcp, without --mapped"))
+	}
 	return errors.Join(errs...)
 }
 
@@ -91,6 +108,10 @@ func (c *Client) Run(ctx context.Context) Report {
 		defer cancel()
 	}
 	r := Report{Errors: map[string]int{}, Backends: map[string]int{}, Peers: map[string]int{}, LastAnswer: map[string]time.Time{}}
+	if c.Hold {
+		c.held = c.hold()
+		defer c.held.CloseIdleConnections()
+	}
 	var (
 		mu      sync.Mutex // guards r and took
 		took    []time.Duration
@@ -134,8 +155,12 @@ func (c *Client) Run(ctx context.Context) Report {
 						r.LastFailure = start
 					}
 				} else {
-					r.Backends[backend(answer)]++
-					r.LastAnswer[backend(answer)] = time.Now()
+					from := backend(answer)
+					if len(r.Backends) == 0 && c.First != nil {
+						c.First(from)
+					}
+					r.Backends[from]++
+					r.LastAnswer[from] = time.Now()
 					took = append(took, elapsed)
 				}
 				mu.Unlock()
@@ -163,7 +188,7 @@ func (c *Client) once(ctx context.Context, kept *net.Conn) (answer string, peer 
 		if c.UDP != "" {
 			network, address = "udp", c.UDP
 		}
-		if conn, err = new(net.Dialer).DialContext(ctx, network, address); err != nil {
+		if conn, err = c.dial(ctx, network, address); err != nil {
 			return "", peer, err
 		}
 	}
@@ -195,18 +220,21 @@ func (c *Client) exchange(conn net.Conn, deadline time.Time) (answer string, pee
 }
 
 func (c *Client) get(ctx context.Context) (answer string, peer netip.AddrPort, err error) {
-	transport := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, network, address)
-			if err != nil {
-				return nil, err
-			}
-			peer, err = getpeername(conn)
-			return conn, err
-		},
+	transport := c.held
+	if transport == nil {
+		transport = &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := c.dial(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				peer, err = getpeername(conn)
+				return conn, err
+			},
+		}
+		defer transport.CloseIdleConnections()
 	}
-	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
 	if err != nil {
 		return "", peer, err
@@ -221,6 +249,73 @@ func (c *Client) get(ctx context.Context) (answer string, peer netip.AddrPort, e
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	return string(body), peer, err
+}
+
+// errLost is what requests over a connection end with that is not there any more.
+var errLost = errors.New("the connection was lost")
+
+// hold returns a transport that connects once.
+func (c *Client) hold() *http.Transport {
+	var dialled atomic.Bool
+	return &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if dialled.Swap(true) {
+				return nil, errLost
+			}
+			return c.dial(ctx, network, address)
+		},
+	}
+}
+
+// dial connects with the kind of socket that c asks for.
+func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if c.Mapped {
+		return dialMapped(ctx, network, address)
+	}
+	var d net.Dialer
+	if c.Multipath {
+		d.SetMultipathTCP(true)
+	}
+	conn, err := d.DialContext(ctx, network, address)
+	if err != nil || !c.Multipath {
+		return conn, err
+	}
+	multipath, err := conn.(*net.TCPConn).MultipathTCP()
+	if err == nil && !multipath {
+		err = errors.New("plain TCP instead of Multipath TCP")
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// dialMapped connects a socket of IPv6 to an IPv4 address, which package net never does.
+func dialMapped(ctx context.Context, network, address string) (net.Conn, error) {
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	kind := unix.SOCK_STREAM
+	if network == "udp" {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(unix.AF_INET6, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	f := os.NewFile(uintptr(fd), address)
+	defer f.Close()
+	if deadline, ok := ctx.Deadline(); ok { // bounds a connect, too
+		timeout := unix.NsecToTimeval(max(time.Until(deadline), time.Millisecond).Nanoseconds())
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
+			return nil, os.NewSyscallError("setsockopt", err)
+		}
+	}
+	if err := unix.Connect(fd, &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())}); err != nil {
+		return nil, os.NewSyscallError("connect", err)
+	}
+	return net.FileConn(f)
 }
 
 // getpeername asks the kernel, where socket hooks may answer, and not what was dialled.

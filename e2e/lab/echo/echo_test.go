@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,6 +49,11 @@ func TestClientCountsWhoAnswers(t *testing.T) {
 		"tcp":  {Client{TCP: s.TCP}, s.TCP},
 		"udp":  {Client{UDP: s.UDP}, s.UDP},
 		"kept": {Client{UDP: s.UDP, Keep: true}, s.UDP},
+
+		"multipath":       {Client{TCP: s.TCP, Multipath: true}, s.TCP},
+		"multipath, http": {Client{URL: "http://" + s.HTTP, Multipath: true}, s.HTTP},
+		"mapped":          {Client{TCP: s.TCP, Mapped: true}, s.TCP},
+		"mapped, udp":     {Client{UDP: s.UDP, Mapped: true}, s.UDP},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := tc.client
@@ -62,6 +71,43 @@ func TestClientCountsWhoAnswers(t *testing.T) {
 			}
 			if diff := cmp.Diff(map[string]int{tc.peer: 20}, r.Peers); diff != "" {
 				t.Errorf("peers (-want +have):\n%s", diff)
+			}
+		})
+	}
+}
+
+// All requests go over one connection, and those after its end fail.
+func TestClientHoldsItsConnection(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ends int64 // the connection ends with this request
+		lost int
+	}{"stays": {0, 0}, "ends": {8, 12}} {
+		t.Run(name, func(t *testing.T) {
+			var asked, connections atomic.Int64
+			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if asked.Add(1) == tc.ends {
+					w.Header().Set("Connection", "close")
+				}
+				_, _ = io.WriteString(w, "cluster=a pod=p\n")
+			}))
+			s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+				if state == http.StateNew {
+					connections.Add(1)
+				}
+			}
+			s.Start()
+			defer s.Close()
+			var first []string
+			c := Client{
+				URL: s.URL, Connections: 20, Concurrency: 1, Timeout: time.Second,
+				Hold: true, First: func(backend string) { first = append(first, backend) },
+			}
+			r := c.Run(t.Context())
+			if diff := cmp.Diff([]string{"a/p"}, first); diff != "" {
+				t.Errorf("told of the first answer (-want +have):\n%s", diff)
+			}
+			if n := connections.Load(); n != 1 || r.Failures != tc.lost || r.Errors[errLost.Error()] != tc.lost {
+				t.Errorf("%d connections, %d failures %v, want 1 connection and %d failures", n, r.Failures, r.Errors, tc.lost)
 			}
 		})
 	}
@@ -117,6 +163,21 @@ func TestClientKeepsItsSocket(t *testing.T) {
 	}
 }
 
+// A server that speaks plain TCP is a failure when Multipath TCP is asked for.
+func TestClientWantsMultipath(t *testing.T) {
+	var plain net.ListenConfig
+	plain.SetMultipathTCP(false)
+	l, err := plain.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := Client{TCP: l.Addr().String(), Connections: 1, Concurrency: 1, Timeout: time.Second, Multipath: true}
+	if r := c.Run(t.Context()); r.Errors["plain TCP instead of Multipath TCP"] != 1 {
+		t.Errorf("have %+v, want plain TCP told", r)
+	}
+}
+
 func TestIdentityLine(t *testing.T) {
 	local := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[fd00:201:1::5]:8080"))
 	client := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.202.1.7:40000"))
@@ -141,12 +202,14 @@ func TestClientValidate(t *testing.T) {
 		change func(*Client)
 		ok     bool
 	}{
-		"good":        {func(*Client) {}, true},
-		"kept URL":    {func(c *Client) { c.Keep = true }, false},
-		"two targets": {func(c *Client) { c.TCP = "x:1" }, false},
-		"no target":   {func(c *Client) { c.URL = "" }, false},
-		"no end":      {func(c *Client) { c.Connections = 0 }, false},
-		"https":       {func(c *Client) { c.URL = "https://x" }, false},
+		"good":              {func(*Client) {}, true},
+		"kept URL":          {func(c *Client) { c.Keep = true }, false},
+		"two targets":       {func(c *Client) { c.TCP = "x:1" }, false},
+		"no target":         {func(c *Client) { c.URL = "" }, false},
+		"no end":            {func(c *Client) { c.Connections = 0 }, false},
+		"https":             {func(c *Client) { c.URL = "https://x" }, false},
+		"hold of UDP":       {func(c *Client) { c.URL, c.UDP, c.Hold = "", "x:1", true }, false},
+		"multipath, mapped": {func(c *Client) { c.Multipath, c.Mapped = true, true }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := good
