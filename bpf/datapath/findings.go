@@ -21,13 +21,17 @@ import (
 // Finding is something about a node that does not go well with the dataplane, with the fix.
 type Finding = device.Finding
 
-// findingsAge is how long Findings stands by what it has found: it reads the backends, and the kernel's connections.
-const findingsAge = 10 * time.Second
+// Findings stands by what it has found for findingsAge, or for findingsCost times as long as it took to find:
+// it reads all backends and the kernel's connections, which on some nodes are very many.
+const (
+	findingsAge  = 10 * time.Second
+	findingsCost = 100
+)
 
 // findings are the last ones.
 type findings struct {
 	mu    sync.Mutex
-	at    time.Time
+	until time.Time // when they are too old
 	found []Finding
 	err   error
 }
@@ -38,10 +42,10 @@ type findings struct {
 func (d *Datapath) Findings() ([]Finding, error) {
 	d.findings.mu.Lock()
 	defer d.findings.mu.Unlock()
-	if f := &d.findings; f.at.IsZero() || time.Since(f.at) > findingsAge {
+	if f, begin := &d.findings, time.Now(); begin.After(f.until) {
 		before := f.found
 		f.found, f.err = d.examine()
-		f.at = time.Now()
+		f.until = begin.Add(max(findingsAge, findingsCost*time.Since(begin)))
 		for _, n := range f.found {
 			if !slices.Contains(before, n) {
 				d.log.Warn("the node does not go well with the dataplane", "finding", n.Name, "severity", n.Severity.String(), "problem", n.Message, "fix", n.Fix)

@@ -190,11 +190,10 @@ func (n *node) bySockets(t *testing.T, f func()) {
 type agent struct {
 	node *node
 	cmd  *exec.Cmd
-	end  chan error    // how it ended, once
-	log  *bytes.Buffer // once it has ended
+	end  chan struct{} // closed when it has ended
+	err  error         // how; read after end
+	log  *bytes.Buffer // likewise
 	http *http.Client
-
-	stopped bool
 }
 
 // world is a Service of another cluster, as a folder of manifests.
@@ -228,7 +227,7 @@ func (n *node) startAgent(t *testing.T, flags ...string) *agent {
 		t.Fatal(err)
 	}
 	args := append(n.where(), "--source=dir:"+folder, "--cluster-id=a", "--clusterset-ip-range=243.0.0.0/8", "--http-listen=127.0.0.1:9470", "--packet-path")
-	a := &agent{node: n, end: make(chan error, 1), log: &bytes.Buffer{}}
+	a := &agent{node: n, end: make(chan struct{}), log: &bytes.Buffer{}}
 	a.cmd = n.command(context.WithoutCancel(t.Context()), program, append(args, flags...)...)
 	a.cmd.Stderr = a.log
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -244,17 +243,16 @@ func (n *node) startAgent(t *testing.T, flags ...string) *agent {
 		err := a.cmd.Start()
 		started <- err
 		if err == nil {
-			a.end <- a.cmd.Wait()
+			a.err = a.cmd.Wait()
+			close(a.end)
 		}
 	}()
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if !a.stopped { // the test failed before its end
-			_ = a.cmd.Process.Kill()
-			<-a.end
-		}
+		_ = a.cmd.Process.Kill() // has ended already, if all went well
+		<-a.end
 		if t.Failed() {
 			t.Logf("the agent's log:\n%s", a.log)
 		}
@@ -292,9 +290,8 @@ func (a *agent) stop(t *testing.T) {
 	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	a.stopped = true
-	if err := <-a.end; err != nil {
-		t.Errorf("the agent does not end cleanly: %v", err)
+	if <-a.end; a.err != nil {
+		t.Errorf("the agent does not end cleanly: %v", a.err)
 	}
 }
 
