@@ -401,3 +401,38 @@ func TestControlPlaneDies(t *testing.T) {
 	}
 	open()
 }
+
+// TestAgentsReportTheirOwnNodes: what has the rights of the agents and a token of one node cannot write the report of
+// another one, nor tie one to anything but its Node.
+func TestAgentsReportTheirOwnNodes(t *testing.T) {
+	needBed(t)
+	own := "ownerReferences: [{apiVersion: v1, kind: Node, name: a1, uid: u}]"
+	for name, tc := range map[string]struct {
+		node, report, metadata string
+		says                   string // "" it is written
+	}{
+		"its own":                {"a1", "a1", own, ""},
+		"another one's":          {"a1", "a2", "", "bound to node 'a1'"},
+		"a token of no node":     {"", "a1", "", "bound to node ''"},
+		"one that a Pod owns":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Pod, name: a1, uid: u}]", "belongs to its Node alone"},
+		"one of another Node":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Node, name: a2, uid: u}]", "belongs to its Node alone"},
+		"one with its own terms": {"a1", "a1", "finalizers: [isthmus.io/keep]", "belongs to its Node alone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{
+				"apply", "--server-side", "--force-conflicts", "--dry-run=server", "--filename", "-",
+				"--as", "system:serviceaccount:" + testbed.Namespace + ":isthmus-agent",
+			}
+			if tc.node != "" {
+				args = append(args, "--as-user-extra", "authentication.kubernetes.io/node-name="+tc.node)
+			}
+			cmd := bed.Lab.Kubectl(t.Context(), "a", args...)
+			cmd.Stdin = strings.NewReader(fmt.Sprintf("apiVersion: isthmus.io/v1alpha1\nkind: NodeReport\nmetadata:\n  namespace: %s\n  name: %s\n  %s\nspec: {silent: [b]}\n",
+				testbed.Namespace, tc.report, tc.metadata))
+			_, err := testbed.Output(cmd)
+			if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
+				t.Errorf("got %v, want an error that says %q", err, tc.says)
+			}
+		})
+	}
+}
