@@ -90,10 +90,10 @@ func (s *stream) flows(ctx context.Context, clusters ...string) error {
 	return testbed.Eventually(ctx, patience, func(context.Context) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if have := s.total.clusters(); !slices.Equal(have, clusters) || s.err != nil {
-			return fmt.Errorf("answers from %v, want %v: %v", have, clusters, s.err)
+		if have := s.total.clusters(); !slices.Equal(have, clusters) {
+			return fmt.Errorf("answers from %v, want %v", have, clusters)
 		}
-		return nil
+		return s.err
 	})
 }
 

@@ -82,13 +82,9 @@ func (r *reporter) Run(ctx context.Context) error {
 		case <-r.news:
 		}
 		pause := reportPause
-		err := r.follow(ctx, &have)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
+		if err := r.follow(ctx, &have); err == nil {
 			retry, said = reportRetry, ""
-		default:
+		} else if ctx.Err() == nil {
 			if text := err.Error(); text != said {
 				r.log.Warn("the report of this node cannot be written, so its controller knows less of other members; trying goes on", "err", err)
 				said = text
