@@ -178,7 +178,8 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 	for _, member := range clusters {
 		each.Go(func() error {
 			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
-				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest)
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest,
+				"--set-json", `agent.extraArgs=["--check-interval=5s"]`) // that tests need not wait a minute
 			return err
 		})
 	}
@@ -223,18 +224,23 @@ func digestOf(files []string) (string, error) {
 
 // Isthmusctl runs isthmusctl against a cluster and returns what it printed.
 func (tb *Testbed) Isthmusctl(ctx context.Context, cluster string, args ...string) (string, error) {
+	return Output(tb.IsthmusctlCommand(ctx, cluster, args...))
+}
+
+// IsthmusctlCommand returns an isthmusctl command against a cluster.
+func (tb *Testbed) IsthmusctlCommand(ctx context.Context, cluster string, args ...string) *exec.Cmd {
 	return tb.fabric(ctx, "isthmusctl", cluster, args)
 }
 
 // Helm runs the pinned Helm against a cluster and returns what it printed.
 func (tb *Testbed) Helm(ctx context.Context, cluster string, args ...string) (string, error) {
-	return tb.fabric(ctx, "helm", cluster, args)
+	return Output(tb.fabric(ctx, "helm", cluster, args))
 }
 
-// fabric runs one of our binaries where every API server can be reached.
-func (tb *Testbed) fabric(ctx context.Context, program, cluster string, args []string) (string, error) {
+// fabric is one of our binaries where every API server can be reached.
+func (tb *Testbed) fabric(ctx context.Context, program, cluster string, args []string) *exec.Cmd {
 	argv := slices.Concat([]string{tb.Program(program)}, args, []string{"--kubeconfig", tb.Lab.Kubeconfig(cluster)})
-	return Output(tb.Lab.FabricCommand(ctx, argv...))
+	return tb.Lab.FabricCommand(ctx, argv...)
 }
 
 // Kubectl runs kubectl against a cluster and returns what it printed.

@@ -1,0 +1,368 @@
+package e2e
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+)
+
+// explained is what the tests read of isthmusctl explain -o json.
+type explained struct {
+	OK       bool          `json:"ok"`
+	Broken   explainedLink `json:"broken"`
+	BrokenOn string        `json:"brokenOn"`
+	Nodes    []struct {
+		Node  string          `json:"node"`
+		Links []explainedLink `json:"links"`
+	} `json:"nodes"`
+}
+
+type explainedLink struct {
+	Link  string `json:"link"`
+	State string `json:"state"`
+	Text  string `json:"text"`
+	Fix   string `json:"fix"`
+}
+
+// explain runs isthmusctl explain in a member. It fails when the exit status is not that of what was said.
+func explain(ctx context.Context, member, service string) (explained, error) {
+	var x explained
+	said, err := bed.Isthmusctl(ctx, member, "explain", service, "--output", "json")
+	if jsonErr := json.Unmarshal([]byte(said), &x); jsonErr != nil {
+		return x, errors.Join(err, jsonErr)
+	}
+	if x.OK != (err == nil) {
+		return x, fmt.Errorf("explain says ok=%t and ends with %w", x.OK, err)
+	}
+	return x, nil
+}
+
+// brokenAt waits until the first link that is broken is one of a node, or of the cluster when node is "".
+func brokenAt(t *testing.T, service, link, node string) {
+	t.Helper()
+	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		x, err := explain(ctx, "a", service)
+		if err != nil {
+			return err
+		}
+		if x.OK || x.Broken.Link != link || x.BrokenOn != node || x.Broken.Fix == "" {
+			return fmt.Errorf("ok=%t, broken at %+v on %q", x.OK, x.Broken, x.BrokenOn)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("want %s to be broken at %s on node %q: %v", service, link, node, err)
+	}
+}
+
+// holds waits until all links hold.
+func holds(t *testing.T, service string) {
+	t.Helper()
+	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		x, err := explain(ctx, "a", service)
+		if err != nil {
+			return err
+		}
+		if !x.OK || len(x.Nodes) != 2 {
+			return fmt.Errorf("ok=%t on %d nodes, broken at %+v on %q", x.OK, len(x.Nodes), x.Broken, x.BrokenOn)
+		}
+		for _, n := range x.Nodes {
+			for _, link := range []string{"agent", "import", "name", "cluster DNS", "map", "backends"} {
+				if !slices.ContainsFunc(n.Links, func(l explainedLink) bool { return l.Link == link && l.State == "ok" }) {
+					return fmt.Errorf("node %s has no link %s: %+v", n.Node, link, n.Links)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("want all of %s to hold: %v", service, err)
+	}
+}
+
+// TestExplain: a Service that works is ok on every node, however it is called; each link that is cut is named, and
+// with it what to do.
+func TestExplain(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	addrs, err := vips(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range []string{"echo.road", "road/echo", name, addrs[0].String()} {
+		holds(t, service)
+	}
+	text, err := bed.Isthmusctl(ctx, "a", "explain", "echo.road", "--node", clientNode)
+	if err != nil || !strings.Contains(text, "node "+clientNode) || strings.Contains(text, "✗") {
+		t.Errorf("as text, %v:\n%s", err, text)
+	}
+	t.Log(text)
+	brokenAt(t, "nobody.road", "import", "")
+
+	t.Run("the kernel of a node", func(t *testing.T) { explainMap(t, addrs) })
+	t.Run("the name server of a node", func(t *testing.T) {
+		const own = "169.254.20.53/32"
+		device, err := bed.Node(ctx, clientNode, "sh", "-c", "ip -o -4 address show to "+own+" | awk '{print $2}'")
+		if err != nil {
+			t.Fatal(err)
+		}
+		device = strings.TrimSpace(device)
+		if _, err := bed.Node(ctx, clientNode, "ip", "address", "del", own, "dev", device); err != nil {
+			t.Fatal(err)
+		}
+		brokenAt(t, "echo.road", "name", clientNode)
+		if _, err := bed.Node(ctx, clientNode, "ip", "address", "add", own, "dev", device); err != nil {
+			t.Fatal(err)
+		}
+		holds(t, "echo.road")
+	})
+	t.Run("the cluster's DNS", func(t *testing.T) {
+		patch := func(app string) {
+			if _, err := bed.Kubectl(ctx, "a", "patch", "service", "kube-dns", "--namespace", "kube-system", "--patch", `{"spec":{"selector":{"k8s-app":"`+app+`"}}}`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		patch("nobody")
+		brokenAt(t, "echo.road", "cluster DNS", "a1")
+		patch("kube-dns")
+		holds(t, "echo.road")
+	})
+	t.Run("from nothing to a Service", explainLonely)
+}
+
+// explainMap takes a VIP out of the kernel by hand. That is named, until the agent has put it back.
+func explainMap(t *testing.T, addrs []netip.Addr) {
+	t.Helper()
+	ctx := t.Context()
+	vip := addrs[slices.IndexFunc(addrs, netip.Addr.Is4)].As16()
+	key := append(slices.Clone(vip[:]), 80, 0, 6, 0) // port, in this machine's order; TCP; padding
+	bytes := []string{"bpftool", "map", "delete", "pinned", pins + "/frontends", "key", "hex"}
+	for _, b := range key {
+		bytes = append(bytes, hex.EncodeToString([]byte{b}))
+	}
+	// The agent may be quicker than the question.
+	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		if _, err := bed.Node(ctx, clientNode, bytes...); err != nil && !strings.Contains(err.Error(), "No such file") {
+			return err
+		}
+		x, err := explain(ctx, "a", "echo.road")
+		if err != nil {
+			return err
+		}
+		if x.OK || x.Broken.Link != "map" || x.BrokenOn != clientNode || !strings.Contains(x.Broken.Text, "is not in the kernel") {
+			return fmt.Errorf("ok=%t, broken at %+v on %q", x.OK, x.Broken, x.BrokenOn)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("a VIP that is not in the kernel is not named: %v", err)
+	}
+	holds(t, "echo.road")
+	if err := reaches(ctx, podClient, "a", "b"); err != nil {
+		t.Error(err)
+	}
+	// What was found is counted, until the next check finds nothing.
+	err = testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		nodes, err := bed.Isthmusctl(ctx, "a", "show", "nodes", "--output", "json")
+		if err != nil {
+			return err
+		}
+		var rows []struct {
+			Node   string
+			Status struct{ Dataplane struct{ Differences int } }
+		}
+		if err := json.Unmarshal([]byte(nodes), &rows); err != nil {
+			return err
+		}
+		for _, r := range rows {
+			if r.Status.Dataplane.Differences != 0 {
+				return fmt.Errorf("node %s has %d differences", r.Node, r.Status.Dataplane.Differences)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// explainLonely follows a Service of b in a, from before its namespace is there to after nobody exports it any more.
+func explainLonely(t *testing.T) {
+	ctx := t.Context()
+	const lonely = "lonely"
+	kubectl := func(member string, args ...string) {
+		t.Helper()
+		if _, err := bed.Kubectl(ctx, member, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	isthmusctl := func(args ...string) {
+		t.Helper()
+		if _, err := bed.Isthmusctl(ctx, "b", args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for _, member := range testbed.Members() {
+			if _, err := bed.Kubectl(context.WithoutCancel(ctx), member, "delete", "namespace", lonely, "--ignore-not-found", "--wait=false"); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	kubectl("b", "create", "namespace", lonely)
+	kubectl("b", "create", "service", "clusterip", "hello", "--tcp", "80:8080", "--namespace", lonely)
+	isthmusctl("export", "service", "hello", "--namespace", lonely)
+	brokenAt(t, "hello."+lonely, "namespace", "")
+	kubectl("a", "create", "namespace", lonely)
+	brokenAt(t, "hello."+lonely, "endpoints", "")
+	isthmusctl("unexport", "service", "hello", "--namespace", lonely)
+	brokenAt(t, "hello."+lonely, "import", "")
+}
+
+// event is what the tests read of isthmusctl observe -o json.
+type event struct {
+	Node, Verdict, Reason, Path, Protocol, Service, Cluster, Command string
+	VIP, Backend                                                     netip.AddrPort
+	PID                                                              int
+}
+
+// observe runs isthmusctl observe in a until it has seen one event, while c does again and again what is to be seen.
+func observe(t *testing.T, c client, args, do []string) event {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	type outcome struct {
+		said string
+		err  error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		said, err := bed.Isthmusctl(ctx, "a", slices.Concat([]string{"observe", "--last", "1", "--for", patience.String(), "--output", "json"}, args)...)
+		done <- outcome{said, err}
+	}()
+	for {
+		if _, err := c.run(ctx, do...); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case o := <-done:
+			if o.err != nil {
+				t.Fatal(o.err)
+			}
+			var e event
+			if err := json.Unmarshal([]byte(o.said), &e); err != nil {
+				t.Fatalf("observe %v said %q: %v", args, o.said, err)
+			}
+			return e
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// TestObserve: a pod's connection, and one that is refused, are seen by their names; nobody is left at work when the
+// observer goes.
+func TestObserve(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	addrs, err := vips(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	http := netip.AddrPortFrom(addrs[0], 80)
+	e := observe(t, podClient, []string{"--service", "echo.road", "--node", clientNode}, []string{"--connections", "1", "--url", "http://" + http.String()})
+	want := event{
+		Node: clientNode, Verdict: "chosen", Path: "socket", Protocol: "TCP", Service: "road/echo", Command: "echo-server", VIP: http,
+		Cluster: e.Cluster, Backend: e.Backend, PID: e.PID,
+	}
+	if e != want || e.Cluster != "a" && e.Cluster != "b" || e.Backend.Port() != 8080 || e.PID == 0 {
+		t.Errorf("observed %+v, want %+v with a backend and a process", e, want)
+	}
+	nobody := netip.AddrPortFrom(addrs[0], 4444)
+	e = observe(t, podClient, []string{"--refused"}, []string{"--connections", "1", "--timeout", "2s", "--tcp", nobody.String()})
+	want = event{Node: clientNode, Verdict: "refused", Reason: "no_frontend", Path: "socket", Protocol: "TCP", Command: "echo-server", VIP: nobody, PID: e.PID}
+	if e != want || e.PID == 0 {
+		t.Errorf("observed %+v, want %+v with a process", e, want)
+	}
+
+	forever := bed.IsthmusctlCommand(ctx, "a", "observe", "--reason", "no_memory")
+	if err := forever.Start(); err != nil {
+		t.Fatal(err)
+	}
+	observing(t, true)
+	if err := forever.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := forever.Wait(); err != nil {
+		t.Errorf("an interrupt does not end it well: %v", err)
+	}
+	observing(t, false)
+}
+
+// observing waits until the programs of clientNode make events, or do not.
+func observing(t *testing.T, want bool) {
+	t.Helper()
+	err := testbed.Eventually(t.Context(), patience, func(context.Context) error {
+		for _, e := range dump(t, "settings") {
+			if rate := e["value"].(map[string]any)["observe"].(float64); rate > 0 != want {
+				return fmt.Errorf("one of %g choices is an event", rate)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("want that events are made: %t: %v", want, err)
+	}
+}
+
+// TestShow: what isthmusctl shows is what there is, and nobody sees it without a token.
+func TestShow(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	addrs, err := vips(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string][]string{
+		"show services road":          {"road/echo", "ClusterSetIP", addrs[0].String(), "80/TCP", "a,b", "4/4", "yes"},
+		"show backends road":          {"road/echo", "8080/TCP", "ready", "b1"},
+		"show clusters":               {"this one", "live", "b"},
+		"show nodes":                  {"a1", "a2", "yes"},
+		"show frontends --node a2":    {"a2", "road/echo", netip.AddrPortFrom(addrs[0], 80).String(), "a,b"},
+		"show hooks --node a1":        {"a1", "connect4", "cgroup"},
+		"show drops -o json":          {`"node": "a1"`, `"node": "a2"`},
+		"show connections --limit=10": {"the packet path translates no connection"},
+	} {
+		said, err := bed.Isthmusctl(ctx, "a", strings.Fields(args)...)
+		if err != nil {
+			t.Errorf("%s: %v", args, err)
+			continue
+		}
+		for _, w := range want {
+			if !strings.Contains(said, w) {
+				t.Errorf("%s does not say %q:\n%s", args, w, said)
+			}
+		}
+	}
+	for _, path := range []string{"/explain?namespace=road&name=echo", "/observe", "/show/services"} {
+		for _, header := range []string{"", "Isthmus-Token: not.a.token"} {
+			said, err := bed.Node(ctx, clientNode, "curl", "--silent", "--max-time", "5", "--header", header, "http://127.0.0.1:9470"+path)
+			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+				t.Fatal(err)
+			}
+			if !strings.Contains(said, "isthmus-observer") {
+				t.Errorf("%s with header %q answers: %s", path, header, said)
+			}
+		}
+	}
+}
