@@ -198,12 +198,21 @@ func mapLink(x agent.Explanation) status.Link {
 
 // backendsLink says who gets clients, and why the others do not.
 func backendsLink(x agent.Explanation) status.Link {
+	// Of a Service with two families each endpoint is there twice: the family that has more of them counts.
+	type key struct {
+		state   agent.EndpointState
+		cluster clusterset.ClusterID
+		family  clusterset.Family
+	}
+	seen := map[key]int{}
 	by := map[agent.EndpointState]map[clusterset.ClusterID]int{}
 	for _, e := range x.Endpoints {
+		k := key{e.State, e.Cluster, clusterset.FamilyOf(e.Addr)}
+		seen[k]++
 		if by[e.State] == nil {
 			by[e.State] = map[clusterset.ClusterID]int{}
 		}
-		by[e.State][e.Cluster]++
+		by[e.State][e.Cluster] = max(by[e.State][e.Cluster], seen[k])
 	}
 	spell := func(s agent.EndpointState) string {
 		var parts []string

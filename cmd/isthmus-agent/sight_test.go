@@ -127,7 +127,7 @@ func TestExplanation(t *testing.T) {
 			x: agent.Explanation{
 				Known:     true,
 				Import:    clusterset.Import{Service: name, Type: clusterset.ClusterSetIP, IPs: []netip.Addr{addr("fd00::5"), addr("243.0.0.5")}},
-				Endpoints: []agent.ExplainedEndpoint{{Addr: addr("10.1.0.1"), Cluster: "a", State: agent.EndpointServes}, {Addr: addr("10.2.0.1"), Cluster: "b", State: agent.EndpointServes}},
+				Endpoints: []agent.ExplainedEndpoint{{Addr: addr("10.1.0.1"), Cluster: "a", State: agent.EndpointServes}, {Addr: addr("10.2.0.1"), Cluster: "b", State: agent.EndpointServes}, {Addr: addr("fd00::1"), Cluster: "b", State: agent.EndpointServes}},
 				Frontends: []agent.ExplainedFrontend{{Address: vip, State: agent.FrontendRight, Backends: []lb.Address{{AddrPort: ap("10.1.0.1:8080"), Protocol: clusterset.TCP}}}},
 				Counters:  datapath.Counters{Chosen: 42, Refused: map[bpf.DropReason]uint64{bpf.DropNoBackend: 3, bpf.DropBackendGone: 1}},
 			},
@@ -188,7 +188,7 @@ note clients: 42 given a backend, 4 refused (backend_gone 1, no_backend 3)`},
 		"no port":        {func(w *world) { w.x.Frontends = nil }, "broken map: the ServiceImport has no VIP and port that a client can connect to"},
 		"nobody ready":   {func(w *world) { state(w, agent.EndpointNotReady) }, "broken backends: nobody gets clients, they are refused; not ready: 1 of a, 1 of b"},
 		"no endpoint":    {func(w *world) { w.x.Endpoints = nil }, "broken backends: no cluster offers an endpoint; clients are refused"},
-		"one is drained": {func(w *world) { w.x.Endpoints[1].State = agent.EndpointDrained }, "ok backends: 1 of a; drained: 1 of b"},
+		"one is drained": {func(w *world) { w.x.Endpoints[1].State = agent.EndpointDrained }, "ok backends: 1 of a, 1 of b; drained: 1 of b"},
 		"all are drained": {
 			func(w *world) { state(w, agent.EndpointDrained) }, "broken backends: nobody gets clients, they are refused; drained: 1 of a, 1 of b",
 		},
@@ -204,11 +204,11 @@ note clients: 42 given a backend, 4 refused (backend_gone 1, no_backend 3)`},
 		"headless": {
 			func(w *world) {
 				w.x.Import.Type, w.x.Import.IPs, w.x.Frontends = clusterset.Headless, nil, nil
-				w.a.own.addrs, w.a.cluster.addrs = []netip.Addr{addr("10.1.0.1"), addr("10.2.0.1")}, []netip.Addr{addr("10.1.0.1"), addr("10.2.0.1")}
+				w.a.own.addrs, w.a.cluster.addrs = []netip.Addr{addr("10.1.0.1"), addr("10.2.0.1"), addr("fd00::1")}, []netip.Addr{addr("10.1.0.1"), addr("10.2.0.1"), addr("fd00::1")}
 			}, `
 ok agent: ready
 ok import: read by the agent
-ok name: 169.254.20.53:53 answers 10.1.0.1 10.2.0.1
+ok name: 169.254.20.53:53 answers 10.1.0.1 10.2.0.1 fd00::1
 ok cluster DNS: 10.96.0.10:53 answers the same
 ok backends: 1 of a, 1 of b`,
 		},

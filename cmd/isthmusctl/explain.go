@@ -236,7 +236,7 @@ func (x *chain) err() error {
 	if x.BrokenOn != "" {
 		where += " on node " + x.BrokenOn
 	}
-	return fmt.Errorf("Service %s is broken at %s: %s; %s", x.Service, where, x.Broken.Text, x.Broken.Fix)
+	return fmt.Errorf("service %s is broken at %s: %s; %s", x.Service, where, x.Broken.Text, x.Broken.Fix)
 }
 
 // ticks are how a link is shown.

@@ -168,24 +168,15 @@ func (r *road) importLink() status.Link {
 
 // endpointLink says who stands behind the import, by cluster.
 func (r *road) endpointLink() status.Link {
-	type counts struct{ ready, all int }
-	by := map[string]*counts{}
+	by := tally(r.slices)
 	for _, c := range r.imported.Status.Clusters {
-		by[c.Cluster] = &counts{}
+		if _, ok := by[c.Cluster]; !ok {
+			by[c.Cluster] = counts{}
+		}
 	}
 	ready := 0
-	for _, s := range r.slices {
-		from := s.Labels[mcsv1beta1.LabelSourceCluster]
-		if by[from] == nil {
-			by[from] = &counts{}
-		}
-		for _, e := range s.Endpoints {
-			by[from].all++
-			if isReady(e) {
-				by[from].ready++
-				ready++
-			}
-		}
+	for _, n := range by {
+		ready += n.ready
 	}
 	var parts []string
 	for _, id := range slices.Sorted(maps.Keys(by)) {
@@ -201,4 +192,34 @@ func (r *road) endpointLink() status.Link {
 		l.Fix = fmt.Sprintf("make the pods behind it ready in these clusters: kubectl get pods -n %s", r.key.Namespace)
 	}
 	return l
+}
+
+// counts is how many endpoints are ready, and how many there are.
+type counts struct{ ready, all int }
+
+// tally counts endpoints by source cluster. Of a Service with two families each endpoint is there twice: the family that
+// has more of them counts.
+func tally(slices []discoveryv1.EndpointSlice) map[string]counts {
+	type key struct {
+		cluster string
+		family  discoveryv1.AddressType
+	}
+	both := map[key]counts{}
+	for _, s := range slices {
+		k := key{s.Labels[mcsv1beta1.LabelSourceCluster], s.AddressType}
+		n := both[k]
+		for _, e := range s.Endpoints {
+			n.all++
+			if e.Conditions.Ready == nil || *e.Conditions.Ready {
+				n.ready++
+			}
+		}
+		both[k] = n
+	}
+	by := map[string]counts{}
+	for k, n := range both {
+		have := by[k.cluster]
+		by[k.cluster] = counts{max(have.ready, n.ready), max(have.all, n.all)}
+	}
+	return by
 }

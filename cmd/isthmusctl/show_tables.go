@@ -73,8 +73,6 @@ func (c *collector) imports(ctx context.Context, namespace string) ([]mcsv1beta1
 	return imports.Items, by, nil
 }
 
-func isReady(e discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
-
 func (c *collector) showServices(ctx context.Context, namespace string) (tables.Table, error) {
 	imports, endpoints, err := c.imports(ctx, namespace)
 	if err != nil {
@@ -105,13 +103,9 @@ func (c *collector) showServices(ctx context.Context, namespace string) (tables.
 			r.Clusters = append(r.Clusters, cl.Cluster)
 		}
 		slices.Sort(r.Clusters)
-		for _, s := range endpoints[key] {
-			for _, e := range s.Endpoints {
-				r.All++
-				if isReady(e) {
-					r.Ready++
-				}
-			}
+		for _, n := range tally(endpoints[key]) {
+			r.Ready += n.ready
+			r.All += n.all
 		}
 		rows = append(rows, r)
 	}
@@ -168,7 +162,7 @@ func (c *collector) showBackends(ctx context.Context, namespace string) (tables.
 				switch terminating := e.Conditions.Terminating; {
 				case terminating != nil && *terminating:
 					r.State = "terminating"
-				case isReady(e):
+				case e.Conditions.Ready == nil || *e.Conditions.Ready:
 					r.State = "ready"
 				}
 				if e.NodeName != nil {
@@ -257,14 +251,10 @@ func (c *collector) showClusters(ctx context.Context) (tables.Table, error) {
 		for _, cl := range imports[i].Status.Clusters {
 			row(cl.Cluster).Services++
 		}
-		for _, s := range endpoints[client.ObjectKeyFromObject(&imports[i])] {
-			for _, e := range s.Endpoints {
-				r := row(s.Labels[mcsv1beta1.LabelSourceCluster])
-				r.All++
-				if isReady(e) {
-					r.Ready++
-				}
-			}
+		for id, n := range tally(endpoints[client.ObjectKeyFromObject(&imports[i])]) {
+			r := row(id)
+			r.Ready += n.ready
+			r.All += n.all
 		}
 	}
 	for _, n := range report.Agents.Nodes {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -56,11 +57,19 @@ func imported() cluster {
 			},
 		},
 		slice("a", discoveryv1.Endpoint{Addresses: []string{"10.1.0.1"}, NodeName: &n1}, discoveryv1.Endpoint{Addresses: []string{"10.1.0.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &no}}),
+		// A Service of two families has each endpoint twice.
+		&discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "hello-b-6", Labels: map[string]string{
+				mcsv1beta1.LabelServiceName: "hello", mcsv1beta1.LabelSourceCluster: "b",
+			}},
+			AddressType: discoveryv1.AddressTypeIPv6, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"fd00::1"}}},
+		},
 		slice("b", discoveryv1.Endpoint{Addresses: []string{"10.2.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}),
 	)
 	for pod, node := range map[string]string{"a-1:9470": "n1", "a-2:19470": "n2"} {
 		w.answers[pod+"/explain"] = status.Explanation{Node: node, Service: "demo/hello", Links: []status.Link{
-			{Link: "agent", State: status.LinkOK, Text: "ready"}, {Link: "map", State: status.LinkOK, Text: "1 entry in the kernel"},
+			{Link: "agent", State: status.LinkOK, Text: "ready"},
+			{Link: "map", State: status.LinkOK, Text: "1 entry in the kernel"},
 			{Link: "clients", State: status.LinkNote, Text: "3 given a backend"},
 		}}
 	}
@@ -120,7 +129,7 @@ node n2
   ✗ namespace    this cluster has no namespace demo, so nothing is imported into it
                  -> create it: kubectl create namespace demo
 `,
-			fails: "Service demo/hello is broken at namespace: this cluster has no namespace demo, so nothing is imported into it; create it: kubectl create namespace demo",
+			fails: "service demo/hello is broken at namespace: this cluster has no namespace demo, so nothing is imported into it; create it: kubectl create namespace demo",
 		},
 		"nobody exports it": {
 			change: func(w *cluster) { remove[*mcsv1beta1.ServiceExport](w); remove[*mcsv1beta1.ServiceImport](w) },
@@ -295,9 +304,7 @@ func TestObserve(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := imported()
-			for k, v := range c.answers {
-				w.answers[k] = v
-			}
+			maps.Copy(w.answers, c.answers)
 			col := w.collector(t)
 			var out, says bytes.Buffer
 			err := col.observe(t.Context(), col.pods, c.w, &out, &says)
@@ -378,7 +385,8 @@ no Service is imported`, ""},
 SERVICE ADDRESS PORTS CLUSTER NODE ZONE STATE
 demo/hello 10.1.0.1 8080/TCP a n1 - ready
 demo/hello 10.1.0.2 8080/TCP a - - not ready
-demo/hello 10.2.0.1 8080/TCP b - - ready`, ""},
+demo/hello 10.2.0.1 8080/TCP b - - ready
+demo/hello fd00::1 - b - - ready`, ""},
 		"clusters": {func() (tables.Table, error) { return c.showClusters(t.Context()) }, `
 CLUSTER STATE SINCE SERVICES READY HELD DRAINED-ON
 a this one - 1 1/2 0 -
