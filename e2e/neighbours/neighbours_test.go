@@ -62,9 +62,9 @@ func TestBesideKubeProxyAndCNI(t *testing.T) {
 		netlab.Skip(t, "KUBEBUILDER_ASSETS is not set; run by go run ./tools/test")
 	}
 	services := []kubeproxy.Service{{
-		Name: "own", Protocols: []corev1.Protocol{corev1.ProtocolTCP}, Port: 80, EndpointPort: int32(endpoint.Port()), Endpoints: []netip.Addr{endpoint.Addr()},
+		Name: "own", Protocols: []corev1.Protocol{corev1.ProtocolTCP}, Port: 80, EndpointPort: endpointPort, Endpoints: []netip.Addr{endpoint.Addr()},
 	}}
-	c, err := kubeproxy.New(t.Context(), kubeproxy.Config{Assets: assets, Dir: t.TempDir(), Address: nodeAddr.Addr(), Progress: t.Output()}, services)
+	c, err := kubeproxy.New(t.Context(), kubeproxy.Config{Assets: assets, Dir: t.TempDir(), Address: families[0].node.Addr(), Progress: t.Output()}, services)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,32 +109,43 @@ func (n *node) liveTogether(t *testing.T, own netip.AddrPort) {
 	before := n.traces(t)
 	always := n.load(own)
 	a := n.startAgent(t)
-	expect := func(when string, packets netip.Addr) {
+	expect := func(when string, packetsMasqueraded bool) {
 		t.Helper()
-		n.bySockets(t, func() {
-			t.Helper()
-			if seen, err := n.ask(vip); err != nil || seen != nodeAddr.Addr().String() {
-				t.Errorf("%s, socket path: %v; the backend sees %q, want the node, which masquerades", when, err, seen)
+		for i, f := range families {
+			vip := netip.AddrPortFrom(f.vip, vipPort)
+			n.bySockets(t, func() {
+				t.Helper()
+				if seen, err := n.ask(vip); err != nil || seen != f.node.Addr().String() {
+					t.Errorf("%s, socket path: %v; %s leads to a backend that sees %q, want the node, which masquerades", when, err, vip, seen)
+				}
+			})
+			want := n.pods[i]
+			if packetsMasqueraded {
+				want = f.node.Addr()
 			}
-		})
-		if seen, err := n.ask(vip); err != nil || seen != packets.String() {
-			t.Errorf("%s, packet path: %v; the backend sees %q, want %s", when, err, seen, packets)
+			if seen, err := n.ask(vip); err != nil || seen != want.String() {
+				t.Errorf("%s, packet path: %v; %s leads to a backend that sees %q, want %s", when, err, vip, seen, want)
+			}
 		}
 	}
-	expect("slow road", nodeAddr.Addr())
+	expect("slow road", true)
 	a.stop(t)
-	expect("slow road, without an agent", nodeAddr.Addr())
+	expect("slow road, without an agent", true)
 	a = n.startAgent(t, "--fast-road")
-	expect("fast road", n.podAddr)
+	expect("fast road", false)
 	said, err := a.get("/status")
-	if err != nil || !strings.Contains(said, "masqueraded on this node: the backends see "+nodeAddr.Addr().String()) || strings.Contains(said, "do not go well") {
-		t.Errorf("the status does not name the masquerade: %v\n%s", err, said)
+	for _, f := range families {
+		if err != nil || !strings.Contains(said, "masqueraded on this node: the backends see "+f.node.Addr().String()) {
+			t.Errorf("the status does not name the masquerade: %v\n%s", err, said)
+		}
 	}
 	a.stop(t)
-	expect("fast road, without an agent", n.podAddr)
+	expect("fast road, without an agent", false)
 	n.cleanup(t)
-	if seen, err := n.ask(vip); err == nil {
-		t.Errorf("after cleanup the VIP is answered: by a backend that sees %s", seen)
+	for _, f := range families {
+		if seen, err := n.ask(netip.AddrPortFrom(f.vip, vipPort)); err == nil {
+			t.Errorf("after cleanup %s leads to a backend that sees %s", f.vip, seen)
+		}
 	}
 	always.end(t, "the cluster's own Service")
 	if diff := cmp.Diff(before, n.traces(t)); diff != "" {

@@ -25,15 +25,32 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// The network: a pod, made by a CNI plugin, on a node whose default route leads to the pods of another cluster.
-var (
-	podRange  = netip.MustParsePrefix("10.71.1.0/24")
-	nodeAddr  = netip.MustParsePrefix("10.73.0.1/24")
-	otherAddr = netip.MustParsePrefix("10.73.0.2/24")
-	backend   = netip.AddrPortFrom(otherAddr.Addr(), 8080) // of the VIP
-	endpoint  = netip.AddrPortFrom(otherAddr.Addr(), 9090) // of kube-proxy's Service
-	vip       = netip.MustParseAddrPort("243.0.0.5:80")
-)
+// family is the addresses of one. A pod, made by a CNI plugin, is on a node whose default route leads to the pods of
+// another cluster.
+type family struct {
+	pods        netip.Prefix
+	node, other netip.Prefix
+	all         string // the default route
+	vips        string // the range of VIPs
+	vip         netip.Addr
+}
+
+var families = []family{
+	{
+		netip.MustParsePrefix("10.71.1.0/24"), netip.MustParsePrefix("10.73.0.1/24"), netip.MustParsePrefix("10.73.0.2/24"),
+		"0.0.0.0/0", "243.0.0.0/8", netip.MustParseAddr("243.0.0.5"),
+	},
+	{
+		netip.MustParsePrefix("fd71:1::/64"), netip.MustParsePrefix("fd73::73:1/64"), netip.MustParsePrefix("fd73::73:2/64"),
+		"::/0", "fd00:243::/48", netip.MustParseAddr("fd00:243::5"),
+	},
+}
+
+// The ports: of the VIP, of its backend in the other cluster, and of the endpoint there of the cluster's own Service,
+// which has IPv4 alone.
+const vipPort, backendPort, endpointPort = 80, 8080, 9090
+
+var endpoint = netip.AddrPortFrom(families[0].other.Addr(), endpointPort)
 
 // patience is how long anything may take to become as it should, answer how long a connection may.
 const (
@@ -44,7 +61,7 @@ const (
 // node is one with a pod on it.
 type node struct {
 	ns, pod, other *netlab.Namespace
-	podAddr        netip.Addr
+	pods           []netip.Addr   // the pod's address, by family
 	cgroup         *netlab.Cgroup // of processes that the socket path serves
 	dir, bpffs     string
 }
@@ -62,13 +79,17 @@ func newNode(t *testing.T, plugin string) *node {
 		*ns = made
 		// Addresses that devices give themselves are there at once, and not when they have been looked for.
 		if err := made.Do(func() error {
-			return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)
+			return errors.Join(
+				os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0),
+				os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
 		}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(n.ns.Connect(n.other, nodeAddr, otherAddr), n.ns.Route(otherAddr.Addr()), n.other.RouteTo(podRange, nodeAddr.Addr())); err != nil {
-		t.Fatal(err)
+	for _, f := range families {
+		if err := errors.Join(n.ns.Connect(n.other, f.node, f.other), n.ns.Route(f.other.Addr()), n.other.RouteTo(f.pods, f.node.Addr())); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var err error
 	if n.cgroup, err = netlab.NewCgroup(); err != nil {
@@ -79,10 +100,11 @@ func newNode(t *testing.T, plugin string) *node {
 			t.Error(err)
 		}
 	})
-	n.podAddr = n.addPod(t, plugin)
-	for _, at := range []netip.AddrPort{backend, endpoint} {
-		n.serve(t, at)
+	n.addPod(t, plugin)
+	for _, f := range families {
+		n.serve(t, netip.AddrPortFrom(f.other.Addr(), backendPort))
 	}
+	n.serve(t, endpoint)
 	return n
 }
 
@@ -90,13 +112,18 @@ func newNode(t *testing.T, plugin string) *node {
 const plugins = "/usr/lib/cni"
 
 // addPod lets a CNI plugin make the pod's device, as a container runtime does (CNI specification, section 3).
-func (n *node) addPod(t *testing.T, plugin string) netip.Addr {
+func (n *node) addPod(t *testing.T, plugin string) {
 	t.Helper()
+	var ranges [][]map[string]string
+	var routes []map[string]string
+	for _, f := range families {
+		ranges = append(ranges, []map[string]string{{"subnet": f.pods.String()}})
+		routes = append(routes, map[string]string{"dst": f.all})
+	}
 	config := map[string]any{
 		"cniVersion": "0.4.0", "name": "neighbours", "type": plugin, "ipMasq": true,
 		"ipam": map[string]any{
-			"type": "host-local", "dataDir": filepath.Join(n.dir, "ipam"),
-			"ranges": [][]map[string]string{{{"subnet": podRange.String()}}}, "routes": []map[string]string{{"dst": "0.0.0.0/0"}},
+			"type": "host-local", "dataDir": filepath.Join(n.dir, "ipam"), "ranges": ranges, "routes": routes,
 		},
 	}
 	if plugin == "bridge" {
@@ -116,10 +143,12 @@ func (n *node) addPod(t *testing.T, plugin string) netip.Addr {
 	var result struct {
 		IPs []struct{ Address netip.Prefix }
 	}
-	if err := json.Unmarshal(output, &result); err != nil || len(result.IPs) != 1 {
+	if err := json.Unmarshal(output, &result); err != nil || len(result.IPs) != len(families) {
 		t.Fatalf("CNI plugin %s says %s: %v", plugin, output, err)
 	}
-	return result.IPs[0].Address.Addr()
+	for _, ip := range result.IPs {
+		n.pods = append(n.pods, ip.Address.Addr())
+	}
 }
 
 // command is a program on the node.
@@ -197,21 +226,30 @@ type agent struct {
 }
 
 // world is a Service of another cluster, as a folder of manifests.
-var world = fmt.Sprintf(`apiVersion: multicluster.x-k8s.io/v1beta1
-kind: ServiceImport
-metadata: {namespace: demo, name: hello}
-spec: {type: ClusterSetIP, ips: [%s], ipFamilies: [IPv4], ports: [{name: http, protocol: TCP, port: %d}]}
----
+func world() string {
+	var ips []string
+	var slices strings.Builder
+	for _, f := range families {
+		ips = append(ips, f.vip.String())
+		kind := map[bool]string{true: "IPv4", false: "IPv6"}[f.vip.Is4()]
+		fmt.Fprintf(&slices, `---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata:
   namespace: demo
-  name: hello-1
+  name: hello-%s
   labels: {multicluster.kubernetes.io/service-name: hello, multicluster.kubernetes.io/source-cluster: b}
-addressType: IPv4
+addressType: %s
 ports: [{name: http, protocol: TCP, port: %d}]
-endpoints: [{addresses: [%s]}]
-`, vip.Addr(), vip.Port(), backend.Port(), backend.Addr())
+endpoints: [{addresses: ["%s"]}]
+`, strings.ToLower(kind), kind, backendPort, f.other.Addr())
+	}
+	return fmt.Sprintf(`apiVersion: multicluster.x-k8s.io/v1beta1
+kind: ServiceImport
+metadata: {namespace: demo, name: hello}
+spec: {type: ClusterSetIP, ips: ["%s"], ipFamilies: [IPv4, IPv6], ports: [{name: http, protocol: TCP, port: %d}]}
+`, strings.Join(ips, `", "`), vipPort) + slices.String()
+}
 
 // where are the flags that say where things of the node are.
 func (n *node) where() []string {
@@ -223,10 +261,13 @@ func (n *node) where() []string {
 func (n *node) startAgent(t *testing.T, flags ...string) *agent {
 	t.Helper()
 	folder := filepath.Join(n.dir, "world")
-	if err := errors.Join(os.MkdirAll(folder, 0o700), os.WriteFile(filepath.Join(folder, "hello.yaml"), []byte(world), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(folder, 0o700), os.WriteFile(filepath.Join(folder, "hello.yaml"), []byte(world()), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	args := append(n.where(), "--source=dir:"+folder, "--cluster-id=a", "--clusterset-ip-range=243.0.0.0/8", "--http-listen=127.0.0.1:9470", "--packet-path")
+	args := append(n.where(), "--source=dir:"+folder, "--cluster-id=a", "--http-listen=127.0.0.1:9470", "--packet-path")
+	for _, f := range families {
+		args = append(args, "--clusterset-ip-range="+f.vips)
+	}
 	a := &agent{node: n, end: make(chan struct{}), log: &bytes.Buffer{}}
 	a.cmd = n.command(context.WithoutCancel(t.Context()), program, append(args, flags...)...)
 	a.cmd.Stderr = a.log
