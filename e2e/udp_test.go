@@ -21,6 +21,9 @@ var closed = []string{"software caused connection abort", "destination address r
 func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
+	if err := drains(ctx); err != nil { // a test before this one may have left b silent
+		t.Fatal(err)
+	}
 	vip := offer(t, "rolling", "0", "b")
 	said, err := bed.Kubectl(ctx, "b", "get", "pods", "--namespace", namespace, "--selector", "app=rolling",
 		"--output", "jsonpath={range .items[*]}{.metadata.name} {.status.podIP}{\"\\n\"}{end}")
