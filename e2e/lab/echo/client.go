@@ -42,7 +42,7 @@ type Client struct {
 	// Mapped connects to IPv4 addresses by sockets of IPv6.
 	Mapped bool
 
-	held *http.Transport // nil unless Hold
+	held *heldConn // nil unless Hold
 }
 
 // Report is the outcome of a run.
@@ -109,8 +109,8 @@ func (c *Client) Run(ctx context.Context) Report {
 	}
 	r := Report{Errors: map[string]int{}, Backends: map[string]int{}, Peers: map[string]int{}, LastAnswer: map[string]time.Time{}}
 	if c.Hold {
-		c.held = c.hold()
-		defer c.held.CloseIdleConnections()
+		c.held = &heldConn{dial: c.dial}
+		defer c.held.close()
 	}
 	var (
 		mu      sync.Mutex // guards r and took
@@ -178,7 +178,11 @@ func (c *Client) Run(ctx context.Context) Report {
 func (c *Client) once(ctx context.Context, kept *net.Conn) (answer string, peer netip.AddrPort, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	if c.URL != "" {
+	switch {
+	case c.held != nil:
+		answer, err = c.held.get(ctx, c.URL)
+		return answer, peer, err
+	case c.URL != "":
 		return c.get(ctx)
 	}
 	conn := *kept
@@ -220,21 +224,18 @@ func (c *Client) exchange(conn net.Conn, deadline time.Time) (answer string, pee
 }
 
 func (c *Client) get(ctx context.Context) (answer string, peer netip.AddrPort, err error) {
-	transport := c.held
-	if transport == nil {
-		transport = &http.Transport{
-			DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				conn, err := c.dial(ctx, network, address)
-				if err != nil {
-					return nil, err
-				}
-				peer, err = getpeername(conn)
-				return conn, err
-			},
-		}
-		defer transport.CloseIdleConnections()
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := c.dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			peer, err = getpeername(conn)
+			return conn, err
+		},
 	}
+	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
 	if err != nil {
 		return "", peer, err
@@ -254,16 +255,63 @@ func (c *Client) get(ctx context.Context) (answer string, peer netip.AddrPort, e
 // errLost is what requests over a connection end with that is not there any more.
 var errLost = errors.New("the connection was lost")
 
-// hold returns a transport that connects once.
-func (c *Client) hold() *http.Transport {
-	var dialled atomic.Bool
-	return &http.Transport{
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			if dialled.Swap(true) {
-				return nil, errLost
-			}
-			return c.dial(ctx, network, address)
-		},
+// heldConn sends requests over one connection. An http.Transport would make another one when it thinks fit.
+type heldConn struct {
+	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+	conn    net.Conn // nil before the first request
+	answers *bufio.Reader
+	lost    bool
+}
+
+// get returns what a URL with a port, or of port 80, answers. ctx has a deadline.
+func (h *heldConn) get(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	if h.lost {
+		return "", errLost
+	}
+	text, err := h.exchange(req)
+	if err != nil {
+		h.lost = true
+		h.close()
+	}
+	return text, err
+}
+
+func (h *heldConn) exchange(req *http.Request) (string, error) {
+	if h.conn == nil {
+		address := req.URL.Host
+		if req.URL.Port() == "" {
+			address = net.JoinHostPort(req.URL.Hostname(), "80")
+		}
+		var err error
+		if h.conn, err = h.dial(req.Context(), "tcp", address); err != nil {
+			return "", err
+		}
+		h.answers = bufio.NewReader(h.conn)
+	}
+	deadline, _ := req.Context().Deadline()
+	if err := h.conn.SetDeadline(deadline); err != nil {
+		return "", err
+	}
+	if err := req.Write(h.conn); err != nil {
+		return "", err
+	}
+	resp, err := http.ReadResponse(h.answers, req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	h.lost = resp.Close
+	body, err := io.ReadAll(resp.Body)
+	return string(body), err
+}
+
+func (h *heldConn) close() {
+	if h.conn != nil {
+		_ = h.conn.Close() // what there is to say is said
 	}
 }
 
