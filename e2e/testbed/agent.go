@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -19,20 +20,57 @@ func (tb *Testbed) containerd(ctx context.Context, node string, args ...string) 
 // Exec runs a command in the first container of a pod and returns what it printed. Unlike kubectl exec
 // it needs no kubelet.
 func (tb *Testbed) Exec(ctx context.Context, member, namespace, pod string, args ...string) (string, error) {
-	where, err := tb.Kubectl(ctx, member, "get", "pod", pod, "--namespace", namespace,
-		"--output", "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}")
+	cmd, err := tb.ExecCommand(ctx, member, namespace, pod, args...)
 	if err != nil {
 		return "", err
 	}
-	node, id, found := strings.Cut(where, " containerd://")
-	if !found {
-		return "", fmt.Errorf("pod %s/%s of %s has no running container", namespace, pod, member)
-	}
-	session := "exec-" + strconv.FormatUint(execs.Add(1), 10) + "-" + strconv.Itoa(os.Getpid())
-	return tb.containerd(ctx, node, append([]string{"task", "exec", "--exec-id", session, id}, args...)...)
+	return Output(cmd)
 }
 
-// execs numbers the calls of Exec: containerd wants a name for each.
+// ExecCommand returns the command that Exec runs. Signals that it gets reach the pod.
+func (tb *Testbed) ExecCommand(ctx context.Context, member, namespace, pod string, args ...string) (*exec.Cmd, error) {
+	node, id, err := tb.container(ctx, member, namespace, pod)
+	if err != nil {
+		return nil, err
+	}
+	session := "exec-" + strconv.FormatUint(execs.Add(1), 10) + "-" + strconv.Itoa(os.Getpid())
+	return tb.Lab.NodeCommand(ctx, node, append([]string{"ctr", "--namespace", "k8s.io", "task", "exec", "--exec-id", session, id}, args...)...), nil
+}
+
+// OutsideCommand returns a command that runs in the network of a pod and outside of the node's cgroups, with the
+// node's files: the node's socket hooks do not see it, as they do not see a virtual machine that a pod holds.
+func (tb *Testbed) OutsideCommand(ctx context.Context, member, namespace, pod string, args ...string) (*exec.Cmd, error) {
+	node, id, err := tb.container(ctx, member, namespace, pod)
+	if err != nil {
+		return nil, err
+	}
+	tasks, err := tb.containerd(ctx, node, "task", "ls")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(tasks) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == id {
+			return tb.Lab.VisitorCommand(ctx, node, append([]string{"nsenter", "--net=/proc/" + f[1] + "/ns/net", "--"}, args...)...), nil
+		}
+	}
+	return nil, fmt.Errorf("container %s of pod %s/%s is not running on %s", id, namespace, pod, node)
+}
+
+// container finds the first container of a pod.
+func (tb *Testbed) container(ctx context.Context, member, namespace, pod string) (node, id string, err error) {
+	where, err := tb.Kubectl(ctx, member, "get", "pod", pod, "--namespace", namespace,
+		"--output", "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}")
+	if err != nil {
+		return "", "", err
+	}
+	node, id, found := strings.Cut(where, " containerd://")
+	if !found {
+		return "", "", fmt.Errorf("pod %s/%s of %s has no running container", namespace, pod, member)
+	}
+	return node, id, nil
+}
+
+// execs numbers the calls of ExecCommand: containerd wants a name for each.
 var execs atomic.Uint64
 
 // KillAgent sends SIGKILL to the agent of a node and keeps it down: the node's kubelet is stopped first,

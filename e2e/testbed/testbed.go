@@ -11,6 +11,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -42,19 +43,22 @@ const broker = "broker"
 
 // Config says which testbed is wanted.
 type Config struct {
-	Name     string    // of the lab; testbeds of different names share nothing
-	Guest    bool      // whether there is a cluster Guest
-	Progress io.Writer // receives one line a step; nil means silence
+	Name  string // of the lab; testbeds of different names share nothing
+	Guest bool   // whether there is a cluster Guest
+	Zone  string // label of all nodes; empty means none
+	// AgentArgs are further flags of the agents, by member.
+	AgentArgs map[string][]string
+	Progress  io.Writer // receives one line a step; nil means silence
 }
 
 // Testbed is an installed ClusterSet. Its methods may be used concurrently.
 type Testbed struct {
 	Lab    *cluster.Lab
+	cfg    Config
 	bin    string // directory of isthmusctl and helm
 	root   string // of this repository
 	digest string // of the images that Up has loaded
 	start  time.Time
-	out    io.Writer
 }
 
 // Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
@@ -79,6 +83,9 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 		return nil, fmt.Errorf("load images: %w", err)
 	}
 	if tb.digest, err = digestOf(archives); err != nil {
+		return nil, err
+	}
+	if err := tb.labelZone(ctx); err != nil {
 		return nil, err
 	}
 	if err := tb.install(ctx); err != nil {
@@ -112,7 +119,7 @@ func open(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lab %s: %w", cfg.Name, err)
 	}
-	return &Testbed{Lab: l, bin: filepath.Join(root, "bin"), root: root, start: time.Now(), out: cfg.Progress}, nil
+	return &Testbed{Lab: l, cfg: cfg, bin: filepath.Join(root, "bin"), root: root, start: time.Now()}, nil
 }
 
 // repository finds the root of this module, from anywhere inside of it.
@@ -126,7 +133,7 @@ func repository(ctx context.Context) (string, error) {
 
 // Step says what is being done, and how long after the start.
 func (tb *Testbed) Step(format string, args ...any) {
-	fmt.Fprintf(tb.out, "[%6.1fs] %s\n", time.Since(tb.start).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Fprintf(tb.cfg.Progress, "[%6.1fs] %s\n", time.Since(tb.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // build compiles what the installation needs and returns the image archives.
@@ -143,14 +150,67 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 	}
 	for _, b := range builds {
 		tb.Step("build %s", b.name)
-		cmd := exec.CommandContext(ctx, "go", b.args...)
-		cmd.Dir = tb.root
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false") // as the Makefile has it
-		if _, err := Output(cmd); err != nil {
+		if err := tb.compile(ctx, nil, b.args...); err != nil {
 			return nil, fmt.Errorf("build %s: %w", b.name, err)
 		}
 	}
 	return []string{filepath.Join(images, "controller.tar"), filepath.Join(images, "agent.tar")}, nil
+}
+
+// AnotherAgent builds the image isthmus/agent:TAG from sources of which some files are replaced, by their paths in
+// the repository, and loads it into every node.
+func (tb *Testbed) AnotherAgent(ctx context.Context, tag string, replaced map[string]string) (err error) {
+	dir, err := os.MkdirTemp("", "isthmus-agent-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	overlay := struct{ Replace map[string]string }{map[string]string{}} // see `go help build`
+	for name, text := range replaced {
+		at := filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
+		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
+			return err
+		}
+		overlay.Replace[filepath.Join(tb.root, name)] = at
+	}
+	text, err := json.Marshal(overlay)
+	if err != nil {
+		return err
+	}
+	list := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(list, text, 0o600); err != nil {
+		return err
+	}
+	if err := tb.compile(ctx, []string{"-overlay=" + list}, "run", "./tools/images", "-o", dir, "--tag", tag, "agent"); err != nil {
+		return fmt.Errorf("build another agent: %w", err)
+	}
+	return tb.Lab.LoadImages(ctx, filepath.Join(dir, "agent.tar"))
+}
+
+// compile runs the go command in the repository, as the Makefile does, with further flags of its builds.
+func (tb *Testbed) compile(ctx context.Context, flags []string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = tb.root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+strings.Join(append([]string{"-trimpath", "-buildvcs=false"}, flags...), " "))
+	_, err := Output(cmd)
+	return err
+}
+
+// labelZone puts every node into the zone that is wanted.
+func (tb *Testbed) labelZone(ctx context.Context) error {
+	if tb.cfg.Zone == "" {
+		return nil
+	}
+	clusters := Members()
+	if tb.cfg.Guest {
+		clusters = append(clusters, Guest)
+	}
+	for _, member := range clusters {
+		if _, err := tb.Kubectl(ctx, member, "label", "node", "--all", "--overwrite", "topology.kubernetes.io/zone="+tb.cfg.Zone); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // install deploys the broker and makes Members members.
@@ -177,9 +237,9 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 	each, eachCtx := errgroup.WithContext(ctx)
 	for _, member := range clusters {
 		each.Go(func() error {
+			flags := strings.Join(append([]string{"--check-interval=5s"}, tb.cfg.AgentArgs[member]...), ",") // a minute is long for tests
 			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
-				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest,
-				"--set-json", `agent.extraArgs=["--check-interval=5s"]`) // that tests need not wait a minute
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\.io/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}")
 			return err
 		})
 	}
