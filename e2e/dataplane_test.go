@@ -31,26 +31,9 @@ func offer(t *testing.T, service, preStop string, members ...string) netip.Addr 
 		if _, err := bed.Kubectl(ctx, m, "rollout", "status", "deployment/rolling", "--namespace", namespace, "--timeout", "90s"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := bed.Isthmusctl(ctx, m, "export", "service", service, "--namespace", namespace); err != nil {
-			t.Fatal(err)
-		}
 	}
-	t.Cleanup(func() {
-		for _, m := range members {
-			if _, err := bed.Isthmusctl(context.WithoutCancel(ctx), m, "unexport", "service", service, "--namespace", namespace); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	if err := serviceImportedFrom(ctx, "a", service, strings.Join(members, " ")); err != nil {
-		t.Fatal(err)
-	}
-	addrs, err := vipsOf(ctx, service)
-	if err != nil {
-		t.Fatal(err)
-	}
-	vip := addrs[slices.IndexFunc(addrs, netip.Addr.Is4)]
-	err = testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+	vip := publish(t, service, members...)
+	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
 		r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
 		if err != nil {
 			return err
@@ -64,6 +47,35 @@ func offer(t *testing.T, service, preStop string, members ...string) netip.Addr 
 		t.Fatal(err)
 	}
 	return vip
+}
+
+// publish exports a Service from members, the first of them first, until the test ends. It returns the IPv4 VIP once
+// all members import the Service from these.
+func publish(t *testing.T, service string, members ...string) netip.Addr {
+	t.Helper()
+	ctx := t.Context()
+	t.Cleanup(func() {
+		for _, m := range members {
+			if _, err := bed.Isthmusctl(context.WithoutCancel(ctx), m, "unexport", "service", service, "--namespace", namespace); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for _, m := range members {
+		if _, err := bed.Isthmusctl(ctx, m, "export", "service", service, "--namespace", namespace); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, m := range testbed.Members() {
+		if err := serviceImportedFrom(ctx, m, service, strings.Join(members, " ")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	addrs, err := vipsOf(ctx, service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addrs[slices.IndexFunc(addrs, netip.Addr.Is4)]
 }
 
 // TestRollingUpdateLosesNothing: all servers of a Service in b are replaced while a pod of a makes 200 connections a
@@ -129,25 +141,29 @@ func replaceUnderLoad(t *testing.T, vip netip.Addr) report {
 	return r
 }
 
-// TestClientsStay: with session affinity a pod meets one server of all clusters, over TCP and over UDP, and an agent
-// that is started anew does not change that.
+// TestClientsStay: with session affinity a pod meets one server of all clusters, over TCP and over UDP and on either
+// path, and an agent that is started anew does not change that.
 func TestClientsStay(t *testing.T) {
 	needBed(t)
 	vip := offer(t, "sticky", "0", "a", "b")
 	http, udp := netip.AddrPortFrom(vip, 80).String(), netip.AddrPortFrom(vip, 7).String()
-	first, err := client(podClient).run(t.Context(), "--connections", "200", "--url", "http://"+http)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if first.Failures > 0 || len(first.Backends) != 1 {
-		t.Fatalf("200 connections: %d failed, answered by %v", first.Failures, first.Backends)
-	}
-	datagrams, err := client(podClient).run(t.Context(), "--connections", "50", "--udp", udp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if datagrams.Failures > 0 || len(datagrams.Backends) != 1 {
-		t.Errorf("50 datagrams: %d failed, answered by %v", datagrams.Failures, datagrams.Backends)
+	before := map[string]report{}
+	for path, c := range paths() {
+		first, err := c.run(t.Context(), "--connections", "200", "--url", "http://"+http)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first.Failures > 0 || len(first.Backends) != 1 {
+			t.Fatalf("%s, 200 connections: %d failed, answered by %v", path, first.Failures, first.Backends)
+		}
+		datagrams, err := c.run(t.Context(), "--connections", "50", "--udp", udp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if datagrams.Failures > 0 || len(datagrams.Backends) != 1 {
+			t.Errorf("%s, 50 datagrams: %d failed, answered by %v", path, datagrams.Failures, datagrams.Backends)
+		}
+		before[path] = first
 	}
 	if err := bed.KillAgent(t.Context(), "a", clientNode); err != nil {
 		t.Fatal(err)
@@ -155,41 +171,37 @@ func TestClientsStay(t *testing.T) {
 	if err := bed.ReviveAgent(t.Context(), "a", clientNode); err != nil {
 		t.Fatal(err)
 	}
-	after, err := client(podClient).run(t.Context(), "--connections", "100", "--url", "http://"+http)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for server := range after.Backends {
-		if first.Backends[server] == 0 {
-			t.Errorf("after a restart of the agent %s answers, and it was %v before", server, first.Backends)
+	for path, c := range paths() {
+		after, err := c.run(t.Context(), "--connections", "100", "--url", "http://"+http)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for server := range after.Backends {
+			if before[path].Backends[server] == 0 {
+				t.Errorf("%s: after a restart of the agent %s answers, and it was %v before", path, server, before[path].Backends)
+			}
 		}
 	}
 }
 
 // TestNobodyServes: a VIP whose servers are all gone refuses at once, and so do a port that it has not and an address
-// of the ClusterSet that nobody has. When servers come back, it serves.
+// of the ClusterSet that nobody has, on either path. When servers come back, it serves.
 func TestNobodyServes(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
 	vip := offer(t, "rolling", "0", "b")
-	refused := func(where, target string) {
+	refused := func(where, protocol, target string) {
 		t.Helper()
-		err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-			r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--tcp", target)
-			if err != nil {
-				return err
+		for path, c := range paths() {
+			if err := refuses(ctx, c, protocol, target); err != nil {
+				t.Errorf("%s, %s: %v", where, path, err)
 			}
-			if r.Failures != 20 || len(r.Errors) != 1 || !strings.Contains(fmt.Sprint(r.Errors), "refused") {
-				return fmt.Errorf("%s: %d of 20 failed: %v", where, r.Failures, r.Errors)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
 		}
 	}
-	refused("a port that the Service has not", netip.AddrPortFrom(vip, 4444).String())
-	refused("an address that nobody has", "243.255.255.254:80")
+	for _, protocol := range []string{"--tcp", "--udp"} {
+		refused("a port that the Service has not", protocol, netip.AddrPortFrom(vip, 4444).String())
+		refused("an address that nobody has", protocol, "243.255.255.254:80")
+	}
 	scale := func(replicas string) {
 		t.Helper()
 		if _, err := bed.Kubectl(ctx, "b", "scale", "deployment/rolling", "--replicas", replicas, "--namespace", namespace); err != nil {
@@ -197,19 +209,35 @@ func TestNobodyServes(t *testing.T) {
 		}
 	}
 	scale("0")
-	refused("no servers", netip.AddrPortFrom(vip, 7).String())
+	refused("no servers", "--tcp", netip.AddrPortFrom(vip, 7).String())
 	scale("2")
 	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--tcp", netip.AddrPortFrom(vip, 7).String())
-		if err != nil {
-			return err
-		}
-		if r.Failures > 0 {
-			return fmt.Errorf("servers are back, and %d of 20 connections fail: %v", r.Failures, r.Errors)
+		for path, c := range paths() {
+			r, err := c.run(ctx, "--connections", "20", "--timeout", "2s", "--tcp", netip.AddrPortFrom(vip, 7).String())
+			if err != nil {
+				return err
+			}
+			if r.Failures > 0 {
+				return fmt.Errorf("%s: servers are back, and %d of 20 connections fail: %v", path, r.Failures, r.Errors)
+			}
 		}
 		return nil
 	})
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// refuses waits until every connection to a target ends with "connection refused". protocol is the client's flag.
+func refuses(ctx context.Context, c client, protocol, target string) error {
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		r, err := c.run(ctx, "--connections", "20", "--timeout", "2s", protocol, target)
+		if err != nil {
+			return err
+		}
+		if r.Errors["connection refused"] != 20 {
+			return fmt.Errorf("of 20 connections to %s %d failed, so: %v", target, r.Failures, r.Errors)
+		}
+		return nil
+	})
 }

@@ -1,32 +1,55 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 )
 
-// client runs the echo client somewhere on clientNode and returns what it printed.
-type client func(ctx context.Context, args ...string) (string, error)
+// client returns the echo client as a command that runs somewhere.
+type client func(ctx context.Context, args ...string) (*exec.Cmd, error)
 
-func podClient(ctx context.Context, args ...string) (string, error) {
-	return bed.Exec(ctx, "a", namespace, "client", slices.Concat([]string{"echo-server", "client"}, args)...)
+// clientIn is an ordinary pod of a member.
+func clientIn(member string) client {
+	return func(ctx context.Context, args ...string) (*exec.Cmd, error) {
+		return bed.ExecCommand(ctx, member, namespace, "client", slices.Concat([]string{"echo-server", "client"}, args)...)
+	}
 }
 
-func hostClient(ctx context.Context, args ...string) (string, error) {
-	return bed.Exec(ctx, "a", namespace, "host-client", slices.Concat([]string{"echo-server", "client"}, args)...)
+func podClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	return clientIn("a")(ctx, args...)
 }
 
-func nodeClient(ctx context.Context, args ...string) (string, error) {
-	return bed.Node(ctx, clientNode, slices.Concat([]string{bed.Program("echo-server"), "client"}, args)...)
+func hostClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	return bed.ExecCommand(ctx, "a", namespace, "host-client", slices.Concat([]string{"echo-server", "client"}, args)...)
+}
+
+func nodeClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	return bed.Lab.NodeCommand(ctx, clientNode, slices.Concat([]string{bed.Program("echo-server"), "client"}, args)...), nil
+}
+
+// outsideClient is in a pod and outside of the node's cgroups: it has the packet path alone. The pod is one of its own,
+// since a port that leads to a backend by packets leads there by nothing else (bpf/PACKETS.md, Limits).
+func outsideClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	return bed.OutsideCommand(ctx, "a", namespace, "outside", slices.Concat([]string{bed.Program("echo-server"), "client"}, args)...)
+}
+
+// paths are clients that reach VIPs by either path.
+func paths() map[string]client {
+	return map[string]client{"sockets": podClient, "packets": outsideClient}
 }
 
 // report is what the echo client prints (e2e/lab/echo).
@@ -42,15 +65,85 @@ type report struct {
 }
 
 func (c client) run(ctx context.Context, args ...string) (report, error) {
-	out, err := c(ctx, args...)
+	cmd, err := c(ctx, args...)
 	if err != nil {
 		return report{}, err
 	}
+	out, err := testbed.Output(cmd)
+	if err != nil {
+		return report{}, err
+	}
+	return readReport(out)
+}
+
+func readReport(out string) (report, error) {
 	var r report
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		return report{}, fmt.Errorf("read the echo client's report %q: %w", out, err)
 	}
 	return r, nil
+}
+
+// held is a connection over which requests go until it is ended.
+type held struct {
+	server string // who answers, as "cluster/pod"
+	cmd    *exec.Cmd
+	out    strings.Builder
+}
+
+// hold connects to a URL and returns after the first answer.
+func hold(t *testing.T, c client, url string) *held {
+	t.Helper()
+	cmd, err := c(t.Context(), "--hold", "--duration", "5m", "--rate", "50", "--timeout", "3s", "--url", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &held{cmd: cmd}
+	cmd.Stdout = &h.out
+	said, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	giveUp := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+	defer giveUp.Stop()
+	line, err := bufio.NewReader(said).ReadString('\n')
+	if h.server = strings.TrimSpace(line); err != nil || !strings.Contains(h.server, "/") {
+		t.Fatalf("nobody answers at %s: %q, %v", url, line, err)
+	}
+	return h
+}
+
+// holdTo is hold for a connection that leads to a cluster: others are ended and tried again.
+func holdTo(t *testing.T, c client, url, cluster string) *held {
+	t.Helper()
+	for range 30 {
+		h := hold(t, c, url)
+		if strings.HasPrefix(h.server, cluster+"/") {
+			return h
+		}
+		h.end(t)
+	}
+	t.Fatalf("of 30 connections to %s none leads to %s", url, cluster)
+	return nil
+}
+
+// end ends the connection. The test fails if that had happened already, or if somebody else ever answered.
+func (h *held) end(t *testing.T) {
+	t.Helper()
+	if err := errors.Join(h.cmd.Process.Signal(syscall.SIGTERM), h.cmd.Wait()); err != nil {
+		t.Errorf("the connection to %s: %v", h.server, err)
+		return
+	}
+	r, err := readReport(h.out.String())
+	if err != nil {
+		t.Error(err)
+	}
+	if r.Failures != 0 || len(r.Backends) != 1 || r.Backends[h.server] == 0 {
+		t.Errorf("of %d requests over one connection to %s %d failed: %v; answered by %v", r.Connections, h.server, r.Failures, r.Errors, r.Backends)
+	}
 }
 
 // clusters lists whose pods answered.
@@ -89,15 +182,23 @@ func reaches(ctx context.Context, c client, clusters ...string) error {
 	if err != nil {
 		return err
 	}
+	for _, vip := range addrs {
+		if err := reachesAt(ctx, c, netip.AddrPortFrom(vip, 7).String(), clusters...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reachesAt waits until a target leads c to pods of exactly these clusters, by TCP.
+func reachesAt(ctx context.Context, c client, target string, clusters ...string) error {
 	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		for _, vip := range addrs {
-			r, err := c.run(ctx, "--connections", "50", "--timeout", "2s", "--tcp", netip.AddrPortFrom(vip, 7).String())
-			if err != nil {
-				return err
-			}
-			if got := r.clusters(); !slices.Equal(got, clusters) || r.Failures > 0 {
-				return fmt.Errorf("%s leads to clusters %v, want %v; errors %v", vip, got, clusters, r.Errors)
-			}
+		r, err := c.run(ctx, "--connections", "50", "--timeout", "2s", "--tcp", target)
+		if err != nil {
+			return err
+		}
+		if got := r.clusters(); !slices.Equal(got, clusters) || r.Failures > 0 {
+			return fmt.Errorf("%s leads to clusters %v, want %v; errors %v", target, got, clusters, r.Errors)
 		}
 		return nil
 	})
@@ -120,8 +221,9 @@ func backends(t *testing.T) []string {
 	return slices.Sorted(slices.Values(all))
 }
 
-// TestVIPFromEverywhere: 1,000 connections of each kind from a pod, a hostNetwork pod and the node itself,
-// in both families: none fails, every backend of both clusters is hit, and getpeername says the VIP.
+// TestVIPFromEverywhere: 1,000 connections of each kind from a pod, from a pod outside of the node's cgroups, from a
+// hostNetwork pod and from the node itself, in both families: none fails, every backend of both clusters is hit, and
+// getpeername says the VIP.
 func TestVIPFromEverywhere(t *testing.T) {
 	needBed(t)
 	addrs, err := vips(t.Context())
@@ -132,7 +234,7 @@ func TestVIPFromEverywhere(t *testing.T) {
 	if len(want) != 4 {
 		t.Fatalf("want two pods in each of two clusters, have %v", want)
 	}
-	for from, c := range map[string]client{"pod": podClient, "hostNetwork": hostClient, "node": nodeClient} {
+	for from, c := range map[string]client{"pod": podClient, "outside": outsideClient, "hostNetwork": hostClient, "node": nodeClient} {
 		// A controller that has just begun waits for the first renewal of the other member.
 		if err := reaches(t.Context(), c, "a", "b"); err != nil {
 			t.Fatal(err)
@@ -145,26 +247,58 @@ func TestVIPFromEverywhere(t *testing.T) {
 				"UDP":  {"--udp", echo.String()},
 			} {
 				t.Run(fmt.Sprintf("%s/%s/%s", from, vip, kind), func(t *testing.T) {
-					r, err := c.run(t.Context(), slices.Concat([]string{"--connections", "1000", "--concurrency", "4"}, target)...)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if r.Failures != 0 || r.Connections != 1000 {
-						t.Errorf("%d of %d connections failed: %v", r.Failures, r.Connections, r.Errors)
-					}
-					if got := slices.Sorted(maps.Keys(r.Backends)); !slices.Equal(got, want) {
-						t.Errorf("backends hit: %v, want %v", got, want)
-					}
 					peer := echo
 					if kind == "HTTP" {
 						peer = http
 					}
-					if r.Peers[peer.String()] != 1000 {
-						t.Errorf("getpeername said %v, want 1000 times %s", r.Peers, peer)
-					}
+					connects(t, c, 1000, want, peer, target...)
 				})
 			}
 		}
+	}
+}
+
+// TestSocketsOfEveryKind: Multipath TCP and IPv4 by sockets of IPv6, from a pod, a hostNetwork pod and the node.
+func TestSocketsOfEveryKind_L69(t *testing.T) {
+	needBed(t)
+	addrs, err := vips(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := backends(t)
+	for from, c := range map[string]client{"pod": podClient, "hostNetwork": hostClient, "node": nodeClient} {
+		for _, vip := range addrs {
+			echo := netip.AddrPortFrom(vip, 7)
+			kinds := map[string][]string{"Multipath TCP": {"--multipath", "--tcp"}}
+			if vip.Is4() {
+				kinds["mapped TCP"] = []string{"--mapped", "--tcp"}
+				kinds["mapped UDP"] = []string{"--mapped", "--udp"}
+			}
+			for kind, args := range kinds {
+				t.Run(fmt.Sprintf("%s/%s/%s", from, vip, kind), func(t *testing.T) {
+					connects(t, c, 100, want, echo, append(args, echo.String())...)
+				})
+			}
+		}
+	}
+}
+
+// connects makes n connections to a VIP and checks that none fails, that all of servers answer and nobody else, and that
+// getpeername says the VIP.
+func connects(t *testing.T, c client, n int, servers []string, vip netip.AddrPort, args ...string) {
+	t.Helper()
+	r, err := c.run(t.Context(), slices.Concat([]string{"--connections", strconv.Itoa(n), "--concurrency", "4"}, args)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Failures != 0 || r.Connections != n {
+		t.Errorf("%d of %d connections failed: %v", r.Failures, r.Connections, r.Errors)
+	}
+	if got := slices.Sorted(maps.Keys(r.Backends)); !slices.Equal(got, servers) {
+		t.Errorf("backends hit: %v, want %v", got, servers)
+	}
+	if r.Peers[vip.String()] != n {
+		t.Errorf("getpeername said %v, want %d times %s", r.Peers, n, vip)
 	}
 }
 
@@ -212,12 +346,18 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestUnexportMovesTraffic: after an unexport in b the same VIP leads to a alone, and back.
+// TestUnexportMovesTraffic: after an unexport in b the same VIP leads to a alone, and back. Connections that led to
+// b before go on.
 func TestUnexportMovesTraffic(t *testing.T) {
 	needBed(t)
 	before, err := vips(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range []client{podClient, outsideClient, hostClient, nodeClient} {
+		for _, vip := range before {
+			defer holdTo(t, c, "http://"+netip.AddrPortFrom(vip, 80).String(), "b").end(t)
+		}
 	}
 	if _, err := bed.Isthmusctl(t.Context(), "b", "unexport", "service", "echo", "--namespace", namespace); err != nil {
 		t.Fatal(err)
