@@ -2,18 +2,26 @@ package bpf_test
 
 import (
 	"math"
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// BenchmarkPacket measures one run of each program by the kernel's own clock, without the statistics that add to it.
+// BenchmarkPacket measures one run of each program by the kernel's own clock, without the statistics that add to it. What
+// a program that does nothing takes is part of each figure.
 //
 // A test run repeats a program on what became of its packet. So two VIPs are each other's backends, and every run
 // translates; the flow's answers are made by turning its two entries into such a pair as well.
 func BenchmarkPacket(b *testing.B) {
-	b.Run("no IP", func(b *testing.B) { newPath(b).repeat(b, bpf.ProgToClient, make([]byte, 64)) })
+	b.Run("nothing", func(b *testing.B) { repeat(b, nothing(b), make([]byte, 64)) })
+	b.Run("no IP", func(b *testing.B) { repeat(b, newPath(b).coll.Programs[bpf.ProgToClient], make([]byte, 64)) })
 	for family, s := range sides {
 		for name, proto := range map[string]uint8{"TCP": tcp, "UDP": udp} {
 			s := s
@@ -34,24 +42,46 @@ func BenchmarkPacket(b *testing.B) {
 				b.Run(family+"/"+name+"/"+prog+"/VIP", func(b *testing.B) {
 					p := newPath(b)
 					p.pingPong(s, proto)
-					p.repeat(b, prog, in.bytes())
+					repeat(b, p.coll.Programs[prog], in.bytes())
 				})
 				b.Run(family+"/"+name+"/"+prog+"/elsewhere", func(b *testing.B) {
 					p := newPath(b)
 					p.addRange(s.ranges)
-					p.set(bpf.PacketVIPsInRanges)
-					p.repeat(b, prog, in.to(s.elsewhere).from(s.elsewhere).bytes())
+					p.set(inProduction)
+					repeat(b, p.coll.Programs[prog], in.to(s.elsewhere).from(s.elsewhere).bytes())
 				})
 			}
+			b.Run(family+"/"+name+"/"+bpf.ProgFromClient+"/new", func(b *testing.B) {
+				p := newPath(b)
+				p.pingPong(s, proto)
+				p.firsts(b, s.opening(proto))
+			})
 		}
 	}
+}
+
+// inProduction is what an agent sets that knows its ranges.
+const inProduction = bpf.PacketVIPsInRanges | bpf.PacketOneRange
+
+// nothing is a program that lets everything pass.
+func nothing(b *testing.B) *ebpf.Program {
+	b.Helper()
+	netlab.Privileged(b)
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = prog.Close() })
+	return prog
 }
 
 // pingPong makes open flows of s.vip and s.backend, each with the other behind it, both ways.
 func (p *path) pingPong(s side, proto uint8) {
 	p.t.Helper()
 	p.addRange(s.ranges)
-	p.set(bpf.PacketVIPsInRanges)
+	p.set(inProduction)
 	for i, v := range []side{s, {client: s.client, vip: s.backend, backend: s.vip}} {
 		p.serve(uint32(i+1), proto, v.vip, v.backend)
 		p.run(bpf.ProgFromClient, v.opening(proto).bytes())
@@ -65,16 +95,32 @@ func (p *path) pingPong(s side, proto uint8) {
 }
 
 // repeat reports the best of many short rows: whatever disturbs one only ever makes it longer.
-func (p *path) repeat(b *testing.B, prog string, in []byte) {
+func repeat(b *testing.B, prog *ebpf.Program, in []byte) {
 	b.Helper()
 	const row = 10_000
 	best := time.Duration(math.MaxInt64)
 	for range max(b.N/row, 1) {
-		_, perRun, err := p.coll.Programs[prog].Benchmark(in, row, func() {})
+		_, perRun, err := prog.Benchmark(in, row, func() {})
 		if err != nil {
 			b.Fatal(err)
 		}
 		best = min(best, perRun)
 	}
 	b.ReportMetric(float64(best.Nanoseconds()), "ns/run")
+}
+
+// firsts reports the middle of what the first packets of flows take, one a flow.
+func (p *path) firsts(b *testing.B, f frame) {
+	b.Helper()
+	const flows = 2000
+	took := make([]time.Duration, 0, flows)
+	for i := range flows {
+		_, once, err := p.coll.Programs[bpf.ProgFromClient].Benchmark(f.from(netip.AddrPortFrom(f.src.Addr(), uint16(1000+i))).bytes(), 1, func() {})
+		if err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, once)
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[flows/2].Nanoseconds()), "ns/run")
 }
