@@ -25,6 +25,7 @@ type frame struct {
 	offset   int    // of a fragment, in bytes
 	more     bool   // fragments follow
 	wrong    uint16 // is added to every transport checksum
+	wrongIP  uint16 // is added to the checksum of the IPv4 header
 	noCheck  bool   // a UDP checksum of zero
 	bare     bool   // the payload is all there is behind the IP header
 	dontFrag bool
@@ -142,7 +143,8 @@ func (f frame) ipv4(l4 []byte) []byte {
 	b = append(b, f.hops, f.proto, 0, 0)
 	b = append(append(b, f.src.Addr().AsSlice()...), f.dst.Addr().AsSlice()...)
 	b = append(b, f.options...)
-	binary.BigEndian.PutUint16(b[10:], ^uint16(sum(0, b)))
+	check := ^uint16(sum(0, b))
+	binary.BigEndian.PutUint16(b[10:], uint16(sum(uint32(check), []byte{byte(f.wrongIP >> 8), byte(f.wrongIP)})))
 	return append(b, l4...)
 }
 

@@ -28,6 +28,12 @@ const (
 	sentBack = 7              // TC_ACT_REDIRECT
 )
 
+// The programs on the way to a VIP, and those on the way back to a client.
+var (
+	there = []string{bpf.ProgFromClient, bpf.ProgFromNetwork}
+	back  = []string{bpf.ProgToClient, bpf.ProgToNetwork}
+)
+
 var (
 	mustAddrPort = netip.MustParseAddrPort
 
@@ -127,7 +133,7 @@ func newPath(t testing.TB) *path {
 		p.put(bpf.MapClusters, i, bpf.Cluster{})
 	}
 	p.put(bpf.MapSettings, uint32(0), bpf.Settings{})
-	p.put(bpf.MapRoutedClients, uint32(0), uint32(0))
+	p.put(bpf.MapRoutedClients, uint32(0), uint32(1)) // ProgToNetwork does all it can
 	p.set(0)
 	return p
 }
@@ -323,6 +329,9 @@ func TestPacketThereAndBack(t *testing.T) {
 		"atomic fragment": {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_FRAGMENT, make([]byte, 6)}} }, v6: true},
 		"six extensions":  {change: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 6) }, v6: true},
 		"one byte":        {change: func(f *frame) { f.payload = []byte{0} }},
+		"wrong header":    {change: func(f *frame) { f.wrongIP = 0x1234 }, v4: true},
+		"VLAN, options":   {change: func(f *frame) { f.vlan, f.options = []int{7}, []byte{1, 1, 1, 0} }, v4: true},
+		"VLAN, extension": {change: func(f *frame) { f.vlan, f.exts = []int{7}, []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
 	}
 	p := newPath(t)
 	for name, of := range crossings() {
@@ -347,9 +356,11 @@ func TestPacketThereAndBack(t *testing.T) {
 					p.untouched(bpf.ProgFromClient, back.bytes())
 					p.untouched(bpf.ProgFromNetwork, back.bytes()) // the flow takes the slow road
 					p.translated(bpf.ProgToClient, back, back.from(s.vip))
-					p.translated(bpf.ProgToNetwork, back, back.from(s.vip)) // the device of its client is not known
-					p.untouched(bpf.ProgToClient, there.to(s.backend).bytes())
-					p.untouched(bpf.ProgToClient, back.from(s.elsewhere).bytes())
+					p.translated(bpf.ProgToNetwork, back, back.from(s.vip))
+					for _, prog := range []string{bpf.ProgToClient, bpf.ProgToNetwork} {
+						p.untouched(prog, there.to(s.backend).bytes())
+						p.untouched(prog, back.from(s.elsewhere).bytes())
+					}
 				})
 			}
 			p.t = t
@@ -365,6 +376,7 @@ func TestPacketRoutedClients(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, proto := of.side, of.proto
 			p := newPath(t)
+			p.put(bpf.MapRoutedClients, uint32(0), uint32(0))
 			p.put(bpf.MapDevices, uint32(loopback), bpf.Device{Flags: bpf.DeviceClient})
 			p.serve(1, proto, s.vip, s.backend)
 			there, back := s.opening(proto), s.answer(proto)
@@ -413,15 +425,19 @@ func TestPacketToElsewhere(t *testing.T) {
 						f.vlan = vlan
 						whole := f.bytes()
 						for n := s.shortest(f); n <= len(whole); n++ {
-							p.untouched(bpf.ProgFromClient, whole[:n])
-							p.untouched(bpf.ProgFromNetwork, whole[:n])
-							p.untouched(bpf.ProgToClient, whole[:n])
+							for _, prog := range slices.Concat(there, back) {
+								p.untouched(prog, whole[:n])
+							}
 						}
 					}
 				}
-				p.untouched(bpf.ProgFromClient, icmp(s.client.Addr(), s.elsewhere.Addr(), 8, 0, 1, nil).bytes())
+				for _, prog := range slices.Concat(there, back) {
+					p.untouched(prog, icmp(s.client.Addr(), s.elsewhere.Addr(), 8, 0, 1, nil).bytes())
+				}
 			}
-			p.untouched(bpf.ProgFromClient, append(make([]byte, 12), 8, 6, 0, 1, 8, 0, 6, 4, 0, 1)) // ARP
+			for _, prog := range slices.Concat(there, back) {
+				p.untouched(prog, append(make([]byte, 12), 8, 6, 0, 1, 8, 0, 6, 4, 0, 1)) // ARP
+			}
 			p.wantRefusals(map[string]uint64{})
 		})
 	}
@@ -442,21 +458,24 @@ func TestPacketTruncated(t *testing.T) {
 			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
 			base := p.refusals()["0 malformed"]
 			for _, vlan := range [][]int{nil, {7}, {7, 8}} {
-				f, back := s.opening(proto), s.answer(proto)
-				f.vlan, back.vlan = vlan, vlan
-				whole, answer := f.bytes(), back.bytes()
+				f, reply := s.opening(proto), s.answer(proto)
+				f.vlan, reply.vlan = vlan, vlan
+				whole, answer := f.bytes(), reply.bytes()
 				for n := s.shortest(f); n < len(whole); n++ {
-					verdict := uint32(passed)
-					if n >= 14+4*len(vlan)+s.header() {
-						verdict = dropped
-						base++
+					for _, prog := range there {
+						verdict := uint32(passed)
+						if n >= 14+4*len(vlan)+s.header() {
+							verdict = dropped
+							base++
+						}
+						p.want(prog, whole[:n], verdict, whole[:n])
+						if got := p.refusals()["0 malformed"]; got != base {
+							t.Errorf("%s, %d bytes: %d malformed, want %d", prog, n, got, base)
+						}
 					}
-					p.want(bpf.ProgFromClient, whole[:n], verdict, whole[:n])
-					if got := p.refusals()["0 malformed"]; got != base {
-						t.Errorf("%d bytes: %d malformed, want %d", n, got, base)
+					for _, prog := range append(back, bpf.ProgFromNetwork) {
+						p.untouched(prog, answer[:n])
 					}
-					p.untouched(bpf.ProgToClient, answer[:n])
-					p.untouched(bpf.ProgFromNetwork, answer[:n])
 				}
 			}
 		})
@@ -492,8 +511,13 @@ func TestPacketMalformed(t *testing.T) {
 			p := newPath(t)
 			p.addRange(s4.ranges)
 			p.addRange(s6.ranges)
-			p.want(bpf.ProgFromClient, c.packet, dropped, c.packet)
-			p.wantRefusals(map[string]uint64{c.reason: 1})
+			for _, prog := range there {
+				p.want(prog, c.packet, dropped, c.packet)
+			}
+			p.wantRefusals(map[string]uint64{c.reason: 2})
+			for _, prog := range back {
+				p.untouched(prog, c.packet)
+			}
 		})
 	}
 }
@@ -547,25 +571,42 @@ func TestPacketRefused(t *testing.T) {
 				frame   frame
 				reason  string
 			}{
-				"no frontend":   {func(p *path) { p.addRange(s.ranges) }, s.opening(proto), "0 no_frontend"},
-				"no backend":    {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
-				"backend gone":  {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
-				"slot gone":     {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
-				"itself":        {func(p *path) { p.serve(3, proto, s.vip, s.client) }, s.opening(proto), "3 itself"},
-				"another port":  {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
-				"tagged":        {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
-				"large":         {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
-				"nothing in it": {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = nil; return f }(), "0 no_frontend"},
+				"no frontend":    {func(p *path) { p.addRange(s.ranges) }, s.opening(proto), "0 no_frontend"},
+				"no backend":     {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
+				"backend gone":   {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
+				"slot gone":      {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
+				"itself":         {func(p *path) { p.serve(3, proto, s.vip, s.client) }, s.opening(proto), "3 itself"},
+				"another port":   {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
+				"tagged":         {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
+				"large":          {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
+				"nothing in it":  {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = nil; return f }(), "0 no_frontend"},
+				"wrong checksum": {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.wrong = 7; return f }(), "0 no_frontend"},
+				"more headers": {func(p *path) { p.addRange(s.ranges) }, func() frame {
+					f := s.opening(proto)
+					if s.vip.Addr().Is6() {
+						f.exts = []ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}
+					} else {
+						f.options = []byte{1, 1, 1, 0}
+					}
+					return f
+				}(), "0 no_frontend"},
 			}
 			for name, c := range cases {
 				t.Run(name, func(t *testing.T) {
 					p := newPath(t)
 					c.arrange(p)
-					answer := refusal(c.frame, next).bytes()
-					p.want(bpf.ProgFromClient, c.frame.bytes(), sentBack, answer)
-					p.want(bpf.ProgFromNetwork, c.frame.bytes(), sentBack, answer)
+					at := next
+					if len(c.frame.exts) > 0 {
+						at = 40
+					}
+					answer := refusal(c.frame, at).bytes()
+					for _, prog := range there {
+						p.want(prog, c.frame.bytes(), sentBack, answer)
+					}
 					p.wantRefusals(map[string]uint64{c.reason: 2})
-					p.untouched(bpf.ProgToClient, answer)
+					for _, prog := range back {
+						p.untouched(prog, answer)
+					}
 				})
 			}
 		})
@@ -610,8 +651,13 @@ func TestPacketOtherProtocols(t *testing.T) {
 				p := newPath(t)
 				p.addRange(s.ranges)
 				answer := refusal(c.frame, c.next)
-				p.want(bpf.ProgFromClient, c.frame.bytes(), sentBack, answer.bytes())
-				p.wantRefusals(map[string]uint64{"0 protocol": 1})
+				for _, prog := range there {
+					p.want(prog, c.frame.bytes(), sentBack, answer.bytes())
+				}
+				p.wantRefusals(map[string]uint64{"0 protocol": 2})
+				for _, prog := range back {
+					p.untouched(prog, c.frame.bytes())
+				}
 			})
 		}
 	}
@@ -917,15 +963,129 @@ func TestPacketErrors(t *testing.T) {
 			unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes()
 			p.want(bpf.ProgFromClient, unknown, dropped, unknown)
 			p.wantRefusals(map[string]uint64{"0 no_connection": 1})
-			// Cut anywhere, it harms nobody.
-			whole := icmpUnreachable(s.router, s.client.Addr(), lost)
-			for n := range len(whole.payload) {
-				cut := whole
-				cut.payload = whole.payload[:n]
-				p.run(bpf.ProgToClient, cut.bytes())
-				cut.dst = netip.AddrPortFrom(s.vip.Addr(), 0)
-				p.run(bpf.ProgFromClient, cut.bytes())
+		})
+	}
+}
+
+// ICMP errors come in all shapes as well, and quote packets of all shapes.
+func TestPacketErrorShapes(t *testing.T) {
+	cases := map[string]struct {
+		outer, quoted func(*frame)
+		v4, v6        bool // only for this family
+	}{
+		"VLAN":              {outer: func(f *frame) { f.vlan = []int{7} }},
+		"VLAN in VLAN":      {outer: func(f *frame) { f.vlan = []int{7, 8} }},
+		"one hop left":      {outer: func(f *frame) { f.hops = 1 }},
+		"wrong checksum":    {outer: spoil},
+		"wrong header":      {outer: func(f *frame) { f.wrongIP = 0x1234 }, v4: true},
+		"options":           {outer: func(f *frame) { f.options = slices.Repeat([]byte{1}, 40) }, v4: true},
+		"hop by hop":        {outer: func(f *frame) { f.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
+		"six extensions":    {outer: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 6) }, v6: true},
+		"quoted options":    {quoted: func(f *frame) { f.options = []byte{1, 1, 1, 0} }, v4: true},
+		"quoted extensions": {quoted: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 2) }, v6: true},
+		"quoted fragment":   {quoted: func(f *frame) { f.more, f.id = true, 7 }},
+		"quoted hops":       {quoted: func(f *frame) { f.hops = 1 }},
+	}
+	same := func(*frame) {}
+	for name, of := range crossings() {
+		for variant, c := range cases {
+			if c.v4 && of.vip.Addr().Is6() || c.v6 && of.vip.Addr().Is4() {
+				continue
 			}
+			t.Run(name+"/"+variant, func(t *testing.T) {
+				s, proto := of.side, of.proto
+				p := newPath(t)
+				p.serve(1, proto, s.vip, s.backend)
+				p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+				p.run(bpf.ProgToClient, s.answer(proto).bytes())
+				if c.outer == nil {
+					c.outer = same
+				}
+				if c.quoted == nil {
+					c.quoted = same
+				}
+				about := func(from, to netip.Addr, f frame) frame {
+					c.quoted(&f)
+					e := icmpUnreachable(from, to, f)
+					c.outer(&e)
+					return e
+				}
+				sent, got := s.opening(proto), s.answer(proto)
+				sent.payload, got.payload = nil, nil
+				for _, prog := range back {
+					p.translated(prog, about(s.router, s.client.Addr(), sent.to(s.backend)), about(s.router, s.client.Addr(), sent))
+				}
+				for _, prog := range there {
+					p.translated(prog, about(s.client.Addr(), s.vip.Addr(), got.from(s.vip)), about(s.client.Addr(), s.backend.Addr(), got))
+				}
+				p.wantRefusals(map[string]uint64{})
+			})
+		}
+	}
+}
+
+// spoil makes the checksum of an ICMP message wrong.
+func spoil(f *frame) {
+	f.payload = slices.Clone(f.payload)
+	check := binary.BigEndian.Uint16(f.payload[2:])
+	binary.BigEndian.PutUint16(f.payload[2:], uint16(sum(uint32(check), []byte{0x12, 0x34})))
+}
+
+// An ICMP error may end anywhere: that quotes enough of a packet is translated, any other passes as it is on the way to a
+// client and is dropped on the way to a VIP.
+func TestPacketErrorsCut(t *testing.T) {
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			p.addRange(s.ranges)
+			p.serve(1, proto, s.vip, s.backend)
+			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
+			p.run(bpf.ProgToClient, s.answer(proto).bytes())
+			cut := func(f frame, n int) frame {
+				e := icmp(f.src.Addr(), f.dst.Addr(), f.payload[0], f.payload[1], 1400, f.payload[8:max(n, 8)])
+				e.payload = e.payload[:n]
+				return e
+			}
+			sent, got := s.opening(proto), s.answer(proto)
+			toClient, atClient := icmpUnreachable(s.router, s.client.Addr(), sent.to(s.backend)), icmpUnreachable(s.router, s.client.Addr(), sent)
+			toVIP, atBackend := icmpUnreachable(s.client.Addr(), s.vip.Addr(), got.from(s.vip)), icmpUnreachable(s.client.Addr(), s.backend.Addr(), got)
+			want := map[string]uint64{}
+			for n := range len(toClient.payload) + 1 {
+				enough := n >= 8+s.header()+8
+				for _, prog := range back {
+					if enough {
+						p.translated(prog, cut(toClient, n), cut(atClient, n))
+					} else {
+						p.untouched(prog, cut(toClient, n).bytes())
+					}
+				}
+				for _, prog := range there {
+					switch {
+					case enough:
+						p.translated(prog, cut(toVIP, n), cut(atBackend, n))
+						continue
+					case n < 8:
+						want["0 malformed"]++
+					default:
+						want["0 no_connection"]++
+					}
+					p.want(prog, cut(toVIP, n).bytes(), dropped, cut(toVIP, n).bytes())
+				}
+			}
+			p.wantRefusals(want)
+			// And when it ends before its header says.
+			whole := toVIP.bytes()
+			for n := 14 + s.header(); n < len(whole); n++ {
+				for _, prog := range there {
+					want["0 malformed"]++
+					p.want(prog, whole[:n], dropped, whole[:n])
+				}
+				for _, prog := range back {
+					p.untouched(prog, toClient.bytes()[:n])
+				}
+			}
+			p.wantRefusals(want)
 		})
 	}
 }
