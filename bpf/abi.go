@@ -161,6 +161,7 @@ const (
 	DropSCTPPort     = sockDropReasonDROP_REASON_SCTP_PORT
 	DropNoConnection = sockDropReasonDROP_REASON_NO_CONNECTION
 	DropItself       = sockDropReasonDROP_REASON_ITSELF
+	DropUnanswered   = sockDropReasonDROP_REASON_UNANSWERED
 	DropMax          = sockDropReasonDROP_REASON_MAX
 )
 
@@ -169,6 +170,7 @@ var dropReasons = [DropMax]string{
 	DropNone: "none", DropNoBackend: "no_backend", DropBackendGone: "backend_gone", DropNoMemory: "no_memory",
 	DropNoFrontend: "no_frontend", DropMalformed: "malformed", DropFragment: "fragment", DropProtocol: "protocol",
 	DropSCTPPort: "sctp_port", DropNoConnection: "no_connection", DropItself: "itself",
+	DropUnanswered: "unanswered",
 }
 
 // String returns the reason as metrics and documents spell it.

@@ -180,10 +180,11 @@ enum drop_reason {
 		8, /* SCTP to another port than the backend's, in fragments: the checksum is over all of them */
 	DROP_REASON_NO_CONNECTION =
 		9, /* in the middle of a connection that is not known, after a full table or a long silence */
-	DROP_REASON_ITSELF = 10, /* the backends found for a client of the packet path were itself */
-	DROP_REASON_MAX = 11,
+	DROP_REASON_ITSELF = 10,     /* the backends found for a client were itself: only ABI 2 refused that */
+	DROP_REASON_UNANSWERED = 11, /* a packet that was refused, for another reason, without a word: too many are */
+	DROP_REASON_MAX = 12,
 };
-_Static_assert(DROP_REASON_MAX == 11, "a new reason needs its name in bpf/abi.go and docs");
+_Static_assert(DROP_REASON_MAX == 12, "a new reason needs its name in bpf/abi.go and docs");
 
 /* Key of `refusals`, whose value is a count. */
 struct refusal_key {
@@ -299,9 +300,12 @@ enum conn_flags {
 	CONN_VIA6 = 2,	     /* `via` is an IPv6 address */
 	CONN_FIN_CLIENT = 4, /* the client has sent its FIN */
 	CONN_FIN_SERVER = 8, /* the backend has */
+	CONN_SELF = 16,	     /* the client is its own backend, and each side of it sees the VIP as the other */
+	CONN_BACK = 32,	     /* with CONN_SELF: the direction from the backend to the client */
 } __attribute__((packed));
 
-/* Value of `conns`. A flow has two, one a direction, and each holds the key of the other. */
+/* Value of `conns`. A flow has two, one a direction, and each holds the key of the other. With CONN_SELF both are keyed
+ * as packets from the client to the VIP: what the two sides send differs in its ports alone. */
 struct conn {
 	__u8 addr[16] ADDR_ALIGNED; /* takes the place of the key's server: the backend, or in replies the VIP */
 	__u8 via[16] ADDR_ALIGNED;  /* on the fast road to the backend: the next hop, IPv4 in the first four bytes */
@@ -318,6 +322,13 @@ struct conn {
 	__u16 looked; /* when the clock was last looked at, in 64 ticks of the kernel, the low bits; ABI 2 has 0 here */
 };
 _Static_assert(sizeof(struct conn) == 64, "conn is 64 bytes");
+
+/* Value of `answers`, one a CPU: how many refusals were answered in a second. */
+struct answers {
+	__u64 since; /* when the second began, CLOCK_MONOTONIC in ns */
+	__u64 given;
+};
+_Static_assert(sizeof(struct answers) == 16, "answers is 16 bytes");
 
 /* Key of `fragments`: the datagram a fragment is of. */
 struct fragment_key {

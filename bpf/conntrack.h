@@ -83,32 +83,41 @@ static __always_inline bool is_alive(__u8 proto, const struct conn *c, __u64 now
 /* The key of the other direction. */
 static __always_inline struct conn_key key_of_other(const struct conn_key *key, const struct conn *c)
 {
+	bool self = c->flags & CONN_SELF;
 	struct conn_key other = {
-		.client_port = c->client_port,
-		.server_port = c->server_port,
+		.client_port = self ? c->server_port : c->client_port,
+		.server_port = self ? c->client_port : c->server_port,
 		.proto = key->proto,
-		.reply = !key->reply,
+		.reply = self ? 0 : !key->reply,
 	};
 
 	__builtin_memcpy(other.client, key->client, sizeof(other.client));
-	__builtin_memcpy(other.server, c->addr, sizeof(other.server));
+	__builtin_memcpy(other.server, self ? key->server : c->addr, sizeof(other.server));
 	return other;
+}
+
+/* Reports whether a flow's packet came from the backend. */
+static __always_inline bool is_back(const struct conn_key *key, const struct conn *c)
+{
+	return key->reply || c->flags & CONN_BACK;
 }
 
 /* The value of the other direction, but for what only the fast road needs. */
 static __always_inline void fill_other(const struct conn_key *key, const struct conn *c, struct conn *other)
 {
+	bool self = c->flags & CONN_SELF;
+
 	__builtin_memset(other, 0, sizeof(*other));
-	__builtin_memcpy(other->addr, key->server, sizeof(other->addr));
+	__builtin_memcpy(other->addr, self ? key->client : key->server, sizeof(other->addr));
 	other->seen = c->seen;
 	other->looked = c->looked;
 	other->backend_id = c->backend_id;
 	other->service = c->service;
-	other->server_port = key->server_port;
-	other->client_port = key->client_port;
+	other->server_port = self ? key->client_port : key->server_port;
+	other->client_port = self ? key->server_port : key->client_port;
 	other->cluster = c->cluster;
 	other->state = c->state;
-	other->flags = c->flags & ~(CONN_FAST | CONN_VIA6);
+	other->flags = (c->flags & ~(CONN_FAST | CONN_VIA6)) ^ (self ? CONN_BACK : 0);
 }
 
 /* Makes the other direction as young as this one, or makes it again; client_device is the client's, 0 when that is not
@@ -195,23 +204,25 @@ __noinline int follow(const struct packet *p, struct conn *c)
 	enum conn_flags flags;
 	struct conn_key other_key;
 	struct conn *other;
+	bool back;
 
 	if (!p || !c)
 		return 0;
+	back = is_back(&p->key, c);
 	state = c->state;
 	flags = c->flags;
 	if (is_reset(p)) {
-		if (state == CONN_OPENING && p->key.reply)
+		if (state == CONN_OPENING && back)
 			note_outcome(c, true);
 		state = CONN_CLOSED;
-	} else if (state == CONN_OPENING && p->key.reply) {
+	} else if (state == CONN_OPENING && back) {
 		note_outcome(c, false);
 		state = p->key.proto == IPPROTO_UDP ? CONN_OPEN : CONN_ANSWERED;
-	} else if (state == CONN_ANSWERED && !p->key.reply && !is_opening(p)) {
+	} else if (state == CONN_ANSWERED && !back && !is_opening(p)) {
 		state = CONN_OPEN;
 	}
 	if (p->key.proto == IPPROTO_TCP && p->kind & TCP_FIN && state != CONN_CLOSED) {
-		flags |= p->key.reply ? CONN_FIN_SERVER : CONN_FIN_CLIENT;
+		flags |= back ? CONN_FIN_SERVER : CONN_FIN_CLIENT;
 		state = flags & CONN_FIN_SERVER && flags & CONN_FIN_CLIENT ? CONN_CLOSING : CONN_HALF;
 	}
 	if (state == c->state && flags == c->flags)

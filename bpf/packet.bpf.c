@@ -39,7 +39,7 @@
 #define AF_INET6 10
 #define PACKET_HOST 0
 
-/* How often a backend is chosen anew when it is the client itself, or a port when it is taken. */
+/* How often a port is chosen anew when it is taken. */
 #define TRIES 4
 /* Ports that stand in for a client's: the upper half, as Linux clients use them. */
 #define STAND_IN_FIRST 32768
@@ -162,16 +162,16 @@ __noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *
 	if (!p || !c)
 		return false;
 	backend_id = c->backend_id; /* Linux 6.1 takes no key from memory that a caller passed */
-	client_device = p->key.reply ? 0 : skb->ifindex;
+	client_device = is_back(&p->key, c) ? 0 : skb->ifindex;
 	if (!is_alive(p->key.proto, c, now))
 		return false;
 	c->looked = ticks();
 	if (since(c->seen, now) < NS_PER_S)
 		return true;
-	if (p->key.proto == IPPROTO_UDP && !p->key.reply && !bpf_map_lookup_elem(&backends, &backend_id))
+	if (p->key.proto == IPPROTO_UDP && !is_back(&p->key, c) && !bpf_map_lookup_elem(&backends, &backend_id))
 		return false;
 	c->seen = now;
-	if (p->key.reply)
+	if (is_back(&p->key, c))
 		note_answer(c);
 	if (tend_other(&p->key, c, client_device) & CONN_FAST && client_device && find_road(skb, p, c))
 		c->flags |= CONN_FAST;
@@ -216,13 +216,13 @@ static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struc
 	return c;
 }
 
-/* Reports whether a new flow c of p may have the way back of a flow that is known: that is over, or the same one. */
-static __always_inline bool may_take(const struct packet *p, const struct conn *c, const struct conn *taken)
+/* Reports whether a new flow may have the way back of a flow that is known: that is over, or leads to the same. */
+static __always_inline bool may_take(const struct packet *p, const struct conn *back, const struct conn *taken)
 {
-	if (taken->state == CONN_CLOSED || !is_alive(p->key.proto, taken, c->seen))
+	if (taken->state == CONN_CLOSED || !is_alive(p->key.proto, taken, back->seen))
 		return true;
-	return same_addr(taken->addr, p->key.server) && taken->server_port == p->key.server_port &&
-	       taken->client_port == p->key.client_port;
+	return same_addr(taken->addr, back->addr) && taken->server_port == back->server_port &&
+	       taken->client_port == back->client_port;
 }
 
 /* Stores the direction back of a new flow, and so finds out by which port the backend shall know the client: its own,
@@ -242,31 +242,11 @@ static __noinline bool store_back(struct __sk_buff *skb, const struct packet *p,
 		if (!bpf_map_update_elem(&conns, &key, &other, BPF_NOEXIST))
 			return true;
 		taken = bpf_map_lookup_elem(&conns, &key);
-		if (taken && may_take(p, c, taken))
+		if (taken && may_take(p, &other, taken))
 			return !bpf_map_update_elem(&conns, &key, &other, BPF_ANY);
 		c->client_port = STAND_IN_FIRST + bpf_get_prandom_u32() % STAND_IN_COUNT;
 	}
 	return false;
-}
-
-/* Chooses a backend that is not the client itself: that would get a packet from its own address and drop it. */
-static __always_inline struct backend *choose_other(const struct packet *p, const struct frontend_key *vip,
-						    struct frontend *fe, struct choice *choice)
-{
-	__u64 ports = (__u64)p->key.client_port << 32 | p->key.server_port << 16 | p->key.proto;
-	struct client client;
-	struct backend *be;
-
-	__builtin_memcpy(client.addr, p->key.client, sizeof(client.addr));
-	client.hash = fe->flags & FRONTEND_MAGLEV ? hash_u64(hash_address(client.addr) ^ ports) : bpf_get_prandom_u32();
-	for (int i = 0; i < TRIES; i++) {
-		be = choose_backend(vip, fe, &client, choice);
-		if (!be || !same_addr(be->addr, p->key.client))
-			return be;
-		client.hash = hash_u64(client.hash + 1ULL);
-	}
-	choice->reason = DROP_REASON_ITSELF;
-	return NULL;
 }
 
 /* Chooses who serves a flow of which this is the first packet that is known. Returns NULL when there is nobody:
@@ -274,6 +254,8 @@ static __always_inline struct backend *choose_other(const struct packet *p, cons
 static __noinline struct backend *find_backend(const struct packet *p, bool adopt, struct choice *choice)
 {
 	struct frontend_key vip = { .port = p->key.server_port, .proto = p->key.proto };
+	__u64 ports = (__u64)p->key.client_port << 32 | p->key.server_port << 16 | p->key.proto;
+	struct client client;
 	struct frontend *fe;
 
 	__builtin_memcpy(vip.addr, p->key.server, sizeof(vip.addr));
@@ -285,7 +267,9 @@ static __noinline struct backend *find_backend(const struct packet *p, bool adop
 		choice->reason = DROP_REASON_NO_CONNECTION;
 		return NULL;
 	}
-	return choose_other(p, &vip, fe, choice);
+	__builtin_memcpy(client.addr, p->key.client, sizeof(client.addr));
+	client.hash = fe->flags & FRONTEND_MAGLEV ? hash_u64(hash_address(client.addr) ^ ports) : bpf_get_prandom_u32();
+	return choose_backend(&vip, fe, &client, choice);
 }
 
 /* Remembers that answers to clients may leave the node by an uplink. */
@@ -315,7 +299,9 @@ static __noinline bool begin(struct __sk_buff *skb, const struct packet *p, cons
 	c->seen = now_ns();
 	c->backend_id = choice->backend_id;
 	c->service = choice->service;
-	if (device & DEVICE_PEER && !p->tagged && find_road(skb, p, c))
+	if (same_addr(c->addr, p->key.client))
+		c->flags |= CONN_SELF;
+	else if (device & DEVICE_PEER && !p->tagged && find_road(skb, p, c))
 		c->flags |= CONN_FAST;
 	if (!(device & DEVICE_CLIENT))
 		note_routed_client();
@@ -346,6 +332,19 @@ static __always_inline int send_to_backend(const struct conn *c)
 	return bpf_redirect_neigh(c->ifindex, &next, sizeof(next), 0);
 }
 
+/* Sends a packet of a client that is its own backend back to it, as if the VIP had sent it. */
+static __noinline int send_home(struct __sk_buff *skb, const struct packet *p, const struct conn *c)
+{
+	struct port_pair old = pair_ports(p->key.client_port, p->key.server_port, false);
+	struct port_pair ports = pair_ports(c->client_port, c->server_port, false);
+
+	if (p->ports && port_word(&old) != port_word(&ports)) {
+		bpf_skb_store_bytes(skb, p->l4, &ports, sizeof(ports), 0);
+		follow_ports(skb, p, port_word(&old), port_word(&ports));
+	}
+	return turn_back(skb, p);
+}
+
 /* An ICMP message to a VIP. Errors go on to the backend they are for. Anything else is refused, echo requests too: a
  * VIP is ports and no machine, and what answered in its place would say nothing of any backend. */
 __noinline int serve_icmp(struct __sk_buff *skb, const struct packet *p)
@@ -355,6 +354,8 @@ __noinline int serve_icmp(struct __sk_buff *skb, const struct packet *p)
 	if (!p)
 		return TC_ACT_SHOT;
 	c = is_error(p) ? translate_error(skb, p, false) : NULL;
+	if (c && c->flags & CONN_SELF)
+		return turn_back(skb, p);
 	if (c)
 		return fits_fast(skb, p, c) ? send_to_backend(c) : TC_ACT_UNSPEC;
 	if (!is_in_ranges(p->key.server))
@@ -405,6 +406,8 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 		follow(p, c);
 	if (p->part == PART_FIRST)
 		remember_fragment(p);
+	if (c->flags & CONN_SELF)
+		return send_home(skb, p, c);
 	fast = fits_fast(skb, p, c);
 	rewrite(skb, p, c, false, fast);
 	return fast ? send_to_backend(c) : TC_ACT_UNSPEC;

@@ -18,6 +18,8 @@ type (
 	Fragment = packetFragment
 	// Device is the value of the map devices, whose key is an interface's index, a uint32.
 	Device = packetDevice
+	// Answers is the value of the map answers: how many refusals a CPU has answered in a second.
+	Answers = packetAnswers
 	// PacketSettings is the one value of the map packet_settings.
 	PacketSettings = packetPacketSettings
 	// PacketFlags are the flags of PacketSettings.
@@ -51,6 +53,8 @@ const (
 	ConnClosed   = packetConnStateCONN_CLOSED
 
 	ConnFast = packetConnFlagsCONN_FAST
+	ConnSelf = packetConnFlagsCONN_SELF
+	ConnBack = packetConnFlagsCONN_BACK
 )
 
 // The maps of the packet path alone, by the names they are pinned under. All others it shares with the socket path.
@@ -60,6 +64,7 @@ const (
 	MapDevices        = packetMapDevices
 	MapPacketSettings = packetMapPacketSettings
 	MapRoutedClients  = packetMapRoutedClients
+	MapAnswers        = packetMapAnswers
 )
 
 // The programs of the packet path. All are classifiers for TCX or for clsact with direct action; they return

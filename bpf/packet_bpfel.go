@@ -26,6 +26,12 @@ type packetAffinityKey struct {
 	FrontendId uint32
 }
 
+type packetAnswers struct {
+	_     structs.HostLayout
+	Since uint64
+	Given uint64
+}
+
 type packetBackend struct {
 	_       structs.HostLayout
 	Addr    [16]uint8
@@ -72,6 +78,8 @@ const (
 	packetConnFlagsCONN_VIA6       packetConnFlags = 2
 	packetConnFlagsCONN_FIN_CLIENT packetConnFlags = 4
 	packetConnFlagsCONN_FIN_SERVER packetConnFlags = 8
+	packetConnFlagsCONN_SELF       packetConnFlags = 16
+	packetConnFlagsCONN_BACK       packetConnFlags = 32
 )
 
 type packetConnKey struct {
@@ -237,6 +245,7 @@ type packetUdpVipKey struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	packetMapAffinities     = "affinities"
+	packetMapAnswers        = "answers"
 	packetMapBackends       = "backends"
 	packetMapClusters       = "clusters"
 	packetMapConns          = "conns"
@@ -315,6 +324,7 @@ type packetProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetMapSpecs struct {
 	Affinities     *ebpf.MapSpec `ebpf:"affinities"`
+	Answers        *ebpf.MapSpec `ebpf:"answers"`
 	Backends       *ebpf.MapSpec `ebpf:"backends"`
 	Clusters       *ebpf.MapSpec `ebpf:"clusters"`
 	Conns          *ebpf.MapSpec `ebpf:"conns"`
@@ -363,6 +373,7 @@ func (o *packetObjects) Close() error {
 // It can be passed to loadPacketObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetMaps struct {
 	Affinities     *ebpf.Map `ebpf:"affinities"`
+	Answers        *ebpf.Map `ebpf:"answers"`
 	Backends       *ebpf.Map `ebpf:"backends"`
 	Clusters       *ebpf.Map `ebpf:"clusters"`
 	Conns          *ebpf.Map `ebpf:"conns"`
@@ -386,6 +397,7 @@ type packetMaps struct {
 func (m *packetMaps) Close() error {
 	return _PacketClose(
 		m.Affinities,
+		m.Answers,
 		m.Backends,
 		m.Clusters,
 		m.Conns,

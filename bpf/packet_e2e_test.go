@@ -204,10 +204,15 @@ func backendAddr(family string) netip.AddrPort {
 // echo serves TCP and UDP at the backend: what comes in goes back, on TCP until the client has said all.
 func (l *lab) echo(family string) {
 	l.t.Helper()
-	addr := backendAddr(family)
+	l.echoAt(l.backend, backendAddr(family))
+}
+
+// echoAt serves in any namespace.
+func (l *lab) echoAt(n *netlab.Namespace, addr netip.AddrPort) {
+	l.t.Helper()
 	var listener net.Listener
 	var packets net.PacketConn
-	l.in(l.backend, func() (err error) {
+	l.in(n, func() (err error) {
 		config := &net.ListenConfig{}
 		config.SetMultipathTCP(false)
 		if listener, err = config.Listen(context.Background(), "tcp", addr.String()); err != nil {
@@ -331,6 +336,43 @@ func TestPacketEndToEnd(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A pod may be its own backend.
+func TestPacketEndToItself(t *testing.T) {
+	for attachment, attach := range map[string]func(*lab){"TCX": (*lab).attachTCX, "clsact": (*lab).attachClsact} {
+		t.Run(attachment, func(t *testing.T) {
+			l := newLab(t)
+			attach(l)
+			l.speedUp()
+			for family, s := range sides {
+				t.Run(family, func(t *testing.T) {
+					l.t, l.path.t = t, t
+					pod := netip.AddrPortFrom(netip.MustParsePrefix(wires[family][0].left).Addr(), 8080)
+					l.path.addRange(s.ranges)
+					l.path.serve(1, tcp, s.vip, pod)
+					l.path.serve(2, udp, s.vip, pod)
+					l.echoAt(l.pod, pod)
+					l.talk(s.vip, []byte("hello"))
+					l.talk(s.vip, make([]byte, 4<<20))
+					l.ask(s.vip, []byte("again"))
+					l.ask(s.vip, make([]byte, 4000)) // in fragments
+					closed := netip.AddrPortFrom(s.vip.Addr(), 7)
+					l.path.serve(3, udp, closed, netip.AddrPortFrom(pod.Addr(), 9))
+					c, err := l.dial("udp", closed)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer c.Close()
+					_, _ = c.Write([]byte("?"))
+					if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+						t.Errorf("UDP to a port closed at the pod itself: %v", err)
+					}
+					l.path.wantRefusals(map[string]uint64{})
+				})
+			}
+		})
 	}
 }
 

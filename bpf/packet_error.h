@@ -72,6 +72,10 @@ static __noinline __u32 rewrite_quoted_addr(struct __sk_buff *skb, const struct 
 	bool source = !quoted->key.reply; /* the quoted packet came from the server */
 	__u16 check, right;
 
+	if (c->flags & CONN_SELF) { /* from the VIP to the client, and now the other way */
+		write_addrs(skb, quoted, quoted->key.client, quoted->key.server);
+		return 0;
+	}
 	if (quoted->ipv6) {
 		bpf_skb_store_bytes(skb, quoted->l3 + (source ? 8 : 24), c->addr, 16, 0);
 		return difference;
@@ -89,7 +93,7 @@ static __noinline __u32 rewrite_quoted(struct __sk_buff *skb, const struct packe
 	bool source = !quoted->key.reply;
 	struct port_pair old = pair_ports(quoted->key.client_port, quoted->key.server_port, source);
 	struct port_pair new = pair_ports(c->client_port, c->server_port, source);
-	__u32 addr = fold_word(replaced_addr(quoted->key.server, c->addr));
+	__u32 addr = c->flags & CONN_SELF ? 0 : fold_word(replaced_addr(quoted->key.server, c->addr));
 	__u32 ports = fold_word(replaced(port_word(&old), port_word(&new)));
 	__u64 sum = (__u64)ports + rewrite_quoted_addr(skb, quoted, c, addr);
 
@@ -122,6 +126,13 @@ static __noinline struct conn *translate_error(struct __sk_buff *skb, const stru
 
 	if (!c || (only_fast && !(c->flags & CONN_FAST)))
 		return NULL;
+	if (c->flags & CONN_SELF) {
+		/* Nobody else can have seen such a packet. What is outside goes back as it came. */
+		if (!same_addr(p->key.client, quoted.key.client))
+			return NULL;
+		bpf_l4_csum_replace(skb, p->l4 + ICMP_CHECK, 0, rewrite_quoted(skb, &quoted, c), 0);
+		return c;
+	}
 	hop = p->key.reply ? only_fast : c->flags & CONN_FAST;
 	bpf_l4_csum_replace(skb, p->l4 + ICMP_CHECK, 0, rewrite_quoted(skb, &quoted, c), 0);
 	rewrite_outer(skb, p, &quoted, c, hop && hops_of(p) > 1);

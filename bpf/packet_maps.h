@@ -49,6 +49,13 @@ struct {
 	__type(value, struct packet_settings);
 } packet_settings SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct answers);
+} answers SEC(".maps");
+
 /* Written by the programs: 1 since a client came by a device that is not a DEVICE_CLIENT. Until then no answer to one
  * leaves by an uplink, and to_network need not look for any. */
 struct {

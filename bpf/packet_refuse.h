@@ -15,6 +15,8 @@
 
 #include "abi.h"
 #include "choose.h"
+#include "conntrack.h"
+#include "packet_maps.h"
 #include "packet_parse.h"
 #include "packet_rewrite.h"
 
@@ -27,6 +29,9 @@
 #define QUOTE_MAX 96
 
 #define REPLY_HOPS 64
+
+/* So many refusals a CPU answers in a second: a flood of packets must not become two. */
+#define ANSWERS_MAX 10000
 
 struct tcp_header {
 	struct port_pair ports;
@@ -75,6 +80,13 @@ static __always_inline bool turn_link_header(struct __sk_buff *skb)
 	__builtin_memcpy(turned, macs + 6, 6);
 	__builtin_memcpy(turned + 6, macs, 6);
 	return bpf_skb_store_bytes(skb, 0, turned, sizeof(turned), 0) == 0;
+}
+
+/* Sends a packet back to where it came from, its two addresses exchanged. No checksum sees which of them is first. */
+static __noinline int turn_back(struct __sk_buff *skb, const struct packet *p)
+{
+	write_addrs(skb, p, p->key.server, p->key.client);
+	return turn_link_header(skb) ? bpf_redirect(skb->ifindex, 0) : TC_ACT_SHOT;
 }
 
 /* Cuts or grows the packet to an answer of length bytes behind the IP header, and writes the headers before them. */
@@ -201,6 +213,22 @@ static __noinline int tell(const struct conn_key *client, const struct backend *
 	return 0;
 }
 
+/* Takes one of the answers that this CPU has for this second. Returns whether there was one. */
+static __always_inline bool may_answer(void)
+{
+	__u32 zero = 0;
+	struct answers *a = bpf_map_lookup_elem(&answers, &zero);
+	__u64 now = now_ns();
+
+	if (!a)
+		return false;
+	if (since(a->since, now) >= NS_PER_S) {
+		a->since = now;
+		a->given = 0;
+	}
+	return a->given++ < ANSWERS_MAX;
+}
+
 /* Counts the refusal of a packet, and answers it where that is right: never an ICMP error, nothing but a first
  * fragment (RFC 1122 section 3.2.2), and nothing whose headers make no sense. */
 __noinline int refuse(struct __sk_buff *skb, const struct packet *p, __u32 service, enum drop_reason reason)
@@ -214,11 +242,13 @@ __noinline int refuse(struct __sk_buff *skb, const struct packet *p, __u32 servi
 	tell(&p->key, NULL, &choice);
 	if (reason == DROP_REASON_MALFORMED || p->part == PART_LATER)
 		return TC_ACT_SHOT;
-	if (p->key.proto == IPPROTO_TCP)
-		return answer_reset(skb, p);
 	if (is_icmp(p) && is_error(p))
 		return TC_ACT_SHOT;
-	return answer_icmp(skb, p);
+	if (!may_answer()) {
+		count_refusal(service, DROP_REASON_UNANSWERED);
+		return TC_ACT_SHOT;
+	}
+	return p->key.proto == IPPROTO_TCP ? answer_reset(skb, p) : answer_icmp(skb, p);
 }
 
 #endif

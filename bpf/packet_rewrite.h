@@ -200,6 +200,23 @@ static __always_inline void rewrite_ipv6(struct __sk_buff *skb, const struct pac
 		bpf_skb_store_bytes(skb, p->l4, ports, sizeof(*ports), 0);
 }
 
+/* Writes both addresses, and leaves all checksums to the caller. */
+static __always_inline void write_addrs(struct __sk_buff *skb, const struct packet *p, const __u8 source[16],
+					const __u8 destination[16])
+{
+	if (p->ipv6) {
+		__u8 addrs[32] ADDR_ALIGNED;
+
+		__builtin_memcpy(addrs, source, 16);
+		__builtin_memcpy(addrs + 16, destination, 16);
+		bpf_skb_store_bytes(skb, p->l3 + 8, addrs, sizeof(addrs), 0);
+	} else {
+		__be32 addrs[2] = { last_word(source), last_word(destination) };
+
+		bpf_skb_store_bytes(skb, p->l3 + 12, addrs, sizeof(addrs), 0);
+	}
+}
+
 /* Makes the Internet checksum of the transport header follow the server's address. */
 static __always_inline void follow_addr(struct __sk_buff *skb, const struct packet *p, const __u8 server[16])
 {

@@ -575,7 +575,6 @@ func TestPacketRefused(t *testing.T) {
 				"no backend":     {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
 				"backend gone":   {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
 				"slot gone":      {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
-				"itself":         {func(p *path) { p.serve(3, proto, s.vip, s.client) }, s.opening(proto), "3 itself"},
 				"another port":   {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
 				"tagged":         {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
 				"large":          {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
@@ -609,6 +608,138 @@ func TestPacketRefused(t *testing.T) {
 					}
 				})
 			}
+		})
+	}
+}
+
+// A client that is its own backend gets its packets back from the VIP, and what it answers to the VIP again.
+func TestPacketToItself(t *testing.T) {
+	for name, of := range crossings() {
+		for _, prog := range there {
+			t.Run(name+"/"+prog, func(t *testing.T) {
+				s, proto := of.side, of.proto
+				s.backend = netip.AddrPortFrom(s.client.Addr(), 8080)
+				standIn := netip.AddrPortFrom(s.vip.Addr(), s.client.Port())
+				p := newPath(t)
+				p.addRange(s.ranges)
+				p.serve(3, proto, s.vip, s.backend)
+				home := func(in, out frame) {
+					t.Helper()
+					p.want(prog, in.bytes(), sentBack, out.bytes())
+					for _, egress := range back {
+						p.untouched(egress, out.bytes())
+					}
+				}
+				opening, seen := s.opening(proto), s.opening(proto).from(standIn).to(s.backend)
+				answer, known := s.answer(proto).to(standIn), s.answer(proto).from(s.vip)
+				home(opening, seen)
+				home(opening, seen)
+				home(answer, known)
+				if got := p.cluster(3); got.Established != 1 || got.Reset != 0 {
+					t.Errorf("after an answer: %+v", got)
+				}
+				if proto == tcp {
+					home(s.tcp(ack), s.tcp(ack).from(standIn).to(s.backend))
+				}
+				for _, shape := range []func(*frame){
+					func(f *frame) { f.vlan = []int{7} }, func(f *frame) { f.wrong = 0x1234 }, func(f *frame) { f.payload = []byte("odd") },
+					func(f *frame) {
+						if f.src.Addr().Is4() {
+							f.options = []byte{1, 1, 1, 0}
+						} else {
+							f.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}}
+						}
+					},
+				} {
+					in, out := answer, known
+					shape(&in)
+					shape(&out)
+					home(in, out)
+				}
+				// It cannot take what came, and says so.
+				home(icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.vip.Addr(), s.client.Addr(), opening))
+				home(icmpUnreachable(s.client.Addr(), s.vip.Addr(), known), icmpUnreachable(s.vip.Addr(), s.client.Addr(), answer))
+				p.wantRefusals(map[string]uint64{})
+				lie := icmpUnreachable(s.router, s.vip.Addr(), seen).bytes()
+				p.want(prog, lie, dropped, lie)
+				p.wantRefusals(map[string]uint64{"0 no_connection": 1})
+				// Either half brings back the other.
+				for _, gone := range []bpf.ConnKey{connKey(s.client, s.vip, proto, 0), connKey(s.backend, standIn, proto, 0)} {
+					p.delete(bpf.MapConns, gone)
+					p.age(2 * time.Second)
+					first, second := answer, opening
+					firstOut, secondOut := known, seen
+					if gone.ClientPort == s.backend.Port() {
+						first, firstOut, second, secondOut = second, secondOut, first, firstOut
+					}
+					for _, f := range []*frame{&first, &firstOut, &second, &secondOut} {
+						switch proto {
+						case tcp:
+							f.flags = ack
+						case sctp:
+							f.flags = sctpData
+						}
+					}
+					home(first, firstOut)
+					home(second, secondOut)
+				}
+			})
+		}
+	}
+}
+
+// In pieces, too.
+func TestPacketToItselfInFragments(t *testing.T) {
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			s.backend = netip.AddrPortFrom(s.client.Addr(), 8080)
+			p := newPath(t)
+			p.serve(3, udp, s.vip, s.backend)
+			whole := s.opening(udp)
+			whole.payload, whole.id = make([]byte, 2000), 0x4242
+			seen := whole.to(s.backend).from(netip.AddrPortFrom(s.vip.Addr(), s.client.Port()))
+			for _, at := range []int{0, 1000, 2000} {
+				n := min(1000, 2008-at)
+				p.want(bpf.ProgFromClient, whole.fragment(at, n).bytes(), sentBack, seen.fragment(at, n).bytes())
+			}
+			p.wantRefusals(map[string]uint64{})
+		})
+	}
+}
+
+// A flood of packets to nowhere does not become a flood of answers.
+func TestPacketUnanswered(t *testing.T) {
+	const most = 10_000 // a second and CPU
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			p := newPath(t)
+			p.addRange(of.ranges)
+			f := of.opening(of.proto)
+			cpus, err := ebpf.PossibleCPU()
+			if err != nil {
+				t.Fatal(err)
+			}
+			answers := make([]bpf.Answers, cpus)
+			given := func(age time.Duration, n uint64) {
+				t.Helper()
+				var now unix.Timespec
+				if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+					t.Fatal(err)
+				}
+				for i := range answers {
+					answers[i] = bpf.Answers{Since: uint64(now.Nano() - int64(age)), Given: n}
+				}
+				p.put(bpf.MapAnswers, uint32(0), answers)
+			}
+			in, out := f.bytes(), refusal(f, next).bytes()
+			given(0, most-1)
+			p.want(bpf.ProgFromClient, in, sentBack, out)
+			given(0, most)
+			p.want(bpf.ProgFromClient, in, dropped, in)
+			p.wantRefusals(map[string]uint64{"0 no_frontend": 2, "0 unanswered": 1})
+			given(2*time.Second, most)
+			p.want(bpf.ProgFromClient, in, sentBack, out)
+			p.wantRefusals(map[string]uint64{"0 no_frontend": 3, "0 unanswered": 1})
 		})
 	}
 }

@@ -68,7 +68,8 @@ const (
 	sockDropReasonDROP_REASON_SCTP_PORT     sockDropReason = 8
 	sockDropReasonDROP_REASON_NO_CONNECTION sockDropReason = 9
 	sockDropReasonDROP_REASON_ITSELF        sockDropReason = 10
-	sockDropReasonDROP_REASON_MAX           sockDropReason = 11
+	sockDropReasonDROP_REASON_UNANSWERED    sockDropReason = 11
+	sockDropReasonDROP_REASON_MAX           sockDropReason = 12
 )
 
 type sockEvent struct {

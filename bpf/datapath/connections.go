@@ -51,7 +51,7 @@ func (r *Reader) Connections(limit int) ([]Connection, error) {
 			if len(found) == limit {
 				return found, nil
 			}
-			if keys[i].Reply == 0 { // the other direction tells the same
+			if keys[i].Reply == 0 && values[i].Flags&bpf.ConnBack == 0 { // the other direction tells the same
 				found = append(found, r.decodeConnection(keys[i], values[i], time.Duration(now.Nano())))
 			}
 		}

@@ -204,4 +204,5 @@ var meanings = map[bpf.DropReason]string{
 	bpf.DropSCTPPort:     "SCTP to another port than the backend's, in a packet too large to checksum",
 	bpf.DropNoConnection: "in the middle of a connection that is not known",
 	bpf.DropItself:       "the only backends were the client itself",
+	bpf.DropUnanswered:   "refused without a word, one of too many",
 }
