@@ -239,7 +239,7 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 		each.Go(func() error {
 			flags := strings.Join(append([]string{"--check-interval=5s"}, tb.cfg.AgentArgs[member]...), ",") // a minute is long for tests
 			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
-				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\.io/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}")
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}")
 			return err
 		})
 	}
