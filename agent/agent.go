@@ -91,6 +91,7 @@ type dataplane interface {
 	Observe(ctx context.Context, rate uint32, tell func(datapath.Event)) error
 	Counters() (map[clusterset.ServiceName]datapath.Counters, error)
 	Frontend(a lb.Address) (datapath.Entry, bool, error)
+	EvictedUDPVIPs() (uint64, error)
 	Missing() []string
 	Findings() ([]datapath.Finding, error)
 	Close() error

@@ -182,3 +182,13 @@ func (a *Agent) Counters() (map[clusterset.ServiceName]datapath.Counters, error)
 	}
 	return a.dp.Counters()
 }
+
+// EvictedUDPVIPs returns how many VIPs of unconnected UDP sockets had to make room for others; 0 after Close.
+func (a *Agent) EvictedUDPVIPs() (uint64, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return 0, nil
+	}
+	return a.dp.EvictedUDPVIPs()
+}

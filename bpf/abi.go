@@ -33,6 +33,10 @@ type (
 	TCPVIP = sockTcpVip
 	// RefusalKey is the key of the map refusals, whose value is a count.
 	RefusalKey = sockRefusalKey
+	// UDPVIPKey is the key of the map udp_vips.
+	UDPVIPKey = sockUdpVipKey
+	// UDPVIP is the value of the map udp_vips.
+	UDPVIP = sockUdpVip
 	// Settings is the one value of the map settings.
 	Settings = sockSettings
 	// Event is a record of the ring buffer events, in this machine's byte order.

@@ -57,3 +57,19 @@ func TestFrontend(t *testing.T) {
 		t.Errorf("found %t, %v, %d slots that lead nowhere, want %d", found, err, have.Broken, 1<<31)
 	}
 }
+
+// What is not in the map any more, of all that was ever put there, had to make room.
+func TestEvictedUDPVIPs(t *testing.T) {
+	d := mustOpen(t, testConfig(t))
+	if err := d.maps[bpf.MapUDPVIPsAdded].Put(uint32(0), uint64(7)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(2) {
+		if err := d.maps[bpf.MapUDPVIPs].Put(bpf.UDPVIPKey{Cookie: i}, bpf.UDPVIP{Port: 80}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := d.EvictedUDPVIPs(); n != 5 || err != nil {
+		t.Errorf("%d had to make room, %v, want 5 of 7", n, err)
+	}
+}

@@ -93,6 +93,9 @@ func (f *Fake) Refusals() (map[Refusal]uint64, error) { return map[Refusal]uint6
 // Counters returns Counted.
 func (f *Fake) Counters() (map[clusterset.ServiceName]Counters, error) { return f.Counted, nil }
 
+// EvictedUDPVIPs returns that none had to make room.
+func (f *Fake) EvictedUDPVIPs() (uint64, error) { return 0, nil }
+
 // Frontend looks one frontend up.
 func (f *Fake) Frontend(a lb.Address) (Entry, bool, error) {
 	fe, ok := f.state.Frontends[a]

@@ -193,6 +193,17 @@ func (r *Reader) Counters() (map[clusterset.ServiceName]Counters, error) {
 	return counts, err
 }
 
+// EvictedUDPVIPs returns how many VIPs of unconnected UDP sockets had to make room for others since the maps were made.
+// An answer to such a socket comes under the backend's name. It reads the whole map.
+func (r *Reader) EvictedUDPVIPs() (uint64, error) {
+	var made, there uint64
+	if _, err := lookup(r, bpf.MapUDPVIPsAdded, uint32(0), &made); err != nil {
+		return 0, err
+	}
+	err := dump(context.Background(), r, bpf.MapUDPVIPs, func(bpf.UDPVIPKey, bpf.UDPVIP) { there++ })
+	return made - min(made, there), err // some may be made meanwhile
+}
+
 // Evidence is what connections to a member's backends have shown since it got its index. Times are of
 // CLOCK_BOOTTIME, which [SinceBoot] reads; 0 is never.
 type Evidence struct {

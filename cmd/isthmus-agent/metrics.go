@@ -16,6 +16,7 @@ type metrics struct {
 	current func() status.Agent
 	// counters are by Service; nil leaves them out.
 	counters func() (map[clusterset.ServiceName]datapath.Counters, error)
+	evicted  func() (uint64, error)
 	log      *slog.Logger
 }
 
@@ -40,12 +41,14 @@ var (
 	metricDrained     = metric{"isthmus_agent_drained", "1 for each member whose packets die, as this node sees it.", []string{"source_cluster"}, prometheus.GaugeValue}
 	metricSynced      = metric{"isthmus_agent_last_sync_timestamp_seconds", "When a part took the last world.", []string{"part"}, prometheus.GaugeValue}
 
+	metricEvicted = metric{"isthmus_agent_udp_vips_evicted_total", "VIPs of unconnected UDP sockets that had to make room for others since the maps were made; answers come under the backend's name.", nil, prometheus.CounterValue}
+
 	metricServiceConnections = metric{"isthmus_agent_service_connections_total", "Clients of a Service that were given a backend on this node.", []string{"namespace", "service"}, prometheus.CounterValue}
 	metricServiceRefusals    = metric{"isthmus_agent_service_refusals_total", "Clients of a Service that were refused on this node, by reason.", []string{"namespace", "service", "reason"}, prometheus.CounterValue}
 
 	allMetrics = []metric{
 		metricReady, metricServices, metricFrontends, metricBackends, metricWrites, metricDifferences, metricChecked, metricRecords,
-		metricRefusals, metricDrained, metricSynced, metricServiceConnections, metricServiceRefusals,
+		metricRefusals, metricDrained, metricSynced, metricEvicted, metricServiceConnections, metricServiceRefusals,
 	}
 )
 
@@ -88,6 +91,11 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	if !s.Dataplane.Checked.IsZero() {
 		put(metricChecked, seconds(s.Dataplane.Checked))
+	}
+	if n, err := m.evicted(); err == nil {
+		put(metricEvicted, float64(n))
+	} else {
+		m.log.Error("count VIPs of UDP sockets that made room", "err", err)
 	}
 	if m.counters == nil {
 		return

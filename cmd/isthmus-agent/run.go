@@ -86,7 +86,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return err
 	}
 	see := &sight{cfg: &cfg, access: may, dataplane: dataplane, names: names, current: current}
-	count := metrics{current: current, log: log}
+	count := metrics{current: current, evicted: dataplane.EvictedUDPVIPs, log: log}
 	if cfg.ServiceMetrics {
 		count.counters = dataplane.Counters
 	}
