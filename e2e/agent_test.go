@@ -1,16 +1,20 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 )
 
@@ -72,6 +76,87 @@ func TestKilledAgentLosesNothing(t *testing.T) {
 	if said.Dataplane.Frontends == 0 {
 		t.Error("the new agent knows no frontends")
 	}
+}
+
+// underLoad makes each client connect 200 times a second to VIPs of both families while something changes. No
+// connection may fail.
+func underLoad(t *testing.T, clients map[string]client, change func()) {
+	t.Helper()
+	addrs, err := vips(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	streams := map[string]*stream{}
+	for path, c := range clients {
+		for _, vip := range addrs {
+			url := "http://" + netip.AddrPortFrom(vip, 80).String()
+			streams[path+" to "+vip.String()] = flow(t.Context(), c, "--rate", "50", "--timeout", "3s", "--url", url)
+		}
+	}
+	change()
+	for path, s := range streams {
+		r, err := s.end()
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		if r.Failures != 0 || len(r.Backends) != 4 {
+			t.Errorf("%s: %d of %d connections failed: %v; answered by %v", path, r.Failures, r.Connections, r.Errors, r.Backends)
+		}
+		t.Logf("%s: %d connections", path, r.Connections)
+	}
+}
+
+// agents changes the agents of a and waits until all of them are as they should be, with maps of an ABI and no others.
+func agents(t *testing.T, abi int, change ...string) {
+	t.Helper()
+	for _, args := range [][]string{change, {"rollout", "status", "daemonset/isthmus-agent", "--timeout", "90s"}} {
+		if _, err := bed.Kubectl(t.Context(), "a", append(args, "--namespace", testbed.Namespace)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := fmt.Sprintf("maps-v%d", abi)
+	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		have, err := bed.Node(ctx, clientNode, "sh", "-c", "cd /sys/fs/bpf/isthmus && echo maps-*")
+		if err == nil && strings.TrimSpace(have) != want {
+			err = fmt.Errorf("there are %s, want %s", have, want)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAgentIsReplacedUnderLoad: on neither path a connection fails while the agent of the client's node is killed,
+// started again, restarted, upgraded to a build whose maps are of another ABI, and rolled back.
+func TestAgentIsReplacedUnderLoad(t *testing.T) {
+	needBed(t)
+	const (
+		file = "bpf/abi.go"
+		says = "const ABIVersion = %d\n"
+		ds   = "daemonset/isthmus-agent"
+		ours = bpf.ABIVersion
+		next = ours + 1
+	)
+	source, err := os.ReadFile(filepath.Join("..", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.Replace(string(source), fmt.Sprintf(says, ours), fmt.Sprintf(says, next), 1)
+	if changed == string(source) {
+		t.Fatalf("%s does not say %q", file, fmt.Sprintf(says, ours))
+	}
+	if err := bed.AnotherAgent(t.Context(), "next", map[string]string{file: changed}); err != nil {
+		t.Fatal(err)
+	}
+	underLoad(t, paths(), func() {
+		if err := errors.Join(bed.KillAgent(t.Context(), "a", clientNode), bed.ReviveAgent(t.Context(), "a", clientNode)); err != nil {
+			t.Fatal(err)
+		}
+		agents(t, ours, "rollout", "restart", ds)
+		agents(t, next, "set", "image", ds, "agent=isthmus/agent:next")
+		agents(t, ours, "rollout", "undo", ds)
+	})
 }
 
 // dump reads a pinned map of clientNode as bpftool prints it.
