@@ -378,7 +378,8 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 {
 	struct choice choice = {};
 	struct backend *be = NULL;
-	struct conn *c, fresh;
+	struct conn *c;
+	__u32 zero = 0;
 	bool fast;
 
 	if (reason == DROP_REASON_NONE && p->part == PART_LATER && !recall_fragment(p))
@@ -394,11 +395,13 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 		be = find_backend(p, adopt, &choice);
 		if (!be && choice.reason == DROP_REASON_NONE)
 			return TC_ACT_UNSPEC;
-		if (!be || !begin(skb, p, be, &choice, &fresh)) {
+		c = bpf_map_lookup_elem(&new_conn, &zero);
+		if (!c)
+			return TC_ACT_SHOT;
+		if (!be || !begin(skb, p, be, &choice, c)) {
 			bpf_map_delete_elem(&conns, &p->key); /* of a flow before it */
 			return refuse(skb, p, choice.service, be ? DROP_REASON_NO_MEMORY : choice.reason);
 		}
-		c = &fresh;
 	}
 	if (!can_rewrite(p, c))
 		return refuse(skb, p, c->service, DROP_REASON_SCTP_PORT);

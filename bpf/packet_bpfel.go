@@ -253,6 +253,7 @@ const (
 	packetMapEvents         = "events"
 	packetMapFragments      = "fragments"
 	packetMapFrontends      = "frontends"
+	packetMapNewConn        = "new_conn"
 	packetMapPacketSettings = "packet_settings"
 	packetMapRanges         = "ranges"
 	packetMapRefusals       = "refusals"
@@ -332,6 +333,7 @@ type packetMapSpecs struct {
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends      *ebpf.MapSpec `ebpf:"frontends"`
+	NewConn        *ebpf.MapSpec `ebpf:"new_conn"`
 	PacketSettings *ebpf.MapSpec `ebpf:"packet_settings"`
 	Ranges         *ebpf.MapSpec `ebpf:"ranges"`
 	Refusals       *ebpf.MapSpec `ebpf:"refusals"`
@@ -381,6 +383,7 @@ type packetMaps struct {
 	Events         *ebpf.Map `ebpf:"events"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	Frontends      *ebpf.Map `ebpf:"frontends"`
+	NewConn        *ebpf.Map `ebpf:"new_conn"`
 	PacketSettings *ebpf.Map `ebpf:"packet_settings"`
 	Ranges         *ebpf.Map `ebpf:"ranges"`
 	Refusals       *ebpf.Map `ebpf:"refusals"`
@@ -405,6 +408,7 @@ func (m *packetMaps) Close() error {
 		m.Events,
 		m.Fragments,
 		m.Frontends,
+		m.NewConn,
 		m.PacketSettings,
 		m.Ranges,
 		m.Refusals,

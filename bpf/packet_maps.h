@@ -65,4 +65,13 @@ struct {
 	__type(value, __u32);
 } routed_clients SEC(".maps");
 
+/* The flow that a packet begins, for as long as the packet is here: the stack of a program has 512 bytes for all its
+ * functions together. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct conn);
+} new_conn SEC(".maps");
+
 #endif

@@ -78,7 +78,7 @@ static __always_inline __u16 replace_in_check(__u16 check, __u64 difference)
 }
 
 /* The product of two polynomials modulo that of CRC32c. */
-static __noinline __u32 multiply_crc32c(__u32 a, __u32 b)
+static __always_inline __u32 multiply_crc32c(__u32 a, __u32 b)
 {
 	__u32 product = 0;
 
