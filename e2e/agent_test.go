@@ -78,8 +78,8 @@ func TestKilledAgentLosesNothing(t *testing.T) {
 	}
 }
 
-// underLoad makes each client connect 200 times a second to VIPs of both families while something changes. No
-// connection may fail.
+// underLoad makes each client connect 200 times a second to VIPs of both families, and hold a connection to each,
+// while something changes. No connection may fail.
 func underLoad(t *testing.T, clients map[string]client, change func()) {
 	t.Helper()
 	addrs, err := vips(t.Context())
@@ -91,6 +91,7 @@ func underLoad(t *testing.T, clients map[string]client, change func()) {
 		for _, vip := range addrs {
 			url := "http://" + netip.AddrPortFrom(vip, 80).String()
 			streams[path+" to "+vip.String()] = flow(t.Context(), c, "--rate", "50", "--timeout", "3s", "--url", url)
+			defer hold(t, c, url).end(t)
 		}
 	}
 	change()
