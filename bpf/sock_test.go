@@ -829,11 +829,13 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 	const open, refused, unreachable = "243.0.0.5:80", "243.0.0.5:81", "243.0.0.5:82"
 	for name, end := range map[string]func(t *testing.T, n *node, s socket){
 		"closed": func(t *testing.T, n *node, s socket) {
+			t.Helper()
 			s.mustConnect(open)
 			n.awaitTCPVIPs(1)
 			s.close()
 		},
 		"disconnected": func(t *testing.T, n *node, s socket) {
+			t.Helper()
 			s.mustConnect(open)
 			n.awaitTCPVIPs(1)
 			if err := disconnect(s.fd); err != nil {
@@ -841,11 +843,13 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 			}
 		},
 		"refused": func(t *testing.T, _ *node, s socket) {
+			t.Helper()
 			if err := s.connect(netip.MustParseAddrPort(refused)); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Fatal(err)
 			}
 		},
 		"connected again after a failure": func(t *testing.T, n *node, s socket) {
+			t.Helper()
 			if err := s.connect(netip.MustParseAddrPort(refused)); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Fatal(err)
 			}
@@ -857,6 +861,7 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 			s.close()
 		},
 		"without a route": func(t *testing.T, n *node, s socket) {
+			t.Helper()
 			if err := s.connect(netip.MustParseAddrPort(unreachable)); !errors.Is(err, unix.ENETUNREACH) {
 				t.Fatal(err)
 			}
@@ -864,6 +869,7 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 			s.close()
 		},
 		"given up": func(t *testing.T, n *node, s socket) {
+			t.Helper()
 			blackhole(t)
 			s.begin(open)
 			n.awaitTCPVIPs(1)

@@ -65,11 +65,12 @@ func (k *keeper) load() (*zone.Zone, time.Time) {
 		k.note(fmt.Errorf("read the last zone: %w", err))
 		return nil, time.Time{}
 	}
-	z, made, err := zone.Load(saved)
+	z, seconds, err := zone.Load(saved)
 	if err != nil {
 		k.note(fmt.Errorf("read the last zone from %s: %w", k.path, err))
 		return nil, time.Time{}
 	}
+	made := time.Unix(seconds, 0)
 	k.log.Info("serve the zone from before the restart until the API server answers", "records", z.Len(), "age", time.Since(made).Round(time.Second))
 	return z, made
 }
@@ -111,7 +112,7 @@ func (k *keeper) save(z *zone.Zone, made time.Time) (err error) {
 			err = errors.Join(fmt.Errorf("keep the zone in %s: %w", k.path, err), os.Remove(f.Name()))
 		}
 	}()
-	if err := errors.Join(z.Save(f, made), f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(z.Save(f, made.Unix()), f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), k.path)

@@ -119,7 +119,7 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 	namespaces := map[string]int{} // 1: was there, 2: is there
 	for len(before) > 0 || len(after) > 0 {
 		var was, is *clusterset.Service
-		order := 0
+		var order int
 		switch {
 		case len(before) == 0:
 			order = 1

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"math"
-	"time"
 )
 
 // A saved zone is, numbers in network order: fileMagic; the serial (4 bytes), the TTL of its SOA (4), when it was made
@@ -22,14 +20,14 @@ const fileMagic = "isthmus-zone\x00\x01"
 // ErrCorrupt means that what should be a saved zone is none, or not all of one.
 var ErrCorrupt = errors.New("not a saved zone, or damaged")
 
-// Save writes z, which was made at a time, so that [Load] gives it back.
-func (z *Zone) Save(w io.Writer, made time.Time) error {
+// Save writes z, which was made at a time in seconds since 1970, so that [Load] gives it back.
+func (z *Zone) Save(w io.Writer, made int64) error {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	buf := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<16)
 	head := []byte(fileMagic)
 	head = binary.BigEndian.AppendUint32(head, z.serial)
 	head = binary.BigEndian.AppendUint32(head, ttlOf(z.apexes[0].soa))
-	head = binary.BigEndian.AppendUint64(head, uint64(made.Unix()))
+	head = binary.BigEndian.AppendUint64(head, uint64(made))
 	head = binary.BigEndian.AppendUint32(head, uint32(len(z.apexes)))
 	for _, a := range z.apexes {
 		head = append(append(head, byte(len(a.name))), a.name...)
@@ -59,13 +57,13 @@ func (z *Zone) Save(w io.Writer, made time.Time) error {
 }
 
 // Load returns the zone that saved holds, and when it was made. Whatever is wrong with it is ErrCorrupt.
-func Load(saved []byte) (z *Zone, made time.Time, err error) {
+func Load(saved []byte) (z *Zone, made int64, err error) {
 	end := len(saved) - 4
 	if end < 0 || !bytes.HasPrefix(saved, []byte(fileMagic)) {
-		return nil, time.Time{}, fmt.Errorf("%w: it does not begin as one", ErrCorrupt)
+		return nil, 0, fmt.Errorf("%w: it does not begin as one", ErrCorrupt)
 	}
 	if crc32.Checksum(saved[:end], crc32.MakeTable(crc32.Castagnoli)) != binary.BigEndian.Uint32(saved[end:]) {
-		return nil, time.Time{}, fmt.Errorf("%w: its checksum is wrong", ErrCorrupt)
+		return nil, 0, fmt.Errorf("%w: its checksum is wrong", ErrCorrupt)
 	}
 	r := reader{rest: saved[len(fileMagic):end]}
 	z = &Zone{shards: make([]shard, 1<<shardBits), serial: r.uint32()}
@@ -76,7 +74,7 @@ func Load(saved []byte) (z *Zone, made time.Time, err error) {
 	for range r.count() {
 		name := string(r.take(int(r.uint8())))
 		if !isName(name) {
-			return nil, time.Time{}, fmt.Errorf("%w: a name is none", ErrCorrupt)
+			return nil, 0, fmt.Errorf("%w: a name is none", ErrCorrupt)
 		}
 		z.apexes = append(z.apexes, newApex(name, soa))
 	}
@@ -84,20 +82,20 @@ func Load(saved []byte) (z *Zone, made time.Time, err error) {
 	for range r.count() {
 		text := string(r.take(int(r.uint32())))
 		if !isWellFormed(text) {
-			return nil, time.Time{}, fmt.Errorf("%w: an entry is none", ErrCorrupt)
+			return nil, 0, fmt.Errorf("%w: an entry is none", ErrCorrupt)
 		}
 		e := entry(text)
 		at := shardOf(e.name())
 		byShard[at] = append(byShard[at], e)
 		z.count(e, 1)
 	}
-	if r.short || len(r.rest) > 0 || len(z.apexes) == 0 || seconds > math.MaxInt64 {
-		return nil, time.Time{}, fmt.Errorf("%w: its parts do not fit", ErrCorrupt)
+	if r.short || len(r.rest) > 0 || len(z.apexes) == 0 {
+		return nil, 0, fmt.Errorf("%w: its parts do not fit", ErrCorrupt)
 	}
 	for at, entries := range byShard {
 		z.shards[at] = makeShard(entries)
 	}
-	return z, time.Unix(int64(seconds), 0), nil
+	return z, int64(seconds), nil
 }
 
 // reader reads from the front of rest and, when that is too short, zeros.

@@ -134,11 +134,11 @@ func (t Type) text(data string) string {
 	case SOA:
 		primary := nameLen(data)
 		mailbox := nameLen(data[primary:])
-		s := Text(data[:primary]) + " " + Text(data[primary:primary+mailbox])
+		words := []string{Text(data[:primary]), Text(data[primary : primary+mailbox])}
 		for n := []byte(data[primary+mailbox:]); len(n) > 0; n = n[4:] {
-			s += " " + strconv.FormatUint(uint64(binary.BigEndian.Uint32(n)), 10)
+			words = append(words, strconv.FormatUint(uint64(binary.BigEndian.Uint32(n)), 10))
 		}
-		return s
+		return strings.Join(words, " ")
 	default:
 		return fmt.Sprintf(`\# %d %x`, len(data), data) // RFC 3597, section 5
 	}
