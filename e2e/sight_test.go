@@ -341,7 +341,7 @@ func TestShow(t *testing.T) {
 		"show frontends --node a2":    {"a2", "road/echo", netip.AddrPortFrom(addrs[0], 80).String(), "a,b"},
 		"show hooks --node a1":        {"a1", "connect4", "cgroup"},
 		"show drops -o json":          {`"node": "a1"`, `"node": "a2"`},
-		"show connections --limit=10": {"the packet path translates no connection"},
+		"show connections --limit=10": {"PROTOCOL|the packet path translates no connection"}, // of what ran before
 	} {
 		said, err := bed.Isthmusctl(ctx, "a", strings.Fields(args)...)
 		if err != nil {
@@ -349,7 +349,7 @@ func TestShow(t *testing.T) {
 			continue
 		}
 		for _, w := range want {
-			if !strings.Contains(said, w) {
+			if !slices.ContainsFunc(strings.Split(w, "|"), func(w string) bool { return strings.Contains(said, w) }) {
 				t.Errorf("%s does not say %q:\n%s", args, w, said)
 			}
 		}

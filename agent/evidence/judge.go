@@ -16,9 +16,12 @@ import (
 const Patience = time.Second
 
 // Retry is how long a member stays drained that no probe ever reached, such as behind a NetworkPolicy: then new
-// clients are the only ones who can find out. A member that probes can reach stays drained until something
-// answers.
-const Retry = 30 * time.Second
+// clients are the only ones who can find out. Where probes were answered once they tell first, but a policy may be
+// new: so clients try again after RetryReached all the same.
+const (
+	Retry        = 30 * time.Second
+	RetryReached = 5 * time.Minute
+)
 
 // Lately is how long it is worth knowing that something came from a member.
 const Lately = time.Minute
@@ -116,8 +119,8 @@ func (m *member) weigh(now time.Duration, e datapath.Evidence) {
 		switch {
 		case heard > m.dead:
 			*m = member{heard: m.heard, reached: m.reached, verdict: "it answers"}
-		case !m.reached && now-m.dead >= Retry:
-			*m = member{heard: now, verdict: "nothing can probe it from here, so clients try again"}
+		case now-m.dead >= m.retry():
+			*m = member{heard: now, reached: m.reached, verdict: "probes get no answer from here, perhaps they alone: clients try again"}
 		default:
 			return
 		}
@@ -133,6 +136,14 @@ func (m *member) weigh(now time.Duration, e datapath.Evidence) {
 	if m.probed > 0 && now-m.doubt >= Patience {
 		m.dead, m.verdict = now, "packets to it are not answered, nor are probes"
 	}
+}
+
+// retry is how long clients keep away.
+func (m *member) retry() time.Duration {
+	if m.reached {
+		return RetryReached
+	}
+	return Retry
 }
 
 // Probed takes the outcome of a probe that began at the given time: answered when any backend accepted or

@@ -70,7 +70,8 @@ func TestJudge(t *testing.T) {
 			{at: 6 * s, silent: 5 * s, probeAnswered: 5 * s},
 			{at: 10 * s, silent: 10 * s, probe: "b"},
 			{at: 11 * s, silent: 11 * s, probeFailed: 10 * s, want: "b", probe: "b"},
-			{at: 400 * s, silent: 11 * s, want: "b", probe: "b"},
+			{at: 310 * s, silent: 11 * s, want: "b", probe: "b"},
+			{at: 311 * s, silent: 11 * s},
 		},
 		"never all of them": {
 			{at: 10 * s, silent: 10 * s, probe: "b"},

@@ -70,7 +70,7 @@ func (w Watcher) Run(ctx context.Context) error {
 		probing  = map[clusterset.ClusterID]bool{}
 		last     = map[clusterset.ClusterID]time.Duration{}
 		running  int
-		pending  bool                           // Drain has not taken the last change yet
+		told     map[clusterset.ClusterID]bool  // what Drain has taken; a member that is no more goes without a change
 		reported map[clusterset.ClusterID]State // nil before the first look
 		failed   error
 	)
@@ -102,11 +102,11 @@ func (w Watcher) Run(ctx context.Context) error {
 		for _, c := range changes {
 			w.Log.Warn("member drained or taken back on this node", "cluster", c.Cluster, "drained", c.Drained, "reason", c.Reason)
 		}
-		if pending = pending || len(changes) > 0; pending {
-			err := w.Drain(ctx, maps.Clone(drained))
-			pending = err != nil
-			if pending {
+		if !maps.Equal(told, drained) {
+			if err := w.Drain(ctx, maps.Clone(drained)); err != nil {
 				w.news(&failed, err)
+			} else {
+				told = drained
 			}
 		}
 		if known := states(now, seen, drained); w.Report != nil && (reported == nil || !maps.Equal(reported, known)) {

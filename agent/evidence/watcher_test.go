@@ -110,10 +110,11 @@ func (w *world) dial(ctx context.Context, to netip.AddrPort) error {
 func (w *world) connect(id cs.ClusterID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.drained[id] {
+	e, member := w.seen[id]
+	if w.drained[id] || !member {
 		return // its clients are elsewhere
 	}
-	if e := w.seen[id]; !w.cut[id] {
+	if !w.cut[id] {
 		e.AnsweredAt = w.now()
 		w.seen[id] = e
 		return
@@ -121,9 +122,10 @@ func (w *world) connect(id cs.ClusterID) {
 	time.AfterFunc(time.Second, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		e := w.seen[id]
-		e.SilentAt = w.now()
-		w.seen[id] = e
+		if e, member := w.seen[id]; member {
+			e.SilentAt = w.now()
+			w.seen[id] = e
+		}
 	})
 }
 
@@ -225,6 +227,26 @@ func TestDrainIsRepeated(t *testing.T) {
 }
 
 // Who refuses answers.
+// A member that goes while it is drained is not drained when it comes back, unless it is silent again.
+func TestDrainedMemberThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.run(5*time.Second, never)
+		w.set(func() { w.cut["b"] = true })
+		w.run(10*time.Second, w.isDrained("b"))
+		w.set(func() { delete(w.seen, "b") })
+		w.run(10*time.Second, func() bool { return !w.isDrained("b")() })
+		if w.isDrained("b")() {
+			t.Fatal("b is no member any more, and drained")
+		}
+		w.set(func() { w.seen["b"], w.cut["b"] = datapath.Evidence{}, false })
+		w.run(5*time.Second, never)
+		if w.isDrained("b")() {
+			t.Error("b is drained although it answers")
+		}
+	})
+}
+
 func TestHandshake(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
