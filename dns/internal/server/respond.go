@@ -180,15 +180,8 @@ func (r *responder) parse(query []byte) (question, bool) {
 	if len(name) > maxName || len(query) < end+4 {
 		return question{}, false
 	}
-	lower := r.lower[:len(name)]
-	for i, c := range name {
-		if 'A' <= c && c <= 'Z' { // a label's length is 63 at most and none of these
-			c += 'a' - 'A'
-		}
-		lower[i] = c
-	}
 	q := question{
-		wire: query[headerLen : end+4], lower: lower,
+		wire: query[headerLen : end+4], lower: r.lowerOf(name),
 		typ: zone.Type(binary.BigEndian.Uint16(query[end:])), class: binary.BigEndian.Uint16(query[end+2:]),
 		edns: edns{size: dns.MinMsgSize},
 	}
@@ -201,6 +194,18 @@ func (r *responder) parse(query []byte) (question, bool) {
 	}
 	q.edns = edns{present: true, version: rest[6], do: rest[7]&0x80 != 0, size: answerSize(binary.BigEndian.Uint16(rest[3:]))}
 	return q, true
+}
+
+// lowerOf returns a name in lower case, valid until the next call.
+func (r *responder) lowerOf(name []byte) []byte {
+	lower := r.lower[:len(name)]
+	for i, c := range name {
+		if 'A' <= c && c <= 'Z' { // a label's length is 63 at most and none of these
+			c += 'a' - 'A'
+		}
+		lower[i] = c
+	}
+	return lower
 }
 
 // isPlain reports whether the data of an OPT record, which begins with its length and is the end of a message, holds
@@ -230,13 +235,7 @@ func (r *responder) parseUnusual(query []byte) (question, bool) {
 	if err != nil {
 		return question{}, false
 	}
-	q := question{lower: r.lower[:n], typ: zone.Type(asked.Qtype), class: asked.Qclass, edns: edns{size: dns.MinMsgSize}}
-	for i, c := range wire[:n] {
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		q.lower[i] = c
-	}
+	q := question{lower: r.lowerOf(wire[:n]), typ: zone.Type(asked.Qtype), class: asked.Qclass, edns: edns{size: dns.MinMsgSize}}
 	wire = binary.BigEndian.AppendUint16(wire[:n], asked.Qtype)
 	q.wire = binary.BigEndian.AppendUint16(wire, asked.Qclass)
 	for _, rr := range m.Extra {

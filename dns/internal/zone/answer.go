@@ -94,21 +94,24 @@ func (z *Zone) Append(b []byte, q Question, turn uint32, limit int) ([]byte, Rco
 func (z *Zone) apexOf(name []byte) (*apex, int) {
 	for i := range z.apexes {
 		top := &z.apexes[i]
-		at := len(name) - len(top.name)
-		if at >= 0 && string(name[at:]) == top.name && isCut(name, at) {
+		if at, ok := cutAt(name, top.name); ok {
 			return top, at
 		}
 	}
 	return nil, 0
 }
 
-// isCut reports whether a label of name begins at an index.
-func isCut(name []byte, at int) bool {
+// cutAt returns how many bytes of a name stand before top, and whether it is top or below it.
+func cutAt(name []byte, top string) (at int, ok bool) {
+	at = len(name) - len(top)
+	if at < 0 || string(name[at:]) != top {
+		return 0, false
+	}
 	i := 0
-	for i < at {
+	for i < at { // from label to label
 		i += 1 + int(name[i])
 	}
-	return i == at
+	return at, i == at
 }
 
 // appendSOA appends the SOA of a negative answer (RFC 2308) to an apex's name, which stands in the question after so
@@ -194,6 +197,6 @@ func (z *Zone) appendGlue(b []byte, at, n, limit int) []byte {
 
 // Contains reports whether a name, in lower case and on the wire, is clusterset.local or below it.
 func Contains(name []byte) bool {
-	at := len(name) - len(origin)
-	return at >= 0 && string(name[at:]) == origin && isCut(name, at)
+	_, ok := cutAt(name, origin)
+	return ok
 }

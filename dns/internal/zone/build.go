@@ -139,10 +139,11 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 		if order == 0 && same(was, is) {
 			continue
 		}
+		var old []entry
 		if was != nil {
 			delete(b.problems, was.Service)
-			entries, _ := b.config.service(was)
-			for _, e := range entries {
+			old, _ = b.config.service(was)
+			for _, e := range old {
 				if _, ok := changes[e.name()]; !ok { // an address, and so its name, may have gone to another Service
 					changes[e.name()] = ""
 				}
@@ -158,7 +159,11 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 			}
 		}
 		if order == 0 {
-			b.dropUnchanged(changes, was)
+			for _, e := range old {
+				if changes[e.name()] == e { // it stays as it is
+					delete(changes, e.name())
+				}
+			}
 		}
 	}
 	for ns, state := range namespaces {
@@ -169,16 +174,6 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 		changes[name] = ""
 		if state == 2 {
 			changes[name] = entry(append([]byte{byte(len(name))}, name...))
-		}
-	}
-}
-
-// dropUnchanged takes out of changes those names of a Service that stay as they are.
-func (b *Builder) dropUnchanged(changes map[string]entry, was *clusterset.Service) {
-	entries, _ := b.config.service(was)
-	for _, e := range entries {
-		if changes[e.name()] == e {
-			delete(changes, e.name())
 		}
 	}
 }
@@ -235,7 +230,7 @@ func (c Config) fixed() []entry {
 	s.exist(parent(ns))
 	s.exist(ns)
 	for _, a := range c.Nameservers {
-		t, data := addressData(a.Unmap().WithZone(""))
+		t, data := addressData(a)
 		s.add(ns, t, data)
 	}
 	s.exist(svcName)
@@ -294,7 +289,7 @@ func (p *page) clusterSetIP() {
 		for _, id := range p.of.Clusters {
 			if name, ok := p.below(string(id)); ok {
 				for _, ip := range p.of.IPs {
-					t, data := addressData(ip.Unmap())
+					t, data := addressData(ip)
 					p.add(name, t, data)
 				}
 				p.ports(name, name, p.of.Ports)
@@ -408,7 +403,7 @@ func (p *page) headless() {
 
 func (p *page) addresses(name string, addrs []netip.Addr) {
 	for _, a := range addrs {
-		t, data := addressData(a.Unmap().WithZone(""))
+		t, data := addressData(a)
 		p.add(name, t, data)
 	}
 }
@@ -491,7 +486,7 @@ func (p *page) byCluster() {
 	}
 	for _, addrs := range chosen {
 		for _, a := range addrs {
-			t, data := addressData(a.Unmap().WithZone(""))
+			t, data := addressData(a)
 			p.lines = append(p.lines, line{p.name, t, true, data})
 		}
 	}

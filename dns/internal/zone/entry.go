@@ -37,14 +37,27 @@ type Set struct {
 	rrs string
 }
 
+// headOf returns what stands before the records of the set that s begins with, and how long these are.
+func headOf(s string) (t Type, set Set, length int) {
+	set = Set{Count: int(s[3])<<8 | int(s[4]), One: s[2]&setOne != 0}
+	return Type(s[0])<<8 | Type(s[1]), set, int(s[5])<<24 | int(s[6])<<16 | int(s[7])<<8 | int(s[8])
+}
+
+// cutSet returns the set that s, which is well-formed, begins with, and what follows it.
+func cutSet(s string) (t Type, set Set, rest string) {
+	t, set, length := headOf(s)
+	set.rrs = s[setHead : setHead+length]
+	return t, set, s[setHead+length:]
+}
+
 // set returns the set of a type, an empty one when there is none.
 func (e entry) set(t Type) Set {
 	for s := string(e[1+int(e[0]):]); s != ""; {
-		length := int(s[5])<<24 | int(s[6])<<16 | int(s[7])<<8 | int(s[8])
-		if Type(s[0])<<8|Type(s[1]) == t {
-			return Set{Count: int(s[3])<<8 | int(s[4]), One: s[2]&setOne != 0, rrs: s[setHead : setHead+length]}
+		have, set, rest := cutSet(s)
+		if have == t {
+			return set
 		}
-		s = s[setHead+length:]
+		s = rest
 	}
 	return Set{}
 }
@@ -52,12 +65,11 @@ func (e entry) set(t Type) Set {
 // records calls yield for every record of e.
 func (e entry) records(yield func(t Type, ttl uint32, data string)) {
 	for s := string(e[1+int(e[0]):]); s != ""; {
-		t := Type(s[0])<<8 | Type(s[1])
-		length := int(s[5])<<24 | int(s[6])<<16 | int(s[7])<<8 | int(s[8])
-		for rrs := s[setHead : setHead+length]; rrs != ""; rrs = rrs[recordLen(rrs):] {
-			yield(t, uint32(rrs[6])<<24|uint32(rrs[7])<<16|uint32(rrs[8])<<8|uint32(rrs[9]), rrs[recordHead:recordLen(rrs)])
+		t, set, rest := cutSet(s)
+		for rrs := set.rrs; rrs != ""; rrs = rrs[recordLen(rrs):] {
+			yield(t, ttlOf(rrs), rrs[recordHead:recordLen(rrs)])
 		}
-		s = s[setHead+length:]
+		s = rest
 	}
 }
 
@@ -70,13 +82,12 @@ func isWellFormed(s string) bool {
 		if len(s) < setHead {
 			return false
 		}
-		t, count := Type(s[0])<<8|Type(s[1]), int(s[3])<<8|int(s[4])
-		length := int(s[5])<<24 | int(s[6])<<16 | int(s[7])<<8 | int(s[8])
-		if s = s[setHead:]; length > len(s) || count == 0 {
+		t, set, length := headOf(s)
+		if s = s[setHead:]; length > len(s) || set.Count == 0 {
 			return false
 		}
 		rrs := s[:length]
-		for ; count > 0; count-- {
+		for range set.Count {
 			if len(rrs) < recordHead || len(rrs) < recordLen(rrs) || !isData(t, rrs[recordHead:recordLen(rrs)]) {
 				return false
 			}

@@ -75,6 +75,7 @@ func recordLen(rrs string) int {
 // The data of records, as on the wire.
 
 func addressData(a netip.Addr) (Type, string) {
+	a = a.Unmap()
 	if a.Is4() {
 		b := a.As4()
 		return A, string(b[:])
