@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -219,5 +218,5 @@ func join(sentence string, reason error) string {
 	if reason == nil {
 		return sentence
 	}
-	return sentence + ": " + strings.ReplaceAll(reason.Error(), "\n", "; ")
+	return sentence + ": " + oneLine(reason)
 }
