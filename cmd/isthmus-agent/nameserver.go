@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
@@ -26,18 +29,42 @@ type nameserver struct {
 	log *slog.Logger
 	// retry passes between two attempts to listen.
 	retry time.Duration
+	// drains holds the members that are drained from now on, if that is new.
+	drains chan map[clusterset.ClusterID]bool
 
-	mu     sync.Mutex // guards what follows
-	server *dns.Server
-	last   *clusterset.Snapshot
-	local  clusterset.ClusterID
-	iface  string
-	lacks  string // the optional ability that the node lacks, or ""
-	err    error
+	mu      sync.Mutex // guards what follows
+	server  *dns.Server
+	last    *clusterset.Snapshot
+	local   clusterset.ClusterID
+	drained map[clusterset.ClusterID]bool
+	iface   string
+	lacks   string // the optional ability that the node lacks, or ""
+	err     error
+}
+
+func newNameserver(cfg dns.Config, log *slog.Logger) *nameserver {
+	return &nameserver{cfg: cfg, log: log, retry: 5 * time.Second, drains: make(chan map[clusterset.ClusterID]bool, 1)}
 }
 
 // Run listens and answers until ctx is done; then it returns nil.
 func (n *nameserver) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return n.keepServing(ctx) })
+	group.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case drained := <-n.drains:
+				n.settle(func() { n.drained = drained })
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// keepServing serves until ctx is done, again and again.
+func (n *nameserver) keepServing(ctx context.Context) error {
 	for {
 		err := n.serve(ctx)
 		if ctx.Err() != nil {
@@ -82,7 +109,7 @@ func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.server, n.iface, n.lacks, n.err = server, iface, lacks, nil
-	server.Settle(n.local, nil)
+	server.Settle(n.local, n.drained)
 	if n.last != nil {
 		n.err = server.Sync(ctx, n.last)
 	}
@@ -115,12 +142,31 @@ func (n *nameserver) assign() (listen []netip.AddrPort, iface, lacks string, err
 }
 
 // Place tells the server, now or as soon as there is one, which member the node is of.
-func (n *nameserver) Place(local clusterset.ClusterID) {
+func (n *nameserver) Place(local clusterset.ClusterID) { n.settle(func() { n.local = local }) }
+
+// Drain takes what the node knows of each member's packets, so that names which stand for several clusters leave out
+// those that are silent. It does not wait; it is for one goroutine.
+func (n *nameserver) Drain(known map[clusterset.ClusterID]evidence.State) {
+	drained := map[clusterset.ClusterID]bool{}
+	for id, state := range known {
+		if state == evidence.Silent {
+			drained[id] = true
+		}
+	}
+	select {
+	case <-n.drains: // nobody took the last one yet, and it is old
+	default:
+	}
+	n.drains <- drained
+}
+
+// settle changes what the answers depend on besides the last world.
+func (n *nameserver) settle(change func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.local = local
+	change()
 	if n.server != nil {
-		n.server.Settle(local, nil)
+		n.server.Settle(n.local, n.drained)
 	}
 }
 

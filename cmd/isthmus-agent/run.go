@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	discoveryclient "k8s.io/client-go/kubernetes/typed/discovery/v1"
@@ -16,8 +15,10 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/typed/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/agent"
+	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/view"
 	"github.com/isthmus-net/isthmus/dns/device"
 )
@@ -39,11 +40,17 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 			return err
 		}
 		reports = newReporter(server, cfg, log.With("component", "report"))
-		plane.Report = reports.Tell
 	}
 	zone, err := cfg.zone()
 	if err != nil {
 		return err
+	}
+	names := newNameserver(zone, log.With("component", "dns"))
+	plane.Report = func(known map[clusterset.ClusterID]evidence.State) {
+		names.Drain(known)
+		if reports != nil {
+			reports.Tell(known)
+		}
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.HTTPListen)
 	if err != nil {
@@ -60,7 +67,6 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 			log.Error("close the dataplane; what is in the kernel stays", "err", err)
 		}
 	}()
-	names := &nameserver{cfg: zone, log: log.With("component", "dns"), retry: 5 * time.Second}
 	settle := func(ctx context.Context, p agent.Place) error {
 		names.Place(p.Node.Cluster)
 		return dataplane.Settle(ctx, p)
