@@ -91,7 +91,7 @@ func clangFormat(ctx context.Context) error {
 		return err
 	}
 	var files []string
-	for _, pattern := range []string{"bpf/*.c", "bpf/*.h"} {
+	for _, pattern := range []string{"bpf/*.[ch]", "tools/bench/dataplane/internal/reference/*.c"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			return err
@@ -99,7 +99,7 @@ func clangFormat(ctx context.Context) error {
 		files = append(files, paths...)
 	}
 	if err := command(ctx, "clang-format-19", append([]string{"--dry-run", "-Werror"}, files...)...); err != nil {
-		return fmt.Errorf("%w\nrun: clang-format-19 -i bpf/*.c bpf/*.h", err)
+		return fmt.Errorf("%w\nrun: clang-format-19 -i %s", err, strings.Join(files, " "))
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	if err != nil {
 		return nil, err
 	}
-	costs, err := b.programCosts(ctx)
+	costs, err := b.programCosts(ctx, rounds)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (b *testbed) measure(ctx context.Context, rounds int) (samples, error) {
 	all := samples{}
 	for round := range rounds + 1 { // round 0 warms up: neighbours, routes, sockets' memory
 		for _, k := range kinds {
-			tallies, err := b.takeTurns(ctx, k)
+			tallies, err := b.takeTurns(ctx, k, b.roads)
 			if err != nil {
 				return nil, err
 			}
@@ -131,10 +131,10 @@ func (b *testbed) measure(ctx context.Context, rounds int) (samples, error) {
 	return all, nil
 }
 
-// takeTurns runs one kind of traffic on all roads, in short turns. The result is indexed by road.
-func (b *testbed) takeTurns(ctx context.Context, k kind) (map[string]*tally, error) {
+// takeTurns runs one kind of traffic on roads, in short turns. The result is indexed by road.
+func (b *testbed) takeTurns(ctx context.Context, k kind, roads []road) (map[string]*tally, error) {
 	tallies := map[string]*tally{}
-	order := slices.Clone(b.roads)
+	order := slices.Clone(roads)
 	for range b.turns {
 		for _, r := range order {
 			t, err := b.travel(ctx, k, r)

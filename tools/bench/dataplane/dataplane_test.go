@@ -44,6 +44,10 @@ func TestRun(t *testing.T) {
 		"BPF, packet slow path: from_client, a run",
 		"BPF, empty program: connect4, a run",
 		"BPF, empty program: classifier, a run",
+		"BPF, socket path: connect4 / reference, socket path with socket storage",
+		"BPF, socket path: connect4 / reference, socket path",
+		"BPF, packet slow path: to_client / reference, packet slow path",
+		"BPF, packet fast path: from_network / reference, packet fast path",
 		"BPF, packet fast path: from_network, a run",
 		"one endpoint moves at 20 x 3, snapshot to maps, p99",
 		"kernel: memory of all maps at 20 x 3",
@@ -82,5 +86,42 @@ func TestMedianShare(t *testing.T) {
 	// It adds nothing, a tenth and all of what the peer adds.
 	if got := medianShare(at(100, 101, 120), at(110, 110, 120), at(100, 100, 100), cpu); got != 0.9 {
 		t.Errorf("median share %v, want 0.9", got)
+	}
+}
+
+// A program is compared with its reference round by round, and with an empty one where it leaves alone what it meets.
+func TestCostRows(t *testing.T) {
+	c := costs{
+		{leastSocket, "connect4"}: {100, 100, 100}, {leastStorage, "connect4"}: {473, 946, 473}, {floor, "classifier"}: {10, 10, 10},
+		{leastSlow, "from_client"}: {90, 90, 90}, {leastSlow, "to_client"}: {90, 90, 90},
+		{leastFast, "from_client"}: {180, 180, 180}, {leastFast, "from_network"}: {180, 180, 180},
+		{socketOne, "connect4"}: {200, 1892, 400}, {packetSlow, "to_client"}: {135, 900, 120}, {packetSlow, "to_network"}: {12, 12, 12},
+	}
+	want := map[string]struct{ value, limit float64 }{
+		"BPF, socket path: connect4, a run":                                                     {400, 100},
+		"BPF, socket path: connect4 / reference, socket path":                                   {4, 1},
+		"BPF, socket path: connect4 / reference, socket path with socket storage":               {400.0 / 473, 1},
+		"BPF, packet slow path: to_client, a run":                                               {135, 90},
+		"BPF, packet slow path: to_client / reference, packet slow path":                        {1.5, 1},
+		"BPF, packet slow path: to_network, a run":                                              {12, 10},
+		"BPF, this machine / that of the bars in ns: the least of a packet":                     {1.5, 0},
+		"BPF, this machine / that of the bars in ns: the least of connect4 with socket storage": {1, 0},
+	}
+	for _, r := range costRows(c) {
+		w, ok := want[r.Name]
+		if !ok {
+			continue
+		}
+		delete(want, r.Name)
+		limit := 0.0
+		if r.Limit != nil {
+			limit = *r.Limit
+		}
+		if r.Value != w.value || limit != w.limit {
+			t.Errorf("%s: %v, limit %v; want %v", r.Name, r.Value, limit, w)
+		}
+	}
+	for name := range want {
+		t.Errorf("no row %q", name)
 	}
 }

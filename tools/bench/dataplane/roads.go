@@ -41,6 +41,8 @@ type road struct {
 	lane   *lane
 	cgroup *netlab.Cgroup // of the client's sockets; nil: that of this process
 	to     netip.AddrPort
+	// connected says that only sockets that are connected find the backend by it.
+	connected bool
 }
 
 // plane is a dataplane of ours: the road it is for, and the BPF filesystem with its maps and programs.
@@ -117,7 +119,7 @@ func (b *testbed) buildSocketOne(ctx context.Context, l *lane) error {
 	if err := errors.Join(a.Sync(ctx, b.one.Snapshot()), a.Close()); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{socketOne, l, cgroup, vip})
+	b.roads = append(b.roads, road{name: socketOne, lane: l, cgroup: cgroup, to: vip})
 	return nil
 }
 
@@ -130,7 +132,7 @@ func (b *testbed) buildSocketMany(ctx context.Context, l *lane) error {
 	if err := b.measureSize(ctx, cfg); err != nil {
 		return err
 	}
-	b.roads = append(b.roads, road{socketMany, l, cgroup, vip})
+	b.roads = append(b.roads, road{name: socketMany, lane: l, cgroup: cgroup, to: vip})
 	return nil
 }
 

@@ -87,6 +87,7 @@ func (b *testbed) newNamespace() (*netlab.Namespace, error) {
 type lane struct {
 	client, node *netlab.Namespace
 	address      netip.Addr // of the node, as the client sees it
+	router       netip.Addr // of the second router, as the node sees it
 	devices      []string   // of the node: to the client, and to the second router
 }
 
@@ -105,13 +106,13 @@ func (b *testbed) newLane() (*lane, error) {
 		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 98, byte(network + b.lanes), byte(host)}), 24)
 	}
 	const inner, outer = 10, 100 // where the networks of client and node, and of node and router, begin
-	l := &lane{client: client, node: node, address: at(inner, 1).Addr()}
+	l := &lane{client: client, node: node, address: at(inner, 1).Addr(), router: at(outer, 2).Addr()}
 	l.devices = []string{netlab.DeviceName(at(inner, 1)), netlab.DeviceName(at(outer, 1))}
 	return l, errors.Join(
 		client.Connect(node, at(inner, 2), at(inner, 1)),
 		node.Connect(b.router, at(outer, 1), at(outer, 2)),
 		client.Route(at(inner, 1).Addr()),
-		node.Route(at(outer, 2).Addr()),
+		node.Route(l.router),
 		b.router.RouteTo(at(inner, 0), at(outer, 1).Addr()),
 	)
 }

@@ -32,14 +32,19 @@ type Step struct {
 	run      func(ctx context.Context, root string) error
 }
 
+// reference is the folder of the programs that the benchmark of the dataplane holds ours against.
+const reference = "tools/bench/dataplane/internal/reference"
+
 // Steps are all steps, in an order in which each finds what it reads.
 var Steps = []Step{
 	{
 		Name:     "bpf",
 		About:    "eBPF objects and their Go bindings, by bpf2go and clang 19",
-		Outputs:  []string{"bpf/*_bpfe[bl].go", "bpf/*_bpfe[bl].o"},
+		Outputs:  []string{"bpf/*_bpfe[bl].go", "bpf/*_bpfe[bl].o", reference + "/*_bpfe[bl].go", reference + "/*_bpfe[bl].o"},
 		packages: []string{"clang-19", "llvm-19"},
-		run:      func(ctx context.Context, root string) error { return command(ctx, root, "go", "generate", "./bpf") },
+		run: func(ctx context.Context, root string) error {
+			return command(ctx, root, "go", "generate", "./bpf", "./"+reference)
+		},
 	},
 	{
 		Name:    "api",

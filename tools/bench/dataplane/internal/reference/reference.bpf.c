@@ -1,0 +1,317 @@
+//go:build ignore
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The least that a load balancer must do for a VIP, to hold ours against on the same machine: one VIP, IPv4, headers
+ * without options, nothing counted, nothing told and nothing refused.
+ *
+ *	connect4_storage	chooses a backend; the socket's own storage says the VIP for getpeername
+ *	connect4_table		the same; a table says it, at the place of the socket's cookie
+ *	from_client		chooses a backend for a flow, and translates what the client sends
+ *	to_client		translates what the backend sends
+ *	from_network		the same at the uplink, and gives it to the client's device
+ *
+ * from_client and from_network redirect when UPLINK is set, as on the fast road; else the kernel routes.
+ */
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define ETH_P_IP 0x0800
+#define ETH_HEADER 14
+#define AF_INET 2
+#define IPPROTO_TCP 6
+#define IPPROTO_UDP 17
+#define PROCEED 1
+#define TC_ACT_UNSPEC (-1)
+/* Sockets that the table knows. */
+#define SOCKETS 65536
+
+/* The uplink's interface index, 0 on the slow road; and the next hop there, in network order. Set at load. */
+volatile const __u32 UPLINK = 0;
+volatile const __be32 NEXT_HOP = 0;
+
+/* An address and a port, both as on the wire. */
+struct endpoint {
+	__be32 addr;
+	__be16 port;
+	__u8 proto;
+	__u8 pad; /* zero */
+};
+_Static_assert(sizeof(struct endpoint) == 8, "endpoint is 8 bytes");
+
+/* The backends of a VIP. */
+struct group {
+	__u32 first; /* index of `backends` */
+	__u32 count;
+};
+_Static_assert(sizeof(struct group) == 8, "group is 8 bytes");
+
+/* The VIP of a socket, in the table. */
+struct socket {
+	__u64 cookie;
+	struct endpoint vip;
+};
+_Static_assert(sizeof(struct socket) == 16, "socket is 16 bytes");
+
+/* One direction of a flow, before it is translated. */
+struct flow_key {
+	__be32 client;
+	__be32 server;
+	__be16 client_port;
+	__be16 server_port;
+	__u8 proto;
+	__u8 reply;
+	__u8 pad[2]; /* zero */
+};
+_Static_assert(sizeof(struct flow_key) == 16, "flow_key is 16 bytes");
+
+struct flow {
+	__u64 seen; /* in ticks of the kernel */
+	__be32 server;
+	__be16 server_port;
+	__u8 pad[2];
+	__u32 client_device; /* in the direction to the client */
+	__u8 pad2[4];
+};
+_Static_assert(sizeof(struct flow) == 24, "flow is 24 bytes");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct endpoint);
+	__type(value, struct group);
+} frontends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 65536);
+	__type(key, __u32);
+	__type(value, struct endpoint);
+} backends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct endpoint);
+} storage SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SOCKETS);
+	__type(key, __u32);
+	__type(value, struct socket);
+} table SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+static __always_inline const struct endpoint *choose(const struct endpoint *vip)
+{
+	const struct group *g = bpf_map_lookup_elem(&frontends, vip);
+	__u32 index;
+
+	if (!g || g->count == 0)
+		return NULL;
+	index = g->first + bpf_get_prandom_u32() % g->count;
+	return bpf_map_lookup_elem(&backends, &index);
+}
+
+static __always_inline struct endpoint read_name(struct bpf_sock_addr *ctx)
+{
+	struct endpoint vip = { .addr = ctx->user_ip4, .proto = ctx->protocol };
+
+	vip.port = *(volatile __u32 *)&ctx->user_port; /* the verifier allows no narrower access */
+	return vip;
+}
+
+static __always_inline void write_name(struct bpf_sock_addr *ctx, const struct endpoint *to)
+{
+	ctx->user_ip4 = to->addr;
+	*(volatile __u32 *)&ctx->user_port = to->port;
+}
+
+SEC("cgroup/connect4")
+int connect4_storage(struct bpf_sock_addr *ctx)
+{
+	struct endpoint vip = read_name(ctx);
+	const struct endpoint *to = choose(&vip);
+
+	if (!to)
+		return PROCEED;
+	bpf_sk_storage_get(&storage, ctx->sk, &vip, BPF_SK_STORAGE_GET_F_CREATE);
+	write_name(ctx, to);
+	return PROCEED;
+}
+
+SEC("cgroup/connect4")
+int connect4_table(struct bpf_sock_addr *ctx)
+{
+	struct endpoint vip = read_name(ctx);
+	const struct endpoint *to = choose(&vip);
+	struct socket *s;
+	__u64 cookie;
+	__u32 index;
+
+	if (!to)
+		return PROCEED;
+	cookie = bpf_get_socket_cookie(ctx);
+	index = cookie % SOCKETS;
+	s = bpf_map_lookup_elem(&table, &index);
+	if (s) {
+		s->cookie = cookie;
+		s->vip = vip;
+	}
+	write_name(ctx, to);
+	return PROCEED;
+}
+
+/* The IP header from its hop limit on, and the ports. It is read and written as a whole. */
+struct header {
+	__u8 hops;
+	__u8 proto;
+	__u16 check;
+	__be32 source;
+	__be32 destination;
+	__be16 source_port;
+	__be16 destination_port;
+};
+_Static_assert(sizeof(struct header) == 16, "header is 16 bytes");
+
+/* Where it begins, and what follows it. */
+#define HEADER (ETH_HEADER + 8)
+#define TRANSPORT (ETH_HEADER + 20)
+
+static __always_inline bool read_header(struct __sk_buff *skb, struct header *h)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (skb->protocol != bpf_htons(ETH_P_IP) || data + HEADER + sizeof(*h) > end)
+		return false;
+	if (*(__u8 *)(data + ETH_HEADER) != 0x45)
+		return false;
+	*h = *(struct header *)(data + HEADER);
+	return h->proto == IPPROTO_TCP || h->proto == IPPROTO_UDP;
+}
+
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* Puts another address and port in the place of old ones, in the packet and in both of its checksums. */
+static __always_inline void replace(struct __sk_buff *skb, struct header *h, __be32 *addr, __be16 *port,
+				    const struct flow *f)
+{
+	__u64 sum = (__u16)~h->check + (__u64)(__u32) ~*addr + f->server;
+	__u32 at = TRANSPORT + (h->proto == IPPROTO_TCP ? 16 : 6);
+	__u64 flags = h->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__be32 old_addr = *addr;
+	__be16 old_port = *port;
+
+	*addr = f->server;
+	*port = f->server_port;
+	if (UPLINK) {
+		h->hops--;
+		sum += bpf_htons(0xfeff); /* one less in the upper half of a word */
+	}
+	h->check = ~fold(sum);
+	bpf_l4_csum_replace(skb, at, old_addr, f->server, flags | BPF_F_PSEUDO_HDR | 4);
+	bpf_l4_csum_replace(skb, at, old_port, f->server_port, flags | 2);
+	bpf_skb_store_bytes(skb, HEADER, h, sizeof(*h), 0);
+}
+
+/* Begins a flow, in both directions. Returns the one to the backend, NULL when it is to no VIP. */
+static __noinline struct flow *begin(struct __sk_buff *skb, const struct flow_key *key)
+{
+	struct endpoint vip = { .addr = key->server, .port = key->server_port, .proto = key->proto };
+	const struct endpoint *to = choose(&vip);
+	struct flow_key back = *key;
+	struct flow f = { .server = key->server, .server_port = key->server_port, .client_device = skb->ifindex };
+
+	if (!to)
+		return NULL;
+	back.server = to->addr;
+	back.server_port = to->port;
+	back.reply = 1;
+	bpf_map_update_elem(&flows, &back, &f, BPF_ANY);
+	f.server = to->addr;
+	f.server_port = to->port;
+	bpf_map_update_elem(&flows, key, &f, BPF_ANY);
+	return bpf_map_lookup_elem(&flows, key);
+}
+
+SEC("tc/from_client")
+int from_client(struct __sk_buff *skb)
+{
+	struct bpf_redir_neigh next = { .nh_family = AF_INET, .ipv4_nh = NEXT_HOP };
+	struct header h;
+	struct flow_key key;
+	struct flow *f;
+
+	if (!read_header(skb, &h))
+		return TC_ACT_UNSPEC;
+	key = (struct flow_key){ .client = h.source,
+				 .server = h.destination,
+				 .client_port = h.source_port,
+				 .server_port = h.destination_port,
+				 .proto = h.proto };
+	f = bpf_map_lookup_elem(&flows, &key);
+	if (!f)
+		f = begin(skb, &key);
+	if (!f)
+		return TC_ACT_UNSPEC;
+	f->seen = bpf_jiffies64();
+	replace(skb, &h, &h.destination, &h.destination_port, f);
+	return UPLINK ? bpf_redirect_neigh(UPLINK, &next, sizeof(next), 0) : TC_ACT_UNSPEC;
+}
+
+/* Translates an answer; returns its flow, NULL when it is none. */
+static __always_inline struct flow *answer(struct __sk_buff *skb)
+{
+	struct header h;
+	struct flow_key key;
+	struct flow *f;
+
+	if (!read_header(skb, &h))
+		return NULL;
+	key = (struct flow_key){ .client = h.destination,
+				 .server = h.source,
+				 .client_port = h.destination_port,
+				 .server_port = h.source_port,
+				 .proto = h.proto,
+				 .reply = 1 };
+	f = bpf_map_lookup_elem(&flows, &key);
+	if (!f)
+		return NULL;
+	f->seen = bpf_jiffies64();
+	replace(skb, &h, &h.source, &h.source_port, f);
+	return f;
+}
+
+SEC("tc/to_client")
+int to_client(struct __sk_buff *skb)
+{
+	answer(skb);
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tc/from_network")
+int from_network(struct __sk_buff *skb)
+{
+	struct flow *f = answer(skb);
+
+	return f ? bpf_redirect_peer(f->client_device, 0) : TC_ACT_UNSPEC;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
