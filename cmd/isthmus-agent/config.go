@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -19,8 +18,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/dns"
-	"github.com/isthmus-net/isthmus/dns/device"
 )
 
 // Config is everything an operator can say to the agent.
@@ -56,26 +53,10 @@ type Config struct {
 	// Proc and Namespaces are where the node's processes and network namespaces are seen.
 	Proc, Namespaces string
 
-	// DNSListen holds addresses with an optional port; NodeIPs are added to it, where it is not given.
-	DNSListen []string
-	NodeIPs   []string
-	// The zone: see dns.Config. DNSEmptyHeadless is what a headless Service without ready endpoints gets, nxdomain or
-	// nodata.
-	DNSTTL           uint32
-	DNSEmptyHeadless string
-	DNSClusterScoped bool
-	DNSReverse       []string
-	DNSZoneFile      string
+	DNS dnsConfig
 }
 
-// What --dns-empty-headless takes.
-const (
-	emptyNXDomain = "nxdomain"
-	emptyNoData   = "nodata"
-)
-
-// defaults returns what holds where no flag says otherwise. NODE_NAME and NODE_IPS come from the
-// DaemonSet (spec.nodeName and status.hostIPs).
+// defaults returns what holds where no flag says otherwise. NODE_NAME comes from the DaemonSet (spec.nodeName).
 func defaults() *Config {
 	c := &Config{
 		NodeName:   os.Getenv("NODE_NAME"),
@@ -88,15 +69,10 @@ func defaults() *Config {
 		CheckInterval:  agent.DefaultCheckInterval,
 		Source:         sourceKubernetes,
 		Namespace:      v1alpha1.DefaultNamespace,
-
-		DNSTTL:           dns.DefaultTTL,
-		DNSEmptyHeadless: emptyNXDomain,
+		DNS:            dnsDefaults(),
 	}
 	if ns := os.Getenv("POD_NAMESPACE"); ns != "" {
 		c.Namespace = ns
-	}
-	if ips := os.Getenv("NODE_IPS"); ips != "" {
-		c.NodeIPs = strings.Split(ips, ",")
 	}
 	return c
 }
@@ -109,15 +85,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics, /status, and what isthmusctl asks for")
 	f.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "count clients by Service in /metrics, for each Service that clients on this node asked for")
 	f.DurationVar(&c.CheckInterval, "check-interval", c.CheckInterval, "how long, on average, between two comparisons of the kernel's maps with what they should hold")
-	f.StringArrayVar(&c.DNSListen, "dns-listen", nil, fmt.Sprintf(
-		"address[:port] to answer DNS on, repeatable; link-local and %s addresses are assigned to interface %s (default %s, %s and --node-ip)",
-		netip.PrefixFrom(device.IPv6, 48).Masked(), device.Name, device.IPv4, device.IPv6))
-	f.StringSliceVar(&c.NodeIPs, "node-ip", c.NodeIPs, "addresses of this node for DNS questions of its neighbours, repeatable; env NODE_IPS")
-	f.Uint32Var(&c.DNSTTL, "dns-ttl", c.DNSTTL, "seconds for which clients may remember an answer, 0 to 3600")
-	f.StringVar(&c.DNSEmptyHeadless, "dns-empty-headless", c.DNSEmptyHeadless, fmt.Sprintf("what the name of a headless Service without ready endpoints is answered with: %s, or %s as with Lighthouse", emptyNXDomain, emptyNoData))
-	f.BoolVar(&c.DNSClusterScoped, "dns-cluster-scoped", false, "also answer for <cluster>.<service>.<namespace>.svc.clusterset.local, as with Lighthouse; the MCS API's specification forbids it")
-	f.StringSliceVar(&c.DNSReverse, "dns-reverse", nil, "range of ClusterSetIPs whose addresses have names (PTR), repeatable")
-	f.StringVar(&c.DNSZoneFile, "dns-zone-file", "", "file that keeps the names over a restart, so that they are answered before the API server is")
+	c.DNS.bind(f)
 	f.StringVar(&c.Source, "source", c.Source, "where ServiceImports and EndpointSlices come from: kubernetes, or dir:PATH for a folder of manifests")
 	f.StringVar(&c.ClusterID, "cluster-id", "", "id of this cluster; default: its ClusterProperty "+about.ClusterID)
 	f.StringVar(&c.Zone, "zone", "", "zone of this node; default: its label "+corev1.LabelTopologyZone)
@@ -153,10 +121,7 @@ func (c *Config) Validate() error {
 	if c.CheckInterval <= 0 {
 		faults = append(faults, fmt.Errorf("--check-interval=%s is not more than 0", c.CheckInterval))
 	}
-	if c.DNSEmptyHeadless != emptyNXDomain && c.DNSEmptyHeadless != emptyNoData {
-		faults = append(faults, fmt.Errorf("--dns-empty-headless=%s is unknown; use %s or %s", c.DNSEmptyHeadless, emptyNXDomain, emptyNoData))
-	}
-	if _, err := c.zone(); err != nil {
+	if _, err := c.DNS.server(); err != nil {
 		faults = append(faults, err)
 	}
 	if c.ClusterID != "" {
@@ -187,50 +152,6 @@ const sourceKubernetes = "kubernetes"
 
 // folder returns the folder of manifests, if that is the source.
 func (c *Config) folder() (path string, standalone bool) { return strings.CutPrefix(c.Source, "dir:") }
-
-// dnsAddresses returns where to answer DNS, most local first.
-func (c *Config) dnsAddresses() ([]netip.AddrPort, error) {
-	flag, texts := "--dns-listen", c.DNSListen
-	if len(texts) == 0 {
-		flag, texts = "--node-ip", append([]string{device.IPv4.String(), device.IPv6.String()}, c.NodeIPs...)
-	}
-	var addrs []netip.AddrPort
-	var faults []error
-	for _, text := range texts {
-		text = strings.TrimSpace(text)
-		if addr, err := netip.ParseAddr(text); err == nil {
-			addrs = append(addrs, netip.AddrPortFrom(addr.Unmap(), dns.DefaultPort))
-			continue
-		}
-		ap, err := netip.ParseAddrPort(text)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("%s=%s is not an address with an optional port, such as 192.0.2.1 or [2001:db8::1]:5353", flag, text))
-			continue
-		}
-		addrs = append(addrs, ap)
-	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
-	}
-	return addrs, nil
-}
-
-// zone is the name server's part of c.
-func (c *Config) zone() (dns.Config, error) {
-	listen, err := c.dnsAddresses()
-	if err != nil {
-		return dns.Config{}, err
-	}
-	reverse, err := parseRanges(c.DNSReverse)
-	if err != nil {
-		return dns.Config{}, fmt.Errorf("--dns-reverse: %w", err)
-	}
-	cfg := dns.Config{
-		Listen: listen, TTL: c.DNSTTL, EmptyHeadless: c.DNSEmptyHeadless == emptyNoData, ClusterScoped: c.DNSClusterScoped,
-		Reverse: reverse, File: c.DNSZoneFile, Limits: dns.DefaultLimits,
-	}
-	return cfg, cfg.Validate()
-}
 
 // logger returns the one handler of the process, on standard error.
 func logger(c *Config) *slog.Logger {

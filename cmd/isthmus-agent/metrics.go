@@ -37,6 +37,7 @@ var (
 	metricDifferences = metric{"isthmus_agent_map_differences", "Entries of the kernel's maps that the last check found to be other than the agent wrote them. They were put right.", nil, prometheus.GaugeValue}
 	metricChecked     = metric{"isthmus_agent_map_check_timestamp_seconds", "When the kernel's maps were last compared with what they should hold.", nil, prometheus.GaugeValue}
 	metricRecords     = metric{"isthmus_agent_dns_records", "DNS records served.", nil, prometheus.GaugeValue}
+	metricClusterDNS  = metric{"isthmus_agent_cluster_dns_answers", "1 when the cluster's DNS answers for clusterset.local, 0 when it does not; absent when that is not known.", nil, prometheus.GaugeValue}
 	metricRefusals    = metric{"isthmus_agent_refusals_total", "Clients refused since the maps were made, by reason.", []string{"reason"}, prometheus.CounterValue}
 	metricDrained     = metric{"isthmus_agent_drained", "1 for each member whose packets die, as this node sees it.", []string{"source_cluster"}, prometheus.GaugeValue}
 	metricSynced      = metric{"isthmus_agent_last_sync_timestamp_seconds", "When a part took the last world.", []string{"part"}, prometheus.GaugeValue}
@@ -48,7 +49,7 @@ var (
 
 	allMetrics = []metric{
 		metricReady, metricServices, metricFrontends, metricBackends, metricWrites, metricDifferences, metricChecked, metricRecords,
-		metricRefusals, metricDrained, metricSynced, metricEvicted, metricServiceConnections, metricServiceRefusals,
+		metricClusterDNS, metricRefusals, metricDrained, metricSynced, metricEvicted, metricServiceConnections, metricServiceRefusals,
 	}
 )
 
@@ -67,15 +68,14 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	put := func(m metric, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(m.desc(), m.kind, v, labels...)
 	}
-	ready := 0.0
-	if s.Ready {
-		ready = 1
-	}
-	put(metricReady, ready)
+	put(metricReady, one(s.Ready))
 	put(metricServices, float64(s.View.Services))
 	put(metricFrontends, float64(s.Dataplane.Frontends))
 	put(metricBackends, float64(s.Dataplane.Backends))
 	put(metricRecords, float64(s.DNS.Names))
+	if s.DNS.Cluster != nil {
+		put(metricClusterDNS, one(s.DNS.Cluster.Answers))
+	}
 	put(metricWrites, float64(s.Dataplane.Writes))
 	put(metricDifferences, float64(s.Dataplane.Differences))
 	for reason, n := range s.Dataplane.Refusals {
@@ -112,6 +112,14 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 			put(metricServiceRefusals, float64(n), name.Namespace, name.Name, reason.String())
 		}
 	}
+}
+
+// one is 1 for true.
+func one(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }
 
 func seconds(at time.Time) float64 { return float64(at.UnixNano()) / 1e9 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -26,7 +27,9 @@ var errNotListening = errors.New("the name server does not listen yet")
 // It is a view.Sink.
 type nameserver struct {
 	cfg dns.Config // without Log
-	log *slog.Logger
+	// neighbours are those of cfg.Listen that can be done without: the agents of other nodes stand in for them.
+	neighbours []netip.AddrPort
+	log        *slog.Logger
 	// retry passes between two attempts to listen.
 	retry time.Duration
 	// drains holds the members that are drained from now on, if that is new.
@@ -42,8 +45,8 @@ type nameserver struct {
 	err     error
 }
 
-func newNameserver(cfg dns.Config, log *slog.Logger) *nameserver {
-	return &nameserver{cfg: cfg, log: log, retry: 5 * time.Second, drains: make(chan map[clusterset.ClusterID]bool, 1)}
+func newNameserver(cfg dns.Config, neighbours []netip.AddrPort, log *slog.Logger) *nameserver {
+	return &nameserver{cfg: cfg, neighbours: neighbours, log: log, retry: 5 * time.Second, drains: make(chan map[clusterset.ClusterID]bool, 1)}
 }
 
 // Run listens and answers until ctx is done; then it returns nil.
@@ -100,11 +103,12 @@ func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := n.cfg
-	cfg.Listen, cfg.Log = listen, n.log
-	server, err := dns.New(cfg)
+	server, without, err := n.listen(listen)
 	if err != nil {
 		return nil, err
+	}
+	if lacks == "" {
+		lacks = without
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -114,6 +118,27 @@ func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
 		n.err = server.Sync(ctx, n.last)
 	}
 	return server, nil
+}
+
+// listen makes a server for some addresses, or, where that cannot be, for all of them that are not the neighbours'.
+// Then it says so.
+func (n *nameserver) listen(addrs []netip.AddrPort) (server *dns.Server, lacks string, err error) {
+	cfg := n.cfg
+	cfg.Listen, cfg.Log = addrs, n.log
+	server, err = dns.New(cfg)
+	if err == nil {
+		return server, "", nil
+	}
+	cfg.Listen = slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return slices.Contains(n.neighbours, a) })
+	if len(cfg.Listen) == len(addrs) || len(cfg.Listen) == 0 {
+		return nil, "", err
+	}
+	server, second := dns.New(cfg)
+	if second != nil {
+		return nil, "", second
+	}
+	n.log.Warn("the names are not served to other nodes", "err", err)
+	return server, fmt.Sprintf("DNS for other nodes while their agents are away: %s, or another port with --dns-neighbour-port", oneLine(err)), nil
 }
 
 // assign gives our own addresses an interface. On a node without IPv6 the IPv6 ones are left out.

@@ -7,8 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -18,7 +21,7 @@ import (
 // startNameserver runs a name server on a free port of the loopback address and returns it with its address.
 func startNameserver(t *testing.T) (*nameserver, string) {
 	t.Helper()
-	n := newNameserver(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, slog.New(slog.DiscardHandler))
+	n := newNameserver(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, nil, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- n.Run(ctx) }()
@@ -113,7 +116,7 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort(blocker.LocalAddr().String())
-	n := newNameserver(dns.Config{Listen: []netip.AddrPort{at}}, slog.New(slog.DiscardHandler))
+	n := newNameserver(dns.Config{Listen: []netip.AddrPort{at}}, nil, slog.New(slog.DiscardHandler))
 	n.retry = time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -139,5 +142,92 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A port that somebody else has at the node's own address costs the neighbours' questions and not the node's.
+func TestNeighboursPortIsTaken(t *testing.T) {
+	blocker, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blocker.Close()
+	own, taken := netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort(blocker.LocalAddr().String())
+	tests := map[string]struct {
+		neighbours []netip.AddrPort
+		listening  int
+	}{
+		"a neighbours' one": {[]netip.AddrPort{taken}, 1},
+		"one of our own":    {nil, 0},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNameserver(dns.Config{Listen: []netip.AddrPort{own, taken}}, tc.neighbours, slog.New(slog.DiscardHandler))
+			server, lacks, err := n.listen(n.cfg.Listen)
+			if (err == nil) != (tc.listening > 0) || (lacks == "") != (err != nil) {
+				t.Fatalf("lacks %q, error %v", lacks, err)
+			}
+			if err != nil {
+				return
+			}
+			if have := server.Status().Listen; len(have) != tc.listening || !strings.Contains(lacks, "--dns-neighbour-port") {
+				t.Errorf("listens on %v, lacks %q", have, lacks)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := server.Run(ctx); err != nil { // closes the sockets
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestDNSConfig(t *testing.T) {
+	tests := map[string]struct {
+		args []string
+		want string // scoped and empty, or a part of the error
+	}{
+		"the specification":        {nil, "false false"},
+		"Lighthouse":               {[]string{"--dns-profile=lighthouse"}, "true true"},
+		"each switch by itself":    {[]string{"--dns-empty-headless=nodata", "--dns-cluster-scoped"}, "true true"},
+		"a switch beats a profile": {[]string{"--dns-profile=lighthouse", "--dns-cluster-scoped=false", "--dns-empty-headless=nxdomain"}, "false false"},
+		"unknown profile":          {[]string{"--dns-profile=submariner"}, "--dns-profile=submariner is unknown; use kep or lighthouse"},
+		"unknown answer":           {[]string{"--dns-empty-headless=servfail"}, "--dns-empty-headless=servfail is unknown"},
+		"no port":                  {[]string{"--dns-neighbour-port=0"}, "--dns-neighbour-port=0 is no port"},
+		"no range":                 {[]string{"--dns-reverse=243.0.0.0"}, "--dns-reverse: "},
+		"no address":               {[]string{"--cluster-dns=kube-dns"}, "--cluster-dns=kube-dns is no address"},
+		"too long":                 {[]string{"--dns-ttl=3601"}, "3601 s is too long"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := dnsDefaults()
+			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+			c.bind(flags)
+			if err := flags.Parse(tc.args); err != nil {
+				t.Fatal(err)
+			}
+			cfg, err := c.server()
+			have := fmt.Sprint(cfg.ClusterScoped, cfg.EmptyHeadless)
+			if err != nil {
+				have = err.Error()
+			}
+			if !strings.Contains(have, tc.want) {
+				t.Errorf("%v: %s, want %s", tc.args, have, tc.want)
+			}
+		})
+	}
+}
+
+// Neighbours ask at the port that is theirs, and the node's own pods at 53.
+func TestNeighbourPort(t *testing.T) {
+	c := dnsDefaults()
+	c.NodeIPs, c.NeighbourPort = []string{"192.0.2.1", "2001:db8::1"}, 5353
+	have, err := c.addresses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "[169.254.20.53:53 [fd47:2d53:7698::53]:53 192.0.2.1:5353 [2001:db8::1]:5353]"
+	if fmt.Sprint(have) != want {
+		t.Errorf("listens on %v, want %s", have, want)
 	}
 }

@@ -41,11 +41,15 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		}
 		reports = newReporter(server, cfg, log.With("component", "report"))
 	}
-	zone, err := cfg.zone()
+	zone, err := cfg.DNS.server()
 	if err != nil {
 		return err
 	}
-	names := newNameserver(zone, log.With("component", "dns"))
+	neighbours, err := cfg.DNS.neighbours()
+	if err != nil {
+		return err
+	}
+	names := newNameserver(zone, neighbours, log.With("component", "dns"))
 	plane.Report = func(known map[clusterset.ClusterID]evidence.State) {
 		names.Drain(known)
 		if reports != nil {
@@ -84,7 +88,12 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	current := func() status.Agent { return agentStatus(cfg, world.Status(), dataplane.Status(), names) }
+	watched := newClusterDNS(cfg.DNS.Cluster, server, log.With("component", "dns"))
+	current := func() status.Agent {
+		is := agentStatus(cfg, world.Status(), dataplane.Status(), names)
+		is.DNS.Cluster = watched.Status()
+		return is
+	}
 
 	may, err := newAccess(cluster, cfg.Namespace)
 	if err != nil {
@@ -104,6 +113,9 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	group.Go(func() error { return dataplane.Run(ctx) })
 	if reports != nil {
 		group.Go(func() error { return reports.Run(ctx) })
+	}
+	if watched != nil {
+		group.Go(func() error { return watched.Run(ctx) })
 	}
 	group.Go(func() error { return world.Run(ctx) })
 	err = group.Wait()

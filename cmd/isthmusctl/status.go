@@ -171,6 +171,9 @@ func (r *report) writeText(out io.Writer) error {
 		line("broker\t%s, %s", b.Server, map[bool]string{true: "reachable", false: "not reachable"}[b.Reachable])
 	}
 	line("agents\t%d of %d ready", r.Agents.Ready, r.Agents.Desired)
+	if said := r.Agents.clusterDNS(); said != "" {
+		line("cluster DNS\t%s", said)
+	}
 	line("services\t%d exported here, %d imported", r.Services.Exports, r.Services.Imports)
 	if len(r.Controller.Members) > 0 {
 		line("\nMEMBER\tSTATE\tSINCE\tHELD")
@@ -246,15 +249,43 @@ func (a agentsReport) drained() (all []drainedMember) {
 		}
 	}
 	for _, member := range slices.Sorted(maps.Keys(on)) {
-		nodes := on[member]
-		const few = 3
-		text := map[bool]string{true: "node ", false: "nodes "}[len(nodes) == 1] + strings.Join(nodes[:min(len(nodes), few)], ", ")
-		if more := len(nodes) - few; more > 0 {
-			text += fmt.Sprintf(" and %d more", more)
-		}
-		all = append(all, drainedMember{member, text})
+		all = append(all, drainedMember{member, nodesText(on[member])})
 	}
 	return all
+}
+
+// nodesText names some nodes in a sentence.
+func nodesText(nodes []string) string {
+	const few = 3
+	text := map[bool]string{true: "node ", false: "nodes "}[len(nodes) == 1] + strings.Join(nodes[:min(len(nodes), few)], ", ")
+	if more := len(nodes) - few; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// clusterDNS says on which nodes the cluster's DNS answers for clusterset.local, "" when no node knows.
+func (a agentsReport) clusterDNS() string {
+	var answers int
+	var silent []string
+	var reason string
+	for _, n := range a.Nodes {
+		if n.Status == nil || n.Status.DNS.Cluster == nil {
+			continue
+		}
+		if is := n.Status.DNS.Cluster; is.Answers {
+			answers++
+		} else {
+			silent, reason = append(silent, n.Node), is.Reason
+		}
+	}
+	switch {
+	case len(silent) > 0:
+		return fmt.Sprintf("does not answer for clusterset.local on %s: %s", nodesText(silent), reason)
+	case answers > 0:
+		return "answers for clusterset.local"
+	}
+	return ""
 }
 
 // drainedMember is a member and, in words, where it is drained.

@@ -182,6 +182,28 @@ Not ready:
   node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods a-2:19470)
 `,
 		},
+		"the cluster's DNS was changed on one node": {
+			change: func(c *cluster) {
+				for pod, is := range map[string]status.ClusterDNS{"a-1:9470": {Answers: true}, "a-2:19470": {Reason: "it knows no clusterset.local"}} {
+					agent := c.answers[pod].(status.Agent)
+					agent.DNS.Cluster = &is
+					c.answers[pod] = agent
+				}
+			}, want: `
+cluster      a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
+controller   1 of 1 ready
+broker       https://broker, reachable
+agents       2 of 2 ready
+cluster DNS  does not answer for clusterset.local on node n2: it knows no clusterset.local
+services     1 exported here, 1 imported
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    yes    2/2    2          5         169.254.20.53:53  v1
+n2    yes    2/2    2          5         169.254.20.53:53  v1
+
+ready
+`,
+		},
 		"members fare differently": {
 			change: func(c *cluster) {
 				s := c.answers["c-1:9471"].(status.Controller)

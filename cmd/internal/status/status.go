@@ -81,6 +81,16 @@ type DNS struct {
 	Names     int       `json:"names"`
 	Synced    time.Time `json:"synced,omitzero"`
 	Error     string    `json:"error,omitempty"`
+	// Cluster is how the cluster's own DNS, which pods ask, does with clusterset.local; nil when that is not known.
+	Cluster *ClusterDNS `json:"cluster,omitempty"`
+}
+
+// ClusterDNS is whether a cluster's DNS answers for clusterset.local, as seen from one node.
+type ClusterDNS struct {
+	Server  string    `json:"server"`
+	Answers bool      `json:"answers"`
+	Since   time.Time `json:"since,omitzero"`   // of that
+	Reason  string    `json:"reason,omitempty"` // why it does not
 }
 
 // Controller is what one replica of the member's controller says.

@@ -100,6 +100,9 @@ func TestChartRefusesTypos(t *testing.T) {
 		"a word for a number":     {"controller.replicas=many", []string{"/controller/replicas", "integer"}},
 		"relative path":           {"agent.bpffs.path=sys/fs/bpf", []string{"/agent/bpffs/path", "sys/fs/bpf"}},
 		"a name for an address":   {"agent.dns.listen={localhost}", []string{"/agent/dns/listen/0", "localhost"}},
+		"unknown profile":         {"agent.dns.profile=submariner", []string{"/agent/dns/profile", "lighthouse"}},
+		"a TTL of a day":          {"agent.dns.ttl=86400", []string{"/agent/dns/ttl", "3,600"}},
+		"a word for a choice":     {"agent.dns.clusterScoped=often", []string{"/agent/dns/clusterScoped"}},
 		"slash after registry":    {"image.registry=example.org/", []string{"/image/registry", "example.org/"}},
 		"unknown pull policy":     {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "IfNotPresent"}},
 		"all nodes but written 0": {"agent.maxUnavailable=0%", []string{"/agent/maxUnavailable"}},
@@ -155,7 +158,7 @@ func TestChartRights(t *testing.T) {
 				if mount.MountPropagation == "Bidirectional" {
 					t.Errorf("agent mounts %s for the node", mount.MountPath)
 				}
-				if mount.Name != "bpffs" && !mount.ReadOnly {
+				if mount.Name != "bpffs" && mount.Name != "state" && !mount.ReadOnly {
 					t.Errorf("agent may write to %s", mount.MountPath)
 				}
 			}
@@ -212,5 +215,50 @@ func TestChartNamesNoHost(t *testing.T) {
 				t.Errorf("%s: image %s ignores registry and tag", name, c.Image)
 			}
 		}
+	}
+}
+
+// TestChartDNS holds that each value of the name server becomes a flag, and that none is given where the profile says it.
+func TestChartDNS(t *testing.T) {
+	t.Parallel()
+	defaults := []string{"--dns-profile=kep", "--dns-ttl=5", "--dns-neighbour-port=53", "--dns-zone-file=/var/lib/isthmus/zone"}
+	tests := map[string]struct {
+		set     []string
+		want    []string
+		service bool
+	}{
+		"defaults": {nil, defaults, true},
+		"everything": {
+			[]string{
+				"profile=lighthouse", "emptyHeadless=nxdomain", "clusterScoped=false", "ttl=0", "neighbourPort=5353", "service=false",
+				"listen={192.0.2.1,192.0.2.1:5353}", "reverse={243.0.0.0/8}", "stateDir=", "clusterDNS=10.96.0.10",
+			},
+			[]string{
+				"--dns-profile=lighthouse", "--dns-empty-headless=nxdomain", "--dns-cluster-scoped=false", "--dns-ttl=0", "--dns-neighbour-port=5353",
+				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-reverse=243.0.0.0/8", "--cluster-dns=10.96.0.10",
+			}, false,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var args []string
+			for _, s := range tc.set {
+				args = append(args, "--set", "agent.dns."+s)
+			}
+			objects := render(t, args...)
+			var have []string
+			for _, flag := range objects["DaemonSet isthmus-agent"].Spec.Template.Spec.Containers[0].Args {
+				if strings.HasPrefix(flag, "--dns-") || strings.HasPrefix(flag, "--cluster-dns") {
+					have = append(have, flag)
+				}
+			}
+			if diff := cmp.Diff(tc.want, have); diff != "" {
+				t.Errorf("flags (-want +have):\n%s", diff)
+			}
+			if _, ok := objects["Service isthmus-dns"]; ok != tc.service {
+				t.Errorf("Service isthmus-dns: %t, want %t", ok, tc.service)
+			}
+		})
 	}
 }
