@@ -197,6 +197,14 @@ static __always_inline bool is_opening(const struct packet *p)
 	return p->key.proto == IPPROTO_UDP || p->kind == SCTP_INIT;
 }
 
+/* Reports whether a packet is the answer to an opening. */
+static __always_inline bool is_accepting(const struct packet *p)
+{
+	if (p->key.proto == IPPROTO_TCP)
+		return (p->kind & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
+	return p->key.proto == IPPROTO_SCTP && p->kind == SCTP_INIT_ACK;
+}
+
 /* Changes a flow's state by a packet of it, in both directions. Few packets do; is_telling says which may. */
 __noinline int follow(const struct packet *p, struct conn *c)
 {

@@ -200,6 +200,13 @@ static __noinline int forget(const struct conn_key *key, const struct conn *c)
 	return 0;
 }
 
+/* Reports whether an answer is to a connection that the client has opened to the backend itself, from a port from which
+ * it has had a flow to it. That flow is over, and has had its own answer; what reopens it makes it another one. */
+static __always_inline bool is_of_direct(const struct packet *p, const struct conn *c)
+{
+	return c->state >= CONN_CLOSING && p->part != PART_LATER && is_accepting(p);
+}
+
 /* Finds the flow of a packet, NULL when there is none, or none any more. */
 static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p)
 {
@@ -209,6 +216,11 @@ static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struc
 		return NULL;
 	if (!p->key.reply && is_reopening(p, c)) {
 		forget(&p->key, c);
+		return NULL;
+	}
+	if (p->key.reply && is_of_direct(p, c)) {
+		forget(&p->key, c);
+		bpf_map_delete_elem(&conns, &p->key);
 		return NULL;
 	}
 	if (is_due(c) && !tend(skb, p, c))

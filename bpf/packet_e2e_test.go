@@ -339,6 +339,36 @@ func TestPacketEndToEnd(t *testing.T) {
 	}
 }
 
+// A pod that also talks to the backend itself uses ports again from which it has just talked to it through a VIP: with
+// few to choose from, nearly every time.
+func TestPacketEndBesideDirect(t *testing.T) {
+	const ports, connections = 64, 48
+	for road, fast := range map[string]bool{"slow": false, "fast": true} {
+		t.Run(road, func(t *testing.T) {
+			l := newLab(t)
+			l.attachTCX()
+			if fast {
+				l.speedUp()
+			}
+			l.in(l.pod, func() error {
+				return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "40000 %d", 40000+ports-1), 0)
+			})
+			for family, s := range sides {
+				t.Run(family, func(t *testing.T) {
+					l.t, l.path.t = t, t
+					l.path.addRange(s.ranges)
+					l.path.serve(1, tcp, s.vip, backendAddr(family))
+					l.echo(family)
+					for range connections {
+						l.talk(s.vip, []byte("by the VIP"))
+						l.talk(backendAddr(family), []byte("by itself"))
+					}
+				})
+			}
+		})
+	}
+}
+
 // A pod may be its own backend.
 func TestPacketEndToItself(t *testing.T) {
 	for attachment, attach := range map[string]func(*lab){"TCX": (*lab).attachTCX, "clsact": (*lab).attachClsact} {

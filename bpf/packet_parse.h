@@ -38,6 +38,7 @@
 #define TCP_ACK 0x10
 
 #define SCTP_INIT 1
+#define SCTP_INIT_ACK 2
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN_COMPLETE 14
 

@@ -982,6 +982,76 @@ func TestPacketReopened(t *testing.T) {
 	}
 }
 
+// An answer to an opening that comes when a flow is over is of a connection that the client has opened to the backend
+// itself from the same port, and from then on all of its packets are.
+func TestPacketBesideDirect(t *testing.T) {
+	type step struct {
+		prog string
+		sent uint8 // flags or chunk
+	}
+	here, back := bpf.ProgFromClient, bpf.ProgToClient
+	handshake := []step{{here, syn}, {back, syn | ack}, {here, ack}}
+	for family, s := range sides {
+		for name, c := range map[string]struct {
+			proto  uint8
+			steps  []step
+			answer uint8
+			direct bool
+		}{
+			"opening":          {tcp, handshake[:1], syn | ack, false},
+			"answered":         {tcp, handshake[:2], syn | ack, false},
+			"open":             {tcp, handshake, syn | ack, false},
+			"client done":      {tcp, append(handshake[:3:3], step{here, fin | ack}), syn | ack, false},
+			"both done":        {tcp, append(handshake[:3:3], step{here, fin | ack}, step{back, fin | ack}), syn | ack, true},
+			"an ACK after it":  {tcp, append(handshake[:3:3], step{here, fin | ack}, step{back, fin | ack}), ack, false},
+			"a FIN after it":   {tcp, append(handshake[:3:3], step{here, fin | ack}, step{back, fin | ack}), fin | ack, false},
+			"reset":            {tcp, append(handshake[:3:3], step{here, rst}), syn | ack, true},
+			"refused":          {tcp, append(handshake[:1:1], step{back, rst | ack}), syn | ack, true},
+			"opened again":     {tcp, append(handshake[:3:3], step{here, rst}, step{here, syn}), syn | ack, false},
+			"SCTP":             {sctp, []step{{here, sctpInit}, {back, sctpInitAck}}, sctpInitAck, false},
+			"SCTP, aborted":    {sctp, []step{{here, sctpInit}, {back, sctpAbort}}, sctpInitAck, true},
+			"SCTP, data after": {sctp, []step{{here, sctpInit}, {back, sctpAbort}}, sctpData, false},
+		} {
+			t.Run(family+"/"+name, func(t *testing.T) {
+				p := newPath(t)
+				p.serve(1, c.proto, s.vip, s.backend)
+				out, in := s.opening(c.proto), s.answer(c.proto)
+				for _, step := range c.steps {
+					f := out
+					if step.prog == back {
+						f = in
+					}
+					f.flags = step.sent
+					p.run(step.prog, f.bytes())
+				}
+				in.flags = c.answer
+				if !c.direct {
+					p.translated(back, in, in.from(s.vip))
+					return
+				}
+				p.untouched(back, in.bytes())
+				if n := len(p.flows()); n != 0 {
+					t.Errorf("%d entries of a flow that is over", n)
+				}
+				in.flags = ack
+				p.untouched(back, in.bytes())
+			})
+		}
+	}
+}
+
+// flows are all entries of flows.
+func (p *path) flows() map[bpf.ConnKey]bpf.Conn {
+	p.t.Helper()
+	all := map[bpf.ConnKey]bpf.Conn{}
+	var key bpf.ConnKey
+	var c bpf.Conn
+	for it := p.coll.Maps[bpf.MapConns].Iterate(); it.Next(&key, &c); {
+		all[key] = c
+	}
+	return all
+}
+
 // Evidence of life is what a backend did, never what was sent to it.
 func TestPacketEvidence(t *testing.T) {
 	for name, of := range crossings() {
