@@ -55,6 +55,8 @@ type Config struct {
 	File string
 	// Limits are what clients may use.
 	Limits Limits
+	// Sample logs one of so many questions, of each CPU and connection; 0 none.
+	Sample uint64
 	// Log takes what an operator should see; nil discards it.
 	Log *slog.Logger
 }
@@ -113,6 +115,7 @@ type Server struct {
 	skipped  []zone.Problem
 	syncedAt time.Time
 	old      bool // the zone is of the file, of another life
+	updates  Updates
 }
 
 // New opens all sockets of c, or none. An error names the address, the port and what to do about it.
@@ -128,7 +131,7 @@ func New(c Config) (*Server, error) {
 	s := &Server{log: log, zoneConfig: zone.Config{
 		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
 	}, keeper: keeper{path: c.File, log: log, due: make(chan struct{}, 1)}}
-	listeners, err := server.Listen(context.Background(), c.Listen, s.zone.Load, c.Limits, log)
+	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, Sample: c.Sample, Log: log})
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}
@@ -205,6 +208,7 @@ func (s *Server) Settle(local clusterset.ClusterID, drained map[clusterset.Clust
 
 // build makes the zone of the last snapshot the one that is served. The caller holds mu.
 func (s *Server) build() {
+	begin := time.Now()
 	// The serial is the wall clock's second, so that serials grow over restarts.
 	z, changed := s.builder.Build(s.last, s.zoneConfig, uint32(time.Now().Unix()))
 	if !changed {
@@ -212,6 +216,7 @@ func (s *Server) build() {
 	}
 	s.zone.Store(z)
 	s.syncedAt, s.old = time.Now(), false
+	s.updates.observe(s.syncedAt.Sub(begin))
 	s.keeper.changed()
 	skipped := s.builder.Problems()
 	for _, p := range skipped {
@@ -221,6 +226,22 @@ func (s *Server) build() {
 	}
 	s.skipped = skipped
 	s.log.Debug("serve a new zone", "serial", z.Serial(), "records", z.Len())
+}
+
+// Name returns the name of a Service in the ClusterSet, with the dot at its end.
+func Name(s clusterset.ServiceName) string { return zone.NameOf(s) }
+
+// Record is one record, as people look at it.
+type Record = zone.Record
+
+// Records returns the records at and below a name, or all when it is empty, sorted by name from the right, then by
+// type.
+func (s *Server) Records(name string) []Record {
+	z := s.zone.Load()
+	if z == nil {
+		return nil
+	}
+	return slices.DeleteFunc(z.Records(name), func(r Record) bool { return r.Type == 0 }) // names alone
 }
 
 // Counts are what a server has counted.
@@ -233,6 +254,8 @@ type Status struct {
 	SyncedAt time.Time        // when the zone last changed
 	Serial   uint32
 	Records  int
+	Names    int
+	Updates  Updates
 	Old      bool     // what is served was known before this process began; SyncedAt says when
 	FileErr  error    // why the zone cannot be kept over a restart, if it cannot
 	Counts   Counts   // of messages
@@ -243,9 +266,9 @@ type Status struct {
 func (s *Server) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Listen: s.listeners.Addrs(), SyncedAt: s.syncedAt, Old: s.old, FileErr: s.keeper.failed(), Counts: s.listeners.Counts()}
+	st := Status{Listen: s.listeners.Addrs(), SyncedAt: s.syncedAt, Old: s.old, FileErr: s.keeper.failed(), Updates: s.updates, Counts: s.listeners.Counts()}
 	if z := s.zone.Load(); z != nil {
-		st.Synced, st.Serial, st.Records = true, z.Serial(), z.Len()
+		st.Synced, st.Serial, st.Records, st.Names = true, z.Serial(), z.Len(), z.Names()
 	}
 	for _, p := range s.skipped {
 		st.Skipped = append(st.Skipped, p.Service.String()+": "+p.Reason)

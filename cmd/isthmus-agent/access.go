@@ -50,12 +50,31 @@ func newAccess(cluster *rest.Config, namespace string) (access, error) {
 // check returns nil for whoever may see, errDenied for others, and another error when that cannot be told.
 func (a access) check(r *http.Request) error {
 	if a.reviews == nil {
-		if from, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || !from.Addr().Unmap().IsLoopback() {
+		if !isOfNode(r) {
 			return errors.New("only processes of this node may see this, by a loopback address")
 		}
 		return nil
 	}
 	return a.review(r.Context(), r.Header.Get(status.TokenHeader))
+}
+
+// isOfNode reports whether a process of the node itself asks.
+func isOfNode(r *http.Request) bool {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && from.Addr().Unmap().IsLoopback()
+}
+
+// guardNode serves with h those who may see, and the processes of the node: what DNS tells to all who ask for it by
+// name.
+func (a access) guardNode(h http.HandlerFunc) http.HandlerFunc {
+	guarded := a.guard(h)
+	return func(w http.ResponseWriter, r *http.Request) {
+		if isOfNode(r) {
+			h(w, r)
+			return
+		}
+		guarded(w, r)
+	}
 }
 
 // review asks the API server whose token this is.

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ func TestDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	var metrics, reasons []string
-	for _, m := range allMetrics {
+	for _, m := range slices.Concat(allMetrics, allDNSMetrics) {
 		labels := "-"
 		if len(m.labels) > 0 {
 			labels = "`" + strings.Join(m.labels, "`, `") + "`"

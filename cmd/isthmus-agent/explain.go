@@ -27,11 +27,6 @@ type resolved struct {
 // answers are those of the node's own server and of the cluster's.
 type answers struct{ own, cluster resolved }
 
-// domainName is the name of a Service in the ClusterSet.
-func domainName(n clusterset.ServiceName) string {
-	return n.Name + "." + n.Namespace + ".svc.clusterset.local"
-}
-
 // ask asks the node's own name server, and the cluster's if it is known.
 func ask(ctx context.Context, names *nameserver, cluster netip.Addr, n clusterset.ServiceName) answers {
 	var a answers
@@ -39,10 +34,10 @@ func ask(ctx context.Context, names *nameserver, cluster netip.Addr, n clusterse
 	if len(own.Listening) == 0 {
 		a.own.err = fmt.Errorf("the node's name server does not listen: %s", own.Error)
 	} else {
-		a.own = resolve(ctx, own.Listening[0], domainName(n))
+		a.own = resolve(ctx, own.Listening[0], dns.Name(n))
 	}
 	if cluster.IsValid() {
-		a.cluster = resolve(ctx, netip.AddrPortFrom(cluster, dns.DefaultPort).String(), domainName(n))
+		a.cluster = resolve(ctx, netip.AddrPortFrom(cluster, dns.DefaultPort).String(), dns.Name(n))
 	}
 	return a
 }
@@ -60,7 +55,7 @@ func resolve(ctx context.Context, server, name string) resolved {
 	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, server)
 	}}
-	a.addrs, a.err = r.LookupNetIP(ctx, "ip", name+".")
+	a.addrs, a.err = r.LookupNetIP(ctx, "ip", name)
 	for i := range a.addrs {
 		a.addrs[i] = a.addrs[i].Unmap()
 	}

@@ -19,7 +19,7 @@ import (
 // serveHTTP answers on l until ctx is done, as see says besides. m.current is called for every request.
 func serveHTTP(ctx context.Context, l net.Listener, m metrics, see *sight) error {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m)
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m, dnsMetrics{see.names.dnsStatus})
 	current := m.current
 
 	mux := http.NewServeMux()

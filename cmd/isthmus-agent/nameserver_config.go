@@ -28,6 +28,8 @@ type dnsConfig struct {
 	TTL           uint32 // seconds
 	Reverse       []string
 	ZoneFile      string
+	// QueryLog logs one of so many questions; 0 none.
+	QueryLog uint64
 	// Cluster is the address of the cluster's DNS, which is watched; "" asks the API server, "none" does not watch.
 	Cluster string
 }
@@ -87,6 +89,7 @@ func (c *dnsConfig) bind(f *pflag.FlagSet) {
 	f.Uint32Var(&c.TTL, "dns-ttl", c.TTL, "seconds for which clients may remember an answer, 0 to 3600")
 	f.StringSliceVar(&c.Reverse, "dns-reverse", nil, "range of ClusterSetIPs whose addresses have names (PTR), repeatable")
 	f.StringVar(&c.ZoneFile, "dns-zone-file", "", "file that keeps the names over a restart, so that they are answered before the API server is")
+	f.Uint64Var(&c.QueryLog, "dns-query-log", 0, "log one of so many questions with its answer: 1 all, 1000 one of a thousand on each CPU (default: none)")
 	f.StringVar(&c.Cluster, "cluster-dns", "", fmt.Sprintf("address of the cluster's DNS, of which is told whether it answers for clusterset.local, or %s (default: that of Service kube-system/kube-dns)", clusterDNSNone))
 }
 
@@ -94,7 +97,7 @@ func (c *dnsConfig) bind(f *pflag.FlagSet) {
 func (c *dnsConfig) server() (dns.Config, error) {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	cfg := dns.Config{TTL: c.TTL, File: c.ZoneFile, Limits: dns.DefaultLimits}
+	cfg := dns.Config{TTL: c.TTL, File: c.ZoneFile, Limits: dns.DefaultLimits, Sample: c.QueryLog}
 	switch c.Profile {
 	case profileKEP:
 	case profileLighthouse:

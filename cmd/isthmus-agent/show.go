@@ -18,12 +18,12 @@ func showCommand(cfg *Config) *cobra.Command {
 		Use:   "show",
 		Short: "Show what stands in this node's kernel",
 		Long: `Show what stands in this node's kernel, read from the kernel itself: beside a running agent, and also
-when none runs. It needs the same rights as the agent, and changes nothing.`,
+when none runs. It needs the same rights as the agent, and changes nothing. Only records are asked of the agent.`,
 		Example: `  isthmus-agent show services
   isthmus-agent show drops -o json`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return fmt.Errorf("show what? one of services, backends, connections, hooks, drops; see %s --help", cmd.CommandPath())
+			return fmt.Errorf("show what? one of services, backends, connections, hooks, drops, records; see %s --help", cmd.CommandPath())
 		},
 	}
 	show.PersistentFlags().StringVarP(&format, "output", "o", "text", "text or json")
@@ -54,6 +54,7 @@ when none runs. It needs the same rights as the agent, and changes nothing.`,
   # With times, which the kernel measures only on demand:
   sysctl -w kernel.bpf_stats_enabled=1`)
 	add("drops", "Show how many clients were refused, by Service and reason", "  isthmus-agent show drops")
+	show.AddCommand(recordsCommand(cfg, &format))
 	return show
 }
 

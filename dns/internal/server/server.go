@@ -39,16 +39,24 @@ type Limits struct {
 	Connections, ConnectionsEach int
 }
 
+// Config says what a Server needs besides addresses.
+type Config struct {
+	// Zone is asked for the zone at each question and may return nil: no zone yet.
+	Zone   func() *zone.Zone
+	Limits Limits
+	// Sample logs one of so many questions, of each socket and connection; 0 none.
+	Sample uint64
+	Log    *slog.Logger
+}
+
 // Server is a set of open sockets. Make one with [Listen].
 type Server struct {
-	zone   func() *zone.Zone
-	log    *slog.Logger
-	limits Limits
-	conns  connLimit
-	addrs  []netip.AddrPort
-	udp    []*udpSocket
-	tcp    []*net.TCPListener
-	ofTCP  tally
+	Config
+	conns connLimit
+	addrs []netip.AddrPort
+	udp   []*udpSocket
+	tcp   []*net.TCPListener
+	ofTCP tally
 }
 
 // udpSocket is one of those of an address. The kernel gives all packets of a client's socket to the same one.
@@ -58,10 +66,9 @@ type udpSocket struct {
 }
 
 // Listen opens a TCP socket and, for each CPU that this process may use, a UDP socket on each address, or none at all.
-// current is asked for the zone at each question and may return nil: no zone yet. An error names the address, the port
-// and the fix.
-func Listen(ctx context.Context, addrs []netip.AddrPort, current func() *zone.Zone, limits Limits, log *slog.Logger) (*Server, error) {
-	s := &Server{zone: current, log: log, limits: limits, conns: connLimit{all: limits.Connections, each: limits.ConnectionsEach}}
+// An error names the address, the port and the fix.
+func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, error) {
+	s := &Server{Config: c, conns: connLimit{all: c.Limits.Connections, each: c.Limits.ConnectionsEach}}
 	for _, addr := range addrs {
 		if err := s.listen(ctx, addr); err != nil {
 			s.close()
@@ -170,9 +177,10 @@ func (s *Server) Addrs() []netip.AddrPort { return slices.Clone(s.addrs) }
 func (s *Server) Counts() Counts {
 	var c Counts
 	for _, conn := range s.udp {
-		c.add(&conn.tally, "udp")
+		c.addUDP(&conn.tally)
 	}
-	c.add(&s.ofTCP, "tcp")
+	c.addTCP(&s.ofTCP)
+	c.Dropped = dropped(s.udp)
 	return c
 }
 
@@ -212,23 +220,27 @@ func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
 	query := make([]byte, 64<<10)
 	var r responder
 	var time clock
-	limit := &rateLimit{rate: int32(s.limits.Rate)}
+	limit := &rateLimit{rate: int32(s.Limits.Rate)}
 	turn := rand.Uint32()
+	asked := rand.Uint64()
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(query)
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("read from udp %s: %w", conn.LocalAddr(), err)
 		case err != nil:
-			s.log.Debug("read a datagram", "err", err) // such as memory running out
+			s.Log.Debug("read a datagram", "err", err) // such as memory running out
 			pause(ctx, retry)
 			continue
 		}
 		var resp []byte
 		if limit.allows(from.Addr(), time.now()) {
 			turn++
-			resp = r.respond(s.zone(), query[:n], overUDP, turn)
+			resp = r.respond(s.Zone(), query[:n], overUDP, turn)
 			conn.count(r.last, resp != nil)
+			if s.Sample > 0 {
+				s.sample(&asked, &r, resp, from)
+			}
 		} else {
 			conn.limited.Add(1)
 			if limit.every(from.Addr(), slip) {
@@ -239,7 +251,7 @@ func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
 			continue
 		}
 		if _, err := conn.WriteToUDPAddrPort(resp, from); err != nil && ctx.Err() == nil {
-			s.log.Debug("send an answer", "peer", from, "err", err) // the client asks again
+			s.Log.Debug("send an answer", "peer", from, "err", err) // the client asks again
 		}
 	}
 }
@@ -268,7 +280,7 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 			return fmt.Errorf("accept on tcp %s: %w", listener.Addr(), err)
 		default:
 			// The peer gave up, or descriptors ran out. Let the others go on and try again soon.
-			s.log.Debug("accept a connection", "err", err)
+			s.Log.Debug("accept a connection", "err", err)
 			pause(ctx, retry)
 		}
 	}
@@ -292,6 +304,8 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 	var length [2]byte
 	var r responder
 	turn := rand.Uint32()
+	asked := rand.Uint64()
+	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	for {
 		_ = conn.SetDeadline(time.Now().Add(idle)) // fails only on a closed connection, and then so does the read
 		if _, err := io.ReadFull(conn, length[:]); err != nil {
@@ -302,8 +316,11 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 			return
 		}
 		turn++
-		resp := r.respond(s.zone(), query, overTCP, turn)
+		resp := r.respond(s.Zone(), query, overTCP, turn)
 		s.ofTCP.count(r.last, resp != nil)
+		if s.Sample > 0 {
+			s.sample(&asked, &r, resp, from)
+		}
 		if resp == nil {
 			return // not a question: nothing sensible will follow
 		}

@@ -8,21 +8,28 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
+// The paths that a message can take.
+const (
+	PathFast = "fast" // over UDP, read by our own parser
+	PathSlow = "slow" // over UDP, read by the library
+	PathTCP  = "tcp"
+)
+
 // Count is how many messages had the same outcome since the start.
 type Count struct {
-	Transport string // "udp" or "tcp"
-	Type      string // A, AAAA, SRV or PTR; "other" for all others
-	Rcode     string // the mnemonic; "other" for those that never occur
-	Messages  uint64
+	Path     string // one of the above
+	Type     string // A, AAAA, SRV or PTR; "other" for all others
+	Rcode    string // the mnemonic; "other" for those that never occur
+	Messages uint64
 }
 
 // Counts is what a server has counted.
 type Counts struct {
 	Answers []Count // those that are not zero
-	Unusual uint64  // messages that took the library to read
 	Ignored uint64  // messages that deserve no answer
 	Limited uint64  // answers held back or cut short because a client asked too often
 	Refused uint64  // TCP connections that were one too many
+	Dropped uint64  // questions that the kernel had no room for, on the sockets that are open
 }
 
 var (
@@ -32,12 +39,14 @@ var (
 
 // tally counts for one socket, so that no two threads write to the same memory.
 type tally struct {
-	_                [64]byte
-	answers          [len(countedTypes) + 1][len(countedRcodes) + 1]atomic.Uint64
-	unusual, ignored atomic.Uint64
-	limited, refused atomic.Uint64
-	_                [64]byte
+	_                         [64]byte
+	fast, slow                outcomes
+	ignored, limited, refused atomic.Uint64
+	_                         [64]byte
 }
+
+// outcomes counts answers by type and code.
+type outcomes [len(countedTypes) + 1][len(countedRcodes) + 1]atomic.Uint64
 
 // count counts a message that was answered, or ignored.
 func (t *tally) count(o outcome, answered bool) {
@@ -45,10 +54,11 @@ func (t *tally) count(o outcome, answered bool) {
 		t.ignored.Add(1)
 		return
 	}
+	of := &t.fast
 	if o.unusual {
-		t.unusual.Add(1)
+		of = &t.slow
 	}
-	t.answers[indexOf(countedTypes[:], o.typ)][indexOf(countedRcodes[:], o.rcode)].Add(1)
+	of[indexOf(countedTypes[:], o.typ)][indexOf(countedRcodes[:], o.rcode)].Add(1)
 }
 
 // indexOf returns where v is in list, or its length.
@@ -61,15 +71,33 @@ func indexOf[T comparable](list []T, v T) int {
 	return len(list)
 }
 
-// add adds what t counted of a transport to c.
-func (c *Counts) add(t *tally, transport string) {
-	for i := range t.answers {
-		for j := range t.answers[i] {
-			n := t.answers[i][j].Load()
+// addUDP and addTCP add what t counted to c.
+func (c *Counts) addUDP(t *tally) {
+	c.addOutcomes(&t.fast, PathFast)
+	c.addOutcomes(&t.slow, PathSlow)
+	c.addRest(t)
+}
+
+func (c *Counts) addTCP(t *tally) {
+	c.addOutcomes(&t.fast, PathTCP)
+	c.addOutcomes(&t.slow, PathTCP)
+	c.addRest(t)
+}
+
+func (c *Counts) addRest(t *tally) {
+	c.Ignored += t.ignored.Load()
+	c.Limited += t.limited.Load()
+	c.Refused += t.refused.Load()
+}
+
+func (c *Counts) addOutcomes(o *outcomes, path string) {
+	for i := range o {
+		for j := range o[i] {
+			n := o[i][j].Load()
 			if n == 0 {
 				continue
 			}
-			one := Count{transport, "other", "other", n}
+			one := Count{path, "other", "other", n}
 			if i < len(countedTypes) {
 				one.Type = countedTypes[i].String()
 			}
@@ -79,15 +107,11 @@ func (c *Counts) add(t *tally, transport string) {
 			c.merge(one)
 		}
 	}
-	c.Unusual += t.unusual.Load()
-	c.Ignored += t.ignored.Load()
-	c.Limited += t.limited.Load()
-	c.Refused += t.refused.Load()
 }
 
 func (c *Counts) merge(one Count) {
 	for i := range c.Answers {
-		if a := &c.Answers[i]; a.Transport == one.Transport && a.Type == one.Type && a.Rcode == one.Rcode {
+		if a := &c.Answers[i]; a.Path == one.Path && a.Type == one.Type && a.Rcode == one.Rcode {
 			a.Messages += one.Messages
 			return
 		}

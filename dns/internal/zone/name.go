@@ -1,6 +1,10 @@
 package zone
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
 
 // A name is as on the wire (RFC 1035, section 3.1): each label after its length, the root's empty one last. Names of
 // a zone are lower case. There are no escapes and no compression.
@@ -36,6 +40,9 @@ func under(parent string, labels ...string) string {
 	}
 	return string(append(b, parent...))
 }
+
+// NameOf returns the name of a Service as a zone file writes it.
+func NameOf(s clusterset.ServiceName) string { return Text(under(svcName, s.Name, s.Namespace)) }
 
 // parent returns name without its first label. name must not be the root.
 func parent(name string) string { return name[1+int(name[0]):] }

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
+)
+
+// recordsCommand is `isthmus-agent show records`. The zone is in the agent's memory, so it asks that.
+func recordsCommand(cfg *Config, format *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "records [NAME]",
+		Short: "Show the records that this node's name server answers with, as a zone file",
+		Long: `Show the records that this node's name server answers with, as lines of a zone file: all of them, or those at NAME
+and below. It asks the agent that runs on this node, at the port of --http-listen.`,
+		Example: `  isthmus-agent show records
+  isthmus-agent show records hello.demo.svc.clusterset.local -o json`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := tables.CheckFormat(*format); err != nil {
+				return err
+			}
+			name := strings.Join(args, "")
+			all, err := askRecords(cmd.Context(), cfg.HTTPListen, name)
+			if err != nil {
+				return err
+			}
+			if *format == "json" {
+				out := json.NewEncoder(cmd.OutOrStdout())
+				out.SetIndent("", "  ")
+				return out.Encode(all)
+			}
+			if len(all) == 0 && name != "" {
+				return fmt.Errorf("there are no records at %s nor below", name)
+			}
+			return all.WriteZone(cmd.OutOrStdout())
+		},
+	}
+}
+
+// askRecords asks the agent of this node that listens where it was told to.
+func askRecords(ctx context.Context, listen, name string) (status.Records, error) {
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return nil, fmt.Errorf("--http-listen=%s is not host:port, such as :%d", listen, status.AgentPort)
+	}
+	if addr, err := netip.ParseAddr(host); host == "" || err == nil && addr.IsUnspecified() {
+		host = "localhost"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	at := "http://" + net.JoinHostPort(host, port) + status.RecordsPath + "?name=" + url.QueryEscape(name)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the agent of this node: %w; see that it runs, and that --http-listen is what it was started with", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read what the agent of this node says: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, errors.New("the agent of this node says: " + strings.TrimSpace(string(body)))
+	}
+	var all status.Records
+	if err := json.Unmarshal(body, &all); err != nil {
+		return nil, fmt.Errorf("read what the agent of this node says: %w", err)
+	}
+	return all, nil
+}

@@ -1,0 +1,51 @@
+package server
+
+import (
+	"bufio"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// dropped returns how many packets for sockets the kernel has dropped, because they were full as a rule. What it does
+// not say counts as none.
+func dropped(sockets []*udpSocket) uint64 {
+	ours := map[string]bool{}
+	for _, s := range sockets {
+		if inode, ok := inodeOf(s); ok {
+			ours[strconv.FormatUint(inode, 10)] = true
+		}
+	}
+	return dropsIn("/proc/net/udp", ours) + dropsIn("/proc/net/udp6", ours)
+}
+
+// inodeOf returns the number under which the kernel lists a socket.
+func inodeOf(s *udpSocket) (uint64, bool) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	var stat syscall.Stat_t
+	failed := raw.Control(func(fd uintptr) { err = syscall.Fstat(int(fd), &stat) })
+	return stat.Ino, failed == nil && err == nil
+}
+
+// dropsIn sums the last column of a table such as /proc/net/udp (proc(5)) over the sockets with some inodes.
+func dropsIn(path string, inodes map[string]bool) uint64 {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	const inode, drops = 9, 12 // columns
+	var sum uint64
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if columns := strings.Fields(lines.Text()); len(columns) > drops && inodes[columns[inode]] {
+			if n, err := strconv.ParseUint(columns[drops], 10, 64); err == nil {
+				sum += n
+			}
+		}
+	}
+	return sum
+}
