@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -157,4 +158,34 @@ func askVersion(ctx context.Context, server netip.AddrPort) error {
 		return errNotServed
 	}
 	return fmt.Errorf("it does not answer: %s", strings.TrimPrefix(err.Error(), "lookup "+versionName+": "))
+}
+
+// askServers says of each server= whether it answers for clusterset.local, as seen from here.
+func askServers(w http.ResponseWriter, r *http.Request) {
+	texts := r.URL.Query()["server"]
+	if len(texts) == 0 || len(texts) > status.MaxAsked {
+		http.Error(w, fmt.Sprintf("name 1 to %d servers by server=", status.MaxAsked), http.StatusBadRequest)
+		return
+	}
+	servers := make([]netip.AddrPort, len(texts))
+	for i, text := range texts {
+		var err error
+		if servers[i], err = netip.ParseAddrPort(text); err != nil {
+			http.Error(w, fmt.Sprintf("server=%s is not an address with a port", text), http.StatusBadRequest)
+			return
+		}
+	}
+	said := make([]status.ClusterDNS, len(servers))
+	var asking sync.WaitGroup
+	for i, at := range servers {
+		asking.Go(func() {
+			err := askVersion(r.Context(), at)
+			said[i] = status.ClusterDNS{Server: at.String(), Answers: err == nil}
+			if err != nil {
+				said[i].Reason = oneLine(err)
+			}
+		})
+	}
+	asking.Wait()
+	writeAnswer(w, said, nil)
 }

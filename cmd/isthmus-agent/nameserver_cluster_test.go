@@ -3,14 +3,20 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -85,5 +91,46 @@ func TestAskVersion(t *testing.T) {
 	}
 	if err := askVersion(t.Context(), server); err != nil {
 		t.Errorf("after it: %v", err)
+	}
+}
+
+// Each server that is named gets its own verdict; what cannot be asked is named.
+func TestAskServers(t *testing.T) {
+	n, at := startNameserver(t)
+	if err := n.Sync(t.Context(), &clusterset.Snapshot{}); err != nil {
+		t.Fatal(err)
+	}
+	nobody, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuses := nobody.LocalAddr().String()
+	if err := nobody.Close(); err != nil {
+		t.Fatal(err)
+	}
+	many := strings.Repeat("&server=192.0.2.1:53", status.MaxAsked+1)
+	for query, want := range map[string]string{
+		"server=" + at + "&server=" + refuses: at + " true, " + refuses + " false",
+		"server=kube-dns":                     "server=kube-dns is not an address with a port",
+		"":                                    "name 1 to 32 servers",
+		many[1:]:                              "name 1 to 32 servers",
+	} {
+		w := httptest.NewRecorder()
+		askServers(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, status.AskPath+"?"+query, nil))
+		have := w.Body.String()
+		if w.Code == http.StatusOK {
+			var said []status.ClusterDNS
+			if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil {
+				t.Fatal(err)
+			}
+			var parts []string
+			for _, s := range said {
+				parts = append(parts, fmt.Sprintf("%s %t", s.Server, s.Answers && s.Reason == ""))
+			}
+			have = strings.Join(parts, ", ")
+		}
+		if !strings.Contains(have, want) {
+			t.Errorf("%s: %s, want %s", query, have, want)
+		}
 	}
 }

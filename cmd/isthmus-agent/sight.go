@@ -33,6 +33,7 @@ func (s *sight) register(mux *http.ServeMux) {
 	mux.HandleFunc("GET "+status.ExplainPath, s.access.guard(s.explain))
 	mux.HandleFunc("GET "+status.ObservePath, s.access.guard(s.observe))
 	mux.HandleFunc("GET "+status.RecordsPath, s.access.guardNode(s.serveRecords))
+	mux.HandleFunc("GET "+status.AskPath, s.access.guard(askServers))
 	for _, name := range status.ShowTables() {
 		mux.HandleFunc("GET "+status.ShowPath+name, s.access.guard(func(w http.ResponseWriter, r *http.Request) { s.show(w, r, name) }))
 	}

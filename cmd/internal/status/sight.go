@@ -25,9 +25,15 @@ const (
 	// ObservePath takes sample=N, one of so many choices, service=NAMESPACE/NAME, reason= and refused=true. It answers
 	// with Events as they happen, one a line, and with an empty line now and then.
 	ObservePath = "/observe"
+	// AskPath takes server=, the address and port of a name server, up to MaxAsked times. It answers with a list of
+	// ClusterDNS, whether each answers for clusterset.local, in that order.
+	AskPath = "/ask"
 	// ShowPath is followed by a name of ShowTables. It answers with that table.
 	ShowPath = "/show/"
 )
+
+// MaxAsked is how many name servers an agent asks at once.
+const MaxAsked = 32
 
 // ShowTables are the names of the tables of what stands in a node's kernel.
 func ShowTables() []string { return []string{"services", "backends", "connections", "hooks", "drops"} }

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+)
+
+// answered is what one server of the cluster's DNS said when the agent of a node asked it for clusterset.local.
+type answered struct {
+	Node    string `json:"node"`
+	Server  string `json:"server"`
+	Answers bool   `json:"answers"`
+	Reason  string `json:"reason,omitempty"` // why it does not
+}
+
+// questions are the servers that each agent asks: what the pods of its node ask, and the servers that nobody asks by
+// an address of their own. It takes the Corefiles as they are to be.
+func (c *collector) questions(ctx context.Context, sites []*configured, upstreams []string) (pods []corev1.Pod, servers map[string][]string, err error) {
+	if pods, err = c.agentPods(ctx, nil); err != nil {
+		return nil, nil, err
+	}
+	servers = map[string][]string{}
+	onNode := map[string]bool{}
+	first := pods[0].Spec.NodeName
+	for _, s := range sites {
+		st, err := s.parts.stub(upstreams)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", s, err)
+		}
+		running, err := s.servers(ctx, c.client)
+		if err != nil {
+			return nil, nil, err
+		}
+		if len(running) == 0 {
+			return nil, nil, fmt.Errorf("%s: no running pod mounts it; start %s, or name the right ConfigMap", s, s.name)
+		}
+		for _, pod := range running {
+			asker := first
+			if s.node {
+				asker = pod.Spec.NodeName // its addresses are every node's
+				onNode[asker] = true
+			}
+			servers[asker] = append(servers[asker], addressesOf(pod, st)...)
+		}
+	}
+	if address := c.clusterDNS(ctx); address != "" {
+		for _, pod := range pods {
+			if node := pod.Spec.NodeName; !onNode[node] {
+				servers[node] = append(servers[node], net.JoinHostPort(address, "53"))
+			}
+		}
+	}
+	for node := range servers {
+		slices.Sort(servers[node])
+		servers[node] = slices.Compact(servers[node])
+	}
+	return pods, servers, nil
+}
+
+// askAll lets the agents ask, and returns what they heard, by node.
+func (c *collector) askAll(ctx context.Context, pods []corev1.Pod, servers map[string][]string) ([]answered, error) {
+	token, err := c.observerToken(ctx)
+	if err != nil {
+		return nil, err
+	}
+	said := make([][]answered, len(pods))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(asked)
+	for i, pod := range pods {
+		group.Go(func() error {
+			for some := range slices.Chunk(servers[pod.Spec.NodeName], status.MaxAsked) {
+				said[i] = append(said[i], c.askFrom(ctx, token, pod, some)...)
+			}
+			return ctx.Err()
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.Concat(said...), nil
+}
+
+// askFrom lets one agent ask.
+func (c *collector) askFrom(ctx context.Context, token string, pod corev1.Pod, servers []string) []answered {
+	request := func(r *rest.Request) *rest.Request {
+		r = r.Suffix(status.AskPath).SetHeader(status.TokenHeader, token)
+		for _, s := range servers {
+			r = r.Param("server", s)
+		}
+		return r
+	}
+	heard, err := fetch[[]status.ClusterDNS](ctx, c, pod, status.AgentPort, request)
+	var all []answered
+	for i, server := range servers {
+		a := answered{Node: pod.Spec.NodeName, Server: server}
+		switch {
+		case err != nil:
+			a.Reason = sentence(err)
+		case i < len(*heard):
+			a.Answers, a.Reason = (*heard)[i].Answers, (*heard)[i].Reason
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// awaitAnswers lets the agents ask until every server answers as it should, or until limit is over.
+func (c *collector) awaitAnswers(ctx context.Context, progress io.Writer, sites []*configured, upstreams []string, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not so after %s", limit))
+	defer cancel()
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	told := ""
+	for {
+		pods, servers, err := c.questions(ctx, sites, upstreams)
+		var said []answered
+		if err == nil {
+			said, err = c.askAll(ctx, pods, servers)
+		}
+		switch {
+		case err != nil && ctx.Err() == nil:
+			return err
+		case err == nil:
+			waiting := unanswering(said)
+			if waiting == "" {
+				return nil
+			}
+			if waiting != told {
+				told = waiting
+				if _, err := fmt.Fprintf(progress, "waiting for the reload: %s\n", waiting); err != nil {
+					return err
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
+			return fmt.Errorf("%w: %s; the block stays; see isthmusctl dns status, and the log of the cluster's DNS for what it says of its Corefile", context.Cause(ctx), told)
+		case <-tick.C:
+		}
+	}
+}
+
+// unanswering names the servers that do not answer, with the reason of the first, or "".
+func unanswering(said []answered) string {
+	var who []string
+	reason := ""
+	for _, a := range said {
+		if a.Answers {
+			continue
+		}
+		if len(who) == 0 {
+			reason = a.Reason
+		}
+		who = append(who, fmt.Sprintf("%s on %s", a.Server, a.Node))
+	}
+	if len(who) == 0 {
+		return ""
+	}
+	const few = 3
+	text := strings.Join(who[:min(len(who), few)], ", ")
+	if more := len(who) - few; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text + ": " + reason
+}

@@ -1,0 +1,325 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// clusterSetZone is the zone of the names of a ClusterSet.
+const clusterSetZone = "clusterset.local"
+
+// Our part of a Corefile is what stands between these lines, which are part of it.
+const (
+	stubBegin = "# isthmus: begin, written by isthmusctl dns install and taken away by isthmusctl dns uninstall\n"
+	stubEnd   = "# isthmus: end\n"
+	// The lines are known by how they start: the rest is for people.
+	stubBeginMark = "# isthmus: begin"
+	stubEndMark   = "# isthmus: end"
+)
+
+// stub is a server block that sends the zone of the ClusterSet to agents.
+type stub struct {
+	// Key is the zone with the port of the Corefile's other blocks.
+	Key string
+	// Directives are those that are as in the other blocks, one a line: bind and prometheus.
+	Directives []string
+	// Upstreams are asked in this order.
+	Upstreams []string
+}
+
+// String is the stub as it stands in a Corefile. It has no cache, so that nothing lags, and asks the next one as soon
+// as one refuses or does not answer.
+func (s stub) String() string {
+	var b strings.Builder
+	b.WriteString(stubBegin)
+	fmt.Fprintf(&b, "%s {\n    errors\n", s.Key)
+	for _, d := range s.Directives {
+		fmt.Fprintf(&b, "    %s\n", d)
+	}
+	fmt.Fprintf(&b, "    forward . %s {\n        policy sequential\n    }\n}\n", strings.Join(s.Upstreams, " "))
+	b.WriteString(stubEnd)
+	return b.String()
+}
+
+// corefile is the configuration of a CoreDNS, in parts.
+type corefile struct {
+	before, own, after string // own is our part, or ""
+	blocks             []serverBlock
+}
+
+// serverBlock is one of others, with the tokens of each line of it.
+type serverBlock struct {
+	keys  []string
+	lines [][]string
+}
+
+// parseCorefile takes a Corefile apart. The error says what a person has to mend in it.
+func parseCorefile(text string) (corefile, error) {
+	var c corefile
+	var err error
+	if c.before, c.own, c.after, err = cutStub(text); err != nil {
+		return corefile{}, err
+	}
+	if c.blocks, err = parseBlocks(c.before + "\n" + c.after); err != nil {
+		return corefile{}, err
+	}
+	return c, nil
+}
+
+// cutStub finds our part of a Corefile.
+func cutStub(text string) (before, own, after string, err error) {
+	begin, end, at := -1, -1, 0
+	for line := range strings.Lines(text) {
+		switch trimmed := strings.TrimSpace(line); {
+		case strings.HasPrefix(trimmed, stubBeginMark) && begin < 0:
+			begin = at
+		case strings.HasPrefix(trimmed, stubEndMark) && begin >= 0 && end < 0:
+			end = at + len(line)
+		case strings.HasPrefix(trimmed, stubBeginMark), strings.HasPrefix(trimmed, stubEndMark):
+			return "", "", "", fmt.Errorf("the line %q stands where it does not belong; take our lines and what is between them out by hand", trimmed)
+		}
+		at += len(line)
+	}
+	switch {
+	case begin < 0:
+		return "", "", text, nil // ours goes to the top, where it ends with its own line
+	case end < 0:
+		return "", "", "", fmt.Errorf("the line %q has no line %q after it; take our block out by hand", stubBeginMark, stubEndMark)
+	}
+	return text[:begin], text[begin:end], text[end:], nil
+}
+
+// with returns the Corefile with another stub, or without any. What others wrote stays as it is, to the byte.
+func (c corefile) with(s *stub) string {
+	if s == nil {
+		return c.before + c.after
+	}
+	return c.before + s.String() + c.after
+}
+
+// errOthersZone says that somebody else has clusterset.local.
+var errOthersZone = errors.New("somebody else's configuration names " + clusterSetZone)
+
+// refusal says why a stub must not be added, or nil.
+func (c corefile) refusal() error {
+	for _, b := range c.blocks {
+		for _, key := range b.keys {
+			if zoneOf(key) == clusterSetZone {
+				return fmt.Errorf("%w: a server block %q stands there; take it out first, or leave the name resolution to it", errOthersZone, key)
+			}
+		}
+		for _, line := range b.lines {
+			if slices.ContainsFunc(line, func(token string) bool { return zoneOf(token) == clusterSetZone }) {
+				return fmt.Errorf("%w: the line %q in block %q stands there; take it out first, or leave the name resolution to it",
+					errOthersZone, strings.Join(line, " "), strings.Join(b.keys, " "))
+			}
+		}
+	}
+	return nil
+}
+
+// reloads reports whether CoreDNS reads a changed Corefile by itself.
+func (c corefile) reloads() bool {
+	return slices.ContainsFunc(c.blocks, func(b serverBlock) bool { return b.line("reload") != nil })
+}
+
+// stub returns one for upstreams that stands beside the other blocks.
+func (c corefile) stub(upstreams []string) (stub, error) {
+	like, key, ok := c.like()
+	if !ok {
+		return stub{}, errors.New("it has no server block for cluster.local or for all names; is this the Corefile of the cluster's DNS?")
+	}
+	s := stub{Key: clusterSetZone, Upstreams: upstreams}
+	if _, port := splitKey(key); port != "" {
+		s.Key += ":" + port
+	}
+	for _, name := range []string{"bind", "prometheus"} {
+		if line := like.line(name); line != nil {
+			s.Directives = append(s.Directives, strings.Join(line, " "))
+		}
+	}
+	return s, nil
+}
+
+// like returns the block that answers for the cluster, and which of its keys says so.
+func (c corefile) like() (serverBlock, string, bool) {
+	for _, zone := range []string{"cluster.local", "."} {
+		for _, b := range c.blocks {
+			for _, key := range b.keys {
+				if z := zoneOf(key); z == zone && !strings.Contains(strings.TrimPrefix(key, "dns://"), "://") {
+					return b, key, true
+				}
+			}
+		}
+	}
+	// A cluster may have a domain of its own.
+	for _, b := range c.blocks {
+		if b.line("kubernetes") != nil {
+			return b, b.keys[0], true
+		}
+	}
+	return serverBlock{}, "", false
+}
+
+// line returns the tokens of a directive of b, or nil.
+func (b serverBlock) line(directive string) []string {
+	for _, l := range b.lines {
+		if l[0] == directive {
+			return l
+		}
+	}
+	return nil
+}
+
+// addresses returns those that b answers on, none for all of the machine.
+func (s stub) addresses() []netip.Addr {
+	var all []netip.Addr
+	for _, d := range s.Directives {
+		words := strings.Fields(d)
+		for _, w := range words[1:] {
+			if a, err := netip.ParseAddr(w); err == nil && words[0] == "bind" {
+				all = append(all, a)
+			}
+		}
+	}
+	return all
+}
+
+// port is where the stub is asked.
+func (s stub) port() string {
+	if _, port := splitKey(s.Key); port != "" {
+		return port
+	}
+	return "53"
+}
+
+// splitKey takes the key of a server block apart: [dns://]zone[:port].
+func splitKey(key string) (zone, port string) {
+	if _, rest, ok := strings.Cut(key, "://"); ok {
+		key = rest
+	}
+	if host, port, err := net.SplitHostPort(key); err == nil {
+		return host, port
+	}
+	return key, ""
+}
+
+// zoneOf is the zone of a key, or of another word, in lower case and without the last dot.
+func zoneOf(key string) string {
+	zone, _ := splitKey(key)
+	if zone == "." || zone == "" {
+		return "."
+	}
+	return strings.ToLower(strings.TrimSuffix(zone, "."))
+}
+
+// parseBlocks reads the server blocks of a Corefile, as corefile(5) has them, as far as braces and words go.
+func parseBlocks(text string) ([]serverBlock, error) {
+	lines, err := words(text)
+	if err != nil {
+		return nil, err
+	}
+	var blocks []serverBlock
+	var keys []string
+	depth := 0
+	for _, line := range lines {
+		opens, closes := line[len(line)-1] == "{", line[0] == "}"
+		switch {
+		case depth == 0 && closes:
+			return nil, errors.New("a brace closes that nothing opened; correct it first")
+		case depth == 0:
+			for _, word := range line {
+				if word = strings.Trim(word, ","); word != "{" && word != "" {
+					keys = append(keys, word)
+				}
+			}
+			if opens {
+				if len(keys) == 0 {
+					return nil, errors.New("a server block has no zone; correct it first")
+				}
+				blocks, keys = append(blocks, serverBlock{keys: keys}), nil
+			}
+		case !closes:
+			b := &blocks[len(blocks)-1]
+			b.lines = append(b.lines, slices.DeleteFunc(slices.Clone(line), func(w string) bool { return w == "{" }))
+		}
+		if closes {
+			depth--
+		}
+		if opens {
+			depth++
+		}
+	}
+	if depth != 0 || len(keys) > 0 {
+		return nil, errors.New("its server blocks are not all in braces; correct it first")
+	}
+	return blocks, nil
+}
+
+// words are those of each line that has some, without comments. Quotes hold words together and do not stay.
+func words(text string) ([][]string, error) {
+	var lines [][]string
+	for line := range strings.Lines(text) {
+		var found []string
+		for rest := strings.TrimSpace(line); rest != "" && rest[0] != '#'; rest = strings.TrimSpace(rest) {
+			if rest[0] != '"' {
+				n := strings.IndexAny(rest, " \t")
+				if n < 0 {
+					n = len(rest)
+				}
+				found, rest = append(found, rest[:n]), rest[n:]
+				continue
+			}
+			word, after, ok := strings.Cut(rest[1:], `"`)
+			if !ok {
+				return nil, fmt.Errorf("the quotes of %s do not end on its line; correct it first", strings.TrimSpace(line))
+			}
+			found, rest = append(found, word), after
+		}
+		if len(found) > 0 {
+			lines = append(lines, found)
+		}
+	}
+	return lines, nil
+}
+
+// diff shows how two texts that differ in one place differ, with three lines around.
+func diff(name, have, want string) string {
+	const around = 3
+	a, b := splitLines(have), splitLines(want)
+	start := 0
+	for start < min(len(a), len(b)) && a[start] == b[start] {
+		start++
+	}
+	endA, endB := len(a), len(b)
+	for endA > start && endB > start && a[endA-1] == b[endB-1] {
+		endA--
+		endB--
+	}
+	first := max(0, start-around)
+	lastA := min(len(a), endA+around)
+	var out strings.Builder
+	fmt.Fprintf(&out, "--- %s\n+++ %s\n@@ -%d,%d +%d,%d @@\n", name, name, first+1, lastA-first, first+1, lastA-first+(endB-endA))
+	write := func(mark string, lines []string) {
+		for _, l := range lines {
+			out.WriteString(mark + l + "\n")
+		}
+	}
+	write(" ", a[first:start])
+	write("-", a[start:endA])
+	write("+", b[start:endB])
+	write(" ", a[endA:lastA])
+	return out.String()
+}
+
+// splitLines returns the lines of a text without their ends.
+func splitLines(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+}
