@@ -8,4 +8,5 @@ package bpf
 //go:generate bpf2go -type drop_reason -type frontend_flags -type backend_flags -type event -type event_kind -type event_path sock sock.bpf.c
 //go:generate bpf2go -no-global-types sockops sockops.bpf.c
 //go:generate bpf2go -no-global-types close close.bpf.c
+//go:generate bpf2go -type names_count names names.bpf.c
 //go:generate bpf2go -type packet_flags -type device_flags -type conn_state -type conn_flags packet packet.bpf.c

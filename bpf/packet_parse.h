@@ -17,6 +17,11 @@
 
 #include "abi.h"
 
+/* What a program returns. UNSPEC lets the next program on the same hook see the packet, under TCX (where it is called
+ * TCX_NEXT) as under clsact; at the end of the row it means OK. */
+#define TC_ACT_UNSPEC (-1)
+#define TC_ACT_SHOT 2
+
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
 #define ETH_P_8021Q 0x8100

@@ -20,11 +20,6 @@
 #include "packet_parse.h"
 #include "packet_rewrite.h"
 
-/* What a program returns. UNSPEC lets the next program on the same hook see the packet, under TCX (where it is called
- * TCX_NEXT) as under clsact; at the end of the row it means OK. */
-#define TC_ACT_UNSPEC (-1)
-#define TC_ACT_SHOT 2
-
 /* Of the packet that is refused, so much is quoted: all headers and what names the flow. */
 #define QUOTE_MAX 96
 
