@@ -279,7 +279,7 @@ int answer_names(struct __sk_buff *skb)
 	    bpf_l4_csum_replace(skb, p.l4 + __builtin_offsetof(struct udp_header, check), lengths[0][0], lengths[1][0],
 				BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0 | sizeof(lengths[0][0])))
 		return TC_ACT_SHOT;
-	count(d.authority ? NAMES_NODATA : NAMES_ADDRESS);
+	count(question[0] == bpf_htons(DNS_A) ? NAMES_A : NAMES_AAAA);
 	return bpf_redirect_peer(skb->ifindex, 0);
 }
 

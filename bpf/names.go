@@ -21,10 +21,10 @@ const (
 	NamesIPv6 = 2
 )
 
-// The indices of the map names_counts.
+// The indices of the map names_counts: answers to questions for IPv4 and for IPv6 addresses.
 const (
-	NamesAddress = uint32(namesNamesCountNAMES_ADDRESS)
-	NamesNoData  = uint32(namesNamesCountNAMES_NODATA)
+	NamesA    = uint32(namesNamesCountNAMES_A)
+	NamesAAAA = uint32(namesNamesCountNAMES_AAAA)
 )
 
 // The maps of that program.

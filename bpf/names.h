@@ -40,10 +40,10 @@ struct names_settings {
 	__u8 soa[NAMES_SOA];
 };
 
-/* Indices of names_counts. */
+/* Indices of names_counts: answers by what was asked for. */
 enum names_count {
-	NAMES_ADDRESS,
-	NAMES_NODATA,
+	NAMES_A,
+	NAMES_AAAA,
 	NAMES_COUNTS,
 };
 

@@ -33,9 +33,9 @@ type namesDnsResolver struct {
 type namesNamesCount uint32
 
 const (
-	namesNamesCountNAMES_ADDRESS namesNamesCount = 0
-	namesNamesCountNAMES_NODATA  namesNamesCount = 1
-	namesNamesCountNAMES_COUNTS  namesNamesCount = 2
+	namesNamesCountNAMES_A      namesNamesCount = 0
+	namesNamesCountNAMES_AAAA   namesNamesCount = 1
+	namesNamesCountNAMES_COUNTS namesNamesCount = 2
 )
 
 type namesNamesSettings struct {

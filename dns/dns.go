@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -55,10 +56,20 @@ type Config struct {
 	File string
 	// Limits are what clients may use.
 	Limits Limits
+	// Kernel, if not nil, is told what it may answer by itself. It must know nothing yet, and is the caller's.
+	Kernel Kernel
 	// Sample logs one of so many questions, of each CPU and connection; 0 none.
 	Sample uint64
 	// Log takes what an operator should see; nil discards it.
 	Log *slog.Logger
+}
+
+// Kernel answers plain questions for addresses where clients' packets enter the node, before they reach any resolver.
+type Kernel interface {
+	// Update is told the names of a new zone that are new or changed, in lower case and on the wire, each with the one
+	// IPv4 and the one IPv6 address that it has. Names with neither are gone, or not for the kernel. soa is the zone's
+	// SOA without its owner, and ttl, in seconds, that of addresses.
+	Update(ttl uint32, soa string, changes iter.Seq2[string, [2]netip.Addr]) error
 }
 
 // Limits are what clients may use. Zero is no limit.
@@ -108,6 +119,7 @@ type Server struct {
 	zoneConfig zone.Config
 	zone       atomic.Pointer[zone.Zone]
 	keeper     keeper
+	kernel     Kernel // or nil
 
 	mu       sync.Mutex // held by Sync; guards what follows
 	builder  zone.Builder
@@ -130,7 +142,7 @@ func New(c Config) (*Server, error) {
 	}
 	s := &Server{log: log, zoneConfig: zone.Config{
 		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
-	}, keeper: keeper{path: c.File, log: log, due: make(chan struct{}, 1)}}
+	}, keeper: keeper{path: c.File, log: log, due: make(chan struct{}, 1)}, kernel: c.Kernel}
 	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, Sample: c.Sample, Log: log})
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
@@ -218,6 +230,11 @@ func (s *Server) build() {
 	s.syncedAt, s.old = time.Now(), false
 	s.updates.observe(s.syncedAt.Sub(begin))
 	s.keeper.changed()
+	if s.kernel != nil {
+		if err := s.kernel.Update(s.zoneConfig.TTL, z.SOA(), s.builder.Addresses()); err != nil {
+			s.log.Error("tell the kernel of a new zone; it may answer from one before", "err", err)
+		}
+	}
 	skipped := s.builder.Problems()
 	for _, p := range skipped {
 		if !slices.Contains(s.skipped, p) {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"iter"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -348,5 +350,39 @@ func TestValidate(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// told is a Kernel that remembers.
+type told map[string][2]netip.Addr
+
+func (k told) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]netip.Addr]) error {
+	for name, addrs := range changes {
+		k[fmt.Sprintf("%d %d %q", ttl, len(soa), name)] = addrs
+	}
+	return nil
+}
+
+// TestKernelIsTold: of every change, and when it is.
+func TestKernelIsTold(t *testing.T) {
+	const name = `5 84 "\x05hello\x04demo\x03svc\nclusterset\x05local\x00"`
+	kernel := told{}
+	s, _ := startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: dns.DefaultTTL, Kernel: kernel})
+	for _, ips := range [][]string{{"243.0.0.1", "fd99::1"}, {"243.0.0.2"}, nil} {
+		clear(kernel)
+		if err := s.Sync(t.Context(), hello(ips...)); err != nil {
+			t.Fatal(err)
+		}
+		var want [2]netip.Addr
+		for i, ip := range ips {
+			want[i] = netip.MustParseAddr(ip)
+		}
+		if got, ok := kernel[name]; !ok || got != want {
+			t.Errorf("with %v the kernel is told %v", ips, kernel)
+		}
+	}
+	clear(kernel)
+	if err := s.Sync(t.Context(), hello()); err != nil || len(kernel) > 0 {
+		t.Errorf("%v; the kernel is told of what has not changed: %v", err, kernel)
 	}
 }

@@ -209,8 +209,7 @@ func encode(addrs [2]netip.Addr) bpf.DNSAddresses {
 // Status is what a Responder does.
 type Status struct {
 	Devices int    // veths of pods that it answers
-	Address uint64 // questions answered with an address
-	NoData  uint64 // questions answered with none
+	A, AAAA uint64 // questions answered, by type
 }
 
 // Status returns the state of the Responder now.
@@ -218,7 +217,7 @@ func (r *Responder) Status() (Status, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := Status{Devices: len(r.links)}
-	for index, to := range map[uint32]*uint64{bpf.NamesAddress: &s.Address, bpf.NamesNoData: &s.NoData} {
+	for index, to := range map[uint32]*uint64{bpf.NamesA: &s.A, bpf.NamesAAAA: &s.AAAA} {
 		var each []uint64
 		if err := r.coll.Maps[bpf.MapNamesCounts].Lookup(index, &each); err != nil {
 			return Status{}, fmt.Errorf("read map %s: %w", bpf.MapNamesCounts, err)

@@ -2,6 +2,7 @@ package zone
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -58,6 +59,7 @@ type Builder struct {
 	config   Config
 	snapshot *clusterset.Snapshot // nil: nothing built yet
 	zone     *Zone
+	changes  map[string]entry // of the last Build, "" for names that went
 	problems map[clusterset.ServiceName][]string
 }
 
@@ -68,6 +70,11 @@ type Builder struct {
 func (b *Builder) Build(s *clusterset.Snapshot, c Config, serial uint32) (*Zone, bool) {
 	changes := map[string]entry{}
 	if b.snapshot == nil || !b.config.equal(c) {
+		if b.zone != nil {
+			for e := range b.zone.entries() {
+				changes[e.name()] = ""
+			}
+		}
 		*b = Builder{config: c, zone: &Zone{shards: make([]shard, 1<<shardBits), serial: b.serial()}, problems: map[clusterset.ServiceName][]string{}}
 		for _, e := range c.fixed() {
 			changes[e.name()] = e
@@ -79,7 +86,7 @@ func (b *Builder) Build(s *clusterset.Snapshot, c Config, serial uint32) (*Zone,
 		before = b.snapshot.Services
 	}
 	b.compare(before, s.Services, changes)
-	b.snapshot = s
+	b.snapshot, b.changes = s, changes
 	if len(changes) == 0 && !fresh {
 		return b.zone, false
 	}
@@ -95,6 +102,19 @@ func (b *Builder) serial() uint32 {
 		return 0
 	}
 	return b.zone.serial
+}
+
+// Addresses yields the names that the last Build made, changed or took away, as on the wire, and beside each its IPv4
+// and its IPv6 address. Only those are valid that are all of the family that the name has; both are not where the
+// name has more than one of a family, or none at all.
+func (b *Builder) Addresses() iter.Seq2[string, [2]netip.Addr] {
+	return func(yield func(string, [2]netip.Addr) bool) {
+		for name, e := range b.changes {
+			if strings.HasSuffix(name, origin) && !yield(name, e.addresses()) {
+				return
+			}
+		}
+	}
 }
 
 // Problems returns what has no name, sorted.

@@ -3,6 +3,7 @@ package zone
 import (
 	"cmp"
 	"encoding/binary"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -60,6 +61,23 @@ func (e entry) set(t Type) Set {
 		s = rest
 	}
 	return Set{}
+}
+
+// addresses returns the one IPv4 and the one IPv6 address of e, neither when it has more of one of them.
+func (e entry) addresses() (addrs [2]netip.Addr) {
+	if e == "" {
+		return addrs
+	}
+	for i, t := range [...]Type{A, AAAA} {
+		set := e.set(t)
+		if set.Count > 1 {
+			return [2]netip.Addr{}
+		}
+		if set.Count == 1 {
+			addrs[i], _ = netip.AddrFromSlice([]byte(set.rrs[recordHead:]))
+		}
+	}
+	return addrs
 }
 
 // records calls yield for every record of e.

@@ -110,6 +110,9 @@ func (z *Zone) count(e entry, by int) {
 // Serial returns the serial number of the zone's SOA.
 func (z *Zone) Serial() uint32 { return z.serial }
 
+// SOA returns the SOA of the zone without its owner: type, class, TTL, length and data.
+func (z *Zone) SOA() string { return z.apexes[0].soa[len(ownerPointer):] }
+
 // Len returns how many records there are.
 func (z *Zone) Len() int { return z.records }
 

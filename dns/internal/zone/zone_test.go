@@ -2,6 +2,7 @@ package zone
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -469,6 +470,7 @@ func TestZonesByWayOfOthers(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := new(Builder)
 		var last *Zone
+		told := map[string][2]netip.Addr{}
 		for range rapid.IntRange(1, 4).Draw(rt, "steps") {
 			s, c := anyWorld(rt), rapid.SampledFrom([]Config{kep, lighthouse}).Draw(rt, "config")
 			z, changed := b.Build(s, c, 7)
@@ -486,6 +488,14 @@ func TestZonesByWayOfOthers(t *testing.T) {
 				rt.Fatalf("serial %d after %d", z.Serial(), last.Serial())
 			}
 			last = z
+			for name, addrs := range b.Addresses() {
+				if told[name] = addrs; addrs == [2]netip.Addr{} {
+					delete(told, name)
+				}
+			}
+			if diff := cmp.Diff(onlyAddresses(fresh), told, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+				rt.Fatalf("addresses as told (-want +got):\n%s", diff)
+			}
 			for e := range z.entries() {
 				if !isWellFormed(string(e)) {
 					rt.Fatalf("entry %q", e)
@@ -503,6 +513,28 @@ func TestZonesByWayOfOthers(t *testing.T) {
 }
 
 // Questions go on while a zone is built from the one they are answered from.
+// onlyAddresses are the names below clusterset.local that have one address of a family or two, and none that has more,
+// read off the zone as people see it.
+func onlyAddresses(z *Zone) map[string][2]netip.Addr {
+	all := map[string][2]netip.Addr{}
+	many := map[string]bool{}
+	for _, r := range z.Records("clusterset.local") {
+		if r.Type != A && r.Type != AAAA {
+			continue
+		}
+		name := wireName(strings.Split(strings.TrimSuffix(r.Name, "."), ".")...)
+		addrs, i := all[name], 0
+		if r.Type == AAAA {
+			i = 1
+		}
+		many[name] = many[name] || addrs[i].IsValid()
+		addrs[i] = netip.MustParseAddr(r.Data)
+		all[name] = addrs
+	}
+	maps.DeleteFunc(all, func(name string, _ [2]netip.Addr) bool { return many[name] })
+	return all
+}
+
 func TestZoneIsImmutable(t *testing.T) {
 	t.Parallel()
 	b := new(Builder)
