@@ -34,27 +34,26 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 		return nil, fmt.Errorf("take the time of BPF programs: %w", err)
 	}
 	defer func() { err = errors.Join(err, stats.Close()) }()
-	y, err := b.layYardsticks()
+	empty, road, err := b.layFloor()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, y.Close()) }()
+	defer func() { err = errors.Join(err, empty.Close()) }()
+	others := maps.Clone(b.references.programs)
+	maps.Copy(others, empty.programs)
+	roads := append(b.withPrograms(), road)
 	c = costs{}
 	for round := range rounds {
-		before, err := b.runTimes(y.programs)
+		before, err := b.runTimes(others)
 		if err != nil {
 			return nil, err
 		}
 		for _, k := range kinds {
-			roads := b.measured(y)
-			if k.name == rrUDPUnconnected {
-				roads = slices.DeleteFunc(roads, func(r road) bool { return r.connected })
-			}
 			if _, err := b.takeTurns(ctx, k, roads); err != nil {
 				return nil, err
 			}
 		}
-		after, err := b.runTimes(y.programs)
+		after, err := b.runTimes(others)
 		if err != nil {
 			return nil, err
 		}
@@ -66,12 +65,20 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 		fmt.Fprintf(b.progress, "round %d/%d  run times of %d programs\n", round+1, rounds, len(c))
 	}
 	maps.DeleteFunc(c, func(_ program, ns []float64) bool { return len(ns) < rounds })
-	for p := range y.programs {
+	for p := range others {
 		if c[p] == nil {
 			return nil, fmt.Errorf("program %s of the %s was not called", p.name, p.plane)
 		}
 	}
 	return c, nil
+}
+
+// withPrograms are the roads with programs of ours or of a reference.
+func (b *testbed) withPrograms() []road {
+	return slices.DeleteFunc(slices.Clone(b.roads), func(r road) bool {
+		return !slices.ContainsFunc(b.planes, func(p plane) bool { return p.name == r.name }) &&
+			!slices.Contains([]string{leastSocket, leastStorage, leastSlow, leastFast}, r.name)
+	})
 }
 
 // runTime is what a program took so far.

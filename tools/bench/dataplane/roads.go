@@ -69,7 +69,7 @@ func (b *testbed) buildRoads(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return b.buildReferences()
 }
 
 // vip is the one that is answered, on every road of ours and in the rules written by hand.

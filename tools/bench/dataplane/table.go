@@ -55,6 +55,9 @@ var shares = []struct {
 	{"packet slow path: share of kube-proxy's added CPU removed", packetSlow, 0.55},
 }
 
+// leastRoads are the roads that do as little as ours can, by ours.
+var leastRoads = map[string]string{socketOne: leastSocket, socketMany: leastSocket, packetSlow: leastSlow, packetFast: leastFast}
+
 // trafficRows turns samples into rows.
 func trafficRows(all samples) []metric.Metric {
 	var rows []metric.Metric
@@ -63,6 +66,9 @@ func trafficRows(all samples) []metric.Metric {
 		row := metric.Metric{
 			Name: r.name + " / direct", Value: medianRatio(of[r.road], of[direct], r.of), Unit: "ratio",
 			Bar: r.bar, Better: r.better, Limit: new(1.0),
+		}
+		if l, ok := leastRoads[r.road]; ok && of[l] != nil {
+			row.Limit = new(medianRatio(of[l], of[direct], r.of))
 		}
 		if r.road != kubeProxy {
 			row.Peer = new(medianRatio(of[kubeProxy], of[direct], r.of))

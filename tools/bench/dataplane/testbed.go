@@ -23,6 +23,7 @@ type testbed struct {
 	roads          []road
 	lanes          int
 	planes         []plane
+	references     *yardsticks
 	size           size
 	process        process
 	peerProgram    float64 // seconds that kube-proxy took, 0 when it was not asked

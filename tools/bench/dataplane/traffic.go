@@ -41,6 +41,9 @@ var kinds = []kind{
 	{rrUDPUnconnected, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
 }
 
+// goes reports whether this kind of traffic finds the backend by the road.
+func (k kind) goes(r road) bool { return !r.connected || k.name != rrUDPUnconnected }
+
 // What a client asks its TCP server for.
 const (
 	goOn byte = '+' // answer and wait for more
@@ -83,7 +86,7 @@ func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (
 	if len(trips) == 0 {
 		return tally{}, fmt.Errorf("not a single operation: %w", context.Cause(ctx))
 	}
-	return tally{cpu: after - before, trips: trips}, nil
+	return newTally(after-before, trips), nil
 }
 
 func connectAskClose(to *unix.SockaddrInet4) error {

@@ -26,27 +26,13 @@ const (
 	leastFast    = "reference, packet fast path"
 )
 
-// yardsticks are programs that ours are held against, on hooks and roads of their own.
+// yardsticks are programs that ours are held against, on hooks of their own.
 type yardsticks struct {
 	programs map[program]*ebpf.Program
-	roads    []road
 	open     []io.Closer
 }
 
-// layYardsticks makes all of them. They are the caller's to close.
-func (b *testbed) layYardsticks() (y *yardsticks, err error) {
-	y = &yardsticks{programs: map[program]*ebpf.Program{}}
-	if err := errors.Join(
-		b.layFloor(y),
-		b.layLeastSocket(y, leastSocket, reference.Connect4Table),
-		b.layLeastSocket(y, leastStorage, reference.Connect4Storage),
-		b.layLeastPacket(y, leastSlow, reference.ToClient),
-		b.layLeastPacket(y, leastFast, reference.FromNetwork),
-	); err != nil {
-		return nil, errors.Join(err, y.Close())
-	}
-	return y, nil
-}
+func newYardsticks() *yardsticks { return &yardsticks{programs: map[program]*ebpf.Program{}} }
 
 // Close takes the programs from their hooks.
 func (y *yardsticks) Close() error {
@@ -55,6 +41,18 @@ func (y *yardsticks) Close() error {
 		errs = append(errs, o.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// buildReferences builds the roads of the references.
+func (b *testbed) buildReferences() error {
+	b.references = newYardsticks()
+	b.undo = append(b.undo, b.references.Close)
+	return errors.Join(
+		b.buildLeastSocket(leastSocket, reference.Connect4Table),
+		b.buildLeastSocket(leastStorage, reference.Connect4Storage),
+		b.buildLeastPacket(leastSlow, reference.ToClient),
+		b.buildLeastPacket(leastFast, reference.FromNetwork),
+	)
 }
 
 // attachCgroup puts a program on a hook of a cgroup.
@@ -83,8 +81,15 @@ func (y *yardsticks) attachDevice(p *ebpf.Program, at ebpf.AttachType, node *net
 	})
 }
 
-// layFloor puts programs that do nothing where the direct road passes, and adds a road for those of a cgroup.
-func (b *testbed) layFloor(y *yardsticks) error {
+// layFloor puts programs that do nothing where the direct road passes, and makes a road for those of a cgroup. The
+// yardsticks are the caller's to close.
+func (b *testbed) layFloor() (y *yardsticks, r road, err error) {
+	y = newYardsticks()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, y.Close())
+		}
+	}()
 	load := func(name string, kind ebpf.ProgramType, at ebpf.AttachType) (*ebpf.Program, error) {
 		const proceed = 1 // of a cgroup's program; to the others it says the same as to go on
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -99,24 +104,26 @@ func (b *testbed) layFloor(y *yardsticks) error {
 	}
 	cgroup, err := b.newCgroup()
 	if err != nil {
-		return err
+		return nil, road{}, err
 	}
 	for name, at := range map[string]ebpf.AttachType{"connect4": ebpf.AttachCGroupInet4Connect, "recvmsg4": ebpf.AttachCGroupUDP4Recvmsg} {
 		p, err := load(name, ebpf.CGroupSockAddr, at)
 		if err != nil {
-			return err
+			return nil, road{}, err
 		}
 		if err := y.attachCgroup(p, at, cgroup); err != nil {
-			return err
+			return nil, road{}, err
 		}
 	}
 	p, err := load("classifier", ebpf.SchedCLS, ebpf.AttachTCXIngress)
 	if err != nil {
-		return err
+		return nil, road{}, err
 	}
 	plain := b.roads[0]
-	y.roads = append(y.roads, road{name: floor, lane: plain.lane, cgroup: cgroup, to: plain.to})
-	return y.attachDevice(p, ebpf.AttachTCXIngress, plain.lane.node, plain.lane.devices[0])
+	if err := y.attachDevice(p, ebpf.AttachTCXIngress, plain.lane.node, plain.lane.devices[0]); err != nil {
+		return nil, road{}, err
+	}
+	return y, road{name: floor, lane: plain.lane, cgroup: cgroup, to: plain.to}, nil
 }
 
 // loadLeast loads the reference. What it opens is y's.
@@ -134,8 +141,9 @@ type closer func()
 
 func (c closer) Close() error { c(); return nil }
 
-// layLeastSocket gives the sockets of a cgroup one of the reference's programs.
-func (b *testbed) layLeastSocket(y *yardsticks, plane, name string) error {
+// buildLeastSocket gives the sockets of a cgroup one of the reference's programs.
+func (b *testbed) buildLeastSocket(plane, name string) error {
+	y := b.references
 	coll, err := y.loadLeast(reference.Config{})
 	if err != nil {
 		return err
@@ -145,13 +153,14 @@ func (b *testbed) layLeastSocket(y *yardsticks, plane, name string) error {
 		return err
 	}
 	y.programs[program{plane, "connect4"}] = coll.Programs[name]
-	y.roads = append(y.roads, road{name: plane, lane: b.roads[0].lane, cgroup: cgroup, to: vip, connected: true})
+	b.roads = append(b.roads, road{name: plane, lane: b.roads[0].lane, cgroup: cgroup, to: vip, connected: true})
 	return y.attachCgroup(coll.Programs[name], ebpf.AttachCGroupInet4Connect, cgroup)
 }
 
-// layLeastPacket makes a lane whose node translates by the reference. Answers are for the named program: FromNetwork
+// buildLeastPacket makes a lane whose node translates by the reference. Answers are for the named program: FromNetwork
 // makes it a fast road, ToClient a slow one.
-func (b *testbed) layLeastPacket(y *yardsticks, plane, name string) error {
+func (b *testbed) buildLeastPacket(plane, name string) error {
+	y := b.references
 	l, err := b.newLane()
 	if err != nil {
 		return err
@@ -179,20 +188,9 @@ func (b *testbed) layLeastPacket(y *yardsticks, plane, name string) error {
 	for _, name := range []string{reference.FromClient, name} {
 		y.programs[program{plane, name}] = coll.Programs[name]
 	}
-	y.roads = append(y.roads, road{name: plane, lane: l, to: vip})
+	b.roads = append(b.roads, road{name: plane, lane: l, to: vip})
 	return errors.Join(
 		y.attachDevice(coll.Programs[reference.FromClient], ebpf.AttachTCXIngress, l.node, client),
 		y.attachDevice(coll.Programs[name], at, l.node, device),
 	)
-}
-
-// measured are the roads of our dataplanes and of what they are held against.
-func (b *testbed) measured(y *yardsticks) []road {
-	ours := slices.Clone(y.roads)
-	for _, r := range b.roads {
-		if slices.ContainsFunc(b.planes, func(p plane) bool { return p.name == r.name }) {
-			ours = append(ours, r)
-		}
-	}
-	return ours
 }
