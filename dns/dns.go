@@ -264,6 +264,9 @@ func (s *Server) Records(name string) []Record {
 // Counts are what a server has counted.
 type Counts = server.Counts
 
+// Count is how many answers there were of one kind.
+type Count = server.Count
+
 // Status is what a person or a probe may want to know about the server.
 type Status struct {
 	Listen   []netip.AddrPort // as bound

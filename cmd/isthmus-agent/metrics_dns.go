@@ -15,7 +15,7 @@ type dnsMetrics struct {
 
 // allDNSMetrics are those of the name server; docs/dataplane.md lists them behind the others.
 var (
-	metricDNSAnswers = metric{"isthmus_agent_dns_answers_total", "Answers by path (fast or slow over UDP, or tcp), type of question and code.", []string{"path", "type", "rcode"}, prometheus.CounterValue}
+	metricDNSAnswers = metric{"isthmus_agent_dns_answers_total", "Answers by path (fast or slow over UDP, tcp, or kernel), type of question and code.", []string{"path", "type", "rcode"}, prometheus.CounterValue}
 	metricDNSIgnored = metric{"isthmus_agent_dns_ignored_total", "Messages that deserved no answer.", nil, prometheus.CounterValue}
 	metricDNSLimited = metric{"isthmus_agent_dns_limited_total", "Answers held back or cut short because their client asked too often.", nil, prometheus.CounterValue}
 	metricDNSRefused = metric{"isthmus_agent_dns_refused_connections_total", "TCP connections that were one too many.", nil, prometheus.CounterValue}

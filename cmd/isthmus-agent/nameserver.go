@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/agent/evidence"
+	"github.com/isthmus-net/isthmus/bpf/datapath/names"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
@@ -29,6 +30,7 @@ type nameserver struct {
 	cfg dns.Config // without Log
 	// neighbours are those of cfg.Listen that can be done without: the agents of other nodes stand in for them.
 	neighbours []netip.AddrPort
+	fast       names.Config // without Resolvers the kernel answers nothing
 	log        *slog.Logger
 	// retry passes between two attempts to listen.
 	retry time.Duration
@@ -40,8 +42,9 @@ type nameserver struct {
 	last    *clusterset.Snapshot
 	local   clusterset.ClusterID
 	drained map[clusterset.ClusterID]bool
+	kernel  *names.Responder // nil while the kernel answers nothing
 	iface   string
-	lacks   string // the optional ability that the node lacks, or ""
+	lacks   []string // the optional abilities that the node lacks
 	err     error
 }
 
@@ -75,7 +78,7 @@ func (n *nameserver) keepServing(ctx context.Context) error {
 		}
 		n.mu.Lock()
 		fresh := n.err == nil || err == nil || n.err.Error() != err.Error()
-		n.server, n.err = nil, err
+		n.server, n.kernel, n.err = nil, nil, err
 		n.mu.Unlock()
 		if fresh {
 			n.log.Error("DNS is not served; will try again", "err", err)
@@ -89,30 +92,54 @@ func (n *nameserver) keepServing(ctx context.Context) error {
 }
 
 // serve opens the sockets and answers until ctx is done or a socket breaks.
-func (n *nameserver) serve(ctx context.Context) error {
-	server, err := n.open(ctx)
+func (n *nameserver) serve(ctx context.Context) (err error) {
+	kernel, lacks := n.newKernel()
+	server, err := n.open(ctx, kernel, lacks)
 	if err != nil {
-		return err
+		return errors.Join(err, kernel.Close())
 	}
-	return server.Run(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return server.Run(ctx) })
+	group.Go(func() error { return kernel.Follow(ctx) })
+	err = group.Wait()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.server, n.kernel = nil, nil
+	return errors.Join(err, kernel.Close())
 }
 
-// open assigns the addresses that are ours, binds all sockets and shows the server the last world.
-func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
-	listen, iface, lacks, err := n.assign()
+// newKernel returns what lets the kernel answer, if that is asked for and this node can. It knows what one server
+// tells it, and goes with that.
+func (n *nameserver) newKernel() (kernel *names.Responder, lacks []string) {
+	if len(n.fast.Resolvers) == 0 {
+		return nil, nil
+	}
+	kernel, err := names.New(n.fast, n.log)
+	if err != nil {
+		return nil, []string{"DNS answers from the kernel: " + oneLine(err)}
+	}
+	return kernel, nil
+}
+
+// open assigns the addresses that are ours, binds all sockets and shows the server the last world. lacks are the
+// abilities of which is known before that the node has them not.
+func (n *nameserver) open(ctx context.Context, kernel *names.Responder, lacks []string) (*dns.Server, error) {
+	listen, iface, without, err := n.assign()
 	if err != nil {
 		return nil, err
 	}
-	server, without, err := n.listen(listen)
+	server, alone, err := n.listen(listen, kernel)
 	if err != nil {
 		return nil, err
 	}
-	if lacks == "" {
-		lacks = without
+	for _, what := range []string{without, alone} {
+		if what != "" {
+			lacks = append(lacks, what)
+		}
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.server, n.iface, n.lacks, n.err = server, iface, lacks, nil
+	n.server, n.kernel, n.iface, n.lacks, n.err = server, kernel, iface, lacks, nil
 	server.Settle(n.local, n.drained)
 	if n.last != nil {
 		n.err = server.Sync(ctx, n.last)
@@ -122,9 +149,12 @@ func (n *nameserver) open(ctx context.Context) (*dns.Server, error) {
 
 // listen makes a server for some addresses, or, where that cannot be, for all of them that are not the neighbours'.
 // Then it says so.
-func (n *nameserver) listen(addrs []netip.AddrPort) (server *dns.Server, lacks string, err error) {
+func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (server *dns.Server, lacks string, err error) {
 	cfg := n.cfg
 	cfg.Listen, cfg.Log = addrs, n.log
+	if kernel != nil {
+		cfg.Kernel = kernel
+	}
 	server, err = dns.New(cfg)
 	if err == nil {
 		return server, "", nil
@@ -206,8 +236,8 @@ func (n *nameserver) Sync(ctx context.Context, s *clusterset.Snapshot) error {
 	return n.server.Sync(ctx, s)
 }
 
-// Status says what is served now, and which optional ability the node lacks, if one.
-func (n *nameserver) Status() (s status.DNS, lacks string) {
+// Status says what is served now, and which optional abilities the node lacks.
+func (n *nameserver) Status() (s status.DNS, lacks []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s.Interface = n.iface

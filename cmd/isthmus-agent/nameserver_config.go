@@ -30,6 +30,8 @@ type dnsConfig struct {
 	ZoneFile      string
 	// QueryLog logs one of so many questions; 0 none.
 	QueryLog uint64
+	// FastPath holds the addresses that pods' resolv.conf name, for which the kernel may answer.
+	FastPath []string
 	// Cluster is the address of the cluster's DNS, which is watched; "" asks the API server, "none" does not watch.
 	Cluster string
 }
@@ -90,6 +92,7 @@ func (c *dnsConfig) bind(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.Reverse, "dns-reverse", nil, "range of ClusterSetIPs whose addresses have names (PTR), repeatable")
 	f.StringVar(&c.ZoneFile, "dns-zone-file", "", "file that keeps the names over a restart, so that they are answered before the API server is")
 	f.Uint64Var(&c.QueryLog, "dns-query-log", 0, "log one of so many questions with its answer: 1 all, 1000 one of a thousand on each CPU (default: none)")
+	f.StringSliceVar(&c.FastPath, "dns-fastpath", nil, "address of a resolver that pods ask, as in their resolv.conf, repeatable: plain questions to it for ClusterSetIPs are answered by the kernel where they leave the pod")
 	f.StringVar(&c.Cluster, "cluster-dns", "", fmt.Sprintf("address of the cluster's DNS, of which is told whether it answers for clusterset.local, or %s (default: that of Service kube-system/kube-dns)", clusterDNSNone))
 }
 
@@ -121,6 +124,9 @@ func (c *dnsConfig) server() (dns.Config, error) {
 	if _, err := netip.ParseAddr(c.Cluster); err != nil && c.Cluster != "" && c.Cluster != clusterDNSNone {
 		fault("--cluster-dns=%s is no address, such as 10.96.0.10, nor %s", c.Cluster, clusterDNSNone)
 	}
+	if _, err := c.resolvers(); err != nil {
+		faults = append(faults, err)
+	}
 	var err error
 	if cfg.Reverse, err = parseRanges(c.Reverse); err != nil {
 		fault("--dns-reverse: %w", err)
@@ -150,6 +156,25 @@ func (c *dnsConfig) neighbours() ([]netip.AddrPort, error) {
 		return nil, nil
 	}
 	return parseAddresses("--node-ip", c.NodeIPs, c.NeighbourPort)
+}
+
+// maxResolvers is how many the kernel's map has room for.
+const maxResolvers = 64
+
+// resolvers returns the addresses for which the kernel may answer.
+func (c *dnsConfig) resolvers() ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for _, text := range c.FastPath {
+		addr, err := netip.ParseAddr(strings.TrimSpace(text))
+		if err != nil || addr.IsUnspecified() || addr.IsMulticast() {
+			return nil, fmt.Errorf("--dns-fastpath=%s is no address of a resolver, such as 10.96.0.10; use those in the resolv.conf of pods", text)
+		}
+		addrs = append(addrs, addr)
+	}
+	if len(addrs) > maxResolvers {
+		return nil, fmt.Errorf("--dns-fastpath is given %d times; %d addresses have room", len(addrs), maxResolvers)
+	}
+	return addrs, nil
 }
 
 // parseAddresses reads addresses with an optional port.

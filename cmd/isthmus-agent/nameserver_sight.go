@@ -15,7 +15,18 @@ func (n *nameserver) dnsStatus() (dns.Status, bool) {
 	if n.server == nil {
 		return dns.Status{}, false
 	}
-	return n.server.Status(), true
+	s := n.server.Status()
+	if n.kernel == nil {
+		return s, true
+	}
+	kernel, err := n.kernel.Status()
+	if err != nil {
+		n.log.Error("count answers of the kernel", "err", err)
+	}
+	for typ, messages := range map[string]uint64{"A": kernel.A, "AAAA": kernel.AAAA} {
+		s.Counts.Answers = append(s.Counts.Answers, dns.Count{Path: "kernel", Type: typ, Rcode: "NOERROR", Messages: messages})
+	}
+	return s, true
 }
 
 // records returns the records at and below a name, all when it is empty.

@@ -14,8 +14,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/isthmus-net/isthmus/agent/evidence"
+	"github.com/isthmus-net/isthmus/bpf/datapath/names"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // startNameserver runs a name server on a free port of the loopback address and returns it with its address.
@@ -163,7 +165,7 @@ func TestNeighboursPortIsTaken(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := newNameserver(dns.Config{Listen: []netip.AddrPort{own, taken}}, tc.neighbours, slog.New(slog.DiscardHandler))
-			server, lacks, err := n.listen(n.cfg.Listen)
+			server, lacks, err := n.listen(n.cfg.Listen, nil)
 			if (err == nil) != (tc.listening > 0) || (lacks == "") != (err != nil) {
 				t.Fatalf("lacks %q, error %v", lacks, err)
 			}
@@ -196,6 +198,7 @@ func TestDNSConfig(t *testing.T) {
 		"no port":                  {[]string{"--dns-neighbour-port=0"}, "--dns-neighbour-port=0 is no port"},
 		"no range":                 {[]string{"--dns-reverse=243.0.0.0"}, "--dns-reverse: "},
 		"no address":               {[]string{"--cluster-dns=kube-dns"}, "--cluster-dns=kube-dns is no address"},
+		"the kernel for a name":    {[]string{"--dns-fastpath=kube-dns"}, "--dns-fastpath=kube-dns is no address of a resolver, such as 10.96.0.10"},
 		"too long":                 {[]string{"--dns-ttl=3601"}, "3601 s is too long"},
 	}
 	for name, tc := range tests {
@@ -229,5 +232,38 @@ func TestNeighbourPort(t *testing.T) {
 	want := "[169.254.20.53:53 [fd47:2d53:7698::53]:53 192.0.2.1:5353 [2001:db8::1]:5353]"
 	if fmt.Sprint(have) != want {
 		t.Errorf("listens on %v, want %s", have, want)
+	}
+}
+
+// What the kernel may answer is what the server says, and it is counted beside the server's answers.
+func TestKernelAnswersForServer(t *testing.T) {
+	netlab.Privileged(t)
+	n := newNameserver(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, nil, slog.New(slog.DiscardHandler))
+	n.fast = names.Config{Resolvers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}
+	kernel, lacks := n.newKernel()
+	if len(lacks) > 0 {
+		t.Fatal(lacks)
+	}
+	defer kernel.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	server, err := n.open(ctx, kernel, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Sync(ctx, pods(map[clusterset.ClusterID]string{"a": "10.1.0.1"})); err != nil {
+		t.Fatal(err)
+	}
+	is, _ := n.dnsStatus()
+	var paths []string
+	for _, a := range is.Counts.Answers {
+		paths = append(paths, a.Path+" "+a.Type)
+	}
+	slices.Sort(paths)
+	if want := []string{"kernel A", "kernel AAAA"}; !slices.Equal(paths, want) {
+		t.Errorf("counts %v, want %v", paths, want)
+	}
+	cancel()
+	if err := server.Run(ctx); err != nil { // closes the sockets
+		t.Error(err)
 	}
 }

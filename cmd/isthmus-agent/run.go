@@ -50,6 +50,10 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return err
 	}
 	names := newNameserver(zone, neighbours, log.With("component", "dns"))
+	if names.fast.Resolvers, err = cfg.DNS.resolvers(); err != nil {
+		return err
+	}
+	names.fast.Order = plane.Order
 	plane.Report = func(known map[clusterset.ClusterID]evidence.State) {
 		names.Drain(known)
 		if reports != nil {
@@ -183,11 +187,9 @@ func agentStatus(cfg Config, world view.Status, dataplane agent.Status, names *n
 	for _, f := range dataplane.Findings {
 		s.MissingCapabilities = append(s.MissingCapabilities, f.Message+"; "+f.Fix)
 	}
-	var lacks string
+	var lacks []string
 	s.DNS, lacks = names.Status()
-	if lacks != "" {
-		s.MissingCapabilities = append(s.MissingCapabilities, lacks)
-	}
+	s.MissingCapabilities = append(s.MissingCapabilities, lacks...)
 	if world.WatchErr != nil {
 		s.View.Error = world.WatchErr.Error()
 	}

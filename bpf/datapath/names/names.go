@@ -20,16 +20,27 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
 // ErrUnsupported means that this node cannot have answers from the kernel; what is missing is with it.
 var ErrUnsupported = errors.New("names cannot be answered in the kernel")
 
+// Config says what to answer.
+type Config struct {
+	// Resolvers are the addresses, in the resolv.conf of pods, for which questions at port 53 are answered.
+	Resolvers []netip.Addr
+	// Order is where the packet path stands among the programs of others on the same devices; "" is OrderNear. This
+	// program stands at the other end, so that a policy which keeps a pod from its resolver holds here too.
+	Order datapath.Order
+}
+
 // Responder answers in the kernel. Make one with [New]. Its methods may be called from any goroutine.
 type Responder struct {
 	log  *slog.Logger
 	coll *ebpf.Collection
+	at   link.Anchor
 
 	mu       sync.Mutex
 	links    map[int]link.Link // by the index of the device; guarded by mu
@@ -37,17 +48,16 @@ type Responder struct {
 	left     int               // names that found no room; guarded by mu
 }
 
-// New loads the program. It answers what is sent to one of resolvers, at port 53: the addresses in the resolv.conf of
-// pods. Nothing runs it before [Responder.Follow]. The caller closes the Responder.
-func New(resolvers []netip.Addr, log *slog.Logger) (*Responder, error) {
+// New loads the program. Nothing runs it before [Responder.Follow]. The caller closes the Responder.
+func New(c Config, log *slog.Logger) (*Responder, error) {
 	spec, err := bpf.LoadNamesSpec()
 	if err != nil {
 		return nil, err
 	}
-	return load(spec, resolvers, log)
+	return load(spec, c, log)
 }
 
-func load(spec *ebpf.CollectionSpec, resolvers []netip.Addr, log *slog.Logger) (*Responder, error) {
+func load(spec *ebpf.CollectionSpec, c Config, log *slog.Logger) (*Responder, error) {
 	const loopback = 1
 	if _, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress}); err != nil {
 		return nil, fmt.Errorf("%w: no TCX, which needs Linux 6.6: %w", ErrUnsupported, err)
@@ -56,17 +66,24 @@ func load(spec *ebpf.CollectionSpec, resolvers []netip.Addr, log *slog.Logger) (
 	if err != nil {
 		return nil, fmt.Errorf("%w: load the program: %w", ErrUnsupported, err)
 	}
-	for _, a := range resolvers {
+	for _, a := range c.Resolvers {
 		if err := coll.Maps[bpf.MapResolvers].Put(bpf.DNSResolver{Addr: a.As16()}, uint8(1)); err != nil {
 			coll.Close()
 			return nil, fmt.Errorf("write map %s: %w", bpf.MapResolvers, err)
 		}
 	}
-	return &Responder{log: log, coll: coll, links: map[int]link.Link{}, failures: map[int]string{}}, nil
+	at := link.Tail()
+	if c.Order == datapath.OrderFar {
+		at = link.Head()
+	}
+	return &Responder{log: log, coll: coll, at: at, links: map[int]link.Link{}, failures: map[int]string{}}, nil
 }
 
-// Close ends all answers and frees what the kernel holds.
+// Close ends all answers and frees what the kernel holds. A nil Responder answers nothing.
 func (r *Responder) Close() error {
+	if r == nil {
+		return nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
@@ -78,8 +95,12 @@ func (r *Responder) Close() error {
 	return errors.Join(errs...)
 }
 
-// Follow keeps the program on the veths of pods, as they come, until ctx ends; then it returns nil.
+// Follow keeps the program on the veths of pods, as they come, until ctx ends; then it returns nil. So does that of a
+// nil Responder.
 func (r *Responder) Follow(ctx context.Context) error {
+	if r == nil {
+		return nil
+	}
 	for ctx.Err() == nil {
 		if err := device.Watch(ctx, func() { r.attach(ctx) }); err != nil {
 			// The kernel told more than we could read in time: look, and listen again.
@@ -108,7 +129,7 @@ func (r *Responder) attach(ctx context.Context) {
 			continue
 		}
 		l, err := link.AttachTCX(link.TCXOptions{
-			Interface: d.Index, Program: r.coll.Programs[bpf.ProgAnswerNames], Attach: ebpf.AttachTCXIngress, Anchor: link.Head(),
+			Interface: d.Index, Program: r.coll.Programs[bpf.ProgAnswerNames], Attach: ebpf.AttachTCXIngress, Anchor: r.at,
 		})
 		switch {
 		case err == nil:

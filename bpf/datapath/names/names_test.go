@@ -59,7 +59,7 @@ func newResponder(t *testing.T, room int, log io.Writer) *Responder {
 		t.Fatal(err)
 	}
 	spec.Maps[bpf.MapNames].MaxEntries = uint32(room)
-	r, err := load(spec, []netip.Addr{resolver}, slog.New(slog.NewTextHandler(log, nil)))
+	r, err := load(spec, Config{Resolvers: []netip.Addr{resolver}}, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
