@@ -251,5 +251,15 @@ func (n *nameserver) Status() (s status.DNS, lacks []string) {
 			s.Listening = append(s.Listening, l.String())
 		}
 	}
+	if n.kernel != nil {
+		is, err := n.kernel.Status()
+		if err != nil {
+			n.log.Error("count answers of the kernel", "err", err)
+		}
+		s.Kernel = &status.KernelDNS{Devices: is.Devices, Answers: is.A + is.AAAA}
+		for _, r := range n.fast.Resolvers {
+			s.Kernel.Resolvers = append(s.Kernel.Resolvers, r.String())
+		}
+	}
 	return s, n.lacks
 }

@@ -83,6 +83,15 @@ type DNS struct {
 	Error     string    `json:"error,omitempty"`
 	// Cluster is how the cluster's own DNS, which pods ask, does with clusterset.local; nil when that is not known.
 	Cluster *ClusterDNS `json:"cluster,omitempty"`
+	// Kernel is what the kernel answers by itself; nil while it answers nothing.
+	Kernel *KernelDNS `json:"kernel,omitempty"`
+}
+
+// KernelDNS is what a node's kernel answers before questions reach a resolver.
+type KernelDNS struct {
+	Resolvers []string `json:"resolvers"` // which pods ask
+	Devices   int      `json:"devices"`   // of pods
+	Answers   uint64   `json:"answers"`
 }
 
 // ClusterDNS is whether a cluster's DNS answers for clusterset.local, as seen from one node.
