@@ -155,7 +155,7 @@ func nameLink(x agent.Explanation, a resolved) status.Link {
 
 // clusterDNSLink says whether the cluster's DNS, which pods ask, says what the node's own server says.
 func clusterDNSLink(a answers) status.Link {
-	const fix = "let the cluster's DNS forward clusterset.local to the agents: dns/README.md has the block for CoreDNS"
+	const fix = "let the cluster's DNS ask the agents for clusterset.local: isthmusctl dns install"
 	switch c := a.cluster; {
 	case a.own.err != nil && notFound(c.err):
 		return ok("cluster DNS", "%s has no such name either", c.server)

@@ -186,6 +186,9 @@ func (n *nameserver) assign() (listen []netip.AddrPort, iface, lacks string, err
 	if err != nil {
 		return nil, "", "", err
 	}
+	if err := device.Untrack(assigned); err != nil {
+		lacks = "DNS without connection tracking: " + err.Error()
+	}
 	for _, l := range n.cfg.Listen {
 		if device.Owns(l.Addr()) && !slices.Contains(assigned, l.Addr()) {
 			lacks = "DNS over IPv6: IPv6 is switched off on this node"

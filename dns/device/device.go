@@ -63,18 +63,18 @@ func Ensure(addrs []netip.Addr) (name string, assigned []netip.Addr, err error) 
 	return name, assigned, errors.Join(errs...)
 }
 
-// Remove takes the interface away, and addrs from the loopback interface where they stood there.
+// Remove takes the interface away, addrs from the loopback interface where they stood there, and what [Untrack] wrote.
 func Remove(addrs []netip.Addr) error {
+	errs := []error{track()}
 	if link, err := netlink.LinkByName(Name); err == nil {
 		if err := netlink.LinkDel(link); err != nil {
-			return fmt.Errorf("remove interface %s: %w", Name, explain(err))
+			errs = append(errs, fmt.Errorf("remove interface %s: %w", Name, explain(err)))
 		}
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("find interface lo: %w", err)
+		return errors.Join(append(errs, fmt.Errorf("find interface lo: %w", err))...)
 	}
-	var errs []error
 	for _, a := range addrs {
 		err := netlink.AddrDel(lo, &netlink.Addr{IPNet: hostNet(a)})
 		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {

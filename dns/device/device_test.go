@@ -5,8 +5,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -121,4 +123,91 @@ func TestEnsureWithoutIPv6(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{IPv4.String() + "/32": name}, carried(t)); diff != "" {
 		t.Errorf("addresses (-want +have):\n%s", diff)
 	}
+}
+
+// Packets between a client of the node and our addresses are in no table of connections, those of others are.
+func TestUntrack(t *testing.T) {
+	inNetns(t)
+	addrs := []netip.Addr{IPv4, IPv6}
+	if _, _, err := Ensure(append(addrs, netip.MustParseAddr("169.254.20.99"))); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody tracks connections in a namespace where nobody asks for it.
+	run(t, "nft", "add table inet test; add chain inet test c { type filter hook output priority 0; }; add rule inet test c ct state new counter")
+	tests := []struct {
+		addr    netip.Addr
+		tracked bool
+	}{{IPv4, false}, {IPv6, false}, {netip.MustParseAddr("169.254.20.99"), true}}
+	for range 2 { // the second time it replaces the first
+		if err := Untrack(addrs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range tests {
+		exchange(t, tc.addr)
+		if have := connections(t); (have > 0) != tc.tracked {
+			t.Errorf("%s: %d connections are tracked, want some: %t", tc.addr, have, tc.tracked)
+		}
+	}
+	for range 2 {
+		if err := Remove(addrs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := run(t, "nft", "list tables"); strings.Contains(out, Table) {
+		t.Errorf("left after Remove:\n%s", out)
+	}
+}
+
+// exchange sends a datagram to an address of this namespace and one back.
+func exchange(t *testing.T, at netip.Addr) {
+	t.Helper()
+	server, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := net.DialUDP("udp", nil, server.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	buf := make([]byte, 16)
+	if _, err := client.Write([]byte("question")); err != nil {
+		t.Fatal(err)
+	}
+	_, from, err := server.ReadFromUDPAddrPort(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.WriteToUDPAddrPort([]byte("answer"), from); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// connections counts those that this namespace tracks.
+func connections(t *testing.T) int {
+	t.Helper()
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flows6, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(flows) + len(flows6)
+}
+
+// run runs a command in the test's namespace and returns what it printed.
+func run(t *testing.T, name, arg string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, arg).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, arg, err, out)
+	}
+	return string(out)
 }
