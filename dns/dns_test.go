@@ -289,6 +289,41 @@ func TestEndWithAnIdleClient(t *testing.T) {
 	}
 }
 
+// Every question that lies in a socket when the server is told to end is answered, so that a planned restart keeps
+// nobody waiting.
+func TestEndAnswersWhatWasAsked(t *testing.T) {
+	s, stop := start(t)
+	if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := new(net.Dialer).DialContext(t.Context(), "udp", s.Status().Listen[0].String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	q := new(wire.Msg).SetQuestion("hello.demo.svc.clusterset.local.", wire.TypeA)
+	question, err := q.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const questions = 200
+	for range questions {
+		if _, err := conn.Write(question); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	answer := make([]byte, 512)
+	if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range questions {
+		if _, err := conn.Read(answer); err != nil {
+			t.Fatalf("after %d answers of %d: %v", i, questions, err)
+		}
+	}
+}
+
 func TestListenErrors(t *testing.T) {
 	taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"syscall"
@@ -188,7 +189,8 @@ func (s *Server) Counts() Counts {
 // the error of the first socket that broke before. No goroutine outlives it.
 func (s *Server) Serve(ctx context.Context) error {
 	g, running := errgroup.WithContext(ctx)
-	defer context.AfterFunc(running, s.close)()
+	defer s.close()
+	defer context.AfterFunc(running, s.drain)()
 	for _, conn := range s.udp {
 		g.Go(func() error { return s.serveUDP(running, conn) })
 	}
@@ -200,6 +202,20 @@ func (s *Server) Serve(ctx context.Context) error {
 		return nil // the sockets were closed because the caller is done
 	}
 	return err
+}
+
+// lastCall is how long sockets are read at the end: what lies in them would be lost, and its clients would wait for
+// seconds before they ask somebody else, while a closed socket refuses at once.
+const lastCall = 20 * time.Millisecond
+
+// drain takes no more connections, and lets the readers of UDP sockets end when these are empty.
+func (s *Server) drain() {
+	for _, listener := range s.tcp {
+		_ = listener.Close()
+	}
+	for _, conn := range s.udp {
+		_ = conn.SetReadDeadline(time.Now().Add(lastCall)) // fails only on a closed socket
+	}
 }
 
 // close closes all sockets; doing so twice is harmless.
@@ -215,7 +231,7 @@ func (s *Server) close() {
 // slip is how many of the answers that a client must not have make one that sends it to TCP.
 const slip = 2
 
-// serveUDP answers the datagrams of conn until it is closed, which is its error.
+// serveUDP answers the datagrams of conn until it is drained or closed, which is its error.
 func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
 	query := make([]byte, 64<<10)
 	var r responder
@@ -226,7 +242,7 @@ func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(query)
 		switch {
-		case errors.Is(err, net.ErrClosed):
+		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
 			return fmt.Errorf("read from udp %s: %w", conn.LocalAddr(), err)
 		case err != nil:
 			s.Log.Debug("read a datagram", "err", err) // such as memory running out
