@@ -1,5 +1,5 @@
 // Test runs every test of the repository. It installs and builds what they need first, runs the packages
-// that own the machine (real clusters) last and one at a time, and ends with a line that counts what ran:
+// that own the machine (real clusters) last, says what took longest, and ends with a line that counts what ran:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test ./dns/... ./agent    # some packages
@@ -10,6 +10,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -18,7 +19,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -31,15 +34,26 @@ import (
 // hostPackages are the Debian packages that tests call programs of; those of a lab are its own matter.
 var hostPackages = []string{"bpftool", "conntrack", "containernetworking-plugins", "iproute2", "iptables", "nftables"}
 
-// heavy are the folders whose tests bring up clusters, or else need the machine for themselves.
-var heavy = []string{"e2e"}
+const module = "github.com/isthmus-net/isthmus/"
+
+// heavy are the packages whose tests bring up labs. They run after all others: what they promise of a cluster is
+// for a machine that has the time.
+var heavy = []string{module + "e2e", module + "e2e/lab/cluster"}
+
+// long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
+var long = []string{
+	module + "controlplane", module + "controlplane/membership", module + "tools/kernels", module + "cmd/isthmusctl",
+	module + "tools/bench/controlplane", module + "tools/scale/world", module + "tools/bench/dataplane", module + "e2e/neighbours",
+	module + "controlplane/api/access", module + "controlplane/internal/liveness",
+}
 
 const (
-	module = "github.com/isthmus-net/isthmus/"
 
 	// No package runs longer than this, so that a test which hangs ends in a stack trace.
 	packageLimit = 15 * time.Minute
 	soakLimit    = 60 * time.Minute
+
+	slowest = 20 // packages and tests that the end names
 )
 
 func main() {
@@ -53,6 +67,9 @@ func main() {
 	err := run(ctx, r, *soak, *pattern, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stdout, "test:", err)
+	}
+	for _, t := range r.Slowest(slowest) {
+		fmt.Fprintln(os.Stdout, "slowest:", t)
 	}
 	fmt.Fprintln(os.Stdout, r.Summary())
 	if err != nil {
@@ -82,9 +99,12 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	if output, err := exec.CommandContext(ctx, "go", append([]string{"vet"}, packages...)...).CombinedOutput(); err != nil {
 		return fmt.Errorf("go vet: %w\n%s", err, output)
 	}
-	args := []string{"test", "-json", "-count=1", "-timeout=" + packageLimit.String()}
+	// Vetted they are. Nobody debugs these programs, and without what a debugger reads they are linked sooner.
+	args := []string{"test", "-json", "-count=1", "-vet=off", "-ldflags=-s -w"}
 	if soak > 0 {
-		args = []string{"test", "-json", "-count=1", "-timeout=" + soakLimit.String(), "-race"}
+		args = append(args, "-timeout="+soakLimit.String(), "-race")
+	} else {
+		args = append(args, "-timeout="+packageLimit.String())
 	}
 	if pattern != "" {
 		args = append(args, "-run="+pattern)
@@ -98,7 +118,8 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 			env = append(slices.Clone(env), fullLength)
 		}
 		step("test %d packages", len(light))
-		if err := goTest(ctx, r, env, slices.Concat(args, light)); err != nil {
+		// One more than there are CPUs: some package always waits.
+		if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, light)); err != nil {
 			return err
 		}
 		if err := testAlone(ctx, r, env, args, alone); err != nil {
@@ -108,7 +129,7 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	return verdict(r, strict)
 }
 
-// testAlone tests packages one after the other, while nobody else on this machine does the same.
+// testAlone tests packages while nobody else on this machine does the same.
 func testAlone(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	if len(packages) == 0 {
 		return nil
@@ -119,7 +140,7 @@ func testAlone(ctx context.Context, r *report.Report, env, args, packages []stri
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	step("test %d packages that need the machine for themselves", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, []string{"-p=1"}, packages))
+	return goTest(ctx, r, env, slices.Concat(args, packages))
 }
 
 // prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.
@@ -147,7 +168,7 @@ func prepare(ctx context.Context, soak int) (env []string, strict bool, err erro
 	return env, required == "1", nil
 }
 
-// split lists packages that have tests: those that share the machine, and those that do not.
+// split lists packages that have tests: those that share the machine, in the order to begin with, and those that do not.
 func split(ctx context.Context, packages []string) (light, alone []string, err error) {
 	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"
 	var stderr strings.Builder
@@ -158,22 +179,22 @@ func split(ctx context.Context, packages []string) (light, alone []string, err e
 		return nil, nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
 	}
 	for pkg := range strings.FieldsSeq(string(out)) {
-		if isHeavy(pkg) {
+		if slices.Contains(heavy, pkg) {
 			alone = append(alone, pkg)
 		} else {
 			light = append(light, pkg)
 		}
 	}
+	slices.SortStableFunc(light, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	return light, alone, nil
 }
 
-func isHeavy(pkg string) bool {
-	for _, folder := range heavy {
-		if strings.HasPrefix(pkg+"/", module+folder+"/") {
-			return true
-		}
+// rank is a package's place in long, or after it.
+func rank(pkg string) int {
+	if i := slices.Index(long, pkg); i >= 0 {
+		return i
 	}
-	return false
+	return len(long)
 }
 
 // goTest runs go with args, whose first package is a full import path. Failed tests are in the report, so

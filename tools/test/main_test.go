@@ -4,18 +4,29 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
-func TestIsHeavy(t *testing.T) {
-	for pkg, want := range map[string]bool{
-		module + "e2e":             true, // the promise itself brings up a lab
-		module + "e2e/lab/cluster": true,
-		module + "e2etools":        false,
-		module + "dns":             false,
-	} {
-		if got := isHeavy(pkg); got != want {
-			t.Errorf("isHeavy(%q) is %v", pkg, got)
+// Packages that need the machine come last, long ones first, and those that have a place of their own are there.
+func TestSplit(t *testing.T) {
+	light, alone, err := split(t.Context(), []string{module + "tools/...", module + "dns", module + "controlplane", module + "e2e/..."})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(alone, heavy) {
+		t.Errorf("%v need the machine for themselves, want %v", alone, heavy)
+	}
+	if light[0] != long[0] || slices.Index(light, module+"dns") < slices.Index(light, module+"tools/kernels") || !slices.Contains(light, module+"e2e/lab/topology") {
+		t.Errorf("the others come in the order %v", light)
+	}
+	have, _, err := split(t.Context(), []string{"github.com/isthmus-net/isthmus/..."})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pkg := range long {
+		if !slices.Contains(have, pkg) {
+			t.Errorf("there is no package %s that shares the machine", pkg)
 		}
 	}
 }

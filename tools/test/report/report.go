@@ -3,6 +3,7 @@ package report
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,6 +29,12 @@ type event struct {
 // key names a test; the test of a package itself is "".
 type key struct{ pkg, test string }
 
+// took is how long something took.
+type took struct {
+	what    string // "package", or "package test"
+	seconds float64
+}
+
 // Report follows test runs. Make one with New, feed it with Read as often as there are runs.
 type Report struct {
 	// Passed, Failed and Skipped count tests. A test with subtests is not counted beside them, unless it
@@ -36,6 +43,7 @@ type Report struct {
 	// Skips says which tests were skipped, and why.
 	Skips []string
 
+	took    []took // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
 	results map[key]string   // "pass", "fail" or "skip"
@@ -79,6 +87,9 @@ func (r *Report) take(e event) {
 		r.said[k] = append(r.said[k], e.Output)
 	case "pass", "fail", "skip":
 		r.results[k] = e.Action
+		if !strings.Contains(e.Test, "/") {
+			r.took = append(r.took, took{strings.TrimSpace(short(e.Package) + " " + e.Test), e.Elapsed})
+		}
 		switch {
 		case e.Test == "":
 			r.finish(e)
@@ -112,8 +123,8 @@ func (r *Report) finish(e event) {
 	r.Passed, r.Failed, r.Skipped = r.Passed+passed, r.Failed+failed, r.Skipped+skipped
 	if passed+failed+skipped > 0 {
 		result := map[bool]string{true: "ok  ", false: "FAIL"}[failed == 0]
-		took := time.Duration(e.Elapsed * float64(time.Second)).Round(10 * time.Millisecond)
-		fmt.Fprintf(r.out, "%s %-44s %8s  %d passed, %d failed, %d skipped\n", result, short(e.Package), took, passed, failed, skipped)
+		elapsed := time.Duration(e.Elapsed * float64(time.Second)).Round(10 * time.Millisecond)
+		fmt.Fprintf(r.out, "%s %-44s %8s  %d passed, %d failed, %d skipped\n", result, short(e.Package), elapsed, passed, failed, skipped)
 	}
 	for _, k := range append(r.of(e.Package), key{e.Package, ""}) {
 		delete(r.results, k)
@@ -167,6 +178,17 @@ func reason(said []string) string {
 
 func short(pkg string) string {
 	return strings.TrimPrefix(pkg, "github.com/isthmus-net/isthmus/")
+}
+
+// Slowest lists n packages and tests that took longest, the slowest first. A package takes as long as its tests
+// and what is around them; a test waits for others that run beside it.
+func (r *Report) Slowest(n int) []string {
+	slices.SortStableFunc(r.took, func(a, b took) int { return cmp.Compare(b.seconds, a.seconds) })
+	var lines []string
+	for _, t := range r.took[:min(n, len(r.took))] {
+		lines = append(lines, fmt.Sprintf("%4.0fs %s", t.seconds, t.what))
+	}
+	return lines
 }
 
 // Summary is the last line of a run.

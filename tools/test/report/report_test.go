@@ -108,3 +108,24 @@ func TestReport(t *testing.T) {
 		})
 	}
 }
+
+func TestSlowest(t *testing.T) {
+	t.Parallel()
+	r := New(&bytes.Buffer{})
+	err := r.Read(strings.NewReader(`{"Action":"pass","Package":"p","Test":"TestA/x","Elapsed":4}
+{"Action":"pass","Package":"p","Test":"TestA","Elapsed":4}
+{"Action":"fail","Package":"p","Test":"TestB","Elapsed":7.6}
+{"Action":"fail","Package":"p","Elapsed":12}
+{"Action":"pass","Package":"q","Test":"TestC","Elapsed":3}
+{"Action":"pass","Package":"q","Elapsed":5}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"  12s p", "   8s p TestB", "   5s q", "   4s p TestA"}, r.Slowest(4)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if all := r.Slowest(100); len(all) != 5 {
+		t.Errorf("all are %v, want 5", all)
+	}
+}
