@@ -81,9 +81,9 @@ func (m *member) address(host int) string { return fmt.Sprintf("10.%d.0.%d", m.i
 func (m *member) admin() *rest.Config {
 	m.world.t.Helper()
 	if m.id[0] == 'a' {
-		return serverA.Config(m.world.t)
+		return m.world.place.a.Config(m.world.t)
 	}
-	return serverB.Config(m.world.t)
+	return m.world.place.b.Config(m.world.t)
 }
 
 // keeps follows what m imports of a Service until the returned function is called, which fails the test if one

@@ -281,7 +281,7 @@ func TestAPIServersRestart_Faults(t *testing.T) {
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
 	want := helloOfA
-	for i, server := range []*apitest.Server{&serverBroker, &serverA, &serverB} {
+	for i, server := range []*apitest.Server{&w.place.broker, &w.place.a, &w.place.b} {
 		server.Restart(t, time.Second)
 		host := 2 + i
 		w.a.slice(svc, corev1.IPv4Protocol, host)

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -408,7 +409,7 @@ func TestTerminatingNamespaceDisturbsNobody(t *testing.T) {
 }
 
 func TestBrokerInAMember(t *testing.T) {
-	w := newWorldOn(t, &serverA).run()
+	w := newWorldOn(t, func(p *place) *apitest.Server { return &p.a }).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	for _, m := range []*member{w.a, w.b} {

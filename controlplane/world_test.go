@@ -39,9 +39,14 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 )
 
-// The API servers of this package, shared by its tests one after the other.
+// place is where a world stands: the API servers of the members and of the broker, for one world after the other.
+type place struct{ a, b, broker apitest.Server }
+
 var (
-	serverA, serverB, serverBroker apitest.Server
+	// places are as many as worlds stand at a time: most of what a world does is to wait.
+	places [2]place
+	// free are the places without a world.
+	free = make(chan *place, len(places))
 
 	scheme = runtime.NewScheme()
 )
@@ -56,13 +61,20 @@ func TestMain(m *testing.M) {
 	}
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
-	os.Exit(apitest.Run(m, &serverA, &serverB, &serverBroker))
+	var servers []*apitest.Server
+	for i := range places {
+		p := &places[i]
+		servers = append(servers, &p.a, &p.b, &p.broker)
+		free <- p
+	}
+	os.Exit(apitest.Run(m, servers...))
 }
 
-// world is a ClusterSet of the members a and b, with namespaces of its own on the servers that all tests
-// share. Only one world may stand at a time, because a controller looks at all namespaces.
+// world is a ClusterSet of the members a and b, with namespaces of its own on the servers of a place, which it has
+// for itself, because a controller looks at all namespaces.
 type world struct {
 	t       *testing.T
+	place   *place
 	broker  client.Client
 	ns      string // of the Services, on both members
 	brokers string // the broker's namespace
@@ -107,23 +119,27 @@ func registration(id string) v1alpha1.MemberSpec {
 	}
 }
 
-// newWorld returns a world whose controllers do not run yet. edit may change the registrations.
+// newWorld returns a world whose controllers do not run yet. edit may change the registrations. The test runs beside
+// others from here on.
 func newWorld(t *testing.T, edit ...func(*v1alpha1.MemberSpec)) *world {
 	t.Helper()
-	return newWorldOn(t, &serverBroker, edit...)
+	return newWorldOn(t, func(p *place) *apitest.Server { return &p.broker }, edit...)
 }
 
 // newWorldOn is newWorld with the broker on a server of choice.
-func newWorldOn(t *testing.T, server *apitest.Server, edit ...func(*v1alpha1.MemberSpec)) *world {
+func newWorldOn(t *testing.T, server func(*place) *apitest.Server, edit ...func(*v1alpha1.MemberSpec)) *world {
 	t.Helper()
+	t.Parallel()
+	p := <-free
+	t.Cleanup(func() { free <- p }) // the first that is registered is the last that runs
 	n := worlds.Add(1)
-	w := &world{t: t, ns: fmt.Sprintf("demo-%d", n), brokers: fmt.Sprintf("broker-%d", n)}
-	brokerConfig := server.Config(t)
+	w := &world{t: t, place: p, ns: fmt.Sprintf("demo-%d", n), brokers: fmt.Sprintf("broker-%d", n)}
+	brokerConfig := server(p).Config(t)
 	w.broker = newClient(t, brokerConfig)
 	w.create(w.broker, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.brokers}})
 	w.create(w.broker, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "member"}, Rules: access.MemberBrokerRules()})
-	w.a = w.newMember("a", serverA.Config(t), brokerConfig, n, edit)
-	w.b = w.newMember("b", serverB.Config(t), brokerConfig, n, edit)
+	w.a = w.newMember("a", p.a.Config(t), brokerConfig, n, edit)
+	w.b = w.newMember("b", p.b.Config(t), brokerConfig, n, edit)
 	w.police()
 	return w
 }
@@ -305,7 +321,8 @@ func (e evidence) Answers(_ context.Context, id clusterset.ClusterID) liveness.V
 const (
 	patience = 30 * time.Second
 	settle   = 300 * time.Millisecond
-	poll     = 20 * time.Millisecond
+	poll     = 20 * time.Millisecond  // at first;
+	slowPoll = 250 * time.Millisecond // what takes long need not be asked for so often
 )
 
 // eventually waits until check returns nil.
@@ -316,9 +333,7 @@ func (w *world) eventually(check func() error) {
 
 func (w *world) eventuallyWithin(d time.Duration, check func() error) {
 	w.t.Helper()
-	deadline := time.After(d)
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
+	began, deadline := time.Now(), time.After(d)
 	for {
 		err := check()
 		if err == nil {
@@ -327,7 +342,7 @@ func (w *world) eventuallyWithin(d time.Duration, check func() error) {
 		select {
 		case <-deadline:
 			w.t.Fatalf("after %s: %v", d, err)
-		case <-tick.C:
+		case <-time.After(min(max(poll, time.Since(began)/8), slowPoll)):
 		}
 	}
 }

@@ -106,6 +106,9 @@ func member(id string) *v1alpha1.Member {
 	}
 }
 
+// serverTimeout is how long an API server may need to start or to stop on a busy machine.
+const serverTimeout = 2 * time.Minute
+
 // startServer starts an empty API server that ends with the test.
 func startServer(t *testing.T) *rest.Config {
 	t.Helper()
@@ -113,7 +116,7 @@ func startServer(t *testing.T) *rest.Config {
 		const why = "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them"
 		netlab.Skip(t, why)
 	}
-	server := &envtest.Environment{Scheme: runtime.NewScheme()}
+	server := &envtest.Environment{Scheme: runtime.NewScheme(), ControlPlaneStartTimeout: serverTimeout, ControlPlaneStopTimeout: serverTimeout}
 	cfg, err := server.Start()
 	if err != nil {
 		t.Fatal(err)

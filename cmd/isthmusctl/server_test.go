@@ -100,8 +100,11 @@ func lackField(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(c.Update(context.Background(), crd))
 }
 
+// serverTimeout is how long an API server may need to start or to stop on a busy machine.
+const serverTimeout = 2 * time.Minute
+
 func startServer(script *testscript.Env) error {
-	server := &envtest.Environment{}
+	server := &envtest.Environment{ControlPlaneStartTimeout: serverTimeout, ControlPlaneStopTimeout: serverTimeout}
 	cfg, err := server.Start()
 	if err != nil {
 		return err

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
@@ -17,6 +19,9 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
 )
+
+// serverTimeout is how long a server may need to start or to stop on a busy machine.
+const serverTimeout = 2 * time.Minute
 
 // assets is the variable that names the directory of kube-apiserver and etcd.
 const assets = "KUBEBUILDER_ASSETS"
@@ -35,6 +40,7 @@ func Run(m *testing.M, servers ...*Server) int {
 		return m.Run()
 	}
 	var group errgroup.Group
+	group.SetLimit(runtime.NumCPU() + 1) // a start is work for a CPU, all but a moment
 	for _, s := range servers {
 		group.Go(s.start)
 	}
@@ -63,7 +69,7 @@ func (s *Server) start() error {
 	if err != nil {
 		return err
 	}
-	s.env = &envtest.Environment{CRDs: all}
+	s.env = &envtest.Environment{CRDs: all, ControlPlaneStartTimeout: serverTimeout, ControlPlaneStopTimeout: serverTimeout}
 	flags := s.env.ControlPlane.GetAPIServer().Configure()
 	flags.Set("service-cluster-ip-range", "10.96.0.0/16,fd00:96::/112")
 	if s.config, err = s.env.Start(); err != nil {

@@ -18,9 +18,6 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// restartTimeout is how long an API server may need to come up again on a busy machine.
-const restartTimeout = time.Minute
-
 // Restart kills the API server, lets it be away for a while, starts it again with the same arguments, and
 // returns when it answers. Its etcd goes on.
 func (s *Server) Restart(t testing.TB, away time.Duration) {
@@ -94,7 +91,7 @@ func awaitHealth(config *rest.Config) error {
 	}
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(restartTimeout)
+	deadline := time.After(serverTimeout)
 	for {
 		resp, err := client.Get(host + "/readyz") //nolint:noctx // the deadline below bounds the loop
 		if err == nil {
@@ -109,7 +106,7 @@ func awaitHealth(config *rest.Config) error {
 		}
 		select {
 		case <-deadline:
-			return fmt.Errorf("the API server does not answer %s after its restart: %w", restartTimeout, err)
+			return fmt.Errorf("the API server does not answer %s after its restart: %w", serverTimeout, err)
 		case <-tick.C:
 		}
 	}
