@@ -206,7 +206,11 @@ func (s *Server) Serve(ctx context.Context) error {
 
 // lastCall is how long sockets are read at the end: what lies in them would be lost, and its clients would wait for
 // seconds before they ask somebody else, while a closed socket refuses at once.
-const lastCall = 20 * time.Millisecond
+// While there is something, there is another call, so often at most.
+const (
+	lastCall  = 20 * time.Millisecond
+	lastCalls = 25
+)
 
 // drain takes no more connections, and lets the readers of UDP sockets end when these are empty.
 func (s *Server) drain() {
@@ -214,8 +218,12 @@ func (s *Server) drain() {
 		_ = listener.Close()
 	}
 	for _, conn := range s.udp {
-		_ = conn.SetReadDeadline(time.Now().Add(lastCall)) // fails only on a closed socket
+		conn.drain()
 	}
+}
+
+func (c *udpSocket) drain() {
+	_ = c.SetReadDeadline(time.Now().Add(lastCall)) // fails only on a closed socket
 }
 
 // close closes all sockets; doing so twice is harmless.
@@ -239,9 +247,14 @@ func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
 	limit := &rateLimit{rate: int32(s.Limits.Rate)}
 	turn := rand.Uint32()
 	asked := rand.Uint64()
+	var since, calls int // questions since the last call, and how many there were
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(query)
 		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) && since > 0 && calls < lastCalls:
+			since, calls = 0, calls+1
+			conn.drain()
+			continue
 		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
 			return fmt.Errorf("read from udp %s: %w", conn.LocalAddr(), err)
 		case err != nil:
@@ -249,6 +262,7 @@ func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
 			pause(ctx, retry)
 			continue
 		}
+		since++
 		var resp []byte
 		if limit.allows(from.Addr(), time.now()) {
 			turn++
