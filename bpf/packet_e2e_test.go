@@ -11,6 +11,7 @@ import (
 	"os"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -367,6 +368,52 @@ func TestPacketEndBesideDirect(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a pod sends has a checksum that the device is still to compute, and so has an answer made of it. Where the way back
+// is a wire that computes none, the kernel does.
+func TestPacketRefusedOnWire(t *testing.T) {
+	l := newLab(t)
+	l.attachTCX()
+	l.in(l.node, func() error { return leaveChecksums(hostDevice) })
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			l.t, l.path.t = t, t
+			l.path.addRange(s.ranges)
+			if _, err := l.dial("tcp", s.vip); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("TCP: %v", err)
+			}
+			c, err := l.dial("udp", s.vip)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			_, _ = c.Write([]byte("odd"))
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("UDP: %v", err)
+			}
+		})
+	}
+}
+
+// leaveChecksums makes a device compute no checksums, so that the kernel must: `ethtool -K NAME tx off`.
+func leaveChecksums(name string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return fmt.Errorf("make socket: %w", err)
+	}
+	defer unix.Close(fd)
+	value := struct{ command, data uint32 }{unix.ETHTOOL_STXCSUM, 0}
+	request := struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:], name)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return fmt.Errorf("turn checksums of %s off: %w", name, errno)
+	}
+	return nil
 }
 
 // A pod may be its own backend.

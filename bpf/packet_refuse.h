@@ -25,6 +25,8 @@
 
 #define REPLY_HOPS 64
 
+#define EINVAL 22
+
 /* So many refusals a CPU answers in a second: a flood of packets must not become two. */
 #define ANSWERS_MAX 10000
 
@@ -84,6 +86,19 @@ static __noinline int turn_back(struct __sk_buff *skb, const struct packet *p)
 	return turn_link_header(skb) ? bpf_redirect(skb->ifindex, 0) : TC_ACT_SHOT;
 }
 
+static __always_inline __u32 answer_offset(const struct packet *p)
+{
+	return p->l3 + (p->ipv6 ? sizeof(struct ipv6_header) : sizeof(struct ipv4_header));
+}
+
+/* Reports whether the device is still to compute the packet's checksum (CHECKSUM_PARTIAL), as it then will of an answer
+ * made of it. Only the kernel knows, and shows it by not letting the packet be cut before that checksum. Else it is cut
+ * there. */
+static __always_inline bool is_unsummed(struct __sk_buff *skb, const struct packet *p)
+{
+	return p->check && bpf_skb_change_tail(skb, p->l4 + p->check, 0) == -EINVAL;
+}
+
 /* Cuts or grows the packet to an answer of length bytes behind the IP header, and writes the headers before them. */
 static __always_inline bool begin_answer(struct __sk_buff *skb, const struct packet *p, __u32 length, __u8 proto)
 {
@@ -118,15 +133,25 @@ static __always_inline bool begin_answer(struct __sk_buff *skb, const struct pac
 	}
 }
 
-static __always_inline __u32 answer_offset(const struct packet *p)
+/* Sends an answer whose checksums are right. What a device is to compute takes the place of the old packet's checksum,
+ * and what stands there before takes part: the sum of the answer's pseudo header makes it right again, or zero where
+ * the place is none of a checksum. It does so behind the old packet's headers: where these were longer than the
+ * answer's, only who lets the checksum be, as a pod's veth does, gets a right one. */
+static __always_inline int send_answer(struct __sk_buff *skb, const struct packet *p, bool unsummed, __u64 pseudo)
 {
-	return p->l3 + (p->ipv6 ? sizeof(struct ipv6_header) : sizeof(struct ipv4_header));
+	__u16 sum = fold(pseudo);
+
+	if (unsummed && answer_offset(p) == p->l4 && bpf_skb_store_bytes(skb, p->l4 + p->check, &sum, sizeof(sum), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(skb->ifindex, 0);
 }
 
 /* Makes the packet a reset of its connection (RFC 9293 section 3.10.7.1). A reset is never answered by one. */
 static __noinline int answer_reset(struct __sk_buff *skb, const struct packet *p)
 {
 	struct tcp_header h, r = { .offset = 5 << 4, .flags = TCP_RST };
+	bool unsummed;
+	__u64 pseudo;
 	__u32 length;
 
 	if (p->kind & TCP_RST || bpf_skb_load_bytes(skb, p->l4, &h, sizeof(h)))
@@ -141,13 +166,14 @@ static __noinline int answer_reset(struct __sk_buff *skb, const struct packet *p
 		r.ack = bpf_htonl(bpf_ntohl(h.seq) + length);
 		r.flags |= TCP_ACK;
 	}
-	r.check =
-		~fold(sum_pseudo(p, sizeof(r), IPPROTO_TCP) + (__u32)bpf_csum_diff(NULL, 0, (void *)&r, sizeof(r), 0));
+	pseudo = sum_pseudo(p, sizeof(r), IPPROTO_TCP);
+	r.check = ~fold(pseudo + (__u32)bpf_csum_diff(NULL, 0, (void *)&r, sizeof(r), 0));
+	unsummed = is_unsummed(skb, p);
 	if (!begin_answer(skb, p, sizeof(r), IPPROTO_TCP))
 		return TC_ACT_SHOT;
 	if (bpf_skb_store_bytes(skb, answer_offset(p), &r, sizeof(r), 0))
 		return TC_ACT_SHOT;
-	return bpf_redirect(skb->ifindex, 0);
+	return send_answer(skb, p, unsummed, pseudo);
 }
 
 /* Which ICMP message says it. */
@@ -172,6 +198,8 @@ static __noinline int answer_icmp(struct __sk_buff *skb, const struct packet *p)
 	__u8 proto = p->ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
 	__u32 length = p->end - p->l3;
 	struct icmp_error e = {};
+	__u64 pseudo = 0;
+	bool unsummed;
 
 	if (length > QUOTE_MAX)
 		length = QUOTE_MAX;
@@ -180,13 +208,15 @@ static __noinline int answer_icmp(struct __sk_buff *skb, const struct packet *p)
 		return TC_ACT_SHOT;
 	explain(p, &e);
 	/* All of it may be summed: what is not quoted is zero. */
-	e.check = ~fold((p->ipv6 ? sum_pseudo(p, 8 + length, proto) : 0) +
-			(__u32)bpf_csum_diff(NULL, 0, (void *)&e, sizeof(e), 0));
+	if (p->ipv6)
+		pseudo = sum_pseudo(p, 8 + length, proto);
+	e.check = ~fold(pseudo + (__u32)bpf_csum_diff(NULL, 0, (void *)&e, sizeof(e), 0));
+	unsummed = is_unsummed(skb, p);
 	if (!begin_answer(skb, p, 8 + length, proto))
 		return TC_ACT_SHOT;
 	if (bpf_skb_store_bytes(skb, answer_offset(p), &e, 8 + length, 0))
 		return TC_ACT_SHOT;
-	return bpf_redirect(skb->ifindex, 0);
+	return send_answer(skb, p, unsummed, pseudo);
 }
 
 /* Tells whoever watches of a client that got be, or was refused. */
