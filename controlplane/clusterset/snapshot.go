@@ -42,6 +42,7 @@ type Endpoint struct {
 	Serving     bool         // it answers, ready or terminating
 	Terminating bool
 	Hostname    string
+	Pod         string // its pod's name, where it has no hostname and DNS may want one
 	NodeName    Shared // unique only within the slice's Cluster
 	Zone        Shared
 }

@@ -170,6 +170,7 @@ func (w *digester) endpoint(e *discoveryv1.Endpoint) {
 	w.flag(e.Conditions.Serving)
 	w.flag(e.Conditions.Terminating)
 	w.optional(e.Hostname)
+	w.text(podOf(e))
 	w.optional(e.NodeName)
 	w.optional(e.Zone)
 	if e.Hints != nil {

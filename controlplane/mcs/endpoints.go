@@ -17,7 +17,8 @@ import (
 )
 
 // BrokerSlice returns a member's EndpointSlice as an object of the broker, without a namespace. Addresses,
-// conditions, hostname, node, zone and hints are kept; references to objects of the member are not.
+// conditions, hostname, node, zone and hints are kept, and of a headless Service the names of pods that have no
+// hostname, for DNS; other references to objects of the member are not.
 func BrokerSlice(source *discoveryv1.EndpointSlice, cluster clusterset.ClusterID) *discoveryv1.EndpointSlice {
 	name := clusterset.ServiceName{Namespace: source.Namespace, Name: source.Labels[discoveryv1.LabelServiceName]}
 	return &discoveryv1.EndpointSlice{
@@ -26,7 +27,7 @@ func BrokerSlice(source *discoveryv1.EndpointSlice, cluster clusterset.ClusterID
 			Labels: withManagedBy(ownerLabels(cluster, name)),
 		},
 		AddressType: source.AddressType,
-		Endpoints:   portable(source.Endpoints),
+		Endpoints:   portable(source.Endpoints, hasLabel(source, corev1.IsHeadlessService)),
 		Ports:       slices.Clone(source.Ports),
 	}
 }
@@ -145,7 +146,7 @@ func ImportedSlice(broker *discoveryv1.EndpointSlice, imp clusterset.Import, fro
 			}),
 		},
 		AddressType: broker.AddressType,
-		Endpoints:   portable(broker.Endpoints),
+		Endpoints:   portable(broker.Endpoints, imp.Type == clusterset.Headless),
 	}
 	maps.Copy(es.Labels, from.ServiceLabels)
 	if changed, ok := broker.Annotations[v1alpha1.AnnotationChangedAt]; ok {
@@ -171,8 +172,8 @@ func exposed(p discoveryv1.EndpointPort, imp clusterset.Import, from clusterset.
 }
 
 // portable returns copies of endpoints without addresses that can never be a backend, and without what
-// means something only inside their own cluster.
-func portable(endpoints []discoveryv1.Endpoint) []discoveryv1.Endpoint {
+// means something only inside their own cluster. named keeps the names of pods that have no hostname.
+func portable(endpoints []discoveryv1.Endpoint, named bool) []discoveryv1.Endpoint {
 	kept := make([]discoveryv1.Endpoint, 0, len(endpoints)) // never nil: the API requires the field
 	for i := range endpoints {
 		e := endpoints[i].DeepCopy()
@@ -183,10 +184,29 @@ func portable(endpoints []discoveryv1.Endpoint) []discoveryv1.Endpoint {
 		if len(e.Addresses) == 0 {
 			continue
 		}
+		pod := podOf(e)
 		e.TargetRef, e.DeprecatedTopology = nil, nil
+		if named && pod != "" {
+			e.TargetRef = &corev1.ObjectReference{Kind: kindPod, Name: pod}
+		}
 		kept = append(kept, *e)
 	}
 	return kept
+}
+
+const kindPod = "Pod"
+
+// podOf returns the name of an endpoint's pod, "" when it is none or has a hostname, which then is its name.
+func podOf(e *discoveryv1.Endpoint) string {
+	if e.TargetRef == nil || e.TargetRef.Kind != kindPod || deref(e.Hostname) != "" {
+		return ""
+	}
+	return e.TargetRef.Name
+}
+
+func hasLabel(o metav1.Object, label string) bool {
+	_, has := o.GetLabels()[label]
+	return has
 }
 
 // withManagedBy adds the label that tells everybody, the member's own EndpointSlice controllers among

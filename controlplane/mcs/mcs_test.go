@@ -346,6 +346,53 @@ func sourceSlice() *discoveryv1.EndpointSlice {
 	}
 }
 
+// Pods of a headless Service that have no hostname keep their names on the way, those of other Services do not.
+func TestPodNamesReachTheNode_N43(t *testing.T) {
+	for name, tc := range map[string]struct {
+		source, imported clusterset.ServiceType
+		hostname         *string
+		kind, want       string
+	}{
+		"headless":                    {clusterset.Headless, clusterset.Headless, nil, "Pod", "hello-x7f"},
+		"headless, with a hostname":   {clusterset.Headless, clusterset.Headless, new("h"), "Pod", ""},
+		"headless, no pod":            {clusterset.Headless, clusterset.Headless, nil, "Machine", ""},
+		"with an address":             {clusterset.ClusterSetIP, clusterset.ClusterSetIP, nil, "Pod", ""},
+		"headless here, not imported": {clusterset.Headless, clusterset.ClusterSetIP, nil, "Pod", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source := sourceSlice()
+			if tc.source == clusterset.Headless {
+				source.Labels[corev1.IsHeadlessService] = ""
+			}
+			source.Endpoints = source.Endpoints[:1]
+			source.Endpoints[0].Hostname = tc.hostname
+			source.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: tc.kind, Name: "hello-x7f", Namespace: "demo", UID: "1"}
+			export := clusterset.Export{Cluster: "a", Service: clusterset.ServiceName{Namespace: "demo", Name: "hello"}, Type: tc.source}
+			imp := clusterset.Import{Service: export.Service, Type: tc.imported}
+			broker := mcs.BrokerSlice(source, "a")
+			unpacked := mcs.Pack(broker).Unpack()
+			if mcs.SliceDigest(unpacked) != mcs.SliceDigest(broker) {
+				t.Error("packing changed the slice")
+			}
+			have, _, err := mcs.Slice(mcs.ImportedSlice(unpacked, imp, export))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := have.Endpoints[0].Pod; got != tc.want {
+				t.Errorf("have %q, want %q", got, tc.want)
+			}
+			if ref := broker.Endpoints[0].TargetRef; ref != nil && (ref.Namespace != "" || ref.UID != "") {
+				t.Errorf("more than the name travels: %v", ref)
+			}
+		})
+	}
+	named, other := sourceSlice(), sourceSlice()
+	named.Endpoints[1].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "hello-x7f"}
+	if mcs.SliceDigest(named) == mcs.SliceDigest(other) {
+		t.Error("another pod is no change")
+	}
+}
+
 // TestSlicesReachTheNode follows endpoints from their own cluster over the broker to a node of another.
 func TestSlicesReachTheNode(t *testing.T) {
 	source := sourceSlice()

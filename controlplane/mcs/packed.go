@@ -9,6 +9,7 @@ import (
 	"time"
 	"unique"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -31,10 +32,11 @@ type Packed struct {
 // packedEndpoint has its booleans as two bits each: 0 unset, 1 false, 2 true.
 type packedEndpoint struct {
 	address           netip.Addr
-	hostname          string
+	hostname          string                // or, when isPod, the name of the pod
 	node, zone        unique.Handle[string] // "\x00" is unset
 	hints             *discoveryv1.EndpointHints
 	ready, serving, t uint8
+	isPod             bool
 }
 
 const unset = "\x00"
@@ -64,8 +66,12 @@ func Pack(es *discoveryv1.EndpointSlice) *Packed {
 		if err != nil {
 			continue
 		}
+		name, isPod := deref(e.Hostname), false
+		if pod := podOf(e); pod != "" {
+			name, isPod = pod, true
+		}
 		p.endpoints = append(p.endpoints, packedEndpoint{
-			address: a, hostname: strings.Clone(deref(e.Hostname)), node: handle(e.NodeName), zone: handle(e.Zone), hints: e.Hints,
+			address: a, hostname: strings.Clone(name), isPod: isPod, node: handle(e.NodeName), zone: handle(e.Zone), hints: e.Hints,
 			ready: packBool(e.Conditions.Ready), serving: packBool(e.Conditions.Serving), t: packBool(e.Conditions.Terminating),
 		})
 	}
@@ -97,7 +103,10 @@ func (p *Packed) Unpack() *discoveryv1.EndpointSlice {
 			Addresses: []string{e.address.String()}, NodeName: unhandle(e.node), Zone: unhandle(e.zone), Hints: e.hints.DeepCopy(),
 			Conditions: discoveryv1.EndpointConditions{Ready: unpackBool(e.ready), Serving: unpackBool(e.serving), Terminating: unpackBool(e.t)},
 		}
-		if e.hostname != "" {
+		switch {
+		case e.isPod:
+			out.TargetRef = &corev1.ObjectReference{Kind: kindPod, Name: e.hostname}
+		case e.hostname != "":
 			out.Hostname = new(e.hostname)
 		}
 		es.Endpoints = append(es.Endpoints, out)

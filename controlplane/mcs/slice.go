@@ -99,6 +99,7 @@ func parseEndpoint(e *discoveryv1.Endpoint, family clusterset.Family, addrs []ne
 		Serving:     ready,
 		Terminating: deref(e.Conditions.Terminating),
 		Hostname:    deref(e.Hostname),
+		Pod:         podOf(e),
 		NodeName:    clusterset.Share(deref(e.NodeName)),
 		Zone:        clusterset.Share(deref(e.Zone)),
 	}

@@ -210,7 +210,7 @@ func sameSlices(a, b []clusterset.Slice) bool {
 	}
 	return slices.EqualFunc(a, b, func(a, b clusterset.Slice) bool {
 		return a.Cluster == b.Cluster && slices.Equal(a.Ports, b.Ports) && slices.EqualFunc(a.Endpoints, b.Endpoints, func(a, b clusterset.Endpoint) bool {
-			return a.Ready == b.Ready && a.Hostname == b.Hostname && slices.Equal(a.Addrs, b.Addrs)
+			return a.Ready == b.Ready && a.Hostname == b.Hostname && a.Pod == b.Pod && slices.Equal(a.Addrs, b.Addrs)
 		})
 	})
 }
@@ -410,6 +410,11 @@ func (p *page) headless() {
 				continue
 			}
 			p.addresses(name, e.Addrs)
+			if e.Hostname == "" && isLabel(e.Pod) { // Lighthouse has it so; what SRV records say is the name above
+				if alias, ok := p.below(e.Pod + "." + string(slice.Cluster)); ok {
+					p.addresses(alias, e.Addrs)
+				}
+			}
 			if !p.Drained[slice.Cluster] {
 				hosts = append(hosts, host{name, slice.Ports})
 			}
