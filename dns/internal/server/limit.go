@@ -92,3 +92,10 @@ func (c *clock) now() uint32 {
 	c.asked++
 	return c.second
 }
+
+// count returns how many connections are open.
+func (l *connLimit) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.open
+}

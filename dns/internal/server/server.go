@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -24,9 +25,16 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
-// idle is how long a TCP client may stay silent between questions, or take over one of them or over
-// reading an answer (RFC 7766, section 6.2.3, asks for "a few seconds").
-const idle = 8 * time.Second
+// DefaultIdle is "a few seconds", for which RFC 7766, section 6.2.3, asks.
+const DefaultIdle = 8 * time.Second
+
+// received is how many bytes of questions may wait in a socket, at some 800 a question. What comes while the node is
+// busy elsewhere is answered late then, and not lost; where nobody waits it takes no memory.
+const received = 4 << 20
+
+// unread is how many bytes of answers wait for a TCP client that does not read them: one of the largest kind. The
+// kernel would keep megabytes for each.
+const unread = maxTCP
 
 // retry is how long a socket rests after an error that may pass.
 const retry = 10 * time.Millisecond
@@ -45,6 +53,9 @@ type Config struct {
 	// Zone is asked for the zone at each question and may return nil: no zone yet.
 	Zone   func() *zone.Zone
 	Limits Limits
+	// Idle is how long a TCP client may stay silent between questions, or take over one of them or over reading an
+	// answer; 0 is DefaultIdle.
+	Idle time.Duration
 	// Sample logs one of so many questions, of each socket and connection; 0 none.
 	Sample uint64
 	Log    *slog.Logger
@@ -69,6 +80,7 @@ type udpSocket struct {
 // Listen opens a TCP socket and, for each CPU that this process may use, a UDP socket on each address, or none at all.
 // An error names the address, the port and the fix.
 func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, error) {
+	c.Idle = cmp.Or(c.Idle, DefaultIdle)
 	s := &Server{Config: c, conns: connLimit{all: c.Limits.Connections, each: c.Limits.ConnectionsEach}}
 	for _, addr := range addrs {
 		if err := s.listen(ctx, addr); err != nil {
@@ -132,10 +144,13 @@ func open(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListe
 func openUDP(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, error) {
 	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }); failed != nil {
-			return failed
-		}
-		return err
+		failed := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, received) != nil { // which needs NET_ADMIN
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, received) // up to net.core.rmem_max
+			}
+		})
+		return errors.Join(failed, err)
 	}}
 	conn, err := shared.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
@@ -301,6 +316,7 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 				_ = conn.Close()
 				continue
 			}
+			_ = conn.SetWriteBuffer(unread) // or it stays as it is
 			conns.Go(func() error {
 				defer s.conns.leave(client)
 				s.serveConn(ctx, conn) // which closes it at once when ctx is done
@@ -328,7 +344,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 // serveConn answers the questions of one connection, in order, until the client closes it, is silent for
 // too long or ctx is done.
-func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
+func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var length [2]byte
@@ -337,7 +353,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 	asked := rand.Uint64()
 	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	for {
-		_ = conn.SetDeadline(time.Now().Add(idle)) // fails only on a closed connection, and then so does the read
+		_ = conn.SetDeadline(time.Now().Add(s.Idle)) // fails only on a closed connection, and then so does the read
 		if _, err := io.ReadFull(conn, length[:]); err != nil {
 			return
 		}
@@ -355,6 +371,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 			return // not a question: nothing sensible will follow
 		}
 		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(resp))), resp...)); err != nil {
+			_ = conn.SetLinger(0) // what the client did not read is not kept for it
 			return
 		}
 	}

@@ -1,0 +1,151 @@
+package server
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/isthmus-net/isthmus/dns/internal/zone"
+)
+
+// hostile are messages that make careless parsers loop, read too far or grow.
+func hostile(tb testing.TB) map[string][]byte {
+	tb.Helper()
+	head := func(counts ...byte) []byte {
+		return append([]byte{0x12, 0x34, 1, 0}, 0, counts[0], 0, counts[1], 0, counts[2], 0, counts[3])
+	}
+	type16 := []byte{0, 1, 0, 1}
+	whole := ask(tb, helloName, dns.TypeA, withOPT(1232, 0, false))
+	long := append(head(1, 0, 0, 0), bytes.Repeat(append([]byte{63}, bytes.Repeat([]byte{'a'}, 63)...), 5)...)
+	return map[string][]byte{
+		"a pointer at itself":         append(append(head(1, 0, 0, 0), 0xc0, 0x0c), type16...),
+		"two pointers at each other":  append(append(head(1, 0, 0, 0), 0xc0, 0x0e, 0xc0, 0x0c), type16...),
+		"a pointer ahead":             append(append(head(1, 0, 0, 0), 0xc0, 0x40), type16...),
+		"a pointer at the header":     append(append(head(1, 0, 0, 0), 0xc0, 0x00), type16...),
+		"a label of no kind":          append(append(head(1, 0, 0, 0), 0x80, 'a', 0), type16...),
+		"a label that never ends":     append(head(1, 0, 0, 0), 63, 'a'),
+		"a name that is too long":     append(append(long, 0), type16...),
+		"no question, many announced": head(0xff, 0, 0, 0),
+		"an option longer than all":   append(bytes.Clone(whole[:len(whole)-2]), 0xff, 0xff),
+		"two OPT records": func() []byte {
+			b := append(bytes.Clone(whole), whole[len(whole)-optLen:]...)
+			b[11] = 2
+			return b
+		}(),
+	}
+}
+
+// A message that is none is told so, in the size of a header, and at once.
+func TestHostileMessages(t *testing.T) {
+	t.Parallel()
+	z := testZone(1)
+	for name, query := range hostile(t) {
+		for _, via := range []transport{overUDP, overTCP} {
+			answer := respond(z, query, via, 0)
+			if len(answer) != headerLen || answer[3]&rcodeMask != dns.RcodeFormatError {
+				t.Errorf("%s: %s", name, hex.Dump(answer))
+			}
+		}
+	}
+}
+
+// Names that differ in their case alone are one, and come back as they were asked (0x20).
+func TestCaseIsEchoed_L56(t *testing.T) {
+	t.Parallel()
+	z := testZone(1)
+	for seed := range uint64(64) {
+		caps := seed * 0x9e3779b97f4a7c15 // bits as of dice
+		query := ask(t, helloName, dns.TypeA, nil)
+		for i := range query[headerLen : len(query)-4] {
+			if c := &query[headerLen+i]; 'a' <= *c && *c <= 'z' && caps>>i&1 == 1 {
+				*c -= 'a' - 'A'
+			}
+		}
+		answer := respond(z, query, overUDP, 0)
+		if !bytes.Equal(answer[headerLen:len(query)], query[headerLen:]) || binary.BigEndian.Uint16(answer[6:]) != 1 {
+			t.Errorf("have %s", show(t, answer))
+		}
+	}
+}
+
+// FuzzParse holds our parser against the library's: what ours can read means the same to both, and the answer has the
+// code that follows. Neither the answer nor the responder's memory grows beyond what a message may be.
+func FuzzParse(f *testing.F) {
+	for _, q := range hostile(f) {
+		f.Add(q)
+	}
+	for _, name := range []string{helloName, "MANY.demo.svc.clusterset.local.", ".", "nobody.demo.svc.clusterset.local.", "1.0.0.10.in-addr.arpa."} {
+		for _, edit := range []func(*dns.Msg){nil, withOPT(1232, 0, true), withOPT(100, 1, false), withNSID} {
+			for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypeANY, dns.TypeAXFR} {
+				f.Add(ask(f, name, qtype, edit))
+			}
+		}
+	}
+	z := testZone(100)
+	var r responder
+	f.Fuzz(func(t *testing.T, query []byte) {
+		answer := r.respond(z, query, overUDP, 1)
+		if cap(r.out) > 2*maxTCP {
+			t.Fatalf("the responder holds %d bytes", cap(r.out))
+		}
+		if answer == nil {
+			if len(query) >= headerLen && query[2]&response == 0 {
+				t.Fatalf("no answer to\n%s", hex.Dump(query))
+			}
+			return
+		}
+		have := int(r.last.rcode)
+		if want := oracle(z, query); have != want {
+			t.Fatalf("code %d, want %d, to\n%s", have, want, hex.Dump(query))
+		}
+		if len(query) < headerLen || binary.BigEndian.Uint16(query[4:]) != 1 {
+			return
+		}
+		ours, ok := new(responder).parse(query)
+		if !ok {
+			return
+		}
+		theirs, ok := new(responder).parseUnusual(query)
+		if !ok {
+			t.Fatalf("only our parser reads\n%s", hex.Dump(query))
+		}
+		if !bytes.EqualFold(ours.wire, theirs.wire) || !bytes.Equal(ours.lower, theirs.lower) || ours.typ != theirs.typ || ours.class != theirs.class || ours.edns != theirs.edns {
+			t.Fatalf("ours %+v, the library's %+v, of\n%s", ours, theirs, hex.Dump(query))
+		}
+	})
+}
+
+// oracle is the code that the library's reading of a message leads to.
+func oracle(z *zone.Zone, query []byte) int {
+	var m dns.Msg
+	err := m.Unpack(query)
+	switch {
+	case query[2]&opcodeMask != 0:
+		return dns.RcodeNotImplemented
+	case err != nil || len(m.Question) != 1:
+		return dns.RcodeFormatError
+	}
+	opts := 0
+	for _, rr := range m.Extra {
+		if rr.Header().Rrtype == dns.TypeOPT {
+			opts++
+		}
+	}
+	q := m.Question[0]
+	name := make([]byte, 2*maxName)
+	n, err := dns.PackDomainName(dns.CanonicalName(q.Name), name, 0, nil, false)
+	switch {
+	case opts > 1 || err != nil:
+		return dns.RcodeFormatError
+	case opts == 1 && m.IsEdns0().Version() != 0:
+		return dns.RcodeBadVers
+	case q.Qclass != dns.ClassINET:
+		return dns.RcodeRefused
+	}
+	head := make([]byte, headerLen, maxTCP)
+	_, code := z.Append(append(head, 0, 0, 0, 0, 0), zone.Question{Name: name[:n], Type: zone.Type(q.Qtype)}, 0, maxTCP)
+	return int(code)
+}
