@@ -79,7 +79,7 @@ func FuzzParse(f *testing.F) {
 	}
 	for _, name := range []string{helloName, "MANY.demo.svc.clusterset.local.", ".", "nobody.demo.svc.clusterset.local.", "1.0.0.10.in-addr.arpa."} {
 		for _, edit := range []func(*dns.Msg){nil, withOPT(1232, 0, true), withOPT(100, 1, false), withNSID} {
-			for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypeANY, dns.TypeAXFR} {
+			for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypeANY, dns.TypeAXFR, dns.TypeCAA} {
 				f.Add(ask(f, name, qtype, edit))
 			}
 		}
