@@ -79,7 +79,7 @@ func pods(clusters map[clusterset.ClusterID]string) *clusterset.Snapshot {
 }
 
 // The name of a headless Service leads to clusters whose packets live, and to one that is silent again when it answers.
-func TestSilentMemberIsNotAnswered_L61(t *testing.T) {
+func TestSilentMemberIsNotAnswered_L61_L63(t *testing.T) {
 	n, at := startNameserver(t)
 	if err := n.Sync(t.Context(), pods(map[clusterset.ClusterID]string{"a": "10.0.0.1", "b": "10.0.0.2"})); err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func TestNeighboursPortIsTaken(t *testing.T) {
 	}
 }
 
-func TestDNSConfig(t *testing.T) {
+func TestDNSConfig_L56(t *testing.T) {
 	tests := map[string]struct {
 		args []string
 		want string // scoped and empty, or a part of the error

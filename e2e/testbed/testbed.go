@@ -48,7 +48,9 @@ type Config struct {
 	Zone  string // label of all nodes; empty means none
 	// AgentArgs are further flags of the agents, by member.
 	AgentArgs map[string][]string
-	Progress  io.Writer // receives one line a step; nil means silence
+	// NodeLocalDNS are the members whose nodes have NodeLocal DNSCache in front of CoreDNS.
+	NodeLocalDNS []string
+	Progress     io.Writer // receives one line a step; nil means silence
 }
 
 // Testbed is an installed ClusterSet. Its methods may be used concurrently.
@@ -87,6 +89,11 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 	}
 	if err := tb.labelZone(ctx); err != nil {
 		return nil, err
+	}
+	for _, member := range cfg.NodeLocalDNS {
+		if err := tb.startNodeLocalDNS(ctx, member); err != nil {
+			return nil, fmt.Errorf("start NodeLocal DNSCache in %s: %w", member, err)
+		}
 	}
 	if err := tb.install(ctx); err != nil {
 		return nil, err
@@ -252,12 +259,23 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 			return err
 		}
 	}
-	return nil
+	tb.Step("isthmusctl dns install in %s", strings.Join(clusters, " and "))
+	named, namedCtx := errgroup.WithContext(ctx)
+	for _, member := range clusters {
+		named.Go(func() error {
+			_, err := tb.Isthmusctl(namedCtx, member, "dns", "install", "--yes")
+			return err
+		})
+	}
+	return named.Wait()
 }
 
 // Leave ends the membership of a cluster and uninstalls Isthmus from it.
 func (tb *Testbed) Leave(ctx context.Context, member string) error {
-	tb.Step("isthmusctl leave in %s", member)
+	tb.Step("isthmusctl dns uninstall and leave in %s", member)
+	if _, err := tb.Isthmusctl(ctx, member, "dns", "uninstall", "--yes"); err != nil {
+		return err
+	}
 	if _, err := tb.Isthmusctl(ctx, member, "leave", "--broker-kubeconfig", tb.Lab.Kubeconfig(broker)); err != nil {
 		return err
 	}

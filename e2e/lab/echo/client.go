@@ -30,7 +30,8 @@ type Client struct {
 	Concurrency   int
 	Rate          float64 // connections a second at most; 0: as fast as they go
 	Timeout       time.Duration
-	URL, TCP, UDP string // exactly one is set
+	URL, TCP, UDP string // exactly one of these and Lookup is set
+	Lookup        string // a name whose addresses are the answer, each time asked anew, of both families at once
 	Keep          bool   // each worker keeps its UDP socket until that fails
 
 	// Hold makes all requests go over one connection; once it is lost they fail. For URL, one at a time.
@@ -64,13 +65,13 @@ type Report struct {
 func (c *Client) Validate() error {
 	var errs []error
 	targets := 0
-	for _, t := range []string{c.URL, c.TCP, c.UDP} {
+	for _, t := range []string{c.URL, c.TCP, c.UDP, c.Lookup} {
 		if t != "" {
 			targets++
 		}
 	}
 	if targets != 1 {
-		errs = append(errs, errors.New("give exactly one of --url, --tcp and --udp"))
+		errs = append(errs, errors.New("give exactly one of --url, --tcp, --udp and --lookup"))
 	}
 	if u, err := url.Parse(c.URL); c.URL != "" && (err != nil || u.Scheme != "http" || u.Host == "") {
 		errs = append(errs, fmt.Errorf("%q is not an http URL", c.URL))
@@ -179,6 +180,9 @@ func (c *Client) once(ctx context.Context, kept *net.Conn) (answer string, peer 
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	switch {
+	case c.Lookup != "":
+		answer, err = lookup(ctx, c.Lookup)
+		return answer, peer, err
 	case c.held != nil:
 		answer, err = c.held.get(ctx, c.URL)
 		return answer, peer, err
@@ -204,6 +208,17 @@ func (c *Client) once(ctx context.Context, kept *net.Conn) (answer string, peer 
 		_ = conn.Close() // what there is to say is said
 	}
 	return answer, peer, err
+}
+
+// lookup asks the name server of the resolver's configuration, and returns the addresses as one word.
+func lookup(ctx context.Context, name string) (string, error) {
+	addrs, err := (&net.Resolver{PreferGo: true}).LookupNetIP(ctx, "ip", name)
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.Unmap().String()
+	}
+	slices.Sort(texts)
+	return strings.Join(texts, ","), err
 }
 
 // exchange asks, if it must, and reads a line.

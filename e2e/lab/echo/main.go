@@ -90,6 +90,7 @@ func clientCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.URL, "url", "", "http URL to get")
 	cmd.Flags().StringVar(&c.TCP, "tcp", "", "HOST:PORT to read a line from")
 	cmd.Flags().StringVar(&c.UDP, "udp", "", "HOST:PORT to exchange a datagram with")
+	cmd.Flags().StringVar(&c.Lookup, "lookup", "", "name to ask the addresses of")
 	cmd.Flags().BoolVar(&c.Keep, "keep", false, "keep each UDP socket, and connect anew when it fails")
 	cmd.Flags().BoolVar(&c.Hold, "hold", false, "send all requests over one connection, and fail once it is lost; who answers stands on standard error from the first answer on")
 	cmd.Flags().BoolVar(&c.Multipath, "multipath", false, "ask for Multipath TCP, and fail when it is not spoken")

@@ -6,6 +6,7 @@ import (
 	"github.com/coredns/coredns/core/dnsserver"
 	"github.com/coredns/coredns/coremain"
 
+	_ "github.com/coredns/coredns/plugin/bind"
 	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/errors"
 	_ "github.com/coredns/coredns/plugin/forward"
@@ -22,7 +23,7 @@ import (
 // The order of the directives is the order in which plugins see a query; it is that of the stock binary.
 func init() {
 	dnsserver.Directives = []string{
-		"reload", "health", "ready", "prometheus", "errors", "log", "cache", "loadbalance", "loop",
+		"reload", "bind", "health", "ready", "prometheus", "errors", "log", "cache", "loadbalance", "loop",
 		"kubernetes", "forward",
 	}
 }

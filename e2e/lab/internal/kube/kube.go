@@ -193,8 +193,6 @@ type view struct {
 	Options      Options
 	PauseImage   string
 	CoreDNSImage string
-	// Agents are the nodes' own addresses, where their DNS answers neighbours; at most three.
-	Agents []netip.Addr
 }
 
 // NodeFiles returns the configuration of a node by path below /etc. pauseRef is the pause
@@ -220,13 +218,7 @@ func (p Plan) NodeFiles(n topology.Node, pauseRef string) (map[string]string, er
 
 // Addons is the manifest of what every cluster with nodes runs: CoreDNS.
 func (p Plan) Addons() (string, error) {
-	v := view{Cluster: p.Cluster, Options: p.Options, CoreDNSImage: CoreDNSImage}
-	for _, n := range p.Cluster.Nodes {
-		if len(v.Agents) < 3 {
-			v.Agents = append(v.Agents, n.IPv4)
-		}
-	}
-	return render("coredns.yaml.tmpl", v)
+	return render("coredns.yaml.tmpl", view{Cluster: p.Cluster, Options: p.Options, CoreDNSImage: CoreDNSImage})
 }
 
 func render(name string, v view) (string, error) {

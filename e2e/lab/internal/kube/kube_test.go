@@ -129,8 +129,8 @@ func TestFilesParse(t *testing.T) {
 						t.Errorf("%v in\n%s", err, object)
 					}
 				}
-				if n := strings.Count(addons, " 10.200.0.1"); n != 3 {
-					t.Errorf("%d nodes are asked for clusterset.local, want 3 of 4", n)
+				if strings.Contains(addons, "clusterset.local:") {
+					t.Error("the Corefile has a block for clusterset.local, which isthmusctl dns install adds")
 				}
 			})
 		}
