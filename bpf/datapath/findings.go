@@ -38,7 +38,7 @@ type findings struct {
 
 // Findings returns what on this node does not go well with the dataplane: backends without a route, sources that
 // somebody masquerades, and with a packet path also forwarding that is off, reverse path filters and MTUs that
-// lose packets, and programs of others that come between. What is new it also logs. It may be some seconds old.
+// lose packets, devices it cannot be on, and programs of others that come between. What is new it also logs. It may be some seconds old.
 func (d *Datapath) Findings() ([]Finding, error) {
 	d.findings.mu.Lock()
 	defer d.findings.mu.Unlock()
@@ -67,6 +67,7 @@ func (d *Datapath) examine() ([]Finding, error) {
 		if node.Served, between, err = d.packets.neighbours(); err != nil {
 			return nil, err
 		}
+		between = append(between, device.CheckBare(devices, d.packets.patterns)...)
 	}
 	var replaced []Finding
 	if node.Ways, replaced, err = d.ways(devices); err != nil {

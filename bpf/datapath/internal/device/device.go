@@ -26,6 +26,8 @@ type Device struct {
 	Default bool
 	// Addressed is true when it has an address that others can reach.
 	Addressed bool
+	// Bare is true when its packets do not begin with an Ethernet header: tun, WireGuard, PPP. The programs read none.
+	Bare bool
 }
 
 // List returns the devices of this network namespace, by index.
@@ -49,6 +51,7 @@ func List() ([]Device, error) {
 			Index: a.Index, Name: a.Name, Kind: l.Type(), MTU: a.MTU, Master: a.MasterIndex,
 			PeerElsewhere: l.Type() == "veth" && a.NetNsID >= 0,
 			Default:       defaults[a.Index],
+			Bare:          !slices.Contains([]string{"ether", "loopback"}, a.EncapType),
 			Addressed: slices.ContainsFunc(addrs, func(addr netlink.Addr) bool {
 				return addr.LinkIndex == a.Index && addr.IP.IsGlobalUnicast()
 			}),
@@ -100,10 +103,30 @@ func Validate(pattern string) error {
 
 // Select returns those of devices whose names match one of patterns. Without patterns it returns the uplinks, the
 // veths of pods, the taps of virtual machines, and the bridges that have such ports. The loopback device, where
-// every packet would be seen twice, only comes when it is named.
+// every packet would be seen twice, only comes when it is named, and one that is Bare never.
 //
 // Patterns are those of path.Match and must be valid.
 func Select(devices []Device, patterns []string) []Device {
+	return slices.DeleteFunc(fitting(devices, patterns), func(d Device) bool { return d.Bare })
+}
+
+// CheckBare returns a Finding for every device that Select leaves out for being Bare alone.
+func CheckBare(devices []Device, patterns []string) []Finding {
+	var found []Finding
+	for _, d := range fitting(devices, patterns) {
+		if d.Bare {
+			found = append(found, Finding{
+				"device", Warning,
+				fmt.Sprintf("packets of %s have no Ethernet header: the packet path is not on it, and does not serve clients behind it", d.Name),
+				"use a device with Ethernet, a tap in place of a tun for instance; or name the others with --device",
+			})
+		}
+	}
+	return found
+}
+
+// fitting is Select, those that are Bare included.
+func fitting(devices []Device, patterns []string) []Device {
 	bridged := map[int]bool{}
 	for _, d := range devices {
 		if d.Client() {

@@ -38,20 +38,27 @@ func TestSelect(t *testing.T) {
 		{Index: 9, Name: "tap0", Kind: "tuntap"},
 		{Index: 10, Name: "dns", Kind: "dummy", Addressed: true},
 		{Index: 11, Name: "bond0.7", Kind: "vlan", Addressed: true},
+		{Index: 12, Name: "tun0", Kind: "tuntap", Bare: true},
+		{Index: 13, Name: "wg0", Kind: "wireguard", Addressed: true, Bare: true},
 	}
 	for name, c := range map[string]struct {
 		patterns []string
 		want     []string
+		bare     int // devices that are named as left out
 	}{
-		"found":          {nil, []string{"eth0", "eth1", "cni0", "veth1", "tap0", "bond0.7"}},
-		"by name":        {[]string{"veth2", "absent"}, []string{"veth2"}},
-		"by pattern":     {[]string{"eth*", "br?"}, []string{"eth0", "eth1", "eth2", "br0"}},
-		"even loopback":  {[]string{"lo"}, []string{"lo"}},
-		"dots are plain": {[]string{"bond0.*"}, []string{"bond0.7"}},
+		"found":          {nil, []string{"eth0", "eth1", "cni0", "veth1", "tap0", "bond0.7"}, 1},
+		"by name":        {[]string{"veth2", "absent"}, []string{"veth2"}, 0},
+		"by pattern":     {[]string{"eth*", "br?"}, []string{"eth0", "eth1", "eth2", "br0"}, 0},
+		"even loopback":  {[]string{"lo"}, []string{"lo"}, 0},
+		"dots are plain": {[]string{"bond0.*"}, []string{"bond0.7"}, 0},
+		"bare":           {[]string{"tun0", "wg0"}, nil, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, names(Select(node, c.patterns))); diff != "" {
 				t.Errorf("chosen (-want +got):\n%s", diff)
+			}
+			if found := CheckBare(node, c.patterns); len(found) != c.bare {
+				t.Errorf("found %v, want %d", found, c.bare)
 			}
 		})
 	}
@@ -92,8 +99,9 @@ func TestList(t *testing.T) {
 	var have []Device
 	err = ns.Do(func() error {
 		tap := &netlink.Tuntap{LinkAttrs: attrs("tap0"), Mode: netlink.TUNTAP_MODE_TAP}
+		tun := &netlink.Tuntap{LinkAttrs: attrs("tun0"), Mode: netlink.TUNTAP_MODE_TUN}
 		bridge := &netlink.Bridge{LinkAttrs: attrs("br0")}
-		err := errors.Join(netlink.LinkAdd(bridge), netlink.LinkAdd(tap),
+		err := errors.Join(netlink.LinkAdd(bridge), netlink.LinkAdd(tap), netlink.LinkAdd(tun),
 			netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs("here"), PeerName: "alsohere"}), netlink.LinkSetMaster(tap, bridge))
 		if err != nil {
 			return err
@@ -109,6 +117,7 @@ func TestList(t *testing.T) {
 		"v0a090001": {Kind: "veth", PeerElsewhere: true, Default: true, Addressed: true},
 		"br0":       {Kind: "bridge"},
 		"tap0":      {Kind: "tuntap"},
+		"tun0":      {Kind: "tuntap", Bare: true},
 		"here":      {Kind: "veth"}, "alsohere": {Kind: "veth"},
 	}
 	bridge := 0
