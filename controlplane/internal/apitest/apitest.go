@@ -30,7 +30,8 @@ const assets = "KUBEBUILDER_ASSETS"
 type Server struct {
 	env       *envtest.Environment
 	config    *rest.Config
-	restarted *exec.Cmd // by Restart
+	restarted *exec.Cmd     // by Restart
+	ended     chan struct{} // closed when restarted has ended
 }
 
 // Run starts servers, runs the tests of the package, stops the servers and returns what TestMain must exit

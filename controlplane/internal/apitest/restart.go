@@ -2,6 +2,7 @@ package apitest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -31,23 +32,36 @@ func (s *Server) Restart(t testing.TB, away time.Duration) {
 		t.Fatalf("kill the API server: %v", err)
 	}
 	<-time.After(away)
-	cmd := exec.Command(args[0], args[1:]...) //nolint:noctx // it outlives the test, until Run stops it
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatalf("start the API server again: %v", err)
+	// It ends at once when a connection has its port, as one may that began while it was away.
+	giveUp := time.Now().Add(serverTimeout)
+	for err = errEnded; errors.Is(err, errEnded) && time.Now().Before(giveUp); {
+		s.stopRestarted()
+		cmd := exec.Command(args[0], args[1:]...) //nolint:noctx // it outlives the test, until Run stops it
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err := cmd.Start(); err != nil {
+			t.Fatalf("start the API server again: %v", err)
+		}
+		ended := make(chan struct{})
+		go func() {
+			_ = cmd.Wait()
+			close(ended)
+		}()
+		s.restarted, s.ended = cmd, ended
+		err = awaitHealth(config, ended)
 	}
-	s.stopRestarted()
-	s.restarted = cmd
-	if err := awaitHealth(config); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
 }
+
+// errEnded is of a server that ended before it answered.
+var errEnded = errors.New("the API server ended")
 
 // stopRestarted ends a server that Restart started.
 func (s *Server) stopRestarted() {
 	if s.restarted != nil {
 		_ = s.restarted.Process.Kill()
-		_ = s.restarted.Wait()
+		<-s.ended
 		s.restarted = nil
 	}
 }
@@ -80,7 +94,8 @@ func find(config *rest.Config) (pid int, args []string, err error) {
 	return 0, nil, fmt.Errorf("no process listens on port %s of the API server", port)
 }
 
-func awaitHealth(config *rest.Config) error {
+// awaitHealth waits until the API server answers, or has ended.
+func awaitHealth(config *rest.Config, ended <-chan struct{}) error {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return err
@@ -107,6 +122,8 @@ func awaitHealth(config *rest.Config) error {
 		select {
 		case <-deadline:
 			return fmt.Errorf("the API server does not answer %s after its restart: %w", serverTimeout, err)
+		case <-ended:
+			return errEnded
 		case <-tick.C:
 		}
 	}
