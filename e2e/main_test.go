@@ -24,7 +24,7 @@ const (
 	clientNode = "a2"
 
 	// patience is how long anything may take to become as it should.
-	patience = 30 * time.Second
+	patience = time.Minute
 )
 
 // clientNodes says where testdata/workload.yaml puts the clients of each member.

@@ -39,7 +39,7 @@ func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 	run := func(target string) chan outcome {
 		done := make(chan outcome, 1)
 		go func() {
-			r, err := client(podClient).run(ctx, "--keep", "--duration", "25s", "--rate", "160", "--concurrency", sockets, "--timeout", "2s", "--udp", target)
+			r, err := client(podClient).run(ctx, "--keep", "--duration", "18s", "--rate", "160", "--concurrency", sockets, "--timeout", "2s", "--udp", target)
 			done <- outcome{r, err}
 		}()
 		return done

@@ -378,11 +378,8 @@ func TestControlPlaneDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		// Kubernetes would start b's controller again after a while; that of scaleTimes starts another one.
 		if err := bed.Lab.Heal("b"); err != nil {
-			t.Error(err)
-		}
-		// Kubernetes starts b's controller again after a while.
-		if _, err := bed.Isthmusctl(context.WithoutCancel(ctx), "b", "status", "--wait", "--timeout", "5m"); err != nil {
 			t.Error(err)
 		}
 	})

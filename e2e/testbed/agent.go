@@ -10,6 +10,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
 // containerd runs ctr on the containers that the kubelet made. It works while the kubelet is down.
@@ -58,16 +62,46 @@ func (tb *Testbed) OutsideCommand(ctx context.Context, member, namespace, pod st
 
 // container finds the first container of a pod.
 func (tb *Testbed) container(ctx context.Context, member, namespace, pod string) (node, id string, err error) {
-	where, err := tb.Kubectl(ctx, member, "get", "pod", pod, "--namespace", namespace,
-		"--output", "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}")
+	client, err := tb.client(member)
 	if err != nil {
 		return "", "", err
 	}
-	node, id, found := strings.Cut(where, " containerd://")
-	if !found {
+	p, err := client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+	if err != nil {
+		return "", "", fmt.Errorf("find pod %s/%s of %s: %w", namespace, pod, member, err)
+	}
+	if id = containerID(p); id == "" {
 		return "", "", fmt.Errorf("pod %s/%s of %s has no running container", namespace, pod, member)
 	}
-	return node, id, nil
+	return p.Spec.NodeName, id, nil
+}
+
+// containerID is containerd's name of a pod's first container; empty while there is none.
+func containerID(p *corev1.Pod) string {
+	if len(p.Status.ContainerStatuses) == 0 {
+		return ""
+	}
+	return strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
+}
+
+// client returns a client of a cluster's API server. Tests ask often: a kubectl for each question would be the most of
+// what they do.
+func (tb *Testbed) client(cluster string) (kubernetes.Interface, error) {
+	tb.mu.Lock()
+	defer tb.mu.Unlock()
+	if c, ok := tb.clients[cluster]; ok {
+		return c, nil
+	}
+	config, err := tb.Lab.RESTConfig(cluster)
+	if err != nil {
+		return nil, err
+	}
+	c, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of %s: %w", cluster, err)
+	}
+	tb.clients[cluster] = c
+	return c, nil
 }
 
 // execs numbers the calls of ExecCommand: containerd wants a name for each.
@@ -76,10 +110,11 @@ var execs atomic.Uint64
 // KillAgent sends SIGKILL to the agent of a node and keeps it down: the node's kubelet is stopped first,
 // so that nobody restarts it. ReviveAgent undoes it.
 func (tb *Testbed) KillAgent(ctx context.Context, member, node string) error {
-	id, err := tb.agentContainer(ctx, member, node)
+	agent, err := tb.agent(ctx, member, node)
 	if err != nil {
 		return err
 	}
+	id := containerID(agent)
 	if err := tb.Lab.Stop(ctx, node, "kubelet"); err != nil {
 		return fmt.Errorf("stop the kubelet of %s: %w", node, err)
 	}
@@ -131,41 +166,39 @@ type AgentStatus struct {
 
 // AgentStatus asks the agent of a node what it has to say about itself.
 func (tb *Testbed) AgentStatus(ctx context.Context, member, node string) (AgentStatus, error) {
-	pod, err := tb.agentPod(ctx, member, node)
+	agent, err := tb.agent(ctx, member, node)
 	if err != nil {
 		return AgentStatus{}, err
 	}
-	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:9470/proxy/status", Namespace, pod)
-	body, err := tb.Kubectl(ctx, member, "get", "--raw", path)
+	client, err := tb.client(member)
 	if err != nil {
 		return AgentStatus{}, err
+	}
+	body, err := client.CoreV1().Pods(Namespace).ProxyGet("http", agent.Name, "9470", "status", nil).DoRaw(ctx)
+	if err != nil {
+		return AgentStatus{}, fmt.Errorf("ask the agent of %s: %w: %s", node, err, body)
 	}
 	var said AgentStatus
-	if err := json.Unmarshal([]byte(body), &said); err != nil {
+	if err := json.Unmarshal(body, &said); err != nil {
 		return AgentStatus{}, fmt.Errorf("read the status of the agent of %s: %w", node, err)
 	}
 	return said, nil
 }
 
-func (tb *Testbed) agentPod(ctx context.Context, member, node string) (string, error) {
-	return tb.agentField(ctx, member, node, "{.items[*].metadata.name}")
-}
-
-func (tb *Testbed) agentContainer(ctx context.Context, member, node string) (string, error) {
-	id, err := tb.agentField(ctx, member, node, "{.items[*].status.containerStatuses[0].containerID}")
-	return strings.TrimPrefix(id, "containerd://"), err
-}
-
-// agentField reads one field of the only agent pod of a node.
-func (tb *Testbed) agentField(ctx context.Context, member, node, jsonPath string) (string, error) {
-	out, err := tb.Kubectl(ctx, member, "get", "pods", "--namespace", Namespace,
-		"--selector", "app.kubernetes.io/name=isthmus-agent",
-		"--field-selector", "spec.nodeName="+node, "--output", "jsonpath="+jsonPath)
+// agent finds the only agent of a node.
+func (tb *Testbed) agent(ctx context.Context, member, node string) (*corev1.Pod, error) {
+	client, err := tb.client(member)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	if fields := strings.Fields(out); len(fields) == 1 {
-		return fields[0], nil
+	pods, err := client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=isthmus-agent", FieldSelector: "spec.nodeName=" + node,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find the agent of %s: %w", node, err)
 	}
-	return "", fmt.Errorf("want one agent pod on %s, found %q", node, out)
+	if n := len(pods.Items); n != 1 {
+		return nil, fmt.Errorf("want one agent pod on %s, found %d", node, n)
+	}
+	return &pods.Items[0], nil
 }

@@ -20,9 +20,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 	"github.com/isthmus-net/isthmus/e2e/lab/topology"
@@ -61,6 +63,9 @@ type Testbed struct {
 	root   string // of this repository
 	digest string // of the images that Up has loaded
 	start  time.Time
+
+	mu      sync.Mutex
+	clients map[string]kubernetes.Interface // by cluster, guarded by mu
 }
 
 // Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
@@ -70,15 +75,23 @@ func Up(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	archives, err := tb.build(ctx)
-	if err != nil {
-		return nil, err
-	}
 	if _, err := os.Stat(tb.Lab.Dir()); err == nil {
 		tb.Step("lab %q stands already: bring it up to date", cfg.Name)
 	}
-	if err := tb.Lab.Up(ctx); err != nil {
-		return nil, fmt.Errorf("bring the lab up: %w", err)
+	var archives []string
+	both, bothCtx := errgroup.WithContext(ctx) // a lab that comes up waits a lot
+	both.Go(func() (err error) {
+		archives, err = tb.build(bothCtx)
+		return err
+	})
+	both.Go(func() error {
+		if err := tb.Lab.Up(bothCtx); err != nil {
+			return fmt.Errorf("bring the lab up: %w", err)
+		}
+		return nil
+	})
+	if err := both.Wait(); err != nil {
+		return nil, err
 	}
 	tb.Step("load the images into every node")
 	if err := tb.Lab.LoadImages(ctx, archives...); err != nil {
@@ -126,7 +139,7 @@ func open(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lab %s: %w", cfg.Name, err)
 	}
-	return &Testbed{Lab: l, cfg: cfg, bin: filepath.Join(root, "bin"), root: root, start: time.Now()}, nil
+	return &Testbed{Lab: l, cfg: cfg, bin: filepath.Join(root, "bin"), root: root, start: time.Now(), clients: map[string]kubernetes.Interface{}}, nil
 }
 
 // repository finds the root of this module, from anywhere inside of it.
@@ -373,13 +386,12 @@ func Output(cmd *exec.Cmd) (string, error) {
 }
 
 // Eventually calls check until it returns nil. When ctx ends first, or within has passed, the error is
-// check's last one.
+// check's last one. What takes long is asked for less often, so that asking is not what the machine is busy with.
 func Eventually(ctx context.Context, within time.Duration, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	const often, seldom = 100 * time.Millisecond, 500 * time.Millisecond
+	for began := time.Now(); ; {
 		err := check(ctx)
 		if err == nil {
 			return nil
@@ -387,7 +399,7 @@ func Eventually(ctx context.Context, within time.Duration, check func(context.Co
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("not so within %s: %w", within, err)
-		case <-tick.C:
+		case <-time.After(min(max(often, time.Since(began)/8), seldom)):
 		}
 	}
 }
