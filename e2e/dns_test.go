@@ -3,13 +3,16 @@ package e2e
 import (
 	"context"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 )
@@ -186,5 +189,249 @@ func TestKilledAgentLosesNoLookup(t *testing.T) {
 	}
 	if r.Failures != 0 || r.Connections < 500 || len(r.Backends) != 1 {
 		t.Errorf("of %d lookups %d failed: %v; answers %v", r.Connections, r.Failures, r.Errors, r.Backends)
+	}
+}
+
+// TestLookupsAreNotTracked: behind NodeLocal DNSCache, parallel questions for A and AAAA leave nothing in the node's
+// connection tracking, from the pod to the agent.
+func TestLookupsAreNotTracked(t *testing.T) {
+	needBed(t)
+	const node = "b1"
+	clusterDNS, err := bed.Kubectl(t.Context(), "b", "get", "service", "kube-dns", "--namespace", "kube-system", "--output", "jsonpath={.spec.clusterIP}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := func() int {
+		t.Helper()
+		said, err := bed.Node(t.Context(), node, "conntrack", "--stats")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := 0
+		for f := range strings.FieldsSeq(said) {
+			if n, ok := strings.CutPrefix(f, "insert_failed="); ok {
+				i, err := strconv.Atoi(n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += i
+			}
+		}
+		return sum
+	}
+	before := failed()
+	r, err := clientIn("b").run(t.Context(), "--lookup", name+".", "--concurrency", "16", "--connections", "400")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Failures > 0 || len(r.Backends) != 1 {
+		t.Errorf("%d lookups failed: %v; answers %v", r.Failures, r.Errors, r.Backends)
+	}
+	if after := failed(); after != before {
+		t.Errorf("insert_failed went from %d to %d", before, after)
+	}
+	entries, err := bed.Node(t.Context(), node, "conntrack", "--dump")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(entries) {
+		for _, server := range []string{clusterDNS, testbed.NodeLocalDNSAddress, "169.254.20.53"} {
+			if strings.Contains(line, "dst="+server+" ") && strings.Contains(line, " dport=53 ") {
+				t.Errorf("tracked: %s", line)
+			}
+		}
+	}
+}
+
+// dnsStatus is what the tests read of isthmusctl dns status -o json.
+type dnsStatus struct {
+	OK    bool `json:"ok"`
+	Sites []struct {
+		Name, State string
+	} `json:"sites"`
+	Answers []struct {
+		Answers bool `json:"answers"`
+	} `json:"answers"`
+}
+
+// TestStubComesAndGoes: isthmusctl dns uninstall takes out what install put in, from CoreDNS and from NodeLocal DNSCache,
+// and leaves a foreign edit; without it pods find no name, and isthmusctl says so; install brings it back.
+func TestStubComesAndGoes(t *testing.T) {
+	needBed(t)
+	const member = "b"
+	corefile := func() string {
+		t.Helper()
+		said, err := bed.Kubectl(t.Context(), member, "get", "configmap", "coredns", "--namespace", "kube-system", "--output", "jsonpath={.data.Corefile}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return said
+	}
+	state := func(want string, answer bool) error {
+		return testbed.Eventually(t.Context(), patience, func(context.Context) error {
+			ctx := t.Context() // a command that is cut off says nothing
+			said, failed := bed.Isthmusctl(ctx, member, "dns", "status", "--output", "json")
+			var s dnsStatus
+			if err := json.Unmarshal([]byte(said), &s); err != nil {
+				return errors.Join(failed, err)
+			}
+			if s.OK != answer || len(s.Sites) != 2 || s.Sites[0].State != want || s.Sites[1].State != want {
+				return fmt.Errorf("dns status: %s", said)
+			}
+			for _, a := range s.Answers {
+				if a.Answers != answer {
+					return fmt.Errorf("dns status: %s", said)
+				}
+			}
+			return nil
+		})
+	}
+	installed := corefile()
+	if err := state("installed", true); err != nil {
+		t.Fatal(err)
+	}
+	const foreign = "example.org:53 {\n    errors\n}\n"
+	edit, err := json.Marshal(map[string]map[string]string{"data": {"Corefile": installed + foreign}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bed.Kubectl(t.Context(), member, "patch", "configmap", "coredns", "--namespace", "kube-system", "--patch", string(edit)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bed.Isthmusctl(t.Context(), member, "dns", "uninstall", "--yes"); err != nil {
+		t.Fatal(err)
+	}
+	if have := corefile(); strings.Contains(have, "isthmus") || strings.Contains(have, "clusterset.local") || !strings.HasSuffix(have, foreign) {
+		t.Errorf("after uninstall the Corefile is\n%s", have)
+	}
+	if err := state("not installed", false); err != nil {
+		t.Error(err)
+	}
+	if out, err := inPod(t.Context(), member, "dig", "+tries=1", name, "A"); err != nil || strings.Contains(out, "status: NOERROR") {
+		t.Errorf("without the stub the name is there: %v\n%s", err, out)
+	}
+	began := time.Now()
+	if _, err := bed.Isthmusctl(t.Context(), member, "dns", "install", "--yes"); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("installed, read by every server and answered after %s", time.Since(began).Round(time.Second))
+	if have := corefile(); have != installed+foreign {
+		t.Errorf("after install the Corefile is\n%s\nwant\n%s", have, installed+foreign)
+	}
+	if err := state("installed", true); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestResolvers: the C library's resolver, BIND's dig over TCP and Knot's kdig find the VIPs of a name.
+func TestResolvers(t *testing.T) {
+	needBed(t)
+	addrs, err := vips(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, member := range testbed.Members() {
+		for _, vip := range addrs {
+			family, qtype := "ahostsv6", "AAAA"
+			if vip.Is4() {
+				family, qtype = "ahostsv4", "A"
+			}
+			for _, tool := range [][]string{
+				{"getent", family, name}, {"dig", "+short", "+tcp", name, qtype}, {"kdig", "+short", name, qtype},
+			} {
+				said, err := inPod(t.Context(), member, tool...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if f := strings.Fields(said); len(f) == 0 || f[0] != vip.String() {
+					t.Errorf("%s in %s: %q, want %s", strings.Join(tool, " "), member, said, vip)
+				}
+			}
+		}
+	}
+}
+
+// TestLargeHeadlessService: the 200 addresses of one name, too many for a datagram, come to pods of every cluster, who
+// are sent to TCP by a first answer that says so.
+func TestLargeHeadlessService(t *testing.T) {
+	needBed(t)
+	const many = 200
+	var manifest strings.Builder
+	manifest.WriteString(`
+apiVersion: v1
+kind: Service
+metadata: {name: many, namespace: road}
+spec: {clusterIP: None, ports: [{name: tcp, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: many-1, namespace: road, labels: {kubernetes.io/service-name: many}}
+addressType: IPv4
+ports: [{name: tcp, port: 80, protocol: TCP}]
+endpoints:
+`)
+	var want []string
+	for i := range many {
+		want = append(want, fmt.Sprintf("10.201.1.%d", i+1))
+		fmt.Fprintf(&manifest, "- {addresses: [%s], conditions: {ready: true}}\n", want[i])
+	}
+	defer func() {
+		if _, err := bed.Kubectl(context.WithoutCancel(t.Context()), "a", "delete", "service/many", "endpointslice/many-1", "serviceexport/many", "--namespace", namespace, "--ignore-not-found", "--wait=false"); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := bed.Apply(t.Context(), "a", manifest.String()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bed.Isthmusctl(t.Context(), "a", "export", "service", "many", "--namespace", namespace); err != nil {
+		t.Fatal(err)
+	}
+	for _, member := range testbed.Members() {
+		resolvesTo(t, member, "A", "many.road.svc.clusterset.local", want...)
+		out, err := inPod(t.Context(), member, "dig", "+ignore", "many.road.svc.clusterset.local", "A") // no TCP
+		if err != nil {
+			t.Fatal(err)
+		}
+		if flags := strings.Join(strings.Fields(out), " "); !strings.Contains(flags, " tc") {
+			t.Errorf("over UDP the answer in %s does not say that there is more:\n%s", member, out)
+		}
+	}
+}
+
+//go:embed testdata/multicluster.yaml
+var multicluster string
+
+// TestCoreDNSWithoutAgents: CoreDNS's own option multicluster answers from the objects that Isthmus writes.
+func TestCoreDNSWithoutAgents(t *testing.T) {
+	needBed(t)
+	addrs, err := vips(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		cmd := bed.Lab.Kubectl(context.WithoutCancel(t.Context()), "a", "delete", "--wait=false", "-f", "-")
+		cmd.Stdin = strings.NewReader(multicluster)
+		if _, err := testbed.Output(cmd); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := bed.Apply(t.Context(), "a", multicluster); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bed.Kubectl(t.Context(), "a", "wait", "pod/coredns-multicluster", "--namespace", "kube-system", "--for", "condition=Ready", "--timeout", "60s"); err != nil {
+		t.Fatal(err)
+	}
+	server, err := bed.Kubectl(t.Context(), "a", "get", "pod", "coredns-multicluster", "--namespace", "kube-system", "--output", "jsonpath={.status.podIP}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, vip := range addrs {
+		said, err := inPod(t.Context(), "a", "dig", "+short", "@"+server, name, map[bool]string{true: "A", false: "AAAA"}[vip.Is4()])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.TrimSpace(said) != vip.String() {
+			t.Errorf("CoreDNS answers %q, want %s", said, vip)
+		}
 	}
 }

@@ -23,7 +23,7 @@ var testImageNames = []string{TestImage, "nicolaka/netshoot:v0.15", "alpine/soca
 // testPackages go into the test image, with everything they depend on.
 var testPackages = []string{
 	"bash", "dash", "coreutils", "grep", "sed", "gawk", "procps", "iproute2", "iputils-ping",
-	"curl", "bind9-dnsutils", "netcat-openbsd", "socat", "iperf3",
+	"curl", "bind9-dnsutils", "knot-dnsutils", "libc-bin", "netcat-openbsd", "socat", "iperf3",
 }
 
 // testLinks stand in for Debian's alternatives, which package scripts would set up.
@@ -107,7 +107,7 @@ func fillTestImage(ctx context.Context, l *oci.Layer, debs []string, echo string
 			return err
 		}
 	}
-	for _, program := range []string{"sh", "bash", "curl", "dig", "nslookup", "nc.openbsd", "socat", "gawk", "iperf3", "grep", "tr", "tail", "ip"} {
+	for _, program := range []string{"sh", "bash", "curl", "dig", "nslookup", "kdig", "getent", "nc.openbsd", "socat", "gawk", "iperf3", "grep", "tr", "tail", "ip"} {
 		if !l.Has("/usr/bin/"+program) && !l.Has("/usr/sbin/"+program) {
 			return fmt.Errorf("packages %s hold no %s", strings.Join(testPackages, " "), filepath.Base(program))
 		}
