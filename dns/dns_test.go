@@ -421,3 +421,30 @@ func TestKernelIsTold(t *testing.T) {
 		t.Errorf("%v; the kernel is told of what has not changed: %v", err, kernel)
 	}
 }
+
+// Answers, and what is not there, may be remembered for as long as the operator says, an hour at most.
+func TestTTL_L56(t *testing.T) {
+	for _, ttl := range []uint32{0, 60, 3600} {
+		s, _ := startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: ttl})
+		if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"hello", "nobody"} {
+			resp, err := wire.ExchangeContext(t.Context(), new(wire.Msg).SetQuestion(name+".demo.svc.clusterset.local.", wire.TypeA), s.Status().Listen[0].String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, rr := range append(resp.Answer, resp.Ns...) {
+				if rr.Header().Ttl != ttl {
+					t.Errorf("%s: TTL %d, want %d", name, rr.Header().Ttl, ttl)
+				}
+				if soa, is := rr.(*wire.SOA); is && soa.Minttl != ttl {
+					t.Errorf("%s: minimum %d, want %d", name, soa.Minttl, ttl)
+				}
+			}
+		}
+	}
+	if _, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: 3601}); err == nil {
+		t.Error("more than an hour is taken")
+	}
+}
