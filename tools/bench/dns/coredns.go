@@ -1,0 +1,233 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/crds"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
+	"github.com/isthmus-net/isthmus/tools/scale/world"
+)
+
+// coreDNS is the peer.
+const coreDNS = "CoreDNS"
+
+// cluster is an API server with Services for CoreDNS to serve.
+type cluster struct {
+	env        *envtest.Environment
+	client     client.Client
+	kubeconfig string
+	program    string // CoreDNS
+	dir        string
+	filled     int // Services it has
+}
+
+// newCluster starts an API server and builds CoreDNS.
+func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, error) {
+	assets, err := world.Assets(ctx, progress)
+	if err != nil {
+		return nil, err
+	}
+	module, err := moduleDir(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{dir: dir, program: filepath.Join(dir, "coredns"), kubeconfig: filepath.Join(dir, "kubeconfig")}
+	if err := build(ctx, filepath.Join(module, "e2e/lab/components/coredns"), "tool", c.program); err != nil {
+		return nil, err
+	}
+	all, err := crds.All()
+	if err != nil {
+		return nil, err
+	}
+	c.env = &envtest.Environment{CRDs: all, BinaryAssetsDirectory: assets, ControlPlaneStartTimeout: startLimit}
+	storage, err := os.MkdirTemp(world.DefaultStorage(), "isthmus-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	c.env.ControlPlane.Etcd = &envtest.Etcd{DataDir: storage}
+	c.env.ControlPlane.Etcd.Configure().Append("unsafe-no-fsync")
+	if _, err := c.env.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start an API server: %w", err), os.RemoveAll(storage))
+	}
+	if err := c.connect(); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// connect gives us and CoreDNS an administrator's credentials.
+func (c *cluster) connect() error {
+	user, err := c.env.AddUser(envtest.User{Name: "bench", Groups: []string{"system:masters"}}, nil)
+	if err != nil {
+		return fmt.Errorf("make a user: %w", err)
+	}
+	kubeconfig, err := user.KubeConfig()
+	if err != nil {
+		return fmt.Errorf("make a kubeconfig: %w", err)
+	}
+	if err := os.WriteFile(c.kubeconfig, kubeconfig, 0o600); err != nil {
+		return err
+	}
+	cfg := user.Config()
+	cfg.QPS = -1 // no limit
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1beta1.Install(scheme)); err != nil {
+		return err
+	}
+	c.client, err = client.New(cfg, client.Options{Scheme: scheme})
+	return err
+}
+
+func (c *cluster) close() error {
+	return errors.Join(c.env.Stop(), os.RemoveAll(c.env.ControlPlane.Etcd.DataDir))
+}
+
+// writers is how many requests are under way at a time while the API server is filled.
+const writers = 16
+
+// fill lets the API server have all Services of a set; it must have the first ones.
+func (c *cluster) fill(ctx context.Context, set names.Set, progress io.Writer) error {
+	begin := time.Now()
+	var objects []client.Object
+	for _, n := range set.Namespaces() {
+		objects = append(objects, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n}})
+	}
+	if c.filled == 0 {
+		for _, s := range (names.Set{Services: 1, Endpoints: set.Endpoints}).Snapshot().Services {
+			objects = append(objects, manifests(&s)...)
+		}
+		c.filled = 1
+	}
+	// The namespaces come first, alone.
+	for _, some := range [][]client.Object{objects[:len(set.Namespaces())], objects[len(set.Namespaces()):]} {
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(writers)
+		for _, o := range some {
+			group.Go(func() error {
+				if err := c.client.Create(ctx, o); err != nil && !apierrors.IsAlreadyExists(err) {
+					return fmt.Errorf("create %T %s/%s: %w", o, o.GetNamespace(), o.GetName(), err)
+				}
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+	}
+	if err := c.multiply(ctx, set); err != nil {
+		return err
+	}
+	c.filled = set.Services
+	fmt.Fprintf(progress, "an API server has %d ServiceImports, after %.0fs\n", set.Services, time.Since(begin).Seconds())
+	return nil
+}
+
+// manifests returns the ServiceImport and the EndpointSlices of a Service.
+func manifests(svc *clusterset.Service) []client.Object {
+	objects := []client.Object{mcs.ServiceImport(svc.Import)}
+	for _, s := range svc.Slices {
+		es := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: svc.Service.Namespace, Name: s.Name, Labels: map[string]string{
+				v1beta1.LabelServiceName: svc.Service.Name, v1beta1.LabelSourceCluster: string(s.Cluster),
+			}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for _, p := range s.Ports {
+			es.Ports = append(es.Ports, discoveryv1.EndpointPort{
+				Name: new(p.Name), Protocol: new(corev1.Protocol(p.Protocol.String())), Port: new(int32(p.Port)),
+			})
+		}
+		for _, e := range s.Endpoints {
+			es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{e.Addrs[0].String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(e.Ready)},
+			})
+		}
+		objects = append(objects, es)
+	}
+	return objects
+}
+
+// corefile is what a cluster's DNS usually has, and the ClusterSet's zone.
+const corefile = `.:%d {
+    errors
+    prometheus %s
+    cache 30
+    loadbalance
+    kubernetes cluster.local clusterset.local {
+        kubeconfig %s
+        multicluster clusterset.local
+    }
+}
+`
+
+// serve starts CoreDNS on one CPU and waits until it answers for all Services of the cluster.
+func (c *cluster) serve(ctx context.Context, cpu int, set names.Set) (*server, error) {
+	at, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	sight, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(c.dir, "Corefile")
+	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), sight, c.kubeconfig), 0o600); err != nil {
+		return nil, err
+	}
+	s, err := start(ctx, coreDNS, at, cpu, c.program, "-conf", path)
+	if err != nil {
+		return nil, err
+	}
+	s.logOutput()
+	for _, i := range []int{0, set.Services - 1, set.Services / 2} {
+		if _, err := s.await(ctx, names.Question{Wire: names.Ask(names.Name(i), names.TypeA, false), Answers: 1}); err != nil {
+			return nil, errors.Join(err, s.stop())
+		}
+	}
+	return s, nil
+}
+
+// change gives Service i another address and returns how long it took until CoreDNS, which has answered for it
+// before, answered with that.
+func (c *cluster) change(ctx context.Context, s *server, i, changes int) (time.Duration, error) {
+	want := names.Address(i, changes)
+	q := names.Question{Wire: names.Ask(names.Name(i), names.TypeA, false), Answers: 1}
+	if _, err := s.await(ctx, q); err != nil {
+		return 0, err
+	}
+	si := mcs.ServiceImport(names.Service(i, 0).Import)
+	patch := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"ips":[%q]}}`, want))
+	begin := time.Now()
+	if err := c.client.Patch(ctx, si, patch); err != nil {
+		return 0, fmt.Errorf("change %s: %w", names.Name(i), err)
+	}
+	for time.Since(begin) < startLimit {
+		answer, at, err := s.ask(ctx, q)
+		if err != nil {
+			return 0, err
+		}
+		if ends := want.As4(); len(answer) > 4 && [4]byte(answer[len(answer)-4:]) == ends {
+			return at.Sub(begin), nil
+		}
+	}
+	return 0, fmt.Errorf("%s does not answer %s for %s", s.name, want, names.Name(i))
+}

@@ -1,0 +1,244 @@
+// Package dns measures the node's name server against the cluster's: CoreDNS with its multicluster option and
+// the Corefile that clusters have, on a real API server, and an echo, which is all that a Go program can do
+// with a packet.
+//
+// Servers are processes of their own on one CPU; their client is this process, on another one. All take
+// turns within a round, there and back, and a row is the median of the rounds' ratios: what else the machine
+// does falls on all of them. What one answer costs is what the kernel says that the server's process used.
+//
+// Package dns is measured as it is in isthmus-agent, without the rest of that; a restart is one of isthmus-agent.
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+)
+
+// sizes are how large and how long everything is.
+type sizes struct {
+	some, many names.Set
+	// phase is how long one server is asked at a stretch, turns how often there and back in a round.
+	phase time.Duration
+	turns int
+}
+
+// promised is what the bars are about.
+var promised = sizes{
+	some: names.Set{Services: 10_000, Endpoints: 200}, many: names.Set{Services: 100_000, Endpoints: 200},
+	phase: 200 * time.Millisecond, turns: 2,
+}
+
+// Run measures for the given number of rounds and returns the rows of the table. Six rounds take some minutes, most of
+// them until the API server has all objects. Nothing of it outlives the call.
+func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
+	return run(ctx, promised, rounds, progress)
+}
+
+// The servers that are no peer.
+const (
+	isthmus = "isthmus"
+	goEcho  = "echo"
+)
+
+// The kinds of traffic.
+const (
+	plainSome = "10,000 names, A"
+	plainMany = "100,000 names, A"
+	mixed     = "pod-like mix"
+	largeUDP  = "headless of 200, cut"
+	largeTCP  = "headless of 200, TCP"
+)
+
+// kind is one kind of traffic.
+type kind struct {
+	name      string
+	questions []names.Question
+	tcp       bool
+	echoed    bool // the echo takes part
+}
+
+// bench is everything a run needs.
+type bench struct {
+	sizes
+	rounds   int
+	progress io.Writer
+	dir      string
+	program  string // nameserver
+	cpus     struct{ server, client int }
+	samples  map[string]map[string][]sample // by kind and server, one a round
+}
+
+func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
+	b := &bench{sizes: s, rounds: rounds, progress: progress, samples: map[string]map[string][]sample{}}
+	if b.cpus.server, b.cpus.client, err = twoCPUs(); err != nil {
+		return nil, err
+	}
+	if b.dir, err = os.MkdirTemp("", "isthmus-bench-"); err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	b.program = filepath.Join(b.dir, "nameserver")
+	if err := build(ctx, ".", "github.com/isthmus-net/isthmus/tools/bench/dns/nameserver", b.program); err != nil {
+		return nil, err
+	}
+	peer, err := newCluster(ctx, b.dir, progress)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, peer.close()) }()
+	var size size
+	for _, step := range []struct {
+		set   names.Set
+		kinds []kind
+		then  func(context.Context, *cluster, map[string]*server) error
+	}{
+		{s.some, []kind{{name: plainSome, questions: s.some.Plain(), echoed: true}}, nil},
+		{s.many, []kind{
+			{name: plainMany, questions: s.many.Plain()},
+			{name: mixed, questions: s.many.Mix()},
+			{name: largeUDP, questions: names.Large(min(s.many.Endpoints, 60))},
+			{name: largeTCP, questions: names.Large(s.many.Endpoints), tcp: true},
+		}, func(ctx context.Context, c *cluster, all map[string]*server) error {
+			var err error
+			size, err = b.measureSize(ctx, c, all)
+			return err
+		}},
+	} {
+		if err := peer.fill(ctx, step.set, progress); err != nil {
+			return nil, err
+		}
+		if err := b.against(ctx, peer, step.set, step.kinds, step.then); err != nil {
+			return nil, err
+		}
+	}
+	return slices.Concat(b.trafficRows(), sizeRows(size)), nil
+}
+
+// against measures kinds of traffic on servers of a set.
+func (b *bench) against(ctx context.Context, c *cluster, set names.Set, kinds []kind, then func(context.Context, *cluster, map[string]*server) error) (err error) {
+	all := map[string]*server{}
+	defer func() {
+		for _, s := range all {
+			err = errors.Join(err, s.stop())
+		}
+	}()
+	peer, err := c.serve(ctx, b.cpus.server, set)
+	if err != nil {
+		return err
+	}
+	all[coreDNS] = peer
+	for name, mode := range map[string]string{isthmus: "serve", goEcho: "echo"} {
+		if all[name], err = b.nameserver(ctx, name, b.cpus.server, "-mode", mode, "-services", fmt.Sprint(set.Services), "-endpoints", fmt.Sprint(set.Endpoints)); err != nil {
+			delete(all, name)
+			return err
+		}
+		if _, err := all[name].await(ctx, kinds[0].questions[0]); err != nil {
+			return err
+		}
+	}
+	for round := range b.rounds + 1 { // round 0 warms up: caches, sockets' memory
+		for _, k := range kinds {
+			if err := b.takeTurns(ctx, k, all, round); err != nil {
+				return fmt.Errorf("%s: %w", k.name, err)
+			}
+		}
+	}
+	if then == nil {
+		return nil
+	}
+	return then(ctx, c, all)
+}
+
+// nameserver starts a server of ours.
+func (b *bench) nameserver(ctx context.Context, name string, cpu int, args ...string) (*server, error) {
+	at, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	s, err := start(ctx, name, at, cpu, b.program, append(args, "-listen", at.String())...)
+	if err != nil {
+		return nil, err
+	}
+	s.attached, s.echo = true, name == goEcho
+	return s, nil
+}
+
+// takeTurns lets all servers answer one kind of traffic, in short turns.
+func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, round int) error {
+	order := []string{isthmus, coreDNS}
+	if k.echoed {
+		order = append(order, goEcho)
+	}
+	askers := map[string]*asker{}
+	tallies := map[string]*tally{}
+	for _, name := range order {
+		c, err := newAsker(all[name].at, k.questions, name != goEcho)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.close() }()
+		askers[name], tallies[name] = c, new(tally)
+	}
+	for range 2 * b.turns {
+		for _, name := range order {
+			t, err := b.ask(ctx, k, all[name], askers[name])
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			tallies[name].add(t)
+		}
+		slices.Reverse(order)
+	}
+	if round == 0 {
+		return nil
+	}
+	if b.samples[k.name] == nil {
+		b.samples[k.name] = map[string][]sample{}
+	}
+	for _, name := range order {
+		if tallies[name].answers == 0 {
+			return fmt.Errorf("not a single answer of %s: %s", name, all[name].said)
+		}
+		s := tallies[name].sample()
+		b.samples[k.name][name] = append(b.samples[k.name][name], s)
+		fmt.Fprintf(b.progress, "round %d/%d  %-22s %-8s %8.0f/s  cpu %9s  p99 %9s  lost %d\n", round, b.rounds, k.name, name, s.rate, s.cpu, s.p99, s.lost)
+	}
+	return nil
+}
+
+// ask is one phase of one server.
+func (b *bench) ask(ctx context.Context, k kind, s *server, c *asker) (t tally, err error) {
+	before, err := s.cpuTime()
+	if err != nil {
+		return tally{}, err
+	}
+	err = onCPU(b.cpus.client, func() error {
+		if k.tcp {
+			t, err = overTCP(ctx, s.at, k.questions, b.phase)
+		} else {
+			t, err = c.run(ctx, b.phase)
+		}
+		return err
+	})
+	if err != nil {
+		return tally{}, err
+	}
+	after, err := s.cpuTime()
+	t.cpu = after - before
+	return t, err
+}

@@ -1,0 +1,93 @@
+package dns
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
+)
+
+// perTransaction is how many objects one transaction of etcd has, of which it allows 128.
+const perTransaction = 100
+
+// multiply puts the ServiceImports of a set that are not there yet into etcd, below the API server, which takes ten
+// times as long to let them in one by one. They are what Service 0 is there, under other names and with other
+// addresses; the API server watches etcd and cannot tell.
+func (c *cluster) multiply(ctx context.Context, set names.Set) error {
+	const registry = "/registry/multicluster.x-k8s.io/serviceimports/"
+	key := func(i int) string { return registry + names.Name(i).Namespace + "/" + names.Name(i).Name }
+	var found struct {
+		KVs []struct {
+			Value []byte `json:"value"`
+		} `json:"kvs"`
+	}
+	if err := c.etcd(ctx, "range", map[string]any{"key": []byte(key(0))}, &found); err != nil {
+		return err
+	}
+	if len(found.KVs) != 1 {
+		return fmt.Errorf("etcd has no %s", key(0))
+	}
+	var object unstructured.Unstructured
+	if err := json.Unmarshal(found.KVs[0].Value, &object.Object); err != nil {
+		return fmt.Errorf("read %s of etcd: %w", key(0), err)
+	}
+	object.SetManagedFields(nil) // half of it, which nobody here reads
+	original, err := json.Marshal(object.Object)
+	if err != nil {
+		return err
+	}
+	base := string(object.GetUID())
+	copyOf := func(i int) string {
+		was, is := names.Name(0), names.Name(i)
+		uid := fmt.Sprintf("%s%012x", base[:len(base)-12], i)
+		return strings.NewReplacer(
+			`"`+was.Name+`"`, `"`+is.Name+`"`, `"`+was.Namespace+`"`, `"`+is.Namespace+`"`,
+			names.Address(0, 0).String(), names.Address(i, 0).String(), base, uid,
+		).Replace(string(original))
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(writers)
+	for from := c.filled; from < set.Services; from += perTransaction {
+		group.Go(func() error {
+			var puts []map[string]any
+			for i := from; i < min(from+perTransaction, set.Services); i++ {
+				puts = append(puts, map[string]any{"requestPut": map[string]any{"key": []byte(key(i)), "value": []byte(copyOf(i))}})
+			}
+			return c.etcd(ctx, "txn", map[string]any{"success": puts}, nil)
+		})
+	}
+	return group.Wait()
+}
+
+// etcd calls the API that etcd has over HTTP, in which keys and values are base64.
+func (c *cluster) etcd(ctx context.Context, method string, request, response any) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.env.ControlPlane.Etcd.URL.String()+"/v3/kv/"+method, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("etcd: %s of %d bytes: %s %s: %w", method, len(body), resp.Status, answer, err)
+	}
+	if response == nil {
+		return nil
+	}
+	return json.Unmarshal(answer, response)
+}

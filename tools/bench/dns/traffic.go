@@ -1,0 +1,311 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
+)
+
+const (
+	// window is how many questions over UDP are under way at a time.
+	window = 128
+	// batch is how many packets cross into the kernel at a time, and back.
+	batch = 64
+	// connections is how many clients ask over TCP, one question at a time each.
+	connections = 16
+	// patience is how long an answer is waited for.
+	patience = 250 * time.Millisecond
+	// answerSize is longer than every answer over UDP.
+	answerSize = 4096
+)
+
+// tally is what one or more phases gave.
+type tally struct {
+	cpu     time.Duration // of the server
+	wall    time.Duration
+	answers int
+	lost    int
+	trips   []time.Duration // of each answer, over UDP
+}
+
+func (t *tally) add(o tally) {
+	t.cpu += o.cpu
+	t.wall += o.wall
+	t.answers += o.answers
+	t.lost += o.lost
+	t.trips = append(t.trips, o.trips...)
+}
+
+// sample is what one round gave, per answer.
+type sample struct {
+	cpu  time.Duration // of the server
+	rate float64       // answers a second
+	p99  time.Duration // of the round trip with a full window, over UDP
+	lost int
+}
+
+// sample reduces t, which must hold an answer, and sorts its trips.
+func (t *tally) sample() sample {
+	s := sample{cpu: t.cpu / time.Duration(t.answers), rate: float64(t.answers) / t.wall.Seconds(), lost: t.lost}
+	if n := len(t.trips); n > 0 {
+		slices.Sort(t.trips)
+		s.p99 = t.trips[n*99/100]
+	}
+	return s
+}
+
+// check says what is wrong with an answer, if anything.
+func check(answer []byte, q *names.Question) error {
+	if len(answer) < 12 || answer[2]&0x80 == 0 || answer[3]&0x0f != q.Rcode || binary.BigEndian.Uint16(answer[6:]) < q.Answers {
+		return fmt.Errorf("wrong answer to %q, want code %d and %d records at least: %x", q.Wire, q.Rcode, q.Answers, answer[:min(len(answer), 64)])
+	}
+	return nil
+}
+
+// asker asks one server over UDP with a full window, on its own thread.
+type asker struct {
+	fd        int
+	questions []names.Question
+	verify    bool // what comes back is an answer, and no echo
+	next      int  // of questions
+
+	slots    [window]slot
+	out, in  [batch]packet
+	outHead  [batch]mmsghdr
+	inHead   [batch]mmsghdr
+	sending  []int // slots to send from, batch at most
+	received tally
+}
+
+// slot is a question under way.
+type slot struct {
+	question int
+	turn     uint16 // how often the slot was used, so that a late answer is told from one in time
+	sent     time.Time
+}
+
+type packet struct {
+	iov unix.Iovec
+	buf [answerSize]byte
+}
+
+// mmsghdr is struct mmsghdr of recvmmsg(2) and sendmmsg(2).
+type mmsghdr struct {
+	head   unix.Msghdr
+	length uint32
+	_      [4]byte
+}
+
+// newAsker connects to a server.
+func newAsker(to netip.AddrPort, questions []names.Question, verify bool) (*asker, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make socket: %w", err)
+	}
+	c := &asker{fd: fd, questions: questions, verify: verify}
+	timeout := unix.NsecToTimeval(int64(patience))
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20),
+		unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}),
+	)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("connect: %w", err), unix.Close(fd))
+	}
+	for i := range batch {
+		for _, side := range []struct {
+			p *packet
+			h *mmsghdr
+		}{{&c.out[i], &c.outHead[i]}, {&c.in[i], &c.inHead[i]}} {
+			side.p.iov.Base = &side.p.buf[0]
+			side.p.iov.SetLen(answerSize)
+			side.h.head.Iov = &side.p.iov
+			side.h.head.SetIovlen(1)
+		}
+	}
+	return c, nil
+}
+
+// run asks for one phase.
+func (c *asker) run(ctx context.Context, phase time.Duration) (tally, error) {
+	c.received = tally{trips: make([]time.Duration, 0, 1<<19)}
+	begin := time.Now()
+	if err := c.sendAll(); err != nil {
+		return tally{}, err
+	}
+	for time.Since(begin) < phase && ctx.Err() == nil {
+		n, err := c.receive()
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			c.received.lost += window
+			if err := c.sendAll(); err != nil {
+				return tally{}, err
+			}
+			continue
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return tally{}, fmt.Errorf("receive: %w", err)
+		}
+		if err := c.take(n); err != nil {
+			return tally{}, err
+		}
+	}
+	c.received.wall = time.Since(begin)
+	if err := c.drain(); err != nil {
+		return tally{}, err
+	}
+	return c.received, nil
+}
+
+// take reads n answers and asks as many questions.
+func (c *asker) take(n int) error {
+	now := time.Now()
+	for i := range n {
+		answer := c.in[i].buf[:c.inHead[i].length]
+		if len(answer) < 12 {
+			return fmt.Errorf("an answer of %d bytes", len(answer))
+		}
+		id := binary.BigEndian.Uint16(answer)
+		s := &c.slots[id%window]
+		if s.turn%(1<<16/window) != id/window {
+			continue // it was given up
+		}
+		if c.verify {
+			if err := check(answer, &c.questions[s.question]); err != nil {
+				return err
+			}
+		}
+		c.received.answers++
+		c.received.trips = append(c.received.trips, now.Sub(s.sent))
+		c.sending = append(c.sending, int(id%window))
+	}
+	return c.send(now)
+}
+
+// sendAll asks a question from every slot.
+func (c *asker) sendAll() error {
+	for i := range window {
+		c.sending = append(c.sending, i)
+		if len(c.sending) == batch {
+			if err := c.send(time.Now()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// send asks the next questions from the slots that are free.
+func (c *asker) send(now time.Time) error {
+	for i, at := range c.sending {
+		s := &c.slots[at]
+		*s = slot{question: c.next, turn: s.turn + 1, sent: now}
+		n := copy(c.out[i].buf[:], c.questions[c.next].Wire)
+		binary.BigEndian.PutUint16(c.out[i].buf[:], s.turn%(1<<16/window)*window+uint16(at))
+		c.out[i].iov.SetLen(n)
+		c.next = (c.next + 1) % len(c.questions)
+	}
+	todo := len(c.sending)
+	c.sending = c.sending[:0]
+	for done := 0; done < todo; {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(c.fd), uintptr(unsafe.Pointer(&c.outHead[done])), uintptr(todo-done), 0, 0, 0)
+		if errno != 0 && errno != unix.EINTR {
+			return fmt.Errorf("send: %w", errno)
+		}
+		if errno == 0 {
+			done += int(n)
+		}
+	}
+	return nil
+}
+
+// receive waits for a packet and returns how many came.
+func (c *asker) receive() (int, error) {
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(c.fd), uintptr(unsafe.Pointer(&c.inHead[0])), batch, unix.MSG_WAITFORONE, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// drain waits for what is under way, so that the next phase begins with none of this one's.
+func (c *asker) drain() error {
+	for left := window; left > 0; {
+		n, err := c.receive()
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("receive: %w", err)
+		}
+		left -= n
+	}
+	return nil
+}
+
+// close ends it.
+func (c *asker) close() error { return unix.Close(c.fd) }
+
+// overTCP asks a server over several connections for one phase.
+func overTCP(ctx context.Context, to netip.AddrPort, questions []names.Question, phase time.Duration) (tally, error) {
+	group, ctx := errgroup.WithContext(ctx)
+	var mu sync.Mutex
+	var all tally
+	begin := time.Now()
+	for range connections {
+		group.Go(func() error {
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.String())
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(begin.Add(phase + 5*time.Second)); err != nil {
+				return err
+			}
+			answers := 0
+			for ; time.Since(begin) < phase && ctx.Err() == nil; answers++ {
+				if err := exchangeTCP(conn, &questions[answers%len(questions)]); err != nil {
+					return err
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all.answers += answers
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return tally{}, fmt.Errorf("ask over TCP: %w", err)
+	}
+	all.wall = time.Since(begin)
+	return all, nil
+}
+
+func exchangeTCP(conn net.Conn, q *names.Question) error {
+	if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(q.Wire))), q.Wire...)); err != nil {
+		return err
+	}
+	var length [2]byte
+	if _, err := io.ReadFull(conn, length[:]); err != nil {
+		return err
+	}
+	answer := make([]byte, binary.BigEndian.Uint16(length[:]))
+	if _, err := io.ReadFull(conn, answer); err != nil {
+		return err
+	}
+	return check(answer, q)
+}
