@@ -137,6 +137,13 @@ func (b *Builder) Problems() []Problem {
 // compare adds to changes what differs between two lists of Services, both sorted.
 func (b *Builder) compare(before, after []clusterset.Service, changes map[string]entry) {
 	namespaces := map[string]int{} // 1: was there, 2: is there
+	var last [3]string             // of each, for neighbours are of one namespace
+	note := func(namespace string, state int) {
+		if last[state] != namespace {
+			last[state] = namespace
+			namespaces[namespace] |= state
+		}
+	}
 	for len(before) > 0 || len(after) > 0 {
 		var was, is *clusterset.Service
 		var order int
@@ -150,11 +157,11 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 		}
 		if order <= 0 {
 			was, before = &before[0], before[1:]
-			namespaces[was.Service.Namespace] |= 1
+			note(was.Service.Namespace, 1)
 		}
 		if order >= 0 {
 			is, after = &after[0], after[1:]
-			namespaces[is.Service.Namespace] |= 2
+			note(is.Service.Namespace, 2)
 		}
 		if order == 0 && same(was, is) {
 			continue

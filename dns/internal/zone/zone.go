@@ -58,7 +58,8 @@ func makeShard(entries []entry) shard {
 	if len(entries) == 0 {
 		return nil
 	}
-	s := make(shard, 1<<bits.Len(uint(len(entries)+len(entries)/3)))
+	// A quarter stays free, and one place always: a search ends there.
+	s := make(shard, 1<<bits.Len(uint(len(entries)+max(len(entries)/3, 1)-1)))
 	for _, e := range entries {
 		i := uint(maphash.String(seed, e.name()))
 		for s[i&uint(len(s)-1)] != "" {
