@@ -115,8 +115,12 @@ func TestCounts(t *testing.T) {
 	have := s.Counts()
 	slices.SortFunc(have.Answers, func(a, b Count) int { return strings.Compare(a.Path+a.Type, b.Path+b.Type) })
 	want := Counts{Ignored: 1, Answers: []Count{
-		{PathFast, "A", "NOERROR", 2}, {PathFast, "AAAA", "BADVERS", 1}, {PathFast, "SRV", "REFUSED", 1}, {PathFast, "other", "NXDOMAIN", 1},
-		{PathSlow, "A", "NOERROR", 1}, {PathTCP, "A", "NOERROR", 2},
+		{PathFast, "A", "NOERROR", 2},
+		{PathFast, "AAAA", "BADVERS", 1},
+		{PathFast, "SRV", "REFUSED", 1},
+		{PathFast, "other", "NXDOMAIN", 1},
+		{PathSlow, "A", "NOERROR", 1},
+		{PathTCP, "A", "NOERROR", 2},
 	}}
 	if diff := cmp.Diff(want, have); diff != "" {
 		t.Errorf("counts (-want +have):\n%s", diff)

@@ -35,6 +35,7 @@ func TestSlowClients(t *testing.T) {
 		"says half":       func(_ *testing.T, c *net.TCPConn) { _, _ = c.Write(framed[:7]) },
 		"has half closed": func(_ *testing.T, c *net.TCPConn) { _ = c.CloseWrite() },
 		"says a byte at a time": func(t *testing.T, c *net.TCPConn) { // each in time, all of it not
+			t.Helper()
 			tick := time.NewTicker(idle / 8)
 			defer tick.Stop()
 			for _, b := range framed {
@@ -46,6 +47,7 @@ func TestSlowClients(t *testing.T) {
 			t.Error("a question that takes longer than it may was read to its end")
 		},
 		"does not listen": func(t *testing.T, c *net.TCPConn) {
+			t.Helper()
 			if err := errors.Join(c.SetReadBuffer(1), c.SetWriteDeadline(time.Now().Add(2*time.Second))); err != nil {
 				t.Fatal(err)
 			}

@@ -207,8 +207,13 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 
 // same reports whether two states of a Service surely have the same records.
 func same(a, b *clusterset.Service) bool {
-	return a.Type == b.Type && a.UseIP == b.UseIP && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.Ports, b.Ports) &&
-		slices.Equal(a.Clusters, b.Clusters) && (!isServedBySlices(a) && !isServedBySlices(b) || sameSlices(a.Slices, b.Slices))
+	return a.Type == b.Type && a.UseIP == b.UseIP && equal(a.IPs, b.IPs) && equal(a.Ports, b.Ports) && equal(a.Clusters, b.Clusters) && (!isServedBySlices(a) && !isServedBySlices(b) || sameSlices(a.Slices, b.Slices))
+}
+
+// equal is slices.Equal, without a look at what both share: a snapshot does so with the one before, and most of the time
+// of a change goes by waiting for memory.
+func equal[T comparable](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 
 func sameSlices(a, b []clusterset.Slice) bool {
