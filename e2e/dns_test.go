@@ -86,6 +86,25 @@ func TestNamesInEveryCluster_C18_C19_C20(t *testing.T) {
 	}
 }
 
+// TestKernelAnswers: plain questions of a pod to a resolver that is the kernel's are answered where they leave the pod, by
+// the same packets that the packet path looks at.
+func TestKernelAnswers(t *testing.T) {
+	needBed(t)
+	addrs, err := vips(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, vip := range addrs {
+		said, err := inPod(t.Context(), "a", "nslookup", "-type="+map[bool]string{true: "A", false: "AAAA"}[vip.Is4()], name+".", nobody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(said, vip.String()) {
+			t.Errorf("nobody says of %s:\n%s\nwant %s", name, said, vip)
+		}
+	}
+}
+
 // database is what the tests know of the pods of the StatefulSet db in a member, by hostname.
 func database(t *testing.T, member string) map[string][]netip.Addr {
 	t.Helper()

@@ -126,7 +126,11 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 			return nil, err
 		}
 	}
-	return slices.Concat(b.trafficRows(), sizeRows(size)), nil
+	kernel, err := b.measureKernel(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("answers from the kernel: %w", err)
+	}
+	return slices.Concat(b.trafficRows(), sizeRows(size), kernel), nil
 }
 
 // against measures kinds of traffic on servers of a set.
