@@ -136,14 +136,8 @@ func (b *Builder) Problems() []Problem {
 
 // compare adds to changes what differs between two lists of Services, both sorted.
 func (b *Builder) compare(before, after []clusterset.Service, changes map[string]entry) {
-	namespaces := map[string]int{} // 1: was there, 2: is there
-	var last [3]string             // of each, for neighbours are of one namespace
-	note := func(namespace string, state int) {
-		if last[state] != namespace {
-			last[state] = namespace
-			namespaces[namespace] |= state
-		}
-	}
+	wereThere, areThere := before, after
+	namespaces := map[string]bool{} // of Services that came or went
 	for len(before) > 0 || len(after) > 0 {
 		var was, is *clusterset.Service
 		var order int
@@ -157,14 +151,17 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 		}
 		if order <= 0 {
 			was, before = &before[0], before[1:]
-			note(was.Service.Namespace, 1)
 		}
 		if order >= 0 {
 			is, after = &after[0], after[1:]
-			note(is.Service.Namespace, 2)
 		}
 		if order == 0 && same(was, is) {
 			continue
+		}
+		if order < 0 {
+			namespaces[was.Service.Namespace] = true
+		} else if order > 0 {
+			namespaces[is.Service.Namespace] = true
 		}
 		var old []entry
 		if was != nil {
@@ -193,16 +190,23 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 			}
 		}
 	}
-	for ns, state := range namespaces {
-		if !isLabel(ns) || state == 3 {
+	for ns := range namespaces {
+		is := hasNamespace(areThere, ns)
+		if !isLabel(ns) || is == hasNamespace(wereThere, ns) {
 			continue
 		}
 		name := under(svcName, ns)
 		changes[name] = ""
-		if state == 2 {
+		if is {
 			changes[name] = entry(append([]byte{byte(len(name))}, name...))
 		}
 	}
+}
+
+// hasNamespace reports whether any of services, which are sorted, is of a namespace.
+func hasNamespace(services []clusterset.Service, namespace string) bool {
+	i, _ := slices.BinarySearchFunc(services, namespace, func(s clusterset.Service, ns string) int { return strings.Compare(s.Service.Namespace, ns) })
+	return i < len(services) && services[i].Service.Namespace == namespace
 }
 
 // same reports whether two states of a Service surely have the same records.
