@@ -26,8 +26,12 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 )
 
-// changes is how many are measured.
-const changes = 500
+const (
+	// changes is how many are measured.
+	changes = 200
+	// pace is how long a node waits between two worlds at least, however fast they change (see package view).
+	pace = 50 * time.Millisecond
+)
 
 func main() {
 	listen := flag.String("listen", "", "the `address` and port to answer on")
@@ -117,7 +121,10 @@ func change(ctx context.Context, server *dns.Server, set names.Set, at netip.Add
 	defer conn.Close()
 	snap := set.Snapshot()
 	var took []time.Duration
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
 	for n := range changes {
+		<-tick.C
 		i := n * 7919 % set.Services
 		snap = names.Changed(snap, i, 1+n/set.Services)
 		want := names.Address(i, 1+n/set.Services).As4()
