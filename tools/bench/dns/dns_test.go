@@ -11,8 +11,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 )
 
-// Our servers give the right answers to every kind of traffic, keep their zone and take changes. CoreDNS is the
-// benchmark's own to check: an API server would be most of this test.
+// Our servers give the right answers to every kind of traffic, and keep their zone. Changes and CoreDNS are the
+// benchmark's own to check: they take seconds, and an API server would be most of this test.
 func TestServers(t *testing.T) {
 	b := &bench{
 		sizes: sizes{many: names.Set{Services: 150, Endpoints: 200}, phase: 5 * time.Millisecond}, rounds: 1, progress: t.Output(), dir: t.TempDir(),
@@ -58,9 +58,6 @@ func TestServers(t *testing.T) {
 	}
 	if memory, err := b.keptMemory(t.Context(), file); err != nil || memory <= 0 {
 		t.Errorf("memory %v: %v", memory, err)
-	}
-	if took, err := b.measureChanges(t.Context()); err != nil || len(took) == 0 || !slices.IsSorted(took) {
-		t.Errorf("changes %v: %v", took, err)
 	}
 }
 
