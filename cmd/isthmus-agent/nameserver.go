@@ -52,29 +52,27 @@ func newNameserver(cfg dns.Config, neighbours []netip.AddrPort, log *slog.Logger
 	return &nameserver{cfg: cfg, neighbours: neighbours, log: log, retry: 5 * time.Second, drains: make(chan map[clusterset.ClusterID]bool, 1)}
 }
 
-// Run listens and answers until ctx is done; then it returns nil.
-func (n *nameserver) Run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return n.keepServing(ctx) })
-	group.Go(func() error {
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case drained := <-n.drains:
-				n.settle(func() { n.drained = drained })
-			}
+// Run listens and answers until ctx is done.
+func (n *nameserver) Run(ctx context.Context) {
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	serving.Go(func() { n.keepServing(ctx) })
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case drained := <-n.drains:
+			n.settle(func() { n.drained = drained })
 		}
-	})
-	return group.Wait()
+	}
 }
 
 // keepServing serves until ctx is done, again and again.
-func (n *nameserver) keepServing(ctx context.Context) error {
+func (n *nameserver) keepServing(ctx context.Context) {
 	for {
 		err := n.serve(ctx)
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // whatever ended it, the end was asked for
+			return // whatever ended it, the end was asked for
 		}
 		n.mu.Lock()
 		fresh := n.err == nil || err == nil || n.err.Error() != err.Error()
@@ -85,7 +83,7 @@ func (n *nameserver) keepServing(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-time.After(n.retry):
 		}
 	}

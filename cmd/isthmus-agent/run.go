@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	discoveryclient "k8s.io/client-go/kubernetes/typed/discovery/v1"
@@ -66,6 +67,13 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	defer listener.Close()
 
+	// Names that were kept are answered while the rest begins: to load programs takes a second or two.
+	naming, endNaming := context.WithCancel(ctx)
+	var answering sync.WaitGroup
+	answering.Go(func() { names.Run(naming) })
+	defer answering.Wait()
+	defer endNaming()
+
 	dataplane, err := agent.New(ctx, plane, log.With("component", "dataplane"))
 	if err != nil {
 		return err
@@ -112,7 +120,6 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	log.Info("isthmus-agent starts", "version", version.String(), "node", cfg.NodeName, "http", listener.Addr().String())
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return serveHTTP(ctx, listener, count, see) })
-	group.Go(func() error { return names.Run(ctx) })
 	group.Go(func() error { return where.Run(ctx) })
 	group.Go(func() error { return dataplane.Run(ctx) })
 	if reports != nil {
