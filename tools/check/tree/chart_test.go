@@ -237,7 +237,8 @@ func TestChartDNS(t *testing.T) {
 			[]string{
 				"--dns-profile=lighthouse", "--dns-empty-headless=nxdomain", "--dns-cluster-scoped=false", "--dns-ttl=0", "--dns-neighbour-port=5353",
 				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-reverse=243.0.0.0/8", "--dns-fastpath=10.96.0.10", "--cluster-dns=10.96.0.10",
-			}, false,
+			},
+			false,
 		},
 	}
 	for name, tc := range tests {
