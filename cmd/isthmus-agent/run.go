@@ -67,12 +67,14 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	defer listener.Close()
 
-	// Names that were kept are answered while the rest begins: to load programs takes a second or two.
 	naming, endNaming := context.WithCancel(ctx)
 	var answering sync.WaitGroup
-	answering.Go(func() { names.Run(naming) })
+	beginNaming := sync.OnceFunc(func() { answering.Go(func() { names.Run(naming) }) })
 	defer answering.Wait()
 	defer endNaming()
+	if zone.File != "" { // names that were kept are answered while the programs are loaded, which takes a second or two
+		beginNaming()
+	}
 
 	dataplane, err := agent.New(ctx, plane, log.With("component", "dataplane"))
 	if err != nil {
@@ -83,6 +85,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 			log.Error("close the dataplane; what is in the kernel stays", "err", err)
 		}
 	}()
+	beginNaming()
 	settle := func(ctx context.Context, p agent.Place) error {
 		names.Place(p.Node.Cluster)
 		return dataplane.Settle(ctx, p)
