@@ -77,7 +77,12 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 
 	dataplane, err := agent.New(ctx, plane, log.With("component", "dataplane"))
-	if err != nil {
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		log.Info("isthmus-agent ends before it began", "err", err)
+		return nil
+	default:
 		return err
 	}
 	defer func() {
