@@ -230,8 +230,9 @@ func (s *Server) build() {
 	s.syncedAt, s.old = time.Now(), false
 	s.updates.observe(s.syncedAt.Sub(begin))
 	s.keeper.changed()
+	addresses := s.builder.TakeAddresses()
 	if s.kernel != nil {
-		if err := s.kernel.Update(s.zoneConfig.TTL, z.SOA(), s.builder.Addresses()); err != nil {
+		if err := s.kernel.Update(s.zoneConfig.TTL, z.SOA(), addresses); err != nil {
 			s.log.Error("tell the kernel of a new zone; it may answer from one before", "err", err)
 		}
 	}

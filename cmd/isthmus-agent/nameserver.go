@@ -76,7 +76,7 @@ func (n *nameserver) keepServing(ctx context.Context) {
 		}
 		n.mu.Lock()
 		fresh := n.err == nil || err == nil || n.err.Error() != err.Error()
-		n.server, n.kernel, n.err = nil, nil, err
+		n.err = err
 		n.mu.Unlock()
 		if fresh {
 			n.log.Error("DNS is not served; will try again", "err", err)
@@ -90,7 +90,7 @@ func (n *nameserver) keepServing(ctx context.Context) {
 }
 
 // serve opens the sockets and answers until ctx is done or a socket breaks.
-func (n *nameserver) serve(ctx context.Context) (err error) {
+func (n *nameserver) serve(ctx context.Context) error {
 	kernel, lacks := n.newKernel()
 	server, err := n.open(ctx, kernel, lacks)
 	if err != nil {
@@ -253,10 +253,7 @@ func (n *nameserver) Status() (s status.DNS, lacks []string) {
 		}
 	}
 	if n.kernel != nil {
-		is, err := n.kernel.Status()
-		if err != nil {
-			n.log.Error("count answers of the kernel", "err", err)
-		}
+		is := n.kernelStatus()
 		s.Kernel = &status.KernelDNS{Devices: is.Devices, Answers: is.A + is.AAAA}
 		for _, r := range n.fast.Resolvers {
 			s.Kernel.Resolvers = append(s.Kernel.Resolvers, r.String())

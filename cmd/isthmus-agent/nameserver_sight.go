@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 
+	"github.com/isthmus-net/isthmus/bpf/datapath/names"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/dns"
 )
@@ -19,14 +20,20 @@ func (n *nameserver) dnsStatus() (dns.Status, bool) {
 	if n.kernel == nil {
 		return s, true
 	}
-	kernel, err := n.kernel.Status()
-	if err != nil {
-		n.log.Error("count answers of the kernel", "err", err)
-	}
+	kernel := n.kernelStatus()
 	for typ, messages := range map[string]uint64{"A": kernel.A, "AAAA": kernel.AAAA} {
 		s.Counts.Answers = append(s.Counts.Answers, dns.Count{Path: "kernel", Type: typ, Rcode: "NOERROR", Messages: messages})
 	}
 	return s, true
+}
+
+// kernelStatus says what the kernel answers, which must be something. The caller holds mu.
+func (n *nameserver) kernelStatus() names.Status {
+	is, err := n.kernel.Status()
+	if err != nil {
+		n.log.Error("count answers of the kernel", "err", err)
+	}
+	return is
 }
 
 // records returns the records at and below a name, all when it is empty.

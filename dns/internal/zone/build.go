@@ -59,7 +59,7 @@ type Builder struct {
 	config   Config
 	snapshot *clusterset.Snapshot // nil: nothing built yet
 	zone     *Zone
-	changes  map[string]entry // of the last Build, "" for names that went
+	changes  map[string]entry // of the last Build, "" for names that went; until they are taken
 	problems map[clusterset.ServiceName][]string
 }
 
@@ -104,12 +104,14 @@ func (b *Builder) serial() uint32 {
 	return b.zone.serial
 }
 
-// Addresses yields the names that the last Build made, changed or took away, as on the wire, and beside each its IPv4
-// and its IPv6 address. Only those are valid that are all of the family that the name has; both are not where the
-// name has more than one of a family, or none at all.
-func (b *Builder) Addresses() iter.Seq2[string, [2]netip.Addr] {
+// TakeAddresses returns the names that the last Build made, changed or took away, as on the wire, and beside each its
+// IPv4 and its IPv6 address, and keeps them no longer: after the first Build they are all. Only those are valid that are
+// all of the family that the name has; both are not where the name has more than one of a family, or none at all.
+func (b *Builder) TakeAddresses() iter.Seq2[string, [2]netip.Addr] {
+	changes := b.changes
+	b.changes = nil
 	return func(yield func(string, [2]netip.Addr) bool) {
-		for name, e := range b.changes {
+		for name, e := range changes {
 			if strings.HasSuffix(name, origin) && !yield(name, e.addresses()) {
 				return
 			}

@@ -488,7 +488,7 @@ func TestZonesByWayOfOthers(t *testing.T) {
 				rt.Fatalf("serial %d after %d", z.Serial(), last.Serial())
 			}
 			last = z
-			for name, addrs := range b.Addresses() {
+			for name, addrs := range b.TakeAddresses() {
 				if told[name] = addrs; addrs == [2]netip.Addr{} {
 					delete(told, name)
 				}

@@ -215,10 +215,10 @@ func large(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric,
 	minutes := rest.Took.Minutes()
 	return []metric.Metric{
 		{Name: fmt.Sprintf("controller RSS with %d remote endpoints of %d services, at most", endpoints, services), Value: slices.Max(peaks), Unit: "MiB", Bar: new(150.0), Better: metric.Lower},
-		{Name: "the same, after a restart", Value: median(held), Unit: "MiB", Better: metric.Lower},
+		{Name: "the same, after a restart", Value: metric.Median(held), Unit: "MiB", Better: metric.Lower},
 		{Name: fmt.Sprintf("first import of %d services, until all can be used", services), Value: over(imports, usable), Unit: "s", Bar: new(60.0), Better: metric.Lower},
 		{Name: "the same, until all statuses say so", Value: over(imports, reported), Unit: "s", Better: metric.Lower},
-		{Name: fmt.Sprintf("restart to synced with %d services, nothing to write", services), Value: median(synced), Unit: "s", Bar: new(10.0), Better: metric.Lower},
+		{Name: fmt.Sprintf("restart to synced with %d services, nothing to write", services), Value: metric.Median(synced), Unit: "s", Bar: new(10.0), Better: metric.Lower},
 		{Name: "writes of a restart, to both API servers", Value: slices.Max(written), Unit: "writes", Better: metric.Lower},
 		{
 			Name: "writes at rest, to both API servers, Leases apart", Value: (world.Writes(rest.Importer.Requests) + world.Writes(rest.Broker.Requests)) / minutes,
@@ -268,7 +268,7 @@ func over[T any](rounds []T, of func(T) float64) float64 {
 	for _, r := range rounds {
 		values = append(values, of(r))
 	}
-	return median(values)
+	return metric.Median(values)
 }
 
 // ratio returns the median over the rounds of a/b.
@@ -277,13 +277,5 @@ func ratio[T any](a, b []T, of func(T) float64) float64 {
 	for i := range a {
 		values = append(values, of(a[i])/of(b[i]))
 	}
-	return median(values)
-}
-
-// median returns the middle of values, the mean of the two middle ones when their number is even. It sorts
-// them. There must be one.
-func median(values []float64) float64 {
-	slices.Sort(values)
-	n := len(values)
-	return (values[(n-1)/2] + values[n/2]) / 2
+	return metric.Median(values)
 }

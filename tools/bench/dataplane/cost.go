@@ -173,12 +173,12 @@ func (c costs) machineRows() []metric.Metric {
 	}
 	return []metric.Metric{
 		{Name: "BPF, this machine / that of the bars in ns: the least of connect4 with socket storage", Value: c.of(program{leastStorage, "connect4"}) / connectLeast, Unit: "ratio", Better: metric.Lower},
-		{Name: "BPF, this machine / that of the bars in ns: the least of a packet", Value: median(packet) / packetLeast, Unit: "ratio", Better: metric.Lower},
+		{Name: "BPF, this machine / that of the bars in ns: the least of a packet", Value: metric.Median(packet) / packetLeast, Unit: "ratio", Better: metric.Lower},
 	}
 }
 
 // of is what a run takes.
-func (c costs) of(p program) float64 { return median(slices.Clone(c[p])) }
+func (c costs) of(p program) float64 { return metric.Median(slices.Clone(c[p])) }
 
 // ratioRow compares a program with its reference, round by round.
 func (c costs) ratioRow(p, l program, bar *float64) metric.Metric {
@@ -187,7 +187,7 @@ func (c costs) ratioRow(p, l program, bar *float64) metric.Metric {
 		ratios[i] = c[p][i] / c[l][i]
 	}
 	return metric.Metric{
-		Name: "BPF, " + p.plane + ": " + p.name + " / " + l.plane, Value: median(ratios), Unit: "ratio", Bar: bar,
+		Name: "BPF, " + p.plane + ": " + p.name + " / " + l.plane, Value: metric.Median(ratios), Unit: "ratio", Bar: bar,
 		Better: metric.Lower, Limit: new(1.0),
 	}
 }

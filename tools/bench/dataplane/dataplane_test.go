@@ -61,8 +61,8 @@ func TestRun(t *testing.T) {
 
 func TestMedian(t *testing.T) {
 	for want, values := range map[float64][]float64{1: {1}, 2: {3, 1, 2}, 2.5: {4, 1, 3, 2}} {
-		if got := median(values); got != want {
-			t.Errorf("median(%v) = %v, want %v", values, got, want)
+		if got := metric.Median(values); got != want {
+			t.Errorf("metric.Median(%v) = %v, want %v", values, got, want)
 		}
 	}
 }

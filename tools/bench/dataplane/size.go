@@ -93,7 +93,7 @@ func (b *testbed) sizeRows() []metric.Metric {
 	}
 	mib := func(bytes float64) float64 { return bytes / (1 << 20) }
 	rows := []metric.Metric{
-		{Name: "program " + at + " from a snapshot", Value: median(seconds), Unit: "s", Bar: new(0.4)},
+		{Name: "program " + at + " from a snapshot", Value: metric.Median(seconds), Unit: "s", Bar: new(0.4)},
 		{Name: "the first time, in a new process", Value: b.size.Program[0].Seconds(), Unit: "s"},
 		{Name: "one endpoint moves at " + at + ", snapshot to maps, p99", Value: percentile(99), Unit: "ms", Bar: new(20.0)},
 		{Name: "one endpoint moves at " + at + ", snapshot to maps, p50", Value: percentile(50), Unit: "ms"},

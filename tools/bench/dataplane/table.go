@@ -110,7 +110,7 @@ func medianRatio(a, b []sample, of func(sample) float64) float64 {
 	for i := range a {
 		ratios[i] = of(a[i]) / of(b[i])
 	}
-	return median(ratios)
+	return metric.Median(ratios)
 }
 
 // medianShare returns the median over the rounds of the part of what peer adds to base that road does not.
@@ -119,7 +119,7 @@ func medianShare(road, peer, base []sample, of func(sample) float64) float64 {
 	for i := range road {
 		shares[i] = 1 - (of(road[i])-of(base[i]))/(of(peer[i])-of(base[i]))
 	}
-	return median(shares)
+	return metric.Median(shares)
 }
 
 func medianOf(s []sample, of func(sample) float64) float64 {
@@ -127,13 +127,5 @@ func medianOf(s []sample, of func(sample) float64) float64 {
 	for i := range s {
 		values[i] = of(s[i])
 	}
-	return median(values)
-}
-
-// median returns the middle of values, the mean of the two middle ones when their number is even. It
-// sorts them. There must be one.
-func median(values []float64) float64 {
-	slices.Sort(values)
-	n := len(values)
-	return (values[(n-1)/2] + values[n/2]) / 2
+	return metric.Median(values)
 }

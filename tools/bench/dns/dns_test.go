@@ -9,6 +9,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // Our servers give the right answers to every kind of traffic, and keep their zone. Changes and CoreDNS are the
@@ -19,7 +20,7 @@ func TestServers(t *testing.T) {
 	}
 	var err error
 	if b.cpus.server, b.cpus.client, err = twoCPUs(); err != nil {
-		t.Skip(err)
+		netlab.Skip(t, err.Error())
 	}
 	b.program = filepath.Join(b.dir, "nameserver")
 	if err := build(t.Context(), ".", "github.com/isthmus-net/isthmus/tools/bench/dns/nameserver", b.program); err != nil {

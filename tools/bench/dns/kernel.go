@@ -87,7 +87,7 @@ func (b *bench) measureKernel(ctx context.Context) (rows []metric.Metric, err er
 	}
 	middle := func(to netip.AddrPort) float64 { return us(trips[to][len(trips[to])/2]) }
 	return []metric.Metric{
-		{Name: "answers from the kernel, one CPU: round trip p50 / that to the node's name server", Value: median(ratios), Unit: "ratio", Better: metric.Lower},
+		{Name: "answers from the kernel, one CPU: round trip p50 / that to the node's name server", Value: metric.Median(ratios), Unit: "ratio", Better: metric.Lower},
 		{Name: "answers from the kernel, one CPU: round trip p50", Value: middle(askKernel), Unit: "us", Better: metric.Lower},
 		{Name: "the node's name server, one CPU: round trip p50", Value: middle(askServer), Unit: "us", Better: metric.Lower},
 	}, nil

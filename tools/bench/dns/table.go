@@ -97,7 +97,7 @@ func medianRatio(a, b []sample, of func(sample) float64) float64 {
 	for i := range a {
 		ratios[i] = of(a[i]) / of(b[i])
 	}
-	return median(ratios)
+	return metric.Median(ratios)
 }
 
 func medianOf(s []sample, of func(sample) float64) float64 {
@@ -105,13 +105,5 @@ func medianOf(s []sample, of func(sample) float64) float64 {
 	for i := range s {
 		values[i] = of(s[i])
 	}
-	return median(values)
-}
-
-// median returns the middle of values, the mean of the two middle ones when their number is even. It
-// sorts them. There must be one.
-func median(values []float64) float64 {
-	slices.Sort(values)
-	n := len(values)
-	return (values[(n-1)/2] + values[n/2]) / 2
+	return metric.Median(values)
 }

@@ -219,10 +219,10 @@ func (c *asker) send(now time.Time) error {
 		c.out[i].iov.SetLen(n)
 		c.next = (c.next + 1) % len(c.questions)
 	}
-	todo := len(c.sending)
+	all := len(c.sending)
 	c.sending = c.sending[:0]
-	for done := 0; done < todo; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(c.fd), uintptr(unsafe.Pointer(&c.outHead[done])), uintptr(todo-done), 0, 0, 0)
+	for done := 0; done < all; {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(c.fd), uintptr(unsafe.Pointer(&c.outHead[done])), uintptr(all-done), 0, 0, 0)
 		if errno != 0 && errno != unix.EINTR {
 			return fmt.Errorf("send: %w", errno)
 		}

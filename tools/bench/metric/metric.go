@@ -1,7 +1,10 @@
 // Package metric is what a benchmark gives: one row of its table.
 package metric
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // The ways in which a value can be better.
 const (
@@ -33,4 +36,12 @@ func (m Metric) Met() bool {
 	default:
 		return m.Value <= *m.Bar
 	}
+}
+
+// Median returns the middle of values, the mean of the two middle ones when their number is even. It sorts them. There
+// must be one.
+func Median(values []float64) float64 {
+	slices.Sort(values)
+	n := len(values)
+	return (values[(n-1)/2] + values[n/2]) / 2
 }
