@@ -497,21 +497,19 @@ func (l *lab) talkAndAsk(family string, vip netip.AddrPort, fast bool) {
 	l.narrow(vip)
 }
 
-// narrow makes the link before the backend narrower than the pod can know: the router says so in ICMP errors about
-// packets to the backend, and the pod's sockets to the VIP must understand them.
+// narrow makes the way from the router to the backend narrower than the pod can know: the router says so in ICMP errors
+// about packets to the backend, and the pod's sockets to the VIP must understand them. It is the route that is narrow and
+// not the device, which would also drop what comes from the backend and is larger.
 func (l *lab) narrow(vip netip.AddrPort) {
 	l.t.Helper()
-	mtu := func(n int) {
-		l.in(l.router, func() error {
-			dev, err := netlink.LinkByName(narrowDevice)
-			if err != nil {
-				return fmt.Errorf("find %s: %w", narrowDevice, err)
-			}
-			return netlink.LinkSetMTU(dev, n)
-		})
+	family := "IPv4"
+	if vip.Addr().Is6() {
+		family = "IPv6"
 	}
-	mtu(1300)
-	defer mtu(1500)
+	way := &netlink.Route{
+		LinkIndex: l.device(l.router, narrowDevice), Dst: netlink.NewIPNet(backendAddr(family).Addr().AsSlice()), MTU: 1300,
+	}
+	l.in(l.router, func() error { return netlink.RouteAdd(way) })
 	l.talk(vip, make([]byte, 1<<20))
 	if got := l.routeMTU(vip.Addr()); got != 1300 {
 		l.t.Errorf("the pod believes that %d bytes fit on the way to the VIP, want 1300", got)
