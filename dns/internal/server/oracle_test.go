@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
 
+	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
@@ -26,6 +30,7 @@ func hostile(tb testing.TB) map[string][]byte {
 		"a pointer ahead":             append(append(head(1, 0, 0, 0), 0xc0, 0x40), type16...),
 		"a pointer at the header":     append(append(head(1, 0, 0, 0), 0xc0, 0x00), type16...),
 		"a label of no kind":          append(append(head(1, 0, 0, 0), 0x80, 'a', 0), type16...),
+		"a label of 64 characters":    append(append(append(head(1, 0, 0, 0), 64), bytes.Repeat([]byte{'a'}, 64)...), append([]byte{0}, type16...)...),
 		"a label that never ends":     append(head(1, 0, 0, 0), 63, 'a'),
 		"a name that is too long":     append(append(long, 0), type16...),
 		"no question, many announced": head(0xff, 0, 0, 0),
@@ -71,51 +76,73 @@ func TestCaseIsEchoed_L56(t *testing.T) {
 	}
 }
 
-// FuzzParse holds our parser against the library's: what ours can read means the same to both, and the answer has the
-// code that follows. Neither the answer nor the responder's memory grows beyond what a message may be.
-func FuzzParse(f *testing.F) {
-	for _, q := range hostile(f) {
-		f.Add(q)
-	}
-	for _, name := range []string{helloName, "MANY.demo.svc.clusterset.local.", ".", "nobody.demo.svc.clusterset.local.", "1.0.0.10.in-addr.arpa."} {
+// parseSeeds are messages of all kinds that parsers tell apart.
+func parseSeeds(tb testing.TB) [][]byte {
+	tb.Helper()
+	seeds := slices.Collect(maps.Values(hostile(tb)))
+	widest := strings.Repeat("w", 63) + "."
+	longest := strings.Repeat(widest, 3) + strings.Repeat("l", 61) + "."
+	for _, name := range []string{helloName, "MANY.demo.svc.clusterset.local.", ".", "nobody.demo.svc.clusterset.local.", "1.0.0.10.in-addr.arpa.", widest, longest} {
 		for _, edit := range []func(*dns.Msg){nil, withOPT(1232, 0, true), withOPT(100, 1, false), withNSID} {
 			for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypeANY, dns.TypeAXFR, dns.TypeCAA} {
-				f.Add(ask(f, name, qtype, edit))
+				seeds = append(seeds, ask(tb, name, qtype, edit))
 			}
 		}
+	}
+	return seeds
+}
+
+// FuzzParse is TestParseAnyBytes for whoever has the time:
+//
+//	go test -run '^$' -fuzz FuzzParse -fuzztime 10m ./dns/internal/server
+func FuzzParse(f *testing.F) {
+	for _, q := range parseSeeds(f) {
+		f.Add(q)
 	}
 	z := testZone(100)
 	var r responder
-	f.Fuzz(func(t *testing.T, query []byte) {
-		answer := r.respond(z, query, overUDP, 1)
-		if cap(r.out) > 2*maxTCP {
-			t.Fatalf("the responder holds %d bytes", cap(r.out))
+	f.Fuzz(func(t *testing.T, query []byte) { parsesAsTheLibrary(t, z, &r, query) })
+}
+
+func TestParseAnyBytes(t *testing.T) {
+	t.Parallel()
+	z := testZone(100)
+	var r responder
+	mutate.Each(t, mutate.Rounds, parseSeeds(t), func(query []byte) { parsesAsTheLibrary(t, z, &r, query) })
+}
+
+// parsesAsTheLibrary holds our parser against the library's: what ours can read means the same to both, and the answer
+// has the code that follows. Neither the answer nor the responder's memory grows beyond what a message may be.
+func parsesAsTheLibrary(t *testing.T, z *zone.Zone, r *responder, query []byte) {
+	t.Helper()
+	answer := r.respond(z, query, overUDP, 1)
+	if cap(r.out) > 2*maxTCP {
+		t.Fatalf("the responder holds %d bytes", cap(r.out))
+	}
+	if answer == nil {
+		if len(query) >= headerLen && query[2]&response == 0 {
+			t.Fatal("no answer")
 		}
-		if answer == nil {
-			if len(query) >= headerLen && query[2]&response == 0 {
-				t.Fatalf("no answer to\n%s", hex.Dump(query))
-			}
-			return
-		}
-		have := int(r.last.rcode)
-		if want := oracle(z, query); have != want {
-			t.Fatalf("code %d, want %d, to\n%s", have, want, hex.Dump(query))
-		}
-		if len(query) < headerLen || binary.BigEndian.Uint16(query[4:]) != 1 {
-			return
-		}
-		ours, ok := new(responder).parse(query)
-		if !ok {
-			return
-		}
-		theirs, ok := new(responder).parseUnusual(query)
-		if !ok {
-			t.Fatalf("only our parser reads\n%s", hex.Dump(query))
-		}
-		if !bytes.EqualFold(ours.wire, theirs.wire) || !bytes.Equal(ours.lower, theirs.lower) || ours.typ != theirs.typ || ours.class != theirs.class || ours.edns != theirs.edns {
-			t.Fatalf("ours %+v, the library's %+v, of\n%s", ours, theirs, hex.Dump(query))
-		}
-	})
+		return
+	}
+	have := int(r.last.rcode)
+	if want := oracle(z, query); have != want {
+		t.Fatalf("code %d, want %d, to\n%s", have, want, hex.Dump(query))
+	}
+	if len(query) < headerLen || binary.BigEndian.Uint16(query[4:]) != 1 {
+		return
+	}
+	ours, ok := new(responder).parse(query)
+	if !ok {
+		return
+	}
+	theirs, ok := new(responder).parseUnusual(query)
+	if !ok {
+		t.Fatalf("only our parser reads\n%s", hex.Dump(query))
+	}
+	if !bytes.EqualFold(ours.wire, theirs.wire) || !bytes.Equal(ours.lower, theirs.lower) || ours.typ != theirs.typ || ours.class != theirs.class || ours.edns != theirs.edns {
+		t.Fatalf("ours %+v, the library's %+v, of\n%s", ours, theirs, hex.Dump(query))
+	}
 }
 
 // oracle is the code that the library's reading of a message leads to.

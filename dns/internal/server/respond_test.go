@@ -11,6 +11,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
@@ -296,45 +297,68 @@ func TestAnswersTakeTurns(t *testing.T) {
 	}
 }
 
-// FuzzRespond holds that any bytes get silence or a well-formed answer to that very message: same id, QR
-// set, the question echoed bit for bit whenever there is one, never longer than allowed.
-func FuzzRespond(f *testing.F) {
+// respondSeeds are messages with answers of all kinds, and halves of them.
+func respondSeeds(tb testing.TB) [][]byte {
+	tb.Helper()
+	seeds := [][]byte{[]byte("\x124\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\xc0\x0c\x00\x01\x00\x01")}
 	for _, name := range []string{"hello.demo.svc.clusterset.local.", "MANY.demo.svc.clusterset.local.", ".", `a\.b\000.clusterset.local.`} {
 		for _, edit := range []func(*dns.Msg){nil, withOPT(1232, 0, true), withOPT(100, 1, false)} {
-			wire := ask(f, name, dns.TypeA, edit)
-			f.Add(wire, false, uint32(1))
-			f.Add(wire[:len(wire)/2], true, uint32(0))
+			wire := ask(tb, name, dns.TypeA, edit)
+			seeds = append(seeds, wire, wire[:len(wire)/2])
 		}
 	}
-	f.Add([]byte("\x124\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\xc0\x0c\x00\x01\x00\x01"), false, uint32(0))
+	return seeds
+}
+
+// FuzzRespond is TestRespondToAnyBytes for whoever has the time.
+func FuzzRespond(f *testing.F) {
+	for i, query := range respondSeeds(f) {
+		f.Add(query, i%2 == 1, uint32(i))
+	}
 	z := testZone(100)
 	f.Fuzz(func(t *testing.T, query []byte, tcp bool, turn uint32) {
-		via, limit := overUDP, maxUDP
+		via := overUDP
 		if tcp {
-			via, limit = overTCP, maxTCP
+			via = overTCP
 		}
-		wire := respond(z, query, via, turn)
-		if wire == nil {
-			return
-		}
-		var m dns.Msg
-		if err := m.Unpack(wire); err != nil {
-			t.Fatalf("answer does not parse: %v\nquery:\n%s\nanswer:\n%s", err, hex.Dump(query), hex.Dump(wire))
-		}
-		if string(wire[:2]) != string(query[:2]) || !m.Response {
-			t.Errorf("not an answer to this message: %s", m.String())
-		}
-		if len(wire) > limit {
-			t.Errorf("%d bytes, at most %d allowed", len(wire), limit)
-		}
-		if len(m.Question) == 1 {
-			end := headerLen
-			for query[end] != 0 && query[end] < 0xc0 {
-				end += int(query[end]) + 1
-			}
-			if string(wire[headerLen:end]) != string(query[headerLen:end]) {
-				t.Errorf("question not echoed:\n%s\n%s", hex.Dump(query), hex.Dump(wire))
-			}
-		}
+		answersWell(t, z, query, via, turn)
 	})
+}
+
+func TestRespondToAnyBytes(t *testing.T) {
+	t.Parallel()
+	z, turn := testZone(100), uint32(0)
+	mutate.Each(t, mutate.Rounds, respondSeeds(t), func(query []byte) {
+		turn++
+		answersWell(t, z, query, [...]transport{overUDP, overTCP}[turn%2], turn)
+	})
+}
+
+// answersWell holds that any bytes get silence or a well-formed answer to that very message: same id, QR
+// set, the question echoed bit for bit whenever there is one, never longer than allowed.
+func answersWell(t *testing.T, z *zone.Zone, query []byte, via transport, turn uint32) {
+	t.Helper()
+	wire := respond(z, query, via, turn)
+	if wire == nil {
+		return
+	}
+	var m dns.Msg
+	if err := m.Unpack(wire); err != nil {
+		t.Fatalf("answer does not parse: %v\nquery:\n%s\nanswer:\n%s", err, hex.Dump(query), hex.Dump(wire))
+	}
+	if string(wire[:2]) != string(query[:2]) || !m.Response {
+		t.Errorf("not an answer to this message: %s", m.String())
+	}
+	if limit := map[transport]int{overUDP: maxUDP, overTCP: maxTCP}[via]; len(wire) > limit {
+		t.Errorf("%d bytes, at most %d allowed", len(wire), limit)
+	}
+	if len(m.Question) == 1 {
+		end := headerLen
+		for query[end] != 0 && query[end] < 0xc0 {
+			end += int(query[end]) + 1
+		}
+		if string(wire[headerLen:end]) != string(query[headerLen:end]) {
+			t.Errorf("question not echoed:\n%s\n%s", hex.Dump(query), hex.Dump(wire))
+		}
+	}
 }

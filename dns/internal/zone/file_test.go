@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 )
 
 func save(t testing.TB, z *Zone) []byte {
@@ -71,23 +73,34 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
+// FuzzLoad is TestLoadAnyBytes for whoever has the time.
 func FuzzLoad(f *testing.F) {
-	f.Add(save(f, build(f, world(), lighthouse)))
-	f.Add(save(f, build(f, world(), kep)))
-	f.Fuzz(func(_ *testing.T, b []byte) {
-		if len(b) < 4 {
-			return
+	for _, c := range []Config{lighthouse, kep} {
+		f.Add(save(f, build(f, world(), c)))
+	}
+	f.Fuzz(func(_ *testing.T, b []byte) { loadAndAsk(b) })
+}
+
+func TestLoadAnyBytes(t *testing.T) {
+	t.Parallel()
+	corpus := [][]byte{save(t, build(t, world(), lighthouse)), save(t, build(t, world(), kep))}
+	mutate.Each(t, mutate.Rounds/20, corpus, loadAndAsk) // each is a whole zone
+}
+
+// loadAndAsk holds, by not coming to grief, that whatever can be loaded can be asked.
+func loadAndAsk(b []byte) {
+	if len(b) < 4 {
+		return
+	}
+	z, _, err := Load(sealed(b))
+	if err != nil {
+		return
+	}
+	_ = z.String()
+	for e := range z.entries() {
+		for _, typ := range []Type{A, AAAA, SRV, TXT, ANY, SOA} {
+			msg := append(make([]byte, HeaderLen, 2048), e.name()...)
+			z.Append(append(msg, 0, byte(typ), 0, 1), Question{[]byte(e.name()), typ}, 3, 1232)
 		}
-		z, _, err := Load(sealed(b))
-		if err != nil {
-			return
-		}
-		_ = z.String()
-		for e := range z.entries() {
-			for _, typ := range []Type{A, AAAA, SRV, TXT, ANY, SOA} {
-				msg := append(make([]byte, HeaderLen, 2048), e.name()...)
-				z.Append(append(msg, 0, byte(typ), 0, 1), Question{[]byte(e.name()), typ}, 3, 1232)
-			}
-		}
-	})
+	}
 }
