@@ -91,7 +91,7 @@ func clangFormat(ctx context.Context) error {
 		return err
 	}
 	var files []string
-	for _, pattern := range []string{"bpf/*.[ch]", "tools/bench/dataplane/internal/reference/*.c"} {
+	for _, pattern := range []string{"bpf/*.[ch]", "tools/bench/dataplane/internal/reference/*.c", "e2e/resolvers/testdata/*.c"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			return err

@@ -32,7 +32,11 @@ import (
 )
 
 // hostPackages are the Debian packages that tests call programs of; those of a lab are its own matter.
-var hostPackages = []string{"bpftool", "conntrack", "containernetworking-plugins", "iproute2", "iptables", "nftables"}
+var hostPackages = []string{
+	"bpftool", "conntrack", "containernetworking-plugins", "iproute2", "iptables", "nftables",
+	"bind9-dnsutils", "knot-dnsutils", "ldnsutils", "unbound", // e2e/resolvers, which also compiles for two C libraries
+	"gcc", "libc6-dev", "musl-tools",
+}
 
 const module = "github.com/isthmus-net/isthmus/"
 
