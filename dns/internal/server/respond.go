@@ -54,10 +54,10 @@ type edns struct {
 	size    int // of the largest answer over UDP that the client can take
 }
 
-// responder answers messages, one at a time. Its memory is its own, so that an answer costs none.
+// responder answers messages, one at a time, in memory that is there, so that an answer costs none.
 type responder struct {
 	lower [maxName]byte
-	out   []byte
+	out   []byte // for the next answer, whatever it holds
 	// last says what became of the last message, for those who count.
 	last outcome
 }
@@ -136,6 +136,15 @@ func (r *responder) truncated(query []byte) []byte {
 	b := append(r.out[:0], query[0], query[1], response|tc|query[2]&recursionDesired, 0, 0, 1, 0, 0, 0, 0, 0, 0)
 	r.out = append(b, q.wire...)
 	return r.out
+}
+
+// tooLong returns the answer to a message of which only the beginning was read, nil when it is none that deserves one.
+func (r *responder) tooLong(query []byte) []byte {
+	r.last = outcome{unusual: true}
+	if query[2]&response != 0 {
+		return nil
+	}
+	return r.bare(query, dns.RcodeFormatError)
 }
 
 // An OPT record's type, and its length without options.

@@ -13,24 +13,18 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
 // DefaultIdle is "a few seconds", for which RFC 7766, section 6.2.3, asks.
 const DefaultIdle = 8 * time.Second
-
-// received is how many bytes of questions may wait in a socket, at some 800 a question. What comes while the node is
-// busy elsewhere is answered late then, and not lost; where nobody waits it takes no memory.
-const received = 4 << 20
 
 // unread is how many bytes of answers wait for a TCP client that does not read them: one of the largest kind. The
 // kernel would keep megabytes for each.
@@ -69,12 +63,6 @@ type Server struct {
 	udp   []*udpSocket
 	tcp   []*net.TCPListener
 	ofTCP tally
-}
-
-// udpSocket is one of those of an address. The kernel gives all packets of a client's socket to the same one.
-type udpSocket struct {
-	*net.UDPConn
-	tally
 }
 
 // Listen opens a TCP socket and, for each CPU that this process may use, a UDP socket on each address, or none at all.
@@ -140,30 +128,6 @@ func open(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListe
 	return udp, tcp, nil
 }
 
-// openUDP opens one of several UDP sockets of an address.
-func openUDP(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, error) {
-	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		failed := c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, received) != nil { // which needs NET_ADMIN
-				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, received) // up to net.core.rmem_max
-			}
-		})
-		return errors.Join(failed, err)
-	}}
-	conn, err := shared.ListenPacket(ctx, "udp", addr.String())
-	if err != nil {
-		return nil, explain("udp", addr, err)
-	}
-	return conn.(*net.UDPConn), nil
-}
-
-// portOf returns the port that a socket is bound to.
-func portOf(conn *net.UDPConn) uint16 {
-	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
-}
-
 // explain says which socket could not be opened and what a person can do about it.
 func explain(network string, addr netip.AddrPort, err error) error {
 	fix := "choose another address with --dns-listen"
@@ -219,14 +183,6 @@ func (s *Server) Serve(ctx context.Context) error {
 	return err
 }
 
-// lastCall is how long sockets are read at the end: what lies in them would be lost, and its clients would wait for
-// seconds before they ask somebody else, while a closed socket refuses at once.
-// While there is something, there is another call, so often at most.
-const (
-	lastCall  = 20 * time.Millisecond
-	lastCalls = 25
-)
-
 // drain takes no more connections, and lets the readers of UDP sockets end when these are empty.
 func (s *Server) drain() {
 	for _, listener := range s.tcp {
@@ -237,10 +193,6 @@ func (s *Server) drain() {
 	}
 }
 
-func (c *udpSocket) drain() {
-	_ = c.SetReadDeadline(time.Now().Add(lastCall)) // fails only on a closed socket
-}
-
 // close closes all sockets; doing so twice is harmless.
 func (s *Server) close() {
 	for _, conn := range s.udp {
@@ -248,56 +200,6 @@ func (s *Server) close() {
 	}
 	for _, listener := range s.tcp {
 		_ = listener.Close()
-	}
-}
-
-// slip is how many of the answers that a client must not have make one that sends it to TCP.
-const slip = 2
-
-// serveUDP answers the datagrams of conn until it is drained or closed, which is its error.
-func (s *Server) serveUDP(ctx context.Context, conn *udpSocket) error {
-	query := make([]byte, 64<<10)
-	var r responder
-	var time clock
-	limit := &rateLimit{rate: int32(s.Limits.Rate)}
-	turn := rand.Uint32()
-	asked := rand.Uint64()
-	var since, calls int // questions since the last call, and how many there were
-	for {
-		n, from, err := conn.ReadFromUDPAddrPort(query)
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && since > 0 && calls < lastCalls:
-			since, calls = 0, calls+1
-			conn.drain()
-			continue
-		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
-			return fmt.Errorf("read from udp %s: %w", conn.LocalAddr(), err)
-		case err != nil:
-			s.Log.Debug("read a datagram", "err", err) // such as memory running out
-			pause(ctx, retry)
-			continue
-		}
-		since++
-		var resp []byte
-		if limit.allows(from.Addr(), time.now()) {
-			turn++
-			resp = r.respond(s.Zone(), query[:n], overUDP, turn)
-			conn.count(r.last, resp != nil)
-			if s.Sample > 0 {
-				s.sample(&asked, &r, resp, from)
-			}
-		} else {
-			conn.limited.Add(1)
-			if limit.every(from.Addr(), slip) {
-				resp = r.truncated(query[:n])
-			}
-		}
-		if resp == nil {
-			continue
-		}
-		if _, err := conn.WriteToUDPAddrPort(resp, from); err != nil && ctx.Err() == nil {
-			s.Log.Debug("send an answer", "peer", from, "err", err) // the client asks again
-		}
 	}
 }
 

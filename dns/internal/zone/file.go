@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"strings"
 )
 
 // A saved zone is, numbers in network order: fileMagic; the serial (4 bytes), the TTL of its SOA (4), when it was made
@@ -65,22 +66,22 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 	if crc32.Checksum(saved[:end], crc32.MakeTable(crc32.Castagnoli)) != binary.BigEndian.Uint32(saved[end:]) {
 		return nil, 0, fmt.Errorf("%w: its checksum is wrong", ErrCorrupt)
 	}
-	r := reader{rest: saved[len(fileMagic):end]}
+	r := reader{rest: string(saved[len(fileMagic):end])} // one piece, of which the entries are parts until they are in their shards
 	z = &Zone{shards: make([]shard, 1<<shardBits), serial: r.uint32()}
 	c := Config{TTL: r.uint32()}
 	seconds := r.uint64()
 	z.apexes = c.apexes(z.serial)[:0:0]
 	soa := c.apexes(z.serial)[0].soa
 	for range r.count() {
-		name := string(r.take(int(r.uint8())))
+		name := r.take(int(r.uint8()))
 		if !isName(name) {
 			return nil, 0, fmt.Errorf("%w: a name is none", ErrCorrupt)
 		}
-		z.apexes = append(z.apexes, newApex(name, soa))
+		z.apexes = append(z.apexes, newApex(strings.Clone(name), soa))
 	}
 	byShard := make([][]entry, 1<<shardBits)
 	for range r.count() {
-		text := string(r.take(int(r.uint32())))
+		text := r.take(int(r.uint32()))
 		if !isWellFormed(text) {
 			return nil, 0, fmt.Errorf("%w: an entry is none", ErrCorrupt)
 		}
@@ -100,14 +101,14 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 
 // reader reads from the front of rest and, when that is too short, zeros.
 type reader struct {
-	rest  []byte
+	rest  string
 	short bool
 }
 
-func (r *reader) take(n int) []byte {
+func (r *reader) take(n int) string {
 	if n > len(r.rest) {
-		r.rest, r.short = nil, true
-		return make([]byte, min(n, 8))
+		r.rest, r.short = "", true
+		return "\x00\x00\x00\x00\x00\x00\x00\x00"[:min(n, 8)]
 	}
 	taken := r.rest[:n]
 	r.rest = r.rest[n:]
@@ -115,14 +116,14 @@ func (r *reader) take(n int) []byte {
 }
 
 func (r *reader) uint8() uint8   { return r.take(1)[0] }
-func (r *reader) uint32() uint32 { return binary.BigEndian.Uint32(r.take(4)) }
-func (r *reader) uint64() uint64 { return binary.BigEndian.Uint64(r.take(8)) }
+func (r *reader) uint32() uint32 { return binary.BigEndian.Uint32([]byte(r.take(4))) }
+func (r *reader) uint64() uint64 { return binary.BigEndian.Uint64([]byte(r.take(8))) }
 
 // count reads how many things follow, of a byte each at least.
 func (r *reader) count() uint32 {
 	n := r.uint32()
 	if uint64(n) > uint64(len(r.rest)) {
-		r.rest, r.short = nil, true
+		r.rest, r.short = "", true
 		return 0
 	}
 	return n

@@ -29,9 +29,22 @@ type apex struct {
 	labels int
 }
 
-// A shard holds the names whose hashes share their first shardBits, as a hash table with open addressing. A change
-// makes the shards anew that it touches and shares all others with the Zone before.
-type shard []entry
+// A shard holds the names whose hashes share their first shardBits, as a hash table with open addressing, in two pieces of
+// memory without pointers: a search touches little of it, and the garbage collector nothing. A change makes the shards
+// anew that it touches and shares all others with the Zone before.
+type shard struct {
+	places []place // as many as a power of two, or none
+	text   string  // the entries, one after another
+}
+
+// place says where an entry stands in a shard's text. The end is 0 where there is none.
+type place struct {
+	hash       uint32 // the last bits of its name's
+	begin, end uint32
+}
+
+// at returns the entry of a place, which is the zero value when there is none.
+func (s *shard) at(p place) entry { return entry(s.text[p.begin:p.end]) }
 
 const shardBits = 12
 
@@ -41,33 +54,47 @@ var seed = maphash.MakeSeed()
 // find returns the entry of name, which is lower case.
 func (z *Zone) find(name []byte) entry {
 	h := maphash.Bytes(seed, name)
-	s := z.shards[h>>(64-shardBits)]
-	if len(s) == 0 {
+	s := &z.shards[h>>(64-shardBits)]
+	if len(s.places) == 0 {
 		return ""
 	}
 	for i := uint(h); ; i++ {
-		e := s[i&uint(len(s)-1)]
-		if e == "" || e.is(name) {
-			return e
+		p := s.places[i&uint(len(s.places)-1)]
+		if p.end == 0 {
+			return ""
+		}
+		if p.hash == uint32(h) {
+			if e := s.at(p); e.is(name) {
+				return e
+			}
 		}
 	}
 }
 
-// makeShard returns a table of entries, which all belong to one shard.
+// makeShard returns a table of entries, which all belong to one shard. It copies them.
 func makeShard(entries []entry) shard {
 	if len(entries) == 0 {
-		return nil
+		return shard{}
 	}
 	// A quarter stays free, and one place always: a search ends there.
-	s := make(shard, 1<<bits.Len(uint(len(entries)+max(len(entries)/3, 1)-1)))
+	places := make([]place, 1<<bits.Len(uint(len(entries)+max(len(entries)/3, 1)-1)))
+	length := 0
 	for _, e := range entries {
-		i := uint(maphash.String(seed, e.name()))
-		for s[i&uint(len(s)-1)] != "" {
+		length += len(e)
+	}
+	var text strings.Builder
+	text.Grow(length)
+	for _, e := range entries {
+		h := maphash.String(seed, e.name())
+		i := uint(h)
+		for places[i&uint(len(places)-1)].end != 0 {
 			i++
 		}
-		s[i&uint(len(s)-1)] = e
+		begin := text.Len()
+		text.WriteString(string(e))
+		places[i&uint(len(places)-1)] = place{uint32(h), uint32(begin), uint32(text.Len())}
 	}
-	return s
+	return shard{places, text.String()}
 }
 
 func shardOf(name string) int { return int(maphash.String(seed, name) >> (64 - shardBits)) }
@@ -88,10 +115,7 @@ func (z *Zone) with(changes map[string]entry) *Zone {
 		}
 	}
 	for at, entries := range touched {
-		for _, e := range z.shards[at] {
-			if e == "" {
-				continue
-			}
+		for e := range z.shards[at].entries() {
 			if _, changes := changes[e.name()]; changes {
 				next.count(e, -1)
 			} else {
@@ -123,11 +147,22 @@ func (z *Zone) Names() int { return z.names }
 // entries yields all, in no order.
 func (z *Zone) entries() iter.Seq[entry] {
 	return func(yield func(entry) bool) {
-		for _, s := range z.shards {
-			for _, e := range s {
-				if e != "" && !yield(e) {
+		for i := range z.shards {
+			for e := range z.shards[i].entries() {
+				if !yield(e) {
 					return
 				}
+			}
+		}
+	}
+}
+
+// entries yields all of the shard, in no order.
+func (s *shard) entries() iter.Seq[entry] {
+	return func(yield func(entry) bool) {
+		for _, p := range s.places {
+			if p.end != 0 && !yield(s.at(p)) {
+				return
 			}
 		}
 	}
