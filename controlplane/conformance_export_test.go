@@ -258,6 +258,24 @@ func TestServiceLabelsReachSlices_L8_L44(t *testing.T) {
 	labels(map[string]string{v1beta1.LabelServiceName: "hello"})
 }
 
+// TestNamesThatAreTooLong: an export with a port that no SRV record can name says so by one event, and works.
+func TestNamesThatAreTooLong_N48(t *testing.T) {
+	w := newWorld(t)
+	w.run(w.a)
+	long := strings.Repeat("p", 63)
+	w.a.service("hello", func(s *corev1.Service) { s.Spec.Ports[0].Name = long })
+	w.a.export("hello")
+	if message := w.a.condition("hello", "Ready", metav1.ConditionTrue, "NamesTooLong"); !strings.Contains(message, long) {
+		t.Errorf("the condition does not name the port: %s", message)
+	}
+	w.quiet(w.a)
+	if n := len(slices.DeleteFunc(w.a.eventsOn("hello"), func(reason string) bool { return reason != "NamesTooLong" })); n != 1 {
+		t.Errorf("%d events, want one", n)
+	}
+	w.a.editService("hello", func(s *corev1.Service) { s.Spec.Ports[0].Name = "http" })
+	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+}
+
 // TestOlderVersionOfTheAPI: exports written and imports read as v1alpha1 are the same as in v1beta1.
 func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
 	w := newWorld(t).run()

@@ -21,6 +21,8 @@ const (
 	// ReasonEndpointsRefused is a reason of the condition Ready, when it is True all the same: the Service is
 	// exported without some of its endpoints.
 	ReasonEndpointsRefused v1beta1.ServiceExportConditionReason = "EndpointsRefused"
+	// ReasonNamesTooLong is another one, likewise: the Service is exported, and something of it has no name in DNS.
+	ReasonNamesTooLong v1beta1.ServiceExportConditionReason = "NamesTooLong"
 	// ReasonExcluded is a reason of the condition Ready, when it is False: the type of the Service is not that
 	// of the import, and such exporters are left out.
 	ReasonExcluded v1beta1.ServiceExportConditionReason = "TypeExcluded"
@@ -65,21 +67,27 @@ func Exported(ips []netip.Addr) metav1.Condition {
 		v1beta1.ServiceExportReasonExported, message)
 }
 
-// ExportedWithout is Exported for a Service some of whose endpoints nobody in the ClusterSet may believe.
-// refused holds one error an endpoint; a few of them are named.
-func ExportedWithout(ips []netip.Addr, refused []error) metav1.Condition {
+// few is how many of what a message is about it names.
+const few = 3
+
+// ExportedWithout is Exported for a Service of which something is missing in the ClusterSet: refused holds one error
+// for each endpoint that nobody there may believe, unnamed what has no name in DNS (see [Unnamed]).
+func ExportedWithout(ips []netip.Addr, refused []error, unnamed []string) metav1.Condition {
 	c := Exported(ips)
-	if len(refused) == 0 {
-		return c
+	if len(unnamed) > 0 {
+		c.Reason = string(ReasonNamesTooLong)
+		c.Message = fmt.Sprintf("%s, without names in DNS of %d things: %s; shorten what they are made of",
+			c.Message, len(unnamed), strings.Join(unnamed[:min(few, len(unnamed))], ", "))
 	}
-	const named = 3
-	var examples []string
-	for _, err := range refused[:min(named, len(refused))] {
-		examples = append(examples, err.Error())
+	if len(refused) > 0 {
+		var examples []string
+		for _, err := range refused[:min(few, len(refused))] {
+			examples = append(examples, err.Error())
+		}
+		c.Reason = string(ReasonEndpointsRefused)
+		c.Message = fmt.Sprintf("%s, without %d endpoints that other clusters would not believe: %s; register their addresses by isthmusctl member set",
+			c.Message, len(refused), strings.Join(examples, ", "))
 	}
-	c.Reason = string(ReasonEndpointsRefused)
-	c.Message = fmt.Sprintf("%s, without %d endpoints that other clusters would not believe: %s; register their addresses by isthmusctl member set",
-		c.Message, len(refused), strings.Join(examples, ", "))
 	return c
 }
 

@@ -320,7 +320,11 @@ func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, si
 		var refused []error
 		endpoints, refused = r.endpoints(l, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
-		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, refused)
+		var hosts []*discoveryv1.EndpointSlice
+		if merged.Type == clusterset.Headless {
+			hosts = endpoints
+		}
+		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, refused, mcs.Unnamed(e, hosts))
 		if noIP != nil {
 			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the family, or unexport what uses it up")
 			o.again = exhaustedRetry

@@ -64,7 +64,7 @@ func eventType(c metav1.Condition) string {
 	if c.Type == string(v1beta1.ServiceExportConditionConflict) {
 		good = metav1.ConditionFalse
 	}
-	if c.Status == good && c.Reason != string(mcs.ReasonEndpointsRefused) {
+	if c.Status == good && c.Reason != string(mcs.ReasonEndpointsRefused) && c.Reason != string(mcs.ReasonNamesTooLong) {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning
