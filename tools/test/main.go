@@ -1,5 +1,6 @@
-// Test runs every test of the repository. It installs and builds what they need first, runs the packages
-// that own the machine (real clusters) last, says what took longest, and ends with a line that counts what ran:
+// Test runs every test of the repository. It installs and builds what they need first, runs the packages that bring
+// up labs (real clusters), which wait a lot, and all others in what time the machine has besides. It says what took
+// longest, and ends with a line that counts what ran:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test ./dns/... ./agent    # some packages
@@ -19,12 +20,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
@@ -40,9 +42,12 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// heavy are the packages whose tests bring up labs. They run after all others: what they promise of a cluster is
-// for a machine that has the time.
+// heavy are the packages whose tests bring up labs. They go before all others: what they promise of a cluster is for a
+// machine that has the time.
 var heavy = []string{module + "e2e", module + "e2e/lab/cluster"}
+
+// The priorities of tests, as nice(1) has them: the patient ones have what the first ones leave.
+const first, patient = 0, 10
 
 // long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
 var long = []string{
@@ -121,19 +126,20 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		if soak > 0 && round == 0 { // once is enough for what takes its full time
 			env = append(slices.Clone(env), fullLength)
 		}
-		step("test %d packages", len(light))
-		// One more than there are CPUs: some package always waits.
-		if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, light)); err != nil {
-			return err
-		}
-		if err := testAlone(ctx, r, env, args, alone); err != nil {
+		both, bothCtx := errgroup.WithContext(ctx)
+		both.Go(func() error { return testAlone(bothCtx, r, env, args, alone) })
+		both.Go(func() error {
+			step("test %d packages", len(light))
+			return goTest(bothCtx, r, env, patient, slices.Concat(args, light))
+		})
+		if err := both.Wait(); err != nil {
 			return err
 		}
 	}
 	return verdict(r, strict)
 }
 
-// testAlone tests packages while nobody else on this machine does the same.
+// testAlone tests packages that bring up labs while nobody else on this machine does the same.
 func testAlone(ctx context.Context, r *report.Report, env, args, packages []string) (err error) {
 	if len(packages) == 0 {
 		return nil
@@ -143,13 +149,16 @@ func testAlone(ctx context.Context, r *report.Report, env, args, packages []stri
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	step("test %d packages that need the machine for themselves", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, packages))
+	step("test %d packages that bring up labs", len(packages))
+	return goTest(ctx, r, env, first, slices.Concat(args, packages))
 }
 
 // prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.
 func prepare(ctx context.Context, soak int) (env []string, strict bool, err error) {
 	env = os.Environ()
+	if os.Getenv("GOGC") == "" {
+		env = append(env, "GOGC=400") // API servers, linkers, clients: they live for a moment, and memory is there
+	}
 	required, set := os.LookupEnv("REQUIRE_PRIVILEGED")
 	if !set && os.Geteuid() == 0 {
 		required = "1"
@@ -201,9 +210,9 @@ func rank(pkg string) int {
 	return len(long)
 }
 
-// goTest runs go with args, whose first package is a full import path. Failed tests are in the report, so
-// they are no error.
-func goTest(ctx context.Context, r *report.Report, env, args []string) error {
+// goTest runs go with args, whose first package is a full import path, at a priority. Failed tests are in the report,
+// so they are no error.
+func goTest(ctx context.Context, r *report.Report, env []string, priority int, args []string) error {
 	if !strings.HasPrefix(args[len(args)-1], module) {
 		return nil // no package: go would take the current folder
 	}
@@ -212,7 +221,8 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 		return err
 	}
 	defer read.Close()
-	cmd := exec.CommandContext(ctx, "go", args...)
+	// All that it starts has its priority, labs apart: each of their machines has a share of the CPUs for itself.
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", strconv.Itoa(priority), "go"}, args...)...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, write, write
 	// An interrupt reaches tests too, which take their clusters down; give them the time.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -223,13 +233,12 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed := r.Failed
-	readErr := r.Read(io.Reader(read))
+	failed, readErr := r.Read(io.Reader(read))
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && r.Failed > failed:
+	case errors.As(err, &exit) && failed > 0:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)
