@@ -90,7 +90,7 @@ func underLoad(t *testing.T, clients map[string]client, change func()) {
 	for path, c := range clients {
 		for _, vip := range addrs {
 			url := "http://" + netip.AddrPortFrom(vip, 80).String()
-			streams[path+" to "+vip.String()] = flow(t.Context(), c, "--rate", "50", "--timeout", "3s", "--url", url)
+			streams[path+" to "+vip.String()] = flow(t, c, "--rate", "100", "--timeout", "3s", "--url", url)
 			defer hold(t, c, url).end(t)
 		}
 	}

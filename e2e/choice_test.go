@@ -263,7 +263,7 @@ func TestLeavingServers(t *testing.T) {
 		}
 	}
 	leads("one server", "b/leaving-1")
-	var stay []*held
+	var stay []held
 	for _, c := range paths() {
 		stay = append(stay, hold(t, c, url))
 	}
@@ -277,7 +277,7 @@ func TestLeavingServers(t *testing.T) {
 	}
 	var streams []*stream
 	for _, c := range paths() {
-		streams = append(streams, flow(ctx, c, "--rate", "100", "--timeout", "3s", "--url", url))
+		streams = append(streams, flow(t, c, "--rate", "200", "--timeout", "3s", "--url", url))
 	}
 	end("leaving-2")
 	leads("both were told to end", "b/leaving-1", "b/leaving-2")

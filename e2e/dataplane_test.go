@@ -111,7 +111,7 @@ func TestRollingUpdateOfImpatientServers(t *testing.T) {
 // replaceUnderLoad restarts the Deployment behind vip and returns what became of the connections meanwhile.
 func replaceUnderLoad(t *testing.T, vip netip.Addr) report {
 	t.Helper()
-	s := flow(t.Context(), podClient, "--rate", "100", "--timeout", "3s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
+	s := flow(t, podClient, "--rate", "200", "--timeout", "3s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
 	for _, args := range [][]string{
 		{"rollout", "restart", "deployment/rolling"},
 		{"rollout", "status", "deployment/rolling", "--timeout", "90s"},

@@ -1,10 +1,8 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -82,68 +79,6 @@ func readReport(out string) (report, error) {
 		return report{}, fmt.Errorf("read the echo client's report %q: %w", out, err)
 	}
 	return r, nil
-}
-
-// held is a connection over which requests go until it is ended.
-type held struct {
-	server string // who answers, as "cluster/pod"
-	cmd    *exec.Cmd
-	out    strings.Builder
-}
-
-// hold connects to a URL and returns after the first answer.
-func hold(t *testing.T, c client, url string) *held {
-	t.Helper()
-	cmd, err := c(t.Context(), "--hold", "--duration", "5m", "--rate", "50", "--timeout", "3s", "--url", url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &held{cmd: cmd}
-	cmd.Stdout = &h.out
-	said, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	giveUp := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
-	defer giveUp.Stop()
-	line, err := bufio.NewReader(said).ReadString('\n')
-	if h.server = strings.TrimSpace(line); err != nil || !strings.Contains(h.server, "/") {
-		t.Fatalf("nobody answers at %s: %q, %v", url, line, err)
-	}
-	return h
-}
-
-// holdTo is hold for a connection that leads to a cluster: others are ended and tried again.
-func holdTo(t *testing.T, c client, url, cluster string) *held {
-	t.Helper()
-	for range 30 {
-		h := hold(t, c, url)
-		if strings.HasPrefix(h.server, cluster+"/") {
-			return h
-		}
-		h.end(t)
-	}
-	t.Fatalf("of 30 connections to %s none leads to %s", url, cluster)
-	return nil
-}
-
-// end ends the connection. The test fails if that had happened already, or if somebody else ever answered.
-func (h *held) end(t *testing.T) {
-	t.Helper()
-	if err := errors.Join(h.cmd.Process.Signal(syscall.SIGTERM), h.cmd.Wait()); err != nil {
-		t.Errorf("the connection to %s: %v", h.server, err)
-		return
-	}
-	r, err := readReport(h.out.String())
-	if err != nil {
-		t.Error(err)
-	}
-	if r.Failures != 0 || len(r.Backends) != 1 || r.Backends[h.server] == 0 {
-		t.Errorf("of %d requests over one connection to %s %d failed: %v; answered by %v", r.Connections, h.server, r.Failures, r.Errors, r.Backends)
-	}
 }
 
 // clusters lists whose pods answered.

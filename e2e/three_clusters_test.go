@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/e2e/testbed"
@@ -14,65 +13,6 @@ import (
 
 //go:embed testdata/only-b.yaml
 var onlyB string
-
-// stream is traffic that goes on while the world changes.
-type stream struct {
-	stop    chan struct{}
-	workers sync.WaitGroup
-
-	mu    sync.Mutex
-	total report
-	err   error // the first of a client that could not be run
-}
-
-// flow begins to send requests with the echo client until the stream is ended. Two clients take turns, so that
-// there is no moment without one.
-func flow(ctx context.Context, c client, args ...string) *stream {
-	s := &stream{stop: make(chan struct{}), total: report{Errors: map[string]int{}, Backends: map[string]int{}}}
-	for _, seconds := range []string{"3s", "2s"} {
-		s.workers.Go(func() {
-			for {
-				select {
-				case <-s.stop:
-					return
-				default:
-				}
-				r, err := c.run(ctx, slices.Concat([]string{"--duration", seconds}, args)...)
-				s.add(r, err)
-				if err != nil {
-					return
-				}
-			}
-		})
-	}
-	return s
-}
-
-func (s *stream) add(r report, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err != nil && s.err == nil {
-		s.err = err
-	}
-	s.total.Connections += r.Connections
-	s.total.Failures += r.Failures
-	for k, n := range r.Errors {
-		s.total.Errors[k] += n
-	}
-	for k, n := range r.Backends {
-		s.total.Backends[k] += n
-	}
-	if r.LastFailure.After(s.total.LastFailure) {
-		s.total.LastFailure = r.LastFailure
-	}
-}
-
-// end stops the traffic and returns what became of it.
-func (s *stream) end() (report, error) {
-	close(s.stop)
-	s.workers.Wait()
-	return s.total, s.err
-}
 
 // TestClusterJoinsAndLeavesUnderTraffic: while a's pod asks for a Service of b, and for one of a and b, cluster
 // c joins, exports the second one too, unexports it, exports it again and leaves. No request fails.
@@ -96,8 +36,8 @@ func TestClusterJoinsAndLeavesUnderTraffic_L49(t *testing.T) {
 	must(serves(ctx, "only-b"))
 
 	streams := map[string]*stream{
-		"only-b": flow(ctx, podClient, "--url", "http://only-b.road.svc.clusterset.local"),
-		"echo":   flow(ctx, podClient, "--url", "http://"+name),
+		"only-b": flow(t, podClient, "--rate", "100", "--url", "http://only-b.road.svc.clusterset.local"),
+		"echo":   flow(t, podClient, "--rate", "100", "--url", "http://"+name),
 	}
 	fromGuest := streams["echo"]
 	defer func() {

@@ -48,16 +48,31 @@ func (tb *Testbed) OutsideCommand(ctx context.Context, member, namespace, pod st
 	if err != nil {
 		return nil, err
 	}
+	pid, err := tb.task(ctx, node, id)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s/%s: %w", namespace, pod, err)
+	}
+	return tb.Lab.VisitorCommand(ctx, node, append([]string{"nsenter", "--net=/proc/" + pid + "/ns/net", "--"}, args...)...), nil
+}
+
+// task is the process of a container on a node, which is the same for as long as the container runs.
+func (tb *Testbed) task(ctx context.Context, node, id string) (pid string, err error) {
+	tb.mu.Lock()
+	defer tb.mu.Unlock()
+	if pid, ok := tb.tasks[id]; ok {
+		return pid, nil
+	}
 	tasks, err := tb.containerd(ctx, node, "task", "ls")
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	for line := range strings.Lines(tasks) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == id {
-			return tb.Lab.VisitorCommand(ctx, node, append([]string{"nsenter", "--net=/proc/" + f[1] + "/ns/net", "--"}, args...)...), nil
+			tb.tasks[id] = f[1]
+			return f[1], nil
 		}
 	}
-	return nil, fmt.Errorf("container %s of pod %s/%s is not running on %s", id, namespace, pod, node)
+	return "", fmt.Errorf("container %s is not running on %s", id, node)
 }
 
 // container finds the first container of a pod.

@@ -64,8 +64,9 @@ type Testbed struct {
 	digest string // of the images that Up has loaded
 	start  time.Time
 
-	mu      sync.Mutex
-	clients map[string]kubernetes.Interface // by cluster, guarded by mu
+	mu      sync.Mutex                      // guards all below
+	clients map[string]kubernetes.Interface // by cluster
+	tasks   map[string]string               // processes of containers, as their nodes number them, by container
 }
 
 // Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
@@ -139,7 +140,7 @@ func open(ctx context.Context, cfg Config) (*Testbed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lab %s: %w", cfg.Name, err)
 	}
-	return &Testbed{Lab: l, cfg: cfg, bin: filepath.Join(root, "bin"), root: root, start: time.Now(), clients: map[string]kubernetes.Interface{}}, nil
+	return &Testbed{Lab: l, cfg: cfg, bin: filepath.Join(root, "bin"), root: root, start: time.Now(), clients: map[string]kubernetes.Interface{}, tasks: map[string]string{}}, nil
 }
 
 // repository finds the root of this module, from anywhere inside of it.
@@ -386,9 +387,12 @@ func Output(cmd *exec.Cmd) (string, error) {
 }
 
 // Eventually calls check until it returns nil. When ctx ends first, or within has passed, the error is
-// check's last one. What takes long is asked for less often, so that asking is not what the machine is busy with.
+// check's last one; that one has as long again, since a command that is cut off says nothing of what is wrong. What
+// takes long is asked for less often, so that asking is not what the machine is busy with.
 func Eventually(ctx context.Context, within time.Duration, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
+	asking, stop := context.WithTimeout(ctx, within)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, 2*within)
 	defer cancel()
 	const often, seldom = 100 * time.Millisecond, 500 * time.Millisecond
 	for began := time.Now(); ; {
@@ -397,7 +401,7 @@ func Eventually(ctx context.Context, within time.Duration, check func(context.Co
 			return nil
 		}
 		select {
-		case <-ctx.Done():
+		case <-asking.Done():
 			return fmt.Errorf("not so within %s: %w", within, err)
 		case <-time.After(min(max(often, time.Since(began)/8), seldom)):
 		}

@@ -10,7 +10,7 @@
 //
 // taken from the environment variables CLUSTER, NODE, POD and POD_IP. The client opens a
 // new connection each time, unless told to keep UDP sockets or to hold a connection, and prints one JSON object, see
-// Report. A signal ends it as its --duration does.
+// Report; who answers first stands on standard error at once. A signal ends it as its --duration does.
 package main
 
 import (
@@ -74,9 +74,7 @@ func clientCommand() *cobra.Command {
 			if err := c.Validate(); err != nil {
 				return err
 			}
-			if c.Hold {
-				c.First = func(backend string) { fmt.Fprintln(cmd.ErrOrStderr(), backend) }
-			}
+			c.First = func(backend string) { fmt.Fprintln(cmd.ErrOrStderr(), backend) }
 			enc := json.NewEncoder(cmd.OutOrStdout())
 			enc.SetIndent("", "  ")
 			return enc.Encode(c.Run(cmd.Context()))
@@ -92,7 +90,7 @@ func clientCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.UDP, "udp", "", "HOST:PORT to exchange a datagram with")
 	cmd.Flags().StringVar(&c.Lookup, "lookup", "", "name to ask the addresses of")
 	cmd.Flags().BoolVar(&c.Keep, "keep", false, "keep each UDP socket, and connect anew when it fails")
-	cmd.Flags().BoolVar(&c.Hold, "hold", false, "send all requests over one connection, and fail once it is lost; who answers stands on standard error from the first answer on")
+	cmd.Flags().BoolVar(&c.Hold, "hold", false, "send all requests over one connection, and fail once it is lost")
 	cmd.Flags().BoolVar(&c.Multipath, "multipath", false, "ask for Multipath TCP, and fail when it is not spoken")
 	cmd.Flags().BoolVar(&c.Mapped, "mapped", false, "connect to an IPv4 address by a socket of IPv6")
 	return cmd
