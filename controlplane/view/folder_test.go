@@ -102,6 +102,11 @@ func TestFolder(t *testing.T) {
 		"other kinds, and none": {
 			{map[string]string{"a.yaml": "apiVersion: v1\nkind: Service\n---\nmetadata: {}\n---\napiVersion: v1\nkind: ServiceImport\n"}, "nothing", []string{"v1 Service is neither", "kind is missing", "document 3"}},
 		},
+		"JSON is read as strictly as YAML": {
+			{map[string]string{"a.json": `{"apiVersion":"multicluster.x-k8s.io/v1beta1","kind":"ServiceImport","metadata":{"name":"hello","name":"world"},"spec":{"type":"Headless"}}`}, "nothing", []string{"a.json", "already set"}},
+			{map[string]string{"a.json": `{"apiVersion":"multicluster.x-k8s.io/v1beta1","kind":"ServiceImport","metadata":{"name":"hello"},"spec":{"type":"Headless","prots":[]}}`}, "nothing", []string{"a.json", "prots"}},
+			{map[string]string{"a.json": `{"apiVersion":"multicluster.x-k8s.io/v1beta1","kind":"ServiceImport","metadata":{"name":80},"spec":{"type":"Headless"}}`}, "default/80:", nil},
+		},
 		"an empty folder is an empty world": {{nil, "", nil}},
 	}
 	for name, steps := range tests {
