@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
@@ -115,9 +118,9 @@ func text(from []int8) string {
 	return string(out)
 }
 
-// chunk is how many entries go to the kernel in one system call: enough to make the call itself
-// cheap, few enough that a cancelled Apply ends soon.
-const chunk = 4096
+// chunk is how many entries go to the kernel in one system call: enough to make the call itself cheap, few enough that
+// a cancelled Apply ends soon and that the CPUs end together.
+const chunk = 1024
 
 // dump calls each for every entry of a map of r, in no order.
 func dump[K, V any](ctx context.Context, r *Reader, name string, each func(K, V)) error {
@@ -165,17 +168,13 @@ func each[K, V any](r *Reader, name string, do func(K, V)) error {
 
 // putAll writes what encode makes of each of writes into a map of d and counts it.
 func putAll[W, K, V any](ctx context.Context, d *Datapath, name string, writes []W, encode func(W) (K, V)) error {
-	keys, values := make([]K, len(writes)), make([]V, len(writes))
-	for i, w := range writes {
-		keys[i], values[i] = encode(w)
-	}
 	m := d.maps[name]
-	for len(keys) > 0 {
-		if err := ctx.Err(); err != nil {
-			return err
+	return inChunks(ctx, writes, func(part []W) error {
+		keys, values := make([]K, len(part)), make([]V, len(part))
+		for i, w := range part {
+			keys[i], values[i] = encode(w)
 		}
-		n := min(len(keys), chunk)
-		done, err := m.BatchUpdate(keys[:n], values[:n], nil)
+		done, err := m.BatchUpdate(keys, values, nil)
 		d.writes.Add(uint64(done))
 		if errors.Is(err, unix.E2BIG) {
 			return fmt.Errorf("write map %s: full at %d entries: %w", name, m.MaxEntries(), err)
@@ -183,31 +182,45 @@ func putAll[W, K, V any](ctx context.Context, d *Datapath, name string, writes [
 		if err != nil {
 			return fmt.Errorf("write map %s: %w", name, err)
 		}
-		keys, values = keys[n:], values[n:]
-	}
-	return nil
+		return nil
+	})
 }
 
 // remove deletes entries from a map of d and counts them. What is not there is no error.
 func remove[T, K any](ctx context.Context, d *Datapath, name string, gone []T, encode func(T) K) error {
-	keys := make([]K, len(gone))
-	for i, g := range gone {
-		keys[i] = encode(g)
-	}
-	for len(keys) > 0 {
-		if err := ctx.Err(); err != nil {
-			return err
+	return inChunks(ctx, gone, func(part []T) error {
+		keys := make([]K, len(part))
+		for i, g := range part {
+			keys[i] = encode(g)
 		}
-		n := min(len(keys), chunk)
-		done, err := d.maps[name].BatchDelete(keys[:n], nil)
-		d.writes.Add(uint64(done))
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			n = done + 1 // the kernel stopped at the missing one: go on after it
-		case err != nil:
-			return fmt.Errorf("delete from map %s: %w", name, err)
+		for len(keys) > 0 {
+			done, err := d.maps[name].BatchDelete(keys, nil)
+			d.writes.Add(uint64(done))
+			switch {
+			case err == nil:
+				return nil
+			case errors.Is(err, ebpf.ErrKeyNotExist):
+				keys = keys[done+1:] // the kernel stopped at the missing one: go on after it
+			default:
+				return fmt.Errorf("delete from map %s: %w", name, err)
+			}
 		}
-		keys = keys[n:]
+		return nil
+	})
+}
+
+// inChunks calls do for all of entries, a chunk at a time on each CPU: within a field of a Plan any order will do. It
+// begins no more of them after an error, or when ctx ends, and returns the first error once all have ended.
+func inChunks[T any](ctx context.Context, entries []T, do func(part []T) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for part := range slices.Chunk(entries, chunk) {
+		group.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return do(part)
+		})
 	}
-	return nil
+	return group.Wait()
 }
