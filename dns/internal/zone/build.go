@@ -59,7 +59,7 @@ type Builder struct {
 	config   Config
 	snapshot *clusterset.Snapshot // nil: nothing built yet
 	zone     *Zone
-	changes  map[string]entry // of the last Build, "" for names that went; until they are taken
+	changes  map[string]entry // of the last Build by key, "" for names that went; until they are taken
 	problems map[clusterset.ServiceName][]string
 }
 
@@ -72,12 +72,12 @@ func (b *Builder) Build(s *clusterset.Snapshot, c Config, serial uint32) (*Zone,
 	if b.snapshot == nil || !b.config.equal(c) {
 		if b.zone != nil {
 			for e := range b.zone.entries() {
-				changes[e.name()] = ""
+				changes[e.key()] = ""
 			}
 		}
 		*b = Builder{config: c, zone: &Zone{shards: make([]shard, 1<<shardBits), serial: b.serial()}, problems: map[clusterset.ServiceName][]string{}}
 		for _, e := range c.fixed() {
-			changes[e.name()] = e
+			changes[e.key()] = e
 		}
 	}
 	fresh := b.snapshot == nil
@@ -111,8 +111,8 @@ func (b *Builder) TakeAddresses() iter.Seq2[string, [2]netip.Addr] {
 	changes := b.changes
 	b.changes = nil
 	return func(yield func(string, [2]netip.Addr) bool) {
-		for name, e := range changes {
-			if strings.HasSuffix(name, origin) && !yield(name, e.addresses()) {
+		for key, e := range changes {
+			if name := nameOf(key); strings.HasSuffix(name, origin) && !yield(name, e.addresses()) {
 				return
 			}
 		}
@@ -170,15 +170,15 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 			delete(b.problems, was.Service)
 			old, _ = b.config.service(was)
 			for _, e := range old {
-				if _, ok := changes[e.name()]; !ok { // an address, and so its name, may have gone to another Service
-					changes[e.name()] = ""
+				if _, ok := changes[e.key()]; !ok { // an address, and so its name, may have gone to another Service
+					changes[e.key()] = ""
 				}
 			}
 		}
 		if is != nil {
 			entries, reasons := b.config.service(is)
 			for _, e := range entries {
-				changes[e.name()] = e
+				changes[e.key()] = e
 			}
 			if len(reasons) > 0 {
 				b.problems[is.Service] = reasons
@@ -186,8 +186,8 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 		}
 		if order == 0 {
 			for _, e := range old {
-				if changes[e.name()] == e { // it stays as it is
-					delete(changes, e.name())
+				if changes[e.key()] == e { // it stays as it is
+					delete(changes, e.key())
 				}
 			}
 		}
@@ -198,9 +198,9 @@ func (b *Builder) compare(before, after []clusterset.Service, changes map[string
 			continue
 		}
 		name := under(svcName, ns)
-		changes[name] = ""
+		changes[keyOf(name)] = ""
 		if is {
-			changes[name] = entry(append([]byte{byte(len(name))}, name...))
+			changes[keyOf(name)] = entryOf(name)
 		}
 	}
 }

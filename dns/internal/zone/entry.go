@@ -10,8 +10,10 @@ import (
 
 // entry is a name and its sets of records, in one piece of memory:
 //
-//	length of the name, the name, and for each set, by type:
+//	length of the name's key, the key, and for each set, by type:
 //	type (2 bytes), flags (1), count (2), length of the records (4), the records
+//
+// A key is a name without the origin, where it ends with that: nearly all do, and nearly all memory is names.
 //
 // A name without sets exists because of names below it, or is to have records later: what is asked there is answered
 // by NODATA. The zero value is no name at all.
@@ -23,11 +25,30 @@ const setHead = 9
 // setOne is the flag of a set of which every answer takes one record, in turn.
 const setOne = 1
 
-func (e entry) name() string { return string(e[1 : 1+int(e[0])]) }
+func (e entry) key() string { return string(e[1 : 1+int(e[0])]) }
 
-// is reports whether e is of name, which is lower case.
-func (e entry) is(name []byte) bool {
-	return len(e) > len(name) && int(e[0]) == len(name) && string(e[1:1+len(name)]) == string(name)
+func (e entry) name() string { return nameOf(e.key()) }
+
+// is reports whether e is of the name with a key, which is lower case.
+func (e entry) is(key []byte) bool {
+	return int(e[0]) == len(key) && string(e[1:1+len(key)]) == string(key)
+}
+
+// keyOf returns the key of a name.
+func keyOf(name string) string { return strings.TrimSuffix(name, origin) }
+
+// nameOf returns the name of a key. A name ends with a zero, and what is cut off one does not.
+func nameOf(key string) string {
+	if strings.HasSuffix(key, "\x00") {
+		return key
+	}
+	return key + origin
+}
+
+// entryOf returns the entry of a name without sets.
+func entryOf(name string) entry {
+	key := keyOf(name)
+	return entry(append([]byte{byte(len(key))}, key...))
 }
 
 // Set is the records of one name and type, in the order in which they were made.
@@ -93,7 +114,10 @@ func (e entry) records(yield func(t Type, ttl uint32, data string)) {
 
 // isWellFormed reports whether s, of unknown origin, is an entry that everything here can read.
 func isWellFormed(s string) bool {
-	if s == "" || len(s) < 1+int(s[0]) || !isName(s[1:1+int(s[0])]) {
+	if s == "" || len(s) < 1+int(s[0]) {
+		return false
+	}
+	if e := entry(s); !isName(e.name()) || keyOf(e.name()) != e.key() {
 		return false
 	}
 	for s = s[1+int(s[0]):]; s != ""; {
@@ -191,7 +215,7 @@ func (s *sheet) entries() []entry {
 	var b []byte
 	for len(lines) > 0 {
 		name := lines[0].name
-		b = append(append(b[:0], byte(len(name))), name...)
+		b = append(b[:0], entryOf(name)...)
 		for len(lines) > 0 && lines[0].name == name {
 			t, one := lines[0].t, lines[0].one
 			if t == 0 {

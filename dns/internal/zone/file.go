@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"strings"
+	"unsafe"
 )
 
 // A saved zone is, numbers in network order: fileMagic; the serial (4 bytes), the TTL of its SOA (4), when it was made
@@ -16,7 +17,7 @@ import (
 // each after its length (4); the CRC32c of all before (4).
 
 // fileMagic begins with what tells the format from others and ends with its version.
-const fileMagic = "isthmus-zone\x00\x01"
+const fileMagic = "isthmus-zone\x00\x02"
 
 // ErrCorrupt means that what should be a saved zone is none, or not all of one.
 var ErrCorrupt = errors.New("not a saved zone, or damaged")
@@ -57,7 +58,8 @@ func (z *Zone) Save(w io.Writer, made int64) error {
 	return nil
 }
 
-// Load returns the zone that saved holds, and when it was made. Whatever is wrong with it is ErrCorrupt.
+// Load returns the zone that saved holds, and when it was made. Whatever is wrong with it is ErrCorrupt. Nobody may change
+// saved meanwhile; nothing of it is kept.
 func Load(saved []byte) (z *Zone, made int64, err error) {
 	end := len(saved) - 4
 	if end < 0 || !bytes.HasPrefix(saved, []byte(fileMagic)) {
@@ -66,7 +68,8 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 	if crc32.Checksum(saved[:end], crc32.MakeTable(crc32.Castagnoli)) != binary.BigEndian.Uint32(saved[end:]) {
 		return nil, 0, fmt.Errorf("%w: its checksum is wrong", ErrCorrupt)
 	}
-	r := reader{rest: string(saved[len(fileMagic):end])} // one piece, of which the entries are parts until they are in their shards
+	body := saved[len(fileMagic):end]
+	r := reader{rest: unsafe.String(unsafe.SliceData(body), len(body))} // until all is copied into shards
 	z = &Zone{shards: make([]shard, 1<<shardBits), serial: r.uint32()}
 	c := Config{TTL: r.uint32()}
 	seconds := r.uint64()
@@ -86,7 +89,7 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 			return nil, 0, fmt.Errorf("%w: an entry is none", ErrCorrupt)
 		}
 		e := entry(text)
-		at := shardOf(e.name())
+		at := shardOf(e.key())
 		byShard[at] = append(byShard[at], e)
 		z.count(e, 1)
 	}

@@ -59,9 +59,9 @@ func TestDamagedFiles(t *testing.T) {
 		"empty": nil, "something else": []byte("{}"), "the beginning alone": []byte(fileMagic),
 		"one bit":       append(bytes.Clone(whole[:100]), append([]byte{whole[100] ^ 1}, whole[101:]...)...),
 		"too much":      sealed(append(bytes.Clone(whole), 0, 0, 0, 0, 0)),
-		"other version": append([]byte(fileMagic[:len(fileMagic)-1]+"\x02"), whole[len(fileMagic):]...),
+		"other version": append([]byte(fileMagic[:len(fileMagic)-1]+"\x01"), whole[len(fileMagic):]...),
 	}
-	for n := 0; n < len(whole); n += 7 {
+	for n := 0; n < len(whole)-4; n += 7 { // where the checksum begins, sealed makes it whole again
 		damaged["cut"] = whole[:n]
 		damaged["cut and sealed"] = sealed(append(bytes.Clone(whole[:n]), 0, 0, 0, 0))
 		for name, b := range damaged {

@@ -1,10 +1,10 @@
 package zone
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/maphash"
 	"iter"
-	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -29,22 +29,13 @@ type apex struct {
 	labels int
 }
 
-// A shard holds the names whose hashes share their first shardBits, as a hash table with open addressing, in two pieces of
-// memory without pointers: a search touches little of it, and the garbage collector nothing. A change makes the shards
-// anew that it touches and shares all others with the Zone before.
+// A shard holds the names whose keys' hashes share their first shardBits, as a hash table in two pieces of memory without
+// pointers: a search touches little of it, and the garbage collector nothing. A change makes the shards anew that it
+// touches and shares all others with the Zone before.
 type shard struct {
-	places []place // as many as a power of two, or none
-	text   string  // the entries, one after another
+	buckets []uint32 // where each begins in the text, and where the last one ends; none when there are no entries
+	text    string   // the entries, each after its length
 }
-
-// place says where an entry stands in a shard's text. The end is 0 where there is none.
-type place struct {
-	hash       uint32 // the last bits of its name's
-	begin, end uint32
-}
-
-// at returns the entry of a place, which is the zero value when there is none.
-func (s *shard) at(p place) entry { return entry(s.text[p.begin:p.end]) }
 
 const shardBits = 12
 
@@ -53,59 +44,80 @@ var seed = maphash.MakeSeed()
 
 // find returns the entry of name, which is lower case.
 func (z *Zone) find(name []byte) entry {
-	h := maphash.Bytes(seed, name)
+	key := name
+	if cut := len(name) - len(origin); cut >= 0 && string(name[cut:]) == origin {
+		key = name[:cut]
+	}
+	h := maphash.Bytes(seed, key)
 	s := &z.shards[h>>(64-shardBits)]
-	if len(s.places) == 0 {
+	if len(s.buckets) == 0 {
 		return ""
 	}
-	for i := uint(h); ; i++ {
-		p := s.places[i&uint(len(s.places)-1)]
-		if p.end == 0 {
-			return ""
-		}
-		if p.hash == uint32(h) {
-			if e := s.at(p); e.is(name) {
-				return e
-			}
+	i := bucketOf(h, len(s.buckets)-1)
+	for e := range entriesOf(s.text[s.buckets[i]:s.buckets[i+1]]) {
+		if e.is(key) {
+			return e
 		}
 	}
+	return ""
 }
 
-// makeShard returns a table of entries, which all belong to one shard. It copies them.
+// bucketOf returns in which of so many buckets a name is, by its key's hash.
+func bucketOf(hash uint64, buckets int) int { return int(uint64(uint32(hash)) * uint64(buckets) >> 32) }
+
+// makeShard returns a table of entries, which all belong to one shard. It copies them, and sorts them by bucket.
 func makeShard(entries []entry) shard {
 	if len(entries) == 0 {
 		return shard{}
 	}
-	// A quarter stays free, and one place always: a search ends there.
-	places := make([]place, 1<<bits.Len(uint(len(entries)+max(len(entries)/3, 1)-1)))
+	bucket := func(e entry) int { return bucketOf(maphash.String(seed, e.key()), len(entries)) }
+	slices.SortFunc(entries, func(a, b entry) int { return bucket(a) - bucket(b) })
+	s := shard{buckets: make([]uint32, len(entries)+1)}
 	length := 0
 	for _, e := range entries {
-		length += len(e)
+		length += entryHead + len(e)
 	}
 	var text strings.Builder
-	text.Grow(length)
+	text.Grow(length) // and so the only piece of memory of this size
 	for _, e := range entries {
-		h := maphash.String(seed, e.name())
-		i := uint(h)
-		for places[i&uint(len(places)-1)].end != 0 {
-			i++
-		}
-		begin := text.Len()
+		var head [entryHead]byte
+		binary.BigEndian.PutUint32(head[:], uint32(len(e)))
+		text.Write(head[:])
 		text.WriteString(string(e))
-		places[i&uint(len(places)-1)] = place{uint32(h), uint32(begin), uint32(text.Len())}
+		s.buckets[bucket(e)+1] = uint32(text.Len())
 	}
-	return shard{places, text.String()}
+	for i := range entries { // an empty one ends where it begins
+		s.buckets[i+1] = max(s.buckets[i+1], s.buckets[i])
+	}
+	s.text = text.String()
+	return s
 }
 
-func shardOf(name string) int { return int(maphash.String(seed, name) >> (64 - shardBits)) }
+// entryHead is what stands before an entry in the text of a shard: its length.
+const entryHead = 4
 
-// with returns z with other entries: a change to "" takes the name away. Nothing of z changes.
+// entriesOf yields the entries of a text.
+func entriesOf(text string) iter.Seq[entry] {
+	return func(yield func(entry) bool) {
+		for text != "" {
+			end := entryHead + (int(text[0])<<24 | int(text[1])<<16 | int(text[2])<<8 | int(text[3]))
+			if !yield(entry(text[entryHead:end])) {
+				return
+			}
+			text = text[end:]
+		}
+	}
+}
+
+func shardOf(key string) int { return int(maphash.String(seed, key) >> (64 - shardBits)) }
+
+// with returns z with other entries, by key: a change to "" takes the name away. Nothing of z changes.
 func (z *Zone) with(changes map[string]entry) *Zone {
 	next := *z
 	next.shards = slices.Clone(z.shards)
 	touched := make(map[int][]entry)
-	for name, e := range changes {
-		at := shardOf(name)
+	for key, e := range changes {
+		at := shardOf(key)
 		if _, ok := touched[at]; !ok {
 			touched[at] = nil
 		}
@@ -115,8 +127,8 @@ func (z *Zone) with(changes map[string]entry) *Zone {
 		}
 	}
 	for at, entries := range touched {
-		for e := range z.shards[at].entries() {
-			if _, changes := changes[e.name()]; changes {
+		for e := range entriesOf(z.shards[at].text) {
+			if _, changes := changes[e.key()]; changes {
 				next.count(e, -1)
 			} else {
 				entries = append(entries, e)
@@ -148,21 +160,10 @@ func (z *Zone) Names() int { return z.names }
 func (z *Zone) entries() iter.Seq[entry] {
 	return func(yield func(entry) bool) {
 		for i := range z.shards {
-			for e := range z.shards[i].entries() {
+			for e := range entriesOf(z.shards[i].text) {
 				if !yield(e) {
 					return
 				}
-			}
-		}
-	}
-}
-
-// entries yields all of the shard, in no order.
-func (s *shard) entries() iter.Seq[entry] {
-	return func(yield func(entry) bool) {
-		for _, p := range s.places {
-			if p.end != 0 && !yield(s.at(p)) {
-				return
 			}
 		}
 	}
