@@ -34,14 +34,14 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 		return nil, fmt.Errorf("take the time of BPF programs: %w", err)
 	}
 	defer func() { err = errors.Join(err, stats.Close()) }()
-	empty, road, err := b.layFloor()
+	empty, bare, err := b.layFloor()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, empty.Close()) }()
 	others := maps.Clone(b.references.programs)
 	maps.Copy(others, empty.programs)
-	roads := append(b.withPrograms(), road)
+	roads := append(b.withPrograms(), bare)
 	c = costs{}
 	for round := range rounds {
 		before, err := b.runTimes(others)
@@ -49,7 +49,10 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 			return nil, err
 		}
 		for _, k := range kinds {
-			if _, err := b.takeTurns(ctx, k, roads); err != nil {
+			if err := b.takeTurns(k, roads, func(_ int, r road) error {
+				_, err := b.travel(ctx, k, r)
+				return err
+			}); err != nil {
 				return nil, err
 			}
 		}

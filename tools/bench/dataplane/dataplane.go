@@ -4,8 +4,8 @@
 //
 // How it measures decides whether the numbers mean anything. Client and server are two threads on one
 // CPU, since waking another CPU costs more than what is measured; so the time of an operation is the whole
-// cost of its path. All roads take turns within a round, there and back, and a row is the median of the
-// rounds' ratios: what else the machine does falls on all of them. Every road but those by which a socket
+// cost of its path. Every phase on a road has one on the direct road right beside it, and a row is the median of the
+// ratios of such pairs, of all rounds: what else the machine does falls on both. Every road but those by which a socket
 // itself finds the backend has a client and a first router of its own, alike but for what translates there: what one peer
 // loads into a kernel's hooks, such as connection tracking, costs no other.
 package dataplane
@@ -28,18 +28,17 @@ import (
 // sizes are how large and how long everything is.
 type sizes struct {
 	one, many services.Set
-	// phase is how long one kind of traffic runs on one road at a stretch.
+	// phase is how long one kind of traffic runs on one road at a stretch: short, because what else the machine does
+	// comes and goes within a second.
 	phase time.Duration
-	// turns is how often the roads take turns within a round, there and back: A B C, C B A. Short and many,
-	// because what else the machine does comes and goes within a second. It only ever adds to what a phase takes, so
-	// the lower quartile of a road's phases counts.
+	// turns is how often within a round each road is compared with the direct one.
 	turns int
 }
 
 // promised is what the bars are about.
 var promised = sizes{
 	one: services.Set{Services: 1, Endpoints: 10}, many: services.Set{Services: 10_000, Endpoints: 10},
-	phase: 25 * time.Millisecond, turns: 24,
+	phase: 12 * time.Millisecond, turns: 24,
 }
 
 // Run measures for the given number of rounds and returns the rows of the table. It needs root. Nothing
@@ -69,61 +68,40 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	return slices.Concat(trafficRows(all), costRows(costs), b.sizeRows()), nil
 }
 
-// sample is what one round gave on one road, per operation.
+// sample is what one phase took, per operation.
 type sample struct {
 	cpu  time.Duration // of client and server together
 	p50  time.Duration // of the round trip
 	mean time.Duration // of the time between two operations' ends
-	ops  int
 }
 
-// tally is what one or more phases took.
-type tally struct {
-	cpu   []time.Duration // of client and server together for an operation, in each phase
-	mean  []time.Duration // of the time between two operations' ends, in each phase
-	trips []time.Duration // of each operation
-}
-
-// newTally is what one phase took, in which there must have been an operation.
-func newTally(cpu time.Duration, trips []time.Duration) tally {
+// newSample is of a phase in which there must have been an operation. It sorts trips, the operations' times.
+func newSample(cpu time.Duration, trips []time.Duration) sample {
 	var sum time.Duration
 	for _, d := range trips {
 		sum += d
 	}
+	slices.Sort(trips)
 	n := time.Duration(len(trips))
-	return tally{cpu: []time.Duration{cpu / n}, mean: []time.Duration{sum / n}, trips: trips}
+	return sample{cpu: cpu / n, p50: trips[n/2], mean: sum / n}
 }
 
-func (t *tally) add(o tally) {
-	t.cpu = append(t.cpu, o.cpu...)
-	t.mean = append(t.mean, o.mean...)
-	t.trips = append(t.trips, o.trips...)
-}
+// pair is a phase on a road and one on the direct road, one right after the other.
+type pair struct{ road, direct sample }
 
-// sample reduces t, which must hold a phase, and sorts what it holds.
-func (t *tally) sample() sample {
-	return sample{cpu: quantile(t.cpu, 1, 4), p50: quantile(t.trips, 1, 2), mean: quantile(t.mean, 1, 4), ops: len(t.trips)}
-}
-
-// quantile returns the value below which a/b of all values are. It sorts them.
-func quantile(values []time.Duration, a, b int) time.Duration {
-	slices.Sort(values)
-	return values[len(values)*a/b]
-}
-
-// samples are indexed by kind of traffic, road and round.
-type samples map[string]map[string][]sample
+// pairs are indexed by kind of traffic and road.
+type pairs map[string]map[string][]pair
 
 // measure runs all kinds of traffic on all roads, round by round.
-func (b *testbed) measure(ctx context.Context, rounds int) (samples, error) {
+func (b *testbed) measure(ctx context.Context, rounds int) (pairs, error) {
 	// One thread for each of two blocking loops, with a spare one so that the runtime leaves these two
 	// alone; and no garbage collection in between.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(4, runtime.NumCPU())))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	all := samples{}
+	all := pairs{}
 	for round := range rounds + 1 { // round 0 warms up: neighbours, routes, sockets' memory
 		for _, k := range kinds {
-			tallies, err := b.takeTurns(ctx, k, b.roads)
+			found, err := b.compare(ctx, k)
 			if err != nil {
 				return nil, err
 			}
@@ -131,15 +109,15 @@ func (b *testbed) measure(ctx context.Context, rounds int) (samples, error) {
 				continue
 			}
 			if all[k.name] == nil {
-				all[k.name] = map[string][]sample{}
+				all[k.name] = map[string][]pair{}
 			}
 			for _, r := range b.roads {
-				if !k.goes(r) {
+				if found[r.name] == nil {
 					continue
 				}
-				s := tallies[r.name].sample()
-				all[k.name][r.name] = append(all[k.name][r.name], s)
-				fmt.Fprintf(b.progress, "round %d/%d  %-24s %-20s %6d ops  cpu %8s  p50 %8s\n", round, rounds, k.name, r.name, s.ops, s.cpu, s.p50)
+				all[k.name][r.name] = append(all[k.name][r.name], found[r.name]...)
+				fmt.Fprintf(b.progress, "round %d/%d  %-24s %-42s / direct: cpu %.3f  p50 %.3f\n", round, rounds, k.name, r.name,
+					medianRatio(found[r.name], cpu), medianRatio(found[r.name], p50))
 			}
 		}
 		runtime.GC()
@@ -147,37 +125,54 @@ func (b *testbed) measure(ctx context.Context, rounds int) (samples, error) {
 	return all, nil
 }
 
-// takeTurns runs one kind of traffic on those of roads where it goes, in short turns. The result is indexed by road.
-func (b *testbed) takeTurns(ctx context.Context, k kind, roads []road) (map[string]*tally, error) {
-	tallies := map[string]*tally{}
+// compare runs one kind of traffic by turns on each road where it goes and on the direct one, which is the first of
+// all. Which of them begins changes from turn to turn, and so does the order of the roads. The result is indexed by road.
+func (b *testbed) compare(ctx context.Context, k kind) (map[string][]pair, error) {
+	found := map[string][]pair{}
+	base := b.roads[0]
+	err := b.takeTurns(k, b.roads[1:], func(turn int, r road) error {
+		var p pair
+		for i := range 2 {
+			on, took := r, &p.road
+			if (i+turn)%2 == 0 {
+				on, took = base, &p.direct
+			}
+			var err error
+			if *took, err = b.travel(ctx, k, on); err != nil {
+				return err
+			}
+		}
+		found[r.name] = append(found[r.name], p)
+		return nil
+	})
+	return found, err
+}
+
+// takeTurns calls do for each of roads where a kind of traffic goes, turn by turn, there and back.
+func (b *testbed) takeTurns(k kind, roads []road, do func(turn int, r road) error) error {
 	order := slices.DeleteFunc(slices.Clone(roads), func(r road) bool { return !k.goes(r) })
-	for range b.turns {
+	for turn := range b.turns {
 		for _, r := range order {
-			t, err := b.travel(ctx, k, r)
-			if err != nil {
-				return nil, fmt.Errorf("%s on the road %s: %w", k.name, r.name, err)
+			if err := do(turn, r); err != nil {
+				return fmt.Errorf("%s on the road %s: %w", k.name, r.name, err)
 			}
-			if tallies[r.name] == nil {
-				tallies[r.name] = &tally{}
-			}
-			tallies[r.name].add(t)
 		}
 		slices.Reverse(order)
 	}
-	return tallies, nil
+	return nil
 }
 
 // travel is one phase: its sockets belong to the cgroup of the road, or else to none that a program looks at.
-func (b *testbed) travel(ctx context.Context, k kind, r road) (t tally, err error) {
+func (b *testbed) travel(ctx context.Context, k kind, r road) (s sample, err error) {
 	if r.cgroup != nil {
 		if err := r.cgroup.Enter(); err != nil {
-			return tally{}, err
+			return sample{}, err
 		}
 		defer func() { err = errors.Join(err, r.cgroup.Leave()) }()
 	}
 	err = r.lane.client.Do(func() error {
-		t, err = k.run(ctx, r.to, b.phase)
+		s, err = k.run(ctx, r.to, b.phase)
 		return err
 	})
-	return t, err
+	return s, err
 }

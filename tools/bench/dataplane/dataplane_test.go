@@ -1,7 +1,10 @@
 package dataplane
 
 import (
+	"fmt"
+	"math"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,7 +21,7 @@ func TestRun(t *testing.T) {
 	netlab.Privileged(t)
 	small := sizes{
 		one: services.Set{Services: 1, Endpoints: 3}, many: services.Set{Services: 20, Endpoints: 3},
-		phase: 5 * time.Millisecond, turns: 2,
+		phase: time.Millisecond, turns: 3,
 	}
 	rows, err := run(t.Context(), small, 1, t.Output())
 	if err != nil {
@@ -67,25 +70,48 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-func at(us ...int) []sample {
-	s := make([]sample, len(us))
-	for i := range us {
-		s[i].cpu = time.Duration(us[i]) * time.Microsecond
+// taken are pairs that took so many microseconds of CPU, on the road and directly.
+func taken(us ...[2]int) []pair {
+	var found []pair
+	for _, u := range us {
+		found = append(found, pair{sample{cpu: time.Duration(u[0]) * time.Microsecond}, sample{cpu: time.Duration(u[1]) * time.Microsecond}})
 	}
-	return s
+	return found
 }
 
-// The ratio is taken round by round: a round that is slow on both roads does not count twice.
+// The ratio is taken pair by pair: a time that is slow on both roads does not count twice.
 func TestMedianRatio(t *testing.T) {
-	if got := medianRatio(at(110, 1100, 330), at(100, 1000, 100), cpu); got != 1.1 {
+	found := taken([2]int{110, 100}, [2]int{1100, 1000}, [2]int{330, 100}, [2]int{100, 100})
+	if got := medianRatio(found, cpu); got != 1.1 {
 		t.Errorf("median ratio %v, want 1.1", got)
 	}
+	if got, want := *quartiles(found, cpu), [2]float64{1.1, 3.3}; got != want {
+		t.Errorf("quartiles %v, want %v", got, want)
+	}
 }
 
-func TestMedianShare(t *testing.T) {
-	// It adds nothing, a tenth and all of what the peer adds.
-	if got := medianShare(at(100, 101, 120), at(110, 110, 120), at(100, 100, 100), cpu); got != 0.9 {
-		t.Errorf("median share %v, want 0.9", got)
+func TestShare(t *testing.T) {
+	if got := share(taken([2]int{101, 100}), taken([2]int{220, 200}), cpu); math.Abs(got-0.9) > 1e-9 {
+		t.Errorf("share %v, want 0.9: it adds a tenth of what the peer adds", got)
+	}
+}
+
+// Roads take turns there and back, but where this kind of traffic does not go.
+func TestTakeTurns(t *testing.T) {
+	b := &testbed{sizes: sizes{turns: 3}}
+	var order []string
+	err := b.takeTurns(kind{name: rrUDPUnconnected}, []road{{name: "a"}, {name: "b"}, {name: "c", connected: true}}, func(turn int, r road) error {
+		order = append(order, fmt.Sprint(turn, r.name))
+		return nil
+	})
+	if want := []string{"0a", "0b", "1b", "1a", "2a", "2b"}; err != nil || !slices.Equal(order, want) {
+		t.Errorf("%v, %v, want %v", order, err, want)
+	}
+}
+
+func TestSample(t *testing.T) {
+	if got, want := newSample(30, []time.Duration{9, 1, 5}), (sample{cpu: 10, p50: 5, mean: 5}); got != want {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

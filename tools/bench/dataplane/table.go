@@ -58,34 +58,35 @@ var shares = []struct {
 // leastRoads are the roads that do as little as ours can, by ours.
 var leastRoads = map[string]string{socketOne: leastSocket, socketMany: leastSocket, packetSlow: leastSlow, packetFast: leastFast}
 
-// trafficRows turns samples into rows.
-func trafficRows(all samples) []metric.Metric {
+// trafficRows turns pairs into rows.
+func trafficRows(all pairs) []metric.Metric {
 	var rows []metric.Metric
 	for _, r := range ratios {
-		of := all[r.kind]
+		found := all[r.kind]
 		row := metric.Metric{
-			Name: r.name + " / direct", Value: medianRatio(of[r.road], of[direct], r.of), Unit: "ratio",
+			Name: r.name + " / direct", Value: medianRatio(found[r.road], r.of), Quartiles: quartiles(found[r.road], r.of), Unit: "ratio",
 			Bar: r.bar, Better: r.better, Limit: new(1.0),
 		}
-		if l, ok := leastRoads[r.road]; ok && of[l] != nil {
-			row.Limit = new(medianRatio(of[l], of[direct], r.of))
+		if l, ok := leastRoads[r.road]; ok && found[l] != nil {
+			row.Limit = new(medianRatio(found[l], r.of))
 		}
 		if r.road != kubeProxy {
-			row.Peer = new(medianRatio(of[kubeProxy], of[direct], r.of))
+			row.Peer = new(medianRatio(found[kubeProxy], r.of))
 		}
 		rows = append(rows, row)
 	}
 	for _, s := range shares {
-		of := all[shortTCP]
+		found := all[shortTCP]
 		rows = append(rows, metric.Metric{
-			Name: s.name, Value: medianShare(of[s.road], of[kubeProxy], of[direct], cpu), Unit: "ratio",
+			Name: s.name, Value: share(found[s.road], found[kubeProxy], cpu), Unit: "ratio",
 			Bar: &s.bar, Better: metric.Higher, Limit: new(1.0),
 		})
 	}
-	of := all[rrTCP]
+	found := all[rrTCP]
 	rows = append(rows, metric.Metric{
-		Name: "socket path: TCP request-response p50 at 10,000 services / at 1", Value: medianRatio(of[socketMany], of[socketOne], p50),
-		Unit: "ratio", Bar: new(1.02), Better: metric.Lower, Limit: new(1.0),
+		Name:  "socket path: TCP request-response p50 at 10,000 services / at 1",
+		Value: medianRatio(found[socketMany], p50) / medianRatio(found[socketOne], p50),
+		Unit:  "ratio", Bar: new(1.02), Better: metric.Lower, Limit: new(1.0),
 	})
 	for _, row := range []struct {
 		name, kind, unit string
@@ -98,34 +99,43 @@ func trafficRows(all samples) []metric.Metric {
 		{"direct: UDP with 32 in flight, replies", windowUDP, "1/s", rate, metric.Higher},
 	} {
 		rows = append(rows, metric.Metric{
-			Name: row.name, Value: medianOf(all[row.kind][direct], row.of), Unit: row.unit, Better: row.better,
+			Name: row.name, Value: medianDirect(all[row.kind][socketOne], row.of), Unit: row.unit, Better: row.better,
 		})
 	}
 	return rows
 }
 
-// medianRatio returns the median over the rounds of a/b.
-func medianRatio(a, b []sample, of func(sample) float64) float64 {
-	ratios := make([]float64, len(a))
-	for i := range a {
-		ratios[i] = of(a[i]) / of(b[i])
+// ratiosTo returns how a road compares with the direct one, pair by pair.
+func ratiosTo(found []pair, of func(sample) float64) []float64 {
+	ratios := make([]float64, len(found))
+	for i, p := range found {
+		ratios[i] = of(p.road) / of(p.direct)
 	}
-	return metric.Median(ratios)
+	return ratios
 }
 
-// medianShare returns the median over the rounds of the part of what peer adds to base that road does not.
-func medianShare(road, peer, base []sample, of func(sample) float64) float64 {
-	shares := make([]float64, len(road))
-	for i := range road {
-		shares[i] = 1 - (of(road[i])-of(base[i]))/(of(peer[i])-of(base[i]))
-	}
-	return metric.Median(shares)
+// medianRatio returns the median over the pairs of road/direct.
+func medianRatio(found []pair, of func(sample) float64) float64 {
+	return metric.Median(ratiosTo(found, of))
 }
 
-func medianOf(s []sample, of func(sample) float64) float64 {
-	values := make([]float64, len(s))
-	for i := range s {
-		values[i] = of(s[i])
+// quartiles returns between which the middle half of the pairs' ratios lies.
+func quartiles(found []pair, of func(sample) float64) *[2]float64 {
+	ratios := ratiosTo(found, of)
+	slices.Sort(ratios)
+	return &[2]float64{ratios[len(ratios)/4], ratios[len(ratios)*3/4]}
+}
+
+// share returns the part of what a peer adds to the direct road that a road does not.
+func share(road, peer []pair, of func(sample) float64) float64 {
+	return 1 - (medianRatio(road, of)-1)/(medianRatio(peer, of)-1)
+}
+
+// medianDirect returns what the direct road took beside another one.
+func medianDirect(found []pair, of func(sample) float64) float64 {
+	values := make([]float64, len(found))
+	for i, p := range found {
+		values[i] = of(p.direct)
 	}
 	return metric.Median(values)
 }

@@ -50,30 +50,34 @@ const (
 	stop byte = '.' // answer and close: the TIME_WAIT is the server's, the client's port is free again
 )
 
+// fewest is how many operations a phase has at least, also when the machine does something else meanwhile: the middle
+// of one or two is anything.
+const fewest = 16
+
 // patience is how long a lost packet can hold the run up.
 const patience = 5 * time.Second
 
 // run repeats the operation for one phase and says what that took. The calling goroutine must own its thread.
-func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (t tally, err error) {
+func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (s sample, err error) {
 	if err := pin(); err != nil {
-		return tally{}, err
+		return sample{}, err
 	}
 	sa := &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
 	fd := -1
 	if k.open != nil {
 		if fd, err = k.open(to); err != nil {
-			return tally{}, err
+			return sample{}, err
 		}
 		defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	}
 	trips := make([]time.Duration, 0, int(phase/time.Microsecond))
 	before, err := cpuTime()
 	if err != nil {
-		return tally{}, err
+		return sample{}, err
 	}
-	for start, last := time.Now(), time.Now(); last.Sub(start) < phase && ctx.Err() == nil; {
+	for start, last := time.Now(), time.Now(); (last.Sub(start) < phase || len(trips) < fewest) && ctx.Err() == nil; {
 		if err := k.operate(fd, sa); err != nil {
-			return tally{}, err
+			return sample{}, err
 		}
 		now := time.Now()
 		trips = append(trips, now.Sub(last))
@@ -81,12 +85,12 @@ func (k kind) run(ctx context.Context, to netip.AddrPort, phase time.Duration) (
 	}
 	after, err := cpuTime()
 	if err != nil {
-		return tally{}, err
+		return sample{}, err
 	}
 	if len(trips) == 0 {
-		return tally{}, fmt.Errorf("not a single operation: %w", context.Cause(ctx))
+		return sample{}, fmt.Errorf("not a single operation: %w", context.Cause(ctx))
 	}
-	return newTally(after-before, trips), nil
+	return newSample(after-before, trips), nil
 }
 
 func connectAskClose(to *unix.SockaddrInet4) error {

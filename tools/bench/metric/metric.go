@@ -21,6 +21,8 @@ type Metric struct {
 	Better string   `json:"better"` // Lower or Higher
 	Peer   *float64 `json:"peer"`   // what the best known peer reaches, measured beside it; nil: not measured
 	Limit  *float64 `json:"limit"`  // what the machine allows at best, measured beside it; nil: not measured
+	// Quartiles are between what the middle half of all that Value is the median of lies; nil: not told.
+	Quartiles *[2]float64 `json:"quartiles,omitempty"`
 }
 
 // Met reports whether the value reaches the bar. Without a bar it does; a value that is no number never

@@ -15,7 +15,7 @@ import (
 
 func sample() Result {
 	return Result{Bench: "example", Machine: "2 x CPU", Rounds: 6, Metrics: []metric.Metric{
-		{Name: "cpu per connection", Value: 1.01234, Unit: "ratio", Bar: new(1.03), Better: metric.Lower},
+		{Name: "cpu per connection", Value: 1.01234, Unit: "ratio", Bar: new(1.03), Better: metric.Lower, Quartiles: &[2]float64{0.991, 1.0534}},
 		{Name: "queries", Value: 401234.5, Unit: "1/s", Bar: new(500000.0), Better: metric.Higher, Peer: new(53000.0), Limit: new(624000.0)},
 		{Name: "memory", Value: 12, Unit: "MB", Better: metric.Lower},
 	}}
@@ -61,10 +61,10 @@ func TestTable(t *testing.T) {
 	if err := sample().WriteTable(&have); err != nil {
 		t.Fatal(err)
 	}
-	want := `metric              value   unit   bar                peer   limit
-cpu per connection  1.012   ratio  <= 1.03    met     -      -
-queries             401235  1/s    >= 500000  MISSED  53000  624000
-memory              12      MB     -                  -      -
+	want := `metric              value                   unit   bar                peer   limit
+cpu per connection  1.012 (0.991 to 1.053)  ratio  <= 1.03    met     -      -
+queries             401235                  1/s    >= 500000  MISSED  53000  624000
+memory              12                      MB     -                  -      -
 example: median of 6 interleaved rounds on 2 x CPU
 `
 	if diff := cmp.Diff(want, have.String()); diff != "" {
