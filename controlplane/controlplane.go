@@ -76,6 +76,9 @@ type Config struct {
 	// Evidence says whether another member's endpoints answer. Without one the nodes of this member do, by their
 	// reports, and the controller probes.
 	Evidence liveness.Evidence
+	// AskNames, if not nil, asks the cluster's DNS, as pods do, and returns nil when it answers for clusterset.local.
+	// The Member then says whether it does.
+	AskNames func(context.Context) error
 	Log      *slog.Logger
 }
 
@@ -192,7 +195,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	own := &registration{
 		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(member.id)},
 		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
-		decisions: make(chan guard.Decision, 64), released: map[string]string{},
+		decisions: make(chan guard.Decision, 64), named: make(chan bool), released: map[string]string{},
 	}
 	evidence := c.cfg.Evidence
 	if evidence == nil {
@@ -234,6 +237,12 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	exports := &export.Reconciler{
 		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Pool: member.pool, Settings: c.chosen.export,
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
+	}
+	if c.cfg.AskNames != nil {
+		watch := &nameWatch{ask: c.cfg.AskNames, interval: c.chosen.scaled(nameInterval), tell: own.named, log: c.cfg.Log}
+		if err := c.manager.Add(watch); err != nil {
+			return err
+		}
 	}
 	return errors.Join(
 		c.manager.Add(c.broker),

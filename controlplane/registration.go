@@ -48,9 +48,11 @@ type registration struct {
 	events    events.EventRecorder
 	log       *slog.Logger
 	decisions chan guard.Decision
+	named     chan bool // whether the cluster's DNS answers for names of the ClusterSet, as it changes
 
 	mu       sync.Mutex
 	released map[string]string // what has been done of the annotation, by member
+	names    *bool             // the last that came of named, nil before
 }
 
 // +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get;list;watch;patch,namespace=isthmus-system
@@ -123,7 +125,8 @@ func (r *registration) release(m *v1alpha1.Member) {
 	}
 }
 
-// tell writes into the status what is held, and the ranges of the ClusterSet while they are known.
+// tell writes into the status what is held, whether names are answered, and the ranges of the ClusterSet while they
+// are known.
 func (r *registration) tell(ctx context.Context, m *v1alpha1.Member) error {
 	written := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}, Spec: m.Spec, Status: *m.Status.DeepCopy()}
 	ranges, err := r.broker.Ranges(ctx)
@@ -136,32 +139,81 @@ func (r *registration) tell(ctx context.Context, m *v1alpha1.Member) error {
 			written.Status.ClusterSetIPCIDRRange = append(written.Status.ClusterSetIPCIDRRange, p.String())
 		}
 	}
-	holds := r.broker.Holds()
-	c := metav1.Condition{
-		Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNothingHeld,
-		Message: "every withdrawal of other members is believed", ObservedGeneration: m.Generation,
-	}
-	if len(holds) > 0 {
-		var sources []string
-		for _, h := range holds {
-			if s := string(h.Source); len(sources) == 0 || sources[len(sources)-1] != s {
-				sources = append(sources, s)
-			}
-		}
-		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonMassWithdrawal
-		c.Message = fmt.Sprintf("so much of %s vanished from the broker at once, without a word, that it is kept here; if it is meant, run isthmusctl release-hold", strings.Join(sources, " and "))
-	}
-	if have := meta.FindStatusCondition(m.Status.Conditions, c.Type); have == nil && len(holds) > 0 ||
-		have != nil && (have.Status != c.Status || have.Message != c.Message) {
-		meta.SetStatusCondition(&written.Status.Conditions, c)
-	}
+	setChanged(&written.Status.Conditions, r.holdCondition(), m.Generation)
+	setChanged(&written.Status.Conditions, r.nameCondition(), m.Generation)
 	if equality.Semantic.DeepEqual(written.Status, m.Status) {
 		return nil
 	}
 	if err := ssa.ApplyStatus(ctx, r.client, written); err != nil {
 		return fmt.Errorf("write status of member %s: %w", m.Name, err)
 	}
+	r.reportNames(m, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionNamesResolve))
 	return nil
+}
+
+// setChanged sets a condition that says something new, which is neither that nothing was ever held nor what is not known.
+func setChanged(conditions *[]metav1.Condition, c metav1.Condition, generation int64) {
+	have := meta.FindStatusCondition(*conditions, c.Type)
+	if c.Status == metav1.ConditionUnknown || have == nil && c.Reason == v1alpha1.ReasonNothingHeld ||
+		have != nil && have.Status == c.Status && have.Message == c.Message {
+		return
+	}
+	c.ObservedGeneration = generation
+	meta.SetStatusCondition(conditions, c)
+}
+
+// holdCondition says whether anything is held, and of whom.
+func (r *registration) holdCondition() metav1.Condition {
+	holds := r.broker.Holds()
+	if len(holds) == 0 {
+		return metav1.Condition{
+			Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNothingHeld,
+			Message: "every withdrawal of other members is believed",
+		}
+	}
+	var sources []string
+	for _, h := range holds {
+		if s := string(h.Source); len(sources) == 0 || sources[len(sources)-1] != s {
+			sources = append(sources, s)
+		}
+	}
+	return metav1.Condition{
+		Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonMassWithdrawal,
+		Message: fmt.Sprintf("so much of %s vanished from the broker at once, without a word, that it is kept here; if it is meant, run isthmusctl release-hold", strings.Join(sources, " and ")),
+	}
+}
+
+// nameCondition says whether pods find names of the ClusterSet. It is Unknown before that is.
+func (r *registration) nameCondition() metav1.Condition {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.names == nil:
+		return metav1.Condition{Type: v1alpha1.ConditionNamesResolve, Status: metav1.ConditionUnknown}
+	case *r.names:
+		return metav1.Condition{
+			Type: v1alpha1.ConditionNamesResolve, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonNamesAnswered,
+			Message: "the cluster's DNS answers pods for clusterset.local",
+		}
+	default:
+		return metav1.Condition{
+			Type: v1alpha1.ConditionNamesResolve, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNamesNotAnswered,
+			Message: "the cluster's DNS does not answer pods for clusterset.local; isthmusctl dns status says why, and isthmusctl dns install mends it",
+		}
+	}
+}
+
+// reportNames makes an event of a condition that turned since it stood on m.
+func (r *registration) reportNames(m *v1alpha1.Member, is *metav1.Condition) {
+	was := meta.FindStatusCondition(m.Status.Conditions, v1alpha1.ConditionNamesResolve)
+	if was == nil || is == nil || was.Status == is.Status {
+		return
+	}
+	kind := corev1.EventTypeNormal
+	if is.Status == metav1.ConditionFalse {
+		kind = corev1.EventTypeWarning
+	}
+	r.events.Eventf(r.member(), nil, kind, is.Reason, "Resolve", "%s", is.Message)
 }
 
 // decided is told by the guards what they decide. It never waits.
@@ -172,7 +224,7 @@ func (r *registration) decided(d guard.Decision) {
 	}
 }
 
-// follow reports decisions to the people of the member, and has the status written.
+// follow reports decisions to the people of the member, and has the status written of these and of names.
 func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	go func() {
 		for {
@@ -181,8 +233,12 @@ func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimiting
 				return
 			case d := <-r.decisions:
 				r.report(d)
-				q.Add(reconcile.Request{NamespacedName: r.self})
+			case answers := <-r.named:
+				r.mu.Lock()
+				r.names = &answers
+				r.mu.Unlock()
 			}
+			q.Add(reconcile.Request{NamespacedName: r.self})
 		}
 	}()
 	return nil
@@ -190,7 +246,7 @@ func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimiting
 
 // report makes an event of what a person would want to know.
 func (r *registration) report(d guard.Decision) {
-	about := &v1alpha1.Member{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Member"}, ObjectMeta: metav1.ObjectMeta{Namespace: r.self.Namespace, Name: r.self.Name}}
+	about := r.member()
 	switch d.Outcome {
 	case guard.Held:
 		r.events.Eventf(about, nil, corev1.EventTypeWarning, "WithdrawalsHeld", "Import",
@@ -198,5 +254,13 @@ func (r *registration) report(d guard.Decision) {
 	case guard.Released, guard.Expired, guard.Settled, guard.Left:
 		r.events.Eventf(about, nil, corev1.EventTypeNormal, "HoldEnded", "Import", "nothing of member %s is held any more: %s", d.Source, d.Outcome)
 	case guard.Believed:
+	}
+}
+
+// member is the Member that events are about.
+func (r *registration) member() *v1alpha1.Member {
+	return &v1alpha1.Member{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Member"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.self.Namespace, Name: r.self.Name},
 	}
 }

@@ -97,6 +97,7 @@ type member struct {
 	spec     v1alpha1.MemberSpec // its registration
 	settings controlplane.Settings
 	evidence liveness.Evidence // what its dataplane would say of others; that it does not know, at first
+	askNames func(context.Context) error
 
 	local, remote *apitest.Writes // what the controller wrote: here, and on the broker
 	stop          func()
@@ -262,7 +263,7 @@ func (m *member) controllerConfig() controlplane.Config {
 	}
 	return controlplane.Config{
 		Local: m.config, Namespace: m.install, Broker: m.via, BrokerNamespace: m.world.brokers,
-		Settings: settings, Evidence: m.evidence, Log: log,
+		Settings: settings, Evidence: m.evidence, AskNames: m.askNames, Log: log,
 	}
 }
 

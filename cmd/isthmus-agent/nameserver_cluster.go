@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
 	"github.com/isthmus-net/isthmus/dns"
 )
 
@@ -30,8 +30,6 @@ const (
 	clusterDNSPatience = 2
 	// clusterDNSPath is the Service of the cluster's DNS, by the name that it has everywhere.
 	clusterDNSPath = "/api/v1/namespaces/kube-system/services/kube-dns"
-	// versionName has a TXT record in every zone of a ClusterSet, whoever serves it.
-	versionName = "dns-version.clusterset.local."
 )
 
 // clusterDNS watches whether the cluster's DNS, which pods ask, answers for clusterset.local: somebody may take the
@@ -136,28 +134,14 @@ func (c *clusterDNS) note(at netip.AddrPort, err error) {
 	c.last = is
 }
 
-// errNotServed is the answer of a cluster's DNS that knows nothing of the zone.
-var errNotServed = errors.New("it knows no clusterset.local; isthmusctl dns install sends the zone to the agents")
-
 // refused reports whether err is an answer, and not the want of one.
-func refused(err error) bool { return errors.Is(err, errNotServed) }
+func refused(err error) bool { return errors.Is(err, zoneask.ErrNotServed) }
 
 // askVersion asks a name server for what every server of a ClusterSet's zone has.
 func askVersion(ctx context.Context, server netip.AddrPort) error {
-	const patience = 3 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+	return zoneask.Ask(ctx, &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, server.String())
-	}}
-	_, err := r.LookupTXT(ctx, versionName)
-	switch {
-	case err == nil:
-		return nil
-	case notFound(err):
-		return errNotServed
-	}
-	return fmt.Errorf("it does not answer: %s", strings.TrimPrefix(err.Error(), "lookup "+versionName+": "))
+	}})
 }
 
 // askServers says of each server= whether it answers for clusterset.local, as seen from here.

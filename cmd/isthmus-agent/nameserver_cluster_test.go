@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -34,7 +35,7 @@ func TestClusterDNSIsWatched(t *testing.T) {
 		for i, step := range []struct {
 			says    error
 			answers bool
-		}{{nil, true}, {lost, true}, {nil, true}, {lost, true}, {lost, false}, {nil, true}, {errNotServed, false}, {errNotServed, false}, {nil, true}} {
+		}{{nil, true}, {lost, true}, {nil, true}, {lost, true}, {lost, false}, {nil, true}, {zoneask.ErrNotServed, false}, {zoneask.ErrNotServed, false}, {nil, true}} {
 			says = step.says
 			if i > 0 {
 				<-time.After(clusterDNSInterval)

@@ -30,6 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
 	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
@@ -119,6 +120,9 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 		return err
 	}
 	cfg := controlplane.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
+	if s.kubeconfig == "" { // in a pod, whose resolver is that of all pods
+		cfg.AskNames = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
+	}
 	if cfg.Broker, cfg.BrokerNamespace, err = controlplane.LoadBroker(s.brokerKubeconfig); err != nil {
 		return err
 	}

@@ -127,7 +127,8 @@ type Member struct {
 // MemberStatus is what a member's controller has to tell its people.
 type MemberStatus struct {
 	// Conditions: WithdrawalsHeld is True while other members seem to have withdrawn so much at once that it
-	// is not believed; isthmusctl release-hold believes it.
+	// is not believed; isthmusctl release-hold believes it. NamesResolve is False while the cluster's DNS does not
+	// answer pods for clusterset.local; isthmusctl dns status says why.
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
@@ -137,11 +138,15 @@ type MemberStatus struct {
 	ClusterSetIPCIDRRange []string `json:"clustersetIPCIDRRange,omitempty"`
 }
 
-// The condition of a Member and its reasons.
+// The conditions of a Member and their reasons.
 const (
 	ConditionWithdrawalsHeld = "WithdrawalsHeld"
 	ReasonMassWithdrawal     = "MassWithdrawal"
 	ReasonNothingHeld        = "NothingHeld"
+
+	ConditionNamesResolve  = "NamesResolve"
+	ReasonNamesAnswered    = "NamesAnswered"
+	ReasonNamesNotAnswered = "NamesNotAnswered"
 )
 
 // MemberSpec says which addresses belong to a member. Nobody believes an address of it outside of them.
