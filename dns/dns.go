@@ -47,8 +47,8 @@ type Config struct {
 	// EmptyHeadless lets the name of a headless Service exist also while no endpoint is ready: then what is asked
 	// there has no data, as with Lighthouse. The specification asks for no such name.
 	EmptyHeadless bool
-	// ClusterScoped adds names that say which cluster, <cluster>.<service>.<namespace> and its ports, as with
-	// Lighthouse. The specification forbids them.
+	// ClusterScoped adds names that say which cluster, <cluster>.<service>.<namespace> and its ports, and ports without
+	// underscores, as with Lighthouse. The specification forbids the former.
 	ClusterScoped bool
 	// Reverse are ranges of ClusterSetIPs whose addresses are to have names (PTR).
 	Reverse []netip.Prefix

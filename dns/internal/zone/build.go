@@ -24,7 +24,7 @@ type Config struct {
 	Nameservers   []netip.Addr // of ns.dns.clusterset.local
 	TTL           uint32       // seconds, as it is: 0 is 0
 	EmptyHeadless bool         // the name of a headless Service exists also while no endpoint is ready
-	ClusterScoped bool         // <cluster>.<service>.<namespace> and its ports have records
+	ClusterScoped bool         // <cluster>.<service>.<namespace> and its ports have records, and ports without underscores
 	Reverse       []netip.Prefix
 	// Local is the member we are in, preferred by the names of Services without a ClusterSetIP while it serves.
 	Local clusterset.ClusterID
@@ -364,9 +364,15 @@ func (p *page) port(name, port string, proto clusterset.Protocol, weight, number
 		p.problem(fmt.Sprintf("the port name %q makes the DNS name too long", port))
 		return
 	}
-	at := under(name, protocol)
-	p.exist(at)
-	p.add(under(at, label), SRV, srvData(weight, number, target))
+	forms := [][2]string{{label, protocol}}
+	if p.ClusterScoped { // Lighthouse takes them without underscores as well
+		forms = append(forms, [2]string{label[1:], protocol[1:]})
+	}
+	for _, form := range forms {
+		at := under(name, form[1])
+		p.exist(at)
+		p.add(under(at, form[0]), SRV, srvData(weight, number, target))
+	}
 }
 
 func (p *page) problem(reason string) {

@@ -232,6 +232,10 @@ func TestSchema(t *testing.T) {
 		"cluster of one without IP":    {"b.eu." + plain, A, nxDomain, "NOERROR\nb.eu." + plain + " 5 IN A 10.102.0.1"},
 		"cluster that does not serve":  {"c." + plain, A, nxDomain, "NOERROR\nc." + plain + " 5 IN A 10.103.0.1"},
 		"its own ports":                {"_pg._tcp.c." + plain, SRV, nxDomain, "NOERROR\n_pg._tcp.c." + plain + " 5 IN SRV 0 100 5432 c." + plain + "\nglue: c." + plain + " 5 IN A 10.103.0.1"},
+		"a port without underscores":   {"http.tcp." + hello, SRV, nxDomain, "NOERROR\nglue: " + hello + " 5 IN A 243.0.0.1\nglue: " + hello + " 5 IN AAAA fd00:243::1\nhttp.tcp." + hello + " 5 IN SRV 0 100 80 " + hello},
+		"another protocol without":     {"http.udp." + hello, SRV, nxDomain, nxDomain},
+		"a protocol without":           {"tcp." + hello, SRV, nxDomain, noData},
+		"a cluster's port without":     {"pg.tcp.c." + plain, SRV, nxDomain, "NOERROR\nglue: c." + plain + " 5 IN A 10.103.0.1\npg.tcp.c." + plain + " 5 IN SRV 0 100 5432 c." + plain},
 		"reverse of a vip":             {"1.0.0.243.in-addr.arpa.", PTR, "REFUSED", "NOERROR\n1.0.0.243.in-addr.arpa. 5 IN PTR " + hello},
 		"reverse of a vip v6":          {dns.Fqdn(must(dns.ReverseAddr("fd00:243::1"))), PTR, "REFUSED", "NOERROR\n" + must(dns.ReverseAddr("fd00:243::1")) + " 5 IN PTR " + hello},
 		"reverse of nobody":            {"77.0.0.243.in-addr.arpa.", PTR, "REFUSED", "NXDOMAIN\nauthority: 243.in-addr.arpa." + strings.TrimPrefix(soaLine, "clusterset.local.")},
@@ -304,6 +308,46 @@ func TestServiceWithoutIPByChoice(t *testing.T) {
 				t.Errorf("addresses (-want +have):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Clusters take turns smoothly, as all weigh the same: of as many answers in a row as there are clusters each has one,
+// wherever the row begins and whoever came or went before, and an equal share of a hundred.
+func TestClustersTakeTurnsSmoothly_L57(t *testing.T) {
+	t.Parallel()
+	byTurns := vip("demo", "plain")
+	byTurns.UseIP = clusterset.Disabled
+	for i := range 5 {
+		byTurns.Slices = append(byTurns.Slices, slice(clusterset.ClusterID('a'+rune(i)), fmt.Sprintf("10.10%d.0.1", i)))
+	}
+	s := &clusterset.Snapshot{Services: []clusterset.Service{byTurns}}
+	b := new(Builder)
+	turn := uint32(0)
+	for _, drained := range []map[clusterset.ClusterID]bool{nil, {"b": true}, {"b": true, "e": true}, nil} {
+		c := kep
+		c.Local, c.Drained = "x", drained
+		z, _ := b.Build(s, c, 7)
+		live := len(byTurns.Slices) - len(drained)
+		var row []string
+		all := map[string]int{}
+		for range 100 {
+			_, addr, _ := strings.Cut(ask(t, z, "plain.demo.svc.clusterset.local.", A, turn, 512), " IN A ")
+			turn++
+			all[addr]++
+			row = append(row, addr)
+			if len(row) < live {
+				continue
+			}
+			row = row[len(row)-live:]
+			if sorted := slices.Sorted(slices.Values(row)); len(slices.Compact(sorted)) != live {
+				t.Fatalf("without %v: %v in a row", drained, row)
+			}
+		}
+		for addr, n := range all {
+			if len(all) != live || n < 100/live || n > 100/live+1 {
+				t.Errorf("without %v: %s has %d answers of 100, with %d others", drained, addr, n, len(all)-1)
+			}
+		}
 	}
 }
 
