@@ -100,6 +100,7 @@ func TestChartRefusesTypos(t *testing.T) {
 		"a word for a number":     {"controller.replicas=many", []string{"/controller/replicas", "integer"}},
 		"relative path":           {"agent.bpffs.path=sys/fs/bpf", []string{"/agent/bpffs/path", "sys/fs/bpf"}},
 		"a name for an address":   {"agent.dns.listen={localhost}", []string{"/agent/dns/listen/0", "localhost"}},
+		"a log of less than none": {"agent.dns.queryLog=-1", []string{"/agent/dns/queryLog"}},
 		"a name for a resolver":   {"agent.dns.fastPath={kube-dns}", []string{"/agent/dns/fastPath/0", "kube-dns"}},
 		"unknown profile":         {"agent.dns.profile=submariner", []string{"/agent/dns/profile", "lighthouse"}},
 		"a TTL of a day":          {"agent.dns.ttl=86400", []string{"/agent/dns/ttl", "3,600"}},
@@ -232,11 +233,11 @@ func TestChartDNS(t *testing.T) {
 		"everything": {
 			[]string{
 				"profile=lighthouse", "emptyHeadless=nxdomain", "clusterScoped=false", "ttl=0", "neighbourPort=5353", "service=false",
-				"listen={192.0.2.1,192.0.2.1:5353}", "reverse={243.0.0.0/8}", "stateDir=", "clusterDNS=10.96.0.10", "fastPath={10.96.0.10}",
+				"listen={192.0.2.1,192.0.2.1:5353}", "reverse={243.0.0.0/8}", "stateDir=", "clusterDNS=10.96.0.10", "queryLog=10000000", "fastPath={10.96.0.10}",
 			},
 			[]string{
 				"--dns-profile=lighthouse", "--dns-empty-headless=nxdomain", "--dns-cluster-scoped=false", "--dns-ttl=0", "--dns-neighbour-port=5353",
-				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-reverse=243.0.0.0/8", "--dns-fastpath=10.96.0.10", "--cluster-dns=10.96.0.10",
+				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-reverse=243.0.0.0/8", "--dns-fastpath=10.96.0.10", "--dns-query-log=10000000", "--cluster-dns=10.96.0.10",
 			},
 			false,
 		},
