@@ -130,7 +130,7 @@ func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
 // time to publish the rest. What does not come back in that time goes.
 func TestRestartAmidRecovery_Faults(t *testing.T) {
 	w := newWorld(t)
-	w.b.settings.TimeScale = 0.2 // windows of 0.2 s, 6 s for who publishes anew
+	w.b.settings.TimeScale = 0.5 // windows of half a second, 15 s for who publishes anew
 	w.run()
 	names := w.exportMany(w.a, w.b)
 	missing := names[:2]
@@ -150,8 +150,18 @@ func TestRestartAmidRecovery_Faults(t *testing.T) {
 		}
 		return nil
 	})
-	<-time.After(2 * time.Second) // ten windows
+	<-time.After(3 * time.Second) // six windows
 	w.run(w.a)
+	for _, name := range missing {
+		w.eventually(func() error {
+			var records v1alpha1.ExportRecordList
+			w.noError(w.broker.List(t.Context(), &records, client.InNamespace(w.brokers), client.MatchingLabels{v1alpha1.LabelServiceName: name}))
+			if len(records.Items) == 0 {
+				return fmt.Errorf("a has not published %s anew", name)
+			}
+			return nil
+		})
+	}
 	w.quiet()
 	enough()
 
@@ -276,6 +286,7 @@ func TestMemberThatLeftIsForgotten_Faults(t *testing.T) {
 func TestAPIServersRestart_Faults(t *testing.T) {
 	w := newWorld(t)
 	w.patience = 2 * time.Minute
+	w.a.restarts, w.b.restarts = true, true // who cannot renew its own Lease in time ends, and Kubernetes starts another one
 	w.run()
 	svc := w.a.service("hello")
 	w.a.export("hello")

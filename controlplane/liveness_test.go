@@ -7,6 +7,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
@@ -154,7 +155,8 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 // TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
 func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
 	w := newWorld(t)
-	w.a.settings, w.b.settings = drill, drill
+	const slower = 4 // than the drill: a controller may need seconds to start
+	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*drill.TimeScale, slower*drill.TimeScale
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
 	w.a.service("hello")
@@ -163,13 +165,25 @@ func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
 	w.b.thinks("a", liveness.Live)
 	w.quiet()
 	enough := w.b.keeps("hello", "10.97.0.1")
+	renewed := func() string {
+		t.Helper()
+		lease := &coordinationv1.Lease{}
+		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}, lease))
+		return lease.ResourceVersion
+	}
 	for range 4 {
 		w.a.stop()
+		before := renewed()
 		<-time.After(beat)
 		w.run(w.a)
-		<-time.After(beat)
+		w.eventually(func() error {
+			if renewed() == before {
+				return fmt.Errorf("a has not renewed its Lease")
+			}
+			return nil
+		})
 	}
-	if writes := w.changesWithin(stale, w.b); len(writes) > 0 {
+	if writes := w.changesWithin(slower*stale, w.b); len(writes) > 0 {
 		t.Errorf("b wrote %v", writes)
 	}
 	enough()

@@ -99,6 +99,8 @@ type member struct {
 	evidence liveness.Evidence // what its dataplane would say of others; that it does not know, at first
 	askNames func(context.Context) error
 
+	restarts bool // whether a controller that ends with an error is started again, as Kubernetes does
+
 	local, remote *apitest.Writes // what the controller wrote: here, and on the broker
 	stop          func()
 	plane         *controlplane.ControlPlane
@@ -280,7 +282,19 @@ func (w *world) run(members ...*member) *world {
 		w.noError(err)
 		ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 		done := make(chan error, 1)
-		go func() { done <- plane.Run(ctx) }()
+		go func() {
+			err := plane.Run(ctx)
+			for ; m.restarts && err != nil && ctx.Err() == nil; <-time.After(slowPoll) {
+				var again *controlplane.ControlPlane
+				if again, err = controlplane.New(ctx, m.controllerConfig()); err == nil {
+					err = again.Run(ctx)
+				}
+			}
+			if m.restarts {
+				err = nil // whatever it was, it passed, or it is the end of the test
+			}
+			done <- err
+		}()
 		m.plane = plane
 		m.stop = func() {
 			cancel()
@@ -320,7 +334,7 @@ func (e evidence) Answers(_ context.Context, id clusterset.ClusterID) liveness.V
 
 // Deadlines of waiting: the second is a little longer than the longest retry of the controller.
 const (
-	patience = 30 * time.Second
+	patience = time.Minute
 	settle   = 300 * time.Millisecond
 	poll     = 20 * time.Millisecond  // at first;
 	slowPoll = 250 * time.Millisecond // what takes long need not be asked for so often
