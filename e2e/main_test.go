@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -121,17 +123,26 @@ func importedFrom(ctx context.Context, member, clusters string) error {
 // serviceImportedFrom is importedFrom for a Service of choice.
 func serviceImportedFrom(ctx context.Context, member, service, clusters string) error {
 	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		said, err := bed.Kubectl(ctx, member, "get", "serviceimport", service, "--namespace", namespace,
-			"--output", "jsonpath={.status.clusters[*].cluster}|{.spec.ips[*]}")
+		have, err := serviceImport(ctx, member, service)
 		if err != nil {
 			return err
 		}
-		have, ips, _ := strings.Cut(said, "|")
-		if have != clusters || len(strings.Fields(ips)) != 2 {
-			return fmt.Errorf("the ServiceImport of %s is of clusters %q with IPs %q", member, have, ips)
+		var from []string
+		for _, c := range have.Status.Clusters {
+			from = append(from, c.Cluster)
+		}
+		if strings.Join(from, " ") != clusters || len(have.Spec.IPs) != 2 {
+			return fmt.Errorf("the ServiceImport of %s is of clusters %v with IPs %v", member, from, have.Spec.IPs)
 		}
 		return nil
 	})
+}
+
+// serviceImport reads a ServiceImport as a member has it.
+func serviceImport(ctx context.Context, member, service string) (v1beta1.ServiceImport, error) {
+	var si v1beta1.ServiceImport
+	err := bed.Get(ctx, member, "/apis/"+v1beta1.GroupVersion.String()+"/namespaces/"+namespace+"/serviceimports/"+service, &si)
+	return si, err
 }
 
 // needBed skips, or fails, a test that has no testbed.

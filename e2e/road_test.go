@@ -96,13 +96,13 @@ func vips(ctx context.Context) ([]netip.Addr, error) { return vipsOf(ctx, "echo"
 
 // vipsOf is vips for a Service of choice.
 func vipsOf(ctx context.Context, service string) ([]netip.Addr, error) {
-	said, err := bed.Kubectl(ctx, "a", "get", "serviceimport", service, "--namespace", namespace, "--output", "jsonpath={.spec.ips[*]}")
+	si, err := serviceImport(ctx, "a", service)
 	if err != nil {
 		return nil, err
 	}
 	var addrs []netip.Addr
-	for f := range strings.FieldsSeq(said) {
-		a, err := netip.ParseAddr(f)
+	for _, ip := range si.Spec.IPs {
+		a, err := netip.ParseAddr(ip)
 		if err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,21 +32,13 @@ func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	leaver, ip, _ := strings.Cut(strings.SplitN(said, "\n", 2)[0], " ")
-	type outcome struct {
-		report report
-		err    error
+	const sockets = 16
+	keep := func(target string) *stream {
+		t.Helper()
+		return flow(t, podClient, "--keep", "--rate", "160", "--concurrency", strconv.Itoa(sockets), "--timeout", "2s", "--udp", target)
 	}
-	const sockets = "16"
-	run := func(target string) chan outcome {
-		done := make(chan outcome, 1)
-		go func() {
-			r, err := client(podClient).run(ctx, "--keep", "--duration", "18s", "--rate", "160", "--concurrency", sockets, "--timeout", "2s", "--udp", target)
-			done <- outcome{r, err}
-		}()
-		return done
-	}
-	byVIP, direct := run(netip.AddrPortFrom(vip, 7).String()), run(ip+":8081")
-	if err := holdsSockets(ctx, 2*16); err != nil {
+	byVIP, direct := keep(netip.AddrPortFrom(vip, 7).String()), keep(ip+":8081")
+	if err := holdsSockets(ctx, 2*sockets); err != nil {
 		t.Fatal(err)
 	}
 
@@ -58,27 +51,33 @@ func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	viaVIP, viaIP := <-byVIP, <-direct
-	if viaVIP.err != nil || viaIP.err != nil {
-		t.Fatal(viaVIP.err, viaIP.err)
+	const soon = 10 * time.Second
+	<-time.After(time.Until(left.Add(soon + time.Second)))
+	r, err := byVIP.end()
+	if err != nil {
+		t.Fatal(err)
 	}
-	r, who := viaVIP.report, "b/"+leaver
+	d, err := direct.end()
+	if err != nil {
+		t.Fatal(err)
+	}
+	who := "b/" + leaver
 	told := 0
 	for _, reason := range closed {
 		told += r.Errors[reason]
 	}
-	if told == 0 || told >= 16 || told != r.Failures {
-		t.Errorf("of 16 sockets by the VIP %d were closed: %v", told, r.Errors)
+	if told == 0 || told >= sockets || told != r.Failures {
+		t.Errorf("of %d sockets by the VIP %d were closed: %v", sockets, told, r.Errors)
 	}
 	last := r.LastAnswer[who].Sub(left)
-	t.Logf("%d of 16 sockets closed; %s answered by the VIP until %s after it was told to leave", told, who, last.Round(time.Millisecond))
-	if last <= 0 || last > 10*time.Second {
+	t.Logf("%d of %d sockets closed; %s answered by the VIP until %s after it was told to leave", told, sockets, who, last.Round(time.Millisecond))
+	if last <= 0 || last > soon {
 		t.Errorf("%s left the Service and answered by the VIP until %s later: %v", who, last, r.Backends)
 	}
 	if len(r.Backends) < 2 {
 		t.Errorf("answers by the VIP from %v alone", r.Backends)
 	}
-	if d := viaIP.report; d.Failures != 0 || d.Backends[who] != d.Connections {
+	if d.Failures != 0 || d.Backends[who] != d.Connections {
 		t.Errorf("sockets without a VIP: %d of %d exchanges failed: %v", d.Failures, d.Connections, d.Errors)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -256,6 +257,20 @@ func TestProbesMayBeBlocked(t *testing.T) {
 	t.Logf("%d of %d connections waited in vain, and b stayed", r.Failures, r.Connections)
 }
 
+// inBoth does something in both members at a time.
+func inBoth(t *testing.T, do func(member string) error) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, member := range testbed.Members() {
+		all.Go(func() {
+			if err := do(member); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
 // scaleTimes makes the controllers of both members measure time by a factor until the test ends.
 func scaleTimes(t *testing.T, factor string) {
 	t.Helper()
@@ -265,16 +280,14 @@ func scaleTimes(t *testing.T, factor string) {
 	}
 	set := func(ctx context.Context, args string) {
 		t.Helper()
-		for _, member := range testbed.Members() {
-			if _, err := bed.Helm(ctx, member, "upgrade", "isthmus", chart, "--namespace", testbed.Namespace, "--reuse-values", "--set-json", "controller.extraArgs="+args); err != nil {
-				t.Error(err)
-			}
-		}
-		for _, member := range testbed.Members() {
-			if _, err := bed.Isthmusctl(ctx, member, "status", "--wait", "--timeout", "3m"); err != nil {
-				t.Error(err)
-			}
-		}
+		inBoth(t, func(member string) error {
+			_, err := bed.Helm(ctx, member, "upgrade", "isthmus", chart, "--namespace", testbed.Namespace, "--reuse-values", "--set-json", "controller.extraArgs="+args)
+			return err
+		})
+		inBoth(t, func(member string) error {
+			_, err := bed.Isthmusctl(ctx, member, "status", "--wait", "--timeout", "3m")
+			return err
+		})
 	}
 	set(t.Context(), `["--time-scale=`+factor+`"]`)
 	t.Cleanup(func() { set(context.WithoutCancel(t.Context()), "[]") })

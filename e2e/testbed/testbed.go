@@ -157,16 +157,16 @@ func (tb *Testbed) Step(format string, args ...any) {
 	fmt.Fprintf(tb.cfg.Progress, "[%6.1fs] %s\n", time.Since(tb.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// build compiles what the installation needs and returns the image archives.
+// build compiles what the installation needs, without what a debugger reads, and returns the image archives.
 func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 	images := filepath.Join(tb.bin, "images")
 	builds := []struct {
 		name string
 		args []string
 	}{
-		{"our programs", []string{"build", "-o", tb.bin + "/", "./cmd/isthmusctl", "./cmd/isthmus-agent"}},
-		{"the echo client", []string{"build", "-o", filepath.Join(tb.bin, "echo-server"), "./e2e/lab/echo"}},
-		{"Helm", []string{"build", "-C", "tools/helm", "-o", filepath.Join(tb.bin, "helm"), "helm.sh/helm/v4/cmd/helm"}},
+		{"our programs", []string{"build", "-ldflags=-s -w", "-o", tb.bin + "/", "./cmd/isthmusctl", "./cmd/isthmus-agent"}},
+		{"the echo client", []string{"build", "-ldflags=-s -w", "-o", filepath.Join(tb.bin, "echo-server"), "./e2e/lab/echo"}},
+		{"Helm", []string{"build", "-C", "tools/helm", "-ldflags=-s -w", "-o", filepath.Join(tb.bin, "helm"), "helm.sh/helm/v4/cmd/helm"}},
 		{"the images", []string{"run", "./tools/images", "-o", images, "controller", "agent"}},
 	}
 	for _, b := range builds {
@@ -338,6 +338,23 @@ func (tb *Testbed) fabric(ctx context.Context, program, cluster string, args []s
 // Kubectl runs kubectl against a cluster and returns what it printed.
 func (tb *Testbed) Kubectl(ctx context.Context, cluster string, args ...string) (string, error) {
 	return Output(tb.Lab.Kubectl(ctx, cluster, args...))
+}
+
+// Get reads what a cluster's API server has at a path, such as /api/v1/nodes/a1, into a value that JSON fits. It
+// costs next to nothing beside a kubectl.
+func (tb *Testbed) Get(ctx context.Context, cluster, path string, into any) error {
+	client, err := tb.client(cluster)
+	if err != nil {
+		return err
+	}
+	body, err := client.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(ctx)
+	if err != nil {
+		return fmt.Errorf("get %s of %s: %w", path, cluster, err)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("read %s of %s: %w", path, cluster, err)
+	}
+	return nil
 }
 
 // Apply applies manifests to a cluster.
