@@ -21,7 +21,7 @@ import (
 )
 
 // patience is how long one check may take; emulated machines are slow.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == pod {
