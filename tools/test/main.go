@@ -59,7 +59,7 @@ var long = []string{
 const (
 
 	// No package runs longer than this, so that a test which hangs ends in a stack trace.
-	packageLimit = 15 * time.Minute
+	packageLimit = 25 * time.Minute
 	soakLimit    = 60 * time.Minute
 
 	slowest = 20 // packages and tests that the end names
@@ -130,6 +130,7 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		both.Go(func() error { return testAlone(bothCtx, r, env, args, alone) })
 		both.Go(func() error {
 			step("test %d packages", len(light))
+			// No more of them at a time than go takes by itself: each has its CPU but for what labs take of it.
 			return goTest(bothCtx, r, env, patient, slices.Concat(args, light))
 		})
 		if err := both.Wait(); err != nil {
@@ -181,7 +182,7 @@ func prepare(ctx context.Context, soak int) (env []string, strict bool, err erro
 	return env, required == "1", nil
 }
 
-// split lists packages that have tests: those that share the machine, in the order to begin with, and those that do not.
+// split lists packages that have tests: those that bring up no lab, in the order to begin with, and those that do.
 func split(ctx context.Context, packages []string) (light, alone []string, err error) {
 	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"
 	var stderr strings.Builder

@@ -8,14 +8,15 @@ import (
 	"testing"
 )
 
-// Packages that need the machine come last, long ones first, and those that have a place of their own are there.
+// Packages that bring up labs are told apart, of the others long ones come first, and those that have a place of their
+// own are there.
 func TestSplit(t *testing.T) {
 	light, alone, err := split(t.Context(), []string{module + "tools/...", module + "dns", module + "controlplane", module + "e2e/..."})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(alone, heavy) {
-		t.Errorf("%v need the machine for themselves, want %v", alone, heavy)
+		t.Errorf("%v bring up labs, want %v", alone, heavy)
 	}
 	if light[0] != long[0] || slices.Index(light, module+"dns") < slices.Index(light, module+"tools/kernels") || !slices.Contains(light, module+"e2e/lab/topology") {
 		t.Errorf("the others come in the order %v", light)
@@ -26,7 +27,7 @@ func TestSplit(t *testing.T) {
 	}
 	for _, pkg := range long {
 		if !slices.Contains(have, pkg) {
-			t.Errorf("there is no package %s that shares the machine", pkg)
+			t.Errorf("there is no package %s that brings up no lab", pkg)
 		}
 	}
 }
