@@ -124,8 +124,9 @@ func database(t *testing.T, member string) map[string][]netip.Addr {
 }
 
 // TestHeadlessNamesInEveryCluster: the name of a headless Service has the ready pods of all clusters, each host has a
-// name below its cluster, SRV of the bare name leads to the hosts, and all of that follows the scale.
-func TestHeadlessNamesInEveryCluster_C21_C22_C23_L66_L67(t *testing.T) {
+// name below its cluster, SRV of the bare name leads to the hosts, and all of that follows the scale, down to one cluster
+// alone. Without any pods there is no name, until the Service is made again.
+func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
 	needBed(t)
 	const db = "db.road.svc.clusterset.local"
 	for _, member := range testbed.Members() {
@@ -169,13 +170,38 @@ func TestHeadlessNamesInEveryCluster_C21_C22_C23_L66_L67(t *testing.T) {
 		}
 	}
 	hosts()
-	if _, err := bed.Kubectl(t.Context(), "b", "scale", "statefulset/db", "--namespace", namespace, "--replicas", "1"); err != nil {
+	if _, err := bed.Kubectl(t.Context(), "b", "scale", "statefulset/db", "--namespace", namespace, "--replicas", "0"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bed.Kubectl(t.Context(), "b", "wait", "pod/db-1", "--namespace", namespace, "--for", "delete", "--timeout", "60s"); err != nil {
+	if _, err := bed.Kubectl(t.Context(), "b", "wait", "pod/db-0", "pod/db-1", "--namespace", namespace, "--for", "delete", "--timeout", "60s"); err != nil {
 		t.Fatal(err)
 	}
 	hosts()
+	if _, err := bed.Kubectl(t.Context(), "a", "delete", "service/db", "--namespace", namespace); err != nil {
+		t.Fatal(err)
+	}
+	for _, member := range testbed.Members() {
+		isNoName(t, member, db)
+	}
+	if err := bed.Apply(t.Context(), "a", headlessWorkload); err != nil {
+		t.Fatal(err)
+	}
+	hosts()
+}
+
+// isNoName waits until a name does not exist in a member.
+func isNoName(t *testing.T, member, name string) {
+	t.Helper()
+	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		said, err := inPod(ctx, member, "dig", name+".", "A")
+		if err == nil && !strings.Contains(said, "status: NXDOMAIN") {
+			err = fmt.Errorf("%s in %s:\n%s", name, member, said)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // TestKilledAgentLosesNoLookup: 200 lookups a second from a pod go on while the agent of its node is killed and stays
