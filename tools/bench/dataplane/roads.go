@@ -39,7 +39,7 @@ const (
 type road struct {
 	name   string
 	lane   *lane
-	cgroup *netlab.Cgroup // of the client's sockets; nil: that of this process
+	cgroup *netlab.Cgroup // of the client's sockets; nil: one without programs
 	to     netip.AddrPort
 	// connected says that only sockets that are connected find the backend by it.
 	connected bool

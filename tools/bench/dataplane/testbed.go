@@ -20,6 +20,7 @@ type testbed struct {
 	dir      string // for whatever needs a folder
 
 	router, server *netlab.Namespace // the second router, and the backend
+	bare           *netlab.Cgroup    // without programs
 	roads          []road
 	lanes          int
 	planes         []plane
@@ -33,7 +34,7 @@ type testbed struct {
 
 func newTestbed(ctx context.Context, s sizes, progress io.Writer) (*testbed, error) {
 	b := &testbed{sizes: s, progress: progress}
-	for _, step := range []func(context.Context) error{b.makeFolder, b.makeNetwork, b.startServer, b.buildRoads} {
+	for _, step := range []func(context.Context) error{b.makeFolder, b.makeCgroup, b.makeNetwork, b.startServer, b.buildRoads} {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(err, b.close())
 		}
@@ -55,6 +56,11 @@ func (b *testbed) makeFolder(context.Context) (err error) {
 	}
 	b.undo = append(b.undo, func() error { return os.RemoveAll(b.dir) })
 	return nil
+}
+
+func (b *testbed) makeCgroup(context.Context) (err error) {
+	b.bare, err = b.newCgroup()
+	return err
 }
 
 // backend is where the server answers.
