@@ -210,17 +210,27 @@ func remove[T, K any](ctx context.Context, d *Datapath, name string, gone []T, e
 }
 
 // inChunks calls do for all of entries, a chunk at a time on each CPU: within a field of a Plan any order will do. It
-// begins no more of them after an error, or when ctx ends, and returns the first error once all have ended.
+// begins no more of them after an error, or when ctx ends, and returns the first error once all have ended. A single
+// chunk, as most changes are, waits for no other thread.
 func inChunks[T any](ctx context.Context, entries []T, do func(part []T) error) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	if len(entries) <= chunk {
+		return begin(ctx, entries, do)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(runtime.GOMAXPROCS(0))
 	for part := range slices.Chunk(entries, chunk) {
-		group.Go(func() error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			return do(part)
-		})
+		group.Go(func() error { return begin(ctx, part, do) })
 	}
 	return group.Wait()
+}
+
+// begin calls do unless ctx has ended.
+func begin[T any](ctx context.Context, part []T, do func(part []T) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return do(part)
 }
