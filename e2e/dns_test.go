@@ -204,12 +204,10 @@ func isNoName(t *testing.T, member, name string) {
 	}
 }
 
-// TestKilledAgentLosesNoLookup: 200 lookups a second from a pod go on while the agent of its node is killed and stays
-// away, and come home when it is back.
-func TestKilledAgentLosesNoLookup(t *testing.T) {
-	needBed(t)
-	ctx := t.Context()
-	cmd, err := podClient(ctx, "--lookup", name+".", "--rate", "200", "--concurrency", "20", "--duration", "5m")
+// lookups begins 200 lookups a second from a pod of a. end ends them and wants that none failed.
+func lookups(t *testing.T, flags ...string) (end func()) {
+	t.Helper()
+	cmd, err := podClient(t.Context(), append(flags, "--lookup", name+".", "--rate", "200", "--concurrency", "20", "--duration", "5m")...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,23 +216,50 @@ func TestKilledAgentLosesNoLookup(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	err = bed.KillAgent(ctx, "a", clientNode)
+	return func() {
+		t.Helper()
+		if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := readReport(out.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Failures != 0 || r.Connections < 500 || len(r.Backends) != 1 {
+			t.Errorf("of %d lookups %d failed: %v, the last at %s; answers %v", r.Connections, r.Failures, r.Errors, r.LastFailure, r.Backends)
+		}
+	}
+}
+
+// TestKilledAgentLosesNoLookup: lookups go on while the agent of their node is killed and stays away, and come home when
+// it is back.
+func TestKilledAgentLosesNoLookup(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	end := lookups(t)
+	err := bed.KillAgent(ctx, "a", clientNode)
 	if err == nil {
 		// The node's own answers nothing; the questions do not notice.
 		_, err = client(podClient).run(ctx, "--lookup", name+".", "--rate", "100", "--connections", "200")
 	}
-	err = errors.Join(err, bed.ReviveAgent(context.WithoutCancel(ctx), "a", clientNode))
-	err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
-	if err != nil {
-		t.Fatal(err)
+	if err := errors.Join(err, bed.ReviveAgent(context.WithoutCancel(ctx), "a", clientNode)); err != nil {
+		t.Error(err)
 	}
-	r, err := readReport(out.String())
-	if err != nil {
-		t.Fatal(err)
+	end()
+}
+
+// TestReplacedAgentsLoseNoLookup: nor do lookups fail, beyond what the resolver asks again by itself, while all agents are
+// replaced in turn.
+func TestReplacedAgentsLoseNoLookup(t *testing.T) {
+	needBed(t)
+	const daemonSet = "daemonset/isthmus-agent"
+	end := lookups(t, "--timeout", "15s") // a resolver asks twice, for five seconds each
+	for _, args := range [][]string{{"rollout", "restart", daemonSet}, {"rollout", "status", daemonSet, "--timeout", "120s"}} {
+		if _, err := bed.Kubectl(t.Context(), "a", append(args, "--namespace", testbed.Namespace)...); err != nil {
+			t.Error(err)
+		}
 	}
-	if r.Failures != 0 || r.Connections < 500 || len(r.Backends) != 1 {
-		t.Errorf("of %d lookups %d failed: %v; answers %v", r.Connections, r.Failures, r.Errors, r.Backends)
-	}
+	end()
 }
 
 // TestLookupsAreNotTracked: behind NodeLocal DNSCache, parallel questions for A and AAAA leave nothing in the node's
