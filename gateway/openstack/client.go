@@ -1,0 +1,108 @@
+// Package openstack keeps the ports and floating IPs of one cluster in Neutron.
+//
+// Whose an object is stands in fields that are set in the request that creates it, so that no crash leaves an object
+// that nobody knows: of a port device_owner and device_id, of a floating IP its description. (Tags of a request that
+// creates a port are dropped by a Neutron without the extension driver tag_ports_during_bulk_creation.) An object that
+// does not say that it is of this cluster is never changed, but for the allowed address pairs of gateways' ports, and
+// floating IPs that a user lent us.
+package openstack
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack"
+	"github.com/gophercloud/gophercloud/v2/openstack/config"
+	"github.com/gophercloud/gophercloud/v2/openstack/config/clouds"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
+)
+
+// DefaultTimeout is how long a call may take. With Keystone away Neutron does not answer at all.
+const DefaultTimeout = 30 * time.Second
+
+// Config says where the cloud is and whose objects are ours.
+type Config struct {
+	// Cloud is the name of an entry of clouds.yaml, "" for what the environment names (OS_CLOUD, OS_CLIENT_CONFIG_FILE
+	// and the rest, as python-openstackclient reads them).
+	Cloud string
+	// File is a clouds.yaml, "" for where the environment says or the usual places.
+	File string
+	// Cluster is the id of this cluster: what bears another one is never touched.
+	Cluster string
+	// Timeout is how long a call may take; 0 is DefaultTimeout.
+	Timeout time.Duration
+}
+
+// Client talks to Neutron on behalf of one cluster. It is safe for concurrent use.
+type Client struct {
+	network *gophercloud.ServiceClient
+	project string
+	cluster string
+	timeout time.Duration
+}
+
+// Connect authenticates, by password or application credential. A later token is got by itself.
+func Connect(ctx context.Context, c Config) (*Client, error) {
+	if c.Cluster == "" {
+		return nil, errors.New("the cluster id is empty: set --cluster-id, by which its ports and floating IPs are told from those of others")
+	}
+	var options []clouds.ParseOption
+	if c.Cloud != "" {
+		options = append(options, clouds.WithCloudName(c.Cloud))
+	}
+	if c.File != "" {
+		options = append(options, clouds.WithLocations(c.File))
+	}
+	auth, endpoint, tls, err := clouds.Parse(options...)
+	if err != nil {
+		return nil, fmt.Errorf("read clouds.yaml: %w", err)
+	}
+	auth.AllowReauth = true // or the first token would be the last
+	timeout := cmp.Or(c.Timeout, DefaultTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	provider, err := config.NewProviderClient(ctx, auth, config.WithHTTPClient(http.Client{Timeout: timeout}), config.WithTLSConfig(tls))
+	if err != nil {
+		return nil, fmt.Errorf("authenticate at %s: %w", auth.IdentityEndpoint, explain(err))
+	}
+	network, err := openstack.NewNetworkV2(provider, endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("find the network service in the catalog: %w", err)
+	}
+	project, err := projectOf(provider)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{network: network, project: project, cluster: c.Cluster, timeout: timeout}, nil
+}
+
+// projectOf returns the id of the project that the token is for.
+func projectOf(provider *gophercloud.ProviderClient) (string, error) {
+	auth, ok := provider.GetAuthResult().(tokens.CreateResult)
+	if !ok {
+		return "", errors.New("the identity service did not issue a token by its API version 3")
+	}
+	project, err := auth.ExtractProject()
+	if err != nil {
+		return "", fmt.Errorf("read the token's project: %w", err)
+	}
+	if project == nil {
+		return "", errors.New("the credentials are for no project: set project_name, or project_id, in clouds.yaml")
+	}
+	return project.ID, nil
+}
+
+// call calls f with the deadline that every call has, and explains its error.
+func (c *Client) call(ctx context.Context, what string, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	if err := f(ctx); err != nil {
+		return fmt.Errorf("%s: %w", what, explain(err))
+	}
+	return nil
+}

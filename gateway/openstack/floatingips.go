@@ -1,0 +1,148 @@
+package openstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+)
+
+// FloatingIP is an address of an external network that leads to a port, or to nothing yet. They are IPv4 only.
+type FloatingIP struct {
+	ID   string
+	Addr netip.Addr
+	// Port is the id of the port that it leads to, "" for none, and Fixed the address there.
+	Port  string
+	Fixed netip.Addr
+	// Ours says that it was created for this cluster. Others were lent by a user, who keeps them.
+	Ours bool
+}
+
+// FloatingIPs returns all floating IPs that were created for this cluster, by id.
+func (c *Client) FloatingIPs(ctx context.Context) ([]FloatingIP, error) {
+	return c.listFloatingIPs(ctx, floatingips.ListOpts{ProjectID: c.project, Description: c.description()})
+}
+
+// FindFloatingIP returns the floating IP with an id or an address in this project, whosever it is. It is ErrGone when
+// there is none.
+func (c *Client) FindFloatingIP(ctx context.Context, idOrAddr string) (FloatingIP, error) {
+	opts := floatingips.ListOpts{ProjectID: c.project, ID: idOrAddr}
+	if _, err := netip.ParseAddr(idOrAddr); err == nil {
+		opts = floatingips.ListOpts{ProjectID: c.project, FloatingIP: idOrAddr}
+	}
+	found, err := c.listFloatingIPs(ctx, opts)
+	if err != nil {
+		return FloatingIP{}, err
+	}
+	if len(found) == 0 {
+		return FloatingIP{}, fmt.Errorf("floating IP %s: %w", idOrAddr, ErrGone)
+	}
+	return found[0], nil
+}
+
+// CreateFloatingIP returns a floating IP of an external network, by its id, that leads to an IPv4 address of a port: a
+// new one, or the one that leads there already. It is made and led there in one request: a crash leaves both or none.
+func (c *Client) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (f FloatingIP, err error) {
+	existing, err := c.FloatingIPs(ctx)
+	if err != nil {
+		return FloatingIP{}, err
+	}
+	if i := slices.IndexFunc(existing, func(f FloatingIP) bool { return f.Port == port && f.Fixed == fixed }); i >= 0 {
+		return existing[i], nil
+	}
+	err = c.call(ctx, "create floating IP", func(ctx context.Context) error {
+		made, err := floatingips.Create(ctx, c.network, floatingips.CreateOpts{
+			FloatingNetworkID: network, PortID: port, FixedIP: fixed.String(), Description: c.description(),
+		}).Extract()
+		if err != nil {
+			return err
+		}
+		f, err = c.floatingIP(made)
+		return err
+	})
+	return f, err
+}
+
+// LeadFloatingIP lets a floating IP, of this cluster or lent, lead to an IPv4 address of a port, or to nothing when port
+// is empty. It is ErrStale when somebody changed the floating IP meanwhile: read again and think again.
+func (c *Client) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+	return c.call(ctx, "lead floating IP "+id, func(ctx context.Context) error {
+		is, err := floatingips.Get(ctx, c.network, id).Extract()
+		if err != nil {
+			return err
+		}
+		if is.PortID == port && (port == "" || is.FixedIP == fixed.String()) {
+			return nil
+		}
+		opts := floatingips.UpdateOpts{PortID: &port, RevisionNumber: &is.RevisionNumber}
+		if port != "" {
+			opts.FixedIP = fixed.String() // required where a port has two
+		}
+		_, err = floatingips.Update(ctx, c.network, id, opts).Extract()
+		return err
+	})
+}
+
+// DeleteFloatingIP gives a floating IP of this cluster back. One that is gone is no error.
+func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
+	return c.call(ctx, "delete floating IP "+id, func(ctx context.Context) error {
+		is, err := floatingips.Get(ctx, c.network, id).Extract()
+		if err == nil && is.Description != c.description() {
+			err = fmt.Errorf("it is not of cluster %s: its description is %q", c.cluster, is.Description)
+		}
+		if err == nil {
+			err = floatingips.Delete(ctx, c.network, id).ExtractErr()
+		}
+		if errors.Is(explain(err), ErrGone) {
+			return nil
+		}
+		return err
+	})
+}
+
+// description says whose a floating IP is, to us and to people: Neutron keeps nothing else in the request that creates
+// one by which it can list them.
+func (c *Client) description() string {
+	return "Isthmus gateway of the Kubernetes cluster " + c.cluster
+}
+
+func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts) (all []FloatingIP, err error) {
+	err = c.call(ctx, "list floating IPs", func(ctx context.Context) error {
+		pages, err := floatingips.List(c.network, opts).AllPages(ctx)
+		if err != nil {
+			return err
+		}
+		found, err := floatingips.ExtractFloatingIPs(pages)
+		if err != nil {
+			return err
+		}
+		for i := range found {
+			f, err := c.floatingIP(&found[i])
+			if err != nil {
+				return err
+			}
+			all = append(all, f)
+		}
+		return nil
+	})
+	slices.SortFunc(all, func(a, b FloatingIP) int { return strings.Compare(a.ID, b.ID) })
+	return all, err
+}
+
+func (c *Client) floatingIP(f *floatingips.FloatingIP) (FloatingIP, error) {
+	is := FloatingIP{ID: f.ID, Port: f.PortID, Ours: f.Description == c.description()}
+	var err error
+	if is.Addr, err = netip.ParseAddr(f.FloatingIP); err != nil {
+		return FloatingIP{}, fmt.Errorf("floating IP %s has the address %q: %w", f.ID, f.FloatingIP, err)
+	}
+	if f.FixedIP != "" {
+		if is.Fixed, err = netip.ParseAddr(f.FixedIP); err != nil {
+			return FloatingIP{}, fmt.Errorf("floating IP %s leads to the address %q: %w", f.ID, f.FixedIP, err)
+		}
+	}
+	return is, nil
+}

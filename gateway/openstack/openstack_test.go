@@ -1,0 +1,174 @@
+package openstack_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+)
+
+func connect(t testing.TB, f *openstacktest.Fake, c openstack.Config) *openstack.Client {
+	t.Helper()
+	c.Cloud, c.File = "test", f.CloudsYAML(t)
+	client, err := openstack.Connect(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func TestContract(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	openstacktest.Contract(t, openstacktest.Cloud{
+		Connect: func(t testing.TB, cluster string) *openstack.Client {
+			t.Helper()
+			return connect(t, f, openstack.Config{Cluster: cluster})
+		},
+		Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4, openstacktest.Subnet6}, External: openstacktest.External,
+		Gateway: openstacktest.Gateway1, MaxPairs: 10,
+	})
+}
+
+var request = openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: "uid-1"}
+
+// once breaks the first request with a method.
+func once(method string, fault openstacktest.Fault) func(*http.Request) openstacktest.Fault {
+	var done atomic.Bool
+	return func(r *http.Request) openstacktest.Fault {
+		if r.Method == method && done.CompareAndSwap(false, true) {
+			return fault
+		}
+		return openstacktest.None
+	}
+}
+
+// An answer that is lost leaves no object that nobody knows: what asks again gets what was made.
+func TestLostAnswers(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	c := connect(t, f, openstack.Config{Cluster: "a"})
+	f.Fault = once(http.MethodPost, openstacktest.Lose)
+	if _, err := c.CreatePort(t.Context(), request); err == nil {
+		t.Fatal("no error without an answer")
+	}
+	p, err := c.CreatePort(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := c.Ports(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("ports %v, %v", all, err)
+	}
+	f.Fault = once(http.MethodPost, openstacktest.Lose)
+	if _, err := c.CreateFloatingIP(t.Context(), openstacktest.External, p.ID, p.Addrs[0]); err == nil {
+		t.Fatal("no error without an answer")
+	}
+	if _, err := c.CreateFloatingIP(t.Context(), openstacktest.External, p.ID, p.Addrs[0]); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := c.FloatingIPs(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("floating IPs %v, %v", all, err)
+	}
+	f.Fault = once(http.MethodDelete, openstacktest.Lose)
+	if err := c.DeletePort(t.Context(), p.ID); err == nil {
+		t.Fatal("no error without an answer")
+	}
+	if err := c.DeletePort(t.Context(), p.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClouds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fault openstacktest.Fault
+		want  func(error) bool
+	}{
+		"hangs":               {openstacktest.Hang, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
+		"is away":             {openstacktest.Refuse, func(err error) bool { return err != nil && strings.Contains(err.Error(), "status 503") }},
+		"took the token away": {openstacktest.Expire, func(err error) bool { return err == nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := openstacktest.NewFake(t)
+			c := connect(t, f, openstack.Config{Cluster: "a", Timeout: 500 * time.Millisecond})
+			f.Fault = once(http.MethodGet, tc.fault)
+			if _, err := c.Ports(t.Context()); !tc.want(err) {
+				t.Errorf("%v", err)
+			}
+			if _, err := c.Ports(t.Context()); err != nil {
+				t.Errorf("afterwards: %v", err)
+			}
+		})
+	}
+}
+
+func TestQuotaExhausted(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	c := connect(t, f, openstack.Config{Cluster: "a"})
+	f.SetQuota("port", 2) // the gateways'
+	if _, err := c.CreatePort(t.Context(), request); !errors.Is(err, openstack.ErrQuota) {
+		t.Errorf("port: %v", err)
+	}
+	f.SetQuota("port", -1)
+	p, err := c.CreatePort(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.SetQuota("floatingip", 0)
+	if _, err := c.CreateFloatingIP(t.Context(), openstacktest.External, p.ID, p.Addrs[0]); !errors.Is(err, openstack.ErrQuota) {
+		t.Errorf("floating IP: %v", err)
+	}
+	if q, err := c.Quota(t.Context()); err != nil || q.FloatingIPs.Limit != 0 || q.Ports.Limit != -1 || q.Ports.Used != 3 {
+		t.Errorf("quota %+v, %v", q, err)
+	}
+}
+
+// Somebody writes to a gateway's port just when we do: neither loses.
+func TestPairsBesideAnother(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	c := connect(t, f, openstack.Config{Cluster: "a"})
+	var puts atomic.Int32
+	f.Fault = func(r *http.Request) openstacktest.Fault {
+		if r.Method == http.MethodPut && puts.Add(1) == 1 {
+			f.Edit(openstacktest.Gateway1, func(o map[string]any) {
+				o["allowed_address_pairs"] = []any{map[string]any{"ip_address": "198.51.100.7", "mac_address": "fa:16:3e:99:99:99"}}
+			})
+		}
+		return openstacktest.None
+	}
+	if err := c.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, prefixes("192.0.2.1/32")); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.AddressPairs(t.Context(), openstacktest.Gateway1)
+	if err != nil || len(got) != 2 || puts.Load() != 2 {
+		t.Errorf("pairs %v after %d writes, %v", got, puts.Load(), err)
+	}
+	if err := c.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, prefixes("192.0.2.1/32")); err != nil || puts.Load() != 2 {
+		t.Errorf("the same once more took %d writes, %v", puts.Load()-2, err)
+	}
+}
+
+func TestConnectErrors(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	file := f.CloudsYAML(t)
+	for want, c := range map[string]openstack.Config{
+		"set --cluster-id": {Cloud: "test", File: file},
+		"read clouds.yaml": {Cloud: "nowhere", File: file, Cluster: "a"},
+	} {
+		if _, err := openstack.Connect(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q in it", c, err, want)
+		}
+	}
+}
+
+func prefixes(all ...string) []netip.Prefix {
+	var parsed []netip.Prefix
+	for _, s := range all {
+		parsed = append(parsed, netip.MustParsePrefix(s))
+	}
+	return parsed
+}

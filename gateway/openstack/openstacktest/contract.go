@@ -1,0 +1,205 @@
+package openstacktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+)
+
+// Cloud is a project in which nothing is ours yet.
+type Cloud struct {
+	// Connect returns a client of a cluster.
+	Connect func(t testing.TB, cluster string) *openstack.Client
+	// Network, and its subnets, an IPv4 one first, that a router joins with External.
+	Network  string
+	Subnets  []string
+	External string
+	// Gateway is the port of a machine, with no address pairs.
+	Gateway string
+	// MaxPairs is how many address pairs a port may have.
+	MaxPairs int
+}
+
+// Contract holds what the gateway's controller relies on, of a cloud and the client together. It leaves nothing behind.
+func Contract(t *testing.T, c Cloud) {
+	t.Helper()
+	ctx := t.Context()
+	mine, other := c.Connect(t, "cluster-a"), c.Connect(t, "cluster-b")
+	compareAddrs := cmpopts.EquateComparable(netip.Addr{})
+	request := func(purpose string) openstack.PortRequest {
+		return openstack.PortRequest{Network: c.Network, Subnets: c.Subnets, Purpose: purpose}
+	}
+	create := func(t *testing.T, by *openstack.Client, purpose string) openstack.Port {
+		t.Helper()
+		p, err := by.CreatePort(ctx, request(purpose))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := by.DeletePort(context.WithoutCancel(ctx), p.ID); err != nil {
+				t.Error(err)
+			}
+		})
+		return p
+	}
+
+	t.Run("a port has an address of each subnet, and is made once for a purpose", func(t *testing.T) {
+		p := create(t, mine, "uid-1")
+		if len(p.Addrs) != len(c.Subnets) || !p.Addrs[0].Is4() || p.Purpose != "uid-1" {
+			t.Errorf("port %+v", p)
+		}
+		again := create(t, mine, "uid-1")
+		if diff := cmp.Diff(p, again, compareAddrs); diff != "" {
+			t.Errorf("asked again (-first +second):\n%s", diff)
+		}
+		if second := create(t, mine, "uid-2"); second.ID == p.ID {
+			t.Error("two purposes share a port")
+		}
+	})
+
+	t.Run("clusters of one project do not touch each other", func(t *testing.T) {
+		p := create(t, mine, "uid-1")
+		f, err := mine.CreateFloatingIP(ctx, c.External, p.ID, p.Addrs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := other.Ports(ctx)
+		if err != nil || len(theirs) != 0 {
+			t.Errorf("the other cluster has ports %v, %v", theirs, err)
+		}
+		if theirs, err := other.FloatingIPs(ctx); err != nil || len(theirs) != 0 {
+			t.Errorf("the other cluster has floating IPs %v, %v", theirs, err)
+		}
+		if err := other.DeletePort(ctx, p.ID); err == nil {
+			t.Error("the other cluster deleted a port of ours")
+		}
+		if err := other.DeleteFloatingIP(ctx, f.ID); err == nil {
+			t.Error("the other cluster deleted a floating IP of ours")
+		}
+		if err := mine.DeletePort(ctx, c.Gateway); err == nil {
+			t.Error("the port of a gateway was deleted")
+		}
+		lent, err := other.FindFloatingIP(ctx, f.Addr.String())
+		if err != nil || lent.ID != f.ID || lent.Ours {
+			t.Errorf("found %+v, %v by the address", lent, err)
+		}
+		if err := mine.DeleteFloatingIP(ctx, f.ID); err != nil {
+			t.Error(err)
+		}
+		for _, id := range []string{f.ID, f.Addr.String()} {
+			if _, err := mine.FindFloatingIP(ctx, id); !errors.Is(err, openstack.ErrGone) {
+				t.Errorf("after it was deleted, %s: %v", id, err)
+			}
+		}
+		if err := errors.Join(mine.DeleteFloatingIP(ctx, f.ID), mine.DeletePort(ctx, p.ID), mine.DeletePort(ctx, p.ID)); err != nil {
+			t.Errorf("delete what is gone: %v", err)
+		}
+	})
+
+	t.Run("a floating IP is made once, moves, and survives its port", func(t *testing.T) {
+		one, two := create(t, mine, "uid-1"), create(t, mine, "uid-2")
+		f, err := mine.CreateFloatingIP(ctx, c.External, one.ID, one.Addrs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := mine.DeleteFloatingIP(ctx, f.ID); err != nil {
+				t.Error(err)
+			}
+		}()
+		again, err := mine.CreateFloatingIP(ctx, c.External, one.ID, one.Addrs[0])
+		if diff := cmp.Diff(f, again, compareAddrs); diff != "" || err != nil {
+			t.Errorf("asked again: %v (-first +second):\n%s", err, diff)
+		}
+		for range 2 { // the second time changes nothing
+			if err := mine.LeadFloatingIP(ctx, f.ID, two.ID, two.Addrs[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := openstack.FloatingIP{ID: f.ID, Addr: f.Addr, Port: two.ID, Fixed: two.Addrs[0], Ours: true}
+		if got, err := mine.FloatingIPs(ctx); err != nil || !slices.Equal(got, []openstack.FloatingIP{want}) {
+			t.Errorf("floating IPs %+v, %v, want %+v", got, err, want)
+		}
+		if err := mine.LeadFloatingIP(ctx, f.ID, one.ID, two.Addrs[0]); err == nil {
+			t.Error("it leads to an address that the port has not")
+		}
+		if err := mine.DeletePort(ctx, two.ID); err != nil {
+			t.Fatal(err)
+		}
+		want.Port, want.Fixed = "", netip.Addr{}
+		if got, err := mine.FloatingIPs(ctx); err != nil || !slices.Equal(got, []openstack.FloatingIP{want}) {
+			t.Errorf("with its port gone %+v, %v, want %+v", got, err, want)
+		}
+		if err := mine.LeadFloatingIP(ctx, f.ID, "", netip.Addr{}); err != nil {
+			t.Errorf("lead to nothing what does so: %v", err)
+		}
+	})
+
+	t.Run("address pairs of others stay", func(t *testing.T) {
+		foreign := netip.MustParsePrefix("198.51.100.7/32")
+		vips := func(n int) (all []netip.Prefix) {
+			for i := range n {
+				all = append(all, netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/32", i+1)))
+			}
+			return append(all, netip.MustParsePrefix("2001:db8::/64"))
+		}
+		// What another client had set looks just as ours does; that we never set it makes it foreign.
+		set := func(had, want []netip.Prefix) error { return mine.SetAddressPairs(ctx, c.Gateway, had, want) }
+		if err := set(nil, []netip.Prefix{foreign}); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := set(append(vips(c.MaxPairs), foreign), nil); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := errors.Join(set(nil, vips(3)), set(vips(3), vips(1)), set(vips(1), vips(1))); err != nil {
+			t.Fatal(err)
+		}
+		pairs, err := mine.AddressPairs(ctx, c.Gateway)
+		if want := append(vips(1), foreign); err != nil || !sameSet(pairs, want) {
+			t.Errorf("pairs %v, %v, want %v", pairs, err, want)
+		}
+		if err := set(vips(1), vips(c.MaxPairs)); !errors.Is(err, openstack.ErrPairs) {
+			t.Errorf("too many pairs: %v", err)
+		}
+		if err := mine.SetAddressPairs(ctx, "11111111-2222-3333-4444-555555555555", nil, vips(1)); !errors.Is(err, openstack.ErrGone) {
+			t.Errorf("a port that is none: %v", err)
+		}
+	})
+
+	t.Run("the quota is known", func(t *testing.T) {
+		before, err := mine.Quota(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		create(t, mine, "uid-1")
+		after, err := mine.Quota(ctx)
+		if err != nil || after.Ports.Used != before.Ports.Used+1 || after.Ports.Limit != before.Ports.Limit {
+			t.Errorf("before a port %+v, with it %+v, %v", before, after, err)
+		}
+	})
+
+	t.Run("a network that is none", func(t *testing.T) {
+		r := request("uid-1")
+		r.Network = "11111111-2222-3333-4444-555555555555"
+		if _, err := mine.CreatePort(ctx, r); !errors.Is(err, openstack.ErrGone) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func sameSet(a, b []netip.Prefix) bool {
+	a, b = slices.Clone(a), slices.Clone(b)
+	slices.SortFunc(a, netip.Prefix.Compare)
+	slices.SortFunc(b, netip.Prefix.Compare)
+	return slices.Equal(a, b)
+}

@@ -1,0 +1,394 @@
+// Package openstacktest is a Neutron that can be broken at will, and what holds of it and of a real one alike.
+package openstacktest
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Fake is a Keystone and a Neutron, as far as package openstack uses them, in memory. What it answers is what a real one
+// of the release Zed answered.
+type Fake struct {
+	// Fault is asked before each request of the network service and may break it. Set it with nothing under way.
+	Fault func(*http.Request) Fault
+
+	server *httptest.Server
+	mu     sync.Mutex
+	ids    int
+	token  int
+	ports  map[string]object
+	fips   map[string]object
+	quota  map[string]int // -1: none
+}
+
+// Fault is a way to break a request.
+type Fault int
+
+// The ways.
+const (
+	None   Fault = iota
+	Refuse       // 503, and nothing happened
+	Hang         // no answer until the client gives up, and nothing happened
+	Lose         // it happened, and the connection ends without an answer
+	Expire       // 401: the token is no longer valid
+)
+
+// object is a resource as Neutron shows it.
+type object = map[string]any
+
+// The ids of what is there from the beginning: a network with a subnet of each family and two gateways' ports, an
+// external network.
+const (
+	Project  = "project-1"
+	Network  = "network-1"
+	Subnet4  = "subnet-4"
+	Subnet6  = "subnet-6"
+	External = "external-1"
+	Gateway1 = "gateway-1"
+	Gateway2 = "gateway-2"
+)
+
+var subnets = map[string]netip.Addr{Subnet4: netip.MustParseAddr("10.9.0.0"), Subnet6: netip.MustParseAddr("fd09::")}
+
+const (
+	maxPairs    = 10
+	gatewayMAC  = "fa:16:3e:00:00:01"
+	externalNet = "203.0.113.%d"
+)
+
+// NewFake starts one, which ends with the test.
+func NewFake(t testing.TB) *Fake {
+	t.Helper()
+	f := &Fake{ports: map[string]object{}, fips: map[string]object{}, quota: map[string]int{"port": -1, "floatingip": -1}}
+	for _, id := range []string{Gateway1, Gateway2} {
+		f.ports[id] = object{
+			"id": id, "network_id": Network, "project_id": Project, "device_owner": "compute:nova", "device_id": "vm-" + id, "name": "", "mac_address": gatewayMAC,
+			"fixed_ips": []any{}, "allowed_address_pairs": []any{}, "revision_number": 1,
+		}
+	}
+	f.server = httptest.NewServer(f.handler())
+	t.Cleanup(f.server.Close)
+	return f
+}
+
+// CloudsYAML writes a clouds.yaml for it and returns its path.
+func (f *Fake) CloudsYAML(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "clouds.yaml")
+	text := fmt.Sprintf(`clouds:
+  test:
+    auth_type: v3applicationcredential
+    auth:
+      auth_url: %s/v3
+      application_credential_id: id
+      application_credential_secret: secret
+    region_name: RegionOne
+`, f.server.URL)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// SetQuota limits how many there may be of "port" or "floatingip"; -1 is no limit.
+func (f *Fake) SetQuota(resource string, limit int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.quota[resource] = limit
+}
+
+// Edit changes a port or a floating IP, as somebody else would.
+func (f *Fake) Edit(id string, change func(map[string]any)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, all := range []map[string]object{f.ports, f.fips} {
+		if o, ok := all[id]; ok {
+			change(o)
+			touch(o)
+		}
+	}
+}
+
+func touch(o object) { o["revision_number"] = o["revision_number"].(int) + 1 }
+
+func (f *Fake) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v3/auth/tokens", f.authenticate)
+	mux.HandleFunc("GET /network/{$}", func(w http.ResponseWriter, _ *http.Request) {
+		self := object{"rel": "self", "href": f.server.URL + "/network/v2.0/"}
+		reply(w, http.StatusOK, object{"versions": []any{object{"id": "v2.0", "status": "CURRENT", "links": []any{self}}}})
+	})
+	for resource, all := range map[string]*map[string]object{"port": &f.ports, "floatingip": &f.fips} {
+		r := &resourceHandler{fake: f, name: resource, all: *all}
+		mux.HandleFunc("GET /network/v2.0/"+resource+"s", f.guard(r.list))
+		mux.HandleFunc("POST /network/v2.0/"+resource+"s", f.guard(r.create))
+		mux.HandleFunc("GET /network/v2.0/"+resource+"s/{id}", f.guard(r.get))
+		mux.HandleFunc("PUT /network/v2.0/"+resource+"s/{id}", f.guard(r.update))
+		mux.HandleFunc("DELETE /network/v2.0/"+resource+"s/{id}", f.guard(r.remove))
+	}
+	mux.HandleFunc("GET /network/v2.0/quotas/{project}/details.json", f.guard(f.quotas))
+	return mux
+}
+
+func (f *Fake) authenticate(w http.ResponseWriter, _ *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.token++
+	w.Header().Set("X-Subject-Token", "token-"+strconv.Itoa(f.token))
+	reply(w, http.StatusCreated, object{"token": object{
+		"expires_at": time.Now().Add(time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z"),
+		"project":    object{"id": Project, "name": "lbaas"},
+		"catalog": []any{object{"type": "network", "name": "neutron", "endpoints": []any{object{
+			"interface": "public", "region": "RegionOne", "region_id": "RegionOne", "url": f.server.URL + "/network/",
+		}}}},
+	}})
+}
+
+// refusal is an answer that is an error.
+type refusal struct {
+	status int
+	kind   string
+	text   string
+}
+
+// guard lets a request through that has a valid token and no fault, one at a time.
+func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusal)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		fault := None
+		if f.Fault != nil {
+			fault = f.Fault(r)
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if fault == Expire {
+			f.token++ // and so no longer the client's
+		}
+		switch {
+		case r.Header.Get("X-Auth-Token") != "token-"+strconv.Itoa(f.token):
+			reply(w, http.StatusUnauthorized, object{"error": object{"code": 401, "title": "Unauthorized", "message": "The request you have made requires authentication."}})
+			return
+		case fault == Refuse:
+			http.Error(w, "upstream is away", http.StatusServiceUnavailable)
+			return
+		case fault == Hang:
+			f.mu.Unlock()
+			<-r.Context().Done()
+			f.mu.Lock()
+			return
+		}
+		status, body, no := serve(r)
+		if fault == Lose {
+			panic(http.ErrAbortHandler)
+		}
+		if no != nil {
+			status, body = no.status, object{"NeutronError": object{"type": no.kind, "message": no.text, "detail": ""}}
+		}
+		reply(w, status, body)
+	}
+}
+
+func reply(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	if body != nil {
+		_ = json.NewEncoder(w).Encode(body) // a client that has gone is its own affair
+	}
+}
+
+func (f *Fake) quotas(r *http.Request) (int, any, *refusal) {
+	use := func(name string, used int) object {
+		return object{"limit": f.quota[name], "used": used, "reserved": 0}
+	}
+	return http.StatusOK, object{"quota": object{"port": use("port", len(f.ports)), "floatingip": use("floatingip", len(f.fips))}}, nil
+}
+
+// resourceHandler serves one kind of object.
+type resourceHandler struct {
+	fake *Fake
+	name string
+	all  map[string]object
+}
+
+func (h *resourceHandler) list(r *http.Request) (int, any, *refusal) {
+	found := []object{}
+	for _, id := range slices.Sorted(maps.Keys(h.all)) {
+		matches := true
+		for key, values := range r.URL.Query() {
+			matches = matches && slices.Contains(values, fmt.Sprint(h.all[id][key]))
+		}
+		if matches {
+			found = append(found, h.all[id])
+		}
+	}
+	return http.StatusOK, object{h.name + "s": found}, nil
+}
+
+func (h *resourceHandler) get(r *http.Request) (int, any, *refusal) {
+	o, no := h.find(r)
+	return http.StatusOK, object{h.name: o}, no
+}
+
+func (h *resourceHandler) find(r *http.Request) (object, *refusal) {
+	id := r.PathValue("id")
+	if o, ok := h.all[id]; ok {
+		return o, nil
+	}
+	kind := map[string]string{"port": "PortNotFound", "floatingip": "FloatingIPNotFound"}[h.name]
+	return nil, &refusal{http.StatusNotFound, kind, h.name + " " + id + " could not be found."}
+}
+
+func (h *resourceHandler) create(r *http.Request) (int, any, *refusal) {
+	asked, no := h.read(r)
+	if no != nil {
+		return 0, nil, no
+	}
+	if limit := h.fake.quota[h.name]; limit >= 0 && len(h.all) >= limit {
+		return 0, nil, &refusal{http.StatusConflict, "OverQuota", "Quota exceeded for resources: ['" + h.name + "']."}
+	}
+	h.fake.ids++
+	id := fmt.Sprintf("%s-id-%03d", h.name, h.fake.ids)
+	o := object{"id": id, "project_id": Project, "tenant_id": Project, "revision_number": 1, "description": "", "tags": []any{}}
+	maps.Copy(o, asked)
+	if h.name == "port" {
+		no = h.fake.completePort(o)
+	} else {
+		o["floating_ip_address"] = fmt.Sprintf(externalNet, h.fake.ids)
+		no = h.fake.checkFloatingIP(o)
+	}
+	if no != nil {
+		return 0, nil, no
+	}
+	h.all[id] = o
+	return http.StatusCreated, object{h.name: o}, nil
+}
+
+func (h *resourceHandler) read(r *http.Request) (object, *refusal) {
+	var body map[string]object
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || body[h.name] == nil {
+		return nil, &refusal{http.StatusBadRequest, "HTTPBadRequest", "body is not a " + h.name}
+	}
+	return body[h.name], nil
+}
+
+// completePort gives a new port its addresses.
+func (f *Fake) completePort(o object) *refusal {
+	if o["network_id"] != Network {
+		return &refusal{http.StatusNotFound, "NetworkNotFound", fmt.Sprintf("Network %v could not be found.", o["network_id"])}
+	}
+	asked, _ := o["fixed_ips"].([]any)
+	fixed := []any{}
+	for _, a := range asked {
+		subnet, _ := a.(object)["subnet_id"].(string)
+		base, ok := subnets[subnet]
+		if !ok {
+			return &refusal{http.StatusBadRequest, "InvalidInput", "no subnet " + subnet + " in the network"}
+		}
+		b := base.AsSlice()
+		b[len(b)-1] = byte(f.ids)
+		addr, _ := netip.AddrFromSlice(b)
+		fixed = append(fixed, object{"subnet_id": subnet, "ip_address": addr.String()})
+	}
+	o["fixed_ips"], o["allowed_address_pairs"], o["mac_address"] = fixed, []any{}, gatewayMAC
+	return nil
+}
+
+// checkFloatingIP holds that where a floating IP leads there is something, and nothing else leads there.
+func (f *Fake) checkFloatingIP(o object) *refusal {
+	if o["floating_network_id"] != External {
+		return &refusal{http.StatusNotFound, "NetworkNotFound", fmt.Sprintf("Network %v could not be found.", o["floating_network_id"])}
+	}
+	port, _ := o["port_id"].(string)
+	if port == "" {
+		o["port_id"], o["fixed_ip_address"] = nil, nil
+		return nil
+	}
+	p, ok := f.ports[port]
+	if !ok {
+		return &refusal{http.StatusNotFound, "PortNotFound", "Port " + port + " could not be found."}
+	}
+	has := slices.ContainsFunc(p["fixed_ips"].([]any), func(ip any) bool { return ip.(object)["ip_address"] == o["fixed_ip_address"] })
+	if !has {
+		return &refusal{http.StatusBadRequest, "BadRequest", "Port does not have the fixed address."}
+	}
+	for id, other := range f.fips {
+		if id != o["id"] && other["port_id"] == port && other["fixed_ip_address"] == o["fixed_ip_address"] {
+			return &refusal{http.StatusConflict, "FloatingIPPortAlreadyAssociated", "The fixed address already has a floating IP."}
+		}
+	}
+	return nil
+}
+
+func (h *resourceHandler) update(r *http.Request) (int, any, *refusal) {
+	o, no := h.find(r)
+	if no != nil {
+		return 0, nil, no
+	}
+	asked, no := h.read(r)
+	if no != nil {
+		return 0, nil, no
+	}
+	if want, ok := strings.CutPrefix(r.Header.Get("If-Match"), "revision_number="); ok && want != fmt.Sprint(o["revision_number"]) {
+		return 0, nil, &refusal{http.StatusPreconditionFailed, "RevisionNumberConstraintFailed", "Constrained to " + want}
+	}
+	next := maps.Clone(o)
+	maps.Copy(next, asked)
+	if h.name == "port" {
+		no = checkPairs(next)
+	} else {
+		no = h.fake.checkFloatingIP(next)
+	}
+	if no != nil {
+		return 0, nil, no
+	}
+	touch(next)
+	h.all[r.PathValue("id")] = next
+	return http.StatusOK, object{h.name: next}, nil
+}
+
+// checkPairs fills in the MAC addresses that were left out.
+func checkPairs(o object) *refusal {
+	pairs := o["allowed_address_pairs"].([]any)
+	if len(pairs) > maxPairs {
+		return &refusal{http.StatusBadRequest, "AllowedAddressPairExhausted", fmt.Sprintf("The number of allowed address pair exceeds the maximum %d.", maxPairs)}
+	}
+	seen := map[string]bool{}
+	for _, p := range pairs {
+		pair := p.(object)
+		if pair["mac_address"] == nil || pair["mac_address"] == "" {
+			pair["mac_address"] = o["mac_address"]
+		}
+		key := fmt.Sprint(pair["ip_address"], pair["mac_address"])
+		if seen[key] {
+			return &refusal{http.StatusBadRequest, "DuplicateAddressPairInRequest", "Request contains duplicate address pair."}
+		}
+		seen[key] = true
+	}
+	return nil
+}
+
+func (h *resourceHandler) remove(r *http.Request) (int, any, *refusal) {
+	o, no := h.find(r)
+	if no != nil {
+		return 0, nil, no
+	}
+	delete(h.all, o["id"].(string))
+	for _, f := range h.fake.fips {
+		if h.name == "port" && f["port_id"] == o["id"] { // it survives, which is how they leak
+			f["port_id"], f["fixed_ip_address"] = nil, nil
+			touch(f)
+		}
+	}
+	return http.StatusNoContent, nil, nil
+}
