@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/isthmus-net/isthmus/gateway/portmap"
 )
@@ -95,8 +94,10 @@ func (c Config) Takes(s *corev1.Service) bool {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || s.Annotations[AnnotationManaged] == "false" {
 		return false
 	}
-	class := s.Spec.LoadBalancerClass
-	return class == nil && c.Default || ptr.Deref(class, "") == Class
+	if s.Spec.LoadBalancerClass == nil {
+		return c.Default
+	}
+	return *s.Spec.LoadBalancerClass == Class
 }
 
 // Read returns what a Service that Takes takes asks for. The error joins all that is wrong with it; each part names the

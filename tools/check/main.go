@@ -33,7 +33,7 @@ type check struct {
 var checks = []check{
 	{"vet", func(ctx context.Context) error { return command(ctx, "go", "vet", "./...") }},
 	{"lint", func(ctx context.Context) error {
-		return command(ctx, "go", "tool", "-modfile=tools/lint/go.mod", "golangci-lint", "run")
+		return command(ctx, "go", "tool", "-modfile=tools/lint/go.mod", "golangci-lint", "run", "--allow-parallel-runners")
 	}},
 	{"c-format", clangFormat},
 	{"rules", func(ctx context.Context) error { return command(ctx, "go", "test", "./tools/check/...") }},
