@@ -1,6 +1,5 @@
-// Test runs every test of the repository. It installs and builds what they need first, runs the packages that bring
-// up labs (real clusters), which wait a lot, and all others in what time the machine has besides. It says what took
-// longest, and ends with a line that counts what ran:
+// Test runs every test of the repository. It installs and builds what they need first, runs the packages that bring up
+// labs (real clusters) after all others, says what took longest, and ends with a line that counts what ran:
 //
 //	go run ./tools/test                      # everything; 312 passed, 0 failed, 0 skipped
 //	go run ./tools/test ./dns/... ./agent    # some packages
@@ -20,13 +19,12 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
@@ -42,12 +40,10 @@ var hostPackages = []string{
 
 const module = "github.com/isthmus-net/isthmus/"
 
-// heavy are the packages whose tests bring up labs. They go before all others: what they promise of a cluster is for a
-// machine that has the time.
+// heavy are the packages whose tests bring up labs. They go after all others: what they promise of a cluster is for a
+// machine that has the time, and its inotify instances (fs.inotify.max_user_instances) do for labs or for the API
+// servers of other tests.
 var heavy = []string{module + "e2e", module + "e2e/lab/cluster"}
-
-// The priorities of tests, as nice(1) has them: the patient ones have what the first ones leave.
-const first, patient = 0, 10
 
 // long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
 var long = []string{
@@ -126,14 +122,12 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 		if soak > 0 && round == 0 { // once is enough for what takes its full time
 			env = append(slices.Clone(env), fullLength)
 		}
-		both, bothCtx := errgroup.WithContext(ctx)
-		both.Go(func() error { return testAlone(bothCtx, r, env, args, alone) })
-		both.Go(func() error {
-			step("test %d packages", len(light))
-			// No more of them at a time than go takes by itself: each has its CPU but for what labs take of it.
-			return goTest(bothCtx, r, env, patient, slices.Concat(args, light))
-		})
-		if err := both.Wait(); err != nil {
+		step("test %d packages", len(light))
+		// One more than there are CPUs: some package always waits.
+		if err := goTest(ctx, r, env, slices.Concat(args, []string{"-p=" + strconv.Itoa(runtime.NumCPU()+1)}, light)); err != nil {
+			return err
+		}
+		if err := testAlone(ctx, r, env, args, alone); err != nil {
 			return err
 		}
 	}
@@ -151,7 +145,7 @@ func testAlone(ctx context.Context, r *report.Report, env, args, packages []stri
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	step("test %d packages that bring up labs", len(packages))
-	return goTest(ctx, r, env, first, slices.Concat(args, packages))
+	return goTest(ctx, r, env, slices.Concat(args, packages))
 }
 
 // prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.
@@ -211,9 +205,9 @@ func rank(pkg string) int {
 	return len(long)
 }
 
-// goTest runs go with args, whose first package is a full import path, at a priority. Failed tests are in the report,
-// so they are no error.
-func goTest(ctx context.Context, r *report.Report, env []string, priority int, args []string) error {
+// goTest runs go with args, whose first package is a full import path. Failed tests are in the report, so they are no
+// error.
+func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if !strings.HasPrefix(args[len(args)-1], module) {
 		return nil // no package: go would take the current folder
 	}
@@ -222,8 +216,7 @@ func goTest(ctx context.Context, r *report.Report, env []string, priority int, a
 		return err
 	}
 	defer read.Close()
-	// All that it starts has its priority, labs apart: each of their machines has a share of the CPUs for itself.
-	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", strconv.Itoa(priority), "go"}, args...)...)
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, write, write
 	// An interrupt reaches tests too, which take their clusters down; give them the time.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }

@@ -118,6 +118,7 @@ func (b *batch) reply(i int, answer []byte) {
 
 // flush sends the answers that are queued, all that can be: the error is of the others.
 func (b *batch) flush() error {
+	defer func() { b.queued = 0 }()
 	var failed error
 	for b.sent = 0; b.sent < b.queued; {
 		if err := b.conn.Write(b.send); err != nil {
@@ -128,7 +129,6 @@ func (b *batch) flush() error {
 			b.sent++ // it is of the first of those that were left
 		}
 	}
-	b.queued = 0
 	return failed
 }
 
