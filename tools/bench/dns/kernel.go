@@ -184,6 +184,9 @@ func askInTurn(ctx context.Context, to netip.AddrPort, q names.Question, phase t
 			return nil, fmt.Errorf("ask: %w", err)
 		}
 		n, err := unix.Read(fd, answer)
+		for errors.Is(err, unix.EINTR) { // a signal of the runtime's own
+			n, err = unix.Read(fd, answer)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("wait for the answer: %w", err)
 		}
