@@ -13,6 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gophercloud/gophercloud/v2"
@@ -105,4 +107,18 @@ func (c *Client) call(ctx context.Context, what string, f func(context.Context) 
 		return fmt.Errorf("%s: %w", what, explain(err))
 	}
 	return nil
+}
+
+// translate returns what of makes of each object, sorted by id.
+func translate[From, To any](objects []From, of func(*From) (To, error), id func(To) string) ([]To, error) {
+	var all []To
+	for i := range objects {
+		o, err := of(&objects[i])
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, o)
+	}
+	slices.SortFunc(all, func(a, b To) int { return strings.Compare(id(a), id(b)) })
+	return all, nil
 }

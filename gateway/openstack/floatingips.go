@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
 )
@@ -120,16 +119,9 @@ func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts)
 		if err != nil {
 			return err
 		}
-		for i := range found {
-			f, err := c.floatingIP(&found[i])
-			if err != nil {
-				return err
-			}
-			all = append(all, f)
-		}
-		return nil
+		all, err = translate(found, c.floatingIP, func(f FloatingIP) string { return f.ID })
+		return err
 	})
-	slices.SortFunc(all, func(a, b FloatingIP) int { return strings.Compare(a.ID, b.ID) })
 	return all, err
 }
 

@@ -31,9 +31,8 @@ type PortRequest struct {
 }
 
 // Ports returns all ports of this cluster, by id.
-func (c *Client) Ports(ctx context.Context) ([]Port, error) {
-	var all []Port
-	err := c.call(ctx, "list ports", func(ctx context.Context) error {
+func (c *Client) Ports(ctx context.Context) (all []Port, err error) {
+	err = c.call(ctx, "list ports", func(ctx context.Context) error {
 		pages, err := ports.List(c.network, ports.ListOpts{ProjectID: c.project, DeviceOwner: portOwner, DeviceID: c.cluster}).AllPages(ctx)
 		if err != nil {
 			return err
@@ -42,16 +41,9 @@ func (c *Client) Ports(ctx context.Context) ([]Port, error) {
 		if err != nil {
 			return err
 		}
-		for i := range found {
-			p, err := c.ours(&found[i])
-			if err != nil {
-				return err
-			}
-			all = append(all, p)
-		}
-		return nil
+		all, err = translate(found, c.ours, func(p Port) string { return p.ID })
+		return err
 	})
-	slices.SortFunc(all, func(a, b Port) int { return strings.Compare(a.ID, b.ID) })
 	return all, err
 }
 
