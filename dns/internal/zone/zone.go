@@ -70,21 +70,26 @@ func makeShard(entries []entry) shard {
 	if len(entries) == 0 {
 		return shard{}
 	}
-	bucket := func(e entry) int { return bucketOf(maphash.String(seed, e.key()), len(entries)) }
-	slices.SortFunc(entries, func(a, b entry) int { return bucket(a) - bucket(b) })
-	s := shard{buckets: make([]uint32, len(entries)+1)}
+	type placed struct {
+		bucket int
+		entry
+	}
+	sorted := make([]placed, len(entries))
 	length := 0
-	for _, e := range entries {
+	for i, e := range entries {
+		sorted[i] = placed{bucketOf(maphash.String(seed, e.key()), len(entries)), e}
 		length += entryHead + len(e)
 	}
+	slices.SortFunc(sorted, func(a, b placed) int { return a.bucket - b.bucket })
+	s := shard{buckets: make([]uint32, len(entries)+1)}
 	var text strings.Builder
 	text.Grow(length) // and so the only piece of memory of this size
-	for _, e := range entries {
+	for _, p := range sorted {
 		var head [entryHead]byte
-		binary.BigEndian.PutUint32(head[:], uint32(len(e)))
+		binary.BigEndian.PutUint32(head[:], uint32(len(p.entry)))
 		text.Write(head[:])
-		text.WriteString(string(e))
-		s.buckets[bucket(e)+1] = uint32(text.Len())
+		text.WriteString(string(p.entry))
+		s.buckets[p.bucket+1] = uint32(text.Len())
 	}
 	for i := range entries { // an empty one ends where it begins
 		s.buckets[i+1] = max(s.buckets[i+1], s.buckets[i])
