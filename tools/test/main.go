@@ -227,12 +227,13 @@ func goTest(ctx context.Context, r *report.Report, env, args []string) error {
 	if err := write.Close(); err != nil { // go holds the other end now
 		return err
 	}
-	failed, readErr := r.Read(io.Reader(read))
+	failed := r.Failed
+	readErr := r.Read(io.Reader(read))
 	err = cmd.Wait()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &exit) && failed > 0:
+	case errors.As(err, &exit) && r.Failed > failed:
 		return readErr
 	case err != nil:
 		return fmt.Errorf("go test: %w", err)

@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -36,8 +35,7 @@ type took struct {
 	seconds float64
 }
 
-// Report follows test runs. Make one with New, feed it with Read as often as there are runs, at a time or one after
-// the other. Its fields are for when they are over.
+// Report follows test runs. Make one with New, feed it with Read as often as there are runs.
 type Report struct {
 	// Passed, Failed and Skipped count tests. A test with subtests is not counted beside them, unless it
 	// fails by itself. A package that fails outside of its tests counts as one failed test.
@@ -45,8 +43,7 @@ type Report struct {
 	// Skips says which tests were skipped, and why.
 	Skips []string
 
-	mu      sync.Mutex // guards all above and below
-	took    []took     // packages and tests, of all runs
+	took    []took // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
 	results map[key]string   // "pass", "fail" or "skip"
@@ -59,36 +56,26 @@ func New(out io.Writer) *Report {
 	return &Report{out: out, said: map[key][]string{}, results: map[key]string{}, build: map[string][]string{}}
 }
 
-// Read follows one run until its output ends, and returns how many of its tests failed. Lines that are no events are
-// shown as they are.
-func (r *Report) Read(from io.Reader) (failed int, err error) {
+// Read follows one run until its output ends. Lines that are no events are shown as they are.
+func (r *Report) Read(from io.Reader) error {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if len(line) > 0 {
-			failed += r.line(line)
+			var e event
+			if json.Unmarshal(line, &e) != nil {
+				fmt.Fprintf(r.out, "%s", line)
+			} else {
+				r.take(e)
+			}
 		}
 		if err == io.EOF {
-			return failed, nil
+			return nil
 		}
 		if err != nil {
-			return failed, fmt.Errorf("read the output of go test: %w", err)
+			return fmt.Errorf("read the output of go test: %w", err)
 		}
 	}
-}
-
-// line takes one line, and returns how many failed tests it adds.
-func (r *Report) line(line []byte) (failed int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var e event
-	if json.Unmarshal(line, &e) != nil {
-		fmt.Fprintf(r.out, "%s", line)
-		return 0
-	}
-	before := r.Failed
-	r.take(e)
-	return r.Failed - before
 }
 
 func (r *Report) take(e event) {
