@@ -62,14 +62,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestMedian(t *testing.T) {
-	for want, values := range map[float64][]float64{1: {1}, 2: {3, 1, 2}, 2.5: {4, 1, 3, 2}} {
-		if got := metric.Median(values); got != want {
-			t.Errorf("metric.Median(%v) = %v, want %v", values, got, want)
-		}
-	}
-}
-
 // taken are pairs that took so many microseconds of CPU, on the road and directly.
 func taken(us ...[2]int) []pair {
 	var found []pair

@@ -29,3 +29,12 @@ func TestMet(t *testing.T) {
 		})
 	}
 }
+
+func TestMedian(t *testing.T) {
+	t.Parallel()
+	for want, values := range map[float64][]float64{1: {1}, 2: {3, 1, 2}, 2.5: {4, 1, 3, 2}} {
+		if got := Median(values); got != want {
+			t.Errorf("Median(%v) = %v, want %v", values, got, want)
+		}
+	}
+}
