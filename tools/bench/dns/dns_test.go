@@ -83,6 +83,20 @@ func TestWrongAnswersAreNoAnswers(t *testing.T) {
 	}
 }
 
+// A phase that a late machine leaves without an answer goes on for a while.
+func TestPhaseWaitsForAnAnswer(t *testing.T) {
+	const phase = 5 * time.Millisecond
+	for _, tt := range []struct {
+		since   time.Duration
+		answers int
+		want    bool
+	}{{phase - 1, 1, true}, {phase, 1, false}, {phase, 0, true}, {phase + time.Second, 0, false}} {
+		if have := (&tally{answers: tt.answers}).goesOn(tt.since, phase); have != tt.want {
+			t.Errorf("%d answers after %s: goes on %v, want %v", tt.answers, tt.since, have, tt.want)
+		}
+	}
+}
+
 // Every bar of the table is there, with what it is held against.
 func TestRows(t *testing.T) {
 	b := &bench{samples: map[string]map[string][]sample{}}
