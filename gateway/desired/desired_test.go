@@ -1,0 +1,143 @@
+package desired
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func example() State {
+	return State{
+		Cluster: "a", Group: "edge", Balancer: NFTables,
+		VIPs: []VIP{{
+			Addr: netip.MustParseAddr("198.51.100.7"), Announce: ByBGP, Return: Routed,
+			Frontends: []Frontend{{
+				Service: "shop/web", Protocol: "TCP", Port: 443, Sources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Affinity: 60,
+				Backends: []Backend{
+					{Addr: netip.MustParseAddr("10.1.0.5"), Port: 8443, Weight: 1},
+					{Addr: netip.MustParseAddr("10.1.0.6"), Port: 8443, Weight: 2, Draining: true},
+				},
+			}},
+		}},
+		BGP: &BGP{
+			ASN: 64512, RouterID: netip.MustParseAddr("10.0.0.11"), GracefulRestart: 10, Communities: []string{"64512:1"}, MED: new(uint32(50)),
+			Peers: []Peer{{Addr: netip.MustParseAddr("10.0.0.1"), ASN: 64500, HoldTime: 9, BFD: &BFD{IntervalMillis: 100, Multiplier: 3}}},
+		},
+		VRRP: &VRRP{
+			Interface: "eth0", Source: netip.MustParseAddr("10.0.0.11"), Peers: []netip.Addr{netip.MustParseAddr("10.0.0.12")},
+			RouterID: 51, Priority: 100, IntervalMillis: 100,
+		},
+	}
+}
+
+func TestParseReadsWhatNewRequestMade(t *testing.T) {
+	b, err := json.Marshal(NewRequest(7, example()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := example()
+	if r.Generation != 7 || r.State.Hash() != want.Hash() {
+		t.Errorf("have %+v", r)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	good, err := json.Marshal(NewRequest(1, example()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct{ old, by, want string }{
+		"another state than the hash's": {`"port":443`, `"port":444`, "hash is"},
+		"a field that nobody knows":     {`"generation"`, `"colour":1,"generation"`, "colour"},
+		"two requests":                  {"", "{}", "something follows"},
+		"half a request":                {`"hash"`, "", "read the request"},
+	} {
+		b := []byte(strings.Replace(string(good), tt.old, tt.by, 1))
+		if tt.old == "" {
+			b = append(slices.Clone(good), tt.by...)
+		}
+		if _, err := Parse(b); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: error %v, want one with %q", name, err, tt.want)
+		}
+	}
+}
+
+// Each thing that can be wrong is told by its field, and nothing else is.
+func TestValidate(t *testing.T) {
+	first := func(s *State) *Frontend { return &s.VIPs[0].Frontends[0] }
+	for field, spoil := range map[string]func(*State){
+		"cluster":                      func(s *State) { s.Cluster = "" },
+		"group":                        func(s *State) { s.Group = "" },
+		"balancer":                     func(s *State) { s.Balancer = "ipvs" },
+		"vips[0].announce":             func(s *State) { s.BGP = nil },
+		"vips[0].return":               func(s *State) { s.VIPs[0].Return = "" },
+		"vips[1].addr":                 func(s *State) { s.VIPs = append(s.VIPs, VIP{Addr: s.VIPs[0].Addr, Announce: ByNone, Return: SNAT}) },
+		"vips[0].frontends[0].service": func(s *State) { first(s).Service = "" },
+		"vips[0].frontends[0].port":    func(s *State) { first(s).Port = 0 },
+		"vips[0].frontends[0].protocol": func(s *State) {
+			first(s).Protocol = "SCTP"
+		},
+		"vips[0].frontends[1].port": func(s *State) {
+			s.VIPs[0].Frontends = append(s.VIPs[0].Frontends, Frontend{Service: "shop/other", Protocol: "TCP", Port: 443})
+		},
+		"vips[0].frontends[0].affinity":           func(s *State) { first(s).Affinity = -1 },
+		"vips[0].frontends[0].sources[0]":         func(s *State) { first(s).Sources[0] = netip.MustParsePrefix("192.0.2.1/24") },
+		"vips[0].frontends[0].backends[1].addr":   func(s *State) { first(s).Backends[1].Addr = netip.MustParseAddr("fd00::1") },
+		"vips[0].frontends[0].backends[0].port":   func(s *State) { first(s).Backends[0].Port = 0 },
+		"vips[0].frontends[0].backends[0].weight": func(s *State) { first(s).Backends[0].Weight = 0 },
+		"vips[0].frontends[0].backends":           func(s *State) { slices.Reverse(first(s).Backends) },
+		"vips[0].frontends[0].backends[1]":        func(s *State) { first(s).Backends[1] = first(s).Backends[0] },
+		"bgp.asn":                                 func(s *State) { s.BGP.ASN = 0 },
+		"bgp.routerID":                            func(s *State) { s.BGP.RouterID = netip.MustParseAddr("fd00::1") },
+		"bgp.gracefulRestart":                     func(s *State) { s.BGP.GracefulRestart = 5000 },
+		"bgp.peers":                               func(s *State) { s.BGP.Peers = nil },
+		"bgp.peers[0].addr":                       func(s *State) { s.BGP.Peers[0].Addr = netip.Addr{} },
+		"bgp.peers[0].asn":                        func(s *State) { s.BGP.Peers[0].ASN = 0 },
+		"bgp.peers[0].holdTime":                   func(s *State) { s.BGP.Peers[0].HoldTime = 2 },
+		"bgp.peers[0].password":                   func(s *State) { s.BGP.Peers[0].Password = strings.Repeat("x", 81) },
+		"bgp.peers[0].bfd.intervalMillis":         func(s *State) { s.BGP.Peers[0].BFD.IntervalMillis = 1 },
+		"bgp.peers[0].bfd.multiplier":             func(s *State) { s.BGP.Peers[0].BFD.Multiplier = 0 },
+		"vrrp.interface":                          func(s *State) { s.VRRP.Interface = "" },
+		"vrrp.source":                             func(s *State) { s.VRRP.Source = netip.MustParseAddr("127.0.0.1") },
+		"vrrp.peers[0]":                           func(s *State) { s.VRRP.Peers[0] = netip.MustParseAddr("fd00::1") },
+		"vrrp.routerID":                           func(s *State) { s.VRRP.RouterID = 255 },
+		"vrrp.priority":                           func(s *State) { s.VRRP.Priority = 0 },
+		"vrrp.intervalMillis":                     func(s *State) { s.VRRP.IntervalMillis = 105 },
+	} {
+		s := example()
+		if faults := s.Validate(); len(faults) > 0 {
+			t.Fatal(faults)
+		}
+		spoil(&s)
+		if faults := s.Validate(); len(faults) != 1 || faults[0].Field != field || faults[0].Part != PartRequest {
+			t.Errorf("%s: faults %v", field, faults)
+		}
+	}
+}
+
+// A VIP without a backend for new connections is not to be announced.
+func TestServes(t *testing.T) {
+	s := example()
+	v := &s.VIPs[0]
+	if !v.Serves() {
+		t.Error("a VIP with a backend does not serve")
+	}
+	v.Frontends[0].Backends[0].Draining = true
+	if v.Serves() {
+		t.Error("a VIP whose backends all drain serves")
+	}
+}
+
+// What a person reads names the part and the field.
+func TestFaultsRead(t *testing.T) {
+	have := Faults{{Part: PartBGP, Message: "no route"}, {Part: PartRequest, Field: "group", Message: "is missing"}}.Error()
+	if want := "bgp: no route; group: is missing"; have != want {
+		t.Errorf("have %q, want %q", have, want)
+	}
+}

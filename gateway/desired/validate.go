@@ -1,0 +1,225 @@
+package desired
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Parts of a gateway, by which faults are grouped.
+const (
+	PartRequest  = "request"
+	PartBalancer = "balancer"
+	PartBGP      = "bgp"
+	PartVRRP     = "vrrp"
+)
+
+// Fault is one thing that is wrong.
+type Fault struct {
+	Part string `json:"part"`
+	// Field is the path into the state, such as "vips[3].frontends[0].port"; "" when it is about no field.
+	Field string `json:"field,omitempty"`
+	// Services are those that suffer, as namespace/name; none: all.
+	Services []string `json:"services,omitempty"`
+	Message  string   `json:"message"`
+}
+
+// Faults are an error that is grouped by part.
+type Faults []Fault
+
+func (f Faults) Error() string {
+	lines := make([]string, len(f))
+	for i, fault := range f {
+		lines[i] = strings.TrimPrefix(fault.Part+": ", PartRequest+": ") + strings.TrimPrefix(fault.Field+": ", ": ") + fault.Message
+	}
+	return strings.Join(lines, "; ")
+}
+
+// Validate returns all that is wrong with a state by itself, each with its field.
+func (s *State) Validate() Faults {
+	v := validator{}
+	v.nonEmpty("cluster", s.Cluster)
+	v.nonEmpty("group", s.Group)
+	oneOf(&v, "balancer", s.Balancer, NFTables, EBPF)
+	seen := map[netip.Addr]int{}
+	for i := range s.VIPs {
+		vip := &s.VIPs[i]
+		at := fmt.Sprintf("vips[%d]", i)
+		if v.address(at+".addr", vip.Addr) {
+			if other, ok := seen[vip.Addr]; ok {
+				v.add(at+".addr", "%s is vips[%d] too", vip.Addr, other)
+			}
+			seen[vip.Addr] = i
+		}
+		v.vip(at, vip)
+		switch {
+		case vip.Announce == ByBGP && s.BGP == nil:
+			v.add(at+".announce", "is %q, but bgp is missing", ByBGP)
+		case vip.Announce == ByVRRP && s.VRRP == nil:
+			v.add(at+".announce", "is %q, but vrrp is missing", ByVRRP)
+		}
+	}
+	if s.BGP != nil {
+		v.bgp(s.BGP)
+	}
+	if s.VRRP != nil {
+		v.vrrp(s.VRRP)
+	}
+	return v.faults
+}
+
+type validator struct{ faults Faults }
+
+func (v *validator) add(field, format string, args ...any) {
+	v.faults = append(v.faults, Fault{Part: PartRequest, Field: field, Message: fmt.Sprintf(format, args...)})
+}
+
+func (v *validator) nonEmpty(field, value string) {
+	if value == "" {
+		v.add(field, "is missing")
+	}
+}
+
+func oneOf[T ~string](v *validator, field string, have T, of ...T) {
+	if slices.Contains(of, have) {
+		return
+	}
+	words := make([]string, len(of))
+	for i, o := range of {
+		words[i] = fmt.Sprintf("%q", string(o))
+	}
+	v.add(field, "is %q; it can be %s", string(have), strings.Join(words, " or "))
+}
+
+// address reports whether packets can go to an address.
+func (v *validator) address(field string, a netip.Addr) bool {
+	switch {
+	case !a.IsValid():
+		v.add(field, "is missing")
+	case a.Is4In6() || a.Zone() != "":
+		v.add(field, "%s must be a plain IPv4 or IPv6 address", a)
+	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
+		v.add(field, "%s is no address that gateways can route to", a)
+	default:
+		return true
+	}
+	return false
+}
+
+func (v *validator) vip(at string, vip *VIP) {
+	oneOf(v, at+".announce", vip.Announce, ByBGP, ByVRRP, ByNone)
+	oneOf(v, at+".return", vip.Return, Routed, SNAT, Masquerade)
+	type l4 struct {
+		protocol string
+		port     uint16
+	}
+	seen := map[l4]string{}
+	for i := range vip.Frontends {
+		f := &vip.Frontends[i]
+		at := fmt.Sprintf("%s.frontends[%d]", at, i)
+		v.nonEmpty(at+".service", f.Service)
+		oneOf(v, at+".protocol", f.Protocol, "TCP", "UDP")
+		if f.Port == 0 {
+			v.add(at+".port", "is missing")
+		}
+		key := l4{f.Protocol, f.Port}
+		if other, ok := seen[key]; ok {
+			v.add(at+".port", "%s %d of %s is of %s already", f.Protocol, f.Port, vip.Addr, other)
+		}
+		seen[key] = f.Service
+		if f.Affinity < 0 || f.Affinity > 86400 {
+			v.add(at+".affinity", "is %d; it can be 0 to 86400 seconds", f.Affinity)
+		}
+		for j, p := range f.Sources {
+			if !p.IsValid() || p != p.Masked() {
+				v.add(fmt.Sprintf("%s.sources[%d]", at, j), "%s is not a network such as 192.0.2.0/24", p)
+			}
+		}
+		v.backends(at, vip.Addr, f.Backends)
+	}
+}
+
+func (v *validator) backends(at string, vip netip.Addr, all []Backend) {
+	for i, b := range all {
+		at := fmt.Sprintf("%s.backends[%d]", at, i)
+		if v.address(at+".addr", b.Addr) && b.Addr.Is4() != vip.Is4() {
+			v.add(at+".addr", "%s is of another family than %s", b.Addr, vip)
+		}
+		if b.Port == 0 {
+			v.add(at+".port", "is missing")
+		}
+		if b.Weight == 0 {
+			v.add(at+".weight", "is 0; a backend without new connections has draining set")
+		}
+	}
+	if !slices.IsSortedFunc(all, Backend.compare) {
+		v.add(at+".backends", "are not sorted by address and port")
+	}
+	for i := 1; i < len(all); i++ {
+		if all[i].compare(all[i-1]) == 0 {
+			v.add(fmt.Sprintf("%s.backends[%d]", at, i), "%s is there twice", netip.AddrPortFrom(all[i].Addr, all[i].Port))
+		}
+	}
+}
+
+func (b Backend) compare(o Backend) int {
+	return cmp.Or(b.Addr.Compare(o.Addr), cmp.Compare(b.Port, o.Port))
+}
+
+func (v *validator) bgp(b *BGP) {
+	if b.ASN == 0 {
+		v.add("bgp.asn", "is missing")
+	}
+	if !b.RouterID.Is4() {
+		v.add("bgp.routerID", "is no IPv4 address")
+	}
+	if b.GracefulRestart > 4095 {
+		v.add("bgp.gracefulRestart", "is %d; RFC 4724 has room for 4095 seconds", b.GracefulRestart)
+	}
+	if len(b.Peers) == 0 {
+		v.add("bgp.peers", "are missing")
+	}
+	for i, p := range b.Peers {
+		at := fmt.Sprintf("bgp.peers[%d]", i)
+		if !p.Addr.IsValid() {
+			v.add(at+".addr", "is missing")
+		}
+		if p.ASN == 0 {
+			v.add(at+".asn", "is missing")
+		}
+		if p.HoldTime > 0 && p.HoldTime < 3 {
+			v.add(at+".holdTime", "is %d; RFC 4271 allows 3 seconds or more", p.HoldTime)
+		}
+		if len(p.Password) > 80 {
+			v.add(at+".password", "is longer than 80 characters, which the kernel allows")
+		}
+		if p.BFD != nil && (p.BFD.IntervalMillis < 10 || p.BFD.IntervalMillis > 60_000) {
+			v.add(at+".bfd.intervalMillis", "is %d; it can be 10 to 60000", p.BFD.IntervalMillis)
+		}
+		if p.BFD != nil && p.BFD.Multiplier == 0 {
+			v.add(at+".bfd.multiplier", "is missing")
+		}
+	}
+}
+
+func (v *validator) vrrp(r *VRRP) {
+	v.nonEmpty("vrrp.interface", r.Interface)
+	v.address("vrrp.source", r.Source)
+	for i, p := range r.Peers {
+		at := fmt.Sprintf("vrrp.peers[%d]", i)
+		if v.address(at, p) && p.Is4() != r.Source.Is4() {
+			v.add(at, "%s is of another family than %s", p, r.Source)
+		}
+	}
+	if r.RouterID == 0 || r.RouterID == 255 {
+		v.add("vrrp.routerID", "is %d; it can be 1 to 254", r.RouterID)
+	}
+	if r.Priority == 0 || r.Priority == 255 {
+		v.add("vrrp.priority", "is %d; it can be 1 to 254", r.Priority)
+	}
+	if r.IntervalMillis < 10 || r.IntervalMillis > 40_950 || r.IntervalMillis%10 != 0 {
+		v.add("vrrp.intervalMillis", "is %d; it can be 10 to 40950 in steps of 10", r.IntervalMillis)
+	}
+}
