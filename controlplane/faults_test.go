@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 // many are Services enough for a guard to doubt that they went all at once.

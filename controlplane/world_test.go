@@ -35,8 +35,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
 	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 // place is where a world stands: the API servers of the members and of the broker, for one world after the other.

@@ -21,7 +21,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 var brokerServer, memberServer, otherServer apitest.Server

@@ -31,8 +31,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 var server apitest.Server

@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/internal/apitest"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 var server apitest.Server

@@ -49,9 +49,12 @@ var Steps = []Step{
 	{
 		Name:    "api",
 		About:   "deepcopy functions and CRDs, by controller-gen",
-		Outputs: []string{"controlplane/api/*/zz_generated.deepcopy.go", "controlplane/api/crds/*.yaml"},
+		Outputs: []string{"controlplane/api/*/zz_generated.deepcopy.go", "controlplane/api/crds/*.yaml", "gateway/api/*/zz_generated.deepcopy.go", "gateway/api/crds/*.yaml"},
 		run: func(ctx context.Context, root string) error {
-			return controllerGen(ctx, root, "object", "crd", "paths=./controlplane/api/...", "output:crd:dir=controlplane/api/crds")
+			return errors.Join(
+				controllerGen(ctx, root, "object", "crd", "paths=./controlplane/api/...", "output:crd:dir=controlplane/api/crds"),
+				controllerGen(ctx, root, "object", "crd", "paths=./gateway/api/...", "output:crd:dir=gateway/api/crds"),
+			)
 		},
 	},
 	{
@@ -161,6 +164,7 @@ func chart(ctx context.Context, root string) error {
 	}
 	for _, pattern := range []string{
 		filepath.Join(root, "controlplane/api/crds/*.yaml"),
+		filepath.Join(root, "gateway/api/crds/*.yaml"),
 		filepath.Join(strings.TrimSpace(string(mcs)), "config/crd/*.yaml"),
 	} {
 		paths, err := filepath.Glob(pattern)

@@ -6,6 +6,7 @@
 package apitest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
+	gatewaycrds "github.com/isthmus-net/isthmus/gateway/api/crds"
 )
 
 // serverTimeout is how long a server may need to start or to stop on a busy machine.
@@ -67,9 +69,11 @@ func Run(m *testing.M, servers ...*Server) int {
 
 func (s *Server) start() error {
 	all, err := crds.All()
-	if err != nil {
+	gateways, gatewaysErr := gatewaycrds.GatewayNodes()
+	if err := errors.Join(err, gatewaysErr); err != nil {
 		return err
 	}
+	all = append(all, gateways)
 	s.env = &envtest.Environment{CRDs: all, ControlPlaneStartTimeout: serverTimeout, ControlPlaneStopTimeout: serverTimeout}
 	flags := s.env.ControlPlane.GetAPIServer().Configure()
 	flags.Set("service-cluster-ip-range", "10.96.0.0/16,fd00:96::/112")
