@@ -43,6 +43,15 @@ func NewNamespace() (*Namespace, error) {
 	return n, nil
 }
 
+// OpenNamespace opens the namespace that a file stands for, such as one of /run/netns.
+func OpenNamespace(path string) (*Namespace, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	return &Namespace{fd: fd}, nil
+}
+
 // Do runs f in the namespace, on a thread of its own that ends with it. Goroutines that f starts are
 // elsewhere; sockets that f makes stay in the namespace, whoever uses them.
 func (n *Namespace) Do(f func() error) error {

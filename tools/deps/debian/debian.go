@@ -28,6 +28,17 @@ func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
 	return AptGet(ctx, append([]string{"install", "--yes", "--no-install-recommends"}, missing...)...)
 }
 
+// Preseed answers the questions that packages will ask when they are installed, which would otherwise be answered by their
+// defaults. Each answer is a line of debconf-set-selections(1).
+func Preseed(ctx context.Context, answers ...string) error {
+	cmd := exec.CommandContext(ctx, "debconf-set-selections")
+	cmd.Stdin = strings.NewReader(strings.Join(answers, "\n") + "\n")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("debconf-set-selections: %w\n%s", err, said)
+	}
+	return nil
+}
+
 // AptGet runs apt-get, and once more after an update when it fails: the lists of a fresh machine may be
 // empty or name versions that are gone. Daemons that packages bring are not started. The error carries
 // the end of what apt-get said.

@@ -1,0 +1,307 @@
+package neutron
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+
+	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/applicationcredentials"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/endpoints"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/roles"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/services"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
+	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/users"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/provider"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
+	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// transport connects from the cloud's network namespace.
+func (c *Cloud) transport() http.RoundTripper {
+	if c.cfg.Namespace == "" {
+		return &http.Transport{DisableKeepAlives: true}
+	}
+	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+		ns, err := netlab.OpenNamespace(c.cfg.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		defer ns.Close()
+		err = ns.Do(func() error {
+			conn, err = new(net.Dialer).DialContext(ctx, network, addr)
+			return err
+		})
+		return conn, err
+	}}
+}
+
+// connect returns a client with the password of a user, in the project of the same name.
+func (c *Cloud) connect(ctx context.Context, user string) (*gophercloud.ProviderClient, error) {
+	p, err := openstack.NewClient(c.keystoneURL())
+	if err != nil {
+		return nil, err
+	}
+	p.HTTPClient = http.Client{Transport: c.transport()}
+	return p, openstack.Authenticate(ctx, p, gophercloud.AuthOptions{
+		IdentityEndpoint: c.keystoneURL(), Username: user, Password: password, TenantName: user, DomainName: "Default", AllowReauth: true,
+	})
+}
+
+// seedIdentities makes projects and users, the catalog's entry of Neutron, and clouds.yaml.
+func (c *Cloud) seedIdentities(ctx context.Context) error {
+	return c.once("identities.made", func() error {
+		admin, err := c.connect(ctx, "admin")
+		if err != nil {
+			return err
+		}
+		identity, err := openstack.NewIdentityV3(admin, gophercloud.EndpointOpts{Region: region})
+		if err != nil {
+			return err
+		}
+		pages, err := roles.List(identity, roles.ListOpts{}).AllPages(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := roles.ExtractRoles(pages)
+		if err != nil {
+			return err
+		}
+		role := map[string]string{}
+		for _, r := range all {
+			role[r.Name] = r.ID
+		}
+		for _, u := range []struct{ user, project, role string }{{"neutron", "service", "admin"}, {User, User, "member"}, {Stranger, Stranger, "member"}} {
+			project, err := projects.Create(ctx, identity, projects.CreateOpts{Name: u.project, DomainID: "default"}).Extract()
+			if err != nil {
+				return fmt.Errorf("project %s: %w", u.project, err)
+			}
+			user, err := users.Create(ctx, identity, users.CreateOpts{Name: u.user, Password: password, DomainID: "default"}).Extract()
+			if err != nil {
+				return fmt.Errorf("user %s: %w", u.user, err)
+			}
+			if err := roles.Assign(ctx, identity, role[u.role], roles.AssignOpts{UserID: user.ID, ProjectID: project.ID}).ExtractErr(); err != nil {
+				return fmt.Errorf("role of %s: %w", u.user, err)
+			}
+		}
+		service, err := services.Create(ctx, identity, services.CreateOpts{Type: "network", Extra: map[string]any{"name": "neutron"}}).Extract()
+		if err != nil {
+			return err
+		}
+		_, err = endpoints.Create(ctx, identity, endpoints.CreateOpts{
+			Availability: gophercloud.AvailabilityPublic, Name: "neutron", Region: region, ServiceID: service.ID, URL: c.neutronURL(),
+		}).Extract()
+		if err != nil {
+			return err
+		}
+		return c.writeClouds(ctx)
+	})
+}
+
+// writeClouds makes the application credential and writes clouds.yaml.
+func (c *Cloud) writeClouds(ctx context.Context) error {
+	user, err := c.connect(ctx, User)
+	if err != nil {
+		return err
+	}
+	identity, err := openstack.NewIdentityV3(user, gophercloud.EndpointOpts{Region: region})
+	if err != nil {
+		return err
+	}
+	id, err := userOf(user)
+	if err != nil {
+		return err
+	}
+	credential, err := applicationcredentials.Create(ctx, identity, id, applicationcredentials.CreateOpts{Name: "controller", Secret: password}).Extract()
+	if err != nil {
+		return err
+	}
+	clouds := map[string]any{UserByCredential: map[string]any{
+		"auth_type": "v3applicationcredential", "region_name": region, "identity_api_version": 3,
+		"auth": map[string]string{"auth_url": c.keystoneURL(), "application_credential_id": credential.ID, "application_credential_secret": password},
+	}}
+	for _, name := range []string{Admin, User, Stranger} {
+		clouds[name] = map[string]any{
+			"region_name": region, "identity_api_version": 3,
+			"auth": map[string]string{
+				"auth_url": c.keystoneURL(), "username": name, "password": password, "project_name": name,
+				"user_domain_name": "Default", "project_domain_name": "Default",
+			},
+		}
+	}
+	b, err := yaml.Marshal(map[string]any{"clouds": clouds})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(c.CloudsYAML(), b, 0o600)
+}
+
+// warm asks Neutron for its networks: a new process that is asked for ports before anything else answers 500, because it
+// has not read how its tables hang together (neutron 21, get_ports).
+func (c *Cloud) warm(ctx context.Context) error {
+	if !c.exists("networks.made") { // who makes them has asked enough
+		return nil
+	}
+	admin, err := c.connect(ctx, "admin")
+	if err != nil {
+		return err
+	}
+	network, err := openstack.NewNetworkV2(admin, gophercloud.EndpointOpts{Region: region})
+	if err != nil {
+		return err
+	}
+	_, err = networks.List(network, networks.ListOpts{}).AllPages(ctx)
+	return err
+}
+
+// seedNetworks makes networks, the router between them and the ports of gateways.
+func (c *Cloud) seedNetworks(ctx context.Context) error {
+	if c.exists("networks.made") {
+		return nil
+	}
+	if err := c.makeNetworks(ctx); err != nil {
+		return err
+	}
+	return c.remember(ctx)
+}
+
+func (c *Cloud) makeNetworks(ctx context.Context) error {
+	return c.once("networks.made", func() error {
+		admin, err := c.connect(ctx, "admin")
+		if err != nil {
+			return err
+		}
+		identity, err := openstack.NewIdentityV3(admin, gophercloud.EndpointOpts{Region: region})
+		if err != nil {
+			return err
+		}
+		network, err := openstack.NewNetworkV2(admin, gophercloud.EndpointOpts{Region: region})
+		if err != nil {
+			return err
+		}
+		pages, err := projects.List(identity, projects.ListOpts{Name: User}).AllPages(ctx)
+		if err != nil {
+			return err
+		}
+		found, err := projects.ExtractProjects(pages)
+		if err != nil || len(found) != 1 {
+			return fmt.Errorf("find project %s: %d found: %w", User, len(found), err)
+		}
+		s := seeder{network: network, ids: IDs{Project: found[0].ID}}
+		if err := s.seed(ctx, c.cfg); err != nil {
+			return err
+		}
+		b, err := json.MarshalIndent(s.ids, "", "  ")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(c.path("ids.json"), b, 0o600)
+	})
+}
+
+type seeder struct {
+	network *gophercloud.ServiceClient
+	ids     IDs
+}
+
+func (s *seeder) seed(ctx context.Context, cfg Config) (err error) {
+	ext, err := networks.Create(ctx, s.network, provider.CreateOptsExt{
+		CreateOptsBuilder: external.CreateOptsExt{CreateOptsBuilder: networks.CreateOpts{Name: "external"}, External: new(true)},
+		Segments:          []provider.Segment{{NetworkType: "flat", PhysicalNetwork: "public"}},
+	}).Extract()
+	if err != nil {
+		return fmt.Errorf("external network: %w", err)
+	}
+	internal, err := networks.Create(ctx, s.network, networks.CreateOpts{Name: "gateways", ProjectID: s.ids.Project}).Extract()
+	if err != nil {
+		return fmt.Errorf("internal network: %w", err)
+	}
+	s.ids.External, s.ids.Network = ext.ID, internal.ID
+	if s.ids.ExternalSubnets, err = s.subnets(ctx, subnets.CreateOpts{NetworkID: ext.ID, EnableDHCP: new(false)}, cfg.External); err != nil {
+		return err
+	}
+	if s.ids.Subnets, err = s.subnets(ctx, subnets.CreateOpts{NetworkID: internal.ID, ProjectID: s.ids.Project, EnableDHCP: new(false)}, cfg.Internal); err != nil {
+		return err
+	}
+	router, err := routers.Create(ctx, s.network, routers.CreateOpts{
+		Name: "edge", ProjectID: s.ids.Project, GatewayInfo: &routers.GatewayInfo{NetworkID: ext.ID},
+	}).Extract()
+	if err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	s.ids.Router = router.ID
+	for _, id := range s.ids.Subnets {
+		if _, err := routers.AddInterface(ctx, s.network, router.ID, routers.AddInterfaceOpts{SubnetID: id}).Extract(); err != nil {
+			return fmt.Errorf("router's interface: %w", err)
+		}
+	}
+	for i := range cfg.Gateways {
+		if err := s.gateway(ctx, fmt.Sprintf("gateway-%d", i+1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// subnets makes one of each family.
+func (s *seeder) subnets(ctx context.Context, o subnets.CreateOpts, of [2]netip.Prefix) (ids [2]string, err error) {
+	for i, p := range of {
+		o.CIDR, o.IPVersion, o.Name = p.String(), gophercloud.IPv4, "four"
+		if p.Addr().Is6() {
+			o.IPVersion, o.Name = gophercloud.IPv6, "six"
+		}
+		subnet, err := subnets.Create(ctx, s.network, o).Extract()
+		if err != nil {
+			return ids, fmt.Errorf("subnet %s: %w", p, err)
+		}
+		ids[i] = subnet.ID
+	}
+	return ids, nil
+}
+
+// gateway makes the port of a gateway node.
+func (s *seeder) gateway(ctx context.Context, name string) error {
+	port, err := ports.Create(ctx, s.network, ports.CreateOpts{
+		Name: name, NetworkID: s.ids.Network, ProjectID: s.ids.Project,
+		FixedIPs: []ports.IP{{SubnetID: s.ids.Subnets[0]}, {SubnetID: s.ids.Subnets[1]}},
+	}).Extract()
+	if err != nil {
+		return fmt.Errorf("port %s: %w", name, err)
+	}
+	g := Gateway{Port: port.ID}
+	for _, ip := range port.FixedIPs {
+		addr, err := netip.ParseAddr(ip.IPAddress)
+		if err != nil {
+			return err
+		}
+		g.Addrs = append(g.Addrs, addr)
+	}
+	s.ids.Gateways = append(s.ids.Gateways, g)
+	return nil
+}
+
+// userOf returns the id of the user that a client is for.
+func userOf(p *gophercloud.ProviderClient) (string, error) {
+	token, ok := p.GetAuthResult().(tokens.CreateResult)
+	if !ok {
+		return "", errors.New("no token of Keystone's API version 3")
+	}
+	user, err := token.ExtractUser()
+	if err != nil {
+		return "", err
+	}
+	return user.ID, nil
+}
