@@ -1,0 +1,305 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+var (
+	one = netip.MustParseAddr("198.51.100.1")
+	two = netip.MustParseAddr("198.51.100.2")
+)
+
+// request is of cluster a and has VIPs.
+func request(generation uint64, vips ...netip.Addr) desired.Request {
+	s := desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables}
+	for _, v := range vips {
+		s.VIPs = append(s.VIPs, desired.VIP{Addr: v, Announce: desired.ByNone, Return: desired.Routed})
+	}
+	return desired.NewRequest(generation, s)
+}
+
+func newAgent(t *testing.T, m *machine, path string) *Agent {
+	t.Helper()
+	a, err := New(Config{Cluster: "a", Parts: m.parts(), StatePath: path, Version: "test", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func statePath(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(t.TempDir(), "state.json")
+}
+
+// must applies a request that is to go well.
+func must(t *testing.T, a *Agent, r desired.Request) {
+	t.Helper()
+	if err := a.Reconfigure(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCalls(t *testing.T, m *machine, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, m.calls, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("calls (-want +have):\n%s", diff)
+	}
+	m.calls = nil
+}
+
+// A VIP is balanced before it is announced, and as long as it is.
+func TestOrder(t *testing.T) {
+	m := newMachine()
+	a := newAgent(t, m, statePath(t))
+	must(t, a, request(1, one))
+	wantCalls(t, m, "balancer 198.51.100.1", "bgp 198.51.100.1", "vrrp 198.51.100.1")
+	must(t, a, request(2, two))
+	wantCalls(t, m, "balancer 198.51.100.1 198.51.100.2", "bgp 198.51.100.2", "vrrp 198.51.100.2", "balancer 198.51.100.2")
+}
+
+// Whatever fails, all is as it was, on the machine and on disk, and the error names the part and the field.
+func TestAllOrNothing(t *testing.T) {
+	for _, part := range []string{desired.PartBalancer, desired.PartBGP, desired.PartVRRP} {
+		m := newMachine()
+		path := statePath(t)
+		a := newAgent(t, m, path)
+		must(t, a, request(1, one))
+		before, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.refuse[part] = two
+		var refused *Refused
+		if err := a.Reconfigure(t.Context(), request(2, two)); !errors.As(err, &refused) || refused.Code != broke {
+			t.Fatalf("%s: %v", part, err)
+		}
+		want := desired.Faults{{Part: part, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have 198.51.100.2"}}
+		if diff := cmp.Diff([]desired.Fault(want), refused.Faults); diff != "" {
+			t.Errorf("%s: faults (-want +have):\n%s", part, diff)
+		}
+		for name, vips := range m.is {
+			if !cmp.Equal(vips, []netip.Addr{one}, cmpopts.EquateComparable(netip.Addr{})) {
+				t.Errorf("%s fails: %s has %v", part, name, vips)
+			}
+		}
+		after, err := os.ReadFile(path)
+		if err != nil || string(after) != string(before) {
+			t.Errorf("%s: the file changed to %s, %v", part, after, err)
+		}
+		if all, err := filepath.Glob(path + "*"); err != nil || len(all) != 1 {
+			t.Errorf("%s: files %v, %v", part, all, err)
+		}
+		if s := a.Sight(); s.Status.Generation != 1 || !s.Ready || len(s.Status.Drift) != 0 {
+			t.Errorf("%s: %+v", part, s)
+		}
+		must(t, a, request(2, one)) // a refused generation is not used up
+	}
+}
+
+// Going back ends with the balancer, as long as neighbours may lead packets here.
+func TestOrderBack(t *testing.T) {
+	m := newMachine()
+	a := newAgent(t, m, statePath(t))
+	must(t, a, request(1, one))
+	m.calls = nil
+	m.refuse[desired.PartVRRP] = two
+	if err := a.Reconfigure(t.Context(), request(2, two)); err == nil {
+		t.Error("no error")
+	}
+	wantCalls(t, m, "balancer 198.51.100.1 198.51.100.2", "bgp 198.51.100.2", "bgp 198.51.100.1", "balancer 198.51.100.1")
+}
+
+// A disk that is full changes nothing on the machine.
+func TestDiskFails(t *testing.T) {
+	m := newMachine()
+	path := statePath(t)
+	a := newAgent(t, m, path)
+	must(t, a, request(1, one))
+	m.calls = nil
+	a.store.path = filepath.Join(path, "no folder")
+	if err := a.Reconfigure(t.Context(), request(2, two)); err == nil {
+		t.Error("no error")
+	}
+	wantCalls(t, m)
+
+	// The file can be written beside its place, but not put there: all parts go back.
+	a.store.path = t.TempDir()
+	if err := os.WriteFile(filepath.Join(a.store.path, "x"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Reconfigure(t.Context(), request(2, two)); err == nil {
+		t.Error("no error")
+	}
+	if diff := cmp.Diff([]netip.Addr{one}, m.is[desired.PartBGP], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A part that cannot go back is told again until it can, and meanwhile that is said.
+func TestStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		a := newAgent(t, m, statePath(t))
+		must(t, a, request(1, one))
+		m.refuse[desired.PartVRRP], m.refuse[desired.PartBGP] = two, one // bgp takes two, and will not take one back
+		err := a.Reconfigure(t.Context(), request(2, two))
+		if err == nil || !strings.Contains(err.Error(), errStuck.Error()) {
+			t.Fatalf("error %v", err)
+		}
+		if s := a.Sight(); s.Ready || len(s.Status.Drift) != 2 || s.Status.Generation != 1 {
+			t.Errorf("%+v", s)
+		}
+		stop := run(t, a)
+		<-time.After(DefaultCheckEvery)
+		if a.Sight().Ready {
+			t.Error("ready, and one part is not")
+		}
+		delete(m.refuse, desired.PartBGP)
+		<-time.After(2 * DefaultCheckEvery)
+		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 {
+			t.Errorf("%+v", s)
+		}
+		stop()
+		for name, vips := range m.is {
+			if len(vips) != 1 || vips[0] != one {
+				t.Errorf("%s has %v", name, vips)
+			}
+		}
+	})
+}
+
+// run runs a until the function is called that it returns.
+func run(t *testing.T, a *Agent) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.Run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// What somebody else changes is put right and counted, and parts that are well are left alone.
+func TestDrift(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		a := newAgent(t, m, statePath(t))
+		must(t, a, request(1, one))
+		m.calls = nil
+		stop := run(t, a)
+		synctest.Wait()
+		wantCalls(t, m)
+		a.mu.Lock()
+		m.is[desired.PartBalancer] = nil
+		a.mu.Unlock()
+		<-time.After(2 * DefaultCheckEvery)
+		stop()
+		wantCalls(t, m, "balancer 198.51.100.1")
+		if s := a.Sight(); s.Drifts[desired.PartBalancer] != 1 || s.Mended[desired.PartBalancer] != 1 || !s.Ready {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A gateway that starts serves before any controller speaks, and obeys nobody who is behind.
+func TestRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := statePath(t)
+		must(t, newAgent(t, newMachine(), path), request(7, one, two))
+		m := newMachine()
+		m.stuck[desired.PartBGP] = true
+		a := newAgent(t, m, path)
+		stop := run(t, a)
+		synctest.Wait()
+		wantCalls(t, m, "balancer 198.51.100.1 198.51.100.2", "vrrp 198.51.100.1 198.51.100.2")
+		if s := a.Sight(); s.Ready || s.Status.Generation != 7 || len(s.Status.Drift) != 1 {
+			t.Errorf("%+v", s)
+		}
+		a.mu.Lock()
+		delete(m.stuck, desired.PartBGP)
+		a.mu.Unlock()
+		<-time.After(2 * DefaultCheckEvery)
+		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 || len(s.Status.Announced) != 2 {
+			t.Errorf("%+v", s)
+		}
+		stop()
+		if err := a.Reconfigure(t.Context(), request(6, one)); err == nil {
+			t.Error("an older generation was applied")
+		}
+	})
+}
+
+// Half a file, or one that somebody changed, is put aside: nothing is applied, nothing is taken away, and the next
+// request is welcome whatever its generation.
+func TestBrokenFile(t *testing.T) {
+	good, err := json.Marshal(request(7, one))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"half": string(good[:len(good)/2]), "changed": strings.Replace(string(good), one.String(), two.String(), 1), "empty": "",
+	} {
+		path := statePath(t)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m := newMachine()
+		a := newAgent(t, m, path)
+		a.check(t.Context())
+		wantCalls(t, m)
+		if aside, err := os.ReadFile(path + asideSuffix); err != nil || string(aside) != content {
+			t.Errorf("%s: aside is %q, %v", name, aside, err)
+		}
+		must(t, a, request(1, one))
+	}
+}
+
+// The file is for root alone: passwords of BGP are in it.
+func TestFileMode(t *testing.T) {
+	path := statePath(t)
+	must(t, newAgent(t, newMachine(), path), request(1, one))
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+// A disk that was in another cluster's gateway is refused, not obeyed.
+func TestOtherClustersFile(t *testing.T) {
+	path := statePath(t)
+	must(t, newAgent(t, newMachine(), path), request(1, one))
+	_, err := New(Config{Cluster: "b", StatePath: path, Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), `cluster "a"`) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Announcers leave first, so that the balancer has what still arrives.
+func TestClose(t *testing.T) {
+	m := newMachine()
+	a := newAgent(t, m, statePath(t))
+	if err := errors.Join(a.Close(t.Context(), true), a.Close(t.Context(), false)); err != nil {
+		t.Fatal(err)
+	}
+	wantCalls(t, m, "bgp drains", "vrrp drains", "balancer drains", "bgp stays", "vrrp stays", "balancer stays")
+}

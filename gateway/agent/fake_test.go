@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// machine is what fake parts work on: who did what, in order.
+type machine struct {
+	calls []string
+	// refuse says which VIP a part cannot have; stuck which part fails whatever it is told.
+	refuse map[string]netip.Addr
+	stuck  map[string]bool
+	is     map[string][]netip.Addr // the VIPs that a part has, by its name
+}
+
+func newMachine() *machine {
+	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, is: map[string][]netip.Addr{}}
+}
+
+func (m *machine) parts() []Part {
+	return []Part{fake{desired.PartBalancer, m, new([]netip.Addr)}, fake{desired.PartBGP, m, new([]netip.Addr)}, fake{desired.PartVRRP, m, new([]netip.Addr)}}
+}
+
+// fake is a Part of a machine.
+type fake struct {
+	name string
+	m    *machine
+	told *[]netip.Addr
+}
+
+func (f fake) Name() string { return f.name }
+
+func (f fake) Apply(ctx context.Context, s *desired.State) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var vips []netip.Addr
+	for _, v := range s.VIPs {
+		vips = append(vips, v.Addr)
+	}
+	switch no := f.m.refuse[f.name]; {
+	case f.m.stuck[f.name]:
+		return errors.New("is stuck")
+	case no.IsValid() && slices.Contains(vips, no):
+		return desired.Faults{{Part: f.name, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have " + no.String()}}
+	}
+	call := f.name
+	for _, v := range vips {
+		call += " " + v.String()
+	}
+	f.m.calls = append(f.m.calls, call)
+	f.m.is[f.name], *f.told = vips, vips
+	return nil
+}
+
+func (f fake) Drift(context.Context) ([]desired.Fault, error) {
+	if f.m.stuck[f.name] {
+		return nil, errors.New("cannot look")
+	}
+	if slices.Equal(f.m.is[f.name], *f.told) {
+		return nil, nil
+	}
+	return []desired.Fault{{Part: f.name, Message: "somebody changed it"}}, nil
+}
+
+func (f fake) Close(_ context.Context, drain bool) error {
+	call := f.name + " stays"
+	if drain {
+		call = f.name + " drains"
+	}
+	f.m.calls = append(f.m.calls, call)
+	return nil
+}
+
+func (f fake) Announced() []netip.Addr {
+	if f.name != desired.PartBGP {
+		return nil
+	}
+	return f.m.is[f.name]
+}

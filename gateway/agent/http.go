@@ -1,0 +1,133 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// Limits of what a client may send, and how slowly.
+const (
+	maxBody       = 16 << 20 // 10,000 VIPs with 10 backends each are 10 MiB
+	maxHeader     = 16 << 10
+	headerTimeout = 5 * time.Second // the TLS handshake included
+	bodyTimeout   = 30 * time.Second
+	answerTimeout = bodyTimeout + 3*applyTimeout
+	idleTimeout   = 2 * time.Minute
+)
+
+// HTTP statuses of a Refused, by what they mean here.
+const (
+	invalid     = http.StatusBadRequest
+	forbidden   = http.StatusForbidden
+	conflict    = http.StatusConflict
+	tooLarge    = http.StatusRequestEntityTooLarge
+	misdirected = http.StatusMisdirectedRequest
+	broke       = http.StatusInternalServerError
+)
+
+// Refused is why a request changed nothing.
+type Refused struct {
+	Code int // the HTTP status
+	desired.Refusal
+}
+
+func (r *Refused) Error() string { return r.Message }
+
+func refuse(code int, format string, args ...any) *Refused {
+	return &Refused{Code: code, Refusal: desired.Refusal{Message: fmt.Sprintf(format, args...)}}
+}
+
+// failed returns the refusal of a request that is good in itself.
+func failed(err error) *Refused {
+	return &Refused{Code: broke, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
+}
+
+// Serve answers a controller on l until ctx is done. Only one with a certificate of the identity is heard.
+func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, identity string) error {
+	server := &http.Server{
+		Handler:           known(own, identity, a.handler()),
+		TLSConfig:         own.Server(),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       bodyTimeout,
+		WriteTimeout:      answerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          quiet(a.cfg.Log),
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve HTTPS on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// quiet is what the server says of connections that fail: strangers decide how often, so it is for who debugs.
+func quiet(l *slog.Logger) *log.Logger { return slog.NewLogLogger(l.Handler(), slog.LevelDebug) }
+
+// known lets through who has the identity, at this moment.
+func known(own *certs.Source, identity string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := own.Verify(r.TLS, identity); err != nil {
+			answer(w, forbidden, desired.Refusal{Message: err.Error()})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (a *Agent) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/reconfigure", a.reconfigure)
+	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Sight().Status) })
+	return mux
+}
+
+func (a *Agent) reconfigure(w http.ResponseWriter, r *http.Request) {
+	err := a.receive(w, r)
+	code := http.StatusOK
+	no, refused := errors.AsType[*Refused](err)
+	if refused {
+		code = no.Code
+	}
+	a.count(func(s *Sight) { s.Reconfigurations[code]++ })
+	if refused {
+		a.cfg.Log.Warn("request refused", "code", code, "err", no.Message)
+		answer(w, code, no.Refusal)
+		return
+	}
+	answer(w, code, a.Sight().Status)
+}
+
+func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return refuse(tooLarge, "the request is larger than %d bytes", large.Limit)
+	case err != nil:
+		return refuse(invalid, "read the request: %v", err)
+	}
+	request, err := desired.Parse(body)
+	if err != nil {
+		return &Refused{Code: invalid, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
+	}
+	return a.Reconfigure(r.Context(), request)
+}
+
+func answer(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body) // who went away needs no answer
+}

@@ -1,0 +1,117 @@
+// Package certs makes and reads the certificates by which a controller and its gateways know each other. One authority of
+// their own signs all of them; whose a certificate is, its identity, is the one DNS name in it.
+package certs
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+// Controller is the identity of a gateway controller, unless it is told another one.
+const Controller = "isthmus-gateway-controller"
+
+// authorityLife is how long an authority is valid. It outlives gateways.
+const authorityLife = 10 * 365 * 24 * time.Hour
+
+// skew is how far a clock may be behind the one of the machine that makes certificates.
+const skew = time.Hour
+
+// Pair is a certificate and its private key, both PEM.
+type Pair struct{ Cert, Key []byte }
+
+// Authority signs certificates.
+type Authority struct {
+	Pair
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// NewAuthority makes an authority. name is for people who look at a certificate.
+func NewAuthority(name string, now time.Time) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make a key: %w", err)
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign, NotBefore: now.Add(-skew), NotAfter: now.Add(authorityLife),
+	}
+	a := &Authority{key: key}
+	if a.Pair, err = sign(template, template, key, key); err != nil {
+		return nil, err
+	}
+	a.cert, err = Parse(a.Cert)
+	return a, err
+}
+
+// ReadAuthority returns the authority of a pair.
+func ReadAuthority(p Pair) (*Authority, error) {
+	both, err := tls.X509KeyPair(p.Cert, p.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read the authority: %w", err)
+	}
+	key, ok := both.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok || !both.Leaf.IsCA {
+		return nil, errors.New("read the authority: it is none of ours, which have an elliptic key and may sign")
+	}
+	return &Authority{Pair: p, cert: both.Leaf, key: key}, nil
+}
+
+// Issue returns a certificate for an identity, good on both ends of a connection.
+func (a *Authority) Issue(identity string, now time.Time, life time.Duration) (Pair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Pair{}, fmt.Errorf("make a key: %w", err)
+	}
+	end := now.Add(life)
+	if end.After(a.cert.NotAfter) {
+		end = a.cert.NotAfter
+	}
+	return sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: identity}, DNSNames: []string{identity},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		NotBefore:   now.Add(-skew), NotAfter: end,
+	}, a.cert, key, a.key)
+}
+
+func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (Pair, error) {
+	var err error
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)); err != nil {
+		return Pair{}, fmt.Errorf("make a serial number: %w", err)
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	if err != nil {
+		return Pair{}, fmt.Errorf("sign the certificate of %s: %w", template.Subject.CommonName, err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return Pair{}, fmt.Errorf("write the key of %s: %w", template.Subject.CommonName, err)
+	}
+	return Pair{
+		Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
+		Key:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	}, nil
+}
+
+// Parse returns the first certificate of a PEM file.
+func Parse(b []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(b)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, errors.New("read a certificate: there is none in PEM")
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("read a certificate: %w", err)
+	}
+	return c, nil
+}

@@ -1,0 +1,167 @@
+package certs
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// folder is where a program's certificates stand.
+type folder struct{ Files }
+
+func newFolder(t *testing.T) folder {
+	t.Helper()
+	dir := t.TempDir()
+	return folder{Files{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), CA: filepath.Join(dir, "ca.crt")}}
+}
+
+// write puts a certificate of an identity, by an authority, there, and the authorities that are believed.
+func (f folder) write(t *testing.T, identity string, by *Authority, life time.Duration, believed ...*Authority) {
+	t.Helper()
+	p, err := by.Issue(identity, time.Now(), life)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ca []byte
+	for _, a := range believed {
+		ca = append(ca, a.Cert...)
+	}
+	if err := errors.Join(os.WriteFile(f.Cert, p.Cert, 0o600), os.WriteFile(f.Key, p.Key, 0o600), os.WriteFile(f.CA, ca, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f folder) open(t *testing.T) *Source {
+	t.Helper()
+	s, err := Open(f.Files, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newAuthority(t *testing.T) *Authority {
+	t.Helper()
+	a, err := NewAuthority("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// shake returns what both ends say of a connection.
+func shake(server, client *tls.Config) (atServer, atClient error) {
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	done := make(chan error, 1)
+	go func() {
+		c := tls.Server(a, server)
+		err := c.Handshake()
+		_ = c.Close() // tells the client, which in TLS 1.3 is done first
+		done <- err
+	}()
+	c := tls.Client(b, client)
+	atClient = c.Handshake()
+	_, _ = c.Read(make([]byte, 1))
+	_ = b.Close()
+	return <-done, atClient
+}
+
+// Files that are replaced are used from the next connection on; files that are half there leave what was.
+func TestFilesChange(t *testing.T) {
+	first, next := newAuthority(t), newAuthority(t)
+	server, client := newFolder(t), newFolder(t)
+	server.write(t, "gw-1", first, time.Hour, first)
+	client.write(t, Controller, first, time.Hour, first)
+	s, c := server.open(t), client.open(t)
+	check := func(step string, good bool) {
+		t.Helper()
+		atServer, atClient := shake(s.Server(), c.Client("gw-1"))
+		if (atServer == nil && atClient == nil) != good {
+			t.Errorf("%s: %v at the server, %v at the client", step, atServer, atClient)
+		}
+	}
+	check("one authority", true)
+	client.write(t, Controller, next, time.Hour, first, next)
+	check("the client has one of another authority", false)
+	server.write(t, "gw-1", first, time.Hour, first, next)
+	check("both are believed", true)
+	server.write(t, "gw-1", next, time.Hour, next)
+	check("the old one is gone", true)
+	if err := os.WriteFile(server.Cert, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("half a certificate", true)
+	if err := os.Remove(server.CA); err != nil {
+		t.Fatal(err)
+	}
+	check("a file is gone", true)
+}
+
+// Who is not who it must be is not believed, and neither is a certificate that has ended.
+func TestVerify(t *testing.T) {
+	ca := newAuthority(t)
+	f := newFolder(t)
+	f.write(t, "gw-1", ca, time.Hour, ca)
+	s := f.open(t)
+	issue := func(by *Authority, life time.Duration) *tls.ConnectionState {
+		t.Helper()
+		p, err := by.Issue("gw-2", time.Now(), life)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Parse(p.Cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state := new(tls.ConnectionState)
+		state.PeerCertificates = append(state.PeerCertificates, c)
+		return state
+	}
+	for name, tt := range map[string]struct {
+		state    *tls.ConnectionState
+		identity string
+		want     string
+	}{
+		"it is":              {issue(ca, time.Hour), "gw-2", ""},
+		"somebody else":      {issue(ca, time.Hour), "gw-3", `of ["gw-2"]`},
+		"of somebody else's": {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
+		"it has ended":       {issue(ca, -time.Minute), "gw-2", "expired"},
+		"nothing":            {nil, "gw-2", "no certificate"},
+	} {
+		err := s.Verify(tt.state, tt.identity)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: error %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+// An authority that was read signs as before; what is none is refused.
+func TestReadAuthority(t *testing.T) {
+	ca := newAuthority(t)
+	same, err := ReadAuthority(ca.Pair)
+	if err != nil || !bytes.Equal(same.Cert, ca.Cert) {
+		t.Fatal(err)
+	}
+	leaf, err := same.Issue("gw-1", time.Now(), 100*365*24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Parse(leaf.Cert)
+	if err != nil || !c.NotAfter.Equal(ca.cert.NotAfter) {
+		t.Errorf("a certificate until %v by an authority until %v, %v", c.NotAfter, ca.cert.NotAfter, err)
+	}
+	for name, p := range map[string]Pair{"a gateway's": leaf, "another key": {ca.Cert, leaf.Key}, "nothing": {}} {
+		if _, err := ReadAuthority(p); err == nil {
+			t.Errorf("%s is an authority", name)
+		}
+	}
+}
