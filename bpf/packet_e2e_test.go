@@ -396,6 +396,32 @@ func TestPacketRefusedOnWire(t *testing.T) {
 	}
 }
 
+// A checksum that is still to be computed when a packet is translated is right when it is: here by the kernel, for the wire
+// to the backend and for the one back to the pod.
+func TestPacketEndOnWire(t *testing.T) {
+	for road, fast := range map[string]bool{"slow": false, "fast": true} {
+		t.Run(road, func(t *testing.T) {
+			l := newLab(t)
+			l.attachTCX()
+			if fast {
+				l.speedUp()
+			}
+			l.in(l.node, func() error { return errors.Join(leaveChecksums(hostDevice), leaveChecksums(uplinkDevice)) })
+			for family, s := range sides {
+				t.Run(family, func(t *testing.T) {
+					l.t, l.path.t = t, t
+					l.path.addRange(s.ranges)
+					l.path.serve(1, tcp, s.vip, backendAddr(family))
+					l.path.serve(2, udp, s.vip, backendAddr(family))
+					l.echo(family)
+					l.talk(s.vip, []byte("odd"))
+					l.ask(s.vip, []byte("odd"))
+				})
+			}
+		})
+	}
+}
+
 // leaveChecksums makes a device compute no checksums, so that the kernel must: `ethtool -K NAME tx off`.
 func leaveChecksums(name string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)

@@ -30,18 +30,6 @@
 /* So many refusals a CPU answers in a second: a flood of packets must not become two. */
 #define ANSWERS_MAX 10000
 
-struct tcp_header {
-	struct port_pair ports;
-	__be32 seq;
-	__be32 ack;
-	__u8 offset; /* in the upper half, in words */
-	__u8 flags;
-	__be16 window;
-	__u16 check;
-	__be16 urgent;
-};
-_Static_assert(sizeof(struct tcp_header) == 20, "a TCP header is 20 bytes");
-
 struct icmp_error {
 	__u8 type;
 	__u8 code;

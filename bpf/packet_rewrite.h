@@ -5,9 +5,10 @@
  * All writes go through helpers. A program that wrote through a pointer would make the kernel copy the head of every
  * cloned packet that enters it, ours or not.
  *
- * Transport checksums are changed by bpf_l4_csum_replace alone: of a packet whose checksum the device is still to
- * compute (CHECKSUM_PARTIAL) the field holds the sum of the pseudo header and must follow the addresses but not the
- * ports, and only the kernel knows which packets these are.
+ * Of a packet whose transport checksum the device is still to compute (CHECKSUM_PARTIAL) the field holds the sum of the
+ * pseudo header and must follow the addresses but not the ports. Only the kernel knows which packets these are. Since
+ * Linux 6.2 it tells, and all that changes is written by one call. Elsewhere bpf_l4_csum_replace makes the difference,
+ * by a call for the addresses and one for the ports.
  */
 #ifndef ISTHMUS_PACKET_REWRITE_H
 #define ISTHMUS_PACKET_REWRITE_H
@@ -141,63 +142,157 @@ static __always_inline bool can_rewrite(const struct packet *p, const struct con
 	       (p->key.client_port == c->client_port && p->key.server_port == c->server_port);
 }
 
-static __always_inline void rewrite_ipv4(struct __sk_buff *skb, const struct packet *p, const __u8 server[16],
-					 const struct port_pair *ports, bool reply, bool hop)
-{
-	struct {
-		__u8 hops;
-		__u8 proto;
-		__u16 check;
-		__be32 source;
-		__be32 destination;
+struct tcp_header {
+	struct port_pair ports;
+	__be32 seq;
+	__be32 ack;
+	__u8 offset; /* in the upper half, in words */
+	__u8 flags;
+	__be16 window;
+	__u16 check;
+	__be16 urgent;
+};
+_Static_assert(sizeof(struct tcp_header) == 20, "a TCP header is 20 bytes");
+
+struct udp_header {
+	struct port_pair ports;
+	__be16 length;
+	__u16 check;
+};
+_Static_assert(sizeof(struct udp_header) == 8, "a UDP header is 8 bytes");
+
+/* What is written of a packet: its IP header from the word with the hop limit on, and then what is known of its
+ * transport header. */
+struct headers {
+	union {
+		struct {
+			__be16 payload;
+			__u8 next;
+			__u8 hops;
+			__u8 source[16];
+			__u8 destination[16];
+		} ipv6;
+		struct {
+			__u8 none[24]; /* this one is shorter, and ends where the other does */
+			__u8 hops;
+			__u8 proto;
+			__u16 check;
+			__be32 source;
+			__be32 destination;
+		} ipv4;
+	};
+	union {
 		struct port_pair ports;
-	} h;
+		struct tcp_header tcp;
+		struct udp_header udp;
+	};
+};
+_Static_assert(sizeof(struct headers) == 56, "headers are 36 bytes of IPv6 and 20 of TCP");
+
+static __always_inline void write_ipv4(struct __sk_buff *skb, const struct packet *p, struct headers *h,
+				       const __u8 server[16], __u32 transport, bool reply, bool hop)
+{
 	__be32 client = last_word(p->key.client), old = last_word(p->key.server), new = last_word(server);
+	const void *start = &h->ipv4.hops;
 	__u64 difference = replaced(old, new);
 
-	__builtin_memcpy(&h, &p->hop_word, sizeof(p->hop_word));
-	h.source = reply ? new : client;
-	h.destination = reply ? client : new;
-	h.ports = *ports;
+	__builtin_memcpy(&h->ipv4.hops, &p->hop_word, sizeof(p->hop_word));
+	h->ipv4.source = reply ? new : client;
+	h->ipv4.destination = reply ? client : new;
 	if (hop) {
-		h.hops--;
+		h->ipv4.hops--;
 		difference += bpf_htons(0xfeff); /* one less in the upper half of a word */
 	}
-	h.check = replace_in_check(h.check, difference);
-	if (p->ports && p->l4 == p->l3 + sizeof(struct ipv4_header)) {
-		bpf_skb_store_bytes(skb, p->l3 + 8, &h, 16, 0);
+	h->ipv4.check = replace_in_check(h->ipv4.check, difference);
+	if (p->l4 == p->l3 + sizeof(struct ipv4_header)) {
+		bpf_skb_store_bytes(skb, p->l3 + 8, start, 12 + transport, 0);
 		return;
 	}
-	bpf_skb_store_bytes(skb, p->l3 + 8, &h, 12, 0);
-	if (p->ports)
-		bpf_skb_store_bytes(skb, p->l4, ports, sizeof(*ports), 0);
+	bpf_skb_store_bytes(skb, p->l3 + 8, start, 12, 0);
+	if (transport)
+		bpf_skb_store_bytes(skb, p->l4, &h->ports, transport, 0);
 }
 
-static __always_inline void rewrite_ipv6(struct __sk_buff *skb, const struct packet *p, const __u8 server[16],
-					 const struct port_pair *ports, bool reply, bool hop)
+static __always_inline void write_ipv6(struct __sk_buff *skb, const struct packet *p, struct headers *h,
+				       const __u8 server[16], __u32 transport, bool reply, bool hop)
 {
-	struct {
-		__be16 payload;
-		__u8 next;
-		__u8 hops;
-		__u8 source[16];
-		__u8 destination[16];
-		struct port_pair ports;
-	} h;
-
-	__builtin_memcpy(&h, &p->hop_word, sizeof(p->hop_word));
-	__builtin_memcpy(h.source, reply ? server : p->key.client, sizeof(h.source));
-	__builtin_memcpy(h.destination, reply ? p->key.client : server, sizeof(h.destination));
-	h.ports = *ports;
+	__builtin_memcpy(&h->ipv6, &p->hop_word, sizeof(p->hop_word));
+	__builtin_memcpy(h->ipv6.source, reply ? server : p->key.client, sizeof(h->ipv6.source));
+	__builtin_memcpy(h->ipv6.destination, reply ? p->key.client : server, sizeof(h->ipv6.destination));
 	if (hop)
-		h.hops--;
-	if (p->ports && p->l4 == p->l3 + sizeof(struct ipv6_header)) {
-		bpf_skb_store_bytes(skb, p->l3 + 4, &h, 40, 0);
+		h->ipv6.hops--;
+	if (p->l4 == p->l3 + sizeof(struct ipv6_header)) {
+		bpf_skb_store_bytes(skb, p->l3 + 4, &h->ipv6, 36 + transport, 0);
 		return;
 	}
-	bpf_skb_store_bytes(skb, p->l3 + 4, &h, 36, 0);
-	if (p->ports)
-		bpf_skb_store_bytes(skb, p->l4, ports, sizeof(*ports), 0);
+	bpf_skb_store_bytes(skb, p->l3 + 4, &h->ipv6, 36, 0);
+	if (transport)
+		bpf_skb_store_bytes(skb, p->l4, &h->ports, transport, 0);
+}
+
+/* Of the kernel's own packet, only who answers for its transport checksum. */
+struct sk_buff {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *skb) __ksym __weak;
+
+/* The values of ip_summed that matter here, and one for kernels that do not tell. */
+enum summed {
+	SUMMED_COMPLETE = 2, /* the device told the sum over the whole packet, which must stay right */
+	SUMMED_PARTIAL = 3,  /* the device is still to compute the checksum */
+	SUMMED_UNKNOWN = 4,
+};
+
+/* The kernel says in which byte the bit field is, and how to shift that in a word of 64 bits. */
+static __always_inline enum summed how_summed(struct __sk_buff *skb)
+{
+	const struct sk_buff *k;
+	const void *at;
+	__u64 value;
+
+	if (!bpf_cast_to_kern_ctx)
+		return SUMMED_UNKNOWN;
+	k = bpf_cast_to_kern_ctx(skb);
+	at = (const void *)k + __builtin_preserve_field_info(k->ip_summed, 0 /* BPF_FIELD_BYTE_OFFSET */);
+	barrier_var(at); /* else clang would look for the byte in the struct above */
+	value = *(const __u8 *)at;
+	value <<= __builtin_preserve_field_info(k->ip_summed, 4 /* BPF_FIELD_LSHIFT_U64 */);
+	return value >> __builtin_preserve_field_info(k->ip_summed, 5 /* BPF_FIELD_RSHIFT_U64 */);
+}
+
+/* What becomes of a transport checksum when the addresses and the ports add so much to its sum. */
+static __always_inline __u16 change_check(__u16 check, enum summed summed, __u64 addrs, __u64 ports)
+{
+	return summed == SUMMED_PARTIAL ? fold(check + addrs) : replace_in_check(check, addrs + ports);
+}
+
+/* Makes what is to be written of the transport header, and returns its length. When that is more than the ports, the
+ * checksum is among it; else it is left to the caller. */
+static __always_inline __u32 make_transport(struct __sk_buff *skb, const struct packet *p, struct headers *h,
+					    const __u8 server[16], __u32 old, const struct port_pair *new)
+{
+	__u64 addrs =
+		p->ipv6 ? replaced_addr(p->key.server, server) : replaced(last_word(p->key.server), last_word(server));
+	__u64 ports = replaced(old, port_word(new));
+	enum summed summed = how_summed(skb);
+	bool ours = summed != SUMMED_UNKNOWN && summed != SUMMED_COMPLETE;
+
+	if (!p->ports)
+		return 0;
+	if (ours && p->key.proto == IPPROTO_TCP && !READ_AT(skb, p->l4, &h->tcp)) {
+		h->tcp.check = change_check(h->tcp.check, summed, addrs, ports);
+		h->ports = *new;
+		return sizeof(h->tcp);
+	}
+	if (ours && p->key.proto == IPPROTO_UDP && !READ_AT(skb, p->l4, &h->udp)) {
+		if (h->udp.check != 0) /* RFC 768: else there is none, and what comes out as 0 is the other zero */
+			h->udp.check = change_check(h->udp.check, summed, addrs, ports) ?: 0xffff;
+		h->ports = *new;
+		return sizeof(h->udp);
+	}
+	h->ports = *new;
+	return sizeof(h->ports);
 }
 
 /* Writes both addresses, and leaves all checksums to the caller. */
@@ -217,23 +312,27 @@ static __always_inline void write_addrs(struct __sk_buff *skb, const struct pack
 	}
 }
 
-/* Makes the Internet checksum of the transport header follow the server's address. */
-static __always_inline void follow_addr(struct __sk_buff *skb, const struct packet *p, const __u8 server[16])
+/* Makes all checksums follow the server's address, and the hop limit: that of the transport header, if it is one of the
+ * Internet, and the sum over the whole packet, which some devices deliver. */
+static __always_inline void follow_addr(struct __sk_buff *skb, const struct packet *p, const __u8 server[16], bool hop)
 {
 	__u64 flags = BPF_F_PSEUDO_HDR | (p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0);
 	__u32 at = p->l4 + p->check;
-	__u32 difference;
+	__u64 difference;
 
-	if (!p->ipv6) {
-		bpf_l4_csum_replace(skb, at, last_word(p->key.server), last_word(server), flags | 4);
+	if (!p->ipv6) { /* whose header has a checksum, and is no change in the sum over the packet */
+		if (p->check)
+			bpf_l4_csum_replace(skb, at, last_word(p->key.server), last_word(server), flags | 4);
 		return;
 	}
-	difference = fold_word(replaced_addr(p->key.server, server));
-	bpf_l4_csum_replace(skb, at, 0, difference, flags);
-	/* The helper believes that the sum over the whole packet, which some devices deliver, has changed by as much.
-	 * That is so in IPv4, whose header has a checksum to make up for its addresses. The flag BPF_F_IPV6 would
-	 * tell it, but kernels before 6.16 refuse it. */
-	bpf_csum_update(skb, difference);
+	difference = replaced_addr(p->key.server, server);
+	/* The helper believes that the packet's sum has changed by as much, which is so in IPv4. The flag BPF_F_IPV6
+	 * would tell it, but kernels before 6.16 refuse it. */
+	if (p->check)
+		bpf_l4_csum_replace(skb, at, 0, fold_word(difference), flags);
+	if (hop)
+		difference += bpf_htons(0xfffe); /* one less in the lower half of a word */
+	bpf_csum_update(skb, fold_word(difference));
 }
 
 /* Makes the checksum of the transport header follow the ports. */
@@ -257,27 +356,33 @@ static __always_inline void follow_ports(struct __sk_buff *skb, const struct pac
 static __always_inline void rewrite_to(struct __sk_buff *skb, const struct packet *p, const __u8 server[16],
 				       const struct port_pair *ports, bool reply, bool hop)
 {
-	struct port_pair old = pair_ports(p->key.client_port, p->key.server_port, reply);
+	struct port_pair pair = pair_ports(p->key.client_port, p->key.server_port, reply);
+	__u32 old = port_word(&pair);
+	struct headers h;
+	__u32 transport = make_transport(skb, p, &h, server, old, ports);
 
+	barrier_var(transport); /* clang would ask p->ports instead whether it is 0, which tells the verifier nothing */
 	if (p->ipv6)
-		rewrite_ipv6(skb, p, server, ports, reply, hop);
+		write_ipv6(skb, p, &h, server, transport, reply, hop);
 	else
-		rewrite_ipv4(skb, p, server, ports, reply, hop);
-	if (p->check)
-		follow_addr(skb, p, server);
-	if (p->ports && port_word(&old) != port_word(ports))
-		follow_ports(skb, p, port_word(&old), port_word(ports));
+		write_ipv4(skb, p, &h, server, transport, reply, hop);
+	if (transport > sizeof(*ports))
+		return;
+	follow_addr(skb, p, server, hop);
+	if (p->ports && old != port_word(ports))
+		follow_ports(skb, p, old, port_word(ports));
 }
 
-/* Makes the packet one of the other side of its flow. */
-static __always_inline void rewrite(struct __sk_buff *skb, const struct packet *p, const struct conn *c, bool reply,
-				    bool hop)
+/* Makes the packet one of the other side of its flow. Not inlined: what it keeps on the stack is gone when it returns.
+ */
+static __noinline int rewrite(struct __sk_buff *skb, const struct packet *p, const struct conn *c, bool reply, bool hop)
 {
 	struct port_pair ports = pair_ports(c->client_port, c->server_port, reply);
 	__u8 server[16] ADDR_ALIGNED;
 
 	__builtin_memcpy(server, c->addr, sizeof(server));
 	rewrite_to(skb, p, server, &ports, reply, hop);
+	return 0;
 }
 
 #endif

@@ -1382,6 +1382,50 @@ func TestPacketZeroChecksum(t *testing.T) {
 	}
 }
 
+// Of a packet of which the device told the sum over all of it, that sum stays right.
+func TestPacketCompleteChecksum(t *testing.T) {
+	for name, of := range crossings() {
+		t.Run(name, func(t *testing.T) {
+			s, proto := of.side, of.proto
+			p := newPath(t)
+			p.set(bpf.PacketFast)
+			p.serve(1, proto, s.vip, s.backend)
+			there, back := s.opening(proto), s.answer(proto)
+			p.complete(bpf.ProgFromClient, passed, there, there.to(s.backend))
+			p.complete(bpf.ProgToClient, passed, back, back.from(s.vip))
+
+			var c bpf.Conn
+			key := connKey(s.client, s.backend, proto, 1)
+			if err := p.coll.Maps[bpf.MapConns].Lookup(key, &c); err != nil {
+				t.Fatal(err)
+			}
+			c.Flags |= bpf.ConnFast
+			p.put(bpf.MapConns, key, c)
+			hopped := back.from(s.vip)
+			hopped.hops = 63
+			p.complete(bpf.ProgFromNetwork, sentBack, back, hopped)
+		})
+	}
+}
+
+// complete wants a packet to become another, and the sum that the device told of it to follow.
+func (p *path) complete(prog string, verdict uint32, in, out frame) {
+	p.t.Helper()
+	const flag = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE: EBADMSG says that it did not
+	opts := ebpf.RunOptions{Data: in.bytes(), DataOut: make([]byte, 512), Flags: flag}
+	got, err := p.coll.Programs[prog].Run(&opts)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.17; the packet alone will do
+		p.want(prog, in.bytes(), verdict, out.bytes())
+		return
+	}
+	if err != nil || got != verdict {
+		p.t.Errorf("%s returns %d, %v, want %d", prog, int32(got), err, int32(verdict))
+	}
+	if diff := cmp.Diff(out.bytes(), opts.DataOut); diff != "" {
+		p.t.Errorf("%s: packet (-want +got):\n%s", prog, diff)
+	}
+}
+
 // zeroing is a payload with which the checksum of f comes out as zero.
 func zeroing(f frame) []byte {
 	for i := range 1 << 16 {
