@@ -42,6 +42,7 @@ func patch(t *testing.T, member, kind, name, change string) {
 // zone has the name of a's: the agents of a are told that this is one zone, those of b are not.
 func TestNearestServe(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	ctx := t.Context()
 	if err := bed.Apply(ctx, "a", near); err != nil {
 		t.Fatal(err)
@@ -174,6 +175,7 @@ endpoints:
 // runs.
 func TestWeightsOfClusters(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	const n, critical = 4000, 30.66
 	for _, m := range testbed.Members() {
 		if err := bed.Apply(t.Context(), m, behind("weighed", "{name: tcp, port: 7, targetPort: 8081}")); err != nil {
@@ -218,6 +220,7 @@ spec: {exportedAnnotations: {isthmus.io/cluster-weights: "a=3,b=1"}}
 // When all were told to end, those that still answer serve (KEP-1669), and after them nobody.
 func TestLeavingServers(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	ctx := t.Context()
 	kubectl := func(args ...string) {
 		t.Helper()

@@ -67,6 +67,7 @@ func answers(t *testing.T, member, cluster, protocol, target string) {
 // every cluster, its pods answer and nobody else's; so they do at its addresses of both families.
 func TestOnlyTheExporterAnswers_C24_C25(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	applyBoth(t, func(string) string { return behind("single", ports42) })
 	publish(t, "single", "b")
 	addrs, err := vipsOf(t.Context(), "single")
@@ -87,6 +88,7 @@ func TestOnlyTheExporterAnswers_C24_C25(t *testing.T) {
 // to its own pods; under two names each number leads to the pods of who said so.
 func TestPortsLeadToTheirClusters_C26_C27(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	ports := map[string]map[string]string{
 		"one-name":  {"a": "{name: tcp, port: 42, targetPort: 8081}", "b": "{name: tcp, port: 4242, targetPort: 8081}"},
 		"two-names": {"a": "{name: tcp, port: 42, targetPort: 8081}", "b": "{name: tcp2, port: 4242, targetPort: 8081}"},

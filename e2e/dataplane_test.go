@@ -16,29 +16,42 @@ import (
 //go:embed testdata/dataplane.yaml
 var dataplaneWorkload string
 
-// offer puts testdata/dataplane.yaml into members, with pods that keep serving for some seconds after they were told
-// to end, exports a Service of it from all of them and returns its IPv4 VIP once it answers in a.
+// offer puts testdata/dataplane.yaml into members under a name, with pods that keep serving for some seconds after they
+// were told to end, exports the Service from all of them and returns its IPv4 VIP once it answers in a. All goes with the
+// test.
 func offer(t *testing.T, service, preStop string, members ...string) netip.Addr {
 	t.Helper()
 	ctx := t.Context()
 	for _, m := range members {
-		manifest := strings.NewReplacer("CLUSTER_ID", m, "PRE_STOP", preStop).Replace(dataplaneWorkload)
+		manifest := strings.NewReplacer("NAME", service, "CLUSTER_ID", m, "PRE_STOP", preStop).Replace(dataplaneWorkload)
 		if err := bed.Apply(ctx, m, manifest); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() {
+			if _, err := bed.Kubectl(context.WithoutCancel(ctx), m, "delete", "deployment/"+service, "service/"+service, "--namespace", namespace, "--wait=false"); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 	for _, m := range members {
-		if _, err := bed.Kubectl(ctx, m, "rollout", "status", "deployment/rolling", "--namespace", namespace, "--timeout", "90s"); err != nil {
+		if _, err := bed.Kubectl(ctx, m, "rollout", "status", "deployment/"+service, "--namespace", namespace, "--timeout", "90s"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	vip := publish(t, service, members...)
-	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+	allServe(t, vip, members...)
+	return vip
+}
+
+// allServe waits until servers of all members answer a pod of a.
+func allServe(t *testing.T, vip netip.Addr, members ...string) {
+	t.Helper()
+	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
 		r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
 		if err != nil {
 			return err
 		}
-		if r.Failures > 0 || !slices.Equal(r.clusters(), members) && service != "sticky" {
+		if r.Failures > 0 || !slices.Equal(r.clusters(), members) {
 			return fmt.Errorf("%s leads to %v: %v", vip, r.clusters(), r.Errors)
 		}
 		return nil
@@ -46,7 +59,6 @@ func offer(t *testing.T, service, preStop string, members ...string) netip.Addr 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return vip
 }
 
 // publish exports a Service from members, the first of them first, until the test ends. It returns the IPv4 VIP once
@@ -83,13 +95,14 @@ func publish(t *testing.T, service string, members ...string) netip.Addr {
 // must, and no connection fails.
 func TestRollingUpdateLosesNothing(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	times := 1
 	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
 		times = 10
 	}
 	vip := offer(t, "rolling", "3", "b")
 	for i := range times {
-		r := replaceUnderLoad(t, vip)
+		r := replaceUnderLoad(t, "rolling", vip)
 		if r.Failures != 0 || len(r.Backends) < 4 {
 			t.Errorf("update %d of %d: %d of %d connections failed: %v; answered by %v", i+1, times, r.Failures, r.Connections, r.Errors, r.Backends)
 		}
@@ -100,21 +113,22 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 // too late. It says how many, and where they failed.
 func TestRollingUpdateOfImpatientServers(t *testing.T) {
 	needBed(t)
-	vip := offer(t, "rolling", "0", "b")
-	r := replaceUnderLoad(t, vip)
+	t.Parallel()
+	vip := offer(t, "impatient", "0", "b")
+	r := replaceUnderLoad(t, "impatient", vip)
 	t.Logf("%d of %d connections failed: %v", r.Failures, r.Connections, r.Errors)
 	if len(r.Backends) < 4 || r.Failures*20 > r.Connections {
 		t.Errorf("more than one in twenty failed, or not all were replaced: answered by %v", r.Backends)
 	}
 }
 
-// replaceUnderLoad restarts the Deployment behind vip and returns what became of the connections meanwhile.
-func replaceUnderLoad(t *testing.T, vip netip.Addr) report {
+// replaceUnderLoad restarts the Deployment of b behind vip and returns what became of the connections meanwhile.
+func replaceUnderLoad(t *testing.T, name string, vip netip.Addr) report {
 	t.Helper()
 	s := flow(t, podClient, "--rate", "200", "--timeout", "3s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
 	for _, args := range [][]string{
-		{"rollout", "restart", "deployment/rolling"},
-		{"rollout", "status", "deployment/rolling", "--timeout", "90s"},
+		{"rollout", "restart", "deployment/" + name},
+		{"rollout", "status", "deployment/" + name, "--timeout", "90s"},
 	} {
 		if _, err := bed.Kubectl(t.Context(), "b", append(args, "--namespace", namespace)...); err != nil {
 			t.Error(err)
@@ -122,7 +136,7 @@ func replaceUnderLoad(t *testing.T, vip netip.Addr) report {
 	}
 	// The rollout is over before the old pods are.
 	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
-		pods, err := bed.Kubectl(ctx, "b", "get", "pods", "--selector", "app=rolling", "--namespace", namespace, "--output", "name")
+		pods, err := bed.Kubectl(ctx, "b", "get", "pods", "--selector", "app="+name, "--namespace", namespace, "--output", "name")
 		if err != nil {
 			return err
 		}
@@ -145,10 +159,20 @@ func replaceUnderLoad(t *testing.T, vip netip.Addr) report {
 // path, and an agent that is started anew does not change that.
 func TestClientsStay(t *testing.T) {
 	needBed(t)
-	vip := offer(t, "sticky", "0", "a", "b")
+	for _, m := range testbed.Members() {
+		sticky := behind("sticky", "{name: http, port: 80, targetPort: 8080}, {name: udp, port: 7, targetPort: 8081, protocol: UDP}")
+		if err := bed.Apply(t.Context(), m, sticky); err != nil {
+			t.Fatal(err)
+		}
+		patch(t, m, "service", "sticky", `{"spec": {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}}`)
+	}
+	vip := publish(t, "sticky", testbed.Members()...)
 	http, udp := netip.AddrPortFrom(vip, 80).String(), netip.AddrPortFrom(vip, 7).String()
 	before := map[string]report{}
 	for path, c := range paths() {
+		if err := answersOnce(t.Context(), c, "http://"+http); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
 		first, err := c.run(t.Context(), "--connections", "200", "--url", "http://"+http)
 		if err != nil {
 			t.Fatal(err)
@@ -188,8 +212,9 @@ func TestClientsStay(t *testing.T) {
 // of the ClusterSet that nobody has, on either path. When servers come back, it serves.
 func TestNobodyServes(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	ctx := t.Context()
-	vip := offer(t, "rolling", "0", "b")
+	vip := offer(t, "nobody", "0", "b")
 	refused := func(where, protocol, target string) {
 		t.Helper()
 		for path, c := range paths() {
@@ -204,7 +229,7 @@ func TestNobodyServes(t *testing.T) {
 	}
 	scale := func(replicas string) {
 		t.Helper()
-		if _, err := bed.Kubectl(ctx, "b", "scale", "deployment/rolling", "--replicas", replicas, "--namespace", namespace); err != nil {
+		if _, err := bed.Kubectl(ctx, "b", "scale", "deployment/nobody", "--replicas", replicas, "--namespace", namespace); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -226,6 +251,17 @@ func TestNobodyServes(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// answersOnce waits until somebody answers at a URL.
+func answersOnce(ctx context.Context, c client, url string) error {
+	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		r, err := c.run(ctx, "--connections", "1", "--timeout", "2s", "--url", url)
+		if err == nil && r.Failures > 0 {
+			err = fmt.Errorf("%v", r.Errors)
+		}
+		return err
+	})
 }
 
 // refuses waits until every connection to a target ends with "connection refused". protocol is the client's flag.

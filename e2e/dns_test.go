@@ -128,6 +128,7 @@ func database(t *testing.T, member string) map[string][]netip.Addr {
 // alone. Without any pods there is no name, until the Service is made again.
 func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
 	needBed(t)
+	t.Parallel()
 	const db = "db.road.svc.clusterset.local"
 	for _, member := range testbed.Members() {
 		if err := bed.Apply(t.Context(), member, headlessWorkload); err != nil {

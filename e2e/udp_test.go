@@ -25,8 +25,8 @@ func TestSocketsOfRemovedUDPBackendsAreClosed(t *testing.T) {
 	if err := drains(ctx); err != nil { // a test before this one may have left b silent
 		t.Fatal(err)
 	}
-	vip := offer(t, "rolling", "0", "b")
-	said, err := bed.Kubectl(ctx, "b", "get", "pods", "--namespace", namespace, "--selector", "app=rolling",
+	vip := offer(t, "datagrams", "0", "b")
+	said, err := bed.Kubectl(ctx, "b", "get", "pods", "--namespace", namespace, "--selector", "app=datagrams",
 		"--output", "jsonpath={range .items[*]}{.metadata.name} {.status.podIP}{\"\\n\"}{end}")
 	if err != nil {
 		t.Fatal(err)

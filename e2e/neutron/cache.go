@@ -26,7 +26,7 @@ func (c *Cloud) likeness(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("versions of packages: %w", err)
 	}
 	sum := sha256.New()
-	fmt.Fprintf(sum, "1 %s %s %v %v %d %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema)
+	fmt.Fprintf(sum, "1 %s %s %v %v %v %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema)
 	return filepath.Join(cluster.CacheDir(), fmt.Sprintf("cloud-%x", sum.Sum(nil)[:8])), nil
 }
 

@@ -38,10 +38,11 @@ type Config struct {
 	Addr      netip.Addr // that both listen on; default 127.0.0.1
 	// External are the networks of floating IPs and Internal those of gateways and VIPs, IPv4 and IPv6.
 	External, Internal [2]netip.Prefix
-	Gateways           int           // how many ports of gateway nodes; default 2
-	TokenLifetime      time.Duration // of whole seconds; default an hour
-	MaxPairs           int           // allowed address pairs a port; default 10, as Neutron's
-	Progress           io.Writer     // gets one line a step; default: none
+	// Gateways are the addresses of gateway nodes, of Internal, each of which has a port; default the 11th and the 12th.
+	Gateways      [][2]netip.Addr
+	TokenLifetime time.Duration // of whole seconds; default an hour
+	MaxPairs      int           // allowed address pairs a port; default 10, as Neutron's
+	Progress      io.Writer     // gets one line a step; default: none
 }
 
 // IDs are of what the cloud begins with.
@@ -57,8 +58,8 @@ type IDs struct {
 
 // Gateway is the port of a gateway node.
 type Gateway struct {
-	Port  string       `json:"port"`
-	Addrs []netip.Addr `json:"addrs"`
+	Port  string        `json:"port"`
+	Addrs [2]netip.Addr `json:"addrs"`
 }
 
 // Cloud is a Keystone and a Neutron that may or may not run.
@@ -75,7 +76,12 @@ func Open(cfg Config) *Cloud {
 	if !cfg.Internal[0].IsValid() {
 		cfg.Internal = [2]netip.Prefix{netip.MustParsePrefix("10.77.0.0/24"), netip.MustParsePrefix("fd77::/64")}
 	}
-	cfg.Gateways = cmp.Or(cfg.Gateways, 2)
+	for i := range 2 {
+		if len(cfg.Gateways) > i {
+			break
+		}
+		cfg.Gateways = append(cfg.Gateways, [2]netip.Addr{host(cfg.Internal[0], 11+byte(i)), host(cfg.Internal[1], 17+byte(i))})
+	}
 	cfg.TokenLifetime = cmp.Or(cfg.TokenLifetime, time.Hour)
 	cfg.MaxPairs = cmp.Or(cfg.MaxPairs, 10)
 	if cfg.Progress == nil {
@@ -137,6 +143,14 @@ func (c *Cloud) Up(ctx context.Context) error {
 // Down ends both services and removes all state.
 func (c *Cloud) Down(ctx context.Context) error {
 	return errors.Join(c.Stop(ctx, Neutron), c.Stop(ctx, Keystone), os.RemoveAll(c.cfg.Dir))
+}
+
+// host is the nth address of a prefix.
+func host(p netip.Prefix, n byte) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	b[len(b)-1] |= n
+	a, _ := netip.AddrFromSlice(b)
+	return a
 }
 
 func (c *Cloud) path(name string) string { return filepath.Join(c.cfg.Dir, name) }

@@ -61,6 +61,15 @@ func (c *Cloud) connect(ctx context.Context, user string) (*gophercloud.Provider
 	})
 }
 
+// Networking returns Neutron as its administrator sees it.
+func (c *Cloud) Networking(ctx context.Context) (*gophercloud.ServiceClient, error) {
+	admin, err := c.connect(ctx, "admin")
+	if err != nil {
+		return nil, err
+	}
+	return openstack.NewNetworkV2(admin, gophercloud.EndpointOpts{Region: region})
+}
+
 // seedIdentities makes projects and users, the catalog's entry of Neutron, and clouds.yaml.
 func (c *Cloud) seedIdentities(ctx context.Context) error {
 	return c.once("identities.made", func() error {
@@ -155,11 +164,7 @@ func (c *Cloud) warm(ctx context.Context) error {
 	if !c.exists("networks.made") { // who makes them has asked enough
 		return nil
 	}
-	admin, err := c.connect(ctx, "admin")
-	if err != nil {
-		return err
-	}
-	network, err := openstack.NewNetworkV2(admin, gophercloud.EndpointOpts{Region: region})
+	network, err := c.Networking(ctx)
 	if err != nil {
 		return err
 	}
@@ -188,7 +193,7 @@ func (c *Cloud) makeNetworks(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		network, err := openstack.NewNetworkV2(admin, gophercloud.EndpointOpts{Region: region})
+		network, err := c.Networking(ctx)
 		if err != nil {
 			return err
 		}
@@ -248,8 +253,8 @@ func (s *seeder) seed(ctx context.Context, cfg Config) (err error) {
 			return fmt.Errorf("router's interface: %w", err)
 		}
 	}
-	for i := range cfg.Gateways {
-		if err := s.gateway(ctx, fmt.Sprintf("gateway-%d", i+1)); err != nil {
+	for i, addrs := range cfg.Gateways {
+		if err := s.gateway(ctx, fmt.Sprintf("gateway-%d", i+1), addrs); err != nil {
 			return err
 		}
 	}
@@ -273,23 +278,15 @@ func (s *seeder) subnets(ctx context.Context, o subnets.CreateOpts, of [2]netip.
 }
 
 // gateway makes the port of a gateway node.
-func (s *seeder) gateway(ctx context.Context, name string) error {
+func (s *seeder) gateway(ctx context.Context, name string, addrs [2]netip.Addr) error {
 	port, err := ports.Create(ctx, s.network, ports.CreateOpts{
 		Name: name, NetworkID: s.ids.Network, ProjectID: s.ids.Project,
-		FixedIPs: []ports.IP{{SubnetID: s.ids.Subnets[0]}, {SubnetID: s.ids.Subnets[1]}},
+		FixedIPs: []ports.IP{{SubnetID: s.ids.Subnets[0], IPAddress: addrs[0].String()}, {SubnetID: s.ids.Subnets[1], IPAddress: addrs[1].String()}},
 	}).Extract()
 	if err != nil {
 		return fmt.Errorf("port %s: %w", name, err)
 	}
-	g := Gateway{Port: port.ID}
-	for _, ip := range port.FixedIPs {
-		addr, err := netip.ParseAddr(ip.IPAddress)
-		if err != nil {
-			return err
-		}
-		g.Addrs = append(g.Addrs, addr)
-	}
-	s.ids.Gateways = append(s.ids.Gateways, g)
+	s.ids.Gateways = append(s.ids.Gateways, Gateway{Port: port.ID, Addrs: addrs})
 	return nil
 }
 

@@ -58,6 +58,9 @@ const (
 	packageLimit = 25 * time.Minute
 	soakLimit    = 60 * time.Minute
 
+	// So many tests of one lab run at the same time, of those that may: they wait for Kubernetes more than they work.
+	atOnce = 3
+
 	slowest = 20 // packages and tests that the end names
 )
 
@@ -145,7 +148,7 @@ func testAlone(ctx context.Context, r *report.Report, env, args, packages []stri
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	step("test %d packages that bring up labs", len(packages))
-	return goTest(ctx, r, env, slices.Concat(args, packages))
+	return goTest(ctx, r, env, slices.Concat(args, []string{"-parallel=" + strconv.Itoa(atOnce)}, packages))
 }
 
 // prepare installs and builds what tests use. It returns their environment, and whether a skip is a failure.

@@ -1,0 +1,59 @@
+package zone
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// What an exporter is told to have no name (N48) is what has none here, to the character: the rule stands on both sides, as
+// the member that exports need not run this name server.
+func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
+	t.Parallel()
+	label := func(n int) string { return strings.Repeat("x", n) }
+	for _, pods := range []bool{false, true} { // an endpoint is named by its hostname, or by its pod
+		for host := 49; host <= 53; host++ { // 51 characters are the last that fit
+			t.Run(fmt.Sprintf("a host of %d characters, by its pod %v", host, pods), func(t *testing.T) {
+				t.Parallel()
+				const cluster = clusterset.ClusterID("cluster")
+				name := clusterset.ServiceName{Namespace: label(63), Name: label(63)}
+				long := clusterset.ClusterID(string(cluster) + label(45))
+				s := slice(long, "10.0.0.1")
+				e := discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}}
+				if pods {
+					s.Endpoints[0].Pod = label(host)
+					e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: label(host)}
+				} else {
+					s.Endpoints[0].Hostname = label(host)
+					e.Hostname = new(label(host))
+				}
+				told := mcs.Unnamed(clusterset.Export{Cluster: long, Service: name}, []*discoveryv1.EndpointSlice{{Endpoints: []discoveryv1.Endpoint{e}}})
+				compare(t, told, headless(name.Namespace, name.Name, s))
+			})
+		}
+	}
+	for port := 61; port <= 64; port++ {
+		t.Run(fmt.Sprintf("a port of %d characters", port), func(t *testing.T) {
+			t.Parallel()
+			s := vip("demo", "ports", "243.0.0.1")
+			s.Ports = []clusterset.Port{{Name: label(port), Protocol: clusterset.TCP, Port: 80}}
+			compare(t, mcs.Unnamed(clusterset.Export{Cluster: "a", Service: s.Service, Ports: s.Ports}, nil), s)
+		})
+	}
+}
+
+// compare holds what an exporter is told against what the zone leaves out.
+func compare(t *testing.T, told []string, s clusterset.Service) {
+	t.Helper()
+	b := new(Builder)
+	b.Build(&clusterset.Snapshot{Services: []clusterset.Service{s}}, kep, 1)
+	if left := b.Problems(); len(told) != len(left) {
+		t.Errorf("the exporter is told %q, the zone leaves out %v", told, left)
+	}
+}
