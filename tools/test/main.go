@@ -36,6 +36,7 @@ var hostPackages = []string{
 	"bpftool", "conntrack", "containernetworking-plugins", "iproute2", "iptables", "nftables",
 	"bind9-dnsutils", "knot-dnsutils", "ldnsutils", "unbound", // e2e/resolvers, which also compiles for two C libraries
 	"gcc", "libc6-dev", "musl-tools",
+	"frr", "keepalived", // gateway
 }
 
 const module = "github.com/isthmus-net/isthmus/"

@@ -115,6 +115,10 @@ var rules = map[string]rule{
 		who: product, except: []string{"dns/internal/server"}, ban: []string{"github.com/miekg/dns"}, direct: true,
 		why: "the library will be replaced on the hot path; the zone must not notice",
 	},
+	"gobgp stops at the speaker": {
+		who: product, except: []string{"gateway/bgp"}, ban: []string{"github.com/osrg/gobgp/..."}, direct: true,
+		why: "its types change with its majors, and another speaker may take its place",
+	},
 	"zones are pure": {
 		who: []string{"dns/internal/zone"}, ban: []string{"std:net", "std:os", "std:time", "github.com/miekg/..."}, direct: true,
 		why: "what a name answers is decided without sockets, clocks or a DNS library, and tested as zone-file lines",

@@ -1,0 +1,301 @@
+package bgp_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+	"github.com/isthmus-net/isthmus/tools/netlab/speaker"
+)
+
+func TestMain(m *testing.M) {
+	speaker.Main()
+	os.Exit(netlab.Main(m))
+}
+
+var (
+	vip  = netip.MustParseAddr("203.0.113.10")
+	vip6 = netip.MustParseAddr("2001:db8:f::10")
+)
+
+// both are the VIPs by family, as edge has addresses.
+var both = [2]netip.Addr{ipv4: vip, ipv6: vip6}
+
+const (
+	ipv4 = 0
+	ipv6 = 1
+)
+
+const (
+	routerASN  = 65000
+	gatewayASN = 65010
+)
+
+// lab is a router, gateways and a client, with a speaker's process on each gateway that has one.
+type lab struct {
+	*edge.Lab
+	router   *frr.Router
+	speakers [2]*speaker.Process
+}
+
+// newLab makes a lab whose router has cfg; its peers are the gateways, whose details peer may change.
+func newLab(t *testing.T, cfg frr.Config, peer frr.Peer) *lab {
+	t.Helper()
+	netlab.Privileged(t)
+	e, err := edge.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Close() })
+	l := &lab{Lab: e}
+	cfg.ASN, cfg.RouterID = routerASN, edge.Router[0]
+	for i := range edge.Gateways {
+		p := peer
+		p.Addr = edge.Gateways[i][0]
+		if p.ASN == 0 {
+			p.ASN = gatewayASN
+		}
+		cfg.Peers = append(cfg.Peers, p)
+		for _, a := range []netip.Addr{vip, vip6} {
+			if err := e.Own(i, a); err != nil {
+				t.Fatal(err)
+			}
+			stop, err := e.Echo(i, a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = stop() })
+		}
+	}
+	if l.router, err = frr.Start(t.Context(), e.Router, cfg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.router.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// speak starts a speaker on a gateway and applies state.
+func (l *lab) speak(t *testing.T, gateway int, restarting bool, state *desired.State) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := new(output)
+	p, err := speaker.Start(t.Context(), l.Gateways[gateway], self, restarting, said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.speakers[gateway] = p
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("gateway %d said:\n%s", gateway, said)
+		}
+		p.Kill()
+	})
+	l.apply(t, gateway, state)
+}
+
+func (l *lab) apply(t *testing.T, gateway int, state *desired.State) {
+	t.Helper()
+	if err := l.speakers[gateway].Apply(state); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// output is what a process says.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// state announces both VIPs by gateway; prefer makes it second to one with a lower number.
+func state(gateway int, med uint32) *desired.State {
+	s := &desired.State{
+		Cluster: "a", Group: "edge", Balancer: desired.NFTables,
+		BGP: &desired.BGP{
+			ASN: gatewayASN, RouterID: edge.Gateways[gateway][0], MED: &med,
+			Peers: []desired.Peer{{Addr: edge.Router[0], ASN: routerASN}},
+		},
+	}
+	for _, a := range []netip.Addr{vip, vip6} {
+		backend := netip.MustParseAddr("10.1.0.5")
+		if a.Is6() {
+			backend = netip.MustParseAddr("fd01::5")
+		}
+		s.VIPs = append(s.VIPs, desired.VIP{Addr: a, Announce: desired.ByBGP, Return: desired.Routed, Frontends: []desired.Frontend{{
+			Service: "shop/web", Protocol: "UDP", Port: 9000, Backends: []desired.Backend{{Addr: backend, Port: 9000, Weight: 1}},
+		}}})
+	}
+	return s
+}
+
+// within is how long anything may take.
+const within = 30 * time.Second
+
+// eventually fails the test unless what returns "" before long; it returns what is missing.
+func eventually(t *testing.T, what func() string) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); ; <-tick.C {
+		missing := what()
+		if missing == "" {
+			return
+		}
+		if time.Since(begin) > within {
+			t.Fatal(missing)
+		}
+	}
+}
+
+// routes returns what the router has of a VIP, by the gateway that it is from.
+func (l *lab) routes(t *testing.T, vip netip.Addr) map[int]frr.Route {
+	t.Helper()
+	all, err := l.router.Routes(t.Context(), vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[int]frr.Route{}
+	for _, r := range all {
+		for i, g := range edge.Gateways {
+			if r.From == g[0] || r.From == g[1] {
+				by[i] = r
+			}
+		}
+	}
+	return by
+}
+
+// awaitRoutes waits until the router has routes to a VIP from these gateways and no other.
+func (l *lab) awaitRoutes(t *testing.T, vip netip.Addr, gateways ...int) {
+	t.Helper()
+	eventually(t, func() string {
+		have := l.routes(t, vip)
+		for i := range edge.Gateways {
+			if _, ok := have[i]; ok != slices.Contains(gateways, i) {
+				return fmt.Sprintf("routes to %s are %+v, want those from gateways %v", vip, have, gateways)
+			}
+		}
+		return ""
+	})
+}
+
+// awaitAnswers waits until a gateway answers a probe's questions.
+func awaitAnswers(t *testing.T, p *edge.Probe, gateway int) {
+	t.Helper()
+	begin := time.Now()
+	eventually(t, func() string {
+		if p.From(gateway, begin).IsZero() {
+			return fmt.Sprintf("gateway %d does not answer", gateway)
+		}
+		return ""
+	})
+}
+
+func (l *lab) probe(t *testing.T, vip netip.Addr) *edge.Probe {
+	t.Helper()
+	p, err := l.Probe(vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// The router has what a state says, in both families over one session, and follows each change of it; a VIP without
+// backends and those of a cordoned gateway are withdrawn, and the session stays through all of it.
+func TestRouterHasWhatTheStateSays(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{}, frr.Peer{})
+	s := state(0, 50)
+	s.BGP.Communities = []string{"65010:100", "no-export", "65010:1:2"}
+	l.speak(t, 0, false, s)
+	l.awaitRoutes(t, vip, 0)
+	l.awaitRoutes(t, vip6, 0)
+	for _, a := range []netip.Addr{vip, vip6} {
+		r := l.routes(t, a)[0]
+		if r.MED != 50 || !reflect.DeepEqual(r.Communities, []string{"65010:100", "noExport"}) || !reflect.DeepEqual(r.Large, []string{"65010:1:2"}) {
+			t.Errorf("route to %s is %+v", a, r)
+		}
+		want := edge.Gateways[0][0]
+		if a.Is6() {
+			want = edge.Gateways[0][1]
+		}
+		if !slices.Contains(r.NextHops, want) {
+			t.Errorf("next hops to %s are %v, want %s", a, r.NextHops, want)
+		}
+	}
+	announced, drift, err := l.speakers[0].Status()
+	if err != nil || !reflect.DeepEqual(announced, []netip.Addr{vip6, vip}) && !reflect.DeepEqual(announced, []netip.Addr{vip, vip6}) || len(drift) > 0 {
+		t.Errorf("announced %v, drift %v, %v", announced, drift, err)
+	}
+
+	s.BGP.MED, s.BGP.Communities = new(uint32(7)), []string{"65010:200"}
+	l.apply(t, 0, s)
+	eventually(t, func() string {
+		if r := l.routes(t, vip)[0]; r.MED != 7 || !reflect.DeepEqual(r.Communities, []string{"65010:200"}) {
+			return fmt.Sprintf("after a change the route is %+v", r)
+		}
+		return ""
+	})
+	s.VIPs[0].Frontends[0].Backends[0].Draining = true
+	l.apply(t, 0, s)
+	l.awaitRoutes(t, vip)
+	l.awaitRoutes(t, vip6, 0)
+	s.Cordoned = true
+	l.apply(t, 0, s)
+	l.awaitRoutes(t, vip6)
+	if announced, _, err := l.speakers[0].Status(); err != nil || len(announced) > 0 {
+		t.Errorf("a cordoned gateway announces %v, %v", announced, err)
+	}
+	s.Cordoned, s.VIPs[0].Frontends[0].Backends[0].Draining = false, false
+	l.apply(t, 0, s)
+	l.awaitRoutes(t, vip, 0)
+	if n := l.sessions(t, 0); n != 1 {
+		t.Errorf("there were %d sessions, want one", n)
+	}
+}
+
+// sessions returns how often the router had a session with a gateway.
+func (l *lab) sessions(t *testing.T, gateway int) int {
+	t.Helper()
+	addr := edge.Gateways[gateway][0].String()
+	out, err := l.router.Ask(t.Context(), fmt.Sprintf("show bgp neighbors %s json", addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]struct {
+		Established int `json:"connectionsEstablished"`
+	}
+	if err := json.Unmarshal(out, &all); err != nil || all[addr].Established == 0 {
+		t.Fatalf("no session with gateway %d: %v, %s", gateway, err, out)
+	}
+	return all[addr].Established
+}

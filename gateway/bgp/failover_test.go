@@ -1,0 +1,270 @@
+package bgp_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+)
+
+// millis is BFD's interval in tests: three times it is what a machine that does much else may take for a packet.
+const millis = 200
+
+// withBFD adds BFD to a state.
+func withBFD(s *desired.State) *desired.State {
+	s.BGP.Peers[0].BFD = &desired.BFD{IntervalMillis: millis, Multiplier: 3}
+	return s
+}
+
+// withRestart adds graceful restart to a state.
+func withRestart(s *desired.State) *desired.State {
+	s.BGP.GracefulRestart = 10
+	return s
+}
+
+// awaitBFD waits until a speaker has nothing to complain about.
+func (l *lab) awaitBFD(t *testing.T, gateway int) {
+	t.Helper()
+	eventually(t, func() string {
+		_, drift, err := l.speakers[gateway].Status()
+		if err != nil || len(drift) > 0 {
+			return fmt.Sprintf("gateway %d: drift %v, %v", gateway, drift, err)
+		}
+		return ""
+	})
+}
+
+// A gateway that is cut off is dead to its router long before the hold time, with BFD and in spite of graceful restart;
+// its cable plugged in again, it is told about once BFD is up, in one session and no flap.
+func TestDeadGateway(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis})
+	for i := range l.speakers {
+		l.speak(t, i, false, withRestart(withBFD(state(i, uint32(i*50)))))
+	}
+	l.awaitBFD(t, 0)
+	l.awaitBFD(t, 1)
+	l.awaitRoutes(t, vip, 0, 1)
+	for i := range l.speakers {
+		if n := l.sessions(t, i); n != 1 {
+			t.Errorf("gateway %d had %d sessions until BFD was up, want one", i, n)
+		}
+	}
+	p := l.probe(t, vip)
+	awaitAnswers(t, p, 0)
+	if err := l.Cut(0); err != nil {
+		t.Fatal(err)
+	}
+	cut := time.Now()
+	l.awaitRoutes(t, vip, 1)
+	awaitAnswers(t, p, 1)
+	r := p.Stop()
+	t.Logf("the second gateway answered %s after the cut; %s", r.From(1, cut).Sub(cut), r)
+	if took := r.From(1, cut).Sub(cut); took > 5*time.Second {
+		t.Errorf("the second gateway answered %s after the cut, and the hold time is 9 s", took)
+	}
+	if err := l.Mend(0); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitRoutes(t, vip, 0, 1)
+}
+
+// Nothing is announced while BFD, which the state asks for, is not up; and the drift says so.
+func TestNothingIsAnnouncedBeforeBFD(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{}, frr.Peer{}) // a router without BFD
+	l.speak(t, 0, false, withBFD(state(0, 0)))
+	eventually(t, func() string {
+		announced, drift, err := l.speakers[0].Status()
+		if err != nil || len(announced) > 0 || len(drift) != 1 || !strings.Contains(drift[0].Message, "peer 10.99.0.1: BFD is down") {
+			return fmt.Sprintf("announced %v, drift %v, %v", announced, drift, err)
+		}
+		return ""
+	})
+	if have := l.routes(t, vip); len(have) > 0 {
+		t.Errorf("the router has %v", have)
+	}
+	l.apply(t, 0, state(0, 0)) // without BFD
+	l.awaitRoutes(t, vip, 0)
+	if n := l.sessions(t, 0); n != 1 {
+		t.Errorf("there were %d sessions, want one", n)
+	}
+}
+
+// A speaker is killed and its successor starts: traffic stays where it is, and none is lost, with BFD and without.
+func TestRestartLosesNothing(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		bfd  bool
+		kill bool
+	}{
+		"killed":           {},
+		"killed, with BFD": {bfd: true, kill: true},
+		"ended, with BFD":  {bfd: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			peer := frr.Peer{}
+			states := [2]*desired.State{withRestart(state(0, 0)), withRestart(state(1, 50))}
+			if tt.bfd {
+				peer.BFDMillis = millis
+				states[0], states[1] = withBFD(states[0]), withBFD(states[1])
+			}
+			l := newLab(t, frr.Config{}, peer)
+			for i, s := range states {
+				l.speak(t, i, false, s)
+			}
+			l.awaitBFD(t, 0)
+			l.awaitRoutes(t, vip, 0, 1)
+			p := l.probe(t, vip)
+			awaitAnswers(t, p, 0)
+			if tt.kill {
+				l.speakers[0].Kill()
+			} else if err := l.speakers[0].Close(false); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, func() string {
+				if r, ok := l.routes(t, vip)[0]; !ok || !r.Stale {
+					return fmt.Sprintf("the router does not keep the route: %+v", r)
+				}
+				return ""
+			})
+			l.speak(t, 0, true, states[0])
+			l.awaitBFD(t, 0)
+			eventually(t, func() string {
+				if r, ok := l.routes(t, vip)[0]; !ok || r.Stale {
+					return fmt.Sprintf("the router has no route of the successor: %+v", r)
+				}
+				return ""
+			})
+			if r := p.Stop(); r.Lost() > 0 || r.By(1) > 0 {
+				t.Errorf("%s, want all answered by gateway 0", r)
+			}
+		})
+	}
+}
+
+// Two gateways share traffic; one is drained, and no question is lost.
+func TestDrainLosesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{Paths: 2}, frr.Peer{})
+	for i := range l.speakers {
+		l.speak(t, i, false, withRestart(state(i, 0)))
+	}
+	eventually(t, func() string {
+		for i := range l.speakers {
+			if r := l.routes(t, vip)[i]; !r.Multipath {
+				return fmt.Sprintf("gateway %d has no share: %+v", i, r)
+			}
+		}
+		return ""
+	})
+	p := l.probe(t, vip)
+	var owner int
+	eventually(t, func() string {
+		for i := range l.speakers {
+			if !p.From(i, time.Time{}).IsZero() {
+				owner = i
+				return ""
+			}
+		}
+		return "nobody answers"
+	})
+	if err := l.speakers[owner].Close(true); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitRoutes(t, vip, 1-owner) // gone, graceful restart or not
+	if err := l.Cut(owner); err != nil {
+		t.Fatal(err)
+	}
+	awaitAnswers(t, p, 1-owner)
+	if r := p.Stop(); r.Lost() > 0 {
+		t.Error(r)
+	}
+}
+
+// Whatever its router does, a speaker comes back and announces again.
+func TestFlappingPeer(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{}, frr.Peer{})
+	l.speak(t, 0, false, state(0, 0))
+	for range 5 {
+		l.awaitRoutes(t, vip, 0)
+		l.awaitRoutes(t, vip6, 0)
+		if err := l.router.RestartBGP(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.awaitRoutes(t, vip, 0)
+	l.awaitRoutes(t, vip6, 0)
+	p := l.probe(t, vip)
+	awaitAnswers(t, p, 0)
+	p.Stop()
+}
+
+// With the router's password there is a session; with another one the drift names the peer and what to look at; a
+// router that knows us by another AS says so itself.
+func TestWhyThereIsNoSession(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{}, frr.Peer{Password: "s3cret"})
+	drifts := func(gateway int, want ...string) {
+		eventually(t, func() string {
+			_, drift, err := l.speakers[gateway].Status()
+			if err != nil || len(drift) != 1 {
+				return fmt.Sprintf("drift %v, %v", drift, err)
+			}
+			for _, w := range want {
+				if !strings.Contains(drift[0].Message, w) {
+					return fmt.Sprintf("drift %v, want %q in it", drift, w)
+				}
+			}
+			return ""
+		})
+	}
+	wrong := state(0, 0)
+	wrong.BGP.Peers[0].Password = "another"
+	l.speak(t, 0, false, wrong)
+	stranger := state(1, 0)
+	stranger.BGP.ASN, stranger.BGP.Peers[0].Password = 65099, "s3cret"
+	l.speak(t, 1, false, stranger)
+	drifts(0, "peer 10.99.0.1", "password")
+	drifts(1, "peer 10.99.0.1", "AS 65099")
+	if announced, _, err := l.speakers[0].Status(); err != nil || len(announced) > 0 {
+		t.Errorf("announced %v, %v", announced, err)
+	}
+	right := state(0, 0)
+	right.BGP.Peers[0].Password = "s3cret"
+	l.apply(t, 0, right)
+	l.awaitRoutes(t, vip, 0)
+	right = state(1, 0)
+	right.BGP.Peers[0].Password = "s3cret"
+	l.apply(t, 1, right) // another AS
+	l.awaitRoutes(t, vip, 0, 1)
+}
+
+// Inside one AS the local preference decides.
+func TestLocalPreference(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{}, frr.Peer{ASN: routerASN})
+	for i := range l.speakers {
+		s := state(i, 0)
+		s.BGP.ASN, s.BGP.LocalPreference = routerASN, new(uint32(100+i))
+		l.speak(t, i, false, s)
+	}
+	for _, a := range []int{ipv4, ipv6} {
+		eventually(t, func() string {
+			have := l.routes(t, both[a])
+			if len(have) < 2 || have[0].LocalPref != 100 || have[1].LocalPref != 101 || !have[1].Best {
+				return fmt.Sprintf("routes are %+v", have)
+			}
+			if have[1].NextHops[0] != edge.Gateways[1][a] {
+				return fmt.Sprintf("next hops to %s are %v, want %s", both[a], have[1].NextHops, edge.Gateways[1][a])
+			}
+			return ""
+		})
+	}
+}

@@ -1,0 +1,115 @@
+package bgp
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// plan is a state as a speaker needs it: what it is, whom it speaks to, what it says.
+type plan struct {
+	id     identity
+	peers  map[netip.Addr]neighbour
+	routes map[netip.Addr]bool // VIPs
+	attrs  attributes          // of all routes
+}
+
+// identity is what all sessions of a speaker share: with another one, all of them are made anew.
+type identity struct {
+	asn      uint32
+	routerID netip.Addr
+}
+
+// neighbour is a peer. Two that are not equal, BFD aside, differ in what sessions begin with.
+type neighbour struct {
+	asn      uint32
+	port     uint16 // 0: 179
+	password string
+	hold     time.Duration
+	restart  time.Duration // graceful restart; 0: none
+	bfd      desired.BFD   // zero: none
+}
+
+// attributes are what neighbours choose routes by.
+type attributes struct {
+	med, localPreference *uint32
+	standard             []uint32
+	large                []largeCommunity
+}
+
+func (a attributes) equal(b attributes) bool {
+	return equal(a.med, b.med) && equal(a.localPreference, b.localPreference) &&
+		slices.Equal(a.standard, b.standard) && slices.Equal(a.large, b.large)
+}
+
+func equal(a, b *uint32) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// defaultHold is how long a neighbour without BFD may be silent.
+const defaultHold = 9 * time.Second
+
+// newPlan returns what s asks of a speaker, nil when it asks for none, or all that is wrong with it.
+func newPlan(s *desired.State) (*plan, error) {
+	if s == nil || s.BGP == nil {
+		return nil, nil
+	}
+	p := &plan{
+		id:    identity{asn: s.BGP.ASN, routerID: s.BGP.RouterID},
+		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{},
+		attrs: attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference},
+	}
+	var faults desired.Faults
+	for i, text := range s.BGP.Communities {
+		if err := p.attrs.addCommunity(text); err != nil {
+			faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: fmt.Sprintf("bgp.communities[%d]", i), Message: err.Error()})
+		}
+	}
+	for i, have := range s.BGP.Peers {
+		if _, twice := p.peers[have.Addr]; twice {
+			faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: fmt.Sprintf("bgp.peers[%d].addr", i), Message: fmt.Sprintf("%s is there twice", have.Addr)})
+		}
+		n := neighbour{
+			asn: have.ASN, port: have.Port, password: have.Password,
+			hold:    cmp.Or(time.Duration(have.HoldTime)*time.Second, defaultHold),
+			restart: time.Duration(s.BGP.GracefulRestart) * time.Second,
+		}
+		if have.BFD != nil {
+			n.bfd = *have.BFD
+		}
+		p.peers[have.Addr] = n
+	}
+	for i := range s.VIPs {
+		if v := &s.VIPs[i]; v.Announce == desired.ByBGP && v.Serves() && !s.Cordoned {
+			p.routes[v.Addr] = true
+		}
+	}
+	if len(faults) > 0 {
+		return nil, faults
+	}
+	return p, nil
+}
+
+// sameSession reports whether a session with a neighbour as a says is one as b says.
+func sameSession(a, b neighbour) bool {
+	a.bfd, b.bfd = noBFD, noBFD
+	return a == b
+}
+
+// clone returns a copy that stays as it is.
+func (p *plan) clone() *plan {
+	if p == nil {
+		return nil
+	}
+	q := *p
+	q.peers, q.routes = maps.Clone(p.peers), maps.Clone(p.routes)
+	return &q
+}

@@ -1,0 +1,122 @@
+package bgp
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+func TestCommunities(t *testing.T) {
+	t.Parallel()
+	var have attributes
+	for _, text := range []string{"65010:100", "no-export", "graceful-shutdown", "4200000000:1:2"} {
+		if err := have.addCommunity(text); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	want := attributes{standard: []uint32{65010<<16 | 100, 0xffffff01, 0xffff0000}, large: []largeCommunity{{4200000000, 1, 2}}}
+	if !have.equal(want) {
+		t.Errorf("have %v, want %v", have, want)
+	}
+	for _, text := range []string{"", "1", "65536:1", "1:2:3:4", "no-exports", "1:-2", "1:2:4294967296", ":"} {
+		if err := new(attributes).addCommunity(text); err == nil {
+			t.Errorf("%q is a community", text)
+		}
+	}
+}
+
+// What is wrong is told by its field, all of it.
+func TestPlanFaults(t *testing.T) {
+	t.Parallel()
+	peer := desired.Peer{Addr: netip.MustParseAddr("10.0.0.1"), ASN: 65000}
+	_, err := newPlan(&desired.State{BGP: &desired.BGP{ASN: 1, Communities: []string{"1:1", "everybody"}, Peers: []desired.Peer{peer, peer}}})
+	var faults desired.Faults
+	if !errors.As(err, &faults) || len(faults) != 2 || faults[0].Field != "bgp.communities[1]" || faults[1].Field != "bgp.peers[1].addr" || faults[0].Part != desired.PartBGP {
+		t.Errorf("faults are %v", err)
+	}
+}
+
+// Routes are of VIPs that are announced so and serve, and of gateways that are not cordoned.
+func TestPlanRoutes(t *testing.T) {
+	t.Parallel()
+	serves := []desired.Frontend{{Backends: []desired.Backend{{Weight: 1}}}}
+	a := netip.MustParseAddr
+	s := &desired.State{BGP: &desired.BGP{ASN: 1}, VIPs: []desired.VIP{
+		{Addr: a("192.0.2.1"), Announce: desired.ByBGP, Frontends: serves},
+		{Addr: a("192.0.2.2"), Announce: desired.ByVRRP, Frontends: serves},
+		{Addr: a("192.0.2.3"), Announce: desired.ByBGP},
+	}}
+	p, err := newPlan(s)
+	if err != nil || len(p.routes) != 1 || !p.routes[a("192.0.2.1")] {
+		t.Errorf("routes are %v, %v", p.routes, err)
+	}
+	s.Cordoned = true
+	if p, err = newPlan(s); err != nil || len(p.routes) > 0 {
+		t.Errorf("routes of a cordoned gateway are %v, %v", p.routes, err)
+	}
+	if p, err = newPlan(&desired.State{}); err != nil || p != nil {
+		t.Errorf("a state without BGP has the plan %v, %v", p, err)
+	}
+}
+
+// Each step is what happens to a session, at a second, and what follows from it.
+func TestWhoMayBeTold(t *testing.T) {
+	t.Parallel()
+	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
+	without := neighbour{restart: 10 * time.Second}
+	type step struct {
+		second    int
+		change    string // "up", "down", "bfd"
+		told, bfd bool
+	}
+	for name, tt := range map[string]struct {
+		n         neighbour
+		restarted bool
+		steps     []step
+	}{
+		"without BFD": {n: without, steps: []step{{0, "", true, false}, {1, "up", true, false}, {2, "down", true, false}, {3, "up", true, false}}},
+		"with BFD": {n: with, steps: []step{
+			{0, "", false, false}, {1, "up", false, true}, {60, "", false, true}, {61, "bfd", true, true}, {62, "down", false, false}, {63, "up", false, true},
+		}},
+		"a router that waits for BFD": {n: with, steps: []step{{9, "", false, false}, {10, "", false, true}, {11, "up", false, true}, {12, "bfd", true, true}}},
+		"restarted":                   {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {4, "bfd", true, true}, {60, "", true, true}}},
+		"restarted, without BFD then": {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {16, "", true, true}, {17, "", false, true}}},
+		"restarted, to find nobody":   {n: with, restarted: true, steps: []step{{9, "", true, false}, {10, "", false, true}}},
+		"restarted, then an end":      {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {3, "down", false, false}, {4, "up", false, true}}},
+	} {
+		begin := time.Now()
+		s := &session{since: begin, restarted: tt.restarted}
+		for _, step := range tt.steps {
+			now := begin.Add(time.Duration(step.second) * time.Second)
+			switch step.change {
+			case "up", "down":
+				s.change(step.change == "up", [2]bool{true, true}, "", now)
+			case "bfd":
+				s.bfd = tt.n.bfd
+				s.setBFDUp(true)
+			}
+			s.told = s.mayBeTold(tt.n, now)
+			if s.told != step.told || s.wantsBFD(tt.n, now) != step.bfd {
+				t.Errorf("%s, second %d: told %t, BFD %t", name, step.second, s.told, s.wantsBFD(tt.n, now))
+			}
+		}
+	}
+}
+
+// What a session begins with is told from what changes while it goes on.
+func TestSameSession(t *testing.T) {
+	t.Parallel()
+	a := neighbour{asn: 1, hold: time.Second}
+	b, c := a, a
+	b.bfd, c.password = desired.BFD{IntervalMillis: 100}, "x"
+	if !sameSession(a, b) || sameSession(a, c) {
+		t.Errorf("BFD %t, password %t", sameSession(a, b), sameSession(a, c))
+	}
+	if have := []bool{(attributes{med: new(uint32(1))}).equal(attributes{med: new(uint32(1))}), (attributes{med: new(uint32(1))}).equal(attributes{})}; !slices.Equal(have, []bool{true, false}) {
+		t.Errorf("equal: %v", have)
+	}
+}

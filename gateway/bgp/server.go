@@ -1,0 +1,354 @@
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/osrg/gobgp/v4/pkg/server"
+)
+
+// The rest of the package knows families as these indices.
+const (
+	ipv4 = iota
+	ipv6
+)
+
+var families = [2]packet.Family{ipv4: packet.RF_IPv4_UC, ipv6: packet.RF_IPv6_UC}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+// speaking is a running gobgp. Nothing outside this file knows its types.
+type speaking struct{ s *server.BgpServer }
+
+// event is what gobgp tells of a session.
+type event struct {
+	peer        netip.Addr
+	established bool
+	families    [2]bool
+	reason      string // why it is not established
+}
+
+// speak starts gobgp, which dials and does not listen. It calls onEvent one event at a time until ctx ends.
+func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(event)) (*speaking, error) {
+	s := server.NewBgpServer(server.LoggerOption(slog.New(quiet{log.Handler()}), new(slog.LevelVar)))
+	go s.Serve()
+	g := &speaking{s: s}
+	if err := s.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: id.asn, RouterId: id.routerID.String(), ListenPort: -1}}); err != nil {
+		s.Stop()
+		return nil, fmt.Errorf("start the speaker: %w", err)
+	}
+	if err := g.watch(ctx, onEvent); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	if err := g.restrict(ctx); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	return g, nil
+}
+
+// quiet is a handler of errors alone: what matters of the rest comes as events.
+type quiet struct{ slog.Handler }
+
+func (q quiet) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= slog.LevelError && q.Handler.Enabled(ctx, l)
+}
+func (q quiet) WithAttrs(a []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(a)} }
+func (q quiet) WithGroup(name string) slog.Handler   { return quiet{q.Handler.WithGroup(name)} }
+
+func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
+	err := g.s.WatchEvent(ctx, server.WatchEventMessageCallbacks{
+		OnPeerUpdate: func(e *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
+			if e.Type != apiutil.PEER_EVENT_STATE {
+				return
+			}
+			state := e.Peer.State
+			ev := event{peer: state.NeighborAddress, established: state.SessionState == packet.BGP_FSM_ESTABLISHED}
+			// A session that ends of its own accord has a reason; the steps of one that begins have one, too.
+			switch state.DisconnectReason {
+			case api.PeerState_DISCONNECT_REASON_UNSPECIFIED, api.PeerState_DISCONNECT_REASON_IDLE_TIMER_EXPIRED:
+			default:
+				ev.reason = state.DisconnectMessage
+			}
+			for _, c := range state.RemoteCap {
+				if mp, ok := c.(*packet.CapMultiProtocol); ok {
+					for i, f := range families {
+						ev.families[i] = ev.families[i] || mp.CapValue == f
+					}
+				}
+			}
+			onEvent(ev)
+		},
+	}, server.WatchPeer())
+	if err != nil {
+		return fmt.Errorf("watch sessions: %w", err)
+	}
+	return nil
+}
+
+// stop ends all sessions. With restart, neighbours hear nothing but the end of the connection, and keep routes where
+// graceful restart says so.
+func (g *speaking) stop(ctx context.Context, restart bool) error {
+	if err := g.s.StopBgp(ctx, &api.StopBgpRequest{AllowGracefulRestart: restart}); err != nil {
+		return fmt.Errorf("stop the speaker: %w", err)
+	}
+	g.s.Stop()
+	return nil
+}
+
+// The policies' names.
+const (
+	imports = "import"
+	exports = "export"
+)
+
+// restrict makes the speaker take no route from anybody, and tell nothing until export says so.
+func (g *speaking) restrict(ctx context.Context) error {
+	if err := g.setPolicies(ctx, nil); err != nil {
+		return err
+	}
+	// A default that rejects imports would also drop what is ours.
+	for _, a := range []*api.PolicyAssignment{
+		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_IMPORT, Policies: []*api.Policy{{Name: imports}}, DefaultAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
+		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_EXPORT, Policies: []*api.Policy{{Name: exports}}, DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT},
+	} {
+		if err := g.s.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{Assignment: a}); err != nil {
+			return fmt.Errorf("set the %s policy: %w", a.Policies[0].Name, err)
+		}
+	}
+	return nil
+}
+
+// export lets each of told have our routes, with the next hops that it has there; others get nothing. Those of changed
+// are told again what is different now.
+func (g *speaking) export(ctx context.Context, told map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
+	if err := g.setPolicies(ctx, told); err != nil {
+		return err
+	}
+	for _, a := range changed {
+		err := g.s.ResetPeer(ctx, &api.ResetPeerRequest{Address: a.String(), Soft: true, Direction: api.ResetPeerRequest_DIRECTION_OUT})
+		if err != nil {
+			return fmt.Errorf("tell peer %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+func (g *speaking) setPolicies(ctx context.Context, told map[netip.Addr][2]netip.Addr) error {
+	in, out := &api.Policy{Name: imports}, &api.Policy{Name: exports}
+	for name, kind := range map[string]api.Conditions_RouteType{"internal": api.Conditions_ROUTE_TYPE_INTERNAL, "external": api.Conditions_ROUTE_TYPE_EXTERNAL} {
+		in.Statements = append(in.Statements, &api.Statement{
+			Name: name, Conditions: &api.Conditions{RouteType: kind}, Actions: &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_REJECT},
+		})
+	}
+	var sets []*api.DefinedSet
+	for a, hops := range told {
+		sets = append(sets, &api.DefinedSet{
+			DefinedType: api.DefinedType_DEFINED_TYPE_NEIGHBOR, Name: a.String(), List: []string{netip.PrefixFrom(a, a.BitLen()).String()},
+		})
+		for i, hop := range hops {
+			if !hop.IsValid() {
+				continue
+			}
+			out.Statements = append(out.Statements, &api.Statement{
+				Name: fmt.Sprintf("%s to %s", families[i], a),
+				Conditions: &api.Conditions{
+					NeighborSet: &api.MatchSet{Type: api.MatchSet_TYPE_ANY, Name: a.String()},
+					AfiSafiIn:   []*api.Family{apiFamily(i)},
+					RouteType:   api.Conditions_ROUTE_TYPE_LOCAL,
+				},
+				Actions: &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT, Nexthop: &api.NexthopAction{Address: hop.String()}},
+			})
+		}
+	}
+	if err := g.s.SetPolicies(ctx, &api.SetPoliciesRequest{DefinedSets: sets, Policies: []*api.Policy{in, out}}); err != nil {
+		return fmt.Errorf("set who is told what: %w", err)
+	}
+	return nil
+}
+
+func apiFamily(i int) *api.Family {
+	return &api.Family{Afi: api.Family_Afi(families[i].Afi()), Safi: api.Family_Safi(families[i].Safi())}
+}
+
+// addPeer begins a session. With restarting, the neighbour is told that it may keep the routes that it has of us.
+func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting bool) error {
+	if err := g.s.AddPeer(ctx, &api.AddPeerRequest{Peer: apiPeer(a, n, false, restarting)}); err != nil {
+		return fmt.Errorf("add peer %s: %w", a, err)
+	}
+	return nil
+}
+
+// setBFD starts or stops BFD with a neighbour; its session stays.
+func (g *speaking) setBFD(ctx context.Context, a netip.Addr, n neighbour, on bool) error {
+	if _, err := g.s.UpdatePeer(ctx, &api.UpdatePeerRequest{Peer: apiPeer(a, n, on, false)}); err != nil {
+		return fmt.Errorf("change BFD with peer %s: %w", a, err)
+	}
+	return nil
+}
+
+func (g *speaking) deletePeer(ctx context.Context, a netip.Addr) error {
+	if err := g.s.DeletePeer(ctx, &api.DeletePeerRequest{Address: a.String()}); err != nil {
+		return fmt.Errorf("remove peer %s: %w", a, err)
+	}
+	return nil
+}
+
+// deferral is for how many seconds a speaker that restarts waits for what its neighbours have to say. It has no use for
+// any of that, and 0 means minutes.
+const deferral = 1
+
+func apiPeer(a netip.Addr, n neighbour, bfd, restarting bool) *api.Peer {
+	hold := uint64(n.hold.Seconds())
+	p := &api.Peer{
+		Conf:      &api.PeerConf{NeighborAddress: a.String(), PeerAsn: n.asn, AuthPassword: n.password},
+		Transport: &api.Transport{RemotePort: uint32(n.port)},
+		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: hold, KeepaliveInterval: hold / 3, ConnectRetry: 1, IdleHoldTimeAfterReset: 1}},
+	}
+	for i := range families {
+		f := &api.AfiSafi{Config: &api.AfiSafiConfig{Family: apiFamily(i), Enabled: true}}
+		if n.restart > 0 {
+			f.MpGracefulRestart = &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}}
+		}
+		p.AfiSafis = append(p.AfiSafis, f)
+	}
+	if n.restart > 0 {
+		p.GracefulRestart = &api.GracefulRestart{Enabled: true, RestartTime: uint32(n.restart.Seconds()), DeferralTime: deferral, LocalRestarting: restarting}
+	}
+	if bfd {
+		micros := n.bfd.IntervalMillis * 1000
+		p.Bfd = &api.BfdPeerConfig{
+			Enabled: true, DesiredMinimumTxInterval: micros, RequiredMinimumReceive: micros, DetectionMultiplier: uint32(n.bfd.Multiplier),
+		}
+	}
+	return p
+}
+
+// bfdUp returns the neighbours with whom BFD is up.
+func (g *speaking) bfdUp(ctx context.Context) map[netip.Addr]bool {
+	up := map[netip.Addr]bool{}
+	g.s.ListBfdPeer(ctx, func(addr string, s *api.BfdPeerState) {
+		if a, err := netip.ParseAddr(addr); err == nil && s.SessionState == api.BfdSessionState_BFD_SESSION_STATE_UP {
+			up[a] = true
+		}
+	})
+	return up
+}
+
+// announce adds routes, or replaces their attributes.
+func (g *speaking) announce(routes []netip.Addr, attrs attributes) error {
+	return g.each(routes, attrs, func(paths []*apiutil.Path) error {
+		answers, err := g.s.AddPath(apiutil.AddPathRequest{Paths: paths})
+		for _, a := range answers {
+			if err == nil {
+				err = a.Error
+			}
+		}
+		return err
+	})
+}
+
+// withdraw removes routes.
+func (g *speaking) withdraw(routes []netip.Addr) error {
+	return g.each(routes, attributes{}, func(paths []*apiutil.Path) error {
+		return g.s.DeletePath(apiutil.DeletePathRequest{Paths: paths})
+	})
+}
+
+func (g *speaking) each(routes []netip.Addr, attrs attributes, do func([]*apiutil.Path) error) error {
+	if len(routes) == 0 {
+		return nil
+	}
+	var paths []*apiutil.Path
+	for _, a := range routes {
+		p, err := newPath(a, attrs)
+		if err != nil {
+			return fmt.Errorf("route to %s: %w", a, err)
+		}
+		paths = append(paths, p)
+	}
+	if err := do(paths); err != nil {
+		return fmt.Errorf("%d routes, the first to %s: %w", len(routes), routes[0], err)
+	}
+	return nil
+}
+
+// newPath returns the route to one address. Its next hop is set by the export policy, for each neighbour.
+func newPath(a netip.Addr, attrs attributes) (*apiutil.Path, error) {
+	nlri, err := packet.NewIPAddrPrefix(netip.PrefixFrom(a, a.BitLen()))
+	if err != nil {
+		return nil, err
+	}
+	all := []packet.PathAttributeInterface{packet.NewPathAttributeOrigin(packet.BGP_ORIGIN_ATTR_TYPE_IGP)}
+	if a.Is4() {
+		hop, err := packet.NewPathAttributeNextHop(netip.IPv4Unspecified())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, hop)
+	} else {
+		reach, err := packet.NewPathAttributeMpReachNLRI(families[ipv6], []packet.PathNLRI{{NLRI: nlri}}, netip.IPv6Unspecified())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, reach)
+	}
+	if attrs.med != nil {
+		all = append(all, packet.NewPathAttributeMultiExitDisc(*attrs.med))
+	}
+	if attrs.localPreference != nil {
+		all = append(all, packet.NewPathAttributeLocalPref(*attrs.localPreference))
+	}
+	if len(attrs.standard) > 0 {
+		all = append(all, packet.NewPathAttributeCommunities(slices.Clone(attrs.standard)))
+	}
+	if len(attrs.large) > 0 {
+		var values []*packet.LargeCommunity
+		for _, c := range attrs.large {
+			values = append(values, &packet.LargeCommunity{ASN: c[0], LocalData1: c[1], LocalData2: c[2]})
+		}
+		all = append(all, packet.NewPathAttributeLargeCommunities(values))
+	}
+	return &apiutil.Path{Family: families[family(a)], Nlri: nlri, Attrs: all}, nil
+}
+
+// updates returns how many UPDATE messages each neighbour was sent.
+func (g *speaking) updates(ctx context.Context) (map[netip.Addr]uint64, error) {
+	sent := map[netip.Addr]uint64{}
+	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) { sent[a] = s.GetMessages().GetSent().GetUpdate() })
+	return sent, err
+}
+
+// established returns the neighbours to whom gobgp sends what it is asked to. An event that says the same comes sooner.
+func (g *speaking) established(ctx context.Context) (map[netip.Addr]bool, error) {
+	all := map[netip.Addr]bool{}
+	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) {
+		all[a] = s.GetSessionState() == api.PeerState_SESSION_STATE_ESTABLISHED
+	})
+	return all, err
+}
+
+func (g *speaking) eachPeer(ctx context.Context, do func(netip.Addr, *api.PeerState)) error {
+	err := g.s.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
+		if a, err := netip.ParseAddr(p.GetConf().GetNeighborAddress()); err == nil {
+			do(a, p.GetState())
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("read the state of peers: %w", err)
+	}
+	return nil
+}

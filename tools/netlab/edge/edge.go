@@ -1,0 +1,233 @@
+// Package edge makes the edge of a cluster in network namespaces: a client, a router, and two gateways on one switch, so
+// that the router does not see when a gateway's cable is cut. In go VIPs that both gateways answer; out come counts of
+// what a client that asks all the time saw.
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// The addresses; each device has one of both families.
+var (
+	Router   = [2]netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd99::1")} // on the gateways' side
+	Gateways = [2][2]netip.Addr{
+		{netip.MustParseAddr("10.99.0.11"), netip.MustParseAddr("fd99::11")},
+		{netip.MustParseAddr("10.99.0.12"), netip.MustParseAddr("fd99::12")},
+	}
+	// Device is what gateways have towards the router.
+	Device = "eth0"
+
+	client   = [2]netip.Addr{netip.MustParseAddr("10.98.0.2"), netip.MustParseAddr("fd98::2")}
+	upstream = [2]netip.Addr{netip.MustParseAddr("10.98.0.1"), netip.MustParseAddr("fd98::1")} // the router's, on the client's side
+)
+
+// subnet is how long the prefixes of all networks are.
+var subnet = [2]int{24, 64}
+
+// Lab is the edge. It is the caller's to close.
+type Lab struct {
+	Client, Router *netlab.Namespace
+	Gateways       [2]*netlab.Namespace
+}
+
+// New makes an edge in which nobody announces anything.
+func New() (*Lab, error) {
+	l := &Lab{}
+	for _, ns := range []**netlab.Namespace{&l.Client, &l.Router, &l.Gateways[0], &l.Gateways[1]} {
+		var err error
+		if *ns, err = netlab.NewNamespace(); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		if err = (*ns).Do(forwardIPv6); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
+	for _, step := range []func() error{l.connectClient, l.connectGateways} {
+		if err := step(); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
+	return l, nil
+}
+
+// Close lets go of everything.
+func (l *Lab) Close() error {
+	var errs []error
+	for _, ns := range []*netlab.Namespace{l.Client, l.Router, l.Gateways[0], l.Gateways[1]} {
+		if ns != nil {
+			errs = append(errs, ns.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// forwardIPv6 makes the namespace that it runs in a router, whose addresses work at once.
+func forwardIPv6() error {
+	for path, value := range map[string]string{
+		"all/forwarding": "1", "all/accept_dad": "0", "default/accept_dad": "0",
+	} {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+path, []byte(value), 0); err != nil {
+			return fmt.Errorf("set %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+func (l *Lab) connectClient() error {
+	if err := l.cable(l.Client, Device, "c0"); err != nil {
+		return err
+	}
+	if err := l.Router.Do(func() error { return address("c0", upstream) }); err != nil {
+		return err
+	}
+	return l.Client.Do(func() error { return errors.Join(address(Device, client), routeAll(upstream)) })
+}
+
+func (l *Lab) connectGateways() error {
+	if err := l.Router.Do(func() error {
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return fmt.Errorf("make the switch: %w", err)
+		}
+		return address("br0", Router)
+	}); err != nil {
+		return err
+	}
+	for i, gw := range l.Gateways {
+		if err := l.cable(gw, Device, port(i)); err != nil {
+			return err
+		}
+		if err := l.Router.Do(func() error { return plug(port(i)) }); err != nil {
+			return err
+		}
+		if err := gw.Do(func() error { return errors.Join(address(Device, Gateways[i]), routeAll(Router)) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// port is the switch's end of a gateway's cable.
+func port(gateway int) string { return fmt.Sprintf("p%d", gateway) }
+
+// cable joins other to the router by a veth pair.
+func (l *Lab) cable(other *netlab.Namespace, there, here string) error {
+	return l.Router.Do(func() error {
+		fd, err := os.Open(other.Path())
+		if err != nil {
+			return fmt.Errorf("open namespace: %w", err)
+		}
+		defer fd.Close()
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: here}, PeerName: there, PeerNamespace: netlink.NsFd(int(fd.Fd()))}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return fmt.Errorf("make veth %s to %s: %w", here, there, err)
+		}
+		return nil
+	})
+}
+
+// address gives addresses to a device and brings it up.
+func address(device string, addrs [2]netip.Addr) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", device, err)
+	}
+	for i, a := range addrs {
+		addr, err := netlink.ParseAddr(netip.PrefixFrom(a, subnet[i]).String())
+		if err != nil {
+			return fmt.Errorf("address of %s: %w", device, err)
+		}
+		if err := netlink.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("give %s to %s: %w", a, device, err)
+		}
+	}
+	return up(link)
+}
+
+func up(link netlink.Link) error {
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("bring %s up: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+func plug(device string) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", device, err)
+	}
+	bridge, err := netlink.LinkByName("br0")
+	if err != nil {
+		return fmt.Errorf("find the switch: %w", err)
+	}
+	if err := netlink.LinkSetMaster(link, bridge); err != nil {
+		return fmt.Errorf("plug %s in: %w", device, err)
+	}
+	return up(link)
+}
+
+func routeAll(via [2]netip.Addr) error {
+	for _, a := range via {
+		if err := netlink.RouteAdd(&netlink.Route{Gw: a.AsSlice()}); err != nil {
+			return fmt.Errorf("route through %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// Cut takes a gateway's cable out of the switch: to the router it is as dead as can be.
+func (l *Lab) Cut(gateway int) error { return l.setPort(gateway, netlink.LinkSetDown) }
+
+// Mend plugs it in again.
+func (l *Lab) Mend(gateway int) error { return l.setPort(gateway, netlink.LinkSetUp) }
+
+func (l *Lab) setPort(gateway int, set func(netlink.Link) error) error {
+	return l.Router.Do(func() error {
+		link, err := netlink.LinkByName(port(gateway))
+		if err != nil {
+			return fmt.Errorf("find %s: %w", port(gateway), err)
+		}
+		if err := set(link); err != nil {
+			return fmt.Errorf("set %s: %w", port(gateway), err)
+		}
+		return nil
+	})
+}
+
+// Has reports whether a gateway has an address.
+func (l *Lab) Has(gateway int, addr netip.Addr) (has bool, err error) {
+	err = l.Gateways[gateway].Do(func() error {
+		all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		for _, a := range all {
+			have, _ := netip.AddrFromSlice(a.IP)
+			has = has || have.Unmap() == addr
+		}
+		return err
+	})
+	return has, err
+}
+
+// Own gives an address to a gateway's loopback, as a balancer would take it.
+func (l *Lab) Own(gateway int, addr netip.Addr) error {
+	return l.Gateways[gateway].Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("find loopback: %w", err)
+		}
+		a, err := netlink.ParseAddr(netip.PrefixFrom(addr, addr.BitLen()).String())
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(lo, a); err != nil {
+			return fmt.Errorf("give %s to gateway %d: %w", addr, gateway, err)
+		}
+		return nil
+	})
+}

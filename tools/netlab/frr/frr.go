@@ -1,0 +1,283 @@
+// Package frr runs a router in a network namespace: FRR's zebra, bgpd and bfdd, configured by what goes in, asked by vtysh.
+// The daemons belong to Debian's package frr; nothing of the machine's own is started or used.
+package frr
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// Package is the Debian package that has the daemons.
+const Package = "frr"
+
+// Config is a router.
+type Config struct {
+	ASN      uint32
+	RouterID netip.Addr
+	Peers    []Peer
+	// Paths is how many equal routes share traffic; 0: one.
+	Paths int
+}
+
+// Peer is a neighbour that dials.
+type Peer struct {
+	Addr     netip.Addr
+	ASN      uint32
+	Password string
+	// BFDMillis is between two packets of BFD, of which three may be lost; 0: no BFD.
+	BFDMillis int
+}
+
+// Router is a running router. It is the caller's to close.
+type Router struct {
+	ns      *netlab.Namespace
+	dir     string
+	cfg     Config
+	daemons map[string]*daemon
+}
+
+type daemon struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+const (
+	patience = 20 * time.Second
+	poll     = 20 * time.Millisecond
+)
+
+// Start runs a router in ns and returns when it answers.
+func Start(ctx context.Context, ns *netlab.Namespace, cfg Config) (*Router, error) {
+	dir, err := folder(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &Router{ns: ns, dir: dir, cfg: cfg, daemons: map[string]*daemon{}}
+	for _, name := range []string{"zebra", "bfdd", "bgpd"} {
+		if err := r.start(ctx, name); err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+	}
+	return r, nil
+}
+
+// folder makes a folder that the daemons, which are no root, can use.
+func folder(ctx context.Context) (string, error) {
+	dir, err := os.MkdirTemp("", "isthmus-frr-")
+	if err != nil {
+		return "", fmt.Errorf("make folder: %w", err)
+	}
+	if out, err := exec.CommandContext(ctx, "chown", "frr:frr", dir).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("is Debian's package %s installed? %s", Package, out)
+	}
+	return dir, nil
+}
+
+// Close ends the daemons.
+func (r *Router) Close() error {
+	var errs []error
+	for _, name := range []string{"bgpd", "bfdd", "zebra"} {
+		errs = append(errs, r.end(name, syscall.SIGTERM))
+	}
+	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
+}
+
+// RestartBGP kills bgpd, which forgets everything, and starts it again.
+func (r *Router) RestartBGP(ctx context.Context) error {
+	if err := r.end("bgpd", syscall.SIGKILL); err != nil {
+		return err
+	}
+	return r.start(ctx, "bgpd")
+}
+
+func (r *Router) start(ctx context.Context, name string) error {
+	conf := filepath.Join(r.dir, name+".conf")
+	text := "hostname r\n"
+	if name == "bgpd" {
+		text += r.cfg.bgp()
+	}
+	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(r.dir, name+".log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	args := []string{"-u", "frr", "-g", "frr", "-P", "0", "--vty_socket", r.dir, "-z", r.dir + "/zserv.api", "-f", conf, "-i", r.dir + "/" + name + ".pid"}
+	if name == "bfdd" {
+		args = append(args, "--bfdctl", r.dir+"/bfdd.sock")
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/usr/lib/frr/"+name, args...) // Close ends it
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := r.ns.Do(cmd.Start); err != nil {
+		return fmt.Errorf("start %s of Debian's package %s: %w", name, Package, err)
+	}
+	d := &daemon{cmd: cmd, ended: make(chan struct{})}
+	r.daemons[name] = d
+	go func() {
+		_ = cmd.Wait() // how it ended is in its log
+		close(d.ended)
+	}()
+	return r.await(ctx, name, d)
+}
+
+// await returns when a daemon answers.
+func (r *Router) await(ctx context.Context, name string, d *daemon) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		_, err := r.vtysh(ctx, "-d", name, "-c", "show version")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-d.ended:
+			said, _ := os.ReadFile(filepath.Join(r.dir, name+".log"))
+			return fmt.Errorf("%s ended: %s", name, said)
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer: %w", name, err)
+		}
+	}
+}
+
+func (r *Router) end(name string, signal syscall.Signal) error {
+	d := r.daemons[name]
+	if d == nil {
+		return nil
+	}
+	delete(r.daemons, name)
+	_ = d.cmd.Process.Signal(signal) // it may have ended
+	select {
+	case <-d.ended:
+		return nil
+	case <-time.After(patience):
+		return errors.Join(fmt.Errorf("%s does not end", name), d.cmd.Process.Kill())
+	}
+}
+
+// bgp is the configuration of bgpd.
+func (c Config) bgp() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("router bgp %d", c.ASN)
+	line(" bgp router-id %s", c.RouterID)
+	line(" no bgp ebgp-requires-policy")
+	line(" no bgp network import-check")
+	for _, p := range c.Peers {
+		line(" neighbor %s remote-as %d", p.Addr, p.ASN)
+		line(" neighbor %s timers 3 9", p.Addr)
+		line(" neighbor %s passive", p.Addr)
+		line(" neighbor %s graceful-restart-helper", p.Addr)
+		if p.Password != "" {
+			line(" neighbor %s password %s", p.Addr, p.Password)
+		}
+		if p.BFDMillis > 0 {
+			line(" neighbor %s bfd 3 %d %d", p.Addr, p.BFDMillis, p.BFDMillis)
+		}
+	}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		line(" address-family %s unicast", family)
+		line("  maximum-paths %d", max(c.Paths, 1))
+		for _, p := range c.Peers {
+			line("  neighbor %s activate", p.Addr)
+			line("  neighbor %s soft-reconfiguration inbound", p.Addr)
+		}
+		line(" exit-address-family")
+	}
+	return b.String()
+}
+
+// Ask runs a command of vtysh and returns what it says.
+func (r *Router) Ask(ctx context.Context, command string) ([]byte, error) {
+	return r.vtysh(ctx, "-c", command)
+}
+
+func (r *Router) vtysh(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "vtysh", append([]string{"--vty_socket", r.dir}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("vtysh %q: %w: %s", args, err, stderr.Bytes())
+	}
+	return out, nil
+}
+
+// Route is one way to a prefix, as bgpd has it.
+type Route struct {
+	From        netip.Addr // the peer
+	NextHops    []netip.Addr
+	MED         int
+	LocalPref   int
+	Communities []string // as FRR writes them
+	Large       []string
+	Best, Stale bool
+	Multipath   bool
+}
+
+// Routes returns all ways to a VIP.
+func (r *Router) Routes(ctx context.Context, vip netip.Addr) ([]Route, error) {
+	family := "ipv4"
+	if vip.Is6() {
+		family = "ipv6"
+	}
+	out, err := r.Ask(ctx, fmt.Sprintf("show bgp %s unicast %s json", family, netip.PrefixFrom(vip, vip.BitLen())))
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Paths []struct {
+			Peer struct {
+				PeerID netip.Addr `json:"peerId"`
+			} `json:"peer"`
+			NextHops []struct {
+				IP    netip.Addr `json:"ip"`
+				Scope string     `json:"scope"`
+			} `json:"nexthops"`
+			MED       int `json:"metric"`
+			LocalPref int `json:"locPrf"`
+			Community struct {
+				List []string `json:"list"`
+			} `json:"community"`
+			Large struct {
+				List []string `json:"list"`
+			} `json:"largeCommunity"`
+			Best struct {
+				Overall bool `json:"overall"`
+			} `json:"bestpath"`
+			Stale     bool `json:"stale"`
+			Multipath bool `json:"multipath"`
+		} `json:"paths"`
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return nil, fmt.Errorf("read what bgpd has of %s: %w", vip, err)
+	}
+	var routes []Route
+	for _, p := range answer.Paths {
+		have := Route{
+			From: p.Peer.PeerID, MED: p.MED, LocalPref: p.LocalPref, Communities: p.Community.List, Large: p.Large.List,
+			Best: p.Best.Overall, Stale: p.Stale, Multipath: p.Multipath,
+		}
+		for _, h := range p.NextHops {
+			have.NextHops = append(have.NextHops, h.IP)
+		}
+		routes = append(routes, have)
+	}
+	return routes, nil
+}
