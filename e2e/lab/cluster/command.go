@@ -46,6 +46,9 @@ func (l *Lab) FabricCommand(ctx context.Context, argv ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", slices.Concat([]string{"--net=" + l.fabric.Path(), "--"}, argv)...)
 }
 
+// FabricPath is the file of the network namespace that reaches every API server, node and pod.
+func (l *Lab) FabricPath() string { return l.fabric.Path() }
+
 // Kubectl returns a kubectl command against a cluster, as its administrator.
 func (l *Lab) Kubectl(ctx context.Context, cluster string, argv ...string) *exec.Cmd {
 	cmd := l.FabricCommand(ctx, slices.Concat([]string{l.settings.Programs["kubectl"], "--kubeconfig", l.Kubeconfig(cluster)}, argv)...)

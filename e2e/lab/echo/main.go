@@ -57,7 +57,7 @@ func serveCommand() *cobra.Command {
 			return s.Run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVar(&s.HTTP, "http", "", "address for HTTP; /healthz answers ok")
+	cmd.Flags().StringVar(&s.HTTP, "http", "", "address for HTTP; /healthz answers ok, /stream?seconds=N is a download for so long, /upload takes what is put there")
 	cmd.Flags().StringVar(&s.TCP, "tcp", "", "address for TCP: the line, then close")
 	cmd.Flags().StringVar(&s.UDP, "udp", "", "address for UDP: the line for each datagram")
 	return cmd

@@ -71,6 +71,8 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serveHTTP(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") }) //nolint:errcheck // the client left
+	mux.HandleFunc("GET /stream", stream)
+	mux.HandleFunc("PUT /upload", upload)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 		io.WriteString(w, s.Identity.line(local, textAddr(r.RemoteAddr))) //nolint:errcheck // the client left

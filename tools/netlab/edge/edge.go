@@ -101,10 +101,10 @@ func (l *Lab) connectGateways() error {
 		return err
 	}
 	for i, gw := range l.Gateways {
-		if err := l.cable(gw, Device, port(i)); err != nil {
+		if err := l.cable(gw, Device, Port(i)); err != nil {
 			return err
 		}
-		if err := l.Router.Do(func() error { return plug(port(i)) }); err != nil {
+		if err := l.Router.Do(func() error { return plug(Port(i)) }); err != nil {
 			return err
 		}
 		if err := gw.Do(func() error { return errors.Join(address(Device, Gateways[i]), routeAll(Router)) }); err != nil {
@@ -114,8 +114,8 @@ func (l *Lab) connectGateways() error {
 	return nil
 }
 
-// port is the switch's end of a gateway's cable.
-func port(gateway int) string { return fmt.Sprintf("p%d", gateway) }
+// Port is the switch's end of a gateway's cable.
+func Port(gateway int) string { return fmt.Sprintf("p%d", gateway) }
 
 // cable joins other to the router by a veth pair.
 func (l *Lab) cable(other *netlab.Namespace, there, here string) error {
@@ -190,12 +190,12 @@ func (l *Lab) Mend(gateway int) error { return l.setPort(gateway, netlink.LinkSe
 
 func (l *Lab) setPort(gateway int, set func(netlink.Link) error) error {
 	return l.Router.Do(func() error {
-		link, err := netlink.LinkByName(port(gateway))
+		link, err := netlink.LinkByName(Port(gateway))
 		if err != nil {
-			return fmt.Errorf("find %s: %w", port(gateway), err)
+			return fmt.Errorf("find %s: %w", Port(gateway), err)
 		}
 		if err := set(link); err != nil {
-			return fmt.Errorf("set %s: %w", port(gateway), err)
+			return fmt.Errorf("set %s: %w", Port(gateway), err)
 		}
 		return nil
 	})
