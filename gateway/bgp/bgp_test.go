@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"reflect"
@@ -12,15 +13,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/gateway/bgp"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
-	"github.com/isthmus-net/isthmus/tools/netlab/speaker"
+	"github.com/isthmus-net/isthmus/tools/netlab/part"
 )
 
 func TestMain(m *testing.M) {
-	speaker.Main()
+	part.Main(func(argument string) part.Part {
+		return bgp.New(bgp.Config{Restarting: argument == restarting, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	})
 	os.Exit(netlab.Main(m))
 }
 
@@ -46,7 +50,7 @@ const (
 type lab struct {
 	*edge.Lab
 	router   *frr.Router
-	speakers [2]*speaker.Process
+	speakers [2]*part.Process
 }
 
 // newLab makes a lab whose router has cfg; its peers are the gateways, whose details peer may change.
@@ -89,15 +93,21 @@ func newLab(t *testing.T, cfg frr.Config, peer frr.Peer) *lab {
 	return l
 }
 
+// How a speaker starts.
+const (
+	anew       = ""
+	restarting = "restarting"
+)
+
 // speak starts a speaker on a gateway and applies state.
-func (l *lab) speak(t *testing.T, gateway int, restarting bool, state *desired.State) {
+func (l *lab) speak(t *testing.T, gateway int, how string, state *desired.State) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	said := new(output)
-	p, err := speaker.Start(t.Context(), l.Gateways[gateway], self, restarting, said)
+	p, err := part.Start(t.Context(), l.Gateways[gateway], self, how, said)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +246,7 @@ func TestRouterHasWhatTheStateSays(t *testing.T) {
 	l := newLab(t, frr.Config{}, frr.Peer{})
 	s := state(0, 50)
 	s.BGP.Communities = []string{"65010:100", "no-export", "65010:1:2"}
-	l.speak(t, 0, false, s)
+	l.speak(t, 0, anew, s)
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
 	for _, a := range []netip.Addr{vip, vip6} {

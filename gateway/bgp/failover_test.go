@@ -44,7 +44,7 @@ func TestDeadGateway(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis})
 	for i := range l.speakers {
-		l.speak(t, i, false, withRestart(withBFD(state(i, uint32(i*50)))))
+		l.speak(t, i, anew, withRestart(withBFD(state(i, uint32(i*50)))))
 	}
 	l.awaitBFD(t, 0)
 	l.awaitBFD(t, 1)
@@ -77,7 +77,7 @@ func TestDeadGateway(t *testing.T) {
 func TestNothingIsAnnouncedBeforeBFD(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{}) // a router without BFD
-	l.speak(t, 0, false, withBFD(state(0, 0)))
+	l.speak(t, 0, anew, withBFD(state(0, 0)))
 	eventually(t, func() string {
 		announced, drift, err := l.speakers[0].Status()
 		if err != nil || len(announced) > 0 || len(drift) != 1 || !strings.Contains(drift[0].Message, "peer 10.99.0.1: BFD is down") {
@@ -116,7 +116,7 @@ func TestRestartLosesNothing(t *testing.T) {
 			}
 			l := newLab(t, frr.Config{}, peer)
 			for i, s := range states {
-				l.speak(t, i, false, s)
+				l.speak(t, i, anew, s)
 			}
 			l.awaitBFD(t, 0)
 			l.awaitRoutes(t, vip, 0, 1)
@@ -133,7 +133,7 @@ func TestRestartLosesNothing(t *testing.T) {
 				}
 				return ""
 			})
-			l.speak(t, 0, true, states[0])
+			l.speak(t, 0, restarting, states[0])
 			l.awaitBFD(t, 0)
 			eventually(t, func() string {
 				if r, ok := l.routes(t, vip)[0]; !ok || r.Stale {
@@ -153,7 +153,7 @@ func TestDrainLosesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{Paths: 2}, frr.Peer{})
 	for i := range l.speakers {
-		l.speak(t, i, false, withRestart(state(i, 0)))
+		l.speak(t, i, anew, withRestart(state(i, 0)))
 	}
 	eventually(t, func() string {
 		for i := range l.speakers {
@@ -191,7 +191,7 @@ func TestDrainLosesNothing(t *testing.T) {
 func TestFlappingPeer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
-	l.speak(t, 0, false, state(0, 0))
+	l.speak(t, 0, anew, state(0, 0))
 	for range 5 {
 		l.awaitRoutes(t, vip, 0)
 		l.awaitRoutes(t, vip6, 0)
@@ -227,10 +227,10 @@ func TestWhyThereIsNoSession(t *testing.T) {
 	}
 	wrong := state(0, 0)
 	wrong.BGP.Peers[0].Password = "another"
-	l.speak(t, 0, false, wrong)
+	l.speak(t, 0, anew, wrong)
 	stranger := state(1, 0)
 	stranger.BGP.ASN, stranger.BGP.Peers[0].Password = 65099, "s3cret"
-	l.speak(t, 1, false, stranger)
+	l.speak(t, 1, anew, stranger)
 	drifts(0, "peer 10.99.0.1", "password")
 	drifts(1, "peer 10.99.0.1", "AS 65099")
 	if announced, _, err := l.speakers[0].Status(); err != nil || len(announced) > 0 {
@@ -253,7 +253,7 @@ func TestLocalPreference(t *testing.T) {
 	for i := range l.speakers {
 		s := state(i, 0)
 		s.BGP.ASN, s.BGP.LocalPreference = routerASN, new(uint32(100+i))
-		l.speak(t, i, false, s)
+		l.speak(t, i, anew, s)
 	}
 	for _, a := range []int{ipv4, ipv6} {
 		eventually(t, func() string {

@@ -1,6 +1,6 @@
-// Package speaker runs the BGP part of a gateway as a process of its own in a network namespace, because that is what is
-// killed and restarted. States go in; what it announces and what drifts come out.
-package speaker
+// Package part runs a part of a gateway that announces as a process of its own in a network namespace, because that is
+// what is killed and restarted. States go in; what it announces and what drifts come out.
+package part
 
 import (
 	"bufio"
@@ -9,19 +9,25 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
 	"sync"
 
-	"github.com/isthmus-net/isthmus/gateway/bgp"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// child tells a program that Start made it; its value is whether it restarts.
-const child = "ISTHMUS_NETLAB_SPEAKER"
+// Part is what is run: a gateway's agent.Announcer.
+type Part interface {
+	Apply(ctx context.Context, s *desired.State) error
+	Drift(ctx context.Context) ([]desired.Fault, error)
+	Close(ctx context.Context, drain bool) error
+	Announced() []netip.Addr
+}
+
+// child tells a program that Start made it; its value is the argument.
+const child = "ISTHMUS_NETLAB_PART"
 
 // A question and its answer are each a line of JSON.
 type (
@@ -36,22 +42,21 @@ type (
 	}
 )
 
-// Main is what a program that Start runs does first: it serves as a speaker and exits when it is one, and returns when
-// it is none.
-func Main() {
-	restarting, is := os.LookupEnv(child)
+// Main is what a program that Start runs does first: it serves as the part that make makes of Start's argument, and
+// exits, or returns when Start did not make it.
+func Main(make func(argument string) Part) {
+	argument, is := os.LookupEnv(child)
 	if !is {
 		return
 	}
-	s := bgp.New(bgp.Config{Restarting: restarting == "true", Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
-	if err := serve(context.Background(), s, os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "speaker:", err)
+	if err := serve(context.Background(), make(argument), os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "part:", err)
 		os.Exit(1)
 	}
 	os.Exit(0) // without a word to anybody
 }
 
-func serve(ctx context.Context, s *bgp.Speaker, in io.Reader, out io.Writer) error {
+func serve(ctx context.Context, p Part, in io.Reader, out io.Writer) error {
 	questions, answers := json.NewDecoder(in), json.NewEncoder(out)
 	for {
 		var q question
@@ -64,13 +69,13 @@ func serve(ctx context.Context, s *bgp.Speaker, in io.Reader, out io.Writer) err
 		var err error
 		switch {
 		case q.State != nil:
-			err = s.Apply(ctx, q.State)
+			err = p.Apply(ctx, q.State)
 			_ = errors.As(err, (*desired.Faults)(&a.Faults))
 		case q.Close != nil:
-			err = s.Close(ctx, *q.Close)
+			err = p.Close(ctx, *q.Close)
 		default:
-			a.Announced = s.Announced()
-			a.Faults, err = s.Drift(ctx)
+			a.Announced = p.Announced()
+			a.Faults, err = p.Drift(ctx)
 		}
 		if err != nil {
 			a.Error = err.Error()
@@ -81,7 +86,7 @@ func serve(ctx context.Context, s *bgp.Speaker, in io.Reader, out io.Writer) err
 	}
 }
 
-// Process is a speaker in its process. It is the caller's to end.
+// Process is a part in its process. It is the caller's to end.
 type Process struct {
 	cmd *exec.Cmd
 
@@ -90,10 +95,10 @@ type Process struct {
 	out *json.Decoder
 }
 
-// Start runs program, which calls Main first, in ns. restarting is bgp.Config's.
-func Start(ctx context.Context, ns *netlab.Namespace, program string, restarting bool, stderr io.Writer) (*Process, error) {
+// Start runs program, which calls Main first, in ns.
+func Start(ctx context.Context, ns *netlab.Namespace, program, argument string, stderr io.Writer) (*Process, error) {
 	p := &Process{cmd: exec.CommandContext(context.WithoutCancel(ctx), program)}
-	p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%t", child, restarting))
+	p.cmd.Env = append(os.Environ(), child+"="+argument)
 	p.cmd.Stderr = stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -105,7 +110,7 @@ func Start(ctx context.Context, ns *netlab.Namespace, program string, restarting
 	}
 	p.out = json.NewDecoder(bufio.NewReader(out))
 	if err := ns.Do(p.cmd.Start); err != nil {
-		return nil, fmt.Errorf("start a speaker: %w", err)
+		return nil, fmt.Errorf("start a part: %w", err)
 	}
 	return p, nil
 }
@@ -114,11 +119,11 @@ func (p *Process) ask(q question) (answer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := json.NewEncoder(p.in).Encode(q); err != nil {
-		return answer{}, fmt.Errorf("ask a speaker: %w", err)
+		return answer{}, fmt.Errorf("ask a part: %w", err)
 	}
 	var a answer
 	if err := p.out.Decode(&a); err != nil {
-		return answer{}, fmt.Errorf("hear a speaker: %w", err)
+		return answer{}, fmt.Errorf("hear a part: %w", err)
 	}
 	if len(a.Faults) > 0 && q.State != nil {
 		return a, desired.Faults(a.Faults)
@@ -129,19 +134,19 @@ func (p *Process) ask(q question) (answer, error) {
 	return a, nil
 }
 
-// Apply is bgp.Speaker's.
+// Apply is the part's.
 func (p *Process) Apply(s *desired.State) error {
 	_, err := p.ask(question{State: s})
 	return err
 }
 
-// Status returns what bgp.Speaker's Announced and Drift do.
+// Status returns what the part's Announced and Drift do.
 func (p *Process) Status() ([]netip.Addr, []desired.Fault, error) {
 	a, err := p.ask(question{})
 	return a.Announced, a.Faults, err
 }
 
-// Close is bgp.Speaker's, and ends the process.
+// Close is the part's, and ends the process.
 func (p *Process) Close(drain bool) error {
 	_, err := p.ask(question{Close: &drain})
 	return errors.Join(err, p.in.Close(), p.cmd.Wait())

@@ -1,0 +1,112 @@
+package vrrp
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// on returns those of addrs that a device has.
+func on(device string, addrs []netip.Addr) ([]netip.Addr, error) {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return nil, fmt.Errorf("find device %s: %w", device, err)
+	}
+	list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("addresses of %s: %w", device, err)
+	}
+	var have []netip.Addr
+	for _, l := range list {
+		if a, ok := netip.AddrFromSlice(l.IP); ok && slices.Contains(addrs, a.Unmap()) {
+			have = append(have, a.Unmap())
+		}
+	}
+	return have, nil
+}
+
+// remove takes addrs away from a device. Those that it does not have, and a device that is gone, are no error.
+func remove(device string, addrs []netip.Addr) error {
+	have, err := on(device, addrs)
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("find device %s: %w", device, err)
+	}
+	for _, a := range have {
+		addr, err := netlink.ParseAddr(host(a).String())
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrDel(link, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("remove %s from %s: %w", a, device, err)
+		}
+	}
+	return nil
+}
+
+// book is a file of the addresses that keepalived may have left on devices.
+type book string
+
+// read returns them by device; no file has none.
+func (b book) read() (map[string][]netip.Addr, error) {
+	content, err := os.ReadFile(string(b))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read which addresses are ours: %w", err)
+	}
+	all := map[string][]netip.Addr{}
+	if err := json.Unmarshal(content, &all); err != nil {
+		return nil, fmt.Errorf("read %s: %w; remove it, and stale VIPs by hand", string(b), err)
+	}
+	return all, nil
+}
+
+// add writes further addresses down, before they are used.
+func (b book) add(more map[string][]netip.Addr) error {
+	all, err := b.read()
+	if err != nil {
+		return err
+	}
+	if all == nil {
+		all = map[string][]netip.Addr{}
+	}
+	for device, addrs := range more {
+		for _, a := range addrs {
+			if !slices.Contains(all[device], a) {
+				all[device] = append(all[device], a)
+			}
+		}
+	}
+	return b.write(all)
+}
+
+func (b book) write(all map[string][]netip.Addr) error {
+	content, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return replace(string(b), content)
+}
+
+// replace writes a file so that it is the old one or the new one, and never half of it.
+func replace(path string, content []byte) error {
+	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}

@@ -1,0 +1,93 @@
+package vrrp
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// role is what a state asks of a gateway in its virtual router.
+type role struct {
+	config desired.VRRP
+	vips   []netip.Addr // sorted
+}
+
+// newRole returns the role that s asks for, nil when it asks for none: nothing is announced so, nothing of it serves, or
+// the gateway is cordoned.
+func newRole(s *desired.State) *role {
+	if s == nil || s.VRRP == nil || s.Cordoned {
+		return nil
+	}
+	r := &role{config: *s.VRRP}
+	for i := range s.VIPs {
+		if v := &s.VIPs[i]; v.Announce == desired.ByVRRP && v.Serves() {
+			r.vips = append(r.vips, v.Addr)
+		}
+	}
+	if len(r.vips) == 0 {
+		return nil
+	}
+	slices.SortFunc(r.vips, netip.Addr.Compare)
+	return r
+}
+
+// anchor returns the one address that advertisements carry. It is no VIP, because a backup that does not know an
+// address that it hears of takes itself for the master: gateways get their VIPs one after the other. Of IPv4 it is in the
+// part of the link-local range that nobody chooses from (RFC 3927, 2.1); of IPv6 it has to be link-local (RFC 9568, 5.2.9).
+func (r *role) anchor() netip.Addr {
+	if r.config.Source.Is4() {
+		return netip.AddrFrom4([4]byte{169, 254, 255, r.config.RouterID})
+	}
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 14: 0x33, 15: r.config.RouterID})
+}
+
+// addresses returns all addresses of the virtual router, by the device that has them.
+func (r *role) addresses() map[string][]netip.Addr {
+	return map[string][]netip.Addr{loopback: {r.anchor()}, r.config.Interface: r.vips}
+}
+
+// loopback is the device that has the anchor.
+const loopback = "lo"
+
+// render returns the configuration of keepalived.
+func (r *role) render() []byte {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	block := func(indent, name string, lines func()) {
+		line("%s%s {", indent, name)
+		lines()
+		line("%s}", indent)
+	}
+	line("# Written by isthmus-gateway, which writes it again when it is changed.")
+	block("", "global_defs", func() {
+		line("  vrrp_version 3")
+		line("  vrrp_garp_master_delay 1") // seconds until masters tell switches once more
+		line("  vrrp_garp_master_repeat 2")
+	})
+	c := r.config
+	block("", "vrrp_instance isthmus", func() {
+		line("  state BACKUP")
+		line("  interface %s", c.Interface)
+		line("  virtual_router_id %d", c.RouterID)
+		line("  priority %d", c.Priority)
+		line("  advert_int %d.%02d", c.IntervalMillis/1000, c.IntervalMillis%1000/10)
+		line("  unicast_src_ip %s", c.Source)
+		block("  ", "unicast_peer", func() {
+			for _, p := range c.Peers {
+				line("    %s", p)
+			}
+		})
+		block("  ", "virtual_ipaddress", func() { line("    %s dev %s", host(r.anchor()), loopback) })
+		block("  ", "virtual_ipaddress_excluded", func() { // may be of both families
+			for _, a := range r.vips {
+				line("    %s dev %s", host(a), c.Interface)
+			}
+		})
+	})
+	return []byte(b.String())
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

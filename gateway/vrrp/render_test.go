@@ -1,0 +1,86 @@
+package vrrp
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+func state(vips ...string) *desired.State {
+	s := &desired.State{VRRP: &desired.VRRP{
+		Interface: "eth0", Source: netip.MustParseAddr("10.99.0.11"), Peers: []netip.Addr{netip.MustParseAddr("10.99.0.12")},
+		RouterID: 51, Priority: 150, IntervalMillis: 300,
+	}}
+	for _, v := range vips {
+		s.VIPs = append(s.VIPs, desired.VIP{
+			Addr: netip.MustParseAddr(v), Announce: desired.ByVRRP, Frontends: []desired.Frontend{{Backends: []desired.Backend{{Weight: 1}}}},
+		})
+	}
+	return s
+}
+
+// The advertised address does not depend on the VIPs, and VIPs of both families move together.
+func TestRender(t *testing.T) {
+	t.Parallel()
+	want := `# Written by isthmus-gateway, which writes it again when it is changed.
+global_defs {
+  vrrp_version 3
+  vrrp_garp_master_delay 1
+  vrrp_garp_master_repeat 2
+}
+vrrp_instance isthmus {
+  state BACKUP
+  interface eth0
+  virtual_router_id 51
+  priority 150
+  advert_int 0.30
+  unicast_src_ip 10.99.0.11
+  unicast_peer {
+    10.99.0.12
+  }
+  virtual_ipaddress {
+    169.254.255.51/32 dev lo
+  }
+  virtual_ipaddress_excluded {
+    10.99.0.100/32 dev eth0
+    fd99::100/128 dev eth0
+  }
+}
+`
+	if diff := cmp.Diff(want, string(newRole(state("fd99::100", "10.99.0.100")).render())); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Gateways have a role while something is announced so and serves, and they are not cordoned.
+func TestNewRole(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*desired.State){
+		"cordoned":      func(s *desired.State) { s.Cordoned = true },
+		"no VRRP":       func(s *desired.State) { s.VRRP = nil },
+		"by BGP":        func(s *desired.State) { s.VIPs[0].Announce = desired.ByBGP },
+		"all draining":  func(s *desired.State) { s.VIPs[0].Frontends[0].Backends[0].Draining = true },
+		"nothing there": func(s *desired.State) { s.VIPs = nil },
+	} {
+		s := state("10.99.0.100")
+		if newRole(s) == nil {
+			t.Fatal("a gateway with a VIP has no role")
+		}
+		spoil(s)
+		if r := newRole(s); r != nil {
+			t.Errorf("%s: the role is %+v", name, r)
+		}
+	}
+}
+
+func TestAnchor(t *testing.T) {
+	t.Parallel()
+	r := newRole(state("10.99.0.100"))
+	r.config.Source = netip.MustParseAddr("fd99::11")
+	if have := r.anchor(); have != netip.MustParseAddr("fe80::3333") {
+		t.Errorf("the anchor of IPv6 is %s", have)
+	}
+}
