@@ -138,3 +138,22 @@ func (c *Client) floatingIP(f *floatingips.FloatingIP) (FloatingIP, error) {
 	}
 	return is, nil
 }
+
+// AllFloatingIPs returns all floating IPs of the project, whosever they are, by id.
+func (c *Client) AllFloatingIPs(ctx context.Context) ([]FloatingIP, error) {
+	return c.listFloatingIPs(ctx, floatingips.ListOpts{ProjectID: c.project})
+}
+
+// KeepFloatingIP makes a floating IP of this cluster the user's: it is never deleted from then on. One that is not of this
+// cluster is the user's already.
+func (c *Client) KeepFloatingIP(ctx context.Context, id string) error {
+	return c.call(ctx, "keep floating IP "+id, func(ctx context.Context) error {
+		is, err := floatingips.Get(ctx, c.network, id).Extract()
+		if err != nil || is.Description != c.description() {
+			return err
+		}
+		kept := "Kept by request; allocated by the " + c.description()
+		_, err = floatingips.Update(ctx, c.network, id, floatingips.UpdateOpts{Description: &kept, RevisionNumber: &is.RevisionNumber}).Extract()
+		return err
+	})
+}

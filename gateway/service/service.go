@@ -35,9 +35,35 @@ const (
 	AnnotationBackends = "gateway.isthmus.dev/backends"
 	// AnnotationExternalIPs is "true" where the addresses are to stand in spec.externalIPs as well.
 	AnnotationExternalIPs = "gateway.isthmus.dev/external-ips"
+	// AnnotationOwnExternalIPs lists those of spec.externalIPs that the controller put there. All others are the user's.
+	AnnotationOwnExternalIPs = "gateway.isthmus.dev/own-external-ips"
 	// AnnotationServiceImport names a ServiceImport of the Service's namespace, whose endpoints in all clusters are the
 	// backends. The Service has no selector then.
 	AnnotationServiceImport = "isthmus.dev/service-import"
+)
+
+// Finalizer keeps a Service until its addresses are given back.
+const Finalizer = "gateway.isthmus.dev/addresses"
+
+// The conditions of a Service's status and their reasons.
+const (
+	// ConditionMapped is True while the Service has addresses.
+	ConditionMapped = "gateway.isthmus.dev/Mapped"
+	ReasonMapped    = "Mapped"
+	// ReasonInvalid: the Service asks for what cannot be had. It keeps what it has.
+	ReasonInvalid = "Invalid"
+	// ReasonQuotaExceeded: the project may have no more ports or floating IPs, or the pool no more addresses.
+	ReasonQuotaExceeded = "QuotaExceeded"
+	// ReasonCloud: Neutron does not do, or does not answer, what it is asked.
+	ReasonCloud = "CloudFailed"
+
+	// ConditionApplied is True while gateways have the Service as it is.
+	ConditionApplied = "gateway.isthmus.dev/Applied"
+	ReasonApplied    = "Applied"
+	// ReasonRefused: a gateway could not apply it.
+	ReasonRefused = "Refused"
+	// ReasonNoGateway: no gateway of the group of the Service's pool has it.
+	ReasonNoGateway = "NoGateway"
 )
 
 // Backends is where gateways send packets.

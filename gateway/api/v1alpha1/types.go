@@ -131,7 +131,7 @@ type BFD struct {
 
 // VRRP is a gateway's part in a virtual router (RFC 9568).
 //
-// +kubebuilder:validation:XValidation:rule="self.peers.all(p, ip(p).family() == ip(self.source).family())",message="source and peers must be of one family"
+// +kubebuilder:validation:XValidation:rule="!has(self.peers) || self.peers.all(p, ip(p).family() == ip(self.source).family())",message="source and peers must be of one family"
 type VRRP struct {
 	// Interface has the VIPs of the master.
 	// +kubebuilder:validation:MinLength=1

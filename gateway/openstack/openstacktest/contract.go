@@ -24,6 +24,8 @@ type Cloud struct {
 	External string
 	// Gateway is the port of a machine, with no address pairs.
 	Gateway string
+	// Discard deletes a floating IP of the project, whosever it is.
+	Discard func(t testing.TB, id string)
 	// MaxPairs is how many address pairs a port may have.
 	MaxPairs int
 }
@@ -141,6 +143,31 @@ func Contract(t *testing.T, c Cloud) {
 		if err := mine.LeadFloatingIP(ctx, f.ID, "", netip.Addr{}); err != nil {
 			t.Errorf("lead to nothing what does so: %v", err)
 		}
+	})
+
+	t.Run("a kept floating IP leads where it led, and is nobody's to delete", func(t *testing.T) {
+		p := create(t, mine, "uid-1")
+		f, err := mine.CreateFloatingIP(ctx, c.External, p.ID, p.Addrs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(mine.KeepFloatingIP(ctx, f.ID), mine.KeepFloatingIP(ctx, f.ID)); err != nil {
+			t.Fatal(err)
+		}
+		f.Ours = false
+		if is, err := mine.FindFloatingIP(ctx, f.ID); err != nil || is != f {
+			t.Errorf("it is %+v, %v, want %+v", is, err, f)
+		}
+		if all, err := mine.AllFloatingIPs(ctx); err != nil || !slices.Contains(all, f) {
+			t.Errorf("all floating IPs: %+v, %v", all, err)
+		}
+		if ours, err := mine.FloatingIPs(ctx); err != nil || len(ours) != 0 {
+			t.Errorf("ours: %+v, %v", ours, err)
+		}
+		if err := mine.DeleteFloatingIP(ctx, f.ID); err == nil {
+			t.Error("it was deleted")
+		}
+		c.Discard(t, f.ID)
 	})
 
 	t.Run("address pairs of others stay", func(t *testing.T) {

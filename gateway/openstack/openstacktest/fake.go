@@ -121,6 +121,33 @@ func (f *Fake) Edit(id string, change func(map[string]any)) {
 	}
 }
 
+// Remove deletes a port or a floating IP, as somebody else would.
+func (f *Fake) Remove(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.ports, id)
+	delete(f.fips, id)
+	f.disassociate(id)
+}
+
+// Objects returns the ids of all ports and floating IPs, but for those of gateways, sorted.
+func (f *Fake) Objects() (ports, floatingIPs []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ports = slices.DeleteFunc(slices.Sorted(maps.Keys(f.ports)), func(id string) bool { return id == Gateway1 || id == Gateway2 })
+	return ports, slices.Sorted(maps.Keys(f.fips))
+}
+
+// disassociate lets floating IPs that led to a port lead to nothing: they survive it, which is how they leak.
+func (f *Fake) disassociate(port string) {
+	for _, o := range f.fips {
+		if o["port_id"] == port {
+			o["port_id"], o["fixed_ip_address"] = nil, nil
+			touch(o)
+		}
+	}
+}
+
 func touch(o object) { o["revision_number"] = o["revision_number"].(int) + 1 }
 
 func (f *Fake) handler() http.Handler {
@@ -384,11 +411,8 @@ func (h *resourceHandler) remove(r *http.Request) (int, any, *refusal) {
 		return 0, nil, no
 	}
 	delete(h.all, o["id"].(string))
-	for _, f := range h.fake.fips {
-		if h.name == "port" && f["port_id"] == o["id"] { // it survives, which is how they leak
-			f["port_id"], f["fixed_ip_address"] = nil, nil
-			touch(f)
-		}
+	if h.name == "port" {
+		h.fake.disassociate(o["id"].(string))
 	}
 	return http.StatusNoContent, nil, nil
 }

@@ -1,0 +1,311 @@
+// Package controller keeps ports, floating IPs and gateways in step with Services of type LoadBalancer.
+//
+// One worker does everything: of several replicas the one that holds the Lease, and there one thing after the other. It may
+// be killed between any two calls. What Services have stands in their annotations, and whose the objects of the cloud are
+// in these themselves: Sync recovers all state from there.
+package controller
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/portmap"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// fleet is the gateways' agents: package agents has it.
+type fleet interface {
+	Learn(ctx context.Context, targets map[string]agents.Target)
+	Set(ctx context.Context, targets map[string]agents.Target)
+	Reports() map[string]agents.Report
+}
+
+// worker is the controller's one worker and its state. It is for one goroutine.
+type worker struct {
+	settings  Settings
+	namespace string // of Secrets with passwords
+	client    client.Client
+	live      client.Reader // not a cache: it says what is so now
+	cloud     Cloud         // nil without OpenStack
+	fleet     fleet
+	events    events.EventRecorder
+	log       *slog.Logger
+	// again asks for a look at a Service, soon.
+	again func(types.NamespacedName)
+
+	book     *portmap.Map
+	services map[types.UID]*mapped
+	backends []backend
+	seen     map[string]port   // all ports, while Sync goes on
+	learned  bool              // the gateways' generations
+	restored bool              // the book, at least once
+	unclean  bool              // something may have to be given back
+	paired   map[string]string // by gateway: the port at which its pairs were set since the last start
+	secrets  map[string]string
+	verdicts map[types.NamespacedName]verdict
+}
+
+// mapped is a Service that has a port.
+type mapped struct {
+	name  types.NamespacedName
+	want  service.Want
+	port  port
+	ports []corev1.ServicePort
+}
+
+// families are those in which a Service is reached.
+func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Families, p.families()) }
+
+// init completes a worker.
+func (w *worker) init() {
+	w.book, w.services = new(portmap.Map), map[types.UID]*mapped{}
+	var lists, networks []*Pool
+	for i := range w.settings.Pools {
+		if p := &w.settings.Pools[i]; p.Neutron != nil {
+			networks = append(networks, p)
+		} else {
+			lists = append(lists, p)
+		}
+	}
+	if len(lists) > 0 {
+		w.backends = append(w.backends, &static{lists})
+	}
+	if len(networks) > 0 {
+		w.backends = append(w.backends, &neutron{w.cloud, networks})
+	}
+	if w.again == nil {
+		w.again = func(types.NamespacedName) {}
+	}
+}
+
+func (w *worker) backend(p *Pool) backend {
+	i := slices.IndexFunc(w.backends, func(b backend) bool {
+		_, isNeutron := b.(*neutron)
+		return isNeutron == (p.Neutron != nil)
+	})
+	return w.backends[i]
+}
+
+// Sync is what the worker begins with, and does again from time to time: it recovers the book from the Services' annotations,
+// brings every Service to where it should be, tells the gateways, and gives back what nobody has.
+func (w *worker) Sync(ctx context.Context) error {
+	var list corev1.ServiceList
+	if err := w.live.List(ctx, &list); err != nil {
+		return fmt.Errorf("list services: %w", err)
+	}
+	if err := w.learn(ctx); err != nil {
+		return err
+	}
+	w.paired, w.secrets = nil, nil
+	ours := slices.DeleteFunc(slices.Clone(list.Items), func(s corev1.Service) bool { return !managed(&s) && !w.settings.services().Takes(&s) })
+	if err := w.restore(ctx, ours); err != nil {
+		return err
+	}
+	w.restored = true
+	defer func() { w.seen = nil }()
+	for i := range ours {
+		for range maxSteps {
+			again, err := w.step(ctx, &ours[i], batch)
+			if err != nil {
+				w.log.Debug("service waits", "namespace", ours[i].Namespace, "service", ours[i].Name, "err", err)
+				w.again(nameOf(&ours[i])) // by itself: the others do not wait for it
+			}
+			if err != nil || !again {
+				break
+			}
+		}
+	}
+	w.seen = nil
+	return w.giveBack(ctx)
+}
+
+// maxSteps bounds how many operations bring a Service to where it should be: it is taken over and mapped, or unmapped and
+// let go.
+const maxSteps = 3
+
+// restore makes the book from the Services' annotations. Those whose port another, older Service has, or that is none, are
+// mapped anew.
+func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
+	held := map[string]bool{}
+	for i := range services {
+		if id := services[i].Annotations[service.AnnotationPort]; id != "" && managed(&services[i]) {
+			held[id] = true
+		}
+	}
+	ports, err := w.ports(ctx, slices.Sorted(maps.Keys(held)))
+	if err != nil {
+		return err
+	}
+	var claims []portmap.Claim
+	entries := map[string]*mapped{}
+	for i := range services {
+		s := &services[i]
+		p, ok := ports[s.Annotations[service.AnnotationPort]]
+		if !ok || !managed(s) {
+			continue
+		}
+		want, _ := w.settings.services().Read(s) // what is wrong with it is said when its turn comes
+		if was := w.services[s.UID]; was != nil {
+			want = was.want // the last that was right
+		}
+		if pool := w.settings.pool(p.Pool); pool != nil {
+			want.Floating = floating(s, want.Floating, pool, common(want.Families, pool.families()))
+		}
+		// A port that it asks for since then may be another Service's: that one keeps it.
+		want.L4 = reached(s, want.L4)
+		claims = append(claims, claim(s, want, p.ID))
+		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
+	}
+	w.seen = ports
+	book, anew := portmap.Restore(claims)
+	w.book, w.services = book, map[types.UID]*mapped{}
+	for _, c := range anew {
+		delete(entries, c.Service)
+	}
+	for uid, m := range entries {
+		w.services[types.UID(uid)] = m
+	}
+	return nil
+}
+
+// ports returns all ports of all backends, by id.
+func (w *worker) ports(ctx context.Context, held []string) (map[string]port, error) {
+	all := map[string]port{}
+	for _, b := range w.backends {
+		ports, err := b.ports(ctx, held)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range ports {
+			all[p.ID] = p
+		}
+	}
+	return all, nil
+}
+
+// held are the ids of the ports that Services have, sorted.
+func (w *worker) held() []string {
+	ids := map[string]bool{}
+	for _, m := range w.services {
+		ids[m.port.ID] = true
+	}
+	return slices.Sorted(maps.Keys(ids))
+}
+
+// Handle brings a Service to where it should be after any event.
+func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
+	var s corev1.Service
+	err := w.client.Get(ctx, name, &s)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read service %s: %w", name, err)
+	}
+	if lost := w.lost(name, s.UID); lost != "" { // somebody took the finalizer away
+		w.forget(lost)
+		if err := w.giveBack(ctx); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return nil
+	}
+	_, err = w.step(ctx, &s, single)
+	return err
+}
+
+// lost returns the UID of a Service that had a name and is no longer there.
+func (w *worker) lost(name types.NamespacedName, uid types.UID) types.UID {
+	for had, m := range w.services {
+		if m.name == name && had != uid {
+			return had
+		}
+	}
+	return ""
+}
+
+// scope says whether gateways are told after each operation, or by who does many.
+type scope bool
+
+const (
+	single scope = false
+	batch  scope = true
+)
+
+// step does what the seed design's three handlers say of a Service: after it was added, changed or deleted. What to do
+// follows from how it is, and not from what happened, so an event that was missed changes nothing. It reports whether
+// there is more to do; the write that it made brings the Service here again by itself.
+//
+//	managed  can be managed  has an L2 port
+//	no       no              -                ignore
+//	no       yes             -                set to managed
+//	yes      yes             no               MapService
+//	yes      yes             yes              RemapService
+//	yes      no              yes              UnmapService, set to unmanaged
+//	yes      no              no               set to unmanaged
+func (w *worker) step(ctx context.Context, s *corev1.Service, sc scope) (more bool, err error) {
+	can := s.DeletionTimestamp == nil && w.settings.services().Takes(s)
+	switch is := managed(s); {
+	case !is && !can:
+		return false, nil
+	case !is:
+		return true, w.setManaged(ctx, s)
+	case can:
+		want, err := w.settings.services().Read(s)
+		if err != nil {
+			return false, w.refuse(ctx, s, invalid{err})
+		}
+		if s.Annotations[service.AnnotationPort] == "" {
+			return false, w.MapService(ctx, s, want, sc)
+		}
+		return false, w.RemapService(ctx, s, want, sc)
+	}
+	switch {
+	case s.Annotations[service.AnnotationPort] != "":
+		err = w.UnmapService(ctx, s, sc)
+	case w.unclean && sc == single: // it ended half way
+		err = w.giveBack(ctx)
+	}
+	if err != nil {
+		return false, err
+	}
+	return false, w.setUnmanaged(ctx, s)
+}
+
+// managed reports whether a Service was taken over.
+func managed(s *corev1.Service) bool { return controllerutil.ContainsFinalizer(s, service.Finalizer) }
+
+func nameOf(s *corev1.Service) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+}
+
+func claim(s *corev1.Service, want service.Want, id string) portmap.Claim {
+	return portmap.Claim{Service: string(s.UID), Created: s.CreationTimestamp.Time, L4: want.L4, Port: id}
+}
+
+// forget gives back what a Service has in the book.
+func (w *worker) forget(uid types.UID) {
+	w.book.Release(string(uid))
+	delete(w.services, uid)
+}
+
+// sharers are the other Services at a port, by name.
+func (w *worker) sharers(id string, uid types.UID) (all []*mapped) {
+	for other, m := range w.services {
+		if m.port.ID == id && other != uid {
+			all = append(all, m)
+		}
+	}
+	slices.SortFunc(all, func(a, b *mapped) int { return strings.Compare(a.name.String(), b.name.String()) })
+	return all
+}

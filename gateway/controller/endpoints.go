@@ -1,0 +1,207 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// endpoints are where packets can go.
+type endpoints struct {
+	services map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	imports  map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	nodes    []*corev1.Node
+}
+
+// readEndpoints reads all EndpointSlices and Nodes.
+func (w *worker) readEndpoints(ctx context.Context) (*endpoints, error) {
+	var slices discoveryv1.EndpointSliceList
+	if err := w.client.List(ctx, &slices); err != nil {
+		return nil, fmt.Errorf("list endpoint slices: %w", err)
+	}
+	var nodes corev1.NodeList
+	if err := w.client.List(ctx, &nodes); err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	e := &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}}
+	for i := range slices.Items {
+		s := &slices.Items[i]
+		for label, by := range map[string]map[types.NamespacedName][]*discoveryv1.EndpointSlice{discoveryv1.LabelServiceName: e.services, mcsv1beta1.LabelServiceName: e.imports} {
+			if name := s.Labels[label]; name != "" {
+				key := types.NamespacedName{Namespace: s.Namespace, Name: name}
+				by[key] = append(by[key], s)
+			}
+		}
+	}
+	for i := range nodes.Items {
+		e.nodes = append(e.nodes, &nodes.Items[i])
+	}
+	return e, nil
+}
+
+// backends are where the packets to a port of a Service go, in one family.
+func (e *endpoints) backends(m *mapped, p corev1.ServicePort, f corev1.IPFamily) []desired.Backend {
+	of := e.services[m.name]
+	if m.want.Import != "" {
+		of = e.imports[types.NamespacedName{Namespace: m.name.Namespace, Name: m.want.Import}]
+	}
+	pods := podBackends(of, p, f)
+	if m.want.Backends != service.NodePorts {
+		return merge(pods)
+	}
+	return merge(e.nodeBackends(m, p, f, pods))
+}
+
+// pod is an endpoint as a backend, and the node that it is on.
+type pod struct {
+	desired.Backend
+	node    string
+	serving bool
+}
+
+// podBackends are the endpoints of slices. Terminating ones keep their connections and get no new ones, but where all that
+// serve are terminating (KEP-1669).
+func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev1.IPFamily) (pods []pod) {
+	for _, s := range all {
+		if string(s.AddressType) != string(f) {
+			continue
+		}
+		for _, sp := range s.Ports {
+			if deref(sp.Name) != p.Name || sp.Port == nil || cmp.Or(deref(sp.Protocol), corev1.ProtocolTCP) != cmp.Or(p.Protocol, corev1.ProtocolTCP) {
+				continue
+			}
+			for i := range s.Endpoints {
+				pods = append(pods, podsOf(&s.Endpoints[i], uint16(*sp.Port))...)
+			}
+		}
+	}
+	if !slices.ContainsFunc(pods, func(p pod) bool { return !p.Draining }) {
+		for i := range pods {
+			pods[i].Draining = !pods[i].serving
+		}
+	}
+	return pods
+}
+
+// podsOf are the backends of an endpoint: none when it is not ready, nor terminating.
+func podsOf(e *discoveryv1.Endpoint, port uint16) (pods []pod) {
+	c := e.Conditions
+	ready := c.Ready == nil || *c.Ready
+	serving := c.Serving != nil && *c.Serving || c.Serving == nil && ready
+	terminating := c.Terminating != nil && *c.Terminating
+	if !ready && !terminating {
+		return nil
+	}
+	for _, text := range e.Addresses {
+		addr, err := netip.ParseAddr(text)
+		if err != nil || !routable(addr) {
+			continue
+		}
+		pods = append(pods, pod{
+			Backend: desired.Backend{Addr: addr, Port: port, Weight: 1, Draining: terminating},
+			node:    deref(e.NodeName), serving: serving,
+		})
+	}
+	return pods
+}
+
+// nodeBackends are the nodes' addresses at a Service's node port. With externalTrafficPolicy Local only those nodes count that
+// have endpoints which take new connections, each for as much as it has of them.
+func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFamily, pods []pod) (all []pod) {
+	if p.NodePort == 0 {
+		return nil
+	}
+	here := map[string]uint16{}
+	for _, pod := range pods {
+		if !pod.Draining {
+			here[pod.node]++
+		}
+	}
+	for _, n := range e.usable() {
+		weight := uint16(1)
+		if m.want.Local {
+			weight = here[n.Name]
+		}
+		addr, ok := internalIP(n, f)
+		if weight == 0 || !ok {
+			continue
+		}
+		all = append(all, pod{Backend: desired.Backend{Addr: addr, Port: uint16(p.NodePort), Weight: weight, Draining: leaving(n)}, serving: true})
+	}
+	return all
+}
+
+// usable are the nodes that are ready, or all when none is: then it is the API server that does not hear of them.
+func (e *endpoints) usable() []*corev1.Node {
+	allowed := slices.DeleteFunc(slices.Clone(e.nodes), func(n *corev1.Node) bool {
+		_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
+		return excluded
+	})
+	ready := slices.DeleteFunc(slices.Clone(allowed), func(n *corev1.Node) bool {
+		return !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		})
+	})
+	if len(ready) == 0 {
+		return allowed
+	}
+	return ready
+}
+
+// taintToBeDeleted is put on nodes that the cluster autoscaler is about to remove.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+func leaving(n *corev1.Node) bool {
+	return n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
+}
+
+func internalIP(n *corev1.Node, f corev1.IPFamily) (netip.Addr, bool) {
+	for _, a := range n.Status.Addresses {
+		addr, err := netip.ParseAddr(a.Address)
+		if err == nil && a.Type == corev1.NodeInternalIP && familyOf(addr) == f && routable(addr) {
+			return addr, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// routable reports whether gateways can send packets to an address, as package desired has it.
+func routable(a netip.Addr) bool {
+	return !a.Is4In6() && a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast()
+}
+
+// merge sorts backends by address and port, and keeps of two the one that takes new connections.
+func merge(pods []pod) []desired.Backend {
+	all := make([]desired.Backend, 0, len(pods))
+	for _, p := range pods {
+		all = append(all, p.Backend)
+	}
+	slices.SortStableFunc(all, func(a, b desired.Backend) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(order(a), order(b)))
+	})
+	return slices.CompactFunc(all, func(a, b desired.Backend) bool { return a.Addr == b.Addr && a.Port == b.Port })
+}
+
+func order(b desired.Backend) int {
+	if b.Draining {
+		return 1
+	}
+	return 0
+}
+
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}

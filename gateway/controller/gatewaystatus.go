@@ -1,0 +1,81 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// driftLimit is how many lines of drift a status has room for.
+const driftLimit = 32
+
+// reportGateways tells, of each GatewayNode, how it is doing.
+func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[string]agents.Report, pairs map[string]error) error {
+	var errs []error
+	for _, p := range plans {
+		r := reports[p.node.Name]
+		errs = append(errs, w.patchNode(ctx, p.node, func(s *v1alpha1.GatewayNodeStatus) {
+			describe(s, p, r)
+			describePairs(s, pairs[p.node.Name], p.node.Spec.NeutronPort != "" && w.cloud != nil && w.settings.AddressPairs != PairNone)
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// describe puts what is known of a gateway into its status. What a gateway said last stays while it does not answer.
+func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
+	if r.Asked && r.Status.Version+r.Status.Hash != "" {
+		s.AppliedGeneration, s.Hash, s.Version = int64(r.Status.Generation), r.Status.Hash, r.Status.Version
+		s.Drift, s.Announced = nil, nil
+		for _, f := range r.Status.Drift[:min(len(r.Status.Drift), driftLimit)] {
+			s.Drift = append(s.Drift, f.Part+": "+desired.Faults{f}.Error())
+		}
+		for _, a := range r.Status.Announced {
+			s.Announced = append(s.Announced, a.String())
+		}
+	}
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: p.node.Generation})
+	}
+	switch {
+	case r.Err != nil:
+		set(v1alpha1.ConditionReachable, metav1.ConditionFalse, v1alpha1.ReasonNoAnswer, r.Err.Error())
+	case r.Asked:
+		set(v1alpha1.ConditionReachable, metav1.ConditionTrue, v1alpha1.ReasonAnswers, "the agent answers")
+	}
+	switch {
+	case p.err != nil:
+		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, p.reason, p.err.Error())
+	case r.Refused != nil:
+		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonRefused, r.Refused.Error())
+	case r.Applied:
+		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied, "it has what it should have")
+	default:
+		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonPending, "it has not been told yet; it is when it answers")
+	}
+}
+
+// describePairs says whether Neutron lets all VIPs pass; nothing where it is not asked.
+func describePairs(s *v1alpha1.GatewayNodeStatus, err error, asked bool) {
+	switch {
+	case !asked:
+		meta.RemoveStatusCondition(&s.Conditions, v1alpha1.ConditionAddressPairs)
+	case err != nil:
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: v1alpha1.ConditionAddressPairs, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotAllowed, Message: err.Error()})
+	default:
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: v1alpha1.ConditionAddressPairs, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAllowed, Message: "Neutron lets all VIPs pass"})
+	}
+}
+
+func sameNode(a, b *v1alpha1.GatewayNodeStatus) bool {
+	return a.AppliedGeneration == b.AppliedGeneration && a.Hash == b.Hash && a.Version == b.Version && slices.Equal(a.Drift, b.Drift) &&
+		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.AddressPairs, b.AddressPairs) && reflect.DeepEqual(a.Conditions, b.Conditions)
+}

@@ -1,0 +1,139 @@
+package controller
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// TestKilledAtEveryCall kills the controller at each of its calls, before and after the call had its effect, and then lets
+// a new one recover: nothing leaks, everybody has what they asked for, and whoever was reached at an address and asks for
+// nothing else still is.
+func TestKilledAtEveryCall(t *testing.T) {
+	annotate := func(name, value string) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Annotations[name] = value }
+	}
+	add := func(port int32) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Port: port, Protocol: corev1.ProtocolTCP})
+		}
+	}
+	for name, tc := range map[string]struct {
+		before, change func(*world)
+		moves          []string // Services whose addresses may change
+	}{
+		"MapService": {
+			func(*world) {},
+			func(w *world) { w.create(w.balanced("new", nil, 80)) }, nil,
+		},
+		"MapService, to a port that another Service has": {
+			func(w *world) { w.create(w.balanced("old", nil, 80)) },
+			func(w *world) { w.create(w.balanced("new", annotate(service.AnnotationExternalIPs, "true"), 443)) }, nil,
+		},
+		"MapService, dual stack, a floating IP that is kept": {
+			func(w *world) { w.create(w.balanced("old", nil, 80)) },
+			func(w *world) {
+				w.create(w.balanced("new", func(s *corev1.Service) {
+					s.Annotations[service.AnnotationFloatingIPAfterwards] = "retain"
+					s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = new(corev1.IPFamilyPolicyRequireDualStack), []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+				}, 80))
+			}, nil,
+		},
+		"RemapService, away from a shared port": {
+			func(w *world) {
+				w.create(w.balanced("a", nil, 80))
+				w.noError(w.settle())
+				w.create(w.balanced("b", nil, 443))
+			},
+			func(w *world) { w.edit("a", add(443)) }, []string{"a"},
+		},
+		"RemapService, to no floating IP": {
+			func(w *world) { w.create(w.balanced("a", nil, 80)) },
+			func(w *world) { w.edit("a", annotate(service.AnnotationFloatingIP, "none")) }, []string{"a"},
+		},
+		"RemapService, to another pool": {
+			func(w *world) { w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443)) },
+			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "list")) }, []string{"a"},
+		},
+		"UnmapService, deleted": {
+			func(w *world) {
+				w.create(w.balanced("a", annotate(service.AnnotationExternalIPs, "true"), 80), w.balanced("b", nil, 80))
+			},
+			func(w *world) { w.remove("a") }, nil,
+		},
+		"UnmapService, of a port that another Service has": {
+			func(w *world) {
+				w.create(w.balanced("a", nil, 80))
+				w.noError(w.settle())
+				w.create(w.balanced("b", nil, 443))
+			},
+			func(w *world) { w.remove("a") }, nil,
+		},
+		"UnmapService, kept away": {
+			func(w *world) { w.create(w.balanced("a", annotate(service.AnnotationExternalIPs, "true"), 80)) },
+			func(w *world) { w.edit("a", annotate(service.AnnotationManaged, "false")) }, []string{"a"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, after := range []bool{false, true} {
+				kills := 0
+				for at := 1; ; at++ {
+					w.start()
+					tc.before(w)
+					w.noError(w.Sync(t.Context()))
+					w.noError(w.settle())
+					reached := map[string][]string{}
+					for _, n := range w.names() {
+						if s := w.get(n.Name); !slices.Contains(tc.moves, n.Name) {
+							reached[n.Name] = addresses(s)
+						}
+					}
+					k := &killer{}
+					w.startWith(testSettings(), k)
+					w.noError(w.Sync(t.Context()))
+					k.calls, k.at, k.after = 0, at, after
+					tc.change(w)
+					_ = w.settle()
+					for _, n := range w.names() { // what was said before the kill counts too
+						if s := w.get(n.Name); !slices.Contains(tc.moves, n.Name) && len(addresses(s)) > 0 {
+							reached[n.Name] = addresses(s)
+						}
+					}
+					w.recover()
+					w.check()
+					for name, want := range reached {
+						if s := w.get(name); s.Name != "" && !slices.Equal(addresses(s), want) {
+							t.Errorf("service %s was reached at %v, now %v", name, want, addresses(s))
+						}
+					}
+					if t.Failed() {
+						t.Fatalf("killed at call %d, after it: %v", at, after)
+					}
+					w.empty()
+					if !k.dead {
+						break
+					}
+					kills++
+				}
+				t.Logf("%d kills, after the call: %v", kills, after)
+			}
+		})
+	}
+}
+
+// empty removes all Services, and holds that nothing is left of them.
+func (w *world) empty() {
+	w.t.Helper()
+	for _, n := range w.names() {
+		w.remove(n.Name)
+	}
+	w.noError(w.settle())
+	ports, _ := w.fake.Objects()
+	if len(ports) > 0 || len(w.names()) > 0 {
+		w.t.Fatalf("left behind: ports %v, services %v", ports, w.names())
+	}
+}

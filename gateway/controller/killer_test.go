@@ -1,0 +1,127 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+)
+
+// errKilled is what a dead controller hears.
+var errKilled = errors.New("killed")
+
+// killer kills a controller at one of its calls: from then on nothing it does has an effect.
+type killer struct {
+	at    int  // the call, from 1; 0: never
+	after bool // the call still has its effect, and the answer is lost
+	calls int
+	dead  bool
+}
+
+func (k *killer) call(f func() error) error {
+	if k.dead {
+		return errKilled
+	}
+	k.calls++
+	if k.calls != k.at {
+		return f()
+	}
+	k.dead = true
+	if k.after {
+		_ = f()
+	}
+	return errKilled
+}
+
+func ask[T any](k *killer, f func() (T, error)) (v T, err error) {
+	err = k.call(func() (err error) {
+		v, err = f()
+		return err
+	})
+	return v, err
+}
+
+// client kills at writes; what is read before a write is as good as what is read before the one before it.
+func (k *killer) client(c client.WithWatch) client.WithWatch {
+	return interceptor.NewClient(c, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if k.dead {
+				return errKilled
+			}
+			return c.Get(ctx, key, obj, opts...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			return k.call(func() error { return c.Patch(ctx, obj, patch, opts...) })
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			return k.call(func() error { return c.SubResource(sub).Patch(ctx, obj, patch, opts...) })
+		},
+	})
+}
+
+type killableFleet struct {
+	*fleetFake
+	k *killer
+}
+
+func (f killableFleet) Set(ctx context.Context, targets map[string]agents.Target) {
+	_ = f.k.call(func() error {
+		f.fleetFake.Set(ctx, targets)
+		return nil
+	})
+}
+
+// killableCloud is a Cloud between whose calls the controller may die.
+type killableCloud struct {
+	c Cloud
+	k *killer
+}
+
+func (c killableCloud) Ports(ctx context.Context) ([]openstack.Port, error) {
+	return ask(c.k, func() ([]openstack.Port, error) { return c.c.Ports(ctx) })
+}
+
+func (c killableCloud) CreatePort(ctx context.Context, r openstack.PortRequest) (openstack.Port, error) {
+	return ask(c.k, func() (openstack.Port, error) { return c.c.CreatePort(ctx, r) })
+}
+
+func (c killableCloud) DeletePort(ctx context.Context, id string) error {
+	return c.k.call(func() error { return c.c.DeletePort(ctx, id) })
+}
+
+func (c killableCloud) FloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error) {
+	return ask(c.k, func() ([]openstack.FloatingIP, error) { return c.c.FloatingIPs(ctx) })
+}
+
+func (c killableCloud) AllFloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error) {
+	return ask(c.k, func() ([]openstack.FloatingIP, error) { return c.c.AllFloatingIPs(ctx) })
+}
+
+func (c killableCloud) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error) {
+	return ask(c.k, func() (openstack.FloatingIP, error) { return c.c.CreateFloatingIP(ctx, network, port, fixed) })
+}
+
+func (c killableCloud) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+	return c.k.call(func() error { return c.c.LeadFloatingIP(ctx, id, port, fixed) })
+}
+
+func (c killableCloud) KeepFloatingIP(ctx context.Context, id string) error {
+	return c.k.call(func() error { return c.c.KeepFloatingIP(ctx, id) })
+}
+
+func (c killableCloud) DeleteFloatingIP(ctx context.Context, id string) error {
+	return c.k.call(func() error { return c.c.DeleteFloatingIP(ctx, id) })
+}
+
+func (c killableCloud) SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error {
+	return c.k.call(func() error { return c.c.SetAddressPairs(ctx, port, had, want) })
+}
+
+func (c killableCloud) Quota(ctx context.Context) (openstack.Quota, error) {
+	return ask(c.k, func() (openstack.Quota, error) { return c.c.Quota(ctx) })
+}

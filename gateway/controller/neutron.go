@@ -1,0 +1,200 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// neutron keeps addresses as ports of Neutron. The purpose of a port begins with the name of its pool and a dot.
+type neutron struct {
+	cloud Cloud
+	pools []*Pool
+}
+
+func (n *neutron) ports(ctx context.Context, _ []string) ([]port, error) {
+	ports, err := n.cloud.Ports(ctx)
+	if err != nil {
+		return nil, err
+	}
+	floating, err := n.cloud.AllFloatingIPs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]port, len(ports))
+	for i, p := range ports {
+		all[i] = translate(p)
+		if f := slices.IndexFunc(floating, func(f openstack.FloatingIP) bool { return f.Port == p.ID }); f >= 0 {
+			all[i].Floating = floating[f]
+		}
+	}
+	return all, nil
+}
+
+func translate(p openstack.Port) port {
+	pool, _, _ := strings.Cut(p.Purpose, ".")
+	return port{ID: p.ID, Pool: pool, VIPs: p.Addrs, Purpose: p.Purpose}
+}
+
+// create makes a port for the first of the purposes pool.uid, pool.uid.2, … that no port in use was made for: a Service
+// whose port others share, and that has to leave it, needs another one.
+func (n *neutron) create(ctx context.Context, r request, held []string) (port, error) {
+	ports, err := n.cloud.Ports(ctx)
+	if err != nil {
+		return port{}, err
+	}
+	purpose := r.Pool.Name + "." + r.Purpose
+	for i := 2; slices.ContainsFunc(ports, func(p openstack.Port) bool {
+		return p.Purpose == purpose && (slices.Contains(held, p.ID) || !translate(p).covers(r.Families))
+	}); i++ {
+		purpose = fmt.Sprintf("%s.%s.%d", r.Pool.Name, r.Purpose, i)
+	}
+	ask := openstack.PortRequest{Network: r.Pool.Neutron.Network, Purpose: purpose}
+	for _, f := range r.Families {
+		ask.Subnets = append(ask.Subnets, r.Pool.subnet(f))
+	}
+	p, err := n.cloud.CreatePort(ctx, ask)
+	if err != nil {
+		return port{}, err
+	}
+	made := translate(p)
+	// One that an earlier attempt made may have a floating IP already.
+	floating, err := n.cloud.AllFloatingIPs(ctx)
+	if err != nil {
+		return port{}, err
+	}
+	if i := slices.IndexFunc(floating, func(f openstack.FloatingIP) bool { return f.Port == made.ID }); i >= 0 {
+		made.Floating = floating[i]
+	}
+	return made, nil
+}
+
+func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (port, error) {
+	fixed, ok := ipv4(p.VIPs)
+	pool := n.pool(p.Pool)
+	if !ok || floats(p.Floating, want) {
+		return p, nil
+	}
+	if pool == nil || pool.Neutron.FloatingNetwork == "" && want.Allocate {
+		return p, fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", p.Pool, service.AnnotationFloatingIP)
+	}
+	use := openstack.FloatingIP{}
+	if want.Use != "" {
+		var err error
+		if use, err = n.lent(ctx, want.Use); err != nil {
+			return p, err
+		}
+	}
+	if p.Floating.ID != "" && (want.Use != "" || !want.Allocate) { // it makes room
+		if err := n.part(ctx, p.Floating); err != nil {
+			return p, err
+		}
+		p.Floating = openstack.FloatingIP{}
+	}
+	switch {
+	case want.Use != "":
+		if err := n.cloud.LeadFloatingIP(ctx, use.ID, p.ID, fixed); err != nil {
+			return p, err
+		}
+		use.Port, use.Fixed, p.Floating = p.ID, fixed, use
+	case want.Allocate:
+		if p.Floating.ID == "" {
+			var err error
+			if p.Floating, err = n.cloud.CreateFloatingIP(ctx, pool.Neutron.FloatingNetwork, p.ID, fixed); err != nil {
+				return p, err
+			}
+		}
+		if want.Retain && p.Floating.Ours {
+			if err := n.cloud.KeepFloatingIP(ctx, p.Floating.ID); err != nil {
+				return p, err
+			}
+			p.Floating.Ours = false
+		}
+	}
+	return p, nil
+}
+
+// lent returns a floating IP that a user named. One that leads to what is not ours is left there.
+func (n *neutron) lent(ctx context.Context, idOrAddr string) (openstack.FloatingIP, error) {
+	all, err := n.cloud.AllFloatingIPs(ctx)
+	if err != nil {
+		return openstack.FloatingIP{}, err
+	}
+	i := slices.IndexFunc(all, func(f openstack.FloatingIP) bool { return f.ID == idOrAddr || f.Addr.String() == idOrAddr })
+	if i < 0 {
+		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: the project has no floating IP %s", service.AnnotationFloatingIP, idOrAddr)}
+	}
+	if all[i].Port == "" {
+		return all[i], nil
+	}
+	ports, err := n.cloud.Ports(ctx)
+	if err != nil {
+		return openstack.FloatingIP{}, err
+	}
+	if !slices.ContainsFunc(ports, func(p openstack.Port) bool { return p.ID == all[i].Port }) {
+		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s leads to port %s, which is not of this cluster; disassociate it first", service.AnnotationFloatingIP, idOrAddr, all[i].Port)}
+	}
+	return all[i], nil
+}
+
+// part takes a floating IP away from its port: one of ours goes, one that was lent or kept is left to its owner.
+func (n *neutron) part(ctx context.Context, f openstack.FloatingIP) error {
+	if f.Ours {
+		return n.cloud.DeleteFloatingIP(ctx, f.ID)
+	}
+	return n.cloud.LeadFloatingIP(ctx, f.ID, "", netip.Addr{})
+}
+
+func (n *neutron) clean(ctx context.Context, used func(id string) bool) (gone []string, err error) {
+	ports, err := n.cloud.Ports(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, p := range ports {
+		if used(p.ID) {
+			continue
+		}
+		if err := n.cloud.DeletePort(ctx, p.ID); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		gone = append(gone, fmt.Sprintf("port %s %v", p.ID, p.Addrs))
+	}
+	floating, err := n.cloud.FloatingIPs(ctx)
+	if err != nil {
+		return gone, errors.Join(append(errs, err)...)
+	}
+	for _, f := range floating {
+		if f.Port != "" {
+			continue
+		}
+		if err := n.cloud.DeleteFloatingIP(ctx, f.ID); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		gone = append(gone, fmt.Sprintf("floating IP %s %s", f.ID, f.Addr))
+	}
+	return gone, errors.Join(errs...)
+}
+
+func (n *neutron) pool(name string) *Pool {
+	if i := slices.IndexFunc(n.pools, func(p *Pool) bool { return p.Name == name }); i >= 0 {
+		return n.pools[i]
+	}
+	return nil
+}
+
+func ipv4(addrs []netip.Addr) (netip.Addr, bool) {
+	i := slices.IndexFunc(addrs, netip.Addr.Is4)
+	if i < 0 {
+		return netip.Addr{}, false
+	}
+	return addrs[i], true
+}

@@ -1,0 +1,317 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/isthmus-net/isthmus/gateway/portmap"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// The operations are not safe for concurrent use: the Lease leaves one controller at work, and that has one worker.
+
+// setManaged takes a Service over. The finalizer comes before the first object of the cloud.
+func (w *worker) setManaged(ctx context.Context, s *corev1.Service) error {
+	err := w.patch(ctx, s, func(s *corev1.Service) {
+		controllerutil.AddFinalizer(s, service.Finalizer)
+		annotate(s, service.AnnotationManaged, "true")
+	})
+	if err == nil {
+		w.tell(s, corev1.EventTypeNormal, "TakenOver", "the gateways' controller takes care of this Service")
+	}
+	return err
+}
+
+// setUnmanaged lets a Service go that has no port any more. Where the finalizer was all that kept it, it is gone then.
+func (w *worker) setUnmanaged(ctx context.Context, s *corev1.Service) error {
+	if err := w.clearStatus(ctx, s); err != nil {
+		return err
+	}
+	err := w.patch(ctx, s, func(s *corev1.Service) {
+		controllerutil.RemoveFinalizer(s, service.Finalizer)
+		if s.Annotations[service.AnnotationManaged] == "true" {
+			annotate(s, service.AnnotationManaged, "")
+		}
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		w.tell(s, corev1.EventTypeNormal, "Released", "the gateways' controller no longer takes care of this Service")
+	}
+	return err
+}
+
+// MapService gives a Service an L2 port and tells the gateways.
+func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, sc scope) error {
+	pool := w.settings.pool(want.Pool)
+	families := common(want.Families, pool.families())
+	if len(families) == 0 {
+		return w.refuse(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
+	}
+	want.Floating = floating(s, want.Floating, pool, families)
+	had := s.Annotations[service.AnnotationPort]
+	p, err := w.place(ctx, s, want, pool, families)
+	if err != nil {
+		return w.refuse(ctx, s, err)
+	}
+	if err := w.book.Take(claim(s, want, p.ID)); err != nil {
+		return err // place has looked
+	}
+	addresses := p.external(families)
+	if err := w.assign(ctx, s, p, want, addresses); err != nil {
+		return err
+	}
+	before := w.services[s.UID]
+	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
+	for _, m := range w.sharers(p.ID, s.UID) { // its floating IP may be another one now
+		if m.port.Floating != p.Floating {
+			m.port = p
+			w.again(m.name)
+		}
+	}
+	if sc == single {
+		if err := w.UpdateAgents(ctx); err != nil {
+			return err
+		}
+	}
+	switch {
+	case had == "":
+		w.tell(s, corev1.EventTypeNormal, "Mapped", "reached at "+join(addresses))
+	case had != p.ID, before != nil && !slices.Equal(before.port.external(families), addresses):
+		w.tell(s, corev1.EventTypeNormal, "Remapped", "reached at "+join(addresses)+" from now on")
+	}
+	if err := w.reportMapped(ctx, s, addresses); err != nil {
+		return err
+	}
+	if had != "" && had != p.ID {
+		w.unclean = true
+	}
+	if w.unclean && sc == single {
+		return w.giveBack(ctx)
+	}
+	return nil
+}
+
+// RemapService is MapService for a Service that has an L2 port, which it keeps as long as that is there and satisfies it.
+func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, sc scope) error {
+	return w.MapService(ctx, s, want, sc)
+}
+
+// place returns the port that a Service has from now on: the one that it has if that satisfies it, else the first by id of
+// those that others have, else a new one.
+func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
+	// The annotation may name a port that the book does not know this Service by.
+	has := s.Annotations[service.AnnotationPort]
+	ports, err := w.known(ctx, has)
+	if err != nil {
+		return port{}, err
+	}
+	satisfies := func(p port) bool {
+		return p.Pool == pool.Name && p.covers(families) &&
+			!slices.ContainsFunc(w.sharers(p.ID, s.UID), func(m *mapped) bool { return !sameFloating(m.want.Floating, want.Floating, p.Floating) })
+	}
+	var candidates []string
+	for id, p := range ports {
+		if (id == has || len(w.sharers(id, s.UID)) > 0) && satisfies(p) {
+			candidates = append(candidates, id)
+		}
+	}
+	c := claim(s, want, has)
+	if w.book.Port(c.Service) == "" && slices.Contains(candidates, has) {
+		_ = w.book.Take(c) // another Service may have its L4 ports there; then it moves
+	}
+	if err := w.lent(ports, want, s); err != nil {
+		return port{}, err
+	}
+	id, ok := w.book.Choose(c, candidates)
+	p := ports[id]
+	if !ok {
+		if p, err = w.CreateAndAssignPort(ctx, s, pool, families); err != nil {
+			return port{}, err
+		}
+	}
+	if p, err = w.backend(pool).float(ctx, p, want.Floating); err == nil {
+		ports[p.ID] = p
+	}
+	return p, err
+}
+
+// known are all ports, with one that a Service's annotation names; while many Services are looked at they are read once.
+func (w *worker) known(ctx context.Context, has string) (map[string]port, error) {
+	if w.seen != nil {
+		return w.seen, nil
+	}
+	held := w.held()
+	if has != "" && !slices.Contains(held, has) {
+		held = append(held, has)
+	}
+	return w.ports(ctx, held)
+}
+
+// CreateAndAssignPort makes a port for a Service; place leads a floating IP there.
+func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, pool *Pool, families []corev1.IPFamily) (port, error) {
+	return w.backend(pool).create(ctx, request{Pool: pool, Families: families, Purpose: string(s.UID)}, w.held())
+}
+
+// floating is what a Service gets of floating IPs: the default is nothing where there are none.
+func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
+	_, asked := s.Annotations[service.AnnotationFloatingIP]
+	none := pool.Neutron == nil || pool.Neutron.FloatingNetwork == "" || !slices.Contains(families, corev1.IPv4Protocol)
+	if none && !asked {
+		return service.FloatingIP{}
+	}
+	return want
+}
+
+// lent refuses a floating IP by name that other Services use in a way that cannot be shared.
+func (w *worker) lent(ports map[string]port, want service.Want, s *corev1.Service) error {
+	if want.Floating.Use == "" {
+		return nil
+	}
+	for _, id := range slices.Sorted(maps.Keys(ports)) {
+		p := ports[id]
+		others := w.sharers(id, s.UID)
+		if !floats(p.Floating, want.Floating) || len(others) == 0 {
+			continue
+		}
+		for _, m := range others {
+			if !sameFloating(m.want.Floating, want.Floating, p.Floating) {
+				return invalid{fmt.Errorf("annotation %s: floating IP %s was allocated for service %s; name another one", service.AnnotationFloatingIP, want.Floating.Use, m.name)}
+			}
+			if i := slices.IndexFunc(want.L4, func(l portmap.L4) bool { return slices.Contains(m.want.L4, l) }); i >= 0 {
+				return invalid{fmt.Errorf("spec.ports: %s of floating IP %s is of service %s already; choose another port or another floating IP", want.L4[i], want.Floating.Use, m.name)}
+			}
+		}
+	}
+	return nil
+}
+
+// assign writes into a Service, in one request, which port and which external IPs it has.
+func (w *worker) assign(ctx context.Context, s *corev1.Service, p port, want service.Want, addresses []netip.Addr) error {
+	return w.patch(ctx, s, func(s *corev1.Service) {
+		annotate(s, service.AnnotationPort, p.ID)
+		if !want.ExternalIPs {
+			addresses = nil
+		}
+		setExternalIPs(s, addresses)
+	})
+}
+
+// UnmapService takes the port away from a Service, tells the gateways, and gives back what nobody has any more.
+func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc scope) error {
+	err := w.patch(ctx, s, func(s *corev1.Service) {
+		annotate(s, service.AnnotationPort, "")
+		setExternalIPs(s, nil)
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	w.forget(s.UID)
+	w.unclean = true
+	w.tell(s, corev1.EventTypeNormal, "Unmapped", "no longer reached through the gateways")
+	if sc == batch {
+		return nil
+	}
+	return w.giveBack(ctx)
+}
+
+// giveBack tells the gateways what they have no more, and then gives it back.
+func (w *worker) giveBack(ctx context.Context) error {
+	w.unclean = true
+	if err := errors.Join(w.UpdateAgents(ctx), w.CleanUnusedPorts(ctx)); err != nil {
+		return err
+	}
+	w.unclean = false
+	return nil
+}
+
+// CleanUnusedPorts gives back the ports that no Service has, and the floating IPs that lead to none.
+func (w *worker) CleanUnusedPorts(ctx context.Context) error {
+	// Services are asked once more: what one of them has must not go because the book is wrong.
+	var list corev1.ServiceList
+	if err := w.live.List(ctx, &list); err != nil {
+		return fmt.Errorf("list services: %w", err)
+	}
+	used := map[string]bool{}
+	for i := range list.Items {
+		if s := &list.Items[i]; managed(s) {
+			used[s.Annotations[service.AnnotationPort]] = true
+		}
+	}
+	var errs []error
+	for _, b := range w.backends {
+		gone, err := b.clean(ctx, func(id string) bool { return used[id] || w.book.Used(id) })
+		errs = append(errs, err)
+		for _, what := range gone {
+			w.log.Info("given back", "what", what)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// patch changes a Service, unless somebody else has changed it since it was read. It writes nothing when nothing changes.
+func (w *worker) patch(ctx context.Context, s *corev1.Service, change func(*corev1.Service)) error {
+	before := s.DeepCopy()
+	change(s)
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if same(before, s) {
+		return nil
+	}
+	if err := w.client.Patch(ctx, s, patch, client.FieldOwner(fieldOwner)); err != nil {
+		return fmt.Errorf("write service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return nil
+}
+
+// same reports whether nothing changed of what patch may change.
+func same(a, b *corev1.Service) bool {
+	return maps.Equal(a.Annotations, b.Annotations) && slices.Equal(a.Finalizers, b.Finalizers) && slices.Equal(a.Spec.ExternalIPs, b.Spec.ExternalIPs)
+}
+
+// annotate sets an annotation, or removes it.
+func annotate(s *corev1.Service, name, value string) {
+	if value == "" {
+		delete(s.Annotations, name)
+		return
+	}
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[name] = value
+}
+
+// setExternalIPs makes want stand in spec.externalIPs, besides what a user put there, and remembers which are ours.
+func setExternalIPs(s *corev1.Service, want []netip.Addr) {
+	var ours []string
+	if list := s.Annotations[service.AnnotationOwnExternalIPs]; list != "" {
+		ours = strings.Split(list, ",")
+	}
+	all := slices.DeleteFunc(slices.Clone(s.Spec.ExternalIPs), func(ip string) bool { return slices.Contains(ours, ip) })
+	ours = nil
+	for _, a := range want {
+		if !slices.Contains(all, a.String()) { // else it is the user's
+			all, ours = append(all, a.String()), append(ours, a.String())
+		}
+	}
+	s.Spec.ExternalIPs = all
+	annotate(s, service.AnnotationOwnExternalIPs, strings.Join(ours, ","))
+}
+
+func join(addrs []netip.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.String()
+	}
+	return strings.Join(texts, ", ")
+}

@@ -1,0 +1,417 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// annotation returns a change of a Service.
+func annotation(name, value string) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		if s.Annotations == nil {
+			s.Annotations = map[string]string{}
+		}
+		s.Annotations[name] = value
+	}
+}
+
+// The three handlers of the seed design, event by event.
+func TestHandlers(t *testing.T) {
+	w := newWorld(t)
+	portOf := func(name string) string { return w.get(name).Annotations[service.AnnotationPort] }
+	handle := func(name string) {
+		t.Helper()
+		w.noError(w.Handle(t.Context(), types.NamespacedName{Namespace: w.ns, Name: name}))
+	}
+	w.noError(w.Sync(t.Context()))
+
+	w.create(w.balanced("foreign", func(s *corev1.Service) { s.Spec.LoadBalancerClass = new("example.com/other") }, 80))
+	handle("foreign")
+	if s := w.get("foreign"); managed(s) || len(s.Annotations) > 0 || len(w.events) > 0 {
+		t.Errorf("not managed and cannot be: %v, %v", s.Annotations, w.events)
+	}
+
+	w.create(w.balanced("a", nil, 80))
+	handle("a")
+	if s := w.get("a"); !managed(s) || s.Annotations[service.AnnotationManaged] != "true" || portOf("a") != "" || !w.saw("TakenOver a") {
+		t.Errorf("not managed and can be: %v", s.Annotations)
+	}
+	handle("a")
+	if portOf("a") == "" || len(addresses(w.get("a"))) != 1 || !w.saw("Mapped a: reached at "+addresses(w.get("a"))[0]) {
+		t.Errorf("managed without a port: %v", w.get("a").Annotations)
+	}
+	had, writes := portOf("a"), w.writes.Load()
+	handle("a")
+	handle("a")
+	if portOf("a") != had || len(w.events) > 0 || w.writes.Load() > writes+1 { // that the gateways have it may be news
+		t.Errorf("managed with a port: port %s, events %v, %d writes", portOf("a"), w.events, w.writes.Load()-writes)
+	}
+	w.edit("a", annotation(service.AnnotationManaged, "false"))
+	handle("a")
+	if s := w.get("a"); managed(s) || portOf("a") != "" || len(addresses(s)) > 0 || s.Annotations[service.AnnotationManaged] != "false" || !w.saw("Unmapped a") {
+		t.Errorf("managed and cannot be: %v %v", s.Annotations, s.Finalizers)
+	}
+	w.edit("a", annotation(service.AnnotationManaged, "true"))
+	handle("a")
+	handle("a")
+	w.remove("a")
+	handle("a")
+	if names := w.names(); len(names) != 1 { // foreign
+		t.Errorf("deleted: services %v", names)
+	}
+	if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
+		t.Errorf("deleted: ports %v, floating IPs %v", ports, fips)
+	}
+}
+
+// Services share a port while their L4 ports do not collide, and whoever asks for the same gets the same.
+func TestServicesShareAPort(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	for _, s := range []*corev1.Service{
+		w.balanced("a", nil, 80), w.balanced("b", nil, 443), w.balanced("c", nil, 80),
+		w.balanced("d", annotation(service.AnnotationFloatingIP, "none"), 8080),
+		w.balanced("e", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }, 80),
+	} {
+		w.create(s)
+		w.noError(w.settle())
+	}
+	port := map[string]string{}
+	for _, n := range w.names() {
+		port[n.Name] = w.get(n.Name).Annotations[service.AnnotationPort]
+	}
+	if port["a"] != port["b"] || port["a"] != port["e"] {
+		t.Errorf("no collision, but ports %v", port)
+	}
+	if port["a"] == port["c"] || port["a"] == port["d"] || port["c"] == port["d"] {
+		t.Errorf("80/TCP twice, or a floating IP and none, at one port: %v", port)
+	}
+	w.check()
+	w.start()
+	w.noError(w.Sync(t.Context()))
+	w.noError(w.settle())
+	before := w.writes.Load()
+	w.start()
+	w.noError(errors.Join(w.Sync(t.Context()), w.settle()))
+	if n := w.writes.Load() - before; n != 0 {
+		t.Errorf("a restart wrote %d times", n)
+	}
+}
+
+// Of two Services whose annotations claim the same, the older one keeps it.
+func TestClaimsThatCollide(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("old", nil, 80))
+	w.noError(w.settle())
+	old := w.get("old")
+	young := w.balanced("young", annotation(service.AnnotationPort, old.Annotations[service.AnnotationPort]), 80)
+	young.Finalizers = []string{service.Finalizer}
+	young.CreationTimestamp = metav1.NewTime(old.CreationTimestamp.Add(1e9))
+	w.create(young)
+	w.recover()
+	w.check()
+	if is := w.get("old"); !slices.Equal(addresses(is), addresses(old)) {
+		t.Errorf("the older one moved from %v to %v", addresses(old), addresses(is))
+	}
+}
+
+// The addresses that a user put into spec.externalIPs stay, whatever the controller does with its own.
+func TestExternalIPs(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", func(s *corev1.Service) {
+		annotation(service.AnnotationExternalIPs, "true")(s)
+		s.Spec.ExternalIPs = []string{"198.51.100.1"}
+	}, 80))
+	w.noError(w.settle())
+	s := w.get("a")
+	if diff := cmp.Diff(append([]string{"198.51.100.1"}, addresses(s)...), s.Spec.ExternalIPs); diff != "" {
+		t.Errorf("externalIPs (-want +have):\n%s", diff)
+	}
+	w.edit("a", func(s *corev1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, "198.51.100.2") })
+	w.noError(w.settle())
+	w.recover()
+	w.edit("a", annotation(service.AnnotationExternalIPs, "false"))
+	w.noError(w.settle())
+	if diff := cmp.Diff([]string{"198.51.100.1", "198.51.100.2"}, w.get("a").Spec.ExternalIPs); diff != "" {
+		t.Errorf("externalIPs without ours (-want +have):\n%s", diff)
+	}
+}
+
+// A floating IP of the user leads to the Service that names it, and survives it.
+func TestFloatingIPByName(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	p, err := w.connect("theirs").CreatePort(t.Context(), openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: "x"})
+	w.noError(err)
+	f, err := w.connect("theirs").CreateFloatingIP(t.Context(), openstacktest.External, p.ID, p.Addrs[0])
+	w.noError(err)
+	w.create(w.balanced("a", annotation(service.AnnotationFloatingIP, f.Addr.String()), 80))
+	w.noError(w.settle())
+	if c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionMapped); c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, "leads to port "+p.ID) {
+		t.Errorf("a floating IP that leads elsewhere: %+v", c)
+	}
+	w.noError(w.connect("theirs").LeadFloatingIP(t.Context(), f.ID, "", netip.Addr{}))
+	w.noError(w.settle())
+	if got := addresses(w.get("a")); !slices.Equal(got, []string{f.Addr.String()}) {
+		t.Errorf("addresses %v, want %s", got, f.Addr)
+	}
+	w.create(w.balanced("b", annotation(service.AnnotationFloatingIP, f.ID), 80))
+	w.noError(w.settle())
+	if c := meta.FindStatusCondition(w.get("b").Status.Conditions, service.ConditionMapped); c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, "80/TCP of floating IP") {
+		t.Errorf("80/TCP of it a second time: %+v", c)
+	}
+	w.remove("b")
+	w.remove("a")
+	w.noError(w.settle())
+	if is, err := w.cloud.FindFloatingIP(t.Context(), f.ID); err != nil || is.Port != "" {
+		t.Errorf("it is %+v, %v", is, err)
+	}
+}
+
+func TestKeptFloatingIP(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
+	w.noError(w.settle())
+	had := addresses(w.get("a"))
+	w.remove("a")
+	w.noError(errors.Join(w.settle(), w.Sync(t.Context())))
+	w.create(w.balanced("a", annotation(service.AnnotationFloatingIP, had[0]), 80))
+	w.noError(w.settle())
+	if got := addresses(w.get("a")); !slices.Equal(got, had) {
+		t.Errorf("made again it has %v, want %v", got, had)
+	}
+}
+
+// What somebody takes away by hand is made anew, and the Service says where it is reached now.
+func TestDeletedByHand(t *testing.T) {
+	for name, remove := range map[string]func(w *world, port, floating string){
+		"the floating IP": func(w *world, _, floating string) { w.fake.Remove(floating) },
+		"the port":        func(w *world, port, _ string) { w.fake.Remove(port) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.noError(w.Sync(t.Context()))
+			w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443))
+			w.noError(w.settle())
+			_, fips := w.fake.Objects()
+			remove(w, w.get("a").Annotations[service.AnnotationPort], fips[0])
+			w.noError(errors.Join(w.Sync(t.Context()), w.settle()))
+			w.check()
+			if !w.saw("Remapped a: reached at " + addresses(w.get("a"))[0]) {
+				t.Error("no event says so")
+			}
+			if a, b := addresses(w.get("a")), addresses(w.get("b")); !slices.Equal(a, b) {
+				t.Errorf("they shared an address and have %v and %v", a, b)
+			}
+		})
+	}
+}
+
+func TestQuotaExhausted(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.fake.SetQuota("floatingip", 0)
+	w.create(w.balanced("a", nil, 80), w.balanced("list", annotation(service.AnnotationPool, "list"), 80))
+	if err := w.settle(); !errors.Is(err, openstack.ErrQuota) {
+		t.Fatalf("%v", err)
+	}
+	c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionMapped)
+	if c == nil || c.Status != metav1.ConditionFalse || c.Reason != service.ReasonQuotaExceeded || !w.saw("QuotaExceeded a") {
+		t.Errorf("condition %+v", c)
+	}
+	if got := addresses(w.get("list")); !slices.Equal(got, []string{"192.0.2.9"}) {
+		t.Errorf("a Service that needs none of it has %v", got)
+	}
+	w.noError(w.Sync(t.Context()))
+	if w.saw("QuotaExceeded") {
+		t.Error("it is said twice")
+	}
+	w.fake.SetQuota("floatingip", 1)
+	w.noError(w.settle())
+	w.check()
+}
+
+// Nothing that a cloud does wrong loses what a Service has, or lets anything leak.
+func TestCloudFaults(t *testing.T) {
+	for name, fault := range map[string]openstacktest.Fault{"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire} {
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+			t.Run(name+" to "+method, func(t *testing.T) {
+				w := newWorld(t)
+				w.noError(w.Sync(t.Context()))
+				w.create(w.balanced("old", nil, 80), w.balanced("gone", nil, 443))
+				w.noError(w.settle())
+				had := addresses(w.get("old"))
+				w.create(w.balanced("new", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
+				w.remove("gone")
+				every := 0
+				w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+					if every++; r.Method == method && every%2 == 0 {
+						return fault
+					}
+					return openstacktest.None
+				}
+				for range 12 {
+					_ = w.settle()
+				}
+				if got := addresses(w.get("old")); !slices.Equal(got, had) {
+					t.Errorf("meanwhile it is reached at %v, before %v", got, had)
+				}
+				w.fake.Fault = nil
+				w.noError(errors.Join(w.Sync(t.Context()), w.settle()))
+				w.check()
+				if got := addresses(w.get("old")); !slices.Equal(got, had) {
+					t.Errorf("it is reached at %v, before %v", got, had)
+				}
+			})
+		}
+	}
+}
+
+// A request that is wrong is said, and costs a Service nothing of what it has.
+func TestInvalidKeepsWhatWorked(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*corev1.Service)
+		says   string
+	}{
+		"unknown pool":               {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
+		"SCTP":                       {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not balanced by gateways"},
+		"no such address":            {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
+		"a pool of the other family": {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			settings := testSettings()
+			settings.Pools = append(settings.Pools, Pool{Name: "six", Announce: desired.ByNone, Return: desired.Routed, Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8:6::/126")}})
+			w.startWith(settings, nil)
+			w.noError(w.Sync(t.Context()))
+			w.create(w.balanced("a", nil, 80))
+			w.noError(w.settle())
+			had, state := addresses(w.get("a")), w.fleet.states["gw1"]
+			w.edit("a", tc.change)
+			for range 2 { // with what is remembered, and without
+				w.noError(w.settle())
+				s := w.get("a")
+				c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionMapped)
+				if c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, tc.says) {
+					t.Errorf("condition %+v", c)
+				}
+				if !slices.Equal(addresses(s), had) {
+					t.Errorf("it is reached at %v, before %v", addresses(s), had)
+				}
+				w.startWith(settings, nil)
+				w.noError(w.Sync(t.Context()))
+			}
+			if is := w.fleet.states["gw1"]; len(is.VIPs) != 1 || is.VIPs[0].Addr != state.VIPs[0].Addr {
+				t.Errorf("the gateway has %+v, before %+v", is.VIPs, state.VIPs)
+			}
+		})
+	}
+}
+
+// Neutron lets the VIPs pass at the gateways' ports, and foreign pairs stay.
+func TestAddressPairs(t *testing.T) {
+	w := newWorld(t)
+	foreign := netip.MustParsePrefix("198.51.100.7/32")
+	w.noError(w.cloud.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, []netip.Prefix{foreign}))
+	w.noError(w.Sync(t.Context()))
+	for i := range 9 { // with the foreign one, all that fit
+		w.create(w.balanced(fmt.Sprintf("s%d", i), nil, 80))
+	}
+	w.noError(w.settle())
+	pairs, err := w.cloud.AddressPairs(t.Context(), openstacktest.Gateway1)
+	if err != nil || len(pairs) != 10 || !slices.Contains(pairs, foreign) {
+		t.Errorf("pairs %v, %v", pairs, err)
+	}
+	w.create(w.balanced("too-many", nil, 80))
+	if err := w.settle(); !errors.Is(err, openstack.ErrPairs) {
+		t.Errorf("one too many: %v", err)
+	}
+	if c := meta.FindStatusCondition(w.get("too-many").Status.Conditions, service.ConditionApplied); c == nil || c.Reason != service.ReasonRefused || !strings.Contains(c.Message, "max_allowed_address_pair") {
+		t.Errorf("condition of the Service: %+v", c)
+	}
+	if c := meta.FindStatusCondition(w.gateway("gw1").Status.Conditions, v1alpha1.ConditionAddressPairs); c == nil || c.Status != metav1.ConditionFalse {
+		t.Errorf("condition of the gateway: %+v", c)
+	}
+	for _, n := range w.names() {
+		w.remove(n.Name)
+	}
+	w.noError(w.settle())
+	if pairs, err := w.cloud.AddressPairs(t.Context(), openstacktest.Gateway1); err != nil || !slices.Equal(pairs, []netip.Prefix{foreign}) {
+		t.Errorf("in the end pairs %v, %v", pairs, err)
+	}
+}
+
+func (w *world) gateway(name string) *v1alpha1.GatewayNode {
+	w.t.Helper()
+	var n v1alpha1.GatewayNode
+	w.noError(w.api.Get(w.t.Context(), types.NamespacedName{Name: name}, &n))
+	return &n
+}
+
+// What gateways make of it stands in the statuses of Services and GatewayNodes.
+func TestGatewaysThatFail(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	applied := func(of string) (reason string) {
+		t.Helper()
+		w.settled = append(w.settled, gatewaysKey)
+		w.noError(w.settle())
+		if of == "a" {
+			return meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionApplied).Reason
+		}
+		return meta.FindStatusCondition(w.gateway(of).Status.Conditions, v1alpha1.ConditionApplied).Reason
+	}
+	want := func(step, a, gw1, gw2 string) {
+		t.Helper()
+		if got := []string{applied("a"), applied("gw1"), applied("gw2")}; !slices.Equal(got, []string{a, gw1, gw2}) {
+			t.Errorf("%s: the Service, gw1 and gw2 say %v", step, got)
+		}
+	}
+	w.create(w.balanced("a", nil, 80), w.endpointSlice("a", []int32{80}, "10.1.0.1"))
+	want("all is well", "Applied", "Applied", "Applied")
+	w.fleet.away["gw1"] = errors.New("connection refused")
+	w.create(w.balanced("b", nil, 443))
+	want("gw1 is away", "Applied", "Pending", "Applied")
+	w.fleet.away["gw2"] = w.fleet.away["gw1"]
+	want("both are away", "NoGateway", "Pending", "Pending")
+	if got := addresses(w.get("a")); len(got) != 1 {
+		t.Errorf("with both away it is reached at %v", got)
+	}
+	w.fleet.away = map[string]error{}
+	want("both are back", "Applied", "Applied", "Applied")
+	w.fleet.refuse["gw2"] = &agents.Refused{Status: 422, Refusal: desired.Refusal{Message: "no", Faults: []desired.Fault{{Part: "balancer", Services: []string{w.ns + "/a"}, Message: "map full"}}}}
+	want("gw2 refuses the Service", "Refused", "Applied", "Refused")
+	if !w.saw("Refused a: gateway gw2: map full") {
+		t.Error("no event says so")
+	}
+	w.fleet.refuse = map[string]*agents.Refused{}
+	n := w.gateway("gw2")
+	n.Spec.Balancer = "ebpf"
+	w.noError(w.api.Update(t.Context(), n))
+	sets := w.fleet.states["gw1"]
+	want("two balancers in one group", "NoGateway", "MixedBalancers", "MixedBalancers")
+	if now := w.fleet.states["gw1"]; now.Hash() != sets.Hash() {
+		t.Error("a mixed group was told something")
+	}
+}

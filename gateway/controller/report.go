@@ -1,0 +1,152 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/portmap"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// fieldOwner is the field manager of all writes.
+const fieldOwner = "isthmus-gateway"
+
+// invalid is an error that only the user of a Service can mend.
+type invalid struct{ error }
+
+func (i invalid) Unwrap() error { return i.error }
+
+// verdict is what gateways make of a Service.
+type verdict struct{ reason, message string }
+
+// tell makes an event of something that happened.
+func (w *worker) tell(s *corev1.Service, kind, reason, text string) {
+	w.events.Eventf(s, nil, kind, reason, "Balance", "%s", text)
+	w.log.Info(text, "namespace", s.Namespace, "service", s.Name, "reason", reason)
+}
+
+// refuse tells the user why a Service does not get what it asks for. What it has it keeps. The error is nil where trying
+// again would be of no use.
+func (w *worker) refuse(ctx context.Context, s *corev1.Service, err error) error {
+	c := metav1.Condition{Type: service.ConditionMapped, Status: metav1.ConditionFalse, Reason: service.ReasonCloud, Message: err.Error()}
+	again := err
+	var user invalid
+	switch {
+	case errors.As(err, &user):
+		c.Reason, again = service.ReasonInvalid, nil
+	case errors.Is(err, openstack.ErrQuota), errors.Is(err, errExhausted):
+		c.Reason = service.ReasonQuotaExceeded
+	case w.services[s.UID] != nil, apierrors.IsConflict(err), ctx.Err() != nil:
+		return err // it has what it had, and this may pass
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	was := meta.FindStatusCondition(s.Status.Conditions, c.Type)
+	news := was == nil || was.Reason != c.Reason || was.Message != c.Message
+	if err := w.patchStatus(ctx, s, func(s *corev1.Service) { meta.SetStatusCondition(&s.Status.Conditions, c) }); err != nil {
+		return errors.Join(again, err)
+	}
+	if news {
+		w.tell(s, corev1.EventTypeWarning, c.Reason, c.Message)
+	}
+	return again
+}
+
+// reportMapped tells the user at which addresses a Service is reached, and what the gateways make of it.
+func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses []netip.Addr) error {
+	name := nameOf(s)
+	v, known := w.verdicts[name]
+	said := ""
+	if was := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); was != nil {
+		said = was.Message
+	}
+	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
+		s.Status.LoadBalancer.Ingress = ingress(addresses, w.services[s.UID].want.L4)
+		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{
+			Type: service.ConditionMapped, Status: metav1.ConditionTrue, Reason: service.ReasonMapped, Message: "it has addresses of pool " + w.services[s.UID].port.Pool,
+		})
+		if !known {
+			return
+		}
+		status := metav1.ConditionFalse
+		if v.reason == service.ReasonApplied {
+			status = metav1.ConditionTrue
+		}
+		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: service.ConditionApplied, Status: status, Reason: v.reason, Message: v.message})
+	})
+	if err == nil && known && v.reason == service.ReasonRefused && said != v.message {
+		w.tell(s, corev1.EventTypeWarning, v.reason, v.message)
+	}
+	return err
+}
+
+// ingress is what stands in a status for addresses and what is reached there.
+func ingress(addresses []netip.Addr, l4 []portmap.L4) (all []corev1.LoadBalancerIngress) {
+	for _, a := range addresses {
+		i := corev1.LoadBalancerIngress{IP: a.String()}
+		for _, l := range l4 {
+			i.Ports = append(i.Ports, corev1.PortStatus{Port: int32(l.Port), Protocol: corev1.Protocol(l.Protocol)})
+		}
+		all = append(all, i)
+	}
+	return all
+}
+
+// reached are those of a Service's L4 ports that its status says it is reached at; all while that says nothing.
+func reached(s *corev1.Service, l4 []portmap.L4) []portmap.L4 {
+	if len(s.Status.LoadBalancer.Ingress) == 0 || len(s.Status.LoadBalancer.Ingress[0].Ports) == 0 {
+		return l4
+	}
+	had := s.Status.LoadBalancer.Ingress[0].Ports
+	return slices.DeleteFunc(slices.Clone(l4), func(l portmap.L4) bool {
+		return !slices.ContainsFunc(had, func(p corev1.PortStatus) bool { return p.Port == int32(l.Port) && string(p.Protocol) == l.Protocol })
+	})
+}
+
+// clearStatus takes away what the controller said in a Service's status.
+func (w *worker) clearStatus(ctx context.Context, s *corev1.Service) error {
+	delete(w.verdicts, nameOf(s))
+	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
+		s.Status.LoadBalancer.Ingress = nil
+		for _, kind := range []string{service.ConditionMapped, service.ConditionApplied} {
+			meta.RemoveStatusCondition(&s.Status.Conditions, kind)
+		}
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// patchStatus changes the status of a Service. It writes nothing when nothing changes.
+func (w *worker) patchStatus(ctx context.Context, s *corev1.Service, change func(*corev1.Service)) error {
+	before := s.DeepCopy()
+	change(s)
+	if sameStatus(&before.Status, &s.Status) {
+		return nil
+	}
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if err := w.client.Status().Patch(ctx, s, patch, client.FieldOwner(fieldOwner)); err != nil {
+		return fmt.Errorf("write status of service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return nil
+}
+
+func sameStatus(a, b *corev1.ServiceStatus) bool {
+	return slices.Equal(a.Conditions, b.Conditions) && slices.EqualFunc(a.LoadBalancer.Ingress, b.LoadBalancer.Ingress, func(a, b corev1.LoadBalancerIngress) bool {
+		return a.IP == b.IP && a.Hostname == b.Hostname && slices.EqualFunc(a.Ports, b.Ports, func(a, b corev1.PortStatus) bool {
+			return a.Port == b.Port && a.Protocol == b.Protocol
+		})
+	})
+}

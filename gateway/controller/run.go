@@ -1,0 +1,261 @@
+package controller
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+)
+
+const (
+	// leaseName is the Lease that the working replica holds.
+	leaseName = "isthmus-gateway-controller"
+	// DefaultResync is how often the controller looks at everything again, and so for how long what somebody did to the
+	// cloud by hand may stay.
+	DefaultResync = 5 * time.Minute
+	// firstRetry and lastRetry bound how long what failed waits: an exhausted quota, or a cloud that is away.
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = time.Minute
+)
+
+// Config says where everything is.
+type Config struct {
+	Settings Settings
+	// Local is the cluster's API server, Namespace where the controller has its Lease and finds Secrets with passwords.
+	Local     *rest.Config
+	Namespace string
+	// Cloud may be nil when no pool is of Neutron.
+	Cloud Cloud
+	// TLS has the controller's certificate, and the authority of the gateways'.
+	TLS *tls.Config
+	// Resync is how often everything is looked at again; 0: DefaultResync.
+	Resync time.Duration
+	Log    *slog.Logger
+}
+
+// Controller keeps ports, floating IPs and gateways in step with Services.
+type Controller struct {
+	cfg     Config
+	manager ctrl.Manager
+	holder  atomic.Pointer[string] // of the Lease, when this one won it
+	synced  atomic.Bool
+	asked   chan event.GenericEvent
+}
+
+// New prepares a controller.
+func New(c Config) (*Controller, error) {
+	if err := c.Settings.Complete(); err != nil {
+		return nil, fmt.Errorf("settings: %w", err)
+	}
+	for i, p := range c.Settings.Pools {
+		if p.Neutron != nil && c.Cloud == nil {
+			return nil, fmt.Errorf("settings: pools[%d].neutron needs a cloud; name one of clouds.yaml by --cloud", i)
+		}
+	}
+	if c.Resync == 0 {
+		c.Resync = DefaultResync
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("register kinds: %w", err)
+	}
+	local := rest.AddUserAgent(rest.CopyConfig(c.Local), leaseName)
+	if local.QPS == 0 {
+		local.QPS = -1 // the API server spreads the load
+	}
+	mgr, err := ctrl.NewManager(local, ctrl.Options{
+		Scheme:                        scheme,
+		Logger:                        logr.FromSlogHandler(c.Log.Handler()).V(-int(slog.LevelDebug)),
+		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Metrics:                       server.Options{BindAddress: "0"}, // served by whoever runs the process
+		LeaderElection:                true,
+		LeaderElectionID:              leaseName,
+		LeaderElectionNamespace:       c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("prepare the controller for %s: %w", local.Host, err)
+	}
+	is := &Controller{cfg: c, manager: mgr, asked: make(chan event.GenericEvent, 1024)}
+	return is, mgr.Add(manager.RunnableFunc(is.work))
+}
+
+// Ready returns nil when this replica stands by for the Lease, or holds it and has looked at everything once.
+func (c *Controller) Ready() error {
+	select {
+	case <-c.manager.Elected():
+		if !c.synced.Load() {
+			return errors.New("the initial sync has not succeeded yet; the log says why")
+		}
+	default:
+	}
+	return nil
+}
+
+// Run works until ctx ends, or until the Lease is lost, which is an error. All stays as it is then.
+func (c *Controller) Run(ctx context.Context) error {
+	if err := c.manager.Start(ctx); err != nil {
+		return fmt.Errorf("run the gateways' controller: %w", err)
+	}
+	return nil
+}
+
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=isthmus-system
+// +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=isthmus-system
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get,namespace=isthmus-system
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=services/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes/status,verbs=patch
+
+// work goes on while the Lease is held: the fleet of gateways, and a controller with one worker.
+func (c *Controller) work(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	ask := func(name types.NamespacedName) { c.ask(ctx, name) }
+	f := agents.New(ctx, agents.Config{TLS: c.cfg.TLS, Fence: c.fence, Changed: func() { ask(gatewaysKey) }, Log: c.cfg.Log})
+	defer f.Wait()
+	defer cancel()
+	w := &worker{
+		settings: c.cfg.Settings, namespace: c.cfg.Namespace, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
+		cloud: c.cfg.Cloud, fleet: f, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, again: ask,
+	}
+	w.init()
+	unnamed := true
+	one, err := controller.NewUnmanaged(leaseName, controller.Options{
+		Reconciler: &loop{worker: w, controller: c}, MaxConcurrentReconciles: 1, SkipNameValidation: &unnamed,
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		Logger:      c.manager.GetLogger(),
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.watch(one); err != nil {
+		return err
+	}
+	ask(syncKey)
+	return one.Start(ctx)
+}
+
+// watch brings every Service whose event may matter, and the gateways for everything else.
+func (c *Controller) watch(one controller.Controller) error {
+	of := c.manager.GetCache()
+	itself := handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, s *corev1.Service) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: nameOf(s)}}
+	})
+	return errors.Join(
+		one.Watch(source.Kind(of, &corev1.Service{}, itself)),
+		one.Watch(source.Kind(of, &discoveryv1.EndpointSlice{}, gateways[*discoveryv1.EndpointSlice]())),
+		one.Watch(source.Kind(of, &corev1.Node{}, gateways[*corev1.Node]())),
+		one.Watch(source.Kind(of, &v1alpha1.GatewayNode{}, gateways[*v1alpha1.GatewayNode]())),
+		one.Watch(source.Channel(c.asked, &handler.EnqueueRequestForObject{})),
+	)
+}
+
+// gateways asks for Refresh after any event.
+func gateways[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] {
+	return handler.TypedEnqueueRequestsFromMapFunc(func(context.Context, T) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: gatewaysKey}}
+	})
+}
+
+// ask brings a Service, or a key, to the worker.
+func (c *Controller) ask(ctx context.Context, name types.NamespacedName) {
+	about := &corev1.Service{}
+	about.Namespace, about.Name = name.Namespace, name.Name
+	select {
+	case c.asked <- event.GenericEvent{Object: about}:
+	case <-ctx.Done():
+	}
+}
+
+// fence returns an error unless this replica holds the Lease now. One that was stopped for a while may not know yet that
+// it lost it.
+func (c *Controller) fence(ctx context.Context) error {
+	var l coordinationv1.Lease
+	if err := c.manager.GetAPIReader().Get(ctx, types.NamespacedName{Namespace: c.cfg.Namespace, Name: leaseName}, &l); err != nil {
+		return fmt.Errorf("read the Lease: %w", err)
+	}
+	holder := deref(l.Spec.HolderIdentity)
+	if c.holder.CompareAndSwap(nil, &holder) {
+		return nil // asked for the first time, right after it was won
+	}
+	if was := *c.holder.Load(); was != holder {
+		return fmt.Errorf("the Lease is %s's and no longer %s's", holder, was)
+	}
+	return nil
+}
+
+// syncKey asks the worker for Sync.
+var syncKey = types.NamespacedName{Name: "sync"}
+
+// loop is the one worker's loop.
+type loop struct {
+	*worker
+	controller *Controller
+}
+
+// Reconcile does one thing.
+func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	switch {
+	case r.NamespacedName == syncKey:
+		return l.sync(ctx)
+	case !l.controller.synced.Load():
+		return reconcile.Result{}, nil // the initial sync looks at everything, and comes first
+	}
+	var err error
+	if r.NamespacedName == gatewaysKey {
+		err = l.Refresh(ctx)
+	} else {
+		err = l.Handle(ctx, r.NamespacedName)
+	}
+	if apierrors.IsConflict(err) { // the cache has not seen yet what somebody, or we, wrote
+		return reconcile.Result{RequeueAfter: firstRetry}, nil
+	}
+	return reconcile.Result{}, err
+}
+
+func (l *loop) sync(ctx context.Context) (reconcile.Result, error) {
+	if err := l.controller.fence(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
+	err := l.Sync(ctx)
+	if l.cloud != nil {
+		readQuota(ctx, l.cloud, l.log)
+	}
+	if l.restored {
+		l.controller.synced.Store(true)
+	}
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: l.controller.cfg.Resync}, nil
+}

@@ -1,0 +1,55 @@
+package controller
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/portmap"
+)
+
+// vips are what the gateways of a group take packets for: sorted as the state of a gateway is.
+func vips(settings *Settings, services []*mapped, e *endpoints, group string) []desired.VIP {
+	byAddr := map[netip.Addr]*desired.VIP{}
+	for _, m := range services {
+		pool := settings.pool(m.port.Pool)
+		if pool == nil || pool.Group != group {
+			continue
+		}
+		for _, addr := range m.port.vips(m.families(pool)) {
+			v := byAddr[addr]
+			if v == nil {
+				v = &desired.VIP{Addr: addr, Announce: pool.Announce, Return: pool.Return}
+				byAddr[addr] = v
+			}
+			v.Frontends = append(v.Frontends, frontends(m, e, addr)...)
+		}
+	}
+	all := make([]desired.VIP, 0, len(byAddr))
+	for _, addr := range slices.SortedFunc(maps.Keys(byAddr), netip.Addr.Compare) {
+		v := byAddr[addr]
+		slices.SortFunc(v.Frontends, func(a, b desired.Frontend) int {
+			return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(a.Protocol, b.Protocol))
+		})
+		all = append(all, *v)
+	}
+	return all
+}
+
+// frontends are a Service's at a VIP: the ports that the book has for it.
+func frontends(m *mapped, e *endpoints, vip netip.Addr) (all []desired.Frontend) {
+	for _, p := range m.ports {
+		l4 := portmap.L4{Protocol: string(p.Protocol), Port: uint16(p.Port)}
+		if !slices.Contains(m.want.L4, l4) {
+			continue
+		}
+		all = append(all, desired.Frontend{
+			Service: m.name.String(), Protocol: l4.Protocol, Port: l4.Port, Sources: m.want.Sources, Affinity: m.want.Affinity,
+			Backends: e.backends(m, p, familyOf(vip)),
+		})
+	}
+	return all
+}

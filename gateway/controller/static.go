@@ -1,0 +1,100 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// static gives out addresses of lists. Nothing but the Services' annotations says which are in use: the id of a port is its
+// addresses, joined by an underscore.
+type static struct{ pools []*Pool }
+
+const staticSeparator = "_"
+
+func (s *static) ports(_ context.Context, held []string) (all []port, err error) {
+	for _, id := range held {
+		if p, ok := s.parse(id); ok {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// parse returns the port of an id, if a pool has all its addresses.
+func (s *static) parse(id string) (port, bool) {
+	p := port{ID: id}
+	for text := range strings.SplitSeq(id, staticSeparator) {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return port{}, false
+		}
+		i := slices.IndexFunc(s.pools, func(p *Pool) bool {
+			return slices.ContainsFunc(p.Addresses, func(prefix netip.Prefix) bool { return prefix.Contains(addr) })
+		})
+		if i < 0 || p.Pool != "" && p.Pool != s.pools[i].Name {
+			return port{}, false
+		}
+		p.Pool = s.pools[i].Name
+		p.VIPs = append(p.VIPs, addr)
+	}
+	return p, true
+}
+
+func (s *static) create(_ context.Context, r request, held []string) (port, error) {
+	taken := map[netip.Addr]bool{}
+	for _, id := range held {
+		p, _ := s.parse(id)
+		for _, vip := range p.VIPs {
+			taken[vip] = true
+		}
+	}
+	p := port{Pool: r.Pool.Name}
+	var texts []string
+	for _, f := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
+		if !slices.Contains(r.Families, f) {
+			continue
+		}
+		addr, ok := firstFree(r.Pool.Addresses, f, taken)
+		if !ok {
+			return port{}, fmt.Errorf("pool %s, %s: %w; add to its addresses, or delete Services", r.Pool.Name, f, errExhausted)
+		}
+		p.VIPs, texts = append(p.VIPs, addr), append(texts, addr.String())
+	}
+	p.ID = strings.Join(texts, staticSeparator)
+	return p, nil
+}
+
+// firstFree returns the first address of a family that is not taken. The first and last ones of an IPv4 network, and the
+// first of an IPv6 one, are of the network itself, but where it is too small to have such.
+func firstFree(prefixes []netip.Prefix, f corev1.IPFamily, taken map[netip.Addr]bool) (netip.Addr, bool) {
+	for _, prefix := range prefixes {
+		if familyOf(prefix.Addr()) != f {
+			continue
+		}
+		small := prefix.Addr().BitLen()-prefix.Bits() < 2
+		for a := prefix.Addr(); prefix.Contains(a); a = a.Next() {
+			edge := a == prefix.Addr() || a.Is4() && !prefix.Contains(a.Next())
+			if !taken[a] && (small || !edge) {
+				return a, true
+			}
+		}
+	}
+	return netip.Addr{}, false
+}
+
+func (s *static) float(_ context.Context, p port, want service.FloatingIP) (port, error) {
+	if want.Use != "" {
+		return p, fmt.Errorf("pool %s has no floating IPs; remove the annotation %s, or name another pool", p.Pool, service.AnnotationFloatingIP)
+	}
+	return p, nil
+}
+
+// clean has nothing to do: what no Service has is free.
+func (*static) clean(context.Context, func(string) bool) ([]string, error) { return nil, nil }
