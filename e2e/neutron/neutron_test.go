@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+
 	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
@@ -45,6 +47,16 @@ func TestNeutron(t *testing.T) {
 				return connect(t, cloud, neutron.UserByCredential, cluster)
 			},
 			Network: ids.Network, Subnets: ids.Subnets[:], External: ids.External, Gateway: ids.Gateways[0].Port, MaxPairs: 10,
+			Discard: func(t testing.TB, id string) {
+				t.Helper()
+				admin, err := cloud.Networking(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := floatingips.Delete(t.Context(), admin, id).ExtractErr(); err != nil {
+					t.Error(err)
+				}
+			},
 		})
 	})
 	t.Run("crash", func(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -208,7 +207,7 @@ func (w *worker) held() []string {
 func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 	var s corev1.Service
 	err := w.client.Get(ctx, name, &s)
-	if err != nil && !apierrors.IsNotFound(err) {
+	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read service %s: %w", name, err)
 	}
 	if lost := w.lost(name, s.UID); lost != "" { // somebody took the finalizer away
@@ -217,7 +216,7 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 			return err
 		}
 	}
-	if err != nil {
+	if s.UID == "" {
 		return nil
 	}
 	_, err = w.step(ctx, &s, single)

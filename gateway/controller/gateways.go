@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,7 +74,7 @@ func (w *worker) learn(ctx context.Context) error {
 	all := map[string]agents.Target{}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		all[n.Name] = agents.Target{URL: n.Spec.URL, Name: n.Spec.CertificateName}
+		all[n.Name] = agents.Target{URL: n.Spec.URL, Identity: identity(n)}
 	}
 	w.fleet.Learn(ctx, all)
 	w.learned = true
@@ -129,6 +130,9 @@ func group(n *v1alpha1.GatewayNode) string {
 	}
 	return n.Spec.Group
 }
+
+// identity is what the certificate of a gateway's agent must say.
+func identity(n *v1alpha1.GatewayNode) string { return cmp.Or(n.Spec.CertificateName, n.Name) }
 
 // state is what a gateway is to have. The error is about the gateway's own spec.
 func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, vips []desired.VIP) (desired.State, error) {
@@ -199,7 +203,7 @@ func (w *worker) password(ctx context.Context, name string) (string, error) {
 	}
 	p := string(s.Data[passwordKey])
 	if p == "" {
-		return "", fmt.Errorf("Secret %s/%s has no key %q", w.namespace, name, passwordKey) //nolint:revive // Secret is a name
+		return "", fmt.Errorf("secret %s/%s has no key %q", w.namespace, name, passwordKey)
 	}
 	if w.secrets == nil {
 		w.secrets = map[string]string{}
@@ -223,7 +227,7 @@ func targets(plans []plan) map[string]agents.Target {
 	all := map[string]agents.Target{}
 	for _, p := range plans {
 		if p.err == nil {
-			all[p.node.Name] = agents.Target{URL: p.node.Spec.URL, Name: p.node.Spec.CertificateName, State: p.state}
+			all[p.node.Name] = agents.Target{URL: p.node.Spec.URL, Identity: identity(p.node), State: p.state}
 		}
 	}
 	return all
@@ -283,4 +287,4 @@ func refusal(r agents.Report, name string) string {
 }
 
 // errPairs says that a gateway's port does not let all VIPs pass.
-var errPairs = errors.New("Neutron does not let the address pass at the gateway's port") //nolint:revive // a name
+var errPairs = errors.New("the gateway's port in Neutron does not let the address pass")

@@ -48,15 +48,18 @@ func TestKilledAtEveryCall(t *testing.T) {
 				w.noError(w.settle())
 				w.create(w.balanced("b", nil, 443))
 			},
-			func(w *world) { w.edit("a", add(443)) }, []string{"a"},
+			func(w *world) { w.edit("a", add(443)) },
+			[]string{"a"},
 		},
 		"RemapService, to no floating IP": {
 			func(w *world) { w.create(w.balanced("a", nil, 80)) },
-			func(w *world) { w.edit("a", annotate(service.AnnotationFloatingIP, "none")) }, []string{"a"},
+			func(w *world) { w.edit("a", annotate(service.AnnotationFloatingIP, "none")) },
+			[]string{"a"},
 		},
 		"RemapService, to another pool": {
 			func(w *world) { w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443)) },
-			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "list")) }, []string{"a"},
+			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "list")) },
+			[]string{"a"},
 		},
 		"UnmapService, deleted": {
 			func(w *world) {
@@ -74,7 +77,8 @@ func TestKilledAtEveryCall(t *testing.T) {
 		},
 		"UnmapService, kept away": {
 			func(w *world) { w.create(w.balanced("a", annotate(service.AnnotationExternalIPs, "true"), 80)) },
-			func(w *world) { w.edit("a", annotate(service.AnnotationManaged, "false")) }, []string{"a"},
+			func(w *world) { w.edit("a", annotate(service.AnnotationManaged, "false")) },
+			[]string{"a"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,8 +52,8 @@ type Config struct {
 	Namespace string
 	// Cloud may be nil when no pool is of Neutron.
 	Cloud Cloud
-	// TLS has the controller's certificate, and the authority of the gateways'.
-	TLS *tls.Config
+	// TLS returns the configuration to connect to the gateway whose certificate has an identity.
+	TLS func(identity string) *tls.Config
 	// Resync is how often everything is looked at again; 0: DefaultResync.
 	Resync time.Duration
 	Log    *slog.Logger

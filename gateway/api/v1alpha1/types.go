@@ -31,7 +31,7 @@ type GatewayNodeSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() == 'https' && url(self).getHost() != ''",message="must be an https URL with a host, such as https://192.0.2.11:9479"
 	URL string `json:"url"`
-	// CertificateName is a DNS name that the agent's certificate must have. Empty: the host of the URL.
+	// CertificateName is the identity in the agent's certificate, a DNS name. Empty: the name of the GatewayNode.
 	// +kubebuilder:validation:MaxLength=253
 	CertificateName string `json:"certificateName,omitempty"`
 	// Group is the name of the gateways that stand in for one another. Each of a group has the same VIPs.

@@ -40,10 +40,8 @@ type peer struct {
 	http *http.Client
 }
 
-// newPeer returns the agent at a URL, whose certificate must have a name, that of the URL's host when it is "".
-func newPeer(url, name string, config *tls.Config, timeout time.Duration) *peer {
-	config = config.Clone()
-	config.ServerName = name
+// newPeer returns the agent at a URL.
+func newPeer(url string, config *tls.Config, timeout time.Duration) *peer {
 	return &peer{url: url, http: &http.Client{
 		Timeout:       timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -59,13 +57,14 @@ func (p *peer) state(ctx context.Context) (desired.Status, error) {
 	return s, p.do(ctx, http.MethodGet, "v1/state", nil, &s)
 }
 
-// reconfigure tells the gateway what it is to have.
-func (p *peer) reconfigure(ctx context.Context, r desired.Request) error {
+// reconfigure tells the gateway what it is to have, and returns what it has then.
+func (p *peer) reconfigure(ctx context.Context, r desired.Request) (desired.Status, error) {
+	var s desired.Status
 	body, err := json.Marshal(r)
 	if err != nil {
-		return err
+		return s, err
 	}
-	return p.do(ctx, http.MethodPost, "v1/reconfigure", body, nil)
+	return s, p.do(ctx, http.MethodPost, "v1/reconfigure", body, &s)
 }
 
 func (p *peer) do(ctx context.Context, method, path string, body []byte, into any) error {
@@ -98,9 +97,6 @@ func (p *peer) do(ctx context.Context, method, path string, body []byte, into an
 			return fmt.Errorf("%w: %s", ErrOlder, refused.Message)
 		}
 		return refused
-	}
-	if into == nil {
-		return nil
 	}
 	if err := json.Unmarshal(answer, into); err != nil {
 		return fmt.Errorf("%s %s: %w", method, where, err)

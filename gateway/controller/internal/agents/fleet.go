@@ -17,8 +17,8 @@ import (
 
 // Config says how to talk to gateways.
 type Config struct {
-	// TLS has the client's certificate and the authority of the gateways' certificates.
-	TLS *tls.Config
+	// TLS returns the configuration to connect to the agent with an identity.
+	TLS func(identity string) *tls.Config
 	// Timeout is for one request; 0: 5 s.
 	Timeout time.Duration
 	// Poll is how often a gateway that has everything is asked how it is; 0: 5 s.
@@ -38,9 +38,9 @@ type Config struct {
 // Target is a gateway and what it is to have.
 type Target struct {
 	URL string
-	// Name is a DNS name of the agent's certificate, "" for the URL's host.
-	Name  string
-	State desired.State
+	// Identity is what the agent's certificate must say.
+	Identity string
+	State    desired.State
 }
 
 // Report is how a gateway is doing.
@@ -94,7 +94,7 @@ func (f *Fleet) Learn(ctx context.Context, targets map[string]Target) {
 	var group errgroup.Group
 	for _, t := range targets {
 		group.Go(func() error {
-			p := newPeer(t.URL, t.Name, f.cfg.TLS, f.cfg.Timeout)
+			p := newPeer(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout)
 			defer p.close()
 			if s, err := p.state(ctx); err == nil {
 				f.overtake(s.Generation)
@@ -128,7 +128,7 @@ func (f *Fleet) Set(ctx context.Context, targets map[string]Target) {
 	f.mu.Lock()
 	var gone []*link
 	for name, l := range f.links {
-		if t, ok := targets[name]; !ok || t.URL != l.url || t.Name != l.name {
+		if t, ok := targets[name]; !ok || t.URL != l.url || t.Identity != l.identity {
 			gone = append(gone, l)
 			delete(f.links, name)
 		}

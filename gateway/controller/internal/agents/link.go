@@ -16,12 +16,13 @@ const firstRetry = 50 * time.Millisecond
 
 // link is the conversation with one gateway.
 type link struct {
-	fleet     *Fleet
-	gateway   string
-	url, name string
-	peer      *peer
-	stop      context.CancelFunc
-	wake      chan struct{}
+	fleet    *Fleet
+	gateway  string
+	url      string
+	identity string
+	peer     *peer
+	stop     context.CancelFunc
+	wake     chan struct{}
 
 	mu      sync.Mutex
 	request *desired.Request // what it is to have; nil: not said yet
@@ -32,7 +33,7 @@ type link struct {
 func (f *Fleet) newLink(gateway string, t Target) *link {
 	ctx, stop := context.WithCancel(f.ctx)
 	l := &link{
-		fleet: f, gateway: gateway, url: t.URL, name: t.Name, peer: newPeer(t.URL, t.Name, f.cfg.TLS, f.cfg.Timeout),
+		fleet: f, gateway: gateway, url: t.URL, identity: t.Identity, peer: newPeer(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout),
 		stop: stop, wake: make(chan struct{}, 1),
 	}
 	f.group.Go(func() { l.run(ctx) })
@@ -129,7 +130,7 @@ func (l *link) tell(ctx context.Context, request *desired.Request, is Report) Re
 	}
 	send := *request
 	send.Generation = l.fleet.next()
-	err := l.peer.reconfigure(ctx, send)
+	status, err := l.peer.reconfigure(ctx, send)
 	var refused *Refused
 	switch {
 	case errors.As(err, &refused):
@@ -138,7 +139,7 @@ func (l *link) tell(ctx context.Context, request *desired.Request, is Report) Re
 		is.Err = err
 	default:
 		is.Applied = true
-		is.Status.Generation, is.Status.Hash, is.Status.Drift = send.Generation, send.Hash, nil
+		is.Status = status
 		l.fleet.cfg.Log.Info("gateway reconfigured", "gateway", l.gateway, "generation", send.Generation, "vips", len(send.State.VIPs))
 	}
 	return is

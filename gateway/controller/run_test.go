@@ -1,0 +1,246 @@
+package controller
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/gateway/agent"
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// await waits until something is so.
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(time.Minute)
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("it did not come to pass that %s", what)
+		}
+	}
+}
+
+// balancerPart is a gateway's balancer that does nothing.
+type balancerPart struct{}
+
+func (balancerPart) Name() string                                   { return desired.PartBalancer }
+func (balancerPart) Apply(context.Context, *desired.State) error    { return nil }
+func (balancerPart) Drift(context.Context) ([]desired.Fault, error) { return nil, nil }
+func (balancerPart) Close(context.Context, bool) error              { return nil }
+
+// realGateway starts a gateway's agent and returns it, its URL, and how a controller connects to it.
+func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(string) *tls.Config) {
+	t.Helper()
+	authority, err := certs.NewAuthority("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := func(identity string) *certs.Source {
+		dir := t.TempDir()
+		pair, err := authority.Issue(identity, time.Now(), time.Hour)
+		files := certs.Files{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), CA: filepath.Join(dir, "ca.crt")}
+		if err := errors.Join(err, os.WriteFile(files.Cert, pair.Cert, 0o600), os.WriteFile(files.Key, pair.Key, 0o600), os.WriteFile(files.CA, authority.Cert, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := certs.Open(files, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := agent.New(agent.Config{
+		Cluster: "cluster-a", Parts: []agent.Part{balancerPart{}}, StatePath: filepath.Join(t.TempDir(), "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() { stopped <- a.Serve(ctx, listener, source(identity), certs.Controller) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+	})
+	return a, "https://" + listener.Addr().String(), source(certs.Controller).Client
+}
+
+// TestRun lets the controller run as in a pod, with the rights that its role gives it, on a real API server and against the
+// agent of a gateway: from a Service to what the gateway has, and back to nothing.
+func TestRun(t *testing.T) {
+	w := realWorld(t)
+	a, url, connect := realGateway(t, "gw1")
+	n := w.gateway("gw1")
+	n.Spec.URL = url
+	n.Spec.BGP.Peers[0].PasswordSecret = "router"
+	w.noError(w.api.Update(t.Context(), n))
+	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "router"}, Data: map[string][]byte{"password": []byte("s3cret")}})
+	w.create(w.balanced("a", annotation(service.AnnotationExternalIPs, "true"), 80), w.endpointSlice("a", []int32{80}, "10.1.0.2", "10.1.0.1"))
+
+	first, second := w.run(connect), w.run(connect)
+	await(t, "the Service is reached", func() bool {
+		c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionApplied)
+		return len(addresses(w.get("a"))) == 1 && c != nil && c.Status == metav1.ConditionTrue
+	})
+	ports, fips := w.fake.Objects()
+	if len(ports) != 1 || len(fips) != 1 {
+		t.Errorf("ports %v, floating IPs %v", ports, fips)
+	}
+	generation := a.Sight().Status.Generation
+	slice := w.endpointSlice("a", []int32{80}, "10.1.0.1", "10.1.0.3")
+	slice.Name = "a-2"
+	w.create(slice)
+	await(t, "a new endpoint is at the gateway", func() bool { return a.Sight().Status.Generation > generation })
+	await(t, "the GatewayNode says what is applied", func() bool {
+		s := w.gateway("gw1").Status
+		return s.Hash == a.Sight().Status.Hash && s.AppliedGeneration == int64(a.Sight().Status.Generation) && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReachable)
+	})
+	if c := meta.FindStatusCondition(w.gateway("gw2").Status.Conditions, v1alpha1.ConditionReachable); c == nil || c.Status != metav1.ConditionFalse {
+		t.Errorf("gw2, which is nowhere: %+v", c)
+	}
+
+	// Whoever has the Lease ends; the other takes over and changes nothing.
+	had := addresses(w.get("a"))
+	leader, standby := first, second
+	if !isElected(first) {
+		leader, standby = second, first
+	}
+	w.noError(leader.stop())
+	await(t, "the other takes over", func() bool { return isElected(standby) && standby.Ready() == nil })
+	w.remove("a")
+	await(t, "the Service is gone", func() bool { return len(w.names()) == 0 })
+	if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
+		t.Errorf("of a Service at %v are left: ports %v, floating IPs %v", had, ports, fips)
+	}
+	w.noError(standby.stop())
+}
+
+// running is a controller that runs.
+type running struct {
+	*Controller
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+func isElected(r *running) bool {
+	select {
+	case <-r.manager.Elected():
+		return true
+	default:
+		return false
+	}
+}
+
+func (r *running) stop() error {
+	r.cancel()
+	return <-r.ended
+}
+
+// run starts a controller with the rights of its role and no others.
+func (w *world) run(connect func(string) *tls.Config) *running {
+	w.t.Helper()
+	w.grant()
+	config := rest.CopyConfig(apiServer.Config(w.t))
+	config.Impersonate.UserName = "isthmus-gateway-controller"
+	c, err := New(Config{Settings: testSettings(), Local: config, Namespace: w.ns, Cloud: w.cloud, TLS: connect, Log: slog.New(slog.DiscardHandler)})
+	w.noError(err)
+	ctx, cancel := context.WithCancel(w.t.Context())
+	r := &running{c, cancel, make(chan error, 1)}
+	go func() { r.ended <- c.Run(ctx) }()
+	w.t.Cleanup(cancel)
+	return r
+}
+
+// grant gives the user isthmus-gateway-controller what the generated roles say, the namespaced one in the world's namespace.
+func (w *world) grant() {
+	w.t.Helper()
+	text, err := os.ReadFile("rbac/role.yaml")
+	w.noError(err)
+	user := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "isthmus-gateway-controller"}}
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		var kind metav1.TypeMeta
+		w.noError(yaml.Unmarshal([]byte(doc), &kind))
+		switch kind.Kind {
+		case "ClusterRole":
+			var role rbacv1.ClusterRole
+			w.noError(yaml.Unmarshal([]byte(doc), &role))
+			w.ensure(&role, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
+		case "Role":
+			var role rbacv1.Role
+			w.noError(yaml.Unmarshal([]byte(doc), &role))
+			role.Namespace = w.ns
+			w.ensure(&role, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: role.Name}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
+		}
+	}
+}
+
+// ensure creates what is not there.
+func (w *world) ensure(objs ...client.Object) {
+	w.t.Helper()
+	for _, o := range objs {
+		if err := w.api.Create(w.t.Context(), o); err != nil && !apierrors.IsAlreadyExists(err) {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// TestGatewayNodes holds that the API server refuses what cannot be meant, and says which field.
+func TestGatewayNodes(t *testing.T) {
+	w := realWorld(t)
+	for name, tc := range map[string]struct {
+		change func(*v1alpha1.GatewayNodeSpec)
+		says   string
+	}{
+		"no TLS":               {func(s *v1alpha1.GatewayNodeSpec) { s.URL = "http://192.0.2.1:9479" }, "spec.url"},
+		"no host":              {func(s *v1alpha1.GatewayNodeSpec) { s.URL = "https:///x" }, "spec.url"},
+		"unknown balancer":     {func(s *v1alpha1.GatewayNodeSpec) { s.Balancer = "ipvs" }, "spec.balancer"},
+		"IPv6 router id":       {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.RouterID = "2001:db8::1" }, "spec.bgp.routerID"},
+		"no peers":             {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers = nil }, "spec.bgp.peers"},
+		"a peer twice":         {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers = append(s.BGP.Peers, s.BGP.Peers[0]) }, "spec.bgp.peers[1]"},
+		"a hold time of 1 s":   {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.Peers[0].HoldTime = 1 }, "spec.bgp.peers[0].holdTime"},
+		"AS 0":                 {func(s *v1alpha1.GatewayNodeSpec) { s.BGP.ASN = 0 }, "spec.bgp.asn"},
+		"an interval of 15":    {func(s *v1alpha1.GatewayNodeSpec) { s.VRRP.IntervalMillis = 15 }, "spec.vrrp.intervalMillis"},
+		"VRRP of two families": {func(s *v1alpha1.GatewayNodeSpec) { s.VRRP.Peers = []string{"2001:db8::1"} }, "source and peers must be of one family"},
+	} {
+		n := gatewayNode("refused")
+		tc.change(&n.Spec)
+		if err := w.api.Create(t.Context(), n); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	n := gatewayNode("least")
+	n.Spec = v1alpha1.GatewayNodeSpec{URL: "https://192.0.2.1:9479"}
+	w.create(n)
+	if n.Spec.Group != "default" || n.Spec.Balancer != "nftables" {
+		t.Errorf("defaults: %+v", n.Spec)
+	}
+	w.noError(w.api.Delete(t.Context(), n))
+}
