@@ -177,7 +177,10 @@ func TestDrainLosesNothing(t *testing.T) {
 	if err := l.speakers[owner].Close(true); err != nil {
 		t.Fatal(err)
 	}
-	l.awaitRoutes(t, vip, 1-owner) // gone, graceful restart or not
+	if r := l.routes(t, vip)[owner]; r.Stale {
+		t.Errorf("graceful restart keeps the route of a drained gateway: %+v", r)
+	}
+	l.awaitRoutes(t, vip, 1-owner)
 	if err := l.Cut(owner); err != nil {
 		t.Fatal(err)
 	}

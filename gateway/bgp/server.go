@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/osrg/gobgp/v4/api"
@@ -30,7 +31,10 @@ func family(a netip.Addr) int {
 }
 
 // speaking is a running gobgp. Nothing outside this file knows its types.
-type speaking struct{ s *server.BgpServer }
+type speaking struct {
+	s      *server.BgpServer
+	silent *atomic.Bool // about errors of an end that is meant
+}
 
 // event is what gobgp tells of a session.
 type event struct {
@@ -42,9 +46,10 @@ type event struct {
 
 // speak starts gobgp, which dials and does not listen. It calls onEvent one event at a time until ctx ends.
 func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(event)) (*speaking, error) {
-	s := server.NewBgpServer(server.LoggerOption(slog.New(quiet{log.Handler()}), new(slog.LevelVar)))
+	silent := new(atomic.Bool)
+	s := server.NewBgpServer(server.LoggerOption(slog.New(quiet{log.Handler(), silent}), new(slog.LevelVar)))
 	go s.Serve()
-	g := &speaking{s: s}
+	g := &speaking{s: s, silent: silent}
 	if err := s.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: id.asn, RouterId: id.routerID.String(), ListenPort: -1}}); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("start the speaker: %w", err)
@@ -60,14 +65,17 @@ func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(even
 	return g, nil
 }
 
-// quiet is a handler of errors alone: what matters of the rest comes as events.
-type quiet struct{ slog.Handler }
+// quiet is a handler of errors alone, or of nothing: what matters of the rest comes as events.
+type quiet struct {
+	slog.Handler
+	silent *atomic.Bool
+}
 
 func (q quiet) Enabled(ctx context.Context, l slog.Level) bool {
-	return l >= slog.LevelError && q.Handler.Enabled(ctx, l)
+	return l >= slog.LevelError && !q.silent.Load() && q.Handler.Enabled(ctx, l)
 }
-func (q quiet) WithAttrs(a []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(a)} }
-func (q quiet) WithGroup(name string) slog.Handler   { return quiet{q.Handler.WithGroup(name)} }
+func (q quiet) WithAttrs(a []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(a), q.silent} }
+func (q quiet) WithGroup(name string) slog.Handler   { return quiet{q.Handler.WithGroup(name), q.silent} }
 
 func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
 	err := g.s.WatchEvent(ctx, server.WatchEventMessageCallbacks{
@@ -105,6 +113,7 @@ func (g *speaking) stop(ctx context.Context, restart bool) error {
 	if err := g.s.StopBgp(ctx, &api.StopBgpRequest{AllowGracefulRestart: restart}); err != nil {
 		return fmt.Errorf("stop the speaker: %w", err)
 	}
+	g.silent.Store(true) // gobgp's Stop, which ends BFD, ends BGP once more
 	g.s.Stop()
 	return nil
 }

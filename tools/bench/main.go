@@ -22,6 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/controlplane"
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane"
 	"github.com/isthmus-net/isthmus/tools/bench/dns"
+	"github.com/isthmus-net/isthmus/tools/bench/gateway"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/bench/result"
 )
@@ -30,7 +31,7 @@ import (
 type bench func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
 
 // benches are all benchmarks, by name.
-var benches = map[string]bench{"controlplane": controlplane.Run, "dataplane": dataplane.Run, "dns": dns.Run}
+var benches = map[string]bench{"controlplane": controlplane.Run, "dataplane": dataplane.Run, "dns": dns.Run, "gateway": gateway.Run}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -1,0 +1,32 @@
+// Announcer is a part of a gateway that announces, without the rest. The benchmark of the gateway starts it, as bgp:anew,
+// bgp:restarting or vrrp:FOLDER.
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/gateway/bgp"
+	"github.com/isthmus-net/isthmus/gateway/vrrp"
+	"github.com/isthmus-net/isthmus/tools/netlab/part"
+)
+
+func main() {
+	part.Main(func(argument string) part.Part {
+		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+		kind, how, _ := strings.Cut(argument, ":")
+		if kind == "bgp" {
+			return bgp.New(bgp.Config{Restarting: how == "restarting", Log: log})
+		}
+		r, err := vrrp.New(vrrp.Config{Dir: how, Log: log})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return r
+	})
+	fmt.Fprintln(os.Stderr, "announcer: the benchmark starts it: go run ./tools/bench gateway")
+	os.Exit(1)
+}

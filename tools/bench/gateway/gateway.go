@@ -1,0 +1,144 @@
+// Package gateway measures the gateways: how soon traffic goes on when one dies, and what is lost when one is drained, or
+// its agent crashes.
+//
+// The gateways, their router (FRR) and a client that asks a VIP every 5 ms are network namespaces of this machine. A dead
+// gateway is one whose cable is cut behind a switch, so that its router hears of it by silence alone. The clock runs from
+// the cut to the first answer of the other gateway.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+)
+
+// Run measures for the given number of rounds and returns the rows of the table. It needs root. Nothing of it outlives
+// the call.
+func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("measuring needs root: it makes network namespaces")
+	}
+	if err := debian.Ensure(ctx, progress, "frr", "keepalived"); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "isthmus-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	program := filepath.Join(dir, "announcer")
+	if err := build(ctx, "github.com/isthmus-net/isthmus/tools/bench/gateway/announcer", program); err != nil {
+		return nil, err
+	}
+	byBGP, err := failovers(ctx, rounds, progress, func() (*testbed, error) { return newBGP(ctx, program) })
+	if err != nil {
+		return nil, fmt.Errorf("announced by BGP: %w", err)
+	}
+	byVRRP, err := failovers(ctx, rounds, progress, func() (*testbed, error) { return newVRRP(ctx, program, dir) })
+	if err != nil {
+		return nil, fmt.Errorf("announced by VRRP: %w", err)
+	}
+	return rows(byBGP, byVRRP), nil
+}
+
+func build(ctx context.Context, pkg, program string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, pkg)
+	// As the Makefile has it, so that the build cache holds everything once.
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, said)
+	}
+	return nil
+}
+
+// failover is what was seen of one way to announce, in all rounds.
+type failover struct {
+	deaths                     []time.Duration // from the cut to the first answer
+	lostByDrain, lostByCrash   int
+	askedInDrain, askedInCrash int
+}
+
+// failovers measures one way to announce. In each round gateway 0 has the traffic; its agent crashes and starts again; it
+// is drained and then dead, and returns; it dies, and returns.
+func failovers(ctx context.Context, rounds int, progress io.Writer, make func() (*testbed, error)) (all failover, err error) {
+	b, err := make()
+	if err != nil {
+		return all, err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	for i := range b.Gateways {
+		if err := b.begin(ctx, i, false); err != nil {
+			return all, err
+		}
+	}
+	for round := range rounds {
+		crash, err := b.crash(ctx)
+		if err != nil {
+			return all, fmt.Errorf("crash: %w", err)
+		}
+		drain, err := b.drain(ctx)
+		if err != nil {
+			return all, fmt.Errorf("drain: %w", err)
+		}
+		death, err := b.death(ctx)
+		if err != nil {
+			return all, fmt.Errorf("death: %w", err)
+		}
+		all.deaths = append(all.deaths, death)
+		all.lostByCrash += crash.Lost()
+		all.askedInCrash += crash.Sent()
+		all.lostByDrain += drain.Lost()
+		all.askedInDrain += drain.Sent()
+		fmt.Fprintf(progress, "round %d/%d  %-4s  death %s  crash: %s  drain: %s\n", round+1, rounds, b.name, death.Round(time.Millisecond), crash, drain)
+	}
+	return all, nil
+}
+
+func rows(byBGP, byVRRP failover) []metric.Metric {
+	quartiles := func(d []time.Duration) (median float64, middle *[2]float64) {
+		values := make([]float64, len(d))
+		for i := range d {
+			values[i] = float64(d[i]) / float64(time.Millisecond)
+		}
+		median = metric.Median(values)
+		return median, &[2]float64{values[len(values)/4], values[len(values)*3/4]}
+	}
+	bgp, middleBGP := quartiles(byBGP.deaths)
+	vrrp, middleVRRP := quartiles(byVRRP.deaths)
+	longest := slices.Max(byBGP.deaths)
+	return []metric.Metric{
+		{
+			Name: "node death to traffic on the other gateway, BGP and BFD 3x100 ms; peer: VRRP, 100 ms", Value: bgp, Unit: "ms",
+			Bar: new(500.0), Better: metric.Lower, Peer: &vrrp, Quartiles: middleBGP,
+		},
+		{
+			Name: "the same, the longest of all rounds", Value: float64(longest) / float64(time.Millisecond), Unit: "ms", Better: metric.Lower,
+		},
+		{
+			Name: "node death to traffic on the other gateway, VRRP, advertisements each 100 ms", Value: vrrp, Unit: "ms",
+			Better: metric.Lower, Quartiles: middleVRRP,
+		},
+		lost("planned drain, BGP", byBGP.lostByDrain, byBGP.askedInDrain, true),
+		lost("agent crash and restart, BGP", byBGP.lostByCrash, byBGP.askedInCrash, true),
+		lost("planned drain, VRRP", byVRRP.lostByDrain, byVRRP.askedInDrain, false),
+		lost("agent crash and restart, VRRP", byVRRP.lostByCrash, byVRRP.askedInCrash, true),
+	}
+}
+
+// lost is a row of what may not be lost.
+func lost(what string, n, of int, barred bool) metric.Metric {
+	m := metric.Metric{Name: fmt.Sprintf("%s: requests lost of %d", what, of), Value: float64(n), Unit: "requests", Better: metric.Lower}
+	if barred {
+		m.Bar = new(0.0)
+	}
+	return m
+}

@@ -1,0 +1,30 @@
+package gateway
+
+import (
+	"testing"
+	"time"
+)
+
+// The bars are those that are promised: half a second until traffic goes on, and nothing lost where nobody died.
+func TestRows(t *testing.T) {
+	t.Parallel()
+	ms := time.Millisecond
+	good := failover{deaths: []time.Duration{300 * ms, 900 * ms, 400 * ms}, askedInDrain: 10, askedInCrash: 10}
+	bad := good
+	bad.lostByCrash, bad.lostByDrain, bad.deaths = 1, 1, []time.Duration{501 * ms}
+	barred := 0
+	for i, r := range rows(good, good) {
+		if r.Bar != nil {
+			barred++
+		}
+		if !r.Met() {
+			t.Errorf("%s is %v: missed", r.Name, r.Value)
+		}
+		if missed := rows(bad, bad)[i]; missed.Bar != nil && missed.Met() {
+			t.Errorf("%s is %v: met", missed.Name, missed.Value)
+		}
+	}
+	if have := rows(good, good)[0]; barred != 4 || have.Value != 400 || *have.Peer != 400 {
+		t.Errorf("%d bars, and the first row is %+v", barred, have)
+	}
+}

@@ -1,0 +1,269 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/vrrp"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+	"github.com/isthmus-net/isthmus/tools/netlab/part"
+)
+
+// testbed is an edge whose gateways announce a VIP in one way. Gateway 0 is preferred.
+type testbed struct {
+	*edge.Lab
+	name    string
+	program string
+	vip     netip.Addr
+	router  *frr.Router // nil: none that speaks
+	parts   [2]*part.Process
+
+	argument func(gateway int, restarting bool) string // of a part
+	state    func(gateway int) *desired.State
+	undo     []func() error
+}
+
+const (
+	routerASN  = 65000
+	gatewayASN = 65010
+	millis     = 100
+)
+
+// newBGP makes a testbed with a router, BFD and graceful restart.
+func newBGP(ctx context.Context, program string) (*testbed, error) {
+	b := &testbed{name: "BGP", program: program, vip: netip.MustParseAddr("203.0.113.10")}
+	b.argument = func(_ int, restarting bool) string {
+		if restarting {
+			return "bgp:restarting"
+		}
+		return "bgp:anew"
+	}
+	b.state = func(gateway int) *desired.State {
+		return b.withVIP(&desired.State{BGP: &desired.BGP{
+			ASN: gatewayASN, RouterID: edge.Gateways[gateway][0], MED: new(uint32(gateway * 50)), GracefulRestart: 10,
+			Peers: []desired.Peer{{Addr: edge.Router[0], ASN: routerASN, BFD: &desired.BFD{IntervalMillis: millis, Multiplier: 3}}},
+		}}, desired.ByBGP)
+	}
+	if err := b.makeEdge(); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0]}
+	for i := range b.Gateways {
+		if err := b.Own(i, b.vip); err != nil {
+			return nil, errors.Join(err, b.close())
+		}
+		cfg.Peers = append(cfg.Peers, frr.Peer{Addr: edge.Gateways[i][0], ASN: gatewayASN, BFDMillis: millis})
+	}
+	router, err := frr.Start(ctx, b.Router, cfg)
+	if err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	b.router = router
+	b.undo = append(b.undo, router.Close)
+	return b, nil
+}
+
+// newVRRP makes a testbed with keepalived, whose files are below dir.
+func newVRRP(ctx context.Context, program, dir string) (*testbed, error) {
+	b := &testbed{name: "VRRP", program: program, vip: netip.MustParseAddr("10.99.0.100")}
+	folder := func(gateway int) string { return filepath.Join(dir, fmt.Sprint(gateway)) }
+	b.argument = func(gateway int, _ bool) string { return "vrrp:" + folder(gateway) }
+	b.state = func(gateway int) *desired.State {
+		return b.withVIP(&desired.State{VRRP: &desired.VRRP{
+			Interface: edge.Device, Source: edge.Gateways[gateway][0], Peers: []netip.Addr{edge.Gateways[1-gateway][0]},
+			RouterID: 51, Priority: uint8(200 - gateway*100), IntervalMillis: millis,
+		}}, desired.ByVRRP)
+	}
+	if err := b.makeEdge(); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	for i, gw := range b.Gateways {
+		b.undo = append(b.undo, func() error {
+			return gw.Do(func() error { return vrrp.Sweep(context.WithoutCancel(ctx), folder(i)) })
+		})
+	}
+	return b, nil
+}
+
+func (b *testbed) withVIP(s *desired.State, how desired.Announce) *desired.State {
+	s.Cluster, s.Group, s.Balancer = "bench", "edge", desired.NFTables
+	s.VIPs = []desired.VIP{{Addr: b.vip, Announce: how, Return: desired.Routed, Frontends: []desired.Frontend{{
+		Service: "bench/echo", Protocol: "UDP", Port: 9000, Backends: []desired.Backend{{Addr: b.vip, Port: 9000, Weight: 1}},
+	}}}}
+	return s
+}
+
+func (b *testbed) makeEdge() (err error) {
+	if b.Lab, err = edge.New(); err != nil {
+		return err
+	}
+	b.undo = append(b.undo, b.Lab.Close)
+	for i := range b.Gateways {
+		stop, err := b.Echo(i, b.vip)
+		if err != nil {
+			return err
+		}
+		b.undo = append(b.undo, stop)
+	}
+	return nil
+}
+
+func (b *testbed) close() error {
+	for _, p := range b.parts {
+		if p != nil {
+			p.Kill()
+		}
+	}
+	var errs []error
+	for _, undo := range slices.Backward(b.undo) {
+		errs = append(errs, undo())
+	}
+	return errors.Join(errs...)
+}
+
+// begin starts a gateway's part and waits until it has nothing to complain about.
+func (b *testbed) begin(ctx context.Context, gateway int, restarting bool) error {
+	p, err := part.Start(ctx, b.Gateways[gateway], b.program, b.argument(gateway, restarting), os.Stderr)
+	if err != nil {
+		return err
+	}
+	b.parts[gateway] = p
+	if err := p.Apply(b.state(gateway)); err != nil {
+		return err
+	}
+	return b.settled(ctx, gateway)
+}
+
+const (
+	patience = 30 * time.Second
+	poll     = 20 * time.Millisecond
+)
+
+// await polls until what returns "", which is what is missing.
+func await(ctx context.Context, what func() (string, error)) error {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for begin := time.Now(); ; {
+		missing, err := what()
+		if err != nil || missing == "" {
+			return err
+		}
+		if time.Since(begin) > patience {
+			return errors.New(missing)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// settled waits until a gateway is as its state says, and the router, if there is one, has its fresh route.
+func (b *testbed) settled(ctx context.Context, gateway int) error {
+	return await(ctx, func() (string, error) {
+		_, drift, err := b.parts[gateway].Status()
+		if err != nil || len(drift) > 0 {
+			return fmt.Sprintf("gateway %d: %v", gateway, drift), err
+		}
+		if b.router == nil {
+			return "", nil
+		}
+		routes, err := b.router.Routes(ctx, b.vip)
+		for _, r := range routes {
+			if r.From == edge.Gateways[gateway][0] && !r.Stale {
+				return "", err
+			}
+		}
+		return fmt.Sprintf("the router has no route through gateway %d", gateway), err
+	})
+}
+
+// answered waits until a gateway answers questions of now.
+func answered(ctx context.Context, p *edge.Probe, gateway int) error {
+	begin := time.Now()
+	return await(ctx, func() (string, error) {
+		if p.From(gateway, begin).IsZero() {
+			return fmt.Sprintf("gateway %d does not answer", gateway), nil
+		}
+		return "", nil
+	})
+}
+
+// asking runs do while the VIP is asked, which gateway 0 answers at first, and last in the end.
+func (b *testbed) asking(ctx context.Context, last int, do func(*edge.Probe) error) (edge.Result, error) {
+	p, err := b.Probe(b.vip)
+	if err != nil {
+		return edge.Result{}, err
+	}
+	err = answered(ctx, p, 0)
+	p.Stop() // until then somebody else may have answered, or nobody
+	if err != nil {
+		return edge.Result{}, err
+	}
+	if p, err = b.Probe(b.vip); err != nil {
+		return edge.Result{}, err
+	}
+	if err = answered(ctx, p, 0); err == nil {
+		err = do(p)
+	}
+	if err == nil {
+		err = answered(ctx, p, last)
+	}
+	return p.Stop(), err
+}
+
+// crash kills the agent of gateway 0 and starts it again.
+func (b *testbed) crash(ctx context.Context) (edge.Result, error) {
+	return b.asking(ctx, 0, func(*edge.Probe) error {
+		b.parts[0].Kill()
+		return b.begin(ctx, 0, true)
+	})
+}
+
+// drain drains gateway 0, and then it is dead; it returns afterwards.
+func (b *testbed) drain(ctx context.Context) (edge.Result, error) {
+	r, err := b.asking(ctx, 1, func(p *edge.Probe) error {
+		err := b.parts[0].Close(true)
+		b.parts[0] = nil
+		if err != nil {
+			return err
+		}
+		if err := answered(ctx, p, 1); err != nil {
+			return err
+		}
+		return b.Cut(0)
+	})
+	if err != nil {
+		return r, err
+	}
+	if err := b.Mend(0); err != nil {
+		return r, err
+	}
+	return r, b.begin(ctx, 0, false)
+}
+
+// death cuts gateway 0 off, which returns afterwards. The result is the time from the cut to the first answer of the other
+// gateway.
+func (b *testbed) death(ctx context.Context) (time.Duration, error) {
+	var cut time.Time
+	r, err := b.asking(ctx, 1, func(*edge.Probe) error {
+		cut = time.Now()
+		return b.Cut(0)
+	})
+	if err != nil {
+		return 0, err
+	}
+	if err := b.Mend(0); err != nil {
+		return 0, err
+	}
+	return r.From(1, cut).Sub(cut), b.settled(ctx, 0)
+}
