@@ -214,7 +214,7 @@ func (p *Planner) table(had []*backend, policy *policy, serving []candidate) (sl
 			}
 			p.scratch.addrs = addrs
 			slots = make([]*backend, size)
-			for i, n := range maglev(addrs, weights, size) {
+			for i, n := range Maglev(addrs, weights, size) {
 				slots[i] = serving[n].backend
 			}
 			return slots, true

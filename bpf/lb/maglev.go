@@ -24,13 +24,13 @@ func maglevSize(units int) int {
 	return 0
 }
 
-// maglev fills a table of a prime number of slots with the indices of addrs, each as often as its weight
+// Maglev fills a table of a prime number of slots with the indices of addrs, each as often as its weight
 // says, 1 for everybody when weights is nil. It is the population of section 3.4 of Eisenbud et al.,
 // "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016): each backend walks the slots in
 // an order that follows from its own address alone, and they take turns. So nodes that know the same backends
 // have the same table, in whatever order they heard of them as long as addrs is sorted, and few slots change
 // hands when a backend comes or goes.
-func maglev(addrs []Address, weights []uint32, size int) []int {
+func Maglev(addrs []Address, weights []uint32, size int) []int {
 	type walk struct{ at, step, credit uint64 }
 	m := uint64(size)
 	walks := make([]walk, len(addrs))

@@ -37,7 +37,7 @@ func TestMaglevSizes(t *testing.T) {
 // The table is part of what all nodes, and all versions, must agree on.
 func TestMaglevIsForEver(t *testing.T) {
 	h := uint64(0)
-	for _, i := range maglev(addresses(7), nil, 251) {
+	for _, i := range Maglev(addresses(7), nil, 251) {
 		h = (h ^ uint64(i)) * 1099511628211
 	}
 	if want := uint64(0xde697a32d78a27d2); h != want {
@@ -59,7 +59,7 @@ func TestMaglevIsEven(t *testing.T) {
 		}
 		size := maglevSize(units)
 		count := make([]int, n)
-		for _, i := range maglev(addresses(n), weights, size) {
+		for _, i := range Maglev(addresses(n), weights, size) {
 			count[i]++
 		}
 		for i, have := range count {
@@ -81,11 +81,11 @@ func TestMaglevDisruptsLittle(t *testing.T) {
 	for _, n := range []int{5, 10, 20, 80, 150} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			size, all := maglevSize(n), addresses(n)
-			before := maglev(all, nil, size)
+			before := Maglev(all, nil, size)
 			for gone := range n {
 				less := slices.Delete(slices.Clone(all), gone, gone+1)
 				moved := 0
-				for i, b := range maglev(less, nil, size) {
+				for i, b := range Maglev(less, nil, size) {
 					if was := before[i]; was != gone && all[was] != less[b] {
 						moved++
 					}

@@ -1,0 +1,98 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// pair is a frontend and a backend that connections may be between.
+type pair struct {
+	protocol uint8
+	frontend netip.AddrPort
+	backend  netip.AddrPort
+}
+
+// pairs calls each with the frontends and backends of a VIP.
+func pairs(v *desired.VIP, each func(pair)) {
+	for i := range v.Frontends {
+		f := &v.Frontends[i]
+		for _, b := range f.Backends {
+			each(pair{uint8(protocol(f)), netip.AddrPortFrom(v.Addr, f.Port), netip.AddrPortFrom(b.Addr, b.Port)})
+		}
+	}
+}
+
+// remember notes which backends went with a change of the VIPs that were had.
+func (b *Balancer) remember(had []desired.VIP) {
+	for i := range had {
+		pairs(&had[i], func(p pair) { b.gone[p] = true })
+	}
+	if len(b.gone) == 0 {
+		return
+	}
+	for _, v := range b.book.vips {
+		pairs(&v, func(p pair) { delete(b.gone, p) })
+	}
+}
+
+// forget ends the connections to backends that are gone: the client's next packet goes to another one, or is refused.
+func (b *Balancer) forget() error {
+	if len(b.gone) == 0 {
+		return nil
+	}
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, b); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("forget connections of backends that are gone: %w", err)
+		}
+	}
+	clear(b.gone)
+	return nil
+}
+
+// MatchConntrackFlow reports whether a connection is one to forget, whichever end was seen first.
+func (b *Balancer) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	to := pair{flow.Forward.Protocol, at(flow.Forward.DstIP, flow.Forward.DstPort), at(flow.Reverse.SrcIP, flow.Reverse.SrcPort)}
+	from := pair{flow.Forward.Protocol, at(flow.Reverse.DstIP, flow.Reverse.DstPort), at(flow.Forward.SrcIP, flow.Forward.SrcPort)}
+	return b.gone[to] || b.gone[from]
+}
+
+func at(ip net.IP, port uint16) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(a.Unmap(), port)
+}
+
+// surroundings returns what of the machine keeps it from being a gateway.
+func surroundings(s *desired.State) (faults desired.Faults) {
+	need := map[string]string{}
+	for i := range s.VIPs {
+		// Without it a connection that another gateway began is not recognised as one.
+		need["net/netfilter/nf_conntrack_tcp_loose"] = "connections would end when their gateway does"
+		if s.VIPs[i].Addr.Is4() {
+			need["net/ipv4/ip_forward"] = "no packet to an IPv4 VIP would reach a backend"
+		} else {
+			need["net/ipv6/conf/all/forwarding"] = "no packet to an IPv6 VIP would reach a backend"
+		}
+	}
+	for name, why := range need {
+		b, err := os.ReadFile("/proc/sys/" + name)
+		if err == nil && strings.TrimSpace(string(b)) != "0" {
+			continue
+		}
+		key := strings.ReplaceAll(name, "/", ".")
+		message := fmt.Sprintf("%s is 0: %s; set it with sysctl -w %s=1", key, why, key)
+		if err != nil {
+			message = fmt.Sprintf("read %s: %v", key, err)
+		}
+		faults = append(faults, desired.Fault{Part: desired.PartBalancer, Message: message})
+	}
+	return faults
+}

@@ -1,0 +1,156 @@
+package nft
+
+import (
+	"encoding/binary"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// family is what differs between IPv4 and IPv6. Lengths and places are in registers, of four bytes each.
+type family struct {
+	v4          bool
+	nfproto     uint32
+	is          []expr.Any
+	addr        uint32 // the length of an address
+	key         uint32 // the length of address, protocol and port
+	destination field
+	origin      field      // the source address
+	frontend    []expr.Any // destination, protocol and port, from register 0 on
+	sender      []expr.Any // source, protocol and port, from register 0 on
+}
+
+// field is a part of a packet.
+type field struct {
+	base           expr.PayloadBase
+	offset, length uint32
+}
+
+// From RFC 791 section 3.1, RFC 8200 section 3, and RFC 9293 section 3.1, which UDP shares.
+var (
+	sourcePort      = field{expr.PayloadBaseTransportHeader, 0, 2}
+	destinationPort = field{expr.PayloadBaseTransportHeader, 2, 2}
+	ipv4            = newFamily(true, unix.NFPROTO_IPV4, 12, 4)
+	ipv6            = newFamily(false, unix.NFPROTO_IPV6, 8, 16)
+)
+
+func newFamily(v4 bool, nfproto byte, first, length uint32) family {
+	f := family{
+		v4: v4, nfproto: uint32(nfproto), addr: length / 4, key: length/4 + 2,
+		origin:      field{expr.PayloadBaseNetworkHeader, first, length},
+		destination: field{expr.PayloadBaseNetworkHeader, first + length, length},
+	}
+	f.is = []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg(scratch)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{nfproto}},
+	}
+	proto := &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(f.addr)}
+	f.frontend = join(load(f.destination, 0), one(proto), load(destinationPort, f.addr+1))
+	f.sender = join(load(f.origin, 0), one(proto), load(sourcePort, f.addr+1))
+	return f
+}
+
+// scratch is a register that no key reaches: conditions are worked out in it.
+const scratch = 15
+
+// reg returns the number of the nth register of four bytes.
+func reg(n uint32) uint32 { return unix.NFT_REG32_00 + n }
+
+func one(e expr.Any) []expr.Any { return []expr.Any{e} }
+
+func join(all ...[]expr.Any) (joined []expr.Any) {
+	for _, some := range all {
+		joined = append(joined, some...)
+	}
+	return joined
+}
+
+func load(f field, to uint32) []expr.Any {
+	return one(&expr.Payload{DestRegister: reg(to), Base: f.base, Offset: f.offset, Len: f.length})
+}
+
+// client loads the address of who sends.
+func (f family) client(to uint32) []expr.Any { return load(f.origin, to) }
+
+// slot puts the hash of n registers behind the key. The remainder of the hash is the same number on each gateway.
+func (f family) slot(from, n uint32) []expr.Any {
+	return one(&expr.Hash{
+		SourceRegister: reg(from), Length: 4 * n, DestRegister: reg(f.key), Modulus: slots, Seed: hashSeed, Type: expr.HashTypeJenkins,
+	})
+}
+
+// in goes on if the key in register 0 is in a set.
+func (f family) in(s set) []expr.Any {
+	return one(&expr.Lookup{SourceRegister: reg(0), SetName: place{s, f.v4}.name()})
+}
+
+func (f family) notIn(s set) []expr.Any {
+	return one(&expr.Lookup{SourceRegister: reg(0), SetName: place{s, f.v4}.name(), Invert: true})
+}
+
+// mapped puts what a map has for the key in register 0 into another one.
+func (f family) mapped(s set, to uint32) []expr.Any {
+	return one(&expr.Lookup{SourceRegister: reg(0), DestRegister: reg(to), IsDestRegSet: true, SetName: place{s, f.v4}.name()})
+}
+
+func (f family) dnat(from uint32) []expr.Any {
+	return one(&expr.NAT{Type: expr.NATTypeDestNAT, Family: f.nfproto, RegAddrMin: reg(from), RegProtoMin: reg(from + f.addr)})
+}
+
+// Bits of a TCP header's flags (RFC 9293, section 3.1).
+const (
+	syn    = 1 << 1
+	synAck = 1<<1 | 1<<4
+)
+
+// flags goes on if of the flags in mask those of want are set.
+func flags(mask, want byte) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg(scratch), Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: reg(scratch), DestRegister: reg(scratch), Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{want}},
+	}
+}
+
+// state goes on if the connection has any of the states.
+func state(any uint32) []expr.Any { return connection(expr.CtKeySTATE, any, expr.CmpOpNeq) }
+
+// connection compares some bits of what is tracked with none.
+func connection(key expr.CtKey, mask uint32, op expr.CmpOp) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: key, Register: reg(scratch)},
+		&expr.Bitwise{SourceRegister: reg(scratch), DestRegister: reg(scratch), Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, mask), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: op, Register: reg(scratch), Data: make([]byte, 4)},
+	}
+}
+
+// Bits of a connection's status, from linux/netfilter/nf_conntrack_common.h.
+const (
+	ipsSrcNAT = 1 << 4
+	ipsDstNAT = 1 << 5
+)
+
+// Parts of rules.
+var (
+	// asked is the address that the client asked for.
+	asked                 = one(&expr.Ct{Key: expr.CtKeyDST, Register: reg(0), Direction: 0})
+	destinationTranslated = connection(expr.CtKeySTATUS, ipsDstNAT, expr.CmpOpNeq)
+	untranslated          = connection(expr.CtKeySTATUS, ipsSrcNAT|ipsDstNAT, expr.CmpOpEq)
+	original              = []expr.Any{
+		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg(scratch)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{0}},
+	}
+	count       = one(&expr.Counter{})
+	accept      = one(&expr.Verdict{Kind: expr.VerdictAccept})
+	drop        = one(&expr.Verdict{Kind: expr.VerdictDrop})
+	reset       = one(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	unreachable = one(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
+)
+
+// protocolIs goes on if the packet is of a protocol.
+func protocolIs(p byte) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(scratch)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{p}},
+	}
+}

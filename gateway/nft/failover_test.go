@@ -1,0 +1,176 @@
+package nft
+
+import (
+	"errors"
+	"net/netip"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// kill takes a gateway's cables away, and leads all packets through the other one.
+func (w *world) kill(dead int) {
+	w.t.Helper()
+	for _, side := range []int{50, 60} {
+		near, _ := link(0, side, dead)
+		in(w.t, w.gateways[dead].ns, func() error {
+			l, err := netlink.LinkByName(netlab.DeviceName(near))
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetDown(l)
+		})
+	}
+	w.steer(1 - dead)
+}
+
+// flows are some connections of each kind.
+type flows struct{ idle, download, upload []*flow }
+
+func (w *world) openFlows(family, n int) (f flows) {
+	w.t.Helper()
+	for range n {
+		f.idle = append(f.idle, w.open(family, "echo"))
+		f.download = append(f.download, w.open(family, "download"))
+		f.upload = append(f.upload, w.open(family, "upload"))
+	}
+	return f
+}
+
+// broken returns how many connections of each kind do not go on.
+func (f flows) broken(s *servers) (idle, download, upload int) {
+	for _, c := range f.idle {
+		if c.echoes() != nil {
+			idle++
+		}
+	}
+	for _, c := range f.download {
+		if c.downloads() != nil {
+			download++
+		}
+	}
+	for _, c := range f.upload {
+		if c.uploads(s) != nil {
+			upload++
+		}
+	}
+	return idle, download, upload
+}
+
+// downloads reads until something comes that the server sent from now on.
+func (f *flow) downloads() error {
+	for now := time.Now().UnixNano(); ; {
+		line, err := f.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		if sent, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64); err != nil || sent > now {
+			return err
+		}
+	}
+}
+
+// uploads waits until the server has what is sent from now on.
+func (f *flow) uploads(s *servers) error {
+	client, err := netip.ParseAddrPort(f.shown)
+	if err != nil {
+		return err
+	}
+	got := s.uploadOf(client.String())
+	const size = 10 << 10
+	if _, err := f.Write(make([]byte, size)); err != nil {
+		return err
+	}
+	for sum := 0; sum < size; {
+		select {
+		case n := <-got:
+			sum += n
+		case <-time.After(patience):
+			return errors.New("the server does not get it")
+		}
+	}
+	return nil
+}
+
+// A gateway dies: every connection goes on at the other one, whichever end speaks first.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
+		w := newWorld(t)
+		w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
+		s := w.serve()
+		var all [2]flows
+		for family := range familyNames {
+			all[family] = w.openFlows(family, 5)
+		}
+		w.kill(0)
+		for family, name := range familyNames {
+			// With SNAT it is the client that has to speak first.
+			if way == desired.SNAT {
+				all[family].download = nil
+			}
+			if idle, download, upload := all[family].broken(s); idle+download+upload > 0 {
+				t.Errorf("%s, %s: broken are %d idle, %d download, %d upload of 5 each", way, name, idle, download, upload)
+			}
+		}
+	}
+}
+
+// A backend comes before the gateway dies, so that the hash of some connections leads elsewhere now. Their backends tell of
+// those that are downloads; of the others, what is broken are those whose slots changed hands, and they are told so at once.
+func TestFailoverAfterChange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	less := each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })
+	w.apply(w.state(less))
+	w.serve()
+	all := w.openFlows(0, 16)
+	w.apply(w.state())
+	w.kill(0)
+	for _, f := range all.download {
+		if err := f.downloads(); err != nil {
+			t.Errorf("a download is broken: %v", err)
+		}
+	}
+	told := 0
+	for _, f := range all.idle {
+		switch err := f.echoes(); {
+		case errors.Is(err, syscall.ECONNRESET):
+			told++
+		case err != nil:
+			t.Errorf("a connection whose slot changed hands hears nothing of it: %v", err)
+		}
+	}
+	// Two of four backends are new, so every other slot changed hands.
+	if told < 3 || told > 13 {
+		t.Errorf("%d of %d idle connections are broken, want about half", told, len(all.idle))
+	}
+}
+
+// Where it cannot be told of which frontend a backend's packet is, it goes nowhere; it never leaves with the backend's address.
+func TestReturnWithoutState(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state(func(v *desired.VIP) {
+		twice := v.Frontends[0]
+		twice.Port = 81
+		v.Frontends = append(v.Frontends, twice)
+	}))
+	w.serve()
+	w.open(0, "download")
+	seen := w.listen()
+	w.kill(0)
+	w.poll(func() bool { return w.counted(1, "of which frontend it is cannot be told") > 0 }, "no packet of the download came")
+	for _, source := range seen() {
+		if backendNets[0].Contains(source) {
+			t.Errorf("the client got a packet from %v", source)
+		}
+	}
+}

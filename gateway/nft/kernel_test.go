@@ -1,0 +1,204 @@
+package nft
+
+import (
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+func setSysctl(sysctl, value string) error {
+	return os.WriteFile("/proc/sys/"+sysctl, []byte(value), 0)
+}
+
+// counted returns how many packets a gateway's rules counted that are for a reason, of both families.
+func (w *world) counted(gateway int, why string) (n uint64) {
+	w.t.Helper()
+	in(w.t, w.gateways[gateway].ns, func() error {
+		all, err := rules()
+		if err != nil {
+			return err
+		}
+		for _, r := range all {
+			if strings.HasPrefix(r.comment, why) {
+				n += r.packets
+			}
+		}
+		return nil
+	})
+	return n
+}
+
+// poll waits until something is true.
+func (w *world) poll(is func() bool, otherwise string) {
+	w.t.Helper()
+	for end := time.Now().Add(patience); !is(); <-time.After(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatal(otherwise)
+		}
+	}
+}
+
+// Whatever somebody does to the table is seen, and made good; others' tables are not ours.
+func TestDrift(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateways[0]
+	w.apply(w.state(each(func(f *desired.Frontend) { f.Sources = clientNets })))
+	drift := func() (found []desired.Fault) {
+		t.Helper()
+		in(t, g.ns, func() (err error) {
+			found, err = g.Drift(t.Context())
+			return err
+		})
+		return found
+	}
+	for _, tt := range []struct {
+		command string
+		drifts  bool
+	}{
+		{"add table inet others", false},
+		{"flush table inet " + Table, true},
+		{"delete table inet " + Table, true},
+		{"flush ruleset", true},
+		{"flush set inet " + Table + " exclusive4", true},
+		{"flush set inet " + Table + " sources6", true},
+		{"flush map inet " + Table + " maglev6", true},
+		{"flush chain inet " + Table + " source", true},
+		{"add rule inet " + Table + " refuse drop", true},
+		{"add element inet " + Table + " exclusive4 { 192.0.2.1 }", true},
+	} {
+		in(t, g.ns, func() error {
+			if out, err := exec.Command("nft", strings.Fields(tt.command)...).CombinedOutput(); err != nil {
+				t.Errorf("%s: %s", tt.command, out)
+			}
+			return nil
+		})
+		if found := drift(); (len(found) > 0) != tt.drifts {
+			t.Errorf("%s: drift %v", tt.command, found)
+		}
+		w.apply(w.state(each(func(f *desired.Frontend) { f.Sources = clientNets })))
+		if found := drift(); len(found) > 0 {
+			t.Errorf("%s: mended, and then %v", tt.command, found)
+		}
+	}
+}
+
+// A gateway that starts again finds what it left and writes nothing; from there on it writes differences.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state())
+	g := w.gateways[0]
+	b, err := New(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in(t, g.ns, func() error {
+		before, err := generation()
+		if err != nil {
+			return err
+		}
+		if err := b.Apply(t.Context(), w.state()); err != nil {
+			return err
+		}
+		if after, err := generation(); err != nil || after != before {
+			t.Errorf("generation %d became %d, %v", before, after, err)
+		}
+		return b.Apply(t.Context(), &desired.State{})
+	})
+	if have, _ := read(t, g.ns, b); len(have) != 0 {
+		t.Errorf("left in the kernel: %v", have)
+	}
+}
+
+// Remove leaves nothing, whether or not there was something.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state())
+	for range 2 {
+		in(t, w.gateways[0].ns, Remove)
+	}
+	if _, anew := read(t, w.gateways[0].ns, w.gateways[0].Balancer); !anew {
+		t.Error("the table is still there")
+	}
+}
+
+// A change that the kernel refuses leaves all as it was.
+func TestRefusedByKernel(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state())
+	g := w.gateways[0]
+	before, _ := read(t, g.ns, g.Balancer)
+	// An element that is there already, which the balancer does not know of, is one that cannot be removed.
+	in(t, g.ns, func() error {
+		g.book.tables[listener{vips[0], "TCP", vipPort}].prefix = endpoint(netip.MustParseAddr("203.0.113.1"), 6, 1)
+		if err := g.Apply(t.Context(), &desired.State{}); err == nil {
+			t.Error("the kernel refused nothing")
+		}
+		return nil
+	})
+	after, _ := read(t, g.ns, g.Balancer)
+	if c := diff(before, after); c.size() != 0 {
+		t.Errorf("%d elements changed", c.size())
+	}
+}
+
+// read returns what a namespace's table has, without sets that are empty.
+func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[place]map[string]string, anew bool) {
+	t.Helper()
+	in(t, ns, func() (err error) {
+		have, anew, err = b.read()
+		return err
+	})
+	maps.DeleteFunc(have, func(_ place, all map[string]string) bool { return len(all) == 0 })
+	return have, anew
+}
+
+// bench is a balancer with many VIPs.
+type bench struct {
+	b         testing.TB
+	ns        *netlab.Namespace
+	balancer  *Balancer
+	all, less *desired.State
+}
+
+func newWorldFor(b testing.TB, vips int) *bench {
+	b.Helper()
+	netlab.Privileged(b)
+	ns, err := netlab.NewNamespace()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = ns.Close() })
+	balancer, err := New(slog.New(slog.DiscardHandler))
+	if err != nil {
+		b.Fatal(err)
+	}
+	w := &bench{b, ns, balancer, large(vips), large(vips)}
+	f := &w.less.VIPs[vips/2].Frontends[0]
+	f.Backends = f.Backends[:9]
+	w.change(false)
+	return w
+}
+
+// change applies the state with a backend less, or with all.
+func (w *bench) change(less bool) {
+	w.b.Helper()
+	s := w.all
+	if less {
+		s = w.less
+	}
+	if err := w.ns.Do(func() error { return w.balancer.Apply(w.b.Context(), s) }); err != nil {
+		w.b.Fatal(err)
+	}
+}

@@ -1,0 +1,293 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+const (
+	// perMessage is how many elements go into one message, whose length has 16 bits.
+	perMessage = 500
+	// readBuffer has room for the kernel's answers to all messages of a change; writeBuffer for the change itself, which
+	// goes out at once: a slot is about 60 bytes.
+	readBuffer, writeBuffer = 16 << 20, 1 << 30
+)
+
+// Balancer is the part of a gateway that balances with nftables, in the network namespace of the calling thread.
+type Balancer struct {
+	log     *slog.Logger
+	chains  []chain
+	version string
+
+	book *book
+	// generation is the number of the kernel's rules after our last write, if nobody else wrote since; 0 is unknown.
+	generation uint32
+	// gone are backends whose connections are to be forgotten still.
+	gone map[pair]bool
+}
+
+// New returns a balancer. It finds out at its first Apply what an earlier one left.
+func New(log *slog.Logger) (*Balancer, error) {
+	all := chains()
+	v, err := version(all)
+	if err != nil {
+		return nil, fmt.Errorf("describe table %s: %w", Table, err)
+	}
+	return &Balancer{log: log, chains: all, version: v, book: newBook(), gone: map[pair]bool{}}, nil
+}
+
+// Name implements the agent's Part.
+func (b *Balancer) Name() string { return desired.PartBalancer }
+
+// Apply implements the agent's Part. What changes is written in one transaction; where the kernel has what it was given, only
+// the difference is.
+func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
+	if s.Balancer == desired.EBPF {
+		return desired.Faults{{Part: desired.PartBalancer, Field: "balancer", Message: `is "ebpf", and this gateway balances with nftables`}}
+	}
+	if faults := surroundings(s); len(faults) > 0 {
+		return faults
+	}
+	before := slices.Collect(maps.Values(b.book.vips))
+	c, had := b.book.set(s.VIPs)
+	if err := b.write(c); err != nil {
+		b.book.set(before)
+		b.generation = 0
+		return err
+	}
+	b.remember(had)
+	if err := b.forget(); err != nil {
+		b.log.Warn("connections of backends that are gone stay for now", "err", err)
+	}
+	return nil
+}
+
+// write brings the kernel to what the book says, by the changes if it has what it was given before.
+func (b *Balancer) write(c changes) error {
+	now, err := generation()
+	if err != nil {
+		return err
+	}
+	anew := false
+	if b.generation == 0 || now != b.generation {
+		var have map[place]map[string]string
+		if have, anew, err = b.read(); err != nil {
+			return err
+		}
+		c = diff(have, b.book.all())
+	}
+	if c.size() == 0 && !anew {
+		b.generation = now
+		return nil
+	}
+	conn, err := dial()
+	if err != nil {
+		return err
+	}
+	if anew {
+		if err := create(conn, b.chains, b.version); err != nil {
+			return err
+		}
+	}
+	if err := send(conn, c); err != nil {
+		return err
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("write table %s: %w", Table, err)
+	}
+	// Somebody who wrote in between is found by reading everything the next time.
+	b.generation = 0
+	if after, err := generation(); err == nil && after == now+1 {
+		b.generation = after
+	}
+	return nil
+}
+
+func dial() (*nftables.Conn, error) {
+	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetReadBuffer(readBuffer), c.SetWriteBuffer(writeBuffer))
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("reach nftables: %w", err)
+	}
+	return conn, nil
+}
+
+// send adds the changes to a transaction.
+func send(conn *nftables.Conn, c changes) error {
+	for _, step := range []struct {
+		what map[place][]element
+		do   func(*nftables.Set, []nftables.SetElement) error
+	}{{c.remove, conn.SetDeleteElements}, {c.add, conn.SetAddElements}} {
+		for p, elements := range step.what {
+			for some := range slices.Chunk(elements, perMessage) {
+				batch := make([]nftables.SetElement, len(some))
+				for i, e := range some {
+					batch[i] = p.encode(e)
+				}
+				if err := step.do(p.spec(), batch); err != nil {
+					return fmt.Errorf("write set %s: %w", p.name(), err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (p place) encode(e element) nftables.SetElement {
+	is := nftables.SetElement{Key: []byte(e.key), Val: []byte(e.value)}
+	if p.set == sources {
+		half := len(e.key) / 2
+		is.Key, is.KeyEnd = is.Key[:half], is.Key[half:]
+	}
+	return is
+}
+
+// read returns what the kernel has, and whether that is not a table of this version, which has to be made anew.
+func (b *Balancer) read() (have map[place]map[string]string, anew bool, err error) {
+	conn, err := dial()
+	if err != nil {
+		return nil, false, err
+	}
+	ours, err := b.recognise(conn)
+	if err != nil || !ours {
+		return nil, true, err
+	}
+	have = map[place]map[string]string{}
+	for _, p := range places() {
+		elements, err := conn.GetSetElements(p.spec())
+		if err != nil {
+			return nil, false, fmt.Errorf("read set %s: %w", p.name(), err)
+		}
+		have[p] = make(map[string]string, len(elements))
+		for _, e := range elements {
+			have[p][string(e.Key)+string(e.KeyEnd)] = string(e.Val)
+		}
+	}
+	return have, false, nil
+}
+
+// recognise reports whether table, sets, chains and rules are as this version makes them.
+func (b *Balancer) recognise(conn *nftables.Conn) (bool, error) {
+	tables, err := conn.ListTablesOfFamily(ourTable.Family)
+	if err != nil {
+		return false, fmt.Errorf("list tables: %w", err)
+	}
+	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == Table }) {
+		return false, nil
+	}
+	sets, err := conn.GetSets(ourTable)
+	if err != nil {
+		return false, fmt.Errorf("list sets of %s: %w", Table, err)
+	}
+	for _, p := range places() {
+		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == p.name() }) {
+			return false, nil
+		}
+	}
+	is, err := conn.ListChainsOfTableFamily(ourTable.Family)
+	if err != nil {
+		return false, fmt.Errorf("list chains: %w", err)
+	}
+	all, err := rules()
+	if err != nil {
+		return false, err
+	}
+	for _, c := range b.chains {
+		there := func(o *nftables.Chain) bool {
+			return o.Table.Name == Table && o.Name == c.Name && o.Type == c.Type && o.Hooknum != nil && *o.Hooknum == *c.Hooknum && *o.Priority == *c.Priority
+		}
+		if !slices.ContainsFunc(is, there) {
+			return false, nil
+		}
+		here := slices.DeleteFunc(slices.Clone(all), func(r listed) bool { return r.chain != c.Name })
+		if !slices.EqualFunc(here, c.rules, func(o listed, r rule) bool { return o.comment == r.comment(b.version) }) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Drift implements the agent's Part. As long as nobody wrote any rule at all, it costs one question.
+func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
+	if err := b.forget(); err != nil {
+		return nil, err
+	}
+	now, err := generation()
+	if err != nil {
+		return nil, err
+	}
+	if b.generation != 0 && now == b.generation {
+		return nil, nil
+	}
+	have, anew, err := b.read()
+	if err != nil {
+		return nil, err
+	}
+	if anew {
+		return fault("table %s is not there any more, or not as it was made", Table), nil
+	}
+	if n := diff(have, b.book.all()).size(); n > 0 {
+		return fault("%d elements of table %s are not as they were made", n, Table), nil
+	}
+	if again, err := generation(); err == nil && again == now {
+		b.generation = now
+	}
+	return nil, nil
+}
+
+func fault(format string, args ...any) []desired.Fault {
+	return []desired.Fault{{Part: desired.PartBalancer, Message: fmt.Sprintf(format, args...)}}
+}
+
+// Close implements the agent's Part: the kernel goes on.
+func (b *Balancer) Close(context.Context, bool) error { return nil }
+
+// Remove takes the table away; traffic to VIPs ends. Where there is none that is no error.
+func Remove() error {
+	conn, err := dial()
+	if err != nil {
+		return err
+	}
+	conn.AddTable(ourTable) // so that it can be removed whether or not it is there
+	conn.DelTable(ourTable)
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("remove table %s: %w", Table, err)
+	}
+	return nil
+}
+
+// generation asks for the number of all rules of this network namespace, which every transaction adds one to.
+func generation() (uint32, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the generation of rules: %w", err)
+	}
+	var id uint32
+	for _, m := range messages {
+		err = attributes(m[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
+			if kind == unix.NFTA_GEN_ID && len(value) == 4 {
+				id = binary.BigEndian.Uint32(value)
+			}
+			return nil
+		})
+	}
+	if err != nil || id == 0 {
+		return 0, fmt.Errorf("ask for the generation of rules: %w", errors.Join(err, errors.New("no answer")))
+	}
+	return id, nil
+}

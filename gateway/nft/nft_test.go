@@ -1,0 +1,242 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// Every backend gets its share, and both gateways choose the same one for the same client.
+func TestGatewaysChooseAlike(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state())
+	w.serve()
+	for family, name := range familyNames {
+		got := map[string]int{}
+		chosen := map[uint16]string{}
+		for gateway := range w.gateways {
+			w.steer(gateway)
+			for port := uint16(20000); port < 20100; port++ {
+				backend, err := w.ask(family, port)
+				if err != nil {
+					t.Fatalf("%s through gateway %d: %v", name, gateway, err)
+				}
+				if got[backend]++; gateway == 1 && chosen[port] != backend {
+					t.Errorf("%s from port %d: %s through one gateway, %s through the other", name, port, chosen[port], backend)
+				}
+				chosen[port] = backend
+			}
+		}
+		for n := 1; n <= backendCount; n++ {
+			if have := got[netip.AddrPortFrom(backendAddr(family, n), backendPort).String()]; have < 20 || have > 90 {
+				t.Errorf("%s: %d of 200 to backend %d", name, have, n)
+			}
+		}
+	}
+}
+
+// What nobody serves is refused at once: another port, a frontend without backends, one whose backends all drain.
+func TestRefuses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state(func(v *desired.VIP) {
+		empty, drained := v.Frontends[0], v.Frontends[0]
+		empty.Port, empty.Backends = 81, nil
+		drained.Port, drained.Backends = 82, []desired.Backend{drained.Backends[0]}
+		drained.Backends[0].Draining = true
+		v.Frontends = append(v.Frontends, empty, drained)
+	}))
+	w.serve()
+	for family, name := range familyNames {
+		for _, port := range []uint16{81, 82, 83} {
+			_, err := w.dial("tcp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], port))
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%s, TCP %d: %v", name, port, err)
+			}
+		}
+		c, err := w.dial("udp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], 81))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write([]byte("?"))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s, UDP: %v", name, err)
+		}
+	}
+}
+
+// At an address that others may use as well, only frontends are ours.
+func TestSharedAddress(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state(func(v *desired.VIP) { v.Announce = desired.ByNone }, each(func(f *desired.Frontend) {
+		if f.Protocol == "TCP" {
+			f.Backends = nil
+		}
+	})))
+	for family, name := range familyNames {
+		g := w.gateways[0].ns
+		give(t, g, "lo", netip.PrefixFrom(vips[family], vips[family].BitLen()))
+		in(t, g, func() error {
+			l, err := net.Listen("tcp", netip.AddrPortFrom(vips[family], 22).String())
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = l.Close() })
+			return nil
+		})
+		if _, err := w.dial("tcp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], 22)); err != nil {
+			t.Errorf("%s: the gateway's own port: %v", name, err)
+		}
+		if _, err := w.dial("tcp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], vipPort)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: no backend: %v", name, err)
+		}
+	}
+}
+
+// Only who is among the sources gets in; ranges may lie in one another, and a change of them holds for the next client.
+func TestSources(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	restrict := func(sources ...netip.Prefix) *desired.State {
+		return w.state(each(func(f *desired.Frontend) { f.Sources = sources }))
+	}
+	one := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+	w.serve()
+	for _, s := range []*desired.State{
+		restrict(one(clientAddrs[0]), one(clientAddrs[1])),
+		restrict(one(clientAddrs[0]), netip.MustParsePrefix("192.0.2.0/27"), one(clientAddrs[1]), netip.MustParsePrefix("2001:db8::/123")),
+	} {
+		w.apply(s)
+		for family, name := range familyNames {
+			w.open(family, "echo")
+			c, err := w.dial("udp", netip.AddrPortFrom(otherAddrs[family], 0), netip.AddrPortFrom(vips[family], vipPort))
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := w.counted(0, "only sources may connect")
+			_, _ = c.Write([]byte("?"))
+			w.poll(func() bool { return w.counted(0, "only sources may connect") > before }, name+": a stranger was not stopped")
+		}
+	}
+}
+
+// A client stays with its backend, whatever port it comes from, at either gateway.
+func TestAffinity(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state(each(func(f *desired.Frontend) { f.Affinity = 60 })))
+	w.serve()
+	for family, name := range familyNames {
+		got := map[string]int{}
+		for i := range 40 {
+			w.steer(i % 2)
+			got[w.open(family, "echo").backend]++
+		}
+		if len(got) != 1 {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// What backends see as the client is as Return says.
+func TestReturn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serve()
+	for way, want := range map[desired.Return]func(family int) netip.Addr{
+		desired.Routed: func(family int) netip.Addr { return clientAddrs[family] },
+		desired.SNAT:   func(family int) netip.Addr { return vips[family] },
+		desired.Masquerade: func(family int) netip.Addr {
+			near, _ := link(family, 60, 0)
+			return near.Addr()
+		},
+	} {
+		w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
+		for family, name := range familyNames {
+			f := w.open(family, "echo")
+			if have := netip.MustParseAddrPort(f.shown).Addr(); have != want(family) {
+				t.Errorf("%s, %s: the backend sees %v, want %v", way, name, have, want(family))
+			}
+		}
+	}
+}
+
+// A backend that drains keeps what it has and gets nothing new; one that is gone loses what it has, at once.
+func TestBackendsGo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state())
+	w.serve()
+	for family, name := range familyNames {
+		f := w.open(family, "echo")
+		w.apply(w.state(each(func(fr *desired.Frontend) {
+			for i := range fr.Backends {
+				b := &fr.Backends[i]
+				b.Draining = netip.AddrPortFrom(b.Addr, b.Port).String() == f.backend
+			}
+		})))
+		if err := f.echoes(); err != nil {
+			t.Errorf("%s: a backend that drains: %v", name, err)
+		}
+		for range 20 {
+			if w.open(family, "echo").backend == f.backend {
+				t.Errorf("%s: a backend that drains gets a new connection", name)
+			}
+		}
+		w.apply(w.state(each(func(fr *desired.Frontend) {
+			fr.Backends = slices.DeleteFunc(fr.Backends, func(b desired.Backend) bool {
+				return netip.AddrPortFrom(b.Addr, b.Port).String() == f.backend
+			})
+		})))
+		if err := f.echoes(); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: a backend that is gone: %v", name, err)
+		}
+		w.apply(w.state())
+	}
+}
+
+// echoes says something and reads it back.
+func (f *flow) echoes() error {
+	if _, err := fmt.Fprintln(f, "hello"); err != nil {
+		return err
+	}
+	line, err := f.ReadString('\n')
+	if err == nil && line != "hello\n" {
+		err = fmt.Errorf("%q comes back", line)
+	}
+	return err
+}
+
+// A gateway that cannot forward says so, and what it takes to mend that.
+func TestSurroundings(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateways[0]
+	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/netfilter/nf_conntrack_tcp_loose"} {
+		in(t, g.ns, func() error {
+			if err := setSysctl(name, "0"); err != nil {
+				return err
+			}
+			err := g.Apply(t.Context(), w.state())
+			faults, ok := errors.AsType[desired.Faults](err)
+			if want := "sysctl -w " + strings.ReplaceAll(name, "/", ".") + "=1"; !ok || len(faults) != 1 || !strings.Contains(faults[0].Message, want) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return setSysctl(name, "1")
+		})
+	}
+	wrong := w.state()
+	wrong.Balancer = desired.EBPF
+	if err := g.Apply(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "balancer: is") {
+		t.Errorf("eBPF: %v", err)
+	}
+}

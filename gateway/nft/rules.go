@@ -1,0 +1,81 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables/userdata"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// listed is what is read of a rule: the library cannot read expressions that ask for one direction of a connection.
+type listed struct {
+	chain, comment string
+	packets        uint64 // that its counter counted
+}
+
+// rules returns the rules of our table, by chain in their order.
+func rules() (all []listed, err error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(Table)))
+	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return nil, fmt.Errorf("list rules of %s: %w", Table, err)
+	}
+	for _, m := range messages {
+		var r listed
+		if err := attributes(m[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
+			switch kind {
+			case unix.NFTA_RULE_CHAIN:
+				r.chain = string(bytes.TrimRight(value, "\x00"))
+			case unix.NFTA_RULE_USERDATA:
+				r.comment, _ = userdata.GetString(value, userdata.TypeComment)
+			case unix.NFTA_RULE_EXPRESSIONS:
+				return r.count(value)
+			}
+			return nil
+		}); err != nil {
+			return nil, fmt.Errorf("list rules of %s: %w", Table, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// count reads the counter among a rule's expressions.
+func (r *listed) count(expressions []byte) error {
+	return attributes(expressions, func(_ uint16, expression []byte) error {
+		var name string
+		return attributes(expression, func(kind uint16, value []byte) error {
+			switch {
+			case kind == unix.NFTA_EXPR_NAME:
+				name = string(bytes.TrimRight(value, "\x00"))
+			case kind == unix.NFTA_EXPR_DATA && name == "counter":
+				return attributes(value, func(kind uint16, value []byte) error {
+					if kind == unix.NFTA_COUNTER_PACKETS && len(value) == 8 {
+						r.packets = binary.BigEndian.Uint64(value)
+					}
+					return nil
+				})
+			}
+			return nil
+		})
+	})
+}
+
+// attributes calls each with the attributes in b.
+func attributes(b []byte, each func(kind uint16, value []byte) error) error {
+	all, err := nl.ParseRouteAttr(b)
+	if err != nil {
+		return err
+	}
+	for _, a := range all {
+		if err := each(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
