@@ -49,8 +49,20 @@ func (b *Balancer) forget() error {
 	if len(b.gone) == 0 {
 		return nil
 	}
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, b); err != nil && !errors.Is(err, unix.ENOENT) {
+	s, err := b.open()
+	if err != nil {
+		return err
+	}
+	families := map[netlink.InetFamily]bool{}
+	for p := range b.gone {
+		if p.frontend.Addr().Is4() {
+			families[unix.AF_INET] = true
+		} else {
+			families[unix.AF_INET6] = true
+		}
+	}
+	for family := range families {
+		if _, err := s.tracked.ConntrackDeleteFilters(netlink.ConntrackTable, family, b); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("forget connections of backends that are gone: %w", err)
 		}
 	}

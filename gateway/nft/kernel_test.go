@@ -22,7 +22,11 @@ func setSysctl(sysctl, value string) error {
 func (w *world) counted(gateway int, why string) (n uint64) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
-		all, err := rules()
+		s, err := w.gateways[gateway].open()
+		if err != nil {
+			return err
+		}
+		all, err := s.list()
 		if err != nil {
 			return err
 		}
@@ -102,14 +106,18 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	in(t, g.ns, func() error {
-		before, err := generation()
+		s, err := g.open()
+		if err != nil {
+			return err
+		}
+		before, err := s.generation()
 		if err != nil {
 			return err
 		}
 		if err := b.Apply(t.Context(), w.state()); err != nil {
 			return err
 		}
-		if after, err := generation(); err != nil || after != before {
+		if after, err := s.generation(); err != nil || after != before {
 			t.Errorf("generation %d became %d, %v", before, after, err)
 		}
 		return b.Apply(t.Context(), &desired.State{})
@@ -156,8 +164,12 @@ func TestRefusedByKernel(t *testing.T) {
 // read returns what a namespace's table has, without sets that are empty.
 func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[place]map[string]string, anew bool) {
 	t.Helper()
-	in(t, ns, func() (err error) {
-		have, anew, err = b.read()
+	in(t, ns, func() error {
+		s, err := b.open()
+		if err != nil {
+			return err
+		}
+		have, anew, err = b.read(s)
 		return err
 	})
 	maps.DeleteFunc(have, func(_ place, all map[string]string) bool { return len(all) == 0 })

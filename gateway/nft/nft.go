@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -31,7 +30,8 @@ type Balancer struct {
 	chains  []chain
 	version string
 
-	book *book
+	sockets *sockets // see open
+	book    *book
 	// generation is the number of the kernel's rules after our last write, if nobody else wrote since; 0 is unknown.
 	generation uint32
 	// gone are backends whose connections are to be forgotten still.
@@ -65,6 +65,7 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	if err := b.write(c); err != nil {
 		b.book.set(before)
 		b.generation = 0
+		b.reopen()
 		return err
 	}
 	b.remember(had)
@@ -76,14 +77,18 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 
 // write brings the kernel to what the book says, by the changes if it has what it was given before.
 func (b *Balancer) write(c changes) error {
-	now, err := generation()
+	s, err := b.open()
+	if err != nil {
+		return err
+	}
+	now, err := s.generation()
 	if err != nil {
 		return err
 	}
 	anew := false
 	if b.generation == 0 || now != b.generation {
 		var have map[place]map[string]string
-		if have, anew, err = b.read(); err != nil {
+		if have, anew, err = b.read(s); err != nil {
 			return err
 		}
 		c = diff(have, b.book.all())
@@ -92,37 +97,23 @@ func (b *Balancer) write(c changes) error {
 		b.generation = now
 		return nil
 	}
-	conn, err := dial()
-	if err != nil {
-		return err
-	}
 	if anew {
-		if err := create(conn, b.chains, b.version); err != nil {
+		if err := create(s.rules, b.chains, b.version); err != nil {
 			return err
 		}
 	}
-	if err := send(conn, c); err != nil {
+	if err := send(s.rules, c); err != nil {
 		return err
 	}
-	if err := conn.Flush(); err != nil {
+	if err := s.rules.Flush(); err != nil {
 		return fmt.Errorf("write table %s: %w", Table, err)
 	}
 	// Somebody who wrote in between is found by reading everything the next time.
 	b.generation = 0
-	if after, err := generation(); err == nil && after == now+1 {
+	if after, err := s.generation(); err == nil && after == now+1 {
 		b.generation = after
 	}
 	return nil
-}
-
-func dial() (*nftables.Conn, error) {
-	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
-		return errors.Join(c.SetReadBuffer(readBuffer), c.SetWriteBuffer(writeBuffer))
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("reach nftables: %w", err)
-	}
-	return conn, nil
 }
 
 // send adds the changes to a transaction.
@@ -156,18 +147,14 @@ func (p place) encode(e element) nftables.SetElement {
 }
 
 // read returns what the kernel has, and whether that is not a table of this version, which has to be made anew.
-func (b *Balancer) read() (have map[place]map[string]string, anew bool, err error) {
-	conn, err := dial()
-	if err != nil {
-		return nil, false, err
-	}
-	ours, err := b.recognise(conn)
+func (b *Balancer) read(s *sockets) (have map[place]map[string]string, anew bool, err error) {
+	ours, err := b.recognise(s)
 	if err != nil || !ours {
 		return nil, true, err
 	}
 	have = map[place]map[string]string{}
 	for _, p := range places() {
-		elements, err := conn.GetSetElements(p.spec())
+		elements, err := s.rules.GetSetElements(p.spec())
 		if err != nil {
 			return nil, false, fmt.Errorf("read set %s: %w", p.name(), err)
 		}
@@ -180,15 +167,15 @@ func (b *Balancer) read() (have map[place]map[string]string, anew bool, err erro
 }
 
 // recognise reports whether table, sets, chains and rules are as this version makes them.
-func (b *Balancer) recognise(conn *nftables.Conn) (bool, error) {
-	tables, err := conn.ListTablesOfFamily(ourTable.Family)
+func (b *Balancer) recognise(s *sockets) (bool, error) {
+	tables, err := s.rules.ListTablesOfFamily(ourTable.Family)
 	if err != nil {
 		return false, fmt.Errorf("list tables: %w", err)
 	}
 	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == Table }) {
 		return false, nil
 	}
-	sets, err := conn.GetSets(ourTable)
+	sets, err := s.rules.GetSets(ourTable)
 	if err != nil {
 		return false, fmt.Errorf("list sets of %s: %w", Table, err)
 	}
@@ -197,11 +184,11 @@ func (b *Balancer) recognise(conn *nftables.Conn) (bool, error) {
 			return false, nil
 		}
 	}
-	is, err := conn.ListChainsOfTableFamily(ourTable.Family)
+	is, err := s.rules.ListChainsOfTableFamily(ourTable.Family)
 	if err != nil {
 		return false, fmt.Errorf("list chains: %w", err)
 	}
-	all, err := rules()
+	all, err := s.list()
 	if err != nil {
 		return false, err
 	}
@@ -221,18 +208,27 @@ func (b *Balancer) recognise(conn *nftables.Conn) (bool, error) {
 }
 
 // Drift implements the agent's Part. As long as nobody wrote any rule at all, it costs one question.
-func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
+func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
+	defer func() {
+		if err != nil {
+			b.reopen()
+		}
+	}()
 	if err := b.forget(); err != nil {
 		return nil, err
 	}
-	now, err := generation()
+	s, err := b.open()
+	if err != nil {
+		return nil, err
+	}
+	now, err := s.generation()
 	if err != nil {
 		return nil, err
 	}
 	if b.generation != 0 && now == b.generation {
 		return nil, nil
 	}
-	have, anew, err := b.read()
+	have, anew, err := b.read(s)
 	if err != nil {
 		return nil, err
 	}
@@ -242,7 +238,7 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 	if n := diff(have, b.book.all()).size(); n > 0 {
 		return fault("%d elements of table %s are not as they were made", n, Table), nil
 	}
-	if again, err := generation(); err == nil && again == now {
+	if again, err := s.generation(); err == nil && again == now {
 		b.generation = now
 	}
 	return nil, nil
@@ -253,7 +249,10 @@ func fault(format string, args ...any) []desired.Fault {
 }
 
 // Close implements the agent's Part: the kernel goes on.
-func (b *Balancer) Close(context.Context, bool) error { return nil }
+func (b *Balancer) Close(context.Context, bool) error {
+	b.reopen()
+	return nil
+}
 
 // Remove takes the table away; traffic to VIPs ends. Where there is none that is no error.
 func Remove() error {
@@ -261,6 +260,7 @@ func Remove() error {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = conn.CloseLasting() }()
 	conn.AddTable(ourTable) // so that it can be removed whether or not it is there
 	conn.DelTable(ourTable)
 	if err := conn.Flush(); err != nil {
@@ -270,8 +270,8 @@ func Remove() error {
 }
 
 // generation asks for the number of all rules of this network namespace, which every transaction adds one to.
-func generation() (uint32, error) {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+func (s *sockets) generation() (uint32, error) {
+	req := s.request(unix.NFT_MSG_GETGEN, 0)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {

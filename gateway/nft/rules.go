@@ -16,9 +16,9 @@ type listed struct {
 	packets        uint64 // that its counter counted
 }
 
-// rules returns the rules of our table, by chain in their order.
-func rules() (all []listed, err error) {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
+// list returns the rules of our table, by chain in their order.
+func (s *sockets) list() (all []listed, err error) {
+	req := s.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(Table)))
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
