@@ -323,6 +323,20 @@ struct conn {
 };
 _Static_assert(sizeof(struct conn) == 64, "conn is 64 bytes");
 
+/* Value of `roads`, one a CPU: the way from a client's device to a backend, as a flow has found it. */
+struct road {
+	__u8 client[16] ADDR_ALIGNED;
+	__u8 via[16] ADDR_ALIGNED; /* the next hop, as in struct conn */
+	__u32 device;		   /* the client's: an interface index */
+	__u32 backend_id;	   /* 0 when nothing is known */
+	__u32 looked;		   /* when, in 64 ticks of the kernel */
+	__u32 ifindex;		   /* the device to send to */
+	__u16 mtu;
+	enum conn_flags flags; /* CONN_VIA6 */
+	__u8 pad[5];	       /* zero */
+};
+_Static_assert(sizeof(struct road) == 56, "road is 56 bytes");
+
 /* Value of `answers`, one a CPU: how many refusals were answered in a second. */
 struct answers {
 	__u64 since; /* when the second began, CLOCK_MONOTONIC in ns */

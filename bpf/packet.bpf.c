@@ -152,6 +152,38 @@ static __noinline bool find_road(struct __sk_buff *skb, const struct packet *p, 
 	return true;
 }
 
+/* Finds the way for a flow to be: one that was found a moment ago for the same client and backend is as good as those
+ * of known flows, which are looked for once a second. The kernel's lookup costs as much as all else that a flow's
+ * first packet needs beside its two entries. */
+static __noinline bool find_first_road(struct __sk_buff *skb, const struct packet *p, struct conn *c)
+{
+	__u32 index = (hash_address(p->key.client) ^ c->backend_id) % ROADS_MAX;
+	struct road *r = bpf_map_lookup_elem(&roads, &index);
+	__u32 now = bpf_jiffies64() >> 6;
+
+	if (!r)
+		return false;
+	if (r->backend_id == c->backend_id && r->device == skb->ifindex && now - r->looked < 2 &&
+	    same_addr(r->client, p->key.client)) {
+		__builtin_memcpy(c->via, r->via, sizeof(c->via));
+		c->ifindex = r->ifindex;
+		c->mtu = r->mtu;
+		c->flags |= r->flags;
+		return read_device(c->ifindex) & DEVICE_UPLINK; /* the agent may have left it */
+	}
+	if (!find_road(skb, p, c))
+		return false;
+	__builtin_memcpy(r->client, p->key.client, sizeof(r->client));
+	__builtin_memcpy(r->via, c->via, sizeof(r->via));
+	r->device = skb->ifindex;
+	r->backend_id = c->backend_id;
+	r->looked = now;
+	r->ifindex = c->ifindex;
+	r->mtu = c->mtu;
+	r->flags = c->flags & CONN_VIA6;
+	return true;
+}
+
 /* Looks at the clock for a flow, and after it once a second. Returns false when the flow is over: it was silent for too
  * long, or its backend is gone and a datagram may as well go to another. */
 __noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *c)
@@ -313,7 +345,7 @@ static __noinline bool begin(struct __sk_buff *skb, const struct packet *p, cons
 	c->service = choice->service;
 	if (same_addr(c->addr, p->key.client))
 		c->flags |= CONN_SELF;
-	else if (device & DEVICE_PEER && !p->tagged && find_road(skb, p, c))
+	else if (device & DEVICE_PEER && !p->tagged && find_first_road(skb, p, c))
 		c->flags |= CONN_FAST;
 	if (!(device & DEVICE_CLIENT))
 		note_routed_client();

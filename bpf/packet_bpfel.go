@@ -181,6 +181,19 @@ type packetRefusalKey struct {
 	Reason  uint32
 }
 
+type packetRoad struct {
+	_         structs.HostLayout
+	Client    [16]uint8
+	Via       [16]uint8
+	Device    uint32
+	BackendId uint32
+	Looked    uint32
+	Ifindex   uint32
+	Mtu       uint16
+	Flags     packetConnFlags
+	Pad       [5]uint8
+}
+
 type packetService struct {
 	_      structs.HostLayout
 	Name   [128]int8
@@ -257,6 +270,7 @@ const (
 	packetMapPacketSettings = "packet_settings"
 	packetMapRanges         = "ranges"
 	packetMapRefusals       = "refusals"
+	packetMapRoads          = "roads"
 	packetMapRoutedClients  = "routed_clients"
 	packetMapServices       = "services"
 	packetMapSettings       = "settings"
@@ -337,6 +351,7 @@ type packetMapSpecs struct {
 	PacketSettings *ebpf.MapSpec `ebpf:"packet_settings"`
 	Ranges         *ebpf.MapSpec `ebpf:"ranges"`
 	Refusals       *ebpf.MapSpec `ebpf:"refusals"`
+	Roads          *ebpf.MapSpec `ebpf:"roads"`
 	RoutedClients  *ebpf.MapSpec `ebpf:"routed_clients"`
 	Services       *ebpf.MapSpec `ebpf:"services"`
 	Settings       *ebpf.MapSpec `ebpf:"settings"`
@@ -387,6 +402,7 @@ type packetMaps struct {
 	PacketSettings *ebpf.Map `ebpf:"packet_settings"`
 	Ranges         *ebpf.Map `ebpf:"ranges"`
 	Refusals       *ebpf.Map `ebpf:"refusals"`
+	Roads          *ebpf.Map `ebpf:"roads"`
 	RoutedClients  *ebpf.Map `ebpf:"routed_clients"`
 	Services       *ebpf.Map `ebpf:"services"`
 	Settings       *ebpf.Map `ebpf:"settings"`
@@ -412,6 +428,7 @@ func (m *packetMaps) Close() error {
 		m.PacketSettings,
 		m.Ranges,
 		m.Refusals,
+		m.Roads,
 		m.RoutedClients,
 		m.Services,
 		m.Settings,

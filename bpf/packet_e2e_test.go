@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -394,6 +395,82 @@ func TestPacketRefusedOnWire(t *testing.T) {
 			}
 		})
 	}
+}
+
+// New flows of a client take the way that one before them has found, and soon the one to which a route has changed.
+func TestPacketEndOtherRouter(t *testing.T) {
+	others := map[string]string{"IPv4": "10.71.2.3/24", "IPv6": "fd71:2::3/64"}
+	l := newLab(t)
+	l.attachTCX()
+	l.speedUp()
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			l.t, l.path.t = t, t
+			pin(t) // a CPU knows the ways that it has found itself
+			l.path.addRange(s.ranges)
+			l.path.serve(1, udp, s.vip, backendAddr(family))
+			l.echo(family)
+			l.ask(s.vip, []byte("by the first router"))
+			l.in(l.router, func() error {
+				dev, err := netlink.LinkByName(routerDevice)
+				if err != nil {
+					return fmt.Errorf("find %s: %w", routerDevice, err)
+				}
+				addr, err := netlink.ParseAddr(others[family])
+				if err != nil {
+					return err
+				}
+				return netlink.AddrAdd(dev, addr)
+			})
+			other := netip.MustParsePrefix(others[family]).Addr()
+			behind := netip.MustParsePrefix(wires[family][2].left).Masked()
+			l.in(l.node, func() error {
+				return netlink.RouteReplace(&netlink.Route{
+					Dst: &net.IPNet{IP: behind.Addr().AsSlice(), Mask: net.CIDRMask(behind.Bits(), behind.Addr().BitLen())}, Gw: other.AsSlice(),
+				})
+			})
+			for deadline := time.Now().Add(10 * time.Second); !l.goes(s.vip, other); {
+				if time.Now().After(deadline) {
+					t.Fatalf("no new flow goes by %s", other)
+				}
+				l.path.clear(bpf.MapConns, l.path.coll.Maps[bpf.MapConns]) // known flows look for themselves
+				l.ask(s.vip, []byte("by the other"))
+			}
+		})
+	}
+}
+
+// pin keeps the test and what it sends on one CPU.
+func pin(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	var before, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if before.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.SchedSetaffinity(0, &before) })
+}
+
+// goes reports whether a flow to the VIP goes by a router.
+func (l *lab) goes(vip netip.AddrPort, router netip.Addr) bool {
+	l.t.Helper()
+	var key bpf.ConnKey
+	var c bpf.Conn
+	for it := l.path.coll.Maps[bpf.MapConns].Iterate(); it.Next(&key, &c); {
+		if key.Reply == 0 && key.Server == bpf.Addr16(vip.Addr()) && bytes.HasPrefix(c.Via[:], router.AsSlice()) {
+			return true
+		}
+	}
+	return false
 }
 
 // A checksum that is still to be computed when a packet is translated is right when it is: here by the kernel, for the wire
