@@ -32,7 +32,7 @@ type sizes struct {
 	// phase is how long one kind of traffic runs on one road at a stretch: short, because what else the machine does
 	// comes and goes, and spoils the fewer of many pairs the shorter they are.
 	phase time.Duration
-	// turns is how often within a round each road is compared with the direct one.
+	// turns is how often within a round each road is compared with the direct one, but for kinds that want more.
 	turns int
 }
 
@@ -152,7 +152,7 @@ func (b *testbed) compare(ctx context.Context, k kind) (map[string][]pair, error
 // takeTurns calls do for each of roads where a kind of traffic goes, turn by turn, there and back.
 func (b *testbed) takeTurns(k kind, roads []road, do func(turn int, r road) error) error {
 	order := slices.DeleteFunc(slices.Clone(roads), func(r road) bool { return !k.goes(r) })
-	for turn := range b.turns {
+	for turn := range b.turns * k.often {
 		for _, r := range order {
 			if err := do(turn, r); err != nil {
 				return fmt.Errorf("%s on the road %s: %w", k.name, r.name, err)

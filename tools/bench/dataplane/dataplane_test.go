@@ -90,9 +90,9 @@ func TestShare(t *testing.T) {
 
 // Roads take turns there and back, but where this kind of traffic does not go.
 func TestTakeTurns(t *testing.T) {
-	b := &testbed{sizes: sizes{turns: 3}}
+	b := &testbed{sizes: sizes{turns: 1}}
 	var order []string
-	err := b.takeTurns(kind{name: rrUDPUnconnected}, []road{{name: "a"}, {name: "b"}, {name: "c", connected: true}}, func(turn int, r road) error {
+	err := b.takeTurns(kind{name: rrUDPUnconnected, often: 3}, []road{{name: "a"}, {name: "b"}, {name: "c", connected: true}}, func(turn int, r road) error {
 		order = append(order, fmt.Sprint(turn, r.name))
 		return nil
 	})

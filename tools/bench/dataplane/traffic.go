@@ -27,6 +27,8 @@ const window = 32
 // kind is one kind of traffic and its client.
 type kind struct {
 	name string
+	// often is so many times the turns of a round.
+	often int
 	// open makes what the operations of a phase share; nil when each makes its own.
 	open func(to netip.AddrPort) (int, error)
 	// operate is the operation measured.
@@ -34,11 +36,12 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{shortTCP, nil, func(_ int, to *unix.SockaddrInet4) error { return connectAskClose(to) }},
-	{rrTCP, dialer(unix.SOCK_STREAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
-	{rrUDP, dialer(unix.SOCK_DGRAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
-	{windowUDP, dialWindow, func(fd int, _ *unix.SockaddrInet4) error { return answerAsk(fd) }},
-	{rrUDPUnconnected, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
+	// Of these a phase has but twenty, and their bars are hundredths.
+	{shortTCP, 2, nil, func(_ int, to *unix.SockaddrInet4) error { return connectAskClose(to) }},
+	{rrTCP, 1, dialer(unix.SOCK_STREAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
+	{rrUDP, 1, dialer(unix.SOCK_DGRAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
+	{windowUDP, 1, dialWindow, func(fd int, _ *unix.SockaddrInet4) error { return answerAsk(fd) }},
+	{rrUDPUnconnected, 1, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
 }
 
 // goes reports whether this kind of traffic finds the backend by the road.
