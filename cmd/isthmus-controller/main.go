@@ -3,10 +3,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -15,18 +13,13 @@ import (
 	"runtime/debug"
 	"strconv"
 	"syscall"
-	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/isthmus-net/isthmus/cmd/internal/program"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -34,9 +27,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
-
-// shutdownTimeout is how long a running request may keep the process from ending.
-const shutdownTimeout = 5 * time.Second
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -111,11 +101,11 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	log, err := newLogger(s, stderr)
+	log, err := program.Logger(s.logFormat, s.logLevel, stderr)
 	if err != nil {
 		return err
 	}
-	local, err := loadLocal(s.kubeconfig)
+	local, err := program.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -130,52 +120,14 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.listen)
+	listener, err := program.Listen(ctx, s.listen)
 	if err != nil {
-		return fmt.Errorf("listen on %s; choose another address with --listen: %w", s.listen, err)
+		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return serve(ctx, listener, routes(plane)) })
+	group.Go(func() error { return program.Serve(ctx, listener, routes(plane)) })
 	group.Go(func() error { return plane.Run(ctx) })
 	return group.Wait()
-}
-
-// newLogger returns the process's logger, through which client-go and controller-runtime speak too.
-func newLogger(s settings, w io.Writer) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{Level: s.logLevel}
-	var handler slog.Handler
-	switch s.logFormat {
-	case "text":
-		handler = slog.NewTextHandler(w, options)
-	case "json":
-		handler = slog.NewJSONHandler(w, options)
-	default:
-		return nil, fmt.Errorf("--log-format=%s is unknown; use text or json", s.logFormat)
-	}
-	klog.SetLogger(logr.FromSlogHandler(handler))
-	ctrl.SetLogger(logr.FromSlogHandler(handler).V(-int(slog.LevelDebug)))
-	return slog.New(handler), nil
-}
-
-func loadLocal(path string) (*rest.Config, error) {
-	if path == "" {
-		cfg, err := rest.InClusterConfig()
-		switch {
-		case errors.Is(err, rest.ErrNotInCluster):
-			return nil, errors.New("this is not a pod; name this cluster by --kubeconfig")
-		case err != nil:
-			return nil, fmt.Errorf("this pod's access to its cluster is not complete; give it a service account token, or name the cluster by --kubeconfig: %w", err)
-		}
-		return cfg, nil
-	}
-	cfg, err := clientcmd.BuildConfigFromFlags("", path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("--kubeconfig=%s does not exist; give it the path of this cluster's kubeconfig", path)
-	case err != nil:
-		return nil, fmt.Errorf("--kubeconfig=%s cannot be used; correct it or name another: %w", path, err)
-	}
-	return cfg, nil
 }
 
 func routes(plane *controlplane.ControlPlane) http.Handler {
@@ -218,23 +170,4 @@ func describe(s controlplane.State) status.Controller {
 		c.Waiting = append(c.Waiting, c.Broker.Error)
 	}
 	return c
-}
-
-// serve answers HTTP until ctx ends.
-func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: shutdownTimeout}
-	stopped := make(chan error, 1)
-	go func() {
-		<-ctx.Done()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-		defer cancel()
-		stopped <- server.Shutdown(ctx)
-	}()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
-	}
-	if err := <-stopped; err != nil {
-		return fmt.Errorf("end http requests: %w", err)
-	}
-	return nil
 }

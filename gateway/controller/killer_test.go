@@ -17,18 +17,20 @@ var errKilled = errors.New("killed")
 
 // killer kills a controller at one of its calls: from then on nothing it does has an effect.
 type killer struct {
-	at    int  // the call, from 1; 0: never
+	at    int    // the call, from 1; 0: never
+	kind  string // or the first of a kind, once it is armed
+	armed bool
 	after bool // the call still has its effect, and the answer is lost
 	calls int
 	dead  bool
 }
 
-func (k *killer) call(f func() error) error {
+func (k *killer) call(kind string, f func() error) error {
 	if k.dead {
 		return errKilled
 	}
 	k.calls++
-	if k.calls != k.at {
+	if k.calls != k.at && (!k.armed || k.kind != kind) {
 		return f()
 	}
 	k.dead = true
@@ -38,8 +40,8 @@ func (k *killer) call(f func() error) error {
 	return errKilled
 }
 
-func ask[T any](k *killer, f func() (T, error)) (v T, err error) {
-	err = k.call(func() (err error) {
+func ask[T any](k *killer, kind string, f func() (T, error)) (v T, err error) {
+	err = k.call(kind, func() (err error) {
 		v, err = f()
 		return err
 	})
@@ -56,10 +58,10 @@ func (k *killer) client(c client.WithWatch) client.WithWatch {
 			return c.Get(ctx, key, obj, opts...)
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			return k.call(func() error { return c.Patch(ctx, obj, patch, opts...) })
+			return k.call("Patch", func() error { return c.Patch(ctx, obj, patch, opts...) })
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-			return k.call(func() error { return c.SubResource(sub).Patch(ctx, obj, patch, opts...) })
+			return k.call("Status", func() error { return c.SubResource(sub).Patch(ctx, obj, patch, opts...) })
 		},
 	})
 }
@@ -70,7 +72,7 @@ type killableFleet struct {
 }
 
 func (f killableFleet) Set(ctx context.Context, targets map[string]agents.Target) {
-	_ = f.k.call(func() error {
+	_ = f.k.call("Set", func() error {
 		f.fleetFake.Set(ctx, targets)
 		return nil
 	})
@@ -83,45 +85,45 @@ type killableCloud struct {
 }
 
 func (c killableCloud) Ports(ctx context.Context) ([]openstack.Port, error) {
-	return ask(c.k, func() ([]openstack.Port, error) { return c.c.Ports(ctx) })
+	return ask(c.k, "Ports", func() ([]openstack.Port, error) { return c.c.Ports(ctx) })
 }
 
 func (c killableCloud) CreatePort(ctx context.Context, r openstack.PortRequest) (openstack.Port, error) {
-	return ask(c.k, func() (openstack.Port, error) { return c.c.CreatePort(ctx, r) })
+	return ask(c.k, "CreatePort", func() (openstack.Port, error) { return c.c.CreatePort(ctx, r) })
 }
 
 func (c killableCloud) DeletePort(ctx context.Context, id string) error {
-	return c.k.call(func() error { return c.c.DeletePort(ctx, id) })
+	return c.k.call("DeletePort", func() error { return c.c.DeletePort(ctx, id) })
 }
 
 func (c killableCloud) FloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error) {
-	return ask(c.k, func() ([]openstack.FloatingIP, error) { return c.c.FloatingIPs(ctx) })
+	return ask(c.k, "FloatingIPs", func() ([]openstack.FloatingIP, error) { return c.c.FloatingIPs(ctx) })
 }
 
 func (c killableCloud) AllFloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error) {
-	return ask(c.k, func() ([]openstack.FloatingIP, error) { return c.c.AllFloatingIPs(ctx) })
+	return ask(c.k, "AllFloatingIPs", func() ([]openstack.FloatingIP, error) { return c.c.AllFloatingIPs(ctx) })
 }
 
 func (c killableCloud) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error) {
-	return ask(c.k, func() (openstack.FloatingIP, error) { return c.c.CreateFloatingIP(ctx, network, port, fixed) })
+	return ask(c.k, "CreateFloatingIP", func() (openstack.FloatingIP, error) { return c.c.CreateFloatingIP(ctx, network, port, fixed) })
 }
 
 func (c killableCloud) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
-	return c.k.call(func() error { return c.c.LeadFloatingIP(ctx, id, port, fixed) })
+	return c.k.call("LeadFloatingIP", func() error { return c.c.LeadFloatingIP(ctx, id, port, fixed) })
 }
 
 func (c killableCloud) KeepFloatingIP(ctx context.Context, id string) error {
-	return c.k.call(func() error { return c.c.KeepFloatingIP(ctx, id) })
+	return c.k.call("KeepFloatingIP", func() error { return c.c.KeepFloatingIP(ctx, id) })
 }
 
 func (c killableCloud) DeleteFloatingIP(ctx context.Context, id string) error {
-	return c.k.call(func() error { return c.c.DeleteFloatingIP(ctx, id) })
+	return c.k.call("DeleteFloatingIP", func() error { return c.c.DeleteFloatingIP(ctx, id) })
 }
 
 func (c killableCloud) SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error {
-	return c.k.call(func() error { return c.c.SetAddressPairs(ctx, port, had, want) })
+	return c.k.call("SetAddressPairs", func() error { return c.c.SetAddressPairs(ctx, port, had, want) })
 }
 
 func (c killableCloud) Quota(ctx context.Context) (openstack.Quota, error) {
-	return ask(c.k, func() (openstack.Quota, error) { return c.c.Quota(ctx) })
+	return ask(c.k, "Quota", func() (openstack.Quota, error) { return c.c.Quota(ctx) })
 }

@@ -25,7 +25,8 @@ import (
 
 // images are the products with an image, and the user each runs as.
 var images = map[string]struct{ user, about string }{
-	"controller": {user: "65532:65532", about: "Isthmus controller: exports, imports and ClusterSetIPs of one cluster"},
+	"controller":         {user: "65532:65532", about: "Isthmus controller: exports, imports and ClusterSetIPs of one cluster"},
+	"gateway-controller": {user: "65532:65532", about: "Isthmus gateway controller: addresses of Services of type LoadBalancer"},
 	// The kernel gives capabilities in a container to root alone; the chart drops all but the needed ones.
 	"agent": {user: "0:0", about: "Isthmus agent: eBPF dataplane and DNS of one node"},
 }
@@ -40,7 +41,7 @@ func main() {
 func command() *cobra.Command {
 	var dir, tag string
 	cmd := &cobra.Command{
-		Use:           "images [-o DIR] [--tag TAG] [controller] [agent]",
+		Use:           "images [-o DIR] [--tag TAG] [controller] [agent] [gateway-controller]",
 		Short:         "Build the product's container images as OCI archives",
 		Example:       "  go run ./tools/images -o bin/images controller agent",
 		SilenceUsage:  true,

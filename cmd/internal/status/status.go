@@ -16,7 +16,9 @@ const Path = "/status"
 const (
 	AgentPort      = 9470
 	ControllerPort = 9471
-	PortName       = "http"
+	// GatewayControllerPort is that of isthmus-gateway-controller, which has no status.
+	GatewayControllerPort = 9472
+	PortName              = "http"
 )
 
 // Names of the workloads in the installation namespace, and of the label that their pods carry.

@@ -65,7 +65,7 @@ var subnets = map[string]netip.Addr{Subnet4: netip.MustParseAddr("10.9.0.0"), Su
 const (
 	maxPairs    = 10
 	gatewayMAC  = "fa:16:3e:00:00:01"
-	externalNet = "203.0.113.%d"
+	externalNet = "198.18.%d.%d"
 )
 
 // NewFake starts one, which ends with the test.
@@ -291,7 +291,7 @@ func (h *resourceHandler) create(r *http.Request) (int, any, *refusal) {
 	if h.name == "port" {
 		no = h.fake.completePort(o)
 	} else {
-		o["floating_ip_address"] = fmt.Sprintf(externalNet, h.fake.ids)
+		o["floating_ip_address"] = fmt.Sprintf(externalNet, byte(h.fake.ids>>8), byte(h.fake.ids))
 		no = h.fake.checkFloatingIP(o)
 	}
 	if no != nil {
@@ -323,7 +323,7 @@ func (f *Fake) completePort(o object) *refusal {
 			return &refusal{http.StatusBadRequest, "InvalidInput", "no subnet " + subnet + " in the network"}
 		}
 		b := base.AsSlice()
-		b[len(b)-1] = byte(f.ids)
+		b[len(b)-2], b[len(b)-1] = byte(f.ids>>8), byte(f.ids)
 		addr, _ := netip.AddrFromSlice(b)
 		fixed = append(fixed, object{"subnet_id": subnet, "ip_address": addr.String()})
 	}

@@ -265,3 +265,45 @@ func TestChartDNS(t *testing.T) {
 		})
 	}
 }
+
+// TestChartGateway holds that the gateways' controller is there when it is asked for, with no more rights than it needs, and
+// that its settings come along.
+func TestChartGateway(t *testing.T) {
+	t.Parallel()
+	const name = "isthmus-gateway-controller"
+	if _, ok := render(t)["Deployment "+name]; ok {
+		t.Error("it is there without being asked for")
+	}
+	objects := render(t, "--set", "gatewayController.enabled=true,gatewayController.settings.cluster=east,gatewayController.cloudsSecret=clouds,gatewayController.cloud=lbaas")
+	pod := objects["Deployment "+name].Spec.Template.Spec
+	if len(pod.Containers) != 1 || pod.HostNetwork || len(pod.Containers[0].SecurityContext.Capabilities.Add) > 0 || !pod.Containers[0].SecurityContext.ReadOnlyRootFilesystem {
+		t.Fatalf("pod: %+v", pod)
+	}
+	for _, flag := range []string{"--clouds=/etc/isthmus/gateway/clouds/clouds.yaml", "--cloud=lbaas"} {
+		if !slices.Contains(pod.Containers[0].Args, flag) {
+			t.Errorf("flags %v lack %s", pod.Containers[0].Args, flag)
+		}
+	}
+	if _, ok := objects["ConfigMap "+name]; !ok {
+		t.Error("there are no settings")
+	}
+	may := map[string][]string{}
+	for _, kind := range []string{"ClusterRole ", "Role "} {
+		for _, r := range objects[kind+name].Rules {
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					if !slices.Contains([]string{"get", "list", "watch"}, verb) {
+						may[resource] = append(may[resource], verb)
+					}
+				}
+			}
+		}
+	}
+	want := map[string][]string{
+		"events": {"create", "patch", "create", "patch"}, "leases": {"create", "update"},
+		"services": {"patch"}, "services/status": {"patch"}, "gatewaynodes/status": {"patch"},
+	}
+	if diff := cmp.Diff(want, may); diff != "" {
+		t.Errorf("what it may change (-want +have):\n%s", diff)
+	}
+}

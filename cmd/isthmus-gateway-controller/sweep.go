@@ -1,0 +1,98 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/program"
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
+	"github.com/isthmus-net/isthmus/gateway/controller"
+)
+
+// sweep is the command that looks for what nobody needs.
+func sweep(s *settings) *cobra.Command {
+	var dryRun bool
+	var output string
+	cmd := &cobra.Command{
+		Use:   "sweep",
+		Short: "Delete what this cluster has in Neutron and no Service needs",
+		Long: `sweep lists the ports and floating IPs in Neutron that say that they are of this cluster
+and that no Service has, and deletes them. The controller does so by itself; sweep is for
+who wants to see it, and for after the controller is gone for good. It may run beside it.`,
+		Example: `  isthmus-gateway-controller sweep --dry-run --kubeconfig=$HOME/.kube/east --config=gateways.yaml --cloud=lbaas`,
+		Args:    usage.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := tables.CheckFormat(output); err != nil {
+				return err
+			}
+			found, err := swept(cmd, *s, dryRun)
+			return errors.Join(tables.Write(cmd.OutOrStdout(), found, output), err)
+		},
+	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only list them")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func swept(cmd *cobra.Command, s settings, dryRun bool) (orphans, error) {
+	none := orphans{}
+	local, err := program.Cluster(s.kubeconfig)
+	if err != nil {
+		return none, err
+	}
+	c, err := readSettings(s.config)
+	if err != nil {
+		return none, err
+	}
+	cloud, err := connect(cmd.Context(), s, c)
+	if err != nil || cloud == nil {
+		return none, err
+	}
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return none, err
+	}
+	live, err := client.New(local, client.Options{Scheme: scheme})
+	if err != nil {
+		return none, fmt.Errorf("prepare a client of %s: %w", local.Host, err)
+	}
+	found, err := controller.Sweep(cmd.Context(), live, cloud, dryRun)
+	return append(none, found...), err
+}
+
+// orphans are what sweep prints.
+type orphans []controller.Orphan
+
+// Header is that of tables.Table.
+func (orphans) Header() []string { return []string{"KIND", "ID", "ADDRESSES", "MADE FOR", "DELETED"} }
+
+// Rows is that of tables.Table.
+func (o orphans) Rows() (rows [][]string) {
+	for _, is := range o {
+		deleted := "no"
+		if is.Deleted {
+			deleted = "yes"
+		}
+		rows = append(rows, []string{is.Kind, is.ID, texts(is.Addrs), is.Purpose, deleted})
+	}
+	return rows
+}
+
+// Nothing is that of tables.Table.
+func (orphans) Nothing() string { return "nothing of this cluster is in Neutron that no Service needs" }
+
+func texts(addrs []netip.Addr) string {
+	all := make([]string, len(addrs))
+	for i, a := range addrs {
+		all[i] = a.String()
+	}
+	return strings.Join(all, ",")
+}

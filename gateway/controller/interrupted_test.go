@@ -1,0 +1,202 @@
+package controller
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// One test for each 'If interrupted' of the seed design, with its words; TestKilledAtEveryCall has all the moments between.
+
+// interrupt lets the worker die at the first call of a kind, after it had its effect, while it settles a change.
+func (w *world) interrupt(kind string, change func()) {
+	w.t.Helper()
+	k := &killer{kind: kind, after: true}
+	w.startWith(testSettings(), k)
+	w.noError(w.Sync(w.t.Context()))
+	k.armed = true
+	change()
+	if err := w.settle(); !errors.Is(err, errKilled) && !k.dead {
+		w.t.Fatalf("there was no %s to be killed at: %v", kind, err)
+	}
+}
+
+// AddFunc and UpdateFunc, managed and can not be managed, UnmapService: "initial sync will clear the managed flag and the
+// usual recovery of an interrupted UnmapService will clean up the rest".
+func TestInterruptedHandlerOfAServiceThatCannotBeManaged(t *testing.T) {
+	w := newWorld(t)
+	w.create(w.balanced("a", nil, 80))
+	w.recover()
+	w.interrupt("Patch", func() { w.edit("a", annotation(service.AnnotationManaged, "false")) })
+	if s := w.get("a"); !managed(s) || s.Annotations[service.AnnotationPort] != "" {
+		t.Fatalf("it was killed elsewhere: %v", s.Annotations)
+	}
+	w.recover()
+	if s := w.get("a"); managed(s) || len(addresses(s)) > 0 {
+		t.Errorf("it is managed on: %v %v", s.Finalizers, s.Annotations)
+	}
+	w.check()
+}
+
+// MapService 1, check the current L2 port: "initial sync will treat new ports of the Service as well as old L2 port mapping
+// as authoritative. This may cause the service to hop to a different IP address if a conflict arises."
+func TestInterruptedCheckOfThePort(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	for name, port := range map[string]int32{"a": 80, "b": 443} {
+		w.create(w.balanced(name, nil, port))
+		w.noError(w.settle())
+	}
+	had := addresses(w.get("b"))
+	w.interrupt("Ports", func() {
+		w.edit("a", func(s *corev1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Port: 443, Protocol: corev1.ProtocolTCP})
+		})
+	})
+	w.recover()
+	w.check()
+	if got := addresses(w.get("b")); !slices.Equal(got, had) {
+		t.Errorf("who asked for nothing hopped from %v to %v", had, got)
+	}
+	if got := addresses(w.get("a")); slices.Equal(got, had) {
+		t.Errorf("two Services have 443/TCP of %v", got)
+	}
+}
+
+// MapService 2, look for an L2 port: "service will be re-discovered on sync and will be re-mapped".
+func TestInterruptedSearchForAPort(t *testing.T) {
+	w := newWorld(t)
+	w.create(w.balanced("old", nil, 80))
+	w.recover()
+	w.interrupt("AllFloatingIPs", func() { w.create(w.balanced("new", nil, 443)) })
+	w.recover()
+	w.check()
+	if a, b := addresses(w.get("old")), addresses(w.get("new")); !slices.Equal(a, b) {
+		t.Errorf("they could share an address and have %v and %v", a, b)
+	}
+}
+
+// MapService 3, assign by annotation: "service will have annotation, initial sync will recover the state based on that".
+func TestInterruptedAssignment(t *testing.T) {
+	w := newWorld(t)
+	w.create(w.balanced("old", nil, 80))
+	w.recover()
+	w.interrupt("Patch", func() {
+		s := w.balanced("new", annotation(service.AnnotationManaged, "true"), 443)
+		s.Finalizers = []string{service.Finalizer} // taken over already
+		w.create(s)
+	})
+	port := w.get("new").Annotations[service.AnnotationPort]
+	if port == "" || len(addresses(w.get("new"))) > 0 {
+		t.Fatal("it was killed elsewhere")
+	}
+	w.recover()
+	w.check()
+	if got := w.get("new").Annotations[service.AnnotationPort]; got != port {
+		t.Errorf("its port was %s and is %s", port, got)
+	}
+}
+
+// CreateAndAssignPort 1, create the port: "port will be cleaned up by CleanUnusedPorts".
+func TestInterruptedCreationOfAPort(t *testing.T) {
+	w := newWorld(t)
+	w.interrupt("CreatePort", func() { w.create(w.balanced("a", nil, 80)) })
+	w.remove("a") // nobody will ask for it again
+	w.recover()
+	w.check()
+	if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
+		t.Errorf("left: %v %v", ports, fips)
+	}
+}
+
+// CreateAndAssignPort 2, assign a floating IP: "port will be cleaned up by CleanUnusedPorts, floating IP will too".
+func TestInterruptedAssignmentOfAFloatingIP(t *testing.T) {
+	w := newWorld(t)
+	w.interrupt("CreateFloatingIP", func() { w.create(w.balanced("a", nil, 80)) })
+	w.remove("a")
+	w.recover()
+	w.check()
+	if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
+		t.Errorf("left: %v %v", ports, fips)
+	}
+}
+
+// UnmapService 1, remove the annotation: "no annotated service will be there, L4 mappings and L2 ports will be cleaned up,
+// config will be regenerated".
+func TestInterruptedUnmapService(t *testing.T) {
+	w := newWorld(t)
+	w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 80))
+	w.recover()
+	w.interrupt("Patch", func() { w.remove("a") })
+	w.recover()
+	w.check()
+	if ports, _ := w.fake.Objects(); len(ports) != 1 || len(w.names()) != 1 {
+		t.Errorf("ports %v for the Services %v", ports, w.names())
+	}
+}
+
+// CleanUnusedPorts 3, delete the ports: "initial sync calls this and unused ports will be cleaned up appropriately".
+func TestInterruptedDeletionOfPorts(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	for _, purpose := range []string{"public.x", "public.y"} {
+		_, err := w.cloud.CreatePort(t.Context(), openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: purpose})
+		w.noError(err)
+	}
+	w.create(w.balanced("a", nil, 80))
+	w.noError(w.settle())
+	k := &killer{kind: "DeletePort", after: true, armed: true}
+	w.startWith(testSettings(), k)
+	_ = w.Sync(t.Context())
+	if ports, _ := w.fake.Objects(); !k.dead || len(ports) != 2 {
+		t.Fatalf("it was killed elsewhere: ports %v", ports)
+	}
+	w.recover()
+	w.check()
+}
+
+// CleanUnusedPorts 5, remove floating IPs: "initial sync calls this and unused floating IPs will be cleaned up appropriately".
+func TestInterruptedDeletionOfFloatingIPs(t *testing.T) {
+	w := newWorld(t)
+	w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 80))
+	w.recover()
+	w.interrupt("DeletePort", func() { w.remove("a") }) // which leaves its floating IP
+	if _, fips := w.fake.Objects(); len(fips) != 2 {
+		t.Fatalf("it was killed elsewhere: %v", fips)
+	}
+	w.recover()
+	w.check()
+	if _, fips := w.fake.Objects(); len(fips) != 1 {
+		t.Errorf("floating IPs %v", fips)
+	}
+}
+
+// UpdateAgents 2, send the request: "initial sync calls this".
+func TestInterruptedUpdateOfAgents(t *testing.T) {
+	w := newWorld(t)
+	k := &killer{kind: "Set"}
+	w.startWith(testSettings(), k)
+	w.noError(w.Sync(t.Context()))
+	k.armed = true // before it has an effect
+	w.create(w.balanced("a", nil, 80))
+	_ = w.settle()
+	if !k.dead || len(w.fleet.states["gw1"].VIPs) > 0 {
+		t.Fatal("it was killed elsewhere")
+	}
+	w.recover()
+	w.check()
+}
+
+// UpdateAgents 3, tell Services what is wrong: "initial sync calls this".
+func TestInterruptedReportToServices(t *testing.T) {
+	w := newWorld(t)
+	w.interrupt("Status", func() { w.create(w.balanced("a", nil, 80)) })
+	w.recover()
+	w.check()
+}
