@@ -34,8 +34,10 @@ provider = fernet
 expiration = %.0f
 [fernet_tokens]
 key_repository = %s
+[fernet_receipts]
+key_repository = %[4]s
 [credential]
-key_repository = %s
+key_repository = %[5]s
 [cache]
 enabled = true
 backend = dogpile.cache.memory

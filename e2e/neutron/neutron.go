@@ -106,7 +106,7 @@ func (c *Cloud) IDs() (IDs, error) {
 // Up installs and starts what is missing, and fills a cloud that is empty. Both APIs answer when it returns.
 func (c *Cloud) Up(ctx context.Context) error {
 	begin := time.Now()
-	if err := install(ctx, c.cfg.Progress); err != nil {
+	if err := Install(ctx, c.cfg.Progress); err != nil {
 		return err
 	}
 	for _, dir := range []string{c.cfg.Dir, c.path("lock"), c.path("fernet"), c.path("credential")} {
@@ -175,8 +175,8 @@ func (c *Cloud) once(name string, do func() error) error {
 // packages are Keystone, Neutron and a web server for the first; the second brings its own.
 var packages = []string{"keystone", "neutron-server", "uwsgi-core", "uwsgi-plugin-python3"}
 
-// install installs the packages, which would otherwise ask where their databases are.
-func install(ctx context.Context, progress io.Writer) error {
+// Install installs what Up needs. Without answers beforehand the packages would ask where their databases are.
+func Install(ctx context.Context, progress io.Writer) error {
 	missing, err := debian.Missing(ctx, packages...)
 	if err != nil || len(missing) == 0 {
 		return err

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/test/report"
 )
@@ -166,7 +167,7 @@ func prepare(ctx context.Context, soak int) (env []string, strict bool, err erro
 	if soak > 0 {
 		env = append(env, "CGO_ENABLED=1") // the race detector is C
 	}
-	if err := debian.Ensure(ctx, os.Stdout, hostPackages...); err != nil {
+	if err := errors.Join(debian.Ensure(ctx, os.Stdout, hostPackages...), neutron.Install(ctx, os.Stdout)); err != nil {
 		return nil, false, err
 	}
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {

@@ -1,0 +1,234 @@
+// Gateway is the main job of Isthmus' gateways on a real cluster and a real Neutron: a Service gets a floating IP, which a
+// client behind a router curls. Then the gateway that the packets go through dies, in the middle of a download and of many
+// short connections.
+//
+//	go run ./e2e/demo/gateway         # ends with "demo-gateway: ok", exit 0; a failing step says which and why
+//	go run ./e2e/demo/gateway down    # removes the cluster, which the demo leaves; all else it removes itself
+//
+// The Neutron has no agents, so nobody would translate floating IPs: the lab's router does, from what it reads from
+// Neutron alone, and refuses an address that no allowed address pair lets pass.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/isthmus-net/isthmus/e2e/gateways"
+	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+)
+
+//go:embed web.yaml
+var web string
+
+const (
+	// download is how long the client's download takes, death when within it the gateway dies.
+	download = 60 * time.Second
+	death    = 20 * time.Second
+	// rate is of short connections, a second.
+	rate = 200
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	name := flag.String("name", "gateway", "the `lab` to use; what already stands there is brought up to date")
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), "usage: gateway [--name LAB] [down]\nexample: go run ./e2e/demo/gateway --name gateway2\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	lab, err := cluster.Open(cluster.Config{Name: *name, Topology: "a:1", Progress: os.Stdout})
+	switch {
+	case err != nil:
+	case flag.NArg() == 0:
+		err = demo(ctx, lab)
+	case flag.NArg() == 1 && flag.Arg(0) == "down":
+		err = lab.Down(ctx)
+	default:
+		err = fmt.Errorf("want no argument, or down, not %q; see --help", flag.Args())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo-gateway: FAILED:", err)
+		os.Exit(1)
+	}
+}
+
+// demonstration is the demo under way.
+type demonstration struct {
+	*gateways.Installation
+
+	begin    time.Time
+	client   string // the program that makes connections
+	floating netip.Addr
+}
+
+func (d *demonstration) step(format string, args ...any) {
+	fmt.Printf("[%4.0fs] %s\n", time.Since(d.begin).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// demo runs all steps. The error says which one failed.
+func demo(ctx context.Context, lab *cluster.Lab) (err error) {
+	d := &demonstration{begin: time.Now()}
+	d.step("a Kubernetes cluster with one node")
+	if err := lab.Up(ctx); err != nil {
+		return err
+	}
+	d.client = lab.EchoProgram()
+	dir := filepath.Join(lab.Dir(), "edge")
+	d.step("before it: a client, a router (FRR), two gateways; and a real Keystone and Neutron")
+	edge, err := gateways.Up(ctx, gateways.Config{Lab: lab, Dir: dir, Progress: os.Stdout})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, edge.Close(context.WithoutCancel(ctx))) }()
+	d.step("isthmus-gateway on both gateways, isthmus-gateway-controller beside the cluster")
+	d.Installation, err = gateways.Install(ctx, edge, lab, "a", dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	for _, step := range []struct {
+		title string
+		run   func(context.Context) error
+	}{
+		{"a Service of type LoadBalancer, with three pods, that asks for a floating IP", d.deploy},
+		{"curl it from the client behind the router", d.curl},
+		{fmt.Sprintf("a gateway dies %s into a download of %s, beside %d connections a second", death, download, rate), d.kill},
+		{"delete the Service: its port and its floating IP go", d.clean},
+	} {
+		d.step("%s", step.title)
+		if err := step.run(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.title, err)
+		}
+	}
+	d.step("done")
+	fmt.Println("demo-gateway: ok")
+	return nil
+}
+
+func (d *demonstration) deploy(ctx context.Context) error {
+	if err := d.Apply(ctx, web); err != nil {
+		return err
+	}
+	if _, err := d.Kubectl(ctx, "rollout", "status", "deployment/web", "--namespace", "demo", "--timeout", "60s"); err != nil {
+		return err
+	}
+	return testbed.Eventually(ctx, time.Minute, func(ctx context.Context) error {
+		said, err := d.Kubectl(ctx, "get", "service", "web", "--namespace", "demo", "--output", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+		if err != nil {
+			return err
+		}
+		if d.floating, err = netip.ParseAddr(said); err != nil {
+			return fmt.Errorf("the Service's status has no address yet: %w", err)
+		}
+		if !gateways.External[0].Contains(d.floating) {
+			return fmt.Errorf("%s is not of %s, where floating IPs come from", d.floating, gateways.External[0])
+		}
+		fmt.Printf("  kubectl get service web: %s\n", d.floating)
+		return nil
+	})
+}
+
+func (d *demonstration) url() string { return "http://" + d.floating.String() }
+
+// fromClient runs a command in the client's network and returns what it printed.
+func (d *demonstration) fromClient(ctx context.Context, argv ...string) (out string, err error) {
+	err = d.Client.Do(func() error {
+		b, err := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
+		out = string(b)
+		var failed *exec.ExitError
+		if errors.As(err, &failed) {
+			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, failed.Stderr)
+		}
+		return err
+	})
+	return out, err
+}
+
+func (d *demonstration) curl(ctx context.Context) error {
+	return testbed.Eventually(ctx, time.Minute, func(ctx context.Context) error {
+		out, err := d.fromClient(ctx, "curl", "-sS", "--max-time", "2", d.url())
+		if err == nil {
+			fmt.Printf("  curl %s: %s", d.url(), out)
+		}
+		return err
+	})
+}
+
+// report is what the demo reads of what the client of package echo prints.
+type report struct {
+	Connections, Failures int
+	Errors                map[string]int
+}
+
+// kill lets the gateway that the router prefers die, agent and cable, while the client is busy.
+func (d *demonstration) kill(ctx context.Context) error {
+	type result struct {
+		said string
+		err  error
+	}
+	run := func(argv ...string) <-chan result {
+		done := make(chan result, 1)
+		go func() {
+			said, err := d.fromClient(ctx, argv...)
+			done <- result{said, err}
+		}()
+		return done
+	}
+	url := fmt.Sprintf("%s/stream?seconds=%.0f", d.url(), download.Seconds())
+	whole := run("curl", "-sS", "--max-time", "90", "--output", os.DevNull, "--write-out", "%{size_download} bytes in %{time_total} s", url)
+	short := run(d.client, "client", "--url", d.url(), "--rate", fmt.Sprint(rate), "--concurrency", "50", "--timeout", "5s", "--duration", download.String())
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(death):
+	}
+	if err := errors.Join(d.Cut(0), d.Agents[0].Kill()); err != nil {
+		return err
+	}
+	d.step("%s is dead: cable cut, agent killed", gateways.Name(0))
+	r := <-whole
+	if r.err != nil {
+		return fmt.Errorf("the download: %w", r.err)
+	}
+	fmt.Printf("  download: %s, one connection from beginning to end\n", r.said)
+	r = <-short
+	if r.err != nil {
+		return fmt.Errorf("short connections: %w", r.err)
+	}
+	var c report
+	if err := json.Unmarshal([]byte(r.said), &c); err != nil {
+		return fmt.Errorf("read the client's report: %w", err)
+	}
+	fmt.Printf("  %d short connections, %d failed %v\n", c.Connections, c.Failures, c.Errors)
+	if c.Failures > 0 {
+		return errors.New("short connections failed, although a client's SYN is sent again")
+	}
+	return nil
+}
+
+// clean deletes the Service and waits until the router has nothing to lead any more.
+func (d *demonstration) clean(ctx context.Context) error {
+	if _, err := d.Kubectl(ctx, "delete", "service", "web", "--namespace", "demo", "--timeout", "60s"); err != nil {
+		return err
+	}
+	return testbed.Eventually(ctx, time.Minute, func(ctx context.Context) error {
+		if _, err := d.fromClient(ctx, "curl", "-sS", "--max-time", "1", d.url()); err == nil {
+			return errors.New("it still answers")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,101 @@
+package gateways
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// grace is how long a program may take to end.
+const grace = 20 * time.Second
+
+// Build compiles programs of cmd/ into a folder.
+func Build(ctx context.Context, dir string, names ...string) error {
+	for _, name := range names {
+		out, err := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, name), "github.com/isthmus-net/isthmus/cmd/"+name).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("build %s: %w\n%s", name, err, out)
+		}
+	}
+	return nil
+}
+
+// Process is a program that runs in a network namespace until it is ended.
+type Process struct {
+	cmd   *exec.Cmd
+	log   string
+	ended chan struct{}
+}
+
+// Start runs a program. What it says goes to the end of a file.
+func Start(ctx context.Context, ns *netlab.Namespace, log, program string, args ...string) (*Process, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	p := &Process{cmd: exec.CommandContext(context.WithoutCancel(ctx), program, args...), log: log, ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	if err := ns.Do(p.cmd.Start); err != nil {
+		return nil, fmt.Errorf("start %s: %w", program, err)
+	}
+	go func() {
+		_ = p.cmd.Wait() // how it ended is asked of its state
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// Stop ends the program in good order. The error says how it ended otherwise, with the end of its log.
+func (p *Process) Stop() error {
+	if err := p.signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if !p.cmd.ProcessState.Success() {
+		return fmt.Errorf("%s: %s\n%s", p.cmd.Path, p.cmd.ProcessState, p.Said())
+	}
+	return nil
+}
+
+// Kill ends the program as a crash does.
+func (p *Process) Kill() error { return p.signal(syscall.SIGKILL) }
+
+func (p *Process) signal(s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.ended:
+		return nil
+	case <-time.After(grace):
+	}
+	return errors.Join(fmt.Errorf("%s does not end within %s\n%s", p.cmd.Path, grace, p.Said()), p.cmd.Process.Kill())
+}
+
+// Runs reports whether the program has not ended by itself.
+func (p *Process) Runs() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Said returns the end of what the program has said.
+func (p *Process) Said() string {
+	b, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-20):], []byte("\n")))
+}
