@@ -56,6 +56,12 @@ type lab struct {
 // newLab makes a lab whose router has cfg; its peers are the gateways, whose details peer may change.
 func newLab(t *testing.T, cfg frr.Config, peer frr.Peer) *lab {
 	t.Helper()
+	return newLabOver(t, ipv4, cfg, peer)
+}
+
+// newLabOver is newLab with sessions over one family.
+func newLabOver(t *testing.T, family int, cfg frr.Config, peer frr.Peer) *lab {
+	t.Helper()
 	netlab.Privileged(t)
 	e, err := edge.New()
 	if err != nil {
@@ -66,7 +72,7 @@ func newLab(t *testing.T, cfg frr.Config, peer frr.Peer) *lab {
 	cfg.ASN, cfg.RouterID = routerASN, edge.Router[0]
 	for i := range edge.Gateways {
 		p := peer
-		p.Addr = edge.Gateways[i][0]
+		p.Addr = edge.Gateways[i][family]
 		if p.ASN == 0 {
 			p.ASN = gatewayASN
 		}
@@ -308,4 +314,33 @@ func (l *lab) sessions(t *testing.T, gateway int) int {
 		t.Fatalf("no session with gateway %d: %v, %s", gateway, err, out)
 	}
 	return all[addr].Established
+}
+
+// A state that fails in the middle changes nothing.
+func TestFailedApplyChangesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, frr.Config{}, frr.Peer{})
+	l.speak(t, 0, anew, state(0, 50))
+	l.awaitRoutes(t, vip, 0)
+	l.awaitRoutes(t, vip6, 0)
+	bad := state(0, 7)
+	bad.VIPs = bad.VIPs[:1]
+	bad.BGP.Peers = append(bad.BGP.Peers, desired.Peer{ASN: routerASN}) // no address
+	if err := l.speakers[0].Apply(bad); err == nil {
+		t.Fatal("a peer without address is applied")
+	}
+	eventually(t, func() string {
+		if announced, drift, err := l.speakers[0].Status(); err != nil || len(announced) != 2 || len(drift) > 0 {
+			return fmt.Sprintf("announced %v, drift %v, %v", announced, drift, err)
+		}
+		for _, a := range both {
+			if r, ok := l.routes(t, a)[0]; !ok || r.MED != 50 {
+				return fmt.Sprintf("the router's way to %s is %+v", a, r)
+			}
+		}
+		return ""
+	})
+	if n := l.sessions(t, 0); n != 1 {
+		t.Errorf("there were %d sessions, want one", n)
+	}
 }

@@ -249,13 +249,14 @@ func TestWhyThereIsNoSession(t *testing.T) {
 	l.awaitRoutes(t, vip, 0, 1)
 }
 
-// Inside one AS the local preference decides.
+// Inside one AS the local preference decides; and sessions over IPv6 carry both families, too.
 func TestLocalPreference(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, frr.Config{}, frr.Peer{ASN: routerASN})
+	l := newLabOver(t, ipv6, frr.Config{}, frr.Peer{ASN: routerASN})
 	for i := range l.speakers {
 		s := state(i, 0)
 		s.BGP.ASN, s.BGP.LocalPreference = routerASN, new(uint32(100+i))
+		s.BGP.Peers[0].Addr = edge.Router[ipv6]
 		l.speak(t, i, anew, s)
 	}
 	for _, a := range []int{ipv4, ipv6} {

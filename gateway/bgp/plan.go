@@ -68,6 +68,9 @@ func newPlan(s *desired.State) (*plan, error) {
 		attrs: attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference},
 	}
 	var faults desired.Faults
+	if s.BGP.RouterID.IsUnspecified() {
+		faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: "bgp.routerID", Message: fmt.Sprintf("%s is no id of a router: take an address of the gateway", s.BGP.RouterID)})
+	}
 	for i, text := range s.BGP.Communities {
 		if err := p.attrs.addCommunity(text); err != nil {
 			faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: fmt.Sprintf("bgp.communities[%d]", i), Message: err.Error()})

@@ -33,10 +33,19 @@ func TestCommunities(t *testing.T) {
 func TestPlanFaults(t *testing.T) {
 	t.Parallel()
 	peer := desired.Peer{Addr: netip.MustParseAddr("10.0.0.1"), ASN: 65000}
-	_, err := newPlan(&desired.State{BGP: &desired.BGP{ASN: 1, Communities: []string{"1:1", "everybody"}, Peers: []desired.Peer{peer, peer}}})
+	_, err := newPlan(&desired.State{BGP: &desired.BGP{
+		ASN: 1, RouterID: netip.IPv4Unspecified(), Communities: []string{"1:1", "everybody"}, Peers: []desired.Peer{peer, peer},
+	}})
 	var faults desired.Faults
-	if !errors.As(err, &faults) || len(faults) != 2 || faults[0].Field != "bgp.communities[1]" || faults[1].Field != "bgp.peers[1].addr" || faults[0].Part != desired.PartBGP {
-		t.Errorf("faults are %v", err)
+	if !errors.As(err, &faults) {
+		t.Fatalf("error %v, want faults", err)
+	}
+	var fields []string
+	for _, f := range faults {
+		fields = append(fields, f.Part+" "+f.Field)
+	}
+	if want := []string{"bgp bgp.routerID", "bgp bgp.communities[1]", "bgp bgp.peers[1].addr"}; !slices.Equal(fields, want) {
+		t.Errorf("faults are %v, want %v", err, want)
 	}
 }
 
