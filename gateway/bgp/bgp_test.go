@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/bgp"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
@@ -20,6 +21,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 	"github.com/isthmus-net/isthmus/tools/netlab/part"
 )
+
+var _ agent.Announcer = (*bgp.Speaker)(nil)
 
 func TestMain(m *testing.M) {
 	part.Main(func(argument string) part.Part {

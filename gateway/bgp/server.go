@@ -74,8 +74,10 @@ type quiet struct {
 func (q quiet) Enabled(ctx context.Context, l slog.Level) bool {
 	return l >= slog.LevelError && !q.silent.Load() && q.Handler.Enabled(ctx, l)
 }
+
 func (q quiet) WithAttrs(a []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(a), q.silent} }
-func (q quiet) WithGroup(name string) slog.Handler   { return quiet{q.Handler.WithGroup(name), q.silent} }
+
+func (q quiet) WithGroup(name string) slog.Handler { return quiet{q.Handler.WithGroup(name), q.silent} }
 
 func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
 	err := g.s.WatchEvent(ctx, server.WatchEventMessageCallbacks{

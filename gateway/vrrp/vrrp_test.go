@@ -15,12 +15,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/part"
 )
+
+var _ agent.Announcer = (*vrrp.Router)(nil)
 
 func TestMain(m *testing.M) {
 	part.Main(func(dir string) part.Part {

@@ -105,7 +105,7 @@ func (b *testbed) makeEdge() (err error) {
 	if b.Lab, err = edge.New(); err != nil {
 		return err
 	}
-	b.undo = append(b.undo, b.Lab.Close)
+	b.undo = append(b.undo, b.Close)
 	for i := range b.Gateways {
 		stop, err := b.Echo(i, b.vip)
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 
 func main() {
 	part.Main(func(argument string) part.Part {
-		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 		kind, how, _ := strings.Cut(argument, ":")
 		if kind == "bgp" {
 			return bgp.New(bgp.Config{Restarting: how == "restarting", Log: log})
