@@ -22,6 +22,8 @@
 
 /* Lets the compiler move an address by words. */
 #define ADDR_ALIGNED __attribute__((aligned(4)))
+/* An address that a pointer to bytes is to, or that is one of two: clang would move it byte by byte. */
+#define ADDR(bytes) __builtin_assume_aligned(bytes, 4)
 
 /* Key of `frontends`: one VIP, port and protocol. */
 struct frontend_key {

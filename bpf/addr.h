@@ -89,13 +89,11 @@ static __always_inline __u8 read_proto(struct bpf_sock_addr *ctx)
 	}
 }
 
-static __always_inline bool same_addr(const __u8 x[16], const __u8 y[16])
+static __always_inline bool same_addr(const __u8 a[16], const __u8 b[16])
 {
-	__u64 a[2], b[2];
+	const __u32 *x = ADDR(a), *y = ADDR(b);
 
-	__builtin_memcpy(a, x, sizeof(a));
-	__builtin_memcpy(b, y, sizeof(b));
-	return a[0] == b[0] && a[1] == b[1];
+	return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
 }
 
 static __always_inline bool same_name(const struct sock_name *name, const __u8 addr[16], __u16 port)

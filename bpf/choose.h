@@ -51,7 +51,7 @@ static __always_inline __u32 hash_address(const __u8 addr[16])
 {
 	__u64 words[2];
 
-	__builtin_memcpy(words, addr, sizeof(words));
+	__builtin_memcpy(words, ADDR(addr), sizeof(words));
 	return hash_u64(words[0] ^ hash_u64(words[1]));
 }
 

@@ -92,7 +92,7 @@ static __always_inline struct conn_key key_of_other(const struct conn_key *key, 
 	};
 
 	__builtin_memcpy(other.client, key->client, sizeof(other.client));
-	__builtin_memcpy(other.server, self ? key->server : c->addr, sizeof(other.server));
+	__builtin_memcpy(other.server, ADDR(self ? key->server : c->addr), sizeof(other.server));
 	return other;
 }
 
@@ -108,7 +108,7 @@ static __always_inline void fill_other(const struct conn_key *key, const struct 
 	bool self = c->flags & CONN_SELF;
 
 	__builtin_memset(other, 0, sizeof(*other));
-	__builtin_memcpy(other->addr, self ? key->client : key->server, sizeof(other->addr));
+	__builtin_memcpy(other->addr, ADDR(self ? key->client : key->server), sizeof(other->addr));
 	other->seen = c->seen;
 	other->looked = c->looked;
 	other->backend_id = c->backend_id;
@@ -258,8 +258,8 @@ static __always_inline struct fragment_key fragment_of(const struct packet *p)
 {
 	struct fragment_key key = { .id = p->id, .proto = p->key.proto };
 
-	__builtin_memcpy(key.source, p->key.reply ? p->key.server : p->key.client, sizeof(key.source));
-	__builtin_memcpy(key.destination, p->key.reply ? p->key.client : p->key.server, sizeof(key.destination));
+	__builtin_memcpy(key.source, ADDR(p->key.reply ? p->key.server : p->key.client), sizeof(key.source));
+	__builtin_memcpy(key.destination, ADDR(p->key.reply ? p->key.client : p->key.server), sizeof(key.destination));
 	return key;
 }
 

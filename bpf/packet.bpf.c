@@ -66,7 +66,7 @@ static __always_inline bool is_in_ranges(const __u8 addr[16])
 {
 	struct range_key range = { .prefixlen = 128 };
 
-	__builtin_memcpy(range.addr, addr, sizeof(range.addr));
+	__builtin_memcpy(range.addr, ADDR(addr), sizeof(range.addr));
 	return bpf_map_lookup_elem(&ranges, &range);
 }
 
@@ -79,7 +79,7 @@ static __always_inline bool covers6(const struct packet_settings *s, const __u8 
 {
 	__u32 a[4], net[4], mask[4];
 
-	__builtin_memcpy(a, addr, sizeof(a));
+	__builtin_memcpy(a, ADDR(addr), sizeof(a));
 	__builtin_memcpy(net, s->net6, sizeof(net));
 	__builtin_memcpy(mask, s->mask6, sizeof(mask));
 	return (a[0] & mask[0]) == net[0] && (a[1] & mask[1]) == net[1] && (a[2] & mask[2]) == net[2] &&

@@ -134,11 +134,9 @@ struct packet {
 
 static __always_inline bool same_addr(const __u8 a[16], const __u8 b[16])
 {
-	__u64 x[2], y[2];
+	const __u32 *x = ADDR(a), *y = ADDR(b);
 
-	__builtin_memcpy(x, a, sizeof(x));
-	__builtin_memcpy(y, b, sizeof(y));
-	return x[0] == y[0] && x[1] == y[1];
+	return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
 }
 
 /* The two hop limits are at different bytes of the word. */
@@ -222,8 +220,8 @@ static __always_inline enum drop_reason read_ipv6(struct __sk_buff *skb, struct 
 
 	if (READ_AT(skb, p->l3, &h))
 		return DROP_REASON_MALFORMED;
-	__builtin_memcpy(p->key.client, reply ? h.destination : h.source, sizeof(h.source));
-	__builtin_memcpy(p->key.server, reply ? h.source : h.destination, sizeof(h.source));
+	__builtin_memcpy(p->key.client, ADDR(reply ? h.destination : h.source), sizeof(h.source));
+	__builtin_memcpy(p->key.server, ADDR(reply ? h.source : h.destination), sizeof(h.source));
 	__builtin_memcpy(&p->hop_word, &h.payload, sizeof(p->hop_word));
 	p->key.proto = h.next;
 	p->next = __builtin_offsetof(struct ipv6_header, next);

@@ -37,7 +37,7 @@ static __always_inline __u32 last_word(const __u8 addr[16])
 {
 	__u32 word;
 
-	__builtin_memcpy(&word, addr + 12, sizeof(word));
+	__builtin_memcpy(&word, ADDR(addr + 12), sizeof(word));
 	return word;
 }
 
@@ -68,8 +68,8 @@ static __always_inline __u64 replaced_addr(const __u8 old[16], const __u8 new[16
 {
 	__u32 a[4], b[4];
 
-	__builtin_memcpy(a, old, sizeof(a));
-	__builtin_memcpy(b, new, sizeof(b));
+	__builtin_memcpy(a, ADDR(old), sizeof(a));
+	__builtin_memcpy(b, ADDR(new), sizeof(b));
 	return replaced(a[0], b[0]) + replaced(a[1], b[1]) + replaced(a[2], b[2]) + replaced(a[3], b[3]);
 }
 
@@ -217,8 +217,8 @@ static __always_inline void write_ipv6(struct __sk_buff *skb, const struct packe
 				       const __u8 server[16], __u32 transport, bool reply, bool hop)
 {
 	__builtin_memcpy(&h->ipv6, &p->hop_word, sizeof(p->hop_word));
-	__builtin_memcpy(h->ipv6.source, reply ? server : p->key.client, sizeof(h->ipv6.source));
-	__builtin_memcpy(h->ipv6.destination, reply ? p->key.client : server, sizeof(h->ipv6.destination));
+	__builtin_memcpy(h->ipv6.source, ADDR(reply ? server : p->key.client), sizeof(h->ipv6.source));
+	__builtin_memcpy(h->ipv6.destination, ADDR(reply ? p->key.client : server), sizeof(h->ipv6.destination));
 	if (hop)
 		h->ipv6.hops--;
 	if (p->l4 == p->l3 + sizeof(struct ipv6_header)) {
@@ -302,8 +302,8 @@ static __always_inline void write_addrs(struct __sk_buff *skb, const struct pack
 	if (p->ipv6) {
 		__u8 addrs[32] ADDR_ALIGNED;
 
-		__builtin_memcpy(addrs, source, 16);
-		__builtin_memcpy(addrs + 16, destination, 16);
+		__builtin_memcpy(addrs, ADDR(source), 16);
+		__builtin_memcpy(addrs + 16, ADDR(destination), 16);
 		bpf_skb_store_bytes(skb, p->l3 + 8, addrs, sizeof(addrs), 0);
 	} else {
 		__be32 addrs[2] = { last_word(source), last_word(destination) };

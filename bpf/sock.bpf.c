@@ -128,8 +128,8 @@ static __noinline bool remember_pair(__u64 cookie, const __u8 vip[16], __u16 vip
 	__u64 *added;
 	__u32 zero = 0;
 
-	__builtin_memcpy(key.addr, backend, sizeof(key.addr));
-	__builtin_memcpy(value.addr, vip, sizeof(value.addr));
+	__builtin_memcpy(key.addr, ADDR(backend), sizeof(key.addr));
+	__builtin_memcpy(value.addr, ADDR(vip), sizeof(value.addr));
 	known = bpf_map_lookup_elem(&udp_vips, &key);
 	if (known && same_addr(known->addr, vip) && known->port == vip_port)
 		return true;
