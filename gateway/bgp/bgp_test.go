@@ -3,6 +3,7 @@ package bgp_test
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -28,6 +29,7 @@ func TestMain(m *testing.M) {
 	part.Main(func(argument string) part.Part {
 		return bgp.New(bgp.Config{Restarting: argument == restarting, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	})
+	_ = flag.Set("test.parallel", "4") // they wait for timers, not for CPUs
 	os.Exit(netlab.Main(m))
 }
 

@@ -3,6 +3,7 @@ package vrrp_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		return r
 	})
+	_ = flag.Set("test.parallel", "4") // they wait for timers, not for CPUs
 	os.Exit(netlab.Main(m))
 }
 
