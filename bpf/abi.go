@@ -179,8 +179,17 @@ var dropReasons = [DropMax]string{
 
 // String returns the reason as metrics and documents spell it.
 func (r sockDropReason) String() string {
-	if r < DropMax {
+	switch {
+	case r < DropMax:
 		return dropReasons[r]
+	case r == GatewayDropSource:
+		return "source"
+	case r == GatewayDropNoFlow:
+		return "no_flow"
+	case r == GatewayDropTooBig:
+		return "too_big"
+	case r == GatewayDropHops:
+		return "hops"
 	}
 	return fmt.Sprintf("reason(%d)", uint32(r))
 }

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The maps that a gateway's balancer has besides those of maps.h and packet_maps.h, by the names they are pinned under.
+ */
+#ifndef ISTHMUS_GATEWAY_MAPS_H
+#define ISTHMUS_GATEWAY_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "gateway.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__uint(key_size, 16);
+	__type(value, struct gateway_vip);
+} vips SEC(".maps");
+
+/* By frontend id. A table is replaced whole, so that no packet sees half of two. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, GATEWAY_FRONTENDS_MAX);
+	__type(key, __u32);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_ARRAY);
+			__uint(max_entries, 1);
+			__type(key, __u32);
+			__uint(value_size,
+			       sizeof(struct gateway_table)); /* clang leaves a type out that only stands here */
+		});
+} tables SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct gateway_source_key);
+	__type(value, __u32); /* 1 */
+} sources SEC(".maps");
+
+/* Where answers come from: every backend's address, port and protocol, and once more with port 0 and protocol 0. What
+ * comes from there and is of no flow is never forwarded. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 524288);
+	__type(key, struct frontend_key);
+	__type(value, __u32); /* 1 */
+} origins SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct gateway_settings);
+} gateway_settings SEC(".maps");
+
+/* Whoever reads it comes by when he likes; what does not fit he finds in `conns`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1048576);
+} opened SEC(".maps");
+
+/* One number: flows that found no room in `opened`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} opened_lost SEC(".maps");
+
+/* A flow that begins, for as long as its packet is here: the stack has no room for it. */
+struct gateway_scratch {
+	struct conn flow;
+	struct conn other;
+	struct conn_key key;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct gateway_scratch);
+} scratch SEC(".maps");
+
+#endif

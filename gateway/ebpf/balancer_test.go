@@ -1,0 +1,191 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+var families = [2]string{"IPv4", "IPv6"}
+
+// Whatever the way back is, a client is answered, and its backend sees whom it should see.
+func TestEveryWayBack(t *testing.T) {
+	w := newWorld(t)
+	w.serve()
+	port := uint16(20000) // another for each: who speaks on keeps the way back that he has
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
+		w.apply(state(way, 1, 2, 3, 4))
+		for f := range vips {
+			for _, network := range []string{"tcp", "udp"} {
+				t.Run(fmt.Sprint(way, " ", families[f], " ", network), func(t *testing.T) {
+					met := map[netip.Addr]int{}
+					for range 40 {
+						port++
+						c, err := w.dial(network, f, servedPort, port)
+						if err != nil {
+							t.Fatal(err, w.refusals(0))
+						}
+						for range 3 {
+							backend, seen, err := c.ask("hello")
+							if err != nil {
+								t.Fatal(err, w.refusals(0))
+							}
+							want := map[desired.Return]netip.Addr{desired.Routed: clients[f], desired.SNAT: vips[f], desired.Masquerade: arms[0][f][0].Addr()}[way]
+							if seen != want {
+								t.Fatalf("the backend sees %s, want %s", seen, want)
+							}
+							met[backend]++
+						}
+						if err := c.Close(); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if len(met) != backends {
+						t.Errorf("40 clients met %v, want all %d backends", met, backends)
+					}
+				})
+			}
+		}
+	}
+}
+
+// refused wants a connection to be refused at once, and counted under a reason.
+func (w *world) refused(network string, f int, port uint16, reason string) {
+	w.t.Helper()
+	before := w.refusals(0)[reason]
+	c, err := w.dial(network, f, port, 0)
+	if err == nil {
+		_, _, err = c.ask("hello")
+		_ = c.Close()
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		w.t.Errorf("%s to port %d of %s: %v, want it refused", network, port, vips[f], err)
+	}
+	if after := w.refusals(0)[reason]; after == before {
+		w.t.Errorf("%s to port %d of %s is not counted as %s: %v", network, port, vips[f], reason, w.refusals(0))
+	}
+}
+
+// Who cannot be served learns it at once; who may not be served learns nothing.
+func TestRefuses(t *testing.T) {
+	w := newWorld(t)
+	w.serve()
+	s := state(desired.Routed, 1, 2)
+	for i := range s.VIPs {
+		empty := desired.Frontend{Service: "shop/empty", Protocol: "TCP", Port: 81}
+		drained := desired.Frontend{Service: "shop/drained", Protocol: "UDP", Port: 82, Backends: []desired.Backend{{Addr: backend(i, 1), Port: 9, Weight: 1, Draining: true}}}
+		mine := desired.Frontend{Service: "shop/mine", Protocol: "TCP", Port: 83, Backends: s.VIPs[i].Frontends[0].Backends, Sources: []netip.Prefix{netip.PrefixFrom(clients[i], 16).Masked()}}
+		others := desired.Frontend{Service: "shop/others", Protocol: "TCP", Port: 84, Backends: s.VIPs[i].Frontends[0].Backends, Sources: []netip.Prefix{netip.PrefixFrom(vips[i], 24).Masked()}}
+		s.VIPs[i].Frontends = append(s.VIPs[i].Frontends, empty, drained, mine, others)
+	}
+	w.apply(s)
+	for f := range vips {
+		w.refused("tcp", f, 81, "no_backend")
+		w.refused("udp", f, 82, "no_backend")
+		w.refused("tcp", f, 7, "no_frontend")
+		w.refused("udp", f, 7, "no_frontend")
+		c, err := w.dial("tcp", f, 83, 0)
+		if err != nil {
+			t.Fatalf("a client that may connect: %v", err)
+		}
+		_ = c.Close()
+		w.silent(f, 84)
+	}
+	all, err := w.balancers[0].Refusals()
+	w.check(err)
+	if n := all[Refusal{"shop/others", "source"}]; n == 0 {
+		t.Errorf("who may not connect is not counted: %v", all)
+	}
+}
+
+// silent wants a SYN to be dropped.
+func (w *world) silent(f int, port uint16) {
+	w.t.Helper()
+	before := w.refusals(0)["source"]
+	d := net.Dialer{}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- w.Client.Do(func() error {
+			_, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(vips[f], port).String())
+			return err
+		})
+	}()
+	w.until(func() bool { return w.refusals(0)["source"] > before }, "the SYN is dropped")
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		w.t.Errorf("a client that may not connect: %v, want nothing at all", err)
+	}
+}
+
+// until waits until something holds.
+func (w *world) until(holds func() bool, what string) {
+	w.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(patience); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("waited %s for: %s", patience, what)
+		}
+	}
+}
+
+// Two gateways choose the same backend for every client, whatever order they heard of the backends in.
+func TestGatewaysChooseAlike(t *testing.T) {
+	w := newWorld(t)
+	w.serve()
+	w.check(w.applyTo(1, state(desired.Routed, 3, 4)))
+	s := state(desired.Routed, 1, 2, 3, 4)
+	s.VIPs[0].Frontends[1].Backends[2].Weight = 3
+	w.apply(s)
+	const asked = 100
+	for f := range vips {
+		var met [2][asked]netip.Addr
+		for g := range met {
+			w.lead(g)
+			for i := range met[g] {
+				c, err := w.dial("udp", f, servedPort, uint16(20000+i))
+				w.check(err)
+				met[g][i], _, err = c.ask("hello")
+				w.check(err)
+				w.check(c.Close())
+			}
+		}
+		if met[0] != met[1] {
+			t.Errorf("%s: %d clients meet other backends by the other gateway", families[f], asked)
+		}
+	}
+}
+
+// A client with affinity meets one backend from all its ports.
+func TestAffinity(t *testing.T) {
+	w := newWorld(t)
+	w.serve()
+	s := state(desired.Routed, 1, 2, 3, 4)
+	for i := range s.VIPs {
+		s.VIPs[i].Frontends[0].Affinity = 60
+	}
+	w.apply(s)
+	for f := range vips {
+		met := map[netip.Addr]bool{}
+		for range 20 {
+			c, err := w.dial("tcp", f, servedPort, 0)
+			w.check(err)
+			b, _, err := c.ask("hello")
+			w.check(err)
+			met[b] = true
+			w.check(c.Close())
+		}
+		if len(met) != 1 {
+			t.Errorf("%s: a client with affinity met %v", families[f], met)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package ebpf
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// content is what the maps hold, by their names. Tables are known by a sum of theirs.
+type content struct {
+	vips      map[[16]byte]bpf.GatewayVIP
+	frontends map[bpf.GatewayFrontendKey]bpf.GatewayFrontend
+	tables    map[uint32]uint64 // by frontend id
+	backends  map[uint32]bpf.GatewayBackend
+	sources   map[bpf.GatewaySourceKey]uint32
+	origins   map[bpf.GatewayFrontendKey]uint32
+}
+
+func newContent() *content {
+	return &content{
+		vips: map[[16]byte]bpf.GatewayVIP{}, frontends: map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, tables: map[uint32]uint64{},
+		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, origins: map[bpf.GatewayFrontendKey]uint32{},
+	}
+}
+
+// machine is what a state does not say.
+type machine struct {
+	ids *ids
+	// table returns the sum of the table that a frontend with these backends, each with its number, has to have.
+	table func(id uint32, proto uint8, backends []desired.Backend, numbers []uint32) uint64
+	// address returns the gateway's own address towards another.
+	address func(towards netip.Addr) (netip.Addr, error)
+}
+
+// build returns what the maps have to hold for a state. A VIP that cannot be balanced is a fault.
+func build(s *desired.State, m machine) (*content, desired.Faults) {
+	c := newContent()
+	if s.Balancer != desired.EBPF {
+		return c, nil // another balancer has the gateway
+	}
+	var faults desired.Faults
+	for i := range s.VIPs {
+		faults = append(faults, c.addVIP(fmt.Sprintf("vips[%d]", i), &s.VIPs[i], m)...)
+	}
+	return c, faults
+}
+
+func (c *content) addVIP(at string, v *desired.VIP, m machine) (faults desired.Faults) {
+	vip := bpf.GatewayVIP{}
+	switch v.Return {
+	case desired.SNAT:
+		vip.Source = bpf.Addr16(v.Addr)
+	case desired.Masquerade:
+		if b := anyBackend(v); b.IsValid() {
+			own, err := m.address(b)
+			if err != nil {
+				return desired.Faults{{Part: desired.PartBalancer, Field: at + ".return", Message: err.Error()}}
+			}
+			vip.Source = bpf.Addr16(own)
+			c.vips[vip.Source] = bpf.GatewayVIP{Flags: bpf.GatewayOwn}
+		}
+	case desired.Routed:
+	}
+	if v.Announce == desired.ByNone {
+		vip.Flags = bpf.GatewayOwn // what somebody else leads here may be the gateway's own address as well
+	}
+	c.vips[bpf.Addr16(v.Addr)] = vip
+	for i := range v.Frontends {
+		if err := c.addFrontend(v, &v.Frontends[i], m); err != nil {
+			faults = append(faults, desired.Fault{
+				Part: desired.PartBalancer, Field: fmt.Sprintf("%s.frontends[%d]", at, i), Services: []string{v.Frontends[i].Service}, Message: err.Error(),
+			})
+		}
+	}
+	return faults
+}
+
+func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) error {
+	key := endpoint(netip.AddrPortFrom(v.Addr, f.Port), protocol(f.Protocol))
+	id, err := m.ids.frontend(key)
+	if err != nil {
+		return err
+	}
+	frontend := bpf.GatewayFrontend{Id: id, Service: id}
+	var serving []desired.Backend
+	var numbers []uint32
+	for _, b := range f.Backends {
+		number := c.addBackend(key.Proto, netip.AddrPortFrom(b.Addr, b.Port), m)
+		if !b.Draining {
+			serving, numbers = append(serving, b), append(numbers, number)
+		}
+	}
+	if len(serving) > 0 {
+		frontend.Count = uint32(len(bpf.GatewayTable{}))
+		c.tables[id] = m.table(id, key.Proto, serving, numbers)
+	}
+	if f.Affinity > 0 {
+		frontend.Flags |= bpf.GatewayAffinity
+	}
+	if len(f.Sources) > 0 {
+		frontend.Flags |= bpf.GatewaySources
+	}
+	for _, p := range f.Sources {
+		c.sources[sourceKey(id, p)] = 1
+	}
+	c.frontends[key] = frontend
+	return nil
+}
+
+func (c *content) addBackend(proto uint8, at netip.AddrPort, m machine) uint32 {
+	key := endpoint(at, proto)
+	number := m.ids.backend(key)
+	c.backends[number] = bpf.GatewayBackend{Addr: key.Addr, Port: key.Port, Proto: proto}
+	c.origins[key] = 1
+	c.origins[bpf.GatewayFrontendKey{Addr: key.Addr}] = 1 // its fragments carry no port
+	return number
+}
+
+func anyBackend(v *desired.VIP) netip.Addr {
+	for i := range v.Frontends {
+		for _, b := range v.Frontends[i].Backends {
+			return b.Addr
+		}
+	}
+	return netip.Addr{}
+}
+
+func endpoint(a netip.AddrPort, proto uint8) bpf.GatewayFrontendKey {
+	return bpf.GatewayFrontendKey{Addr: bpf.Addr16(a.Addr()), Port: a.Port(), Proto: proto}
+}
+
+func sourceKey(id uint32, p netip.Prefix) bpf.GatewaySourceKey {
+	bits := 32 + p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return bpf.GatewaySourceKey{Prefixlen: uint32(bits), FrontendId: id, Addr: bpf.Addr16(p.Addr())}
+}
+
+func protocol(name string) uint8 {
+	if name == "UDP" {
+		return unix.IPPROTO_UDP
+	}
+	return unix.IPPROTO_TCP
+}
+
+func protocolName(proto uint8) string {
+	if proto == unix.IPPROTO_UDP {
+		return "UDP"
+	}
+	return "TCP"
+}
+
+// differences reports of each map whether it holds something else than in o.
+func (c *content) differences(o *content) map[string]bool {
+	return map[string]bool{
+		bpf.MapGatewayVIPs: !maps.Equal(c.vips, o.vips), bpf.MapFrontends: !maps.Equal(c.frontends, o.frontends),
+		bpf.MapGatewayTables: !maps.Equal(c.tables, o.tables), bpf.MapBackends: !maps.Equal(c.backends, o.backends),
+		bpf.MapGatewaySources: !maps.Equal(c.sources, o.sources), bpf.MapGatewayOrigins: !maps.Equal(c.origins, o.origins),
+	}
+}

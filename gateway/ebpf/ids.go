@@ -1,0 +1,57 @@
+package ebpf
+
+import (
+	"fmt"
+
+	"github.com/isthmus-net/isthmus/bpf"
+)
+
+// maxFrontends is how many tables there is room for (GATEWAY_FRONTENDS_MAX), number 0 aside.
+const maxFrontends = 16384 - 1
+
+// ids are the numbers by which the maps know frontends and backends. Whoever has one keeps it.
+type ids struct {
+	frontends map[bpf.GatewayFrontendKey]uint32
+	taken     map[uint32]bool
+	free      uint32 // no number below it is free
+	backends  map[bpf.GatewayFrontendKey]uint32
+	next      uint32 // backend's: a flow may remember one that is gone, so none is given twice
+}
+
+// idsOf returns the numbers that are in use.
+func idsOf(c *content, next uint32) *ids {
+	i := &ids{
+		frontends: map[bpf.GatewayFrontendKey]uint32{}, taken: map[uint32]bool{}, free: 1, backends: map[bpf.GatewayFrontendKey]uint32{}, next: max(next, 1),
+	}
+	for key, f := range c.frontends {
+		i.frontends[key], i.taken[f.Id] = f.Id, true
+	}
+	for number, b := range c.backends {
+		i.backends[bpf.GatewayFrontendKey{Addr: b.Addr, Port: b.Port, Proto: b.Proto}] = number
+		i.next = max(i.next, number+1)
+	}
+	return i
+}
+
+func (i *ids) frontend(key bpf.GatewayFrontendKey) (uint32, error) {
+	if id, ok := i.frontends[key]; ok {
+		return id, nil
+	}
+	for i.taken[i.free] {
+		i.free++
+	}
+	if i.free > maxFrontends {
+		return 0, fmt.Errorf("there are more than %d ports of VIPs: use another group of gateways for some", maxFrontends)
+	}
+	i.frontends[key], i.taken[i.free] = i.free, true
+	return i.free, nil
+}
+
+func (i *ids) backend(key bpf.GatewayFrontendKey) uint32 {
+	if number, ok := i.backends[key]; ok {
+		return number
+	}
+	i.backends[key] = i.next
+	i.next++
+	return i.backends[key]
+}

@@ -1,0 +1,160 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/isthmus-net/isthmus/bpf"
+)
+
+// folder is ours, in the BPF filesystem. Another ABI has maps of its own, but the links in common, so that one program takes
+// the place of the other.
+const folder = "isthmus-gateway"
+
+// kernel is the program and its maps.
+type kernel struct {
+	dir  string // folder, below the BPF filesystem
+	maps map[string]*ebpf.Map
+	prog *ebpf.Program
+	seed maphash.Seed
+}
+
+func (k *kernel) mapsDir() string {
+	return filepath.Join(k.dir, fmt.Sprintf("maps-v%d", bpf.GatewayABIVersion))
+}
+func (k *kernel) links() string { return filepath.Join(k.dir, "links") }
+
+// load opens what is pinned, makes what is not, and loads the program, which runs nowhere yet.
+func load(bpffs string, flows int) (*kernel, error) {
+	k := &kernel{dir: filepath.Join(bpffs, folder), maps: map[string]*ebpf.Map{}, seed: maphash.MakeSeed()}
+	for _, dir := range []string{k.dir, k.mapsDir(), k.links()} {
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("make pin folder: %w", err)
+		}
+	}
+	spec, err := bpf.LoadGatewaySpec()
+	if err != nil {
+		return nil, fmt.Errorf("object of the gateway: %w", err)
+	}
+	spec.Maps[bpf.MapConns].MaxEntries = uint32(flows * entriesPerFlow)
+	for name, ms := range spec.Maps {
+		if strings.HasPrefix(name, ".") {
+			continue // constants, which belong to the program
+		}
+		if k.maps[name], err = k.openMap(name, ms); err != nil {
+			return nil, errors.Join(err, k.close())
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: k.maps})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("load the balancer's program: %w", err), k.close())
+	}
+	k.prog = coll.DetachProgram(bpf.ProgGateway)
+	coll.Close()
+	return k, nil
+}
+
+// openMap returns the pinned map of that name, or a new one. How many flows there is room for stays as it was pinned.
+func (k *kernel) openMap(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
+	path := filepath.Join(k.mapsDir(), name)
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		if m, err = ebpf.NewMap(ms); err != nil {
+			return nil, fmt.Errorf("create map %s: %w", name, err)
+		}
+		if err := m.Pin(path); err != nil {
+			return nil, errors.Join(fmt.Errorf("pin map %s: %w", name, err), m.Close())
+		}
+		return m, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open pinned map %s: %w", path, err)
+	}
+	ms.MaxEntries = m.MaxEntries()
+	if err := ms.Compatible(m); err != nil {
+		return nil, errors.Join(fmt.Errorf("map %s was made by a version with another layout; drain this gateway, run its cleanup and start it anew: %w", path, err), m.Close())
+	}
+	return m, nil
+}
+
+// close lets go of everything; what is pinned stays.
+func (k *kernel) close() error {
+	var errs []error
+	for _, m := range k.maps {
+		errs = append(errs, m.Close())
+	}
+	if k.prog != nil {
+		errs = append(errs, k.prog.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// read returns what the maps hold.
+func (k *kernel) read() (*content, error) {
+	c := newContent()
+	err := errors.Join(
+		dump(k.maps[bpf.MapGatewayVIPs], c.vips), dump(k.maps[bpf.MapFrontends], c.frontends), dump(k.maps[bpf.MapBackends], c.backends),
+		dump(k.maps[bpf.MapGatewaySources], c.sources), dump(k.maps[bpf.MapGatewayOrigins], c.origins),
+	)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range c.frontends {
+		sum, err := k.readTable(f.Id)
+		if err != nil {
+			return nil, err
+		}
+		if f.Count > 0 && sum != 0 {
+			c.tables[f.Id] = sum
+		}
+	}
+	return c, nil
+}
+
+// dump copies a map into another. Hash maps may change under an iteration, so it goes by batches where it can.
+func dump[K, V comparable](m *ebpf.Map, into map[K]V) error {
+	var key K
+	var value V
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		into[key] = value
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", m, err)
+	}
+	return nil
+}
+
+// table opens the table of a frontend, nil when it has none.
+func (k *kernel) table(id uint32) (*ebpf.Map, error) {
+	var inner *ebpf.Map
+	err := k.maps[bpf.MapGatewayTables].Lookup(id, &inner)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the table of frontend %d: %w", id, err)
+	}
+	return inner, nil
+}
+
+// readTable returns the sum of a frontend's table, 0 when it has none.
+func (k *kernel) readTable(id uint32) (uint64, error) {
+	inner, err := k.table(id)
+	if err != nil || inner == nil {
+		return 0, err
+	}
+	defer inner.Close()
+	b, err := inner.LookupBytes(uint32(0))
+	if err != nil {
+		return 0, fmt.Errorf("read the table of frontend %d: %w", id, err)
+	}
+	return maphash.Bytes(k.seed, b) | 1, nil
+}

@@ -1,0 +1,41 @@
+package ebpf
+
+import (
+	"fmt"
+
+	"github.com/isthmus-net/isthmus/bpf"
+)
+
+// Refusal is why packets were refused or dropped.
+type Refusal struct {
+	// Service is namespace/name, "" when there is none to blame, or none any more.
+	Service string
+	// Reason is as bpf.DropReason spells it.
+	Reason string
+}
+
+// Refusals returns how many packets were refused or dropped since the maps were made.
+func (b *Balancer) Refusals() (map[Refusal]uint64, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	counts := map[bpf.GatewayRefusalKey]uint64{}
+	if err := dump(b.k.maps[bpf.MapRefusals], counts); err != nil {
+		return nil, err
+	}
+	services := map[uint32]string{}
+	if b.applied != nil {
+		for i := range b.applied.VIPs {
+			v := &b.applied.VIPs[i]
+			for j := range v.Frontends {
+				f := &v.Frontends[j]
+				key := bpf.GatewayFrontendKey{Addr: bpf.Addr16(v.Addr), Port: f.Port, Proto: protocol(f.Protocol)}
+				services[b.have.frontends[key].Id] = f.Service
+			}
+		}
+	}
+	all := map[Refusal]uint64{}
+	for key, n := range counts {
+		all[Refusal{services[key.Service], fmt.Sprint(bpf.DropReason(key.Reason))}] += n
+	}
+	return all, nil
+}

@@ -1,0 +1,286 @@
+package ebpf
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+)
+
+// world is an edge whose two gateways balance, and backends behind both: one machine with an address for each.
+type world struct {
+	t testing.TB
+	*edge.Lab
+	machine   *netlab.Namespace
+	balancers [2]*Balancer
+	bpffs     [2]string
+}
+
+// patience is how long anything may take that is to happen.
+const patience = 5 * time.Second
+
+var (
+	vips    = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8::7")}
+	clients = [2]netip.Addr{netip.MustParseAddr("10.98.0.2"), netip.MustParseAddr("fd98::2")}
+	// Each gateway has a cable to the machine, in both families.
+	arms = [2][2][2]netip.Prefix{
+		{{netip.MustParsePrefix("10.97.0.1/24"), netip.MustParsePrefix("10.97.0.2/24")}, {netip.MustParsePrefix("fd97:0::1/64"), netip.MustParsePrefix("fd97:0::2/64")}},
+		{{netip.MustParsePrefix("10.97.1.1/24"), netip.MustParsePrefix("10.97.1.2/24")}, {netip.MustParsePrefix("fd97:1::1:1/64"), netip.MustParsePrefix("fd97:1::1:2/64")}},
+	}
+	backendNets = [2]netip.Prefix{netip.MustParsePrefix("10.97.100.0/24"), netip.MustParsePrefix("fd97:100::/64")}
+)
+
+const (
+	servedPort  = 80
+	backendPort = 8080
+)
+
+// backend returns the address of the backend of that number, from 1 on.
+func backend(family, n int) netip.Addr {
+	if family == 0 {
+		return netip.AddrFrom4([4]byte{10, 97, 100, byte(n)})
+	}
+	return netip.MustParseAddr(fmt.Sprintf("fd97:100::%d", n))
+}
+
+const backends = 4
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	netlab.Privileged(t)
+	l, err := edge.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, Lab: l}
+	t.Cleanup(func() { w.check(l.Close()) })
+	w.machine, err = netlab.NewNamespace()
+	w.check(err)
+	t.Cleanup(func() { w.check(w.machine.Close()) })
+	w.check(w.machine.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)
+	}))
+	for g, gateway := range l.Gateways {
+		for f := range vips {
+			w.check(gateway.Connect(w.machine, arms[g][f][0], arms[g][f][1]))
+			w.check(gateway.RouteTo(backendNets[f], arms[g][f][1].Addr()))
+		}
+		w.bpffs[g] = netlab.BPFFS(t)
+		w.open(g)
+		t.Cleanup(func() { w.check(w.balancers[g].Close(context.Background(), false)) })
+	}
+	w.check(w.machine.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		for f := range vips {
+			for n := 1; n <= backends; n++ {
+				b := backend(f, n)
+				addr, parseErr := netlink.ParseAddr(netip.PrefixFrom(b, b.BitLen()).String())
+				addr.Flags = unix.IFA_F_NODAD // else it is not there at once
+				err = errors.Join(err, parseErr, netlink.AddrAdd(lo, addr))
+			}
+		}
+		return err
+	}))
+	w.lead(0)
+	return w
+}
+
+func (w *world) check(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// open starts a gateway's balancer, as a new process would.
+func (w *world) open(g int) {
+	w.t.Helper()
+	w.check(w.Gateways[g].Do(func() (err error) {
+		w.balancers[g], err = Open(Config{BPFFS: w.bpffs[g], Flows: 4096, Log: slog.New(slog.DiscardHandler)})
+		return err
+	}))
+}
+
+// apply makes both gateways as s says.
+func (w *world) apply(s *desired.State) {
+	w.t.Helper()
+	for g := range w.balancers {
+		w.check(w.applyTo(g, s))
+	}
+}
+
+func (w *world) applyTo(g int, s *desired.State) error {
+	return w.Gateways[g].Do(func() error { return w.balancers[g].Apply(context.Background(), s) })
+}
+
+// lead sends packets to the VIPs to a gateway, and backends' packets back through it.
+func (w *world) lead(g int) {
+	w.t.Helper()
+	for f, vip := range vips {
+		w.check(w.Router.Do(func() error { return route(netip.PrefixFrom(vip, vip.BitLen()), edge.Gateways[g][f]) }))
+		for _, to := range []netip.Addr{vip, clients[f], edge.Gateways[0][f], edge.Gateways[1][f]} {
+			w.check(w.machine.Do(func() error { return route(netip.PrefixFrom(to, to.BitLen()), arms[g][f][0].Addr()) }))
+		}
+	}
+}
+
+func route(to netip.Prefix, via netip.Addr) error {
+	dst, err := netlink.ParseIPNet(to.String())
+	if err != nil {
+		return err
+	}
+	return netlink.RouteReplace(&netlink.Route{Dst: dst, Gw: via.AsSlice()})
+}
+
+// state is what serves both VIPs by TCP and UDP with the backends of these numbers.
+func state(way desired.Return, numbers ...int) *desired.State {
+	s := &desired.State{Cluster: "a", Group: "edge", Balancer: desired.EBPF}
+	for f, vip := range vips {
+		v := desired.VIP{Addr: vip, Announce: desired.ByBGP, Return: way}
+		for _, proto := range []string{"TCP", "UDP"} {
+			fe := desired.Frontend{Service: "shop/web", Protocol: proto, Port: servedPort}
+			for _, n := range numbers {
+				fe.Backends = append(fe.Backends, desired.Backend{Addr: backend(f, n), Port: backendPort, Weight: 1})
+			}
+			v.Frontends = append(v.Frontends, fe)
+		}
+		s.VIPs = append(s.VIPs, v)
+	}
+	return s
+}
+
+// serve answers on all backends until the test ends: a line says who answers, whom it sees, and what was asked.
+func (w *world) serve() {
+	w.t.Helper()
+	var serving sync.WaitGroup
+	var listener net.Listener
+	var err error
+	w.check(w.machine.Do(func() error {
+		listener, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", fmt.Sprintf(":%d", backendPort))
+		return err
+	}))
+	closers := []func() error{listener.Close}
+	serving.Go(func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			closers = append(closers, c.Close)
+			serving.Go(func() {
+				defer c.Close()
+				lines := bufio.NewScanner(c)
+				for lines.Scan() {
+					if n, ok := strings.CutPrefix(lines.Text(), "send "); ok {
+						fmt.Fprintln(c, strings.Repeat("x", len(n)))
+					}
+					fmt.Fprintf(c, "%s %s %s\n", ip(c.LocalAddr()), ip(c.RemoteAddr()), lines.Text())
+				}
+			})
+		}
+	})
+	for f := range vips {
+		for n := 1; n <= backends; n++ {
+			var c *net.UDPConn
+			w.check(w.machine.Do(func() error {
+				c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(backend(f, n), backendPort)))
+				return err
+			}))
+			closers = append(closers, c.Close)
+			serving.Go(func() {
+				b := make([]byte, 2048)
+				for {
+					n, from, err := c.ReadFromUDPAddrPort(b)
+					if err != nil {
+						return
+					}
+					_, _ = c.WriteToUDPAddrPort(fmt.Appendf(nil, "%s %s %s", ip(c.LocalAddr()), from.Addr().Unmap(), b[:n]), from)
+				}
+			})
+		}
+	}
+	w.t.Cleanup(func() {
+		for _, c := range closers {
+			_ = c()
+		}
+		serving.Wait()
+	})
+}
+
+func ip(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
+
+// conn is a client's connection.
+type conn struct {
+	net.Conn
+	w *world
+}
+
+// dial connects to a port of a VIP, from a port of the client, 0 for any.
+func (w *world) dial(network string, f int, port, from uint16) (*conn, error) {
+	c := &conn{w: w}
+	d := net.Dialer{Timeout: patience}
+	d.SetMultipathTCP(false)
+	if from != 0 {
+		at := netip.AddrPortFrom(clients[f], from)
+		d.LocalAddr = net.TCPAddrFromAddrPort(at)
+		if network == "udp" {
+			d.LocalAddr = net.UDPAddrFromAddrPort(at)
+		}
+	}
+	err := w.Client.Do(func() (err error) {
+		c.Conn, err = d.Dial(network, netip.AddrPortFrom(vips[f], port).String())
+		return err
+	})
+	return c, err
+}
+
+// ask asks something, and returns which backend answered and whom it saw.
+func (c *conn) ask(text string) (backend, seen netip.Addr, err error) {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return backend, seen, err
+	}
+	if _, err := fmt.Fprintln(c, text); err != nil {
+		return backend, seen, err
+	}
+	return c.hear(text)
+}
+
+func (c *conn) hear(text string) (backend, seen netip.Addr, err error) {
+	b := make([]byte, 2048)
+	n, err := c.Read(b)
+	if err != nil {
+		return backend, seen, err
+	}
+	words := strings.Fields(string(b[:n]))
+	if len(words) != 3 || words[2] != text {
+		return backend, seen, fmt.Errorf("answer %q to %q", b[:n], text)
+	}
+	return netip.MustParseAddr(words[0]), netip.MustParseAddr(words[1]), nil
+}
+
+// refusals are how many packets a gateway refused, by reason.
+func (w *world) refusals(g int) map[string]uint64 {
+	w.t.Helper()
+	all, err := w.balancers[g].Refusals()
+	w.check(err)
+	sum := map[string]uint64{}
+	for r, n := range all {
+		sum[r.Reason] += n
+	}
+	return sum
+}
