@@ -52,8 +52,8 @@ type Sight struct {
 	Status desired.Status
 	// Ready means that all parts are as the last request says.
 	Ready bool
-	// Reconfigurations counts requests by their HTTP status, Drifts by part how often something was not as applied,
-	// Mended how often that was put right.
+	// Reconfigurations counts requests by their HTTP status, Drifts by part how often something began to be other than
+	// applied, Mended how often that was put right at once.
 	Reconfigurations map[int]int
 	Drifts, Mended   map[string]int
 }
@@ -193,7 +193,8 @@ func (a *Agent) check(ctx context.Context) {
 	}
 }
 
-// mend tells one part again, where that is needed, and returns what is still wrong.
+// mend tells one part again, where that is needed, and returns what is still wrong: a neighbour that is away comes back in
+// its own time.
 func (a *Agent) mend(ctx context.Context, p Part) desired.Faults {
 	if !a.unsure {
 		drift, err := p.Drift(ctx)
@@ -203,16 +204,20 @@ func (a *Agent) mend(ctx context.Context, p Part) desired.Faults {
 		if len(drift) == 0 {
 			return nil
 		}
-		a.cfg.Log.Warn("somebody changed what this gateway made; making it again", "part", p.Name(), "err", desired.Faults(drift))
+		a.cfg.Log.Warn("a part is not as this gateway made it; making it again", "part", p.Name(), "err", desired.Faults(drift))
 		a.count(func(s *Sight) { s.Drifts[p.Name()]++ })
 	}
 	if err := p.Apply(ctx, &a.last.State); err != nil {
 		return faultsOf(p, err)
 	}
-	if !a.unsure {
+	left, err := p.Drift(ctx)
+	if err != nil {
+		return faultsOf(p, fmt.Errorf("look for drift: %w", err))
+	}
+	if !a.unsure && len(left) == 0 {
 		a.count(func(s *Sight) { s.Mended[p.Name()]++ })
 	}
-	return nil
+	return left
 }
 
 // applied publishes that parts are as the last request says.

@@ -221,6 +221,29 @@ func TestDrift(t *testing.T) {
 	})
 }
 
+// What no telling mends is said as long as it lasts, and counted once.
+func TestDriftThatStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		a := newAgent(t, m, statePath(t))
+		must(t, a, request(1, one))
+		m.away[desired.PartBGP] = true
+		stop := run(t, a)
+		<-time.After(5 * DefaultCheckEvery)
+		if s := a.Sight(); len(s.Status.Drift) != 1 || s.Drifts[desired.PartBGP] != 1 || s.Mended[desired.PartBGP] != 0 || s.Ready {
+			t.Errorf("%+v", s)
+		}
+		a.mu.Lock()
+		delete(m.away, desired.PartBGP)
+		a.mu.Unlock()
+		<-time.After(2 * DefaultCheckEvery)
+		if s := a.Sight(); len(s.Status.Drift) != 0 || !s.Ready {
+			t.Errorf("%+v", s)
+		}
+		stop()
+	})
+}
+
 // A gateway that starts serves before any controller speaks, and obeys nobody who is behind.
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,11 +15,12 @@ type machine struct {
 	// refuse says which VIP a part cannot have; stuck which part fails whatever it is told.
 	refuse map[string]netip.Addr
 	stuck  map[string]bool
+	away   map[string]bool         // a part whose neighbours do not answer
 	is     map[string][]netip.Addr // the VIPs that a part has, by its name
 }
 
 func newMachine() *machine {
-	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, is: map[string][]netip.Addr{}}
+	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, away: map[string]bool{}, is: map[string][]netip.Addr{}}
 }
 
 func (m *machine) parts() []Part {
@@ -61,6 +62,9 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 func (f fake) Drift(context.Context) ([]desired.Fault, error) {
 	if f.m.stuck[f.name] {
 		return nil, errors.New("cannot look")
+	}
+	if f.m.away[f.name] {
+		return []desired.Fault{{Part: f.name, Message: "a neighbour is away"}}, nil
 	}
 	if slices.Equal(f.m.is[f.name], *f.told) {
 		return nil, nil

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -112,9 +113,13 @@ func TestFailover(t *testing.T) {
 		}
 		w.kill(0)
 		for family, name := range familyNames {
-			// With SNAT it is the client that has to speak first.
 			if way == desired.SNAT {
-				all[family].download = nil
+				// It is the client that has to speak; what the backend says before gets no answer at all.
+				const why = "a backend's answer, without its connection"
+				w.poll(func() bool { return w.counted(1, why) > 0 }, "no packet of a download came")
+				for _, f := range all[family].download {
+					fmt.Fprintln(f, "go on")
+				}
 			}
 			if idle, download, upload := all[family].broken(s); idle+download+upload > 0 {
 				t.Errorf("%s, %s: broken are %d idle, %d download, %d upload of 5 each", way, name, idle, download, upload)

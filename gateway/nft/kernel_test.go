@@ -153,6 +153,9 @@ func TestRefusedByKernel(t *testing.T) {
 		if err := g.Apply(t.Context(), &desired.State{}); err == nil {
 			t.Error("the kernel refused nothing")
 		}
+		if len(g.book.vips) != len(vips) {
+			t.Errorf("the balancer believes that it has %d VIPs", len(g.book.vips))
+		}
 		return nil
 	})
 	after, _ := read(t, g.ns, g.Balancer)

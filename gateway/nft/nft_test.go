@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -86,11 +88,13 @@ func TestSharedAddress(t *testing.T) {
 		g := w.gateways[0].ns
 		give(t, g, "lo", netip.PrefixFrom(vips[family], vips[family].BitLen()))
 		in(t, g, func() error {
-			l, err := net.Listen("tcp", netip.AddrPortFrom(vips[family], 22).String())
-			if err != nil {
-				return err
+			for _, port := range []uint16{22, vipPort} {
+				l, err := net.Listen("tcp", netip.AddrPortFrom(vips[family], port).String())
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { _ = l.Close() })
 			}
-			t.Cleanup(func() { _ = l.Close() })
 			return nil
 		})
 		if _, err := w.dial("tcp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], 22)); err != nil {
@@ -125,6 +129,10 @@ func TestSources(t *testing.T) {
 			before := w.counted(0, "only sources may connect")
 			_, _ = c.Write([]byte("?"))
 			w.poll(func() bool { return w.counted(0, "only sources may connect") > before }, name+": a stranger was not stopped")
+			_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: a stranger is told %v", name, err)
+			}
 		}
 	}
 }

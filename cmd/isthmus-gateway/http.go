@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/isthmus-net/isthmus/gateway/agent"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// serveHTTP answers whoever watches the gateway, until ctx is done.
+func serveHTTP(ctx context.Context, l net.Listener, a *agent.Agent) error {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), metrics{a.Sight})
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		switch s := a.Sight(); {
+		case s.Ready:
+			fmt.Fprintln(w, "ok")
+		case len(s.Status.Drift) > 0:
+			http.Error(w, desired.Faults(s.Status.Drift).Error(), http.StatusServiceUnavailable)
+		default:
+			http.Error(w, "no state was applied yet", http.StatusServiceUnavailable)
+		}
+	})
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// metrics is what the agent knows as Prometheus metrics, read when they are scraped.
+type metrics struct{ current func() agent.Sight }
+
+var (
+	metricReady      = prometheus.NewDesc("isthmus_gateway_ready", "1 when the gateway is as its controller wants.", nil, nil)
+	metricGeneration = prometheus.NewDesc("isthmus_gateway_generation", "Generation of the state that was applied last.", nil, nil)
+	metricApplied    = prometheus.NewDesc("isthmus_gateway_applied_timestamp_seconds", "When that was.", nil, nil)
+	metricAnnounced  = prometheus.NewDesc("isthmus_gateway_announced_vips", "VIPs that neighbours are told about.", nil, nil)
+	metricRequests   = prometheus.NewDesc("isthmus_gateway_reconfigurations_total", "Requests of controllers, by HTTP status.", []string{"code"}, nil)
+	metricDrifts     = prometheus.NewDesc("isthmus_gateway_drifts_total", "How often a part began to be other than applied.", []string{"part"}, nil)
+	metricMended     = prometheus.NewDesc("isthmus_gateway_mended_total", "How often that was put right at once.", []string{"part"}, nil)
+)
+
+// Describe is part of prometheus.Collector.
+func (metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{metricReady, metricGeneration, metricApplied, metricAnnounced, metricRequests, metricDrifts, metricMended} {
+		ch <- d
+	}
+}
+
+// Collect is part of prometheus.Collector.
+func (m metrics) Collect(ch chan<- prometheus.Metric) {
+	s := m.current()
+	gauge := func(d *prometheus.Desc, v float64) { ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v) }
+	count := func(d *prometheus.Desc, v int, label string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), label)
+	}
+	ready := 0.0
+	if s.Ready {
+		ready = 1
+	}
+	gauge(metricReady, ready)
+	gauge(metricGeneration, float64(s.Status.Generation))
+	gauge(metricAnnounced, float64(len(s.Status.Announced)))
+	if !s.Status.Since.IsZero() {
+		gauge(metricApplied, float64(s.Status.Since.UnixMilli())/1000)
+	}
+	for code, n := range s.Reconfigurations {
+		count(metricRequests, n, strconv.Itoa(code))
+	}
+	for _, part := range []string{desired.PartBalancer, desired.PartBGP, desired.PartVRRP} {
+		count(metricDrifts, s.Drifts[part], part)
+		count(metricMended, s.Mended[part], part)
+	}
+}

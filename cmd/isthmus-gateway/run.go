@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/gateway/agent"
+	"github.com/isthmus-net/isthmus/gateway/bgp"
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/nft"
+	"github.com/isthmus-net/isthmus/gateway/vrrp"
+)
+
+// closeTimeout is how long neighbours may take to go elsewhere before the gateway ends all the same.
+const closeTimeout = 20 * time.Second
+
+// run runs a gateway until a signal ends it: SIGTERM and an interrupt take it out of service, SIGHUP is for a restart.
+func run(ctx context.Context, cfg Config, log *slog.Logger) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	ended := make(chan os.Signal, 1)
+	go func() {
+		select {
+		case s := <-signals:
+			ended <- s
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+
+	for _, dir := range []string{cfg.StateDir, cfg.RunDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make a folder: %w", err)
+		}
+	}
+	own, err := certs.Open(cfg.Files, log)
+	if err != nil {
+		return fmt.Errorf("%w; isthmusctl gateway certs makes them", err)
+	}
+	serving := filepath.Join(cfg.RunDir, "serving")
+	parts, err := parts(cfg, serving, log)
+	if err != nil {
+		return err
+	}
+	a, err := agent.New(agent.Config{
+		Cluster: cfg.Cluster, Parts: parts, StatePath: cfg.statePath(), CheckEvery: cfg.CheckEvery, Version: version.String(), Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	err = serve(ctx, cfg, a, own, serving)
+	drain := false // who fails leaves traffic where it is, for whoever starts next
+	select {
+	case s := <-ended:
+		drain = s != syscall.SIGHUP
+		log.Info("ends", "signal", s.String(), "drain", drain)
+	default:
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	err = errors.Join(err, a.Close(closing, drain))
+	if drain {
+		err = errors.Join(err, os.Remove(serving))
+	}
+	return err
+}
+
+// parts returns what does the work. The file serving is there when a predecessor ended without a word: neighbours may still
+// lead packets here.
+func parts(cfg Config, serving string, log *slog.Logger) ([]agent.Part, error) {
+	balancer, err := nft.New(log)
+	if err != nil {
+		return nil, err
+	}
+	router, err := vrrp.New(vrrp.Config{Dir: filepath.Join(cfg.RunDir, "vrrp"), Log: log})
+	if err != nil {
+		return nil, err
+	}
+	_, err = os.Stat(serving)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look for a predecessor: %w", err)
+	}
+	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: err == nil, Log: log}), router}, nil
+}
+
+// serve runs the agent and what asks it, until ctx is done or one of them fails.
+func serve(ctx context.Context, cfg Config, a *agent.Agent, own *certs.Source, serving string) error {
+	var listen net.ListenConfig
+	endpoint, err := listen.Listen(ctx, "tcp", cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	watched, err := listen.Listen(ctx, "tcp", cfg.HTTPListen)
+	if err != nil {
+		return errors.Join(fmt.Errorf("--http-listen: %w", err), endpoint.Close())
+	}
+	if err := os.WriteFile(serving, nil, 0o600); err != nil {
+		return errors.Join(err, endpoint.Close(), watched.Close())
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		a.Run(ctx)
+		return nil
+	})
+	group.Go(func() error { return a.Serve(ctx, endpoint, own, cfg.Controller) })
+	group.Go(func() error { return serveHTTP(ctx, watched, a) })
+	return group.Wait()
+}
