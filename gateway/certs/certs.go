@@ -19,7 +19,7 @@ import (
 // Controller is the identity of a gateway controller, unless it is told another one.
 const Controller = "isthmus-gateway-controller"
 
-// authorityLife is how long an authority is valid. It outlives gateways.
+// authorityLife is how long an authority is valid.
 const authorityLife = 10 * 365 * 24 * time.Hour
 
 // skew is how far a clock may be behind the one of the machine that makes certificates.

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/certs"
+)
+
+func gatewayCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "gateway",
+		Short:   "Set up gateways",
+		Example: "  isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2",
+		Args:    usage.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(certsCommand())
+	return cmd
+}
+
+// certsConfig is what gateway certs is told.
+type certsConfig struct {
+	dir, controller, format string
+	gateways                []string
+	life                    time.Duration
+	renew                   bool
+	step                    string
+	secret, namespace       string
+	target                  target
+}
+
+func certsCommand() *cobra.Command {
+	var c certsConfig
+	cmd := &cobra.Command{
+		Use:   "certs",
+		Short: "Make and renew the certificates of gateways and their controller",
+		Long: `Make and renew the certificates by which gateways and their controller know each other.
+
+They stand in a folder: one folder in it for each gateway, and one for the controller, with tls.crt, tls.key and
+ca.crt; authority.pem signs them and has to be kept safe. Called again it makes what is missing, renews what has less
+than a third of its life left, and leaves everything else alone. Programs read files that were replaced at once.
+
+The authority itself is changed in three steps, between which every program has to be given its new files:
+--authority=begin makes the next one and has it believed, use lets it sign, end takes the old one away.`,
+		Example: `  # For two gateways, and the controller as a Secret in its cluster:
+  isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2 --secret isthmus-gateway-certs
+
+  # Once a month, for all that are there:
+  isthmusctl gateway certs --dir certs`,
+		Args: usage.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.dir, "dir", "", "folder of the certificates")
+	f.StringArrayVar(&c.gateways, "gateway", nil, "identity of a gateway, as in its GatewayNode, repeatable")
+	f.StringVar(&c.controller, "controller", certs.Controller, "identity of the controller")
+	f.DurationVar(&c.life, "valid-for", 365*24*time.Hour, "how long a certificate is valid")
+	f.BoolVar(&c.renew, "renew", false, "renew all certificates, however long they are still valid")
+	f.StringVar(&c.step, "authority", "", "step of changing the authority: begin, use or end")
+	f.StringVar(&c.secret, "secret", "", "name of a Secret to put the controller's certificate into")
+	f.StringVarP(&c.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace of that Secret")
+	f.StringVarP(&c.format, "output", "o", "text", "text or json")
+	c.target.bind(f)
+	c.target.bindTimeout(f)
+	return cmd
+}
+
+func (c *certsConfig) run(cmd *cobra.Command) error {
+	if err := tables.CheckFormat(c.format); err != nil {
+		return err
+	}
+	switch {
+	case c.dir == "":
+		return errors.New("no --dir; give it the folder in which the certificates stand, or are to")
+	case c.life <= 0:
+		return fmt.Errorf("--valid-for=%s is not more than 0", c.life)
+	}
+	folder := certs.Folder{Path: c.dir}
+	done, err := folder.Update(certs.Order{
+		Identities: append(c.gateways, c.controller), Life: c.life, Renew: c.renew, Step: certs.Step(c.step),
+	}, time.Now())
+	if err != nil {
+		return err
+	}
+	if c.secret != "" {
+		if err := c.store(cmd.Context(), folder.Files(c.controller)); err != nil {
+			return err
+		}
+	}
+	return tables.Write(cmd.OutOrStdout(), certTable(done), c.format)
+}
+
+// store puts the controller's files into the Secret.
+func (c *certsConfig) store(ctx context.Context, files certs.Files) error {
+	api, err := c.target.connect()
+	if err != nil {
+		return err
+	}
+	data := map[string][]byte{}
+	for key, path := range map[string]string{corev1.TLSCertKey: files.Cert, corev1.TLSPrivateKeyKey: files.Key, "ca.crt": files.CA} {
+		if data[key], err = os.ReadFile(path); err != nil {
+			return err
+		}
+	}
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: c.secret}}
+	_, err = controllerutil.CreateOrUpdate(ctx, api, s, func() error {
+		if s.UID == "" {
+			s.Type = corev1.SecretTypeTLS
+		}
+		s.Data = data
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("write Secret %s: %w", client.ObjectKeyFromObject(s), err)
+	}
+	return nil
+}
+
+// certTable is what gateway certs prints.
+type certTable []certs.Done
+
+// Header is part of tables.Table.
+func (certTable) Header() []string { return []string{"IDENTITY", "VALID UNTIL", "CERTIFICATE"} }
+
+// Rows is part of tables.Table.
+func (t certTable) Rows() [][]string {
+	rows := make([][]string, len(t))
+	for i, d := range t {
+		rows[i] = []string{d.Identity, d.Until.Format(time.DateTime), d.Files.Cert}
+	}
+	return rows
+}
+
+// Nothing is part of tables.Table.
+func (certTable) Nothing() string { return "all certificates are good" }

@@ -1,0 +1,242 @@
+package certs
+
+import (
+	"bytes"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// Folder is where an authority and all the certificates that it made stand, on the machine of who administers gateways. It
+// has the authority's key: keep it safe.
+//
+//	authority.pem                  who signs, certificate and key
+//	next.pem, signing.pem          who will, while the authority is changed
+//	NAME/tls.crt, tls.key, ca.crt  what the program with that identity needs
+type Folder struct{ Path string }
+
+// Step is a step of changing the authority. Between two of them every program has to have its new files.
+type Step string
+
+// The steps, in their order: at no time a program meets a certificate that it does not believe.
+const (
+	Begin Step = "begin" // the next authority is believed as well
+	Use   Step = "use"   // it signs
+	End   Step = "end"   // the one before is believed no more
+)
+
+// Order says what Update is to do.
+type Order struct {
+	Identities []string // that there have to be; those that are there stay
+	Life       time.Duration
+	Renew      bool // all of them, however long they are still valid
+	Step       Step // "" for none
+}
+
+// Done is an identity whose files were written, and until when its certificate is valid.
+type Done struct {
+	Identity string    `json:"identity"`
+	Until    time.Time `json:"until"`
+	Files    Files     `json:"files"`
+}
+
+// Files returns the files of an identity.
+func (f Folder) Files(identity string) Files {
+	dir := filepath.Join(f.Path, identity)
+	return Files{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), CA: filepath.Join(dir, "ca.crt")}
+}
+
+// identity is what a DNS name is made of, and a folder's name.
+var identity = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$`)
+
+// Update makes what is missing in the folder, and renews what has less than a third of its life left. It returns what it wrote;
+// what is good it leaves alone, so it may be called again at any time, also after it was cut off.
+func (f Folder) Update(o Order, now time.Time) (done []Done, err error) {
+	if err := os.MkdirAll(f.Path, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of certificates: %w", err)
+	}
+	signer, believed, err := f.authorities(o.Step, now)
+	if err != nil {
+		return nil, err
+	}
+	all, err := f.identities()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range o.Identities {
+		if !identity.MatchString(name) {
+			return nil, fmt.Errorf("%q is no identity: it is a DNS name of small letters, digits and dashes", name)
+		}
+	}
+	all = append(all, o.Identities...)
+	slices.Sort(all)
+	for _, name := range slices.Compact(all) {
+		d, err := f.issue(name, signer, believed, o, now)
+		if err != nil {
+			return done, fmt.Errorf("certificate of %s: %w", name, err)
+		}
+		if d != nil {
+			done = append(done, *d)
+		}
+	}
+	return done, nil
+}
+
+// identities returns those that have files.
+func (f Folder) identities() (all []string, err error) {
+	found, err := filepath.Glob(filepath.Join(f.Path, "*", "tls.crt"))
+	for _, path := range found {
+		all = append(all, filepath.Base(filepath.Dir(path)))
+	}
+	return all, err
+}
+
+// Names of the files with an authority's certificate and key. To become another one is to be renamed, which is one moment.
+const (
+	authorityFile = "authority.pem"
+	nextFile      = "next.pem"    // believed, and signs nothing yet
+	signingFile   = "signing.pem" // signs, while the one before is still believed
+)
+
+// authorities does a step, and returns who signs from now on and who is believed.
+func (f Folder) authorities(step Step, now time.Time) (signer *Authority, believed []byte, err error) {
+	if step != "" {
+		if err := f.step(step, now); err != nil {
+			return nil, nil, err
+		}
+	}
+	current, err := f.authority(authorityFile)
+	if current == nil && err == nil {
+		current, err = f.create(authorityFile, now)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	next, nextErr := f.authority(nextFile)
+	signing, signingErr := f.authority(signingFile)
+	if err := errors.Join(nextErr, signingErr); err != nil {
+		return nil, nil, err
+	}
+	signer, believed = current, current.Cert
+	if next != nil {
+		believed = slices.Concat(believed, next.Cert)
+	}
+	if signing != nil {
+		signer, believed = signing, slices.Concat(believed, signing.Cert)
+	}
+	return signer, believed, nil
+}
+
+// step changes who is what. A step that was done already is none.
+func (f Folder) step(step Step, now time.Time) error {
+	has := func(name string) bool {
+		_, err := os.Stat(filepath.Join(f.Path, name))
+		return err == nil
+	}
+	become := func(from, to string) error {
+		return os.Rename(filepath.Join(f.Path, from), filepath.Join(f.Path, to))
+	}
+	next, signing := has(nextFile), has(signingFile)
+	switch {
+	case step == Begin && signing:
+		return fmt.Errorf("the next authority signs already: go on with %q", End)
+	case step == Begin && !next:
+		_, err := f.create(nextFile, now)
+		return err
+	case step == Begin, step == Use && signing:
+		return nil
+	case step == Use && next:
+		return become(nextFile, signingFile)
+	case step == End && signing:
+		return become(signingFile, authorityFile)
+	case step == End && next:
+		return fmt.Errorf("the next authority signs nothing yet: %q comes first", Use)
+	case step == Use, step == End:
+		return fmt.Errorf("no authority is being changed: %q comes first", Begin)
+	}
+	return fmt.Errorf("there is no step %q: it is %q, %q or %q", step, Begin, Use, End)
+}
+
+// authority reads an authority; nil where there is none.
+func (f Folder) authority(name string) (*Authority, error) {
+	path := filepath.Join(f.Path, name)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // there is none, and that is no fault
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the authority: %w", err)
+	}
+	block, key := pem.Decode(b)
+	if block == nil {
+		return nil, fmt.Errorf("read the authority: %s is not PEM", path)
+	}
+	a, err := ReadAuthority(Pair{Cert: pem.EncodeToMemory(block), Key: key})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return a, nil
+}
+
+func (f Folder) create(name string, now time.Time) (*Authority, error) {
+	a, err := NewAuthority("isthmus-gateway "+now.UTC().Format(time.DateOnly), now)
+	if err != nil {
+		return nil, err
+	}
+	return a, write(filepath.Join(f.Path, name), slices.Concat(a.Cert, a.Key), 0o600)
+}
+
+// issue writes the files of an identity, where they are not good as they are.
+func (f Folder) issue(identity string, signer *Authority, believed []byte, o Order, now time.Time) (*Done, error) {
+	files := f.Files(identity)
+	if !o.Renew && f.good(files, signer, believed, now) {
+		return nil, nil //nolint:nilnil // there is nothing to tell
+	}
+	p, err := signer.Issue(identity, now, o.Life)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(files.Cert), 0o700); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(write(files.CA, believed, 0o644), write(files.Key, p.Key, 0o600), write(files.Cert, p.Cert, 0o644)); err != nil {
+		return nil, err
+	}
+	c, err := Parse(p.Cert)
+	if err != nil {
+		return nil, err
+	}
+	return &Done{Identity: identity, Until: c.NotAfter.UTC(), Files: files}, nil
+}
+
+// good reports whether files are of the authorities of now, and have more than a third of their life left.
+func (f Folder) good(files Files, signer *Authority, believed []byte, now time.Time) bool {
+	if _, err := read(files); err != nil {
+		return false
+	}
+	ca, err := os.ReadFile(files.CA)
+	if err != nil || !bytes.Equal(ca, believed) {
+		return false
+	}
+	b, err := os.ReadFile(files.Cert)
+	if err != nil {
+		return false
+	}
+	c, err := Parse(b)
+	return err == nil && c.CheckSignatureFrom(signer.cert) == nil && now.Add(c.NotAfter.Sub(c.NotBefore)/3).Before(c.NotAfter)
+}
+
+// write replaces a file at once.
+func write(path string, b []byte, mode fs.FileMode) error {
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, b, mode); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
