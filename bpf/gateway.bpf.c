@@ -57,8 +57,6 @@
 #define STAND_IN_COUNT 31744
 /* Any length: the helper then tells the route's MTU. */
 #define SOME_LENGTH 68
-/* What a device cuts into segments has no longer transport header than this. */
-#define TRANSPORT_MAX 60
 
 #define ICMPV6_ROUTER_SOLICITATION 133
 #define ICMPV6_REDIRECT 137
@@ -421,9 +419,16 @@ static __always_inline bool look_again(struct __sk_buff *skb, struct packet *p, 
 	return READ_AT(skb, p->l3 + (p->ipv6 ? 4 : 8), &p->hop_word) == 0;
 }
 
-static __always_inline __u32 size_of(const struct __sk_buff *skb, const struct packet *p)
+/* How long the packet is, or the longest of those that the device will make of it. */
+static __always_inline __u32 size_of(struct __sk_buff *skb, const struct packet *p)
 {
-	return skb->gso_size ? p->l4 - p->l3 + skb->gso_size + TRANSPORT_MAX : p->end - p->l3;
+	__u8 offset = 2 << 4; /* of UDP: two words */
+
+	if (!skb->gso_size)
+		return p->end - p->l3;
+	if (p->key.proto == IPPROTO_TCP && READ_AT(skb, p->l4 + 12, &offset))
+		return p->end - p->l3;
+	return p->l4 - p->l3 + (offset >> 4) * 4 + skb->gso_size;
 }
 
 /* Makes the packet an ICMP error about itself, as a router does: it has made too many hops, or is too big. */
@@ -538,8 +543,8 @@ static __always_inline int serve_icmp(struct __sk_buff *skb, struct packet *p, c
 	return refuse(skb, p, 0, is_error(p) ? DROP_REASON_NO_CONNECTION : DROP_REASON_PROTOCOL);
 }
 
-/* Reports whether answers come from the packet's source. port is 0 for the address alone. */
-static __always_inline bool is_origin(const __u8 addr[16], __u16 port, __u8 proto)
+/* Finds what answers come from there; port is 0 for the address alone. */
+static __always_inline struct gateway_origin *find_origin(const __u8 addr[16], __u16 port, __u8 proto)
 {
 	struct frontend_key key = { .port = port, .proto = port ? proto : 0 };
 
@@ -566,7 +571,7 @@ __noinline int meet(struct __sk_buff *skb, const struct packet *p, const struct 
 	if (!fe && vip->flags & GATEWAY_OWN)
 		return TC_ACT_UNSPEC;
 	/* A backend that got a reset would end a connection that another gateway may know. */
-	if (!fe && is_origin(p->key.client, p->key.client_port, p->key.proto))
+	if (!fe && find_origin(p->key.client, p->key.client_port, p->key.proto))
 		return drop(0, GATEWAY_DROP_NO_FLOW);
 	if (!fe)
 		return refuse(skb, p, 0, DROP_REASON_NO_FRONTEND);
@@ -626,26 +631,67 @@ static __noinline bool is_passing(struct __sk_buff *skb, const struct packet *p)
 	return bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_NOT_FWDED;
 }
 
-/* A packet to somebody else: an answer is translated back. One of no flow never passes. */
+/* Makes a flow known by a packet from its backend: it began at another gateway. Returns false when it cannot be told
+ * which flow that is, or it may be no answer to a client of a VIP: who opens a connection to a backend itself is
+ * answered by what begins one. */
+__noinline int learn(const struct packet *p)
+{
+	struct gateway_origin *origin;
+	struct gateway_scratch *s;
+	struct frontend *fe;
+	__u32 zero = 0;
+
+	if (!p || p->key.proto != IPPROTO_TCP || p->part == PART_LATER || is_reset(p) || p->kind & TCP_SYN)
+		return false;
+	origin = find_origin(p->key.server, p->key.server_port, p->key.proto);
+	fe = origin ? bpf_map_lookup_elem(&frontends, &origin->frontend) : NULL;
+	s = bpf_map_lookup_elem(&scratch, &zero);
+	if (!fe || !s)
+		return false;
+	__builtin_memset(&s->flow, 0, sizeof(s->flow));
+	__builtin_memcpy(s->flow.addr, p->key.server, sizeof(s->flow.addr));
+	s->flow.server_port = p->key.server_port;
+	s->flow.client_port = p->key.client_port;
+	s->flow.backend_id = origin->backend_id;
+	s->flow.service = fe->service;
+	s->flow.looked = ticks() - 2;
+	s->flow.seen = now_ns();
+	s->flow.state = CONN_OPEN;
+	s->key = p->key;
+	__builtin_memcpy(s->key.server, origin->frontend.addr, sizeof(s->key.server));
+	s->key.server_port = origin->frontend.port;
+	s->key.reply = 0;
+	if (!store(&s->key, &s->flow))
+		return false;
+	share(&s->key, &s->flow);
+	fill_entry(s, s->key.server, s->key.server_port, p->key.client_port);
+	s->key = p->key;
+	return !bpf_map_update_elem(&conns, &s->key, &s->other, BPF_ANY);
+}
+
+/* A packet to somebody else: an answer is translated back. What is from a backend and of no flow never passes. */
 static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum drop_reason reason)
 {
+	__u16 port = p->key.server_port;
 	struct conn *c;
 
 	if (reason != DROP_REASON_NONE)
 		return TC_ACT_UNSPEC;
-	if (p->part == PART_LATER && !recall_fragment(p))
-		return is_origin(p->key.server, 0, 0) && is_passing(skb, p) ? drop(0, GATEWAY_DROP_NO_FLOW)
-									    : TC_ACT_UNSPEC;
 	if (is_icmp(p)) {
 		if (is_error(p))
 			forward_error(skb, p);
 		return TC_ACT_UNSPEC;
 	}
+	if (p->part == PART_LATER)
+		port = recall_fragment(p) ? p->key.server_port : 0;
 	c = find_flow(skb, p);
-	if (!c)
-		return is_origin(p->key.server, p->key.server_port, p->key.proto) && is_passing(skb, p)
-			       ? drop(0, GATEWAY_DROP_NO_FLOW)
-			       : TC_ACT_UNSPEC;
+	if (!c) {
+		if (!find_origin(p->key.server, port, p->key.proto) || !is_passing(skb, p))
+			return TC_ACT_UNSPEC;
+		c = learn(p) ? find_flow(skb, p) : NULL;
+		if (!c)
+			return drop(0, GATEWAY_DROP_NO_FLOW);
+	}
 	if (c->flags & GATEWAY_TWICE)
 		return TC_ACT_UNSPEC; /* its packets go to its source */
 	go_on(p, c);

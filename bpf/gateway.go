@@ -18,6 +18,8 @@ type (
 	GatewayBackend = gatewayBackend
 	// GatewaySourceKey is the key of the map sources.
 	GatewaySourceKey = gatewayGatewaySourceKey
+	// GatewayOrigin is the value of the map origins.
+	GatewayOrigin = gatewayGatewayOrigin
 	// GatewaySettings is the one value of the map gateway_settings.
 	GatewaySettings = gatewayGatewaySettings
 	// GatewayConnKey is the key of the map conns: one direction of a flow.

@@ -57,6 +57,14 @@ struct gateway_source_key {
 };
 _Static_assert(sizeof(struct gateway_source_key) == 24, "gateway_source_key is 24 bytes");
 
+/* Value of `origins`: what comes from a backend's address and port, of no flow, is of the one frontend that it serves.
+ */
+struct gateway_origin {
+	struct frontend_key frontend; /* port 0 when there are several, or its clients' addresses change */
+	__u32 backend_id;
+};
+_Static_assert(sizeof(struct gateway_origin) == 24, "gateway_origin is 24 bytes");
+
 /* The one value of `gateway_settings`. */
 struct gateway_settings {
 	__u32 next_backend; /* the number that the next new backend gets: none is ever given twice. Of the agent alone

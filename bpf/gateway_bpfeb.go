@@ -150,6 +150,12 @@ type gatewayGatewayOpened struct {
 	Conn gatewayConn
 }
 
+type gatewayGatewayOrigin struct {
+	_         structs.HostLayout
+	Frontend  gatewayFrontendKey
+	BackendId uint32
+}
+
 type gatewayGatewayScratch struct {
 	_     structs.HostLayout
 	Flow  gatewayConn

@@ -43,13 +43,13 @@ struct {
 } sources SEC(".maps");
 
 /* Where answers come from: every backend's address, port and protocol, and once more with port 0 and protocol 0. What
- * comes from there and is of no flow is never forwarded. */
+ * comes from there and is of no flow is never forwarded as it is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 524288);
 	__type(key, struct frontend_key);
-	__type(value, __u32); /* 1 */
+	__type(value, struct gateway_origin);
 } origins SEC(".maps");
 
 struct {

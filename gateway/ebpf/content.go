@@ -18,13 +18,13 @@ type content struct {
 	tables    map[uint32]uint64 // by frontend id
 	backends  map[uint32]bpf.GatewayBackend
 	sources   map[bpf.GatewaySourceKey]uint32
-	origins   map[bpf.GatewayFrontendKey]uint32
+	origins   map[bpf.GatewayFrontendKey]bpf.GatewayOrigin
 }
 
 func newContent() *content {
 	return &content{
 		vips: map[[16]byte]bpf.GatewayVIP{}, frontends: map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, tables: map[uint32]uint64{},
-		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, origins: map[bpf.GatewayFrontendKey]uint32{},
+		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, origins: map[bpf.GatewayFrontendKey]bpf.GatewayOrigin{},
 	}
 }
 
@@ -90,7 +90,7 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) er
 	var serving []desired.Backend
 	var numbers []uint32
 	for _, b := range f.Backends {
-		number := c.addBackend(key.Proto, netip.AddrPortFrom(b.Addr, b.Port), m)
+		number := c.addBackend(key, netip.AddrPortFrom(b.Addr, b.Port), v.Return == desired.Routed, m)
 		if !b.Draining {
 			serving, numbers = append(serving, b), append(numbers, number)
 		}
@@ -112,12 +112,19 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) er
 	return nil
 }
 
-func (c *content) addBackend(proto uint8, at netip.AddrPort, m machine) uint32 {
-	key := endpoint(at, proto)
+// addBackend returns the number of a backend of a frontend.
+func (c *content) addBackend(of bpf.GatewayFrontendKey, at netip.AddrPort, routed bool, m machine) uint32 {
+	key := endpoint(at, of.Proto)
 	number := m.ids.backend(key)
-	c.backends[number] = bpf.GatewayBackend{Addr: key.Addr, Port: key.Port, Proto: proto}
-	c.origins[key] = 1
-	c.origins[bpf.GatewayFrontendKey{Addr: key.Addr}] = 1 // its fragments carry no port
+	if !routed {
+		of = bpf.GatewayFrontendKey{}
+	}
+	if other, ok := c.origins[key]; ok && other.Frontend != of {
+		of = bpf.GatewayFrontendKey{}
+	}
+	c.backends[number] = bpf.GatewayBackend{Addr: key.Addr, Port: key.Port, Proto: key.Proto}
+	c.origins[key] = bpf.GatewayOrigin{Frontend: of, BackendId: number}
+	c.origins[bpf.GatewayFrontendKey{Addr: key.Addr}] = bpf.GatewayOrigin{} // its fragments carry no port
 	return number
 }
 

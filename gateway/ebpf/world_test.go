@@ -29,6 +29,9 @@ type world struct {
 	machine   *netlab.Namespace
 	balancers [2]*Balancer
 	bpffs     [2]string
+
+	uploads  sync.Mutex
+	uploaded map[string]int // lines by name; guarded by uploads
 }
 
 // patience is how long anything may take that is to happen.
@@ -67,7 +70,7 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, Lab: l}
+	w := &world{t: t, Lab: l, uploaded: map[string]int{}}
 	t.Cleanup(func() { w.check(l.Close()) })
 	w.machine, err = netlab.NewNamespace()
 	w.check(err)
@@ -175,23 +178,18 @@ func (w *world) serve() {
 		return err
 	}))
 	closers := []func() error{listener.Close}
+	var open sync.Mutex
+	var conns []net.Conn // guarded by open
 	serving.Go(func() {
 		for {
 			c, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			closers = append(closers, c.Close)
-			serving.Go(func() {
-				defer c.Close()
-				lines := bufio.NewScanner(c)
-				for lines.Scan() {
-					if n, ok := strings.CutPrefix(lines.Text(), "send "); ok {
-						fmt.Fprintln(c, strings.Repeat("x", len(n)))
-					}
-					fmt.Fprintf(c, "%s %s %s\n", ip(c.LocalAddr()), ip(c.RemoteAddr()), lines.Text())
-				}
-			})
+			open.Lock()
+			conns = append(conns, c)
+			open.Unlock()
+			serving.Go(func() { w.talk(c) })
 		}
 	})
 	for f := range vips {
@@ -218,8 +216,46 @@ func (w *world) serve() {
 		for _, c := range closers {
 			_ = c()
 		}
+		open.Lock()
+		for _, c := range conns {
+			_ = c.Close()
+		}
+		open.Unlock()
 		serving.Wait()
 	})
+}
+
+// talk answers each line, but sends "tick" all the time after "download", and nothing but takes note after "upload NAME".
+func (w *world) talk(c net.Conn) {
+	defer c.Close()
+	lines := bufio.NewScanner(c)
+	for lines.Scan() {
+		text := lines.Text()
+		name, upload := strings.CutPrefix(text, "upload ")
+		switch {
+		case upload:
+			w.uploads.Lock()
+			w.uploaded[name]++
+			w.uploads.Unlock()
+		case text == "download":
+			tick := time.NewTicker(5 * time.Millisecond)
+			defer tick.Stop()
+			for now := range tick.C {
+				if _, err := fmt.Fprintln(c, now.UnixNano()); err != nil {
+					return
+				}
+			}
+		default:
+			fmt.Fprintf(c, "%s %s %s\n", ip(c.LocalAddr()), ip(c.RemoteAddr()), text)
+		}
+	}
+}
+
+// hasUploaded is how many lines of an upload have come.
+func (w *world) hasUploaded(name string) int {
+	w.uploads.Lock()
+	defer w.uploads.Unlock()
+	return w.uploaded[name]
 }
 
 func ip(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
@@ -283,4 +319,45 @@ func (w *world) refusals(g int) map[string]uint64 {
 		sum[r.Reason] += n
 	}
 	return sum
+}
+
+// listen counts the packets that come to the client from now on, by their source.
+func (w *world) listen() (stop func() map[netip.Addr]int) {
+	w.t.Helper()
+	var fd int
+	w.check(w.Client.Do(func() (err error) {
+		const everything = 0x0300 // ETH_P_ALL in network order
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, everything); err != nil {
+			return err
+		}
+		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 20_000})
+	}))
+	sources := map[netip.Addr]int{}
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		b := make([]byte, 2048)
+		for {
+			n, from, err := unix.Recvfrom(fd, b, 0)
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if l, ok := from.(*unix.SockaddrLinklayer); err != nil || !ok || l.Pkttype == unix.PACKET_OUTGOING || n < 40 {
+				continue
+			}
+			if b[0]>>4 == 4 {
+				sources[netip.AddrFrom4([4]byte(b[12:16]))]++
+			} else {
+				sources[netip.AddrFrom16([16]byte(b[8:24]))]++
+			}
+		}
+	}()
+	return func() map[netip.Addr]int {
+		close(done)
+		<-ended
+		_ = unix.Close(fd)
+		return sources
+	}
 }
