@@ -389,6 +389,17 @@ func (w *world) check() {
 			w.t.Errorf("floating IP %+v leaked; there are %v", f, floating)
 		}
 	}
+	for _, gateway := range []string{openstacktest.Gateway1, openstacktest.Gateway2} {
+		have := map[string]bool{}
+		pairs, err := w.cloud.AddressPairs(ctx, gateway)
+		w.noError(err)
+		for _, p := range pairs {
+			have[p.Addr().String()] = true
+		}
+		if !maps.Equal(have, vips) {
+			w.t.Errorf("port %s may send as %v, want %v", gateway, have, vips)
+		}
+	}
 	if len(w.fleet.states) != 2 {
 		w.t.Errorf("%d gateways were told something, want 2", len(w.fleet.states))
 	}
