@@ -86,9 +86,10 @@ func TestKilledAtEveryCall(t *testing.T) {
 			for _, after := range []bool{false, true} {
 				kills := 0
 				for at := 1; ; at++ {
-					w.start()
-					tc.before(w)
+					k := &killer{after: after}
+					w.startWith(testSettings(), k)
 					w.noError(w.Sync(t.Context()))
+					tc.before(w)
 					w.noError(w.settle())
 					reached := map[string][]string{}
 					for _, n := range w.names() {
@@ -96,10 +97,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 							reached[n.Name] = addresses(s)
 						}
 					}
-					k := &killer{}
-					w.startWith(testSettings(), k)
-					w.noError(w.Sync(t.Context()))
-					k.calls, k.at, k.after = 0, at, after
+					k.calls, k.at = 0, at
 					tc.change(w)
 					_ = w.settle()
 					for _, n := range w.names() { // what was said before the kill counts too
