@@ -45,14 +45,15 @@ func TestInterruptedHandlerOfAServiceThatCannotBeManaged(t *testing.T) {
 }
 
 // MapService 1, check the current L2 port: "initial sync will treat new ports of the Service as well as old L2 port mapping
-// as authoritative. This may cause the service to hop to a different IP address if a conflict arises."
+// as authoritative. This may cause the service to hop to a different IP address if a conflict arises." Here it is the one that
+// asks for more.
 func TestInterruptedCheckOfThePort(t *testing.T) {
 	w := newWorld(t)
 	w.noError(w.Sync(t.Context()))
-	for name, port := range map[string]int32{"a": 80, "b": 443} {
-		w.create(w.balanced(name, nil, port))
-		w.noError(w.settle())
-	}
+	w.create(w.balanced("a", nil, 80)) // the older one
+	w.noError(w.settle())
+	w.create(w.balanced("b", nil, 443))
+	w.noError(w.settle())
 	had := addresses(w.get("b"))
 	w.interrupt("Ports", func() {
 		w.edit("a", func(s *corev1.Service) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -61,9 +62,12 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	}
 	want.Floating = floating(s, want.Floating, pool, families)
 	had := s.Annotations[service.AnnotationPort]
-	p, err := w.place(ctx, s, want, pool, families)
-	if err != nil {
-		return w.refuse(ctx, s, err)
+	p, settled := w.settled(s, want, families)
+	if !settled || sc == batch {
+		var err error
+		if p, err = w.place(ctx, s, want, pool, families); err != nil {
+			return w.refuse(ctx, s, err)
+		}
 	}
 	if err := w.book.Take(claim(s, want, p.ID)); err != nil {
 		return err // place has looked
@@ -106,6 +110,17 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 // RemapService is MapService for a Service that has an L2 port, which it keeps as long as that is there and satisfies it.
 func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, sc scope) error {
 	return w.MapService(ctx, s, want, sc)
+}
+
+// settled returns the port of a Service that has, as far as is known, what it asks for: the cloud, which may be slow or away,
+// need not be asked between two looks at everything.
+func (w *worker) settled(s *corev1.Service, want service.Want, families []corev1.IPFamily) (port, bool) {
+	m := w.services[s.UID]
+	if m == nil || m.port.ID != s.Annotations[service.AnnotationPort] || !reflect.DeepEqual(m.want, want) {
+		return port{}, false
+	}
+	_, has4 := ipv4(m.port.VIPs)
+	return m.port, m.port.Pool == want.Pool && m.port.covers(families) && (!has4 || floats(m.port.Floating, want.Floating))
 }
 
 // place returns the port that a Service has from now on: the one that it has if that satisfies it, else the first by id of

@@ -415,3 +415,22 @@ func TestGatewaysThatFail(t *testing.T) {
 		t.Error("a mixed group was told something")
 	}
 }
+
+// A Service that has what it asks for is not held up by a cloud that is away, nor does it ask it anything.
+func TestSettledServicesNeedNoCloud(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", nil, 80))
+	w.noError(w.settle())
+	asked := 0
+	w.fake.Fault = func(*http.Request) openstacktest.Fault { asked++; return openstacktest.Refuse }
+	w.create(w.endpointSlice("a", []int32{80}, "10.1.0.1"))
+	w.edit("a", func(s *corev1.Service) { s.Labels = map[string]string{"changed": "yes"} })
+	w.noError(errors.Join(w.settle(), w.Refresh(t.Context())))
+	if asked > 0 {
+		t.Errorf("the cloud was asked %d times", asked)
+	}
+	if b := w.fleet.states["gw1"].VIPs[0].Frontends[0].Backends; len(b) != 1 {
+		t.Errorf("the gateway has the backends %v", b)
+	}
+}

@@ -180,12 +180,31 @@ func TestSet(t *testing.T) {
 func TestGatewayAway(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
-	f := l.fleet(func(c *Config) { c.Patience = time.Hour })
+	f := l.fleet(func(c *Config) { c.Patience, c.Timeout = time.Hour, time.Hour })
 	f.Set(t.Context(), map[string]Target{"gw1": one.target("192.0.2.1"), "gw2": two.target("192.0.2.1")})
 	two.end()
 	await(t, "the report says that it is away", func() bool { return f.Reports()["gw2"].Err != nil })
 	want := map[string]Target{"gw1": one.target("192.0.2.2"), "gw2": two.target("192.0.2.2")}
-	f.Set(t.Context(), want) // it would be patient for an hour
+	hole, err := net.Listen("tcp", two.addr) // which nobody answers at: a request there lasts an hour
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := make(chan struct{})
+	go func() {
+		f.Set(t.Context(), want)
+		close(set)
+	}()
+	await(t, "Set returns, which would be patient for an hour", func() bool {
+		select {
+		case <-set:
+			return true
+		default:
+			return false
+		}
+	})
+	if err := hole.Close(); err != nil {
+		t.Error(err)
+	}
 	if one.hash() != hashOf(want["gw1"]) {
 		t.Error("the other one was not told")
 	}
