@@ -51,7 +51,7 @@ var heavy = []string{module + "e2e", module + "e2e/lab/cluster"}
 var long = []string{
 	module + "controlplane", module + "controlplane/membership", module + "tools/kernels", module + "cmd/isthmusctl",
 	module + "tools/bench/controlplane", module + "tools/scale/world", module + "tools/bench/dataplane", module + "e2e/neighbours",
-	module + "controlplane/api/access", module + "controlplane/internal/liveness",
+	module + "controlplane/api/access", module + "controlplane/internal/liveness", module + "gateway/controller",
 }
 
 const (

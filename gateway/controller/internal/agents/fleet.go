@@ -59,7 +59,7 @@ type Report struct {
 // Fleet is all gateways. Its methods are for one goroutine, Reports for any.
 type Fleet struct {
 	cfg Config
-	ctx context.Context //nolint:containedctx // of Run: links begin and end between two calls of Set
+	ctx context.Context // of New: links begin and end between two calls of Set
 
 	group sync.WaitGroup
 
