@@ -434,3 +434,26 @@ func TestSettledServicesNeedNoCloud(t *testing.T) {
 		t.Errorf("the gateway has the backends %v", b)
 	}
 }
+
+// A Service that goes while the cloud is away stays until what it had is given back.
+func TestGoneOnlyWhenAllIsGivenBack(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", nil, 80))
+	w.noError(w.settle())
+	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+		if r.Method == http.MethodDelete {
+			return openstacktest.Refuse
+		}
+		return openstacktest.None
+	}
+	w.remove("a")
+	if err := w.settle(); err == nil || len(w.names()) != 1 {
+		t.Errorf("with the cloud away: %v, Services %v", err, w.names())
+	}
+	w.fake.Fault = nil
+	w.noError(w.settle())
+	if ports, fips := w.fake.Objects(); len(ports)+len(fips)+len(w.names()) > 0 {
+		t.Errorf("left: %v %v %v", ports, fips, w.names())
+	}
+}
