@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -44,12 +45,17 @@ type Balancer struct {
 
 	mu   sync.Mutex // guards what follows
 	k    *kernel
-	have *content
-	next uint32 // number of the next new backend
+	have *content // of the kernel's maps, as far as we know
+	ids  *ids
+	next uint32 // number of the next new backend, as the kernel's settings have it
 	// lists are what tables were made of, by frontend id: a list that stays needs no new table.
 	lists map[uint32]list
 	// applied is the last state that was, nil before.
 	applied *desired.State
+	// unsure means that have is perhaps not what applied says.
+	unsure bool
+	// looked is the last table that Drift has looked at.
+	looked uint32
 }
 
 // list is what a table is made of, and its sum.
@@ -83,11 +89,19 @@ func (b *Balancer) reread() error {
 	if err != nil {
 		return err
 	}
+	for _, f := range have.frontends {
+		if f.Count > 0 {
+			if have.tables[f.Id], err = b.k.readTable(f.Id); err != nil {
+				return err
+			}
+		}
+	}
 	var s bpf.GatewaySettings
 	if err := b.k.maps[bpf.MapGatewaySettings].Lookup(uint32(0), &s); err != nil {
 		return fmt.Errorf("read settings: %w", err)
 	}
-	b.have, b.next = have, max(b.next, s.NextBackend)
+	b.next = max(b.next, s.NextBackend)
+	b.have, b.ids, b.unsure = have, idsOf(have, b.next), true
 	return nil
 }
 
@@ -106,9 +120,10 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 		return errors.Join(err, b.back())
 	}
 	if err := b.k.place(devices); err != nil {
+		b.unsure = true
 		return errors.Join(err, b.back())
 	}
-	b.applied = s
+	b.applied, b.unsure = s, false
 	return nil
 }
 
@@ -125,47 +140,67 @@ func (b *Balancer) back() error {
 	if b.applied == nil {
 		return b.reread() // of an earlier process: what was written is safe, and the agent tries again
 	}
+	if !b.unsure {
+		return nil // nothing was written
+	}
 	if err := b.set(b.applied); err != nil {
 		return fmt.Errorf("go back: %w", err)
 	}
 	return nil
 }
 
-// set makes the maps hold what s says.
+// set makes the maps hold what s says. It looks closely only at what differs from the state before, if it is sure of that.
 func (b *Balancer) set(s *desired.State) error {
-	fresh := map[uint32]list{}
-	tables := map[uint32][]byte{}
-	ids := idsOf(b.have, b.next)
+	old := b.have
+	if !b.unsure {
+		before, after := touched(b.applied, s)
+		had, faults := build(before, machine{ids: b.ids, address: addressTowards, table: func(id uint32, _ uint8, _ []desired.Backend, _ []uint32) uint64 {
+			return b.have.tables[id]
+		}})
+		if len(faults) == 0 {
+			old, s = had, after
+		}
+	}
+	tables, lists := map[uint32][]byte{}, map[uint32]list{}
 	want, faults := build(s, machine{
-		ids: ids, address: addressTowards,
+		ids: b.ids, address: addressTowards,
 		table: func(id uint32, proto uint8, backends []desired.Backend, numbers []uint32) uint64 {
-			l, known := b.lists[id]
-			if !known || l.proto != proto || !slices.Equal(l.backends, backends) || !slices.Equal(l.numbers, numbers) {
-				l = list{proto, slices.Clone(backends), numbers, 0}
-			}
+			l := b.list(id, proto, backends, numbers)
 			if l.sum == 0 || b.have.tables[id] != l.sum {
 				tables[id] = tableOf(proto, backends, numbers)
 				l.sum = maphash.Bytes(b.k.seed, tables[id]) | 1
 			}
-			fresh[id] = l
+			lists[id] = l
 			return l.sum
 		},
 	})
 	if len(faults) > 0 {
 		return faults
 	}
-	if ids.next != b.next {
+	b.unsure = true // until the caller says that all is well
+	if b.ids.next != b.next {
 		// Before any of them is used.
-		if err := b.setting(func(s *bpf.GatewaySettings) { s.NextBackend = ids.next }); err != nil {
+		if err := b.setting(func(s *bpf.GatewaySettings) { s.NextBackend = b.ids.next }); err != nil {
 			return err
 		}
-		b.next = ids.next
+		b.next = b.ids.next
 	}
-	if err := b.k.write(b.have, want, tables); err != nil {
+	gone := &content{frontends: maps.Clone(old.frontends), backends: maps.Clone(old.backends)}
+	if err := b.k.write(b.have, old, want, tables); err != nil {
 		return err
 	}
-	b.lists = fresh
+	b.ids.release(gone, want)
+	maps.Copy(b.lists, lists)
 	return nil
+}
+
+// list returns what a frontend's table is made of, with its sum when that is as before.
+func (b *Balancer) list(id uint32, proto uint8, backends []desired.Backend, numbers []uint32) list {
+	l, known := b.lists[id]
+	if known && l.proto == proto && slices.Equal(l.backends, backends) && slices.Equal(l.numbers, numbers) {
+		return l
+	}
+	return list{proto, slices.Clone(backends), numbers, 0}
 }
 
 // setting changes the settings.
@@ -213,13 +248,21 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 	add := func(format string, args ...any) {
 		drift = append(drift, desired.Fault{Part: desired.PartBalancer, Message: fmt.Sprintf(format, args...)})
 	}
-	had := b.have
-	if err := b.reread(); err != nil {
+	now, err := b.k.read()
+	if err != nil {
 		return nil, err
 	}
-	for name, differs := range b.have.differences(had) {
+	if now.tables, err = b.readSome(); err != nil {
+		return nil, err
+	}
+	for name, differs := range now.differences(b.have) {
 		if differs {
 			add("somebody wrote to map %s", name)
+		}
+	}
+	if len(drift) > 0 {
+		if err := b.reread(); err != nil {
+			return nil, err
 		}
 	}
 	devices, err := b.devices(b.applied)
@@ -236,6 +279,25 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 		}
 	}
 	return drift, nil
+}
+
+// some is how many tables Drift looks at each time: there may be thousands, of 64 KiB.
+const some = 32
+
+// readSome returns the sums of all tables, of which it has read but some.
+func (b *Balancer) readSome() (map[uint32]uint64, error) {
+	sums := maps.Clone(b.have.tables)
+	ids := slices.Sorted(maps.Keys(sums))
+	at, _ := slices.BinarySearch(ids, b.looked+1)
+	for i := range min(some, len(ids)) {
+		id := ids[(at+i)%len(ids)]
+		sum, err := b.k.readTable(id)
+		if err != nil {
+			return nil, err
+		}
+		sums[id], b.looked = sum, id
+	}
+	return sums, nil
 }
 
 // Close lets go. The balancer goes on in the kernel.

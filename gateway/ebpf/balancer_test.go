@@ -16,10 +16,25 @@ import (
 
 var families = [2]string{"IPv4", "IPv6"}
 
-// Whatever the way back is, a client is answered, and its backend sees whom it should see.
-func TestEveryWayBack(t *testing.T) {
+// What a gateway does for clients, on one edge.
+func TestBalancer(t *testing.T) {
 	w := newWorld(t)
 	w.serve()
+	for name, test := range map[string]func(*testing.T, *world){
+		"every way back": everyWayBack, "refuses": refuses, "gateways choose alike": gatewaysChooseAlike, "affinity": affinity,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.t = t
+			w.lead(0)
+			test(t, w)
+		})
+	}
+	w.t = t
+}
+
+// Whatever the way back is, a client is answered, and its backend sees whom it should see.
+func everyWayBack(t *testing.T, w *world) {
+	t.Helper()
 	port := uint16(20000) // another for each: who speaks on keeps the way back that he has
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
 		w.apply(state(way, 1, 2, 3, 4))
@@ -75,9 +90,8 @@ func (w *world) refused(network string, f int, port uint16, reason string) {
 }
 
 // Who cannot be served learns it at once; who may not be served learns nothing.
-func TestRefuses(t *testing.T) {
-	w := newWorld(t)
-	w.serve()
+func refuses(t *testing.T, w *world) {
+	t.Helper()
 	s := state(desired.Routed, 1, 2)
 	for i := range s.VIPs {
 		empty := desired.Frontend{Service: "shop/empty", Protocol: "TCP", Port: 81}
@@ -139,9 +153,8 @@ func (w *world) until(holds func() bool, what string) {
 }
 
 // Two gateways choose the same backend for every client, whatever order they heard of the backends in.
-func TestGatewaysChooseAlike(t *testing.T) {
-	w := newWorld(t)
-	w.serve()
+func gatewaysChooseAlike(t *testing.T, w *world) {
+	t.Helper()
 	w.check(w.applyTo(1, state(desired.Routed, 3, 4)))
 	s := state(desired.Routed, 1, 2, 3, 4)
 	s.VIPs[0].Frontends[1].Backends[2].Weight = 3
@@ -152,7 +165,7 @@ func TestGatewaysChooseAlike(t *testing.T) {
 		for g := range met {
 			w.lead(g)
 			for i := range met[g] {
-				c, err := w.dial("udp", f, servedPort, uint16(20000+i))
+				c, err := w.dial("udp", f, servedPort, uint16(25000+i))
 				w.check(err)
 				met[g][i], _, err = c.ask("hello")
 				w.check(err)
@@ -166,9 +179,8 @@ func TestGatewaysChooseAlike(t *testing.T) {
 }
 
 // A client with affinity meets one backend from all its ports.
-func TestAffinity(t *testing.T) {
-	w := newWorld(t)
-	w.serve()
+func affinity(t *testing.T, w *world) {
+	t.Helper()
 	s := state(desired.Routed, 1, 2, 3, 4)
 	for i := range s.VIPs {
 		s.VIPs[i].Frontends[0].Affinity = 60

@@ -55,3 +55,19 @@ func (i *ids) backend(key bpf.GatewayFrontendKey) uint32 {
 	i.next++
 	return i.backends[key]
 }
+
+// release gives back the numbers of what old has and want has not. A backend's is never given again.
+func (i *ids) release(old, want *content) {
+	for key, f := range old.frontends {
+		if _, ok := want.frontends[key]; !ok {
+			delete(i.frontends, key)
+			delete(i.taken, f.Id)
+			i.free = min(i.free, f.Id)
+		}
+	}
+	for number, b := range old.backends {
+		if _, ok := want.backends[number]; !ok {
+			delete(i.backends, bpf.GatewayFrontendKey{Addr: b.Addr, Port: b.Port, Proto: b.Proto})
+		}
+	}
+}

@@ -96,40 +96,33 @@ func (k *kernel) close() error {
 	return errors.Join(errs...)
 }
 
-// read returns what the maps hold.
+// read returns what the maps hold, without the tables.
 func (k *kernel) read() (*content, error) {
 	c := newContent()
-	err := errors.Join(
+	return c, errors.Join(
 		dump(k.maps[bpf.MapGatewayVIPs], c.vips), dump(k.maps[bpf.MapFrontends], c.frontends), dump(k.maps[bpf.MapBackends], c.backends),
 		dump(k.maps[bpf.MapGatewaySources], c.sources), dump(k.maps[bpf.MapGatewayOrigins], c.origins),
 	)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range c.frontends {
-		sum, err := k.readTable(f.Id)
-		if err != nil {
-			return nil, err
-		}
-		if f.Count > 0 && sum != 0 {
-			c.tables[f.Id] = sum
-		}
-	}
-	return c, nil
 }
 
-// dump copies a map into another. Hash maps may change under an iteration, so it goes by batches where it can.
+// dump copies a hash map into another.
 func dump[K, V comparable](m *ebpf.Map, into map[K]V) error {
-	var key K
-	var value V
-	entries := m.Iterate()
-	for entries.Next(&key, &value) {
-		into[key] = value
+	const batch = 4096
+	keys, values := make([]K, batch), make([]V, batch)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return fmt.Errorf("read map %s: %w", m, err)
+		}
+		for i := range n {
+			into[keys[i]] = values[i]
+		}
+		if last {
+			return nil
+		}
 	}
-	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read map %s: %w", m, err)
-	}
-	return nil
 }
 
 // table opens the table of a frontend, nil when it has none.

@@ -163,11 +163,10 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, tell func
 func (b *Balancer) Import(all []flows.Flow) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	ids := idsOf(b.have, b.next)
 	for _, f := range all {
 		proto := protocol(f.Protocol)
-		service, served := ids.frontends[endpoint(f.VIP, proto)]
-		number, known := ids.backends[endpoint(f.Backend, proto)]
+		service, served := b.ids.frontends[endpoint(f.VIP, proto)]
+		number, known := b.ids.backends[endpoint(f.Backend, proto)]
 		if !served || !known {
 			continue
 		}

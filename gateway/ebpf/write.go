@@ -4,39 +4,42 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// write makes the maps hold want instead of have, which follows what is written. tables are those of want that are not as
-// have has them. At every moment each packet finds what belongs together: backends come before the tables that name them,
-// tables before frontends, frontends before VIPs, and all go the other way round. A table that changes does so under the
-// packets that read it: each reads one slot, the old or the new.
-func (k *kernel) write(have, want *content, tables map[uint32][]byte) error {
-	newSources := func() error { return put(k.maps[bpf.MapGatewaySources], have.sources, want.sources) }
+// write makes the maps hold want where they hold old, a part of have, which follows what is written. tables are those of
+// want that are not as have has them. At every moment each packet finds what belongs together: backends come before the
+// tables that name them, tables before frontends, frontends before VIPs, and all go the other way round. A table that changes
+// does so under the packets that read it: each reads one slot, the old or the new.
+func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error {
+	m := k.maps
 	for _, step := range []func() error{
-		func() error { return put(k.maps[bpf.MapGatewayOrigins], have.origins, want.origins) },
-		func() error { return put(k.maps[bpf.MapBackends], have.backends, want.backends) },
-		newSources,
+		func() error { return put(m[bpf.MapGatewayOrigins], have.origins, want.origins) },
+		func() error { return put(m[bpf.MapBackends], have.backends, want.backends) },
+		func() error { return put(m[bpf.MapGatewaySources], have.sources, want.sources) },
 		func() error { return k.putTables(have.tables, want.tables, tables) },
-		func() error { return put(k.maps[bpf.MapFrontends], have.frontends, want.frontends) },
-		func() error { return put(k.maps[bpf.MapGatewayVIPs], have.vips, want.vips) },
+		func() error { return put(m[bpf.MapFrontends], have.frontends, want.frontends) },
+		func() error { return put(m[bpf.MapGatewayVIPs], have.vips, want.vips) },
 
-		func() error { return remove(k.maps[bpf.MapGatewayVIPs], have.vips, want.vips) },
-		func() error { return remove(k.maps[bpf.MapFrontends], have.frontends, want.frontends) },
-		func() error { return remove(k.maps[bpf.MapGatewaySources], have.sources, want.sources) },
-		func() error { return remove(k.maps[bpf.MapBackends], have.backends, want.backends) },
-		func() error { return remove(k.maps[bpf.MapGatewayOrigins], have.origins, want.origins) },
+		func() error { return remove(m[bpf.MapGatewayVIPs], have.vips, old.vips, want.vips) },
+		func() error { return remove(m[bpf.MapFrontends], have.frontends, old.frontends, want.frontends) },
+		func() error { return remove(m[bpf.MapGatewaySources], have.sources, old.sources, want.sources) },
+		func() error { return remove(m[bpf.MapBackends], have.backends, old.backends, want.backends) },
+		func() error { return remove(m[bpf.MapGatewayOrigins], have.origins, old.origins, want.origins) },
 	} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	// A table that nobody reads stays for the next frontend of that number: to take it out would wait for every CPU.
-	maps.DeleteFunc(have.tables, func(id uint32, _ uint64) bool { return want.tables[id] == 0 })
+	for id := range old.tables {
+		if want.tables[id] == 0 {
+			// It stays for the next frontend of that number: to take it out would wait for every CPU.
+			delete(have.tables, id)
+		}
+	}
 	return nil
 }
 
@@ -54,9 +57,9 @@ func put[K, V comparable](m *ebpf.Map, have, want map[K]V) error {
 	return nil
 }
 
-// remove takes out what have has and want has not.
-func remove[K, V comparable](m *ebpf.Map, have, want map[K]V) error {
-	for key := range have {
+// remove takes out what old has and want has not.
+func remove[K, V comparable](m *ebpf.Map, have, old, want map[K]V) error {
+	for key := range old {
 		if _, ok := want[key]; ok {
 			continue
 		}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf"
@@ -36,6 +37,7 @@ var checks = []check{
 	{"a VIP without backends refuses UDP over IPv6", refuses("udp6", emptyVIPs[1])},
 	{"an agent started anew writes nothing", adopts},
 	{"a socket of a removed UDP backend is closed", closesStale},
+	{"a gateway's balancer loads", loadsGateway},
 }
 
 // at returns the port of a VIP that everybody serves.
@@ -219,5 +221,19 @@ func saysPeerFD(fd int, want netip.AddrPort) error {
 	if have != want {
 		return fmt.Errorf("getpeername says %s, want %s", have, want)
 	}
+	return nil
+}
+
+// loadsGateway checks that the kernel takes a gateway's program. To attach it needs TCX.
+func loadsGateway(context.Context, *world) error {
+	spec, err := bpf.LoadGatewaySpec()
+	if err != nil {
+		return err
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return err
+	}
+	coll.Close()
 	return nil
 }

@@ -1,0 +1,211 @@
+package bpf_test
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// loadGateway loads the program of a gateway once.
+var loadGateway = sync.OnceValues(func() (*ebpf.Collection, error) {
+	spec, err := bpf.LoadGatewaySpec()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[bpf.MapConns].MaxEntries = 4096
+	return ebpf.NewCollection(spec)
+})
+
+// newGateway returns a gateway with empty maps. There is no route in its namespace, so what is translated goes on to the
+// kernel.
+func newGateway(t testing.TB) *path {
+	t.Helper()
+	netlab.Privileged(t)
+	coll, err := loadGateway()
+	if err != nil {
+		t.Fatalf("load: %+v", err)
+	}
+	p := &path{t: t, coll: coll}
+	for name, m := range coll.Maps {
+		if slices.Contains([]ebpf.MapType{ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie}, m.Type()) {
+			p.clear(name, m)
+		}
+	}
+	return p
+}
+
+// balance puts one backend behind a VIP. source takes the place of clients' addresses, unless it is not valid.
+func (p *path) balance(id uint32, proto uint8, vip, backend netip.AddrPort, source netip.Addr) {
+	p.t.Helper()
+	v := bpf.GatewayVIP{}
+	origin := bpf.GatewayOrigin{BackendId: id, Frontend: bpf.GatewayFrontendKey{Addr: bpf.Addr16(vip.Addr()), Port: vip.Port(), Proto: proto}}
+	if source.IsValid() {
+		v.Source = bpf.Addr16(source)
+		origin.Frontend = bpf.GatewayFrontendKey{}
+	}
+	p.fillTable(id)
+	p.put(bpf.MapGatewayVIPs, bpf.Addr16(vip.Addr()), v)
+	p.put(bpf.MapBackends, id, bpf.GatewayBackend{Addr: bpf.Addr16(backend.Addr()), Port: backend.Port(), Proto: proto})
+	p.put(bpf.MapGatewayOrigins, bpf.GatewayFrontendKey{Addr: bpf.Addr16(backend.Addr()), Port: backend.Port(), Proto: proto}, origin)
+	p.put(bpf.MapFrontends, bpf.GatewayFrontendKey{Addr: bpf.Addr16(vip.Addr()), Port: vip.Port(), Proto: proto},
+		bpf.GatewayFrontend{Id: id, Service: id, Count: uint32(len(bpf.GatewayTable{}))})
+}
+
+// fillTable gives a frontend a table with one backend of its number. It stays, since to put one in takes long.
+func (p *path) fillTable(id uint32) {
+	p.t.Helper()
+	var known uint32
+	if p.coll.Maps[bpf.MapGatewayTables].Lookup(id, &known) == nil {
+		return
+	}
+	table, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: uint32(4 * len(bpf.GatewayTable{})), MaxEntries: 1})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer table.Close()
+	var slots bpf.GatewayTable
+	for i := range slots {
+		slots[i] = id
+	}
+	if err := table.Put(uint32(0), slots); err != nil {
+		p.t.Fatal(err)
+	}
+	p.put(bpf.MapGatewayTables, id, table)
+}
+
+// Every packet of a flow is translated, to the bit, there and back, whether its source is kept or becomes the VIP; so are
+// errors about it.
+func TestGatewayTranslates(t *testing.T) {
+	for family, s := range sides {
+		for transport, proto := range map[string]uint8{"TCP": tcp, "UDP": udp} {
+			t.Run(family+" "+transport+" routed", func(t *testing.T) {
+				p := newGateway(t)
+				p.balance(1, proto, s.vip, s.backend, netip.Addr{})
+				there, back := s.opening(proto), s.answer(proto)
+				p.translated(bpf.ProgGateway, there, there.to(s.backend))
+				p.translated(bpf.ProgGateway, back, back.from(s.vip))
+				lost := there.to(s.backend)
+				p.translated(bpf.ProgGateway, icmpUnreachable(s.router, s.client.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
+			})
+			t.Run(family+" "+transport+" by the VIP", func(t *testing.T) {
+				p := newGateway(t)
+				p.balance(1, proto, s.vip, s.backend, s.vip.Addr())
+				known := netip.AddrPortFrom(s.vip.Addr(), s.client.Port())
+				there, back := s.opening(proto), s.answer(proto)
+				p.translated(bpf.ProgGateway, there, there.to(s.backend).from(known))
+				p.translated(bpf.ProgGateway, back.to(known), back.from(s.vip))
+				lost := there.to(s.backend).from(known)
+				p.translated(bpf.ProgGateway, icmpUnreachable(s.router, s.vip.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
+				lost = back.from(s.vip)
+				p.translated(bpf.ProgGateway, icmpUnreachable(s.client.Addr(), s.vip.Addr(), lost), icmpUnreachable(s.vip.Addr(), s.backend.Addr(), back.to(known)))
+			})
+		}
+	}
+}
+
+// Two clients who would look alike to a backend get different ports.
+func TestGatewayKeepsClientsApart(t *testing.T) {
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			p := newGateway(t)
+			p.balance(1, tcp, s.vip, s.backend, s.vip.Addr())
+			seen := map[string]bool{}
+			for range 2 {
+				in := s.opening(tcp)
+				verdict, out := p.run(bpf.ProgGateway, in.bytes())
+				if verdict != passed {
+					t.Fatalf("verdict %d", int32(verdict))
+				}
+				seen[string(out[14+s.header():14+s.header()+2])] = true
+				s.client = netip.AddrPortFrom(s.router, s.client.Port()) // another client, the same port
+			}
+			if len(seen) != 2 {
+				t.Errorf("two clients have %d ports", len(seen))
+			}
+		})
+	}
+}
+
+// A packet that ends anywhere does no harm.
+func TestGatewayCutShort(t *testing.T) {
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			p := newGateway(t)
+			p.balance(1, tcp, s.vip, s.backend, s.vip.Addr())
+			whole := s.opening(tcp).bytes()
+			for n := s.shortest(s.opening(tcp)); n < len(whole); n++ {
+				verdict, out := p.run(bpf.ProgGateway, whole[:n])
+				if verdict != dropped || !bytes.Equal(out, whole[:n]) {
+					t.Fatalf("of %d bytes: verdict %d", n, int32(verdict))
+				}
+			}
+			for reason := range p.refusals() {
+				if !strings.HasSuffix(reason, "malformed") {
+					t.Errorf("refused: %s", reason)
+				}
+			}
+		})
+	}
+}
+
+// FuzzGateway is FuzzPacket for the program of a gateway, with clients that keep their address in IPv4 and not in IPv6:
+//
+//	go test -run '^$' -fuzz FuzzGateway -fuzztime 10m ./bpf
+func FuzzGateway(f *testing.F) {
+	newGateway(f)
+	for _, s := range sides {
+		for _, proto := range transports {
+			there, back := s.opening(proto), s.answer(proto)
+			for _, seed := range []frame{
+				there, back, there.to(netip.AddrPortFrom(s.vip.Addr(), 1)), back.to(netip.AddrPortFrom(s.vip.Addr(), s.client.Port())),
+				icmpUnreachable(s.router, s.client.Addr(), there.to(s.backend)), icmpUnreachable(s.router, s.vip.Addr(), back.from(s.vip)),
+				icmpUnreachable(s.router, s.vip.Addr(), back.from(s.vip).back()),
+			} {
+				f.Add(seed.bytes())
+			}
+			tagged := there
+			tagged.vlan = []int{7, 8}
+			tagged.options = []byte{1, 1, 1, 0}
+			tagged.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}, {unix.IPPROTO_DSTOPTS, make([]byte, 14)}}
+			f.Add(tagged.bytes())
+			whole := there
+			whole.payload, whole.id = make([]byte, 300), 9
+			f.Add(whole.fragment(0, 160).bytes())
+			f.Add(whole.fragment(160, 80).bytes())
+		}
+		whole := s.opening(udp).bytes()
+		for i := 14; i < len(whole); i++ {
+			lie := bytes.Clone(whole)
+			lie[i] ^= 0xff
+			f.Add(lie)
+		}
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if len(in) < 14+40 || len(in) > 3000 {
+			t.Skip("no packet the kernel makes a test of")
+		}
+		p := newGateway(t)
+		for _, s := range sides {
+			source := netip.Addr{}
+			if s.vip.Addr().Is6() {
+				source = s.vip.Addr()
+			}
+			for id, proto := range []uint8{tcp, udp} {
+				p.balance(uint32(id)+1, proto, s.vip, s.backend, source)
+				p.run(bpf.ProgGateway, s.opening(proto).bytes())
+			}
+		}
+		copy(in, make([]byte, 12))
+		verdict, out := p.run(bpf.ProgGateway, bytes.Clone(in))
+		lawful(t, bpf.ProgGateway, in, out, verdict)
+	})
+}
