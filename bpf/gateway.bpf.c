@@ -318,14 +318,14 @@ static __always_inline void turn_key(struct gateway_scratch *s, const __u8 addr[
 }
 
 /* Stores the entries by which the client becomes the source, and the source the client. */
-static __noinline bool store_source(const struct packet *p, const __u8 source[16], struct gateway_scratch *s)
+static __noinline bool store_source(const struct packet *p, struct gateway_scratch *s)
 {
-	turn_key(s, source, p->key.proto, false);
+	turn_key(s, s->source, p->key.proto, false);
 	fill_entry(s, p->key.client, s->flow.client_port, s->flow.server_port);
 	if (!store(&s->key, &s->other))
 		return false;
 	turn_key(s, p->key.client, p->key.proto, true);
-	fill_entry(s, source, s->flow.client_port, s->flow.server_port);
+	fill_entry(s, s->source, s->flow.client_port, s->flow.server_port);
 	return store(&s->key, &s->other);
 }
 
@@ -338,19 +338,33 @@ static __noinline bool is_served(const __u8 addr[16], __u16 port, __u8 proto)
 	return bpf_map_lookup_elem(&frontends, &key);
 }
 
-/* Stores all entries of a flow but that of its first packet, and so finds the port by which the backend knows the
- * client: where the gateway's own address becomes the source, none that the gateway itself could use. */
-static __noinline bool store_others(const struct packet *p, const __u8 *source, enum gateway_conn_flags flags,
-				    struct gateway_scratch *s)
+/* Stores all entries of the flow in `scratch` but that of its first packet, with a port for its client. Returns false
+ * when one of them is taken. Not static: see skip_extensions. */
+__noinline int store_others(const struct packet *p, __u16 port)
 {
-	bool twice = flags & GATEWAY_TWICE, own = !twice || same_addr(source, p->key.server);
+	struct gateway_scratch *s;
+	__u32 zero = 0;
+
+	s = bpf_map_lookup_elem(&scratch, &zero);
+	if (!p || !s)
+		return false;
+	s->flow.client_port = port;
+	if (s->flow.flags & GATEWAY_TWICE && (is_served(s->source, port, p->key.proto) || !store_source(p, s)))
+		return false;
+	return store_back(p, s);
+}
+
+/* Finds the port by which the backend knows the client, and stores the flow: where the gateway's own address becomes
+ * the source, none that the gateway itself could use. */
+static __noinline bool store_flow(const struct packet *p, enum gateway_conn_flags flags, struct gateway_scratch *s)
+{
+	bool own = !(flags & GATEWAY_TWICE) || same_addr(s->source, p->key.server);
 
 	for (__u32 i = 0; i < TRIES; i++) {
-		s->flow.client_port = port_at(&p->key, i, own);
-		if (twice && (is_served(source, s->flow.client_port, p->key.proto) || !store_source(p, source, s)))
+		if (!store_others(p, port_at(&p->key, i, own)))
 			continue;
-		if (store_back(p, s))
-			return true;
+		s->key = p->key;
+		return !bpf_map_update_elem(&conns, &s->key, &s->flow, BPF_ANY);
 	}
 	return false;
 }
@@ -360,7 +374,6 @@ static __noinline bool begin(struct __sk_buff *skb, const struct packet *p, cons
 			     const struct frontend *fe, __u32 backend_id)
 {
 	struct backend *be = bpf_map_lookup_elem(&backends, &backend_id);
-	const __u8 *source = vip->source;
 	struct gateway_scratch *s;
 	__u32 zero = 0;
 
@@ -376,15 +389,13 @@ static __noinline bool begin(struct __sk_buff *skb, const struct packet *p, cons
 	s->flow.seen = now_ns();
 	s->flow.state = is_opening(p) ? CONN_OPENING : CONN_OPEN;
 	find_road(skb, p, &s->flow);
+	__builtin_memcpy(s->source, vip->source, sizeof(s->source));
 	/* Who is his own backend would take his own address for an impostor's. */
-	if (is_zero_addr(source) && same_addr(s->flow.addr, p->key.client))
-		source = p->key.server;
-	if (!is_zero_addr(source))
+	if (is_zero_addr(s->source) && same_addr(s->flow.addr, p->key.client))
+		__builtin_memcpy(s->source, p->key.server, sizeof(s->source));
+	if (!is_zero_addr(s->source))
 		s->flow.flags |= GATEWAY_TWICE;
-	if (!store_others(p, source, s->flow.flags & GATEWAY_TWICE, s))
-		return false;
-	s->key = p->key;
-	if (bpf_map_update_elem(&conns, &s->key, &s->flow, BPF_ANY))
+	if (!store_flow(p, s->flow.flags & GATEWAY_TWICE, s))
 		return false;
 	if (s->flow.state == CONN_OPEN)
 		share(&p->key, &s->flow);

@@ -157,10 +157,11 @@ type gatewayGatewayOrigin struct {
 }
 
 type gatewayGatewayScratch struct {
-	_     structs.HostLayout
-	Flow  gatewayConn
-	Other gatewayConn
-	Key   gatewayConnKey
+	_      structs.HostLayout
+	Flow   gatewayConn
+	Other  gatewayConn
+	Key    gatewayConnKey
+	Source [16]uint8
 }
 
 type gatewayGatewaySettings struct {

@@ -78,6 +78,7 @@ struct gateway_scratch {
 	struct conn flow;
 	struct conn other;
 	struct conn_key key;
+	__u8 source[16] ADDR_ALIGNED; /* takes the place of the client's address, where the flow is GATEWAY_TWICE */
 };
 
 struct {

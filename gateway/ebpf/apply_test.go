@@ -202,7 +202,7 @@ func BenchmarkApply(b *testing.B) {
 	more := thousand()
 	start := time.Now()
 	apply(b, balancer, more)
-	b.ReportMetric(float64(time.Since(start).Milliseconds()), "ms/all")
+	all := time.Since(start)
 	less := thousand()
 	less.VIPs[500].Frontends[0].Backends = slices.Clone(less.VIPs[500].Frontends[0].Backends[:9])
 	states := [2]*desired.State{less, more}
@@ -216,4 +216,5 @@ func BenchmarkApply(b *testing.B) {
 		b.Fatal(d)
 	}
 	b.ReportMetric(float64(time.Since(start).Milliseconds()), "ms/drift")
+	b.ReportMetric(float64(all.Milliseconds()), "ms/all")
 }
