@@ -1,5 +1,5 @@
 // Package gateway measures the gateways: how soon traffic goes on when one dies, and what is lost when one is drained, or
-// its agent crashes.
+// its agent crashes; and what the balancers can do, each in turns with rules that a person would write.
 //
 // The gateways, their router (FRR) and a client that asks a VIP every 5 ms are network namespaces of this machine. A dead
 // gateway is one whose cable is cut behind a switch, so that its router hears of it by silence alone. The clock runs from
@@ -47,7 +47,11 @@ func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, 
 	if err != nil {
 		return nil, fmt.Errorf("announced by VRRP: %w", err)
 	}
-	return rows(byBGP, byVRRP), nil
+	seen, err := lanes(ctx, rounds, progress)
+	if err != nil {
+		return nil, fmt.Errorf("balancers: %w", err)
+	}
+	return slices.Concat(rows(byBGP, byVRRP), balancerRows(seen)), nil
 }
 
 func build(ctx context.Context, pkg, program string) error {

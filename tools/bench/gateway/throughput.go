@@ -1,0 +1,229 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
+	"github.com/isthmus-net/isthmus/gateway/nft"
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+const (
+	// phase is how long one lane is measured without a break, turns how often in each round.
+	phase = 200 * time.Millisecond
+	turns = 5
+	// served is the port of VIPs and of the server.
+	served = 80
+)
+
+// lane is a gateway between the client and the server, and its VIP.
+type lane struct {
+	name    string
+	gateway *netlab.Namespace
+	vip     netip.AddrPort
+	balance func(ctx context.Context, l *lane) (undo func() error, err error)
+}
+
+// serverOf is the server as a lane's gateway knows it.
+var serverOf = netip.MustParseAddr("10.96.0.1")
+
+// throughput is what the client can do through each lane: operations in a second, by lane and kind of traffic, of every
+// phase.
+type throughput map[string]map[string][]float64
+
+// lanes measures the balancers against rules that a person would write, in turns.
+func lanes(ctx context.Context, rounds int, progress io.Writer) (_ throughput, err error) {
+	if err := debian.Ensure(ctx, progress, "nftables"); err != nil {
+		return nil, err
+	}
+	var undo []func() error
+	defer func() {
+		for _, u := range slices.Backward(undo) {
+			err = errors.Join(err, u())
+		}
+	}()
+	all := []*lane{{name: byHand, balance: rulesByHand}, {name: withNFT, balance: balanceNFT}, {name: withEBPF, balance: balanceEBPF}}
+	client, err := netlab.NewNamespace()
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, client.Close)
+	server, err := netlab.NewNamespace()
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, server.Close)
+	stop, err := serve(server)
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, stop)
+	for i, l := range all {
+		if err := l.connect(i, client, server); err != nil {
+			return nil, err
+		}
+		undo = append(undo, l.gateway.Close)
+		end, err := l.balance(ctx, l)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", l.name, err)
+		}
+		undo = append(undo, end)
+	}
+	seen := throughput{}
+	for turn := range rounds * turns {
+		for i := range all {
+			l := all[(i+turn)%len(all)] // nobody is always first
+			for _, k := range kinds {
+				var n float64
+				if err := client.Do(func() (err error) { n, err = k.run(l.vip); return err }); err != nil {
+					return nil, fmt.Errorf("%s, %s: %w", l.name, k.name, err)
+				}
+				if seen[l.name] == nil {
+					seen[l.name] = map[string][]float64{}
+				}
+				seen[l.name][k.name] = append(seen[l.name][k.name], n)
+			}
+		}
+		fmt.Fprintf(progress, "turn %d/%d of the balancers\n", turn+1, rounds*turns)
+	}
+	return seen, nil
+}
+
+// connect makes the lane of a number, with a cable to the client and one to the server.
+func (l *lane) connect(i int, client, server *netlab.Namespace) (err error) {
+	if l.gateway, err = netlab.NewNamespace(); err != nil {
+		return err
+	}
+	at := func(net, host byte) netip.Prefix {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, net, byte(i), host}), 24)
+	}
+	l.vip = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i + 1)}), served)
+	to := netip.PrefixFrom(serverOf, 32)
+	return errors.Join(
+		client.Connect(l.gateway, at(98, 2), at(98, 1)), l.gateway.Connect(server, at(97, 1), at(97, 2)),
+		client.RouteTo(netip.PrefixFrom(l.vip.Addr(), 32), at(98, 1).Addr()), l.gateway.RouteTo(to, at(97, 2).Addr()),
+		server.RouteTo(at(98, 0), at(97, 1).Addr()),
+	)
+}
+
+func (l *lane) state(balancer desired.Balancer) *desired.State {
+	s := &desired.State{Cluster: "bench", Group: "bench", Balancer: balancer}
+	v := desired.VIP{Addr: l.vip.Addr(), Announce: desired.ByBGP, Return: desired.Routed}
+	for _, proto := range []string{"TCP", "UDP"} {
+		v.Frontends = append(v.Frontends, desired.Frontend{
+			Service: "bench/echo", Protocol: proto, Port: served, Backends: []desired.Backend{{Addr: serverOf, Port: served, Weight: 1}},
+		})
+	}
+	s.VIPs = append(s.VIPs, v)
+	return s
+}
+
+func rulesByHand(ctx context.Context, l *lane) (func() error, error) {
+	rules := fmt.Sprintf(`table ip bench {
+	chain prerouting {
+		type nat hook prerouting priority dstnat
+		ip daddr %[1]s meta l4proto { tcp, udp } th dport %[2]d dnat ip to %[3]s:%[2]d
+	}
+}
+`, l.vip.Addr(), served, serverOf)
+	cmd := exec.CommandContext(ctx, "nsenter", "--net="+l.gateway.Path(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("nft: %w\n%s", err, output)
+	}
+	return func() error { return nil }, nil // the rules go with their namespace
+}
+
+func balanceNFT(ctx context.Context, l *lane) (undo func() error, err error) {
+	err = l.gateway.Do(func() error {
+		b, err := nft.New(slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		undo = func() error { return b.Close(ctx, false) }
+		return b.Apply(ctx, l.state(desired.NFTables))
+	})
+	return undo, err
+}
+
+func balanceEBPF(ctx context.Context, l *lane) (undo func() error, err error) {
+	dir, err := os.MkdirTemp("", "isthmus-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	unmount, err := netlab.MountBPFFS(dir)
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(dir))
+	}
+	err = l.gateway.Do(func() error {
+		b, err := ebpf.Open(ebpf.Config{BPFFS: dir, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			return err
+		}
+		undo = func() error { return errors.Join(b.Close(ctx, false), ebpf.Remove(dir), unmount(), os.Remove(dir)) }
+		return b.Apply(ctx, l.state(desired.EBPF))
+	})
+	return undo, err
+}
+
+// The lanes.
+const (
+	byHand   = "nft DNAT by hand"
+	withNFT  = "nftables balancer"
+	withEBPF = "eBPF balancer"
+)
+
+// balancerRows are what our balancers reach of what rules by hand do.
+func balancerRows(seen throughput) []metric.Metric {
+	var rows []metric.Metric
+	for _, l := range []struct {
+		name string
+		bar  float64
+	}{{withEBPF, 1.1}, {withNFT, 0.95}} {
+		for _, k := range kinds {
+			ratios := make([]float64, len(seen[l.name][k.name]))
+			for i, n := range seen[l.name][k.name] {
+				ratios[i] = n / seen[byHand][k.name][i]
+			}
+			m := metric.Metric{
+				Name: fmt.Sprintf("%s: %s a second of CPU, against nft DNAT by hand", l.name, k.name), Value: metric.Median(ratios), Unit: "ratio",
+				Bar: &l.bar, Better: metric.Higher, Quartiles: &[2]float64{ratios[len(ratios)/4], ratios[len(ratios)*3/4]},
+			}
+			rows = append(rows, m)
+		}
+	}
+	return rows
+}
+
+// own gives an address to a namespace's loopback device.
+func own(ns *netlab.Namespace, addr netip.Addr) error {
+	return ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("find loopback: %w", err)
+		}
+		a, err := netlink.ParseAddr(netip.PrefixFrom(addr, addr.BitLen()).String())
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(lo, a); err != nil {
+			return fmt.Errorf("give %s to loopback: %w", addr, err)
+		}
+		return nil
+	})
+}
