@@ -139,15 +139,19 @@ func TestDriftIsSeenAndMended(t *testing.T) {
 		t.Errorf("a successor finds something else: %v", d)
 	}
 	apply(t, next, s)
-	apply(t, next, &desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables})
-	if len(next.have.vips)+len(next.have.frontends)+len(next.have.backends)+len(next.have.origins)+len(next.have.sources)+len(next.have.tables) > 0 {
-		t.Errorf("with another balancer the maps hold %+v", next.have)
+	other := &desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables}
+	if faults, ok := errors.AsType[desired.Faults](next.Apply(context.Background(), other)); !ok || faults[0].Field != "balancer" {
+		t.Errorf("a state for another balancer: faults %v", faults)
 	}
-	if runs, err := next.k.runs(lo); err != nil || runs {
-		t.Errorf("with another balancer the program runs: %t, %v", runs, err)
+	apply(t, next, &desired.State{Cluster: "a", Group: "edge", Balancer: desired.EBPF})
+	if len(next.have.vips)+len(next.have.frontends)+len(next.have.backends)+len(next.have.origins)+len(next.have.sources)+len(next.have.tables) > 0 {
+		t.Errorf("without VIPs the maps hold %+v", next.have)
 	}
 	if err := Remove(bpffs); err != nil {
 		t.Fatal(err)
+	}
+	if runs, err := next.k.runs(lo); err != nil || runs {
+		t.Errorf("the program runs after it was removed: %t, %v", runs, err)
 	}
 	if err := Remove(bpffs); err != nil {
 		t.Fatal(err)

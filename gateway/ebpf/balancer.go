@@ -112,7 +112,10 @@ func (b *Balancer) Name() string { return desired.PartBalancer }
 func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	devices, err := b.devices(s)
+	if s.Balancer == desired.NFTables {
+		return desired.Faults{{Part: desired.PartBalancer, Field: "balancer", Message: `is "nftables", and this gateway balances with eBPF`}}
+	}
+	devices, err := chosen(b.cfg.Devices)
 	if err != nil {
 		return err
 	}
@@ -125,14 +128,6 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	}
 	b.applied, b.unsure = s, false
 	return nil
-}
-
-// devices returns where the program belongs: nowhere when another balancer has the gateway.
-func (b *Balancer) devices(s *desired.State) (map[int]string, error) {
-	if s.Balancer != desired.EBPF {
-		return nil, nil
-	}
-	return chosen(b.cfg.Devices)
 }
 
 // back makes the maps hold again what they did.
@@ -265,7 +260,7 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 			return nil, err
 		}
 	}
-	devices, err := b.devices(b.applied)
+	devices, err := chosen(b.cfg.Devices)
 	if err != nil {
 		return nil, err
 	}

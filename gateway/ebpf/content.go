@@ -40,9 +40,6 @@ type machine struct {
 // build returns what the maps have to hold for a state. A VIP that cannot be balanced is a fault.
 func build(s *desired.State, m machine) (*content, desired.Faults) {
 	c := newContent()
-	if s.Balancer != desired.EBPF {
-		return c, nil // another balancer has the gateway
-	}
 	var faults desired.Faults
 	for i := range s.VIPs {
 		faults = append(faults, c.addVIP(fmt.Sprintf("vips[%d]", i), &s.VIPs[i], m)...)

@@ -15,11 +15,10 @@ func touched(before, after *desired.State) (b, a *desired.State) {
 		had[before.VIPs[i].Addr] = &before.VIPs[i]
 	}
 	t := touch{vips: map[netip.Addr]bool{}, backends: map[netip.AddrPort]bool{}}
-	every := before.Balancer != after.Balancer
 	for i := range after.VIPs {
 		v := &after.VIPs[i]
 		old, ok := had[v.Addr]
-		if !ok || every || !equal(old, v) {
+		if !ok || !equal(old, v) {
 			t.add(v)
 		}
 		if ok && t.vips[v.Addr] {
