@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
 // Config is everything an operator can say to a gateway.
@@ -25,6 +26,9 @@ type Config struct {
 	Files      certs.Files
 	StateDir   string // what was applied last; it outlives the machine's restart
 	RunDir     string // what must not
+	Balancer   string // nftables or ebpf
+	BPFFS      string // where a BPF filesystem is mounted, for ebpf
+	Devices    []string
 	CheckEvery time.Duration
 	LogFormat  string // text or json
 	LogLevel   slog.Level
@@ -40,6 +44,8 @@ func defaults() *Config {
 		Files:      certs.Files{Cert: etc + "/tls.crt", Key: etc + "/tls.key", CA: etc + "/ca.crt"},
 		StateDir:   "/var/lib/isthmus-gateway",
 		RunDir:     "/run/isthmus-gateway",
+		Balancer:   string(desired.NFTables),
+		BPFFS:      "/sys/fs/bpf",
 		CheckEvery: agent.DefaultCheckEvery,
 		LogFormat:  "text",
 	}
@@ -55,6 +61,9 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Files.CA, "ca", c.Files.CA, "certificates of the authorities that are believed")
 	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "folder in which the last state is kept")
 	f.StringVar(&c.RunDir, "run-dir", c.RunDir, "folder for what a restart of the machine takes away")
+	f.StringVar(&c.Balancer, "balancer", c.Balancer, "nftables or ebpf, as all gateways of the group have it")
+	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "where a BPF filesystem is mounted, for --balancer=ebpf")
+	f.StringSliceVar(&c.Devices, "device", c.Devices, "device whose packets --balancer=ebpf takes, may be repeated; default: all with Ethernet and an address")
 	f.DurationVar(&c.CheckEvery, "check-interval", c.CheckEvery, "how long, on average, between two looks for what somebody else changed")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.TextVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -80,6 +89,9 @@ func (c *Config) Validate() error {
 		if !filepath.IsAbs(dir) {
 			faults = append(faults, fmt.Errorf("--%s=%s is not an absolute path", flag, dir))
 		}
+	}
+	if c.Balancer != string(desired.NFTables) && c.Balancer != string(desired.EBPF) {
+		faults = append(faults, fmt.Errorf("--balancer=%s is unknown; use nftables or ebpf", c.Balancer))
 	}
 	if c.CheckEvery <= 0 {
 		faults = append(faults, fmt.Errorf("--check-interval=%s is not more than 0", c.CheckEvery))

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/nft"
 )
 
@@ -59,11 +61,11 @@ word, for a restart: traffic stays where it is, and what starts next takes over.
 		&cobra.Command{
 			Use:   "cleanup",
 			Short: "Remove the balancer from this machine",
-			Long: `Remove the table of nftables with which a gateway balances. Traffic to its VIPs ends. Stop the gateway
-first: a running one makes the table again.`,
+			Long: `Remove what a gateway balances with: its table of nftables, and its eBPF program. Traffic to its VIPs
+ends. Stop the gateway first: a running one makes it again.`,
 			Example: "  isthmus-gateway cleanup",
 			Args:    usage.NoArgs,
-			RunE:    func(*cobra.Command, []string) error { return nft.Remove() },
+			RunE:    func(*cobra.Command, []string) error { return errors.Join(nft.Remove(), ebpf.Remove(cfg.BPFFS)) },
 		},
 	)
 	return root

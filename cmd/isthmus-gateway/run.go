@@ -19,6 +19,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/bgp"
 	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/nft"
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 )
@@ -83,7 +85,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 // parts returns what does the work. The file serving is there when a predecessor ended without a word: neighbours may still
 // lead packets here.
 func parts(cfg Config, serving string, log *slog.Logger) ([]agent.Part, error) {
-	balancer, err := nft.New(log)
+	balancer, err := newBalancer(cfg, log)
 	if err != nil {
 		return nil, err
 	}
@@ -96,6 +98,13 @@ func parts(cfg Config, serving string, log *slog.Logger) ([]agent.Part, error) {
 		return nil, fmt.Errorf("look for a predecessor: %w", err)
 	}
 	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: err == nil, Log: log}), router}, nil
+}
+
+func newBalancer(cfg Config, log *slog.Logger) (agent.Part, error) {
+	if cfg.Balancer == string(desired.EBPF) {
+		return ebpf.Open(ebpf.Config{BPFFS: cfg.BPFFS, Devices: cfg.Devices, Log: log})
+	}
+	return nft.New(log)
 }
 
 // serve runs the agent and what asks it, until ctx is done or one of them fails.
