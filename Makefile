@@ -7,10 +7,10 @@ export CGO_ENABLED = 0
 export GOFLAGS = -trimpath -buildvcs=false
 
 .DEFAULT_GOAL := help
-.PHONY: help generate build images check test test-kernels soak demo demo-down
+.PHONY: help generate build images check test test-kernels soak demo demo-down demo-gateway demo-gateway-down
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 generate: ## write eBPF objects, deepcopy functions, CRDs, RBAC and manifests anew
 	go run ./tools/generate
@@ -38,6 +38,12 @@ demo: ## the main job on two real clusters; ends with "demo: ok"
 
 demo-down: ## remove what demo made
 	go run ./e2e/demo down
+
+demo-gateway: ## the gateways' job, on a real cluster and a real Neutron; ends with "demo-gateway: ok"
+	go run ./e2e/demo/gateway
+
+demo-gateway-down: ## remove what demo-gateway made
+	go run ./e2e/demo/gateway down
 
 bench-%: ## one benchmark, such as bench-dataplane
 	go run ./tools/bench $*

@@ -21,6 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
+	"github.com/isthmus-net/isthmus/gateway/flows"
 	"github.com/isthmus-net/isthmus/gateway/nft"
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 )
@@ -55,17 +56,22 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return fmt.Errorf("%w; isthmusctl gateway certs makes them", err)
 	}
 	serving := filepath.Join(cfg.RunDir, "serving")
-	parts, err := parts(cfg, serving, log)
+	balancer, err := newBalancer(cfg, log)
+	if err != nil {
+		return err
+	}
+	exchange := flows.New(balancer, own, log)
+	parts, err := parts(cfg, sharing{balancer, exchange}, serving, log)
 	if err != nil {
 		return err
 	}
 	a, err := agent.New(agent.Config{
-		Cluster: cfg.Cluster, Parts: parts, StatePath: cfg.statePath(), CheckEvery: cfg.CheckEvery, Version: version.String(), Log: log,
+		Cluster: cfg.Cluster, Parts: parts, Flows: exchange, StatePath: cfg.statePath(), CheckEvery: cfg.CheckEvery, Version: version.String(), Log: log,
 	})
 	if err != nil {
 		return err
 	}
-	err = serve(ctx, cfg, a, own, serving)
+	err = serve(ctx, cfg, a, exchange, own, serving)
 	drain := false // who fails leaves traffic where it is, for whoever starts next
 	select {
 	case s := <-ended:
@@ -84,11 +90,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 
 // parts returns what does the work. The file serving is there when a predecessor ended without a word: neighbours may still
 // lead packets here.
-func parts(cfg Config, serving string, log *slog.Logger) ([]agent.Part, error) {
-	balancer, err := newBalancer(cfg, log)
-	if err != nil {
-		return nil, err
-	}
+func parts(cfg Config, balancer agent.Part, serving string, log *slog.Logger) ([]agent.Part, error) {
 	router, err := vrrp.New(vrrp.Config{Dir: filepath.Join(cfg.RunDir, "vrrp"), Log: log})
 	if err != nil {
 		return nil, err
@@ -100,15 +102,36 @@ func parts(cfg Config, serving string, log *slog.Logger) ([]agent.Part, error) {
 	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: err == nil, Log: log}), router}, nil
 }
 
-func newBalancer(cfg Config, log *slog.Logger) (agent.Part, error) {
+// balancer is a part whose connections other gateways can go on with.
+type balancer interface {
+	agent.Part
+	flows.Sharer
+}
+
+func newBalancer(cfg Config, log *slog.Logger) (balancer, error) {
 	if cfg.Balancer == string(desired.EBPF) {
 		return ebpf.Open(ebpf.Config{BPFFS: cfg.BPFFS, Devices: cfg.Devices, Log: log})
 	}
 	return nft.New(log)
 }
 
+// sharing is a balancer that tells the other gateways of its group.
+type sharing struct {
+	balancer
+	exchange *flows.Exchange
+}
+
+// Apply is part of agent.Part.
+func (s sharing) Apply(ctx context.Context, state *desired.State) error {
+	if err := s.balancer.Apply(ctx, state); err != nil {
+		return err
+	}
+	s.exchange.Tell(state.Mates)
+	return nil
+}
+
 // serve runs the agent and what asks it, until ctx is done or one of them fails.
-func serve(ctx context.Context, cfg Config, a *agent.Agent, own *certs.Source, serving string) error {
+func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, serving string) error {
 	var listen net.ListenConfig
 	endpoint, err := listen.Listen(ctx, "tcp", cfg.Listen)
 	if err != nil {
@@ -124,6 +147,10 @@ func serve(ctx context.Context, cfg Config, a *agent.Agent, own *certs.Source, s
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		a.Run(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		exchange.Run(ctx)
 		return nil
 	})
 	group.Go(func() error { return a.Serve(ctx, endpoint, own, cfg.Controller) })

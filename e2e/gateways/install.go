@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/gateway/api/crds"
+	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
@@ -25,7 +26,7 @@ import (
 const ClusterID = "lab"
 
 // agentPort is where a gateway's agent listens for the controller.
-const agentPort = 9479
+const agentPort = 9443
 
 //go:embed node.yaml
 var nodeTemplate string
@@ -82,7 +83,13 @@ func Name(gateway int) string { return "gateway-" + strconv.Itoa(gateway+1) }
 
 // certificates makes those of the controller and of both gateways.
 func (i *Installation) certificates(ctx context.Context) error {
-	return i.run(ctx, "isthmusctl", "gateway", "certs", "--dir", i.path("certs"), Name(0), Name(1))
+	return i.run(ctx, "isthmusctl", "gateway", "certs", "--dir", i.path("certs"), "--gateway", Name(0), "--gateway", Name(1))
+}
+
+// certs are the flags that name somebody's certificates.
+func (i *Installation) certs(name string) []string {
+	dir := i.path(filepath.Join("certs", name))
+	return []string{"--ca", filepath.Join(dir, "ca.crt"), "--cert", filepath.Join(dir, "tls.crt"), "--key", filepath.Join(dir, "tls.key")}
 }
 
 // StartAgent starts the agent of a gateway that has none.
@@ -92,12 +99,9 @@ func (i *Installation) StartAgent(ctx context.Context, gateway int) (err error) 
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return err
 	}
-	certs := i.path("certs")
-	i.Agents[gateway], err = Start(ctx, i.Lab.Gateways[gateway], i.path(name+".log"), i.path("isthmus-gateway"), "run",
-		"--cluster-id", ClusterID, "--listen", netip.AddrPortFrom(edge.Gateways[gateway][0], agentPort).String(),
-		"--state-dir", state, "--ca", filepath.Join(certs, "ca.crt"),
-		"--cert", filepath.Join(certs, name+".crt"), "--key", filepath.Join(certs, name+".key"),
-	)
+	args := append(i.certs(name), "run", "--cluster", ClusterID,
+		"--listen", netip.AddrPortFrom(edge.Gateways[gateway][0], agentPort).String(), "--state-dir", state, "--run-dir", state)
+	i.Agents[gateway], err = Start(ctx, i.Gateways[gateway], i.path(name+".log"), i.path("isthmus-gateway"), args...)
 	return err
 }
 
@@ -110,12 +114,9 @@ func (i *Installation) StartController(ctx context.Context) (err error) {
 	if err := os.WriteFile(i.path("settings.yaml"), []byte(settings), 0o600); err != nil {
 		return err
 	}
-	certs := i.path("certs")
-	i.Controller, err = Start(ctx, i.fabric, i.path("controller.log"), i.path("isthmus-gateway-controller"),
-		"--settings", i.path("settings.yaml"), "--kubeconfig", i.lab.Kubeconfig(i.cluster),
-		"--cloud", neutron.UserByCredential, "--clouds-file", i.Cloud.CloudsYAML(),
-		"--ca", filepath.Join(certs, "ca.crt"), "--cert", filepath.Join(certs, "isthmus-gateway-controller.crt"), "--key", filepath.Join(certs, "isthmus-gateway-controller.key"),
-	)
+	args := append(i.certs(certs.Controller), "--config", i.path("settings.yaml"), "--kubeconfig", i.lab.Kubeconfig(i.cluster),
+		"--cloud", neutron.UserByCredential, "--clouds", i.Cloud.CloudsYAML())
+	i.Controller, err = Start(ctx, i.fabric, i.path("controller.log"), i.path("isthmus-gateway-controller"), args...)
 	return err
 }
 
@@ -129,7 +130,8 @@ func (i *Installation) register(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := i.Apply(ctx, string(manifest)); err != nil {
+	const home = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: isthmus-system}\n" // of the controller's Lease
+	if err := i.Apply(ctx, string(manifest)+home); err != nil {
 		return err
 	}
 	if _, err := i.Kubectl(ctx, "wait", "crd/gatewaynodes.gateway.isthmus.dev", "--for", "condition=Established", "--timeout", "60s"); err != nil {

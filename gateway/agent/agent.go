@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
@@ -18,7 +19,7 @@ import (
 // DefaultCheckEvery is how often parts are asked what somebody else changed.
 const DefaultCheckEvery = 5 * time.Second
 
-// Config is what an Agent needs to know. All but CheckEvery must be set.
+// Config is what an Agent needs to know. All but CheckEvery and Flows must be set.
 type Config struct {
 	// Cluster is the id of the cluster whose controller is obeyed.
 	Cluster string
@@ -28,8 +29,10 @@ type Config struct {
 	StatePath string
 	// CheckEvery is about how often drift is looked for; 0 is DefaultCheckEvery.
 	CheckEvery time.Duration
-	Version    string
-	Log        *slog.Logger
+	// Flows answers other gateways; see package flows. It looks itself who calls.
+	Flows   http.Handler
+	Version string
+	Log     *slog.Logger
 }
 
 // Agent is a gateway's one control loop.

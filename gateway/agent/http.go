@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
 // Limits of what a client may send, and how slowly.
@@ -56,7 +57,7 @@ func failed(err error) *Refused {
 // Serve answers a controller on l until ctx is done. Only one with a certificate of the identity is heard.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, identity string) error {
 	server := &http.Server{
-		Handler:           known(own, identity, a.handler()),
+		Handler:           a.door(own, identity),
 		TLSConfig:         own.Server(),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,
@@ -71,6 +72,16 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, id
 		return fmt.Errorf("serve HTTPS on %s: %w", l.Addr(), err)
 	}
 	return nil
+}
+
+// door is what callers meet: other gateways at the path of flows, and everywhere else the controller.
+func (a *Agent) door(own *certs.Source, identity string) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", known(own, identity, a.handler()))
+	if a.cfg.Flows != nil {
+		mux.Handle(flows.Path, a.cfg.Flows)
+	}
+	return mux
 }
 
 // quiet is what the server says of connections that fail: strangers decide how often, so it is for who debugs.

@@ -111,7 +111,7 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 			all[i].reason, all[i].err = v1alpha1.ReasonMixedBalancers, fmt.Errorf("spec.balancer: group %s has %s; give all its gateways the same", group(n), strings.Join(b, " and "))
 			continue
 		}
-		if all[i].state, all[i].err = w.state(ctx, n, groups[group(n)]); all[i].err != nil {
+		if all[i].state, all[i].err = w.state(ctx, n, mates(n, nodes.Items), groups[group(n)]); all[i].err != nil {
 			all[i].reason = v1alpha1.ReasonInvalid
 		}
 	}
@@ -134,10 +134,21 @@ func group(n *v1alpha1.GatewayNode) string {
 // identity is what the certificate of a gateway's agent must say.
 func identity(n *v1alpha1.GatewayNode) string { return cmp.Or(n.Spec.CertificateName, n.Name) }
 
+// mates are the other gateways of a gateway's group, by name.
+func mates(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (mates []desired.Mate) {
+	for i := range all {
+		if o := &all[i]; o.Name != n.Name && group(o) == group(n) {
+			mates = append(mates, desired.Mate{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
+		}
+	}
+	slices.SortFunc(mates, func(a, b desired.Mate) int { return strings.Compare(a.Name, b.Name) })
+	return mates
+}
+
 // state is what a gateway is to have. The error is about the gateway's own spec.
-func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, vips []desired.VIP) (desired.State, error) {
+func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, mates []desired.Mate, vips []desired.VIP) (desired.State, error) {
 	s := desired.State{
-		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned, VIPs: vips,
+		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned, Mates: mates, VIPs: vips,
 	}
 	var err error
 	if n.Spec.BGP != nil {

@@ -36,10 +36,18 @@ type State struct {
 	Group    string   `json:"group"`
 	Balancer Balancer `json:"balancer"`
 	// Cordoned gateways announce nothing and go on to balance what still arrives.
-	Cordoned bool  `json:"cordoned,omitempty"`
-	VIPs     []VIP `json:"vips,omitempty"` // by address
-	BGP      *BGP  `json:"bgp,omitempty"`  // needed by VIPs that are announced so
-	VRRP     *VRRP `json:"vrrp,omitempty"` // needed by VIPs that are announced so
+	Cordoned bool `json:"cordoned,omitempty"`
+	// Mates are the other gateways of the group, which are told of connections so that those survive this gateway.
+	Mates []Mate `json:"mates,omitempty"` // by name
+	VIPs  []VIP  `json:"vips,omitempty"`  // by address
+	BGP   *BGP   `json:"bgp,omitempty"`   // needed by VIPs that are announced so
+	VRRP  *VRRP  `json:"vrrp,omitempty"`  // needed by VIPs that are announced so
+}
+
+// Mate is another gateway of the group.
+type Mate struct {
+	URL  string `json:"url"`  // such as https://192.0.2.12:9443
+	Name string `json:"name"` // the identity in its certificate
 }
 
 // Balancer is what balances packets on a gateway.

@@ -10,7 +10,7 @@ import (
 
 func example() State {
 	return State{
-		Cluster: "a", Group: "edge", Balancer: NFTables,
+		Cluster: "a", Group: "edge", Balancer: NFTables, Mates: []Mate{{URL: "https://10.0.0.12:9443", Name: "gateway-2"}},
 		VIPs: []VIP{{
 			Addr: netip.MustParseAddr("198.51.100.7"), Announce: ByBGP, Return: Routed,
 			Frontends: []Frontend{{
@@ -75,6 +75,8 @@ func TestValidate(t *testing.T) {
 		"cluster":                      func(s *State) { s.Cluster = "" },
 		"group":                        func(s *State) { s.Group = "" },
 		"balancer":                     func(s *State) { s.Balancer = "ipvs" },
+		"mates[0].name":                func(s *State) { s.Mates[0].Name = "" },
+		"mates[0].url":                 func(s *State) { s.Mates[0].URL = "http://10.0.0.12" },
 		"vips[0].announce":             func(s *State) { s.BGP = nil },
 		"vips[0].return":               func(s *State) { s.VIPs[0].Return = "" },
 		"vips[1].addr":                 func(s *State) { s.VIPs = append(s.VIPs, VIP{Addr: s.VIPs[0].Addr, Announce: ByNone, Return: SNAT}) },

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -43,6 +44,13 @@ func (s *State) Validate() Faults {
 	v.nonEmpty("cluster", s.Cluster)
 	v.nonEmpty("group", s.Group)
 	oneOf(&v, "balancer", s.Balancer, NFTables, EBPF)
+	for i, m := range s.Mates {
+		at := fmt.Sprintf("mates[%d]", i)
+		v.nonEmpty(at+".name", m.Name)
+		if u, err := url.Parse(m.URL); err != nil || u.Scheme != "https" || u.Host == "" {
+			v.add(at+".url", "is %q; it must be https://HOST:PORT", m.URL)
+		}
+	}
 	seen := map[netip.Addr]int{}
 	for i := range s.VIPs {
 		vip := &s.VIPs[i]

@@ -32,10 +32,10 @@ func (w *world) kill(dead int) {
 	w.steer(1 - dead)
 }
 
-// flows are some connections of each kind.
-type flows struct{ idle, download, upload []*flow }
+// streams are some connections of each kind.
+type streams struct{ idle, download, upload []*flow }
 
-func (w *world) openFlows(family, n int) (f flows) {
+func (w *world) openStreams(family, n int) (f streams) {
 	w.t.Helper()
 	for range n {
 		f.idle = append(f.idle, w.open(family, "echo"))
@@ -46,7 +46,7 @@ func (w *world) openFlows(family, n int) (f flows) {
 }
 
 // broken returns how many connections of each kind do not go on.
-func (f flows) broken(s *servers) (idle, download, upload int) {
+func (f streams) broken(s *servers) (idle, download, upload int) {
 	for _, c := range f.idle {
 		if c.echoes() != nil {
 			idle++
@@ -107,9 +107,9 @@ func TestFailover(t *testing.T) {
 		w := newWorld(t)
 		w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
 		s := w.serve()
-		var all [2]flows
+		var all [2]streams
 		for family := range familyNames {
-			all[family] = w.openFlows(family, 5)
+			all[family] = w.openStreams(family, 5)
 		}
 		w.kill(0)
 		for family, name := range familyNames {
@@ -136,7 +136,7 @@ func TestFailoverAfterChange(t *testing.T) {
 	less := each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })
 	w.apply(w.state(less))
 	w.serve()
-	all := w.openFlows(0, 16)
+	all := w.openStreams(0, 16)
 	w.apply(w.state())
 	w.kill(0)
 	for _, f := range all.download {

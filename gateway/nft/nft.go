@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink/nl"
@@ -35,7 +36,8 @@ type Balancer struct {
 	// generation is the number of the kernel's rules after our last write, if nobody else wrote since; 0 is unknown.
 	generation uint32
 	// gone are backends whose connections are to be forgotten still.
-	gone map[pair]bool
+	gone   map[pair]bool
+	serves atomic.Pointer[shared]
 }
 
 // New returns a balancer. It finds out at its first Apply what an earlier one left.
@@ -68,6 +70,7 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 		b.reopen()
 		return err
 	}
+	b.serves.Store(share(s))
 	b.remember(had)
 	if err := b.forget(); err != nil {
 		b.log.Warn("connections of backends that are gone stay for now", "err", err)

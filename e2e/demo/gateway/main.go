@@ -76,7 +76,7 @@ type demonstration struct {
 }
 
 func (d *demonstration) step(format string, args ...any) {
-	fmt.Printf("[%4.0fs] %s\n", time.Since(d.begin).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Fprintf(os.Stdout, "[%4.0fs] %s\n", time.Since(d.begin).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // demo runs all steps. The error says which one failed.
@@ -115,11 +115,15 @@ func demo(ctx context.Context, lab *cluster.Lab) (err error) {
 		}
 	}
 	d.step("done")
-	fmt.Println("demo-gateway: ok")
+	fmt.Fprintln(os.Stdout, "demo-gateway: ok")
 	return nil
 }
 
 func (d *demonstration) deploy(ctx context.Context) error {
+	// A demo that failed has left one, with addresses of a cloud that is no more.
+	if _, err := d.Kubectl(ctx, "delete", "service", "web", "--namespace", "demo", "--ignore-not-found", "--timeout", "60s"); err != nil {
+		return err
+	}
 	if err := d.Apply(ctx, web); err != nil {
 		return err
 	}
@@ -137,7 +141,7 @@ func (d *demonstration) deploy(ctx context.Context) error {
 		if !gateways.External[0].Contains(d.floating) {
 			return fmt.Errorf("%s is not of %s, where floating IPs come from", d.floating, gateways.External[0])
 		}
-		fmt.Printf("  kubectl get service web: %s\n", d.floating)
+		fmt.Fprintf(os.Stdout, "  kubectl get service web: %s\n", d.floating)
 		return nil
 	})
 }
@@ -149,8 +153,7 @@ func (d *demonstration) fromClient(ctx context.Context, argv ...string) (out str
 	err = d.Client.Do(func() error {
 		b, err := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
 		out = string(b)
-		var failed *exec.ExitError
-		if errors.As(err, &failed) {
+		if failed, ok := errors.AsType[*exec.ExitError](err); ok {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, failed.Stderr)
 		}
 		return err
@@ -162,7 +165,7 @@ func (d *demonstration) curl(ctx context.Context) error {
 	return testbed.Eventually(ctx, time.Minute, func(ctx context.Context) error {
 		out, err := d.fromClient(ctx, "curl", "-sS", "--max-time", "2", d.url())
 		if err == nil {
-			fmt.Printf("  curl %s: %s", d.url(), out)
+			fmt.Fprintf(os.Stdout, "  curl %s: %s", d.url(), out)
 		}
 		return err
 	})
@@ -204,7 +207,7 @@ func (d *demonstration) kill(ctx context.Context) error {
 	if r.err != nil {
 		return fmt.Errorf("the download: %w", r.err)
 	}
-	fmt.Printf("  download: %s, one connection from beginning to end\n", r.said)
+	fmt.Fprintf(os.Stdout, "  download: %s, one connection from beginning to end\n", r.said)
 	r = <-short
 	if r.err != nil {
 		return fmt.Errorf("short connections: %w", r.err)
@@ -213,7 +216,7 @@ func (d *demonstration) kill(ctx context.Context) error {
 	if err := json.Unmarshal([]byte(r.said), &c); err != nil {
 		return fmt.Errorf("read the client's report: %w", err)
 	}
-	fmt.Printf("  %d short connections, %d failed %v\n", c.Connections, c.Failures, c.Errors)
+	fmt.Fprintf(os.Stdout, "  %d short connections, %d failed %v\n", c.Connections, c.Failures, c.Errors)
 	if c.Failures > 0 {
 		return errors.New("short connections failed, although a client's SYN is sent again")
 	}

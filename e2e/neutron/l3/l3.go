@@ -27,10 +27,11 @@ type Router struct {
 	Ports map[string]string
 	// Outside is the device towards clients.
 	Outside string
-	// Report is told when the state changes, in one line.
+	// Report is told where floating IPs lead when that changes, in one line.
 	Report func(string)
 
 	last string // the rules that hold
+	said string // what was reported last
 }
 
 // State is what Neutron says.
@@ -164,8 +165,9 @@ func (r *Router) Apply(ctx context.Context, s State) error {
 		return err
 	}
 	r.last = rules
-	if r.Report != nil {
-		r.Report(s.String())
+	if is := s.String(); r.Report != nil && is != r.said {
+		r.said = is
+		r.Report(is)
 	}
 	return nil
 }

@@ -1,0 +1,285 @@
+package flows
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// Path is where gateways tell one another of flows: POST, with a JSON array of Flow.
+const Path = "/v1/flows"
+
+const (
+	// gather is how long a flow waits for others to go with.
+	gather = 50 * time.Millisecond
+	// batch is how many go in one request at most, and maxBody what one may take.
+	batch   = 4096
+	maxBody = 4 << 20
+	// backlog is how many wait for a gateway that does not answer. More are left out: all are told again in time.
+	backlog = 1 << 18
+	// patience is how long a request may take, and pause until it is made again when it failed.
+	patience = 5 * time.Second
+	pause    = time.Second
+)
+
+// Sharer is a balancer whose connections can go on at another gateway.
+type Sharer interface {
+	// Export tells of all flows that are there, then of each that opens, and of all again in time, until ctx is done or
+	// tell fails. One at a time may run.
+	Export(ctx context.Context, tell func(Flow) error) error
+	// Import makes flows of another gateway known. Any goroutine may call it.
+	Import(all []Flow) error
+}
+
+// Exchange tells the other gateways of the group of a balancer's flows, and the balancer of theirs. What gets lost on the
+// way is told again: nothing waits for it.
+type Exchange struct {
+	sharer Sharer
+	own    *certs.Source
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	mates   map[desired.Mate]*mate
+	changed chan struct{} // closed when there is somebody new, who knows nothing yet
+}
+
+// New returns an exchange that tells nobody yet.
+func New(s Sharer, own *certs.Source, log *slog.Logger) *Exchange {
+	return &Exchange{sharer: s, own: own, log: log, mates: map[desired.Mate]*mate{}, changed: make(chan struct{})}
+}
+
+// mate is another gateway, and what it is to be told.
+type mate struct {
+	desired.Mate
+	client *http.Client
+	stop   context.CancelFunc
+
+	mu    sync.Mutex
+	queue map[Flow]struct{}
+}
+
+// Tell says who the other gateways are, from now on.
+func (x *Exchange) Tell(mates []desired.Mate) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for id, m := range x.mates {
+		if !slices.Contains(mates, id) {
+			m.stop()
+			delete(x.mates, id)
+		}
+	}
+	anew := false
+	for _, id := range mates {
+		if _, ok := x.mates[id]; ok {
+			continue
+		}
+		transport := &http.Transport{TLSClientConfig: x.client(id), ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
+		m := &mate{Mate: id, client: &http.Client{Transport: transport, Timeout: patience}, queue: map[Flow]struct{}{}}
+		ctx, stop := context.WithCancel(context.Background())
+		m.stop = func() {
+			stop()
+			transport.CloseIdleConnections()
+		}
+		go m.talk(ctx, x.log)
+		x.mates[id], anew = m, true
+	}
+	if anew {
+		close(x.changed)
+		x.changed = make(chan struct{})
+	}
+}
+
+func (x *Exchange) client(id desired.Mate) *tls.Config { return x.own.Client(id.Name) }
+
+// Run tells of the balancer's flows until ctx is done.
+func (x *Exchange) Run(ctx context.Context) {
+	defer x.Tell(nil)
+	for ctx.Err() == nil {
+		x.mu.Lock()
+		changed := x.changed
+		x.mu.Unlock()
+		if err := x.export(ctx, changed); err != nil && ctx.Err() == nil {
+			x.log.Warn("other gateways hear nothing of new connections for now", "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+		}
+	}
+}
+
+// export tells until somebody is new.
+func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		select {
+		case <-changed:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	err := x.sharer.Export(ctx, func(f Flow) error {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		for _, m := range x.mates {
+			m.add(f)
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (m *mate) add(f Flow) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.queue) < backlog {
+		m.queue[f] = struct{}{}
+	}
+}
+
+// take returns some flows that wait, and takes them out.
+func (m *mate) take() (some []Flow) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for f := range m.queue {
+		if len(some) == batch {
+			break
+		}
+		some = append(some, f)
+		delete(m.queue, f)
+	}
+	return some
+}
+
+// talk sends what waits until ctx is done.
+func (m *mate) talk(ctx context.Context, log *slog.Logger) {
+	wait := gather
+	silent := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		wait = gather
+		some := m.take()
+		if len(some) == 0 {
+			continue
+		}
+		err := m.send(ctx, some)
+		if err != nil && ctx.Err() == nil {
+			for _, f := range some {
+				m.add(f)
+			}
+			wait = pause
+			if !silent {
+				log.Warn("another gateway does not hear of connections", "gateway", m.Name, "err", err)
+			}
+		}
+		if err == nil && silent {
+			log.Info("another gateway hears of connections again", "gateway", m.Name)
+		}
+		silent = err != nil
+	}
+}
+
+func (m *mate) send(ctx context.Context, some []Flow) error {
+	body, err := json.Marshal(some)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, m.URL+Path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := m.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	said, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // an answer of which only a part comes is answer enough
+	if response.StatusCode != http.StatusNoContent {
+		return fmt.Errorf("%s: %s", response.Status, bytes.TrimSpace(said))
+	}
+	return nil
+}
+
+// ServeHTTP takes what another gateway tells. Nobody else is heard.
+func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := x.verify(r.TLS); err != nil {
+		http.Error(w, err.Error(), http.StatusForbidden)
+		return
+	}
+	if r.Method != http.MethodPost {
+		http.Error(w, "want POST with flows", http.StatusMethodNotAllowed)
+		return
+	}
+	var some []Flow
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&some); err != nil {
+		http.Error(w, fmt.Sprintf("read flows: %v", err), http.StatusBadRequest)
+		return
+	}
+	for i := range some {
+		if err := some[i].validate(); err != nil {
+			http.Error(w, fmt.Sprintf("[%d]: %v", i, err), http.StatusBadRequest)
+			return
+		}
+	}
+	if err := x.sharer.Import(some); err != nil {
+		x.log.Warn("connections of another gateway are not known here", "err", err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// verify returns nil when one of the group's gateways is at the other end.
+func (x *Exchange) verify(c *tls.ConnectionState) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	errs := []error{errors.New("only gateways of the group are heard")}
+	for id := range x.mates {
+		err := x.own.Verify(c, id.Name)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// validate returns what is wrong with a flow by itself.
+func (f *Flow) validate() error {
+	if f.Protocol != "TCP" && f.Protocol != "UDP" {
+		return fmt.Errorf("protocol is %q; it can be \"TCP\" or \"UDP\"", f.Protocol)
+	}
+	four := f.VIP.Addr().Is4()
+	for name, a := range map[string]struct{ is4, whole bool }{
+		"client":  {f.Client.Addr().Is4(), f.Client.IsValid() && f.Client.Port() > 0},
+		"vip":     {four, f.VIP.IsValid() && f.VIP.Port() > 0},
+		"backend": {f.Backend.Addr().Is4(), f.Backend.IsValid() && f.Backend.Port() > 0},
+		"source":  {f.Source.Addr().Is4(), f.Source.IsValid() && f.Source.Port() > 0},
+	} {
+		if !a.whole || a.is4 != four {
+			return fmt.Errorf("%s is no address and port of the VIP's family", name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,226 @@
+package flows
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// fake is a balancer that has what it is given.
+type fake struct {
+	opens chan Flow
+	mu    sync.Mutex
+	has   []Flow // from the beginning
+	heard []Flow
+}
+
+func (f *fake) Export(ctx context.Context, tell func(Flow) error) error {
+	for _, h := range f.has {
+		if err := tell(h); err != nil {
+			return err
+		}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case o := <-f.opens:
+			if err := tell(o); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (f *fake) Import(all []Flow) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.heard = append(f.heard, all...)
+	return nil
+}
+
+func (f *fake) knows(o Flow) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Contains(f.heard, o)
+}
+
+// flow is one of many.
+func flow(port uint16) Flow {
+	at := func(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), port) }
+	client := at("192.0.2.1", port)
+	return Flow{Protocol: "TCP", Client: client, VIP: at("198.51.100.7", 80), Backend: at("10.1.0.1", 8080), Source: client}
+}
+
+// gateway is an exchange that can be reached.
+type gateway struct {
+	*Exchange
+	balancer fake
+	mate     desired.Mate
+	own      *certs.Source
+	server   *http.Server
+	at       string
+}
+
+// newGateways returns some of one authority.
+func newGateways(t *testing.T, names ...string) (all []*gateway) {
+	t.Helper()
+	authority, err := certs.NewAuthority("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		pair, err := authority.Issue(name, time.Now(), time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		files := certs.Files{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), CA: filepath.Join(dir, "ca")}
+		for path, b := range map[string][]byte{files.Cert: pair.Cert, files.Key: pair.Key, files.CA: authority.Cert} {
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		own, err := certs.Open(files, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := &gateway{own: own, balancer: fake{opens: make(chan Flow)}, at: "127.0.0.1:0"}
+		g.Exchange = New(&g.balancer, own, slog.New(slog.DiscardHandler))
+		g.listen(t)
+		g.mate = desired.Mate{URL: "https://" + g.at, Name: name}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			g.Run(ctx)
+		}()
+		t.Cleanup(func() {
+			stop()
+			<-ended
+			_ = g.server.Close()
+		})
+		all = append(all, g)
+	}
+	return all
+}
+
+// listen serves at the gateway's address.
+func (g *gateway) listen(t *testing.T) {
+	t.Helper()
+	l, err := net.Listen("tcp", g.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.at = l.Addr().String()
+	g.server = &http.Server{Handler: g.Exchange, TLSConfig: g.own.Server(), ReadHeaderTimeout: time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	go func() { _ = g.server.ServeTLS(l, "", "") }()
+}
+
+func await(t *testing.T, is func() bool, otherwise string) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); !is(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatal(otherwise)
+		}
+	}
+}
+
+// A gateway hears of what was there before it came, of what opens, and after it was away of what it missed.
+func TestExchange(t *testing.T) {
+	t.Parallel()
+	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
+	old := flow(1)
+	g[0].balancer.has = []Flow{old}
+	g[0].Tell([]desired.Mate{g[1].mate})
+	g[1].Tell([]desired.Mate{g[0].mate})
+	await(t, func() bool { return g[1].balancer.knows(old) }, "what was there is not told")
+	g[0].balancer.opens <- flow(2)
+	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "what opens is not told")
+
+	if err := g[1].server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g[0].balancer.opens <- flow(3)
+	g[1].listen(t)
+	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "what opened meanwhile is not told")
+
+	g[2].Tell([]desired.Mate{g[0].mate})
+	g[0].Tell([]desired.Mate{g[1].mate, g[2].mate})
+	await(t, func() bool { return g[2].balancer.knows(old) }, "who is new hears nothing of what is there")
+	g[0].Tell([]desired.Mate{g[2].mate})
+	g[0].balancer.opens <- flow(4)
+	await(t, func() bool { return g[2].balancer.knows(flow(4)) }, "what opens is not told to who is left")
+	if g[1].balancer.knows(flow(4)) {
+		t.Error("who left the group is told")
+	}
+}
+
+// Only the group is heard, and only with flows that can be.
+func TestWhoAndWhatIsRefused(t *testing.T) {
+	t.Parallel()
+	g := newGateways(t, "gateway-1", "gateway-2", "stranger")
+	g[0].Tell([]desired.Mate{g[1].mate})
+	other, short, unknown := flow(1), flow(1), flow(1)
+	other.Backend = netip.MustParseAddrPort("[fd00::1]:80")
+	short.Source = netip.AddrPort{}
+	unknown.Protocol = "SCTP"
+	for name, tt := range map[string]struct {
+		from *gateway
+		body any
+		want int
+	}{
+		"a mate":                      {g[1], []Flow{flow(1)}, http.StatusNoContent},
+		"a stranger":                  {g[2], []Flow{flow(1)}, http.StatusForbidden},
+		"another family":              {g[1], []Flow{other}, http.StatusBadRequest},
+		"no source":                   {g[1], []Flow{short}, http.StatusBadRequest},
+		"another protocol":            {g[1], []Flow{unknown}, http.StatusBadRequest},
+		"no array":                    {g[1], "flows", http.StatusBadRequest},
+		"more than fits in a request": {g[1], slices.Repeat([]Flow{flow(1)}, 100_000), http.StatusBadRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			body, err := json.Marshal(tt.body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			client := http.Client{Transport: &http.Transport{TLSClientConfig: tt.from.own.Client("gateway-1"), DisableKeepAlives: true}}
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g[0].mate.URL+Path, bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := client.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			if response.StatusCode != tt.want {
+				t.Errorf("%s, want %d", response.Status, tt.want)
+			}
+		})
+	}
+}
+
+// A batch of the largest size fits in a request.
+func TestBatchFits(t *testing.T) {
+	t.Parallel()
+	at := netip.MustParseAddrPort("[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535")
+	b, err := json.Marshal(slices.Repeat([]Flow{{Protocol: "TCP", Client: at, VIP: at, Backend: at, Source: at}}, batch))
+	if err != nil || len(b) > maxBody {
+		t.Errorf("%d bytes, at most %d may be: %v", len(b), maxBody, err)
+	}
+}

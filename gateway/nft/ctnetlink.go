@@ -1,0 +1,256 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/gateway/flows"
+)
+
+// What of linux/netfilter/nfnetlink_conntrack.h and its neighbours golang.org/x/sys/unix does not have. A library that
+// makes entries with translations there is none of.
+const (
+	subsystem = 1 << 8 // NFNL_SUBSYS_CTNETLINK
+	ctNew     = subsystem
+	ctGet     = subsystem | 1
+	groupNews = 2 // NFNLGRP_CONNTRACK_UPDATE
+
+	ctaOriginal, ctaReply, ctaStatus, ctaProtoInfo, ctaNATSource, ctaTimeout, ctaNATDestination = 1, 2, 3, 4, 6, 7, 13
+
+	tupleIP, tupleProto                        = 1, 2
+	ipSource4, ipDestination4                  = 1, 2
+	ipSource6, ipDestination6                  = 3, 4
+	protoNumber, protoSource, protoDestination = 1, 2, 3
+
+	infoTCP                                      = 1
+	tcpState, tcpFlagsFrom, tcpFlagsTo           = 1, 4, 5
+	tcpEstablished                               = 3
+	natMin4, natMax4, natProto, natMin6, natMax6 = 1, 2, 3, 4, 5
+	natPortMin, natPortMax                       = 1, 2
+
+	statusSeenReply, statusAssured, statusConfirmed = 2, 4, 8
+
+	// beLiberal and what goes with it: of windows nothing is known here.
+	tcpFlags = 0x01 | 0x02 | 0x08 // IP_CT_TCP_FLAG_WINDOW_SCALE, _SACK_PERM, _BE_LIBERAL
+)
+
+// tuple is one direction of a connection.
+type tuple struct {
+	protocol uint8
+	from, to netip.AddrPort
+}
+
+// entry is a connection as the kernel tells it.
+type entry struct {
+	original, reply tuple
+	status          uint32
+	open            bool          // TCP that is established, or UDP
+	left            time.Duration // until it is forgotten, if nothing comes
+}
+
+// parse reads an entry.
+func parse(b []byte) (e entry, err error) {
+	const header = 4 // struct nfgenmsg
+	if len(b) < header {
+		return e, errors.New("short message")
+	}
+	ad, err := netlink.NewAttributeDecoder(b[header:])
+	if err != nil {
+		return e, err
+	}
+	ad.ByteOrder = binary.BigEndian
+	for ad.Next() {
+		switch ad.Type() {
+		case ctaOriginal:
+			ad.Nested(e.original.decode)
+		case ctaReply:
+			ad.Nested(e.reply.decode)
+		case ctaStatus:
+			e.status = ad.Uint32()
+		case ctaTimeout:
+			e.left = time.Duration(ad.Uint32()) * time.Second
+		case ctaProtoInfo:
+			ad.Nested(func(ad *netlink.AttributeDecoder) error {
+				for ad.Next() {
+					if ad.Type() == infoTCP {
+						ad.Nested(func(ad *netlink.AttributeDecoder) error {
+							for ad.Next() {
+								if ad.Type() == tcpState {
+									e.open = ad.Uint8() == tcpEstablished
+								}
+							}
+							return nil
+						})
+					}
+				}
+				return nil
+			})
+		}
+	}
+	e.open = e.open || e.original.protocol == unix.IPPROTO_UDP
+	return e, ad.Err()
+}
+
+func (t *tuple) decode(ad *netlink.AttributeDecoder) error {
+	var from, to netip.Addr
+	var fromPort, toPort uint16
+	for ad.Next() {
+		switch ad.Type() {
+		case tupleIP:
+			ad.Nested(func(ad *netlink.AttributeDecoder) error {
+				for ad.Next() {
+					a, _ := netip.AddrFromSlice(ad.Bytes())
+					switch ad.Type() {
+					case ipSource4, ipSource6:
+						from = a
+					case ipDestination4, ipDestination6:
+						to = a
+					}
+				}
+				return nil
+			})
+		case tupleProto:
+			ad.Nested(func(ad *netlink.AttributeDecoder) error {
+				for ad.Next() {
+					switch ad.Type() {
+					case protoNumber:
+						t.protocol = ad.Uint8()
+					case protoSource:
+						fromPort = ad.Uint16()
+					case protoDestination:
+						toPort = ad.Uint16()
+					}
+				}
+				return nil
+			})
+		}
+	}
+	t.from, t.to = netip.AddrPortFrom(from, fromPort), netip.AddrPortFrom(to, toPort)
+	return nil
+}
+
+// flow is the entry's connection, if a packet of it was translated on its way to a backend.
+func (e *entry) flow() (flows.Flow, bool) {
+	if e.reply.from == e.original.to || e.original.from.Port() == 0 {
+		return flows.Flow{}, false
+	}
+	name := "TCP"
+	if e.original.protocol == unix.IPPROTO_UDP {
+		name = "UDP"
+	}
+	return flows.Flow{Protocol: name, Client: e.original.from, VIP: e.original.to, Backend: e.reply.from, Source: e.reply.to}, true
+}
+
+// encode is the message that makes an entry of a flow that lives on for a time without a packet.
+func encode(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
+	h := netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl}
+	return about(f, protocol, h, func(ae *netlink.AttributeEncoder) {
+		// The kernel makes this direction anew from the translations.
+		ae.Nested(ctaReply, tuple{protocol, f.VIP, f.Client}.encode)
+		ae.Uint32(ctaStatus, statusSeenReply|statusAssured|statusConfirmed)
+		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
+		ae.Nested(ctaNATDestination, translation(f.Backend))
+		if f.Source != f.Client {
+			ae.Nested(ctaNATSource, translation(f.Source))
+		}
+		if protocol == unix.IPPROTO_TCP {
+			ae.Nested(ctaProtoInfo, establish)
+		}
+	})
+}
+
+func establish(ae *netlink.AttributeEncoder) error {
+	ae.Nested(infoTCP, func(ae *netlink.AttributeEncoder) error {
+		ae.Uint8(tcpState, tcpEstablished)
+		ae.Bytes(tcpFlagsFrom, []byte{tcpFlags, tcpFlags})
+		ae.Bytes(tcpFlagsTo, []byte{tcpFlags, tcpFlags})
+		return nil
+	})
+	return nil
+}
+
+// lookup is the message that asks for the entry of a flow. The answer says that another one follows it: the confirmation.
+func lookup(f *flows.Flow, protocol uint8) (netlink.Message, error) {
+	return about(f, protocol, netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Acknowledge}, func(*netlink.AttributeEncoder) {})
+}
+
+// lifetime is the message that lets the entry of a flow live for a time from now.
+func lifetime(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
+	return about(f, protocol, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
+		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
+	})
+}
+
+// about is a message about the entry of a flow.
+func about(f *flows.Flow, protocol uint8, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
+	ae := netlink.NewAttributeEncoder()
+	ae.ByteOrder = binary.BigEndian
+	ae.Nested(ctaOriginal, tuple{protocol, f.Client, f.VIP}.encode)
+	more(ae)
+	b, err := ae.Encode()
+	return netlink.Message{Header: h, Data: append(message(f.VIP.Addr()), b...)}, err
+}
+
+func (t tuple) encode(ae *netlink.AttributeEncoder) error {
+	source, destination := uint16(ipSource4), uint16(ipDestination4)
+	if t.from.Addr().Is6() {
+		source, destination = ipSource6, ipDestination6
+	}
+	ae.Nested(tupleIP, func(ae *netlink.AttributeEncoder) error {
+		ae.Bytes(source, t.from.Addr().AsSlice())
+		ae.Bytes(destination, t.to.Addr().AsSlice())
+		return nil
+	})
+	ae.Nested(tupleProto, func(ae *netlink.AttributeEncoder) error {
+		ae.Uint8(protoNumber, t.protocol)
+		ae.Uint16(protoSource, t.from.Port())
+		ae.Uint16(protoDestination, t.to.Port())
+		return nil
+	})
+	return nil
+}
+
+// translation is to exactly one address and port.
+func translation(to netip.AddrPort) func(*netlink.AttributeEncoder) error {
+	return func(ae *netlink.AttributeEncoder) error {
+		from, until := uint16(natMin4), uint16(natMax4)
+		if to.Addr().Is6() {
+			from, until = natMin6, natMax6
+		}
+		ae.Bytes(from, to.Addr().AsSlice())
+		ae.Bytes(until, to.Addr().AsSlice())
+		ae.Nested(natProto, func(ae *netlink.AttributeEncoder) error {
+			ae.Uint16(natPortMin, to.Port())
+			ae.Uint16(natPortMax, to.Port())
+			return nil
+		})
+		return nil
+	}
+}
+
+// message begins every message: struct nfgenmsg.
+func message(a netip.Addr) []byte {
+	if a.Is4() {
+		return []byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}
+	}
+	return []byte{unix.AF_INET6, unix.NFNETLINK_V0, 0, 0}
+}
+
+// everything asks for all entries of a family.
+func everything(a netip.Addr) netlink.Message {
+	return netlink.Message{Header: netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Dump}, Data: message(a)}
+}
+
+func reach() (*netlink.Conn, error) {
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("reach connection tracking: %w", err)
+	}
+	return c, nil
+}

@@ -1,0 +1,200 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
+)
+
+const (
+	// tellAgain is how often all connections are told, so that others keep those that live and forget those that ended.
+	// It begins with tellSoon and doubles: of a connection that opens just when Export begins there may be no news.
+	tellSoon, tellAgain = time.Second, 2 * time.Minute
+	// standby is how long a connection that another gateway told of is kept without a packet. The first one makes that
+	// as long as the kernel keeps what is open: days (net.netfilter.nf_conntrack_tcp_timeout_established), or five
+	// minutes while something is not acknowledged. So one that has longer than standby is ours.
+	standby = 4 * time.Minute
+	// waitForNews is how long a read waits until it looks whether it is to end.
+	waitForNews = 250 * time.Millisecond
+	// newsBuffer has room for the news of some seconds with many connections.
+	newsBuffer = 8 << 20
+)
+
+// shared is what Export and Import know of the state, from any goroutine.
+type shared struct {
+	pairs map[pair]bool // of which connections are shared
+}
+
+// share returns what s says of connections that are shared.
+func share(s *desired.State) *shared {
+	is := &shared{map[pair]bool{}}
+	for i := range s.VIPs {
+		v := &s.VIPs[i]
+		if v.Return != desired.Masquerade { // then nobody else has the address that backends know
+			pairs(v, func(p pair) { is.pairs[p] = true })
+		}
+	}
+	return is
+}
+
+// Export tells of all connections of this gateway that can go on without it, then of each that opens, and of all again
+// every two minutes, until ctx is done or tell fails. One at a time may run.
+func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) error {
+	news, err := reach()
+	if err != nil {
+		return err
+	}
+	defer news.Close()
+	if err := errors.Join(news.SetReadBuffer(newsBuffer), news.JoinGroup(groupNews)); err != nil {
+		return fmt.Errorf("hear of connections: %w", err)
+	}
+	var again time.Time
+	every := tellSoon
+	for ctx.Err() == nil {
+		if now := time.Now(); now.After(again) {
+			again, every = now.Add(every), min(2*every, tellAgain)
+			if err := b.exportAll(tell); err != nil {
+				return err
+			}
+		}
+		if err := news.SetReadDeadline(time.Now().Add(waitForNews)); err != nil {
+			return err
+		}
+		heard, err := news.Receive()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			continue
+		case errors.Is(err, unix.ENOBUFS):
+			again = time.Time{} // some were lost
+			continue
+		case err != nil:
+			return fmt.Errorf("hear of connections: %w", err)
+		}
+		for _, m := range heard {
+			e, err := parse(m.Data)
+			if err != nil {
+				return fmt.Errorf("read a connection: %w", err)
+			}
+			if err := b.export(&e, tell); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// exportAll tells of all connections that are there, but for those that others told of and nobody has used here.
+func (b *Balancer) exportAll(tell func(flows.Flow) error) error {
+	var failed error
+	err := b.list(func(e entry) {
+		if failed == nil && e.left > standby {
+			failed = b.export(&e, tell)
+		}
+	})
+	return errors.Join(err, failed)
+}
+
+// list calls each with all connections that are tracked here.
+func (*Balancer) list(each func(entry)) error {
+	c, err := reach()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		all, err := c.Execute(everything(a))
+		if err != nil {
+			return fmt.Errorf("list connections: %w", err)
+		}
+		for _, m := range all {
+			e, err := parse(m.Data)
+			if err != nil {
+				return fmt.Errorf("read a connection: %w", err)
+			}
+			each(e)
+		}
+	}
+	return nil
+}
+
+// export tells of an entry if it is an open connection that others could go on with.
+func (b *Balancer) export(e *entry, tell func(flows.Flow) error) error {
+	f, ok := e.flow()
+	is := b.serves.Load()
+	if !ok || e.status&statusAssured == 0 || !e.open || is == nil || !is.pairs[pair{e.original.protocol, f.VIP, f.Backend}] {
+		return nil
+	}
+	return tell(f)
+}
+
+// Import makes connections of another gateway known here. Those that are known already stay as they are, and those whose
+// VIP or backend this gateway does not have are left out. All are kept for four minutes at least.
+func (b *Balancer) Import(all []flows.Flow) error {
+	is := b.serves.Load()
+	if is == nil {
+		return nil
+	}
+	c, err := reach()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for i := range all {
+		f := &all[i]
+		protocol := uint8(unix.IPPROTO_TCP)
+		if f.Protocol == "UDP" {
+			protocol = unix.IPPROTO_UDP
+		}
+		if !is.pairs[pair{protocol, f.VIP, f.Backend}] {
+			continue
+		}
+		m, err := encode(f, protocol, standby)
+		if err != nil {
+			return err
+		}
+		if _, err = c.Execute(m); errors.Is(err, unix.EEXIST) {
+			err = b.prolong(c, f, protocol)
+		}
+		if err != nil {
+			return fmt.Errorf("make connection %s known: %w", f, err)
+		}
+	}
+	return nil
+}
+
+// prolong gives a connection that waits for its gateway's death as long again. One of our own lives longer: it stays.
+func (b *Balancer) prolong(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
+	ask, err := lookup(f, protocol)
+	if err != nil {
+		return err
+	}
+	found, err := c.Execute(ask)
+	if errors.Is(err, unix.ENOENT) || err == nil && len(found) == 0 {
+		return nil // it has just ended
+	}
+	if err != nil {
+		return err
+	}
+	e, err := parse(found[0].Data)
+	if err != nil || e.left > standby {
+		return err
+	}
+	m, err := lifetime(f, protocol, standby)
+	if err != nil {
+		return err
+	}
+	_, err = c.Execute(m)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}

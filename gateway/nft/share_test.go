@@ -1,0 +1,110 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
+)
+
+// tells lets one gateway tell the other of its connections, until the result is called.
+func (w *world) tells(from, to int) (end func() int) {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(w.t.Context())
+	told := 0
+	var group errgroup.Group
+	group.Go(func() error {
+		return w.gateways[from].ns.Do(func() error {
+			return w.gateways[from].Export(ctx, func(f flows.Flow) error {
+				told++
+				return w.gateways[to].ns.Do(func() error { return w.gateways[to].Import([]flows.Flow{f}) })
+			})
+		})
+	})
+	return func() int {
+		w.t.Helper()
+		stop()
+		if err := group.Wait(); !errors.Is(err, context.Canceled) {
+			w.t.Error(err)
+		}
+		return told
+	}
+}
+
+// A backend comes and another one drains, and then the gateway dies: with what it has told no connection breaks, whichever
+// end speaks first and however the backends see clients.
+func TestSharedConnectionsGoOn(t *testing.T) {
+	t.Parallel()
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
+		t.Run(string(way), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			returns := func(v *desired.VIP) { v.Return = way }
+			w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })))
+			s := w.serve()
+			before := w.openStreams(0, 4) // these are there when the telling begins
+			end := w.tells(0, 1)
+			after := w.openStreams(1, 4)
+			w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends[0].Draining = true })))
+			w.poll(func() bool { return w.tracked(1) >= 24 }, "the other gateway does not know all connections")
+			if told := end(); told < 24 {
+				t.Errorf("%d connections told of 24", told)
+			}
+			w.kill(0)
+			for family, all := range []streams{before, after} {
+				if idle, download, upload := all.broken(s); idle+download+upload > 0 {
+					t.Errorf("%s: broken are %d idle, %d download, %d upload of 4 each", familyNames[family], idle, download, upload)
+				}
+			}
+		})
+	}
+}
+
+// tracked is how many connections a gateway knows.
+func (w *world) tracked(gateway int) (n int) {
+	w.t.Helper()
+	in(w.t, w.gateways[gateway].ns, func() error {
+		return w.gateways[gateway].list(func(entry) { n++ })
+	})
+	return n
+}
+
+// What another gateway told of is not told back, and ends when nothing more is heard of it; what has a packet here is ours.
+func TestStandbyIsNotOurs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state())
+	w.serve()
+	all := w.openStreams(0, 2)
+	w.tells(0, 1)()
+	told := func(gateway int) (n int) {
+		in(t, w.gateways[gateway].ns, func() error {
+			return w.gateways[gateway].exportAll(func(flows.Flow) error { n++; return nil })
+		})
+		return n
+	}
+	if n := told(1); n != 0 {
+		t.Errorf("the other gateway tells of %d connections that it only heard of", n)
+	}
+	in(t, w.gateways[1].ns, func() error {
+		return w.gateways[1].list(func(e entry) {
+			if e.left > standby || e.left < standby-time.Minute {
+				t.Errorf("%v lives for %s, want %s", e.original, e.left, standby)
+			}
+		})
+	})
+	w.kill(0)
+	for _, f := range all.idle {
+		if err := f.echoes(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := told(1); n < len(all.idle) {
+		t.Errorf("after its death the other gateway tells of %d connections, want %d at least", n, len(all.idle))
+	}
+}
