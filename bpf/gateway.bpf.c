@@ -430,18 +430,6 @@ static __always_inline bool look_again(struct __sk_buff *skb, struct packet *p, 
 	return READ_AT(skb, p->l3 + (p->ipv6 ? 4 : 8), &p->hop_word) == 0;
 }
 
-/* How long the packet is, or the longest of those that the device will make of it. */
-static __always_inline __u32 size_of(struct __sk_buff *skb, const struct packet *p)
-{
-	__u8 offset = 2 << 4; /* of UDP: two words */
-
-	if (!skb->gso_size)
-		return p->end - p->l3;
-	if (p->key.proto == IPPROTO_TCP && READ_AT(skb, p->l4 + 12, &offset))
-		return p->end - p->l3;
-	return p->l4 - p->l3 + (offset >> 4) * 4 + skb->gso_size;
-}
-
 /* Makes the packet an ICMP error about itself, as a router does: it has made too many hops, or is too big. */
 __noinline int answer_router(struct __sk_buff *skb, const struct packet *p, __u32 service, __u32 mtu)
 {

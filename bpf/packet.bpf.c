@@ -362,10 +362,7 @@ static __always_inline bool fits_fast(struct __sk_buff *skb, const struct packet
 {
 	if (!(c->flags & CONN_FAST) || hops_of(p) <= 1)
 		return false;
-	if (p->key.reply)
-		return true;
-	/* What the device is still to cut has the size of its segments; 60 is the longest transport header. */
-	return (skb->gso_size ? p->l4 - p->l3 + skb->gso_size + 60 : p->end - p->l3) <= c->mtu;
+	return p->key.reply || size_of(skb, p) <= c->mtu;
 }
 
 static __always_inline int send_to_backend(const struct conn *c)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"runtime"
 	"testing"
 	"time"
@@ -337,6 +338,35 @@ func TestPacketEndToEnd(t *testing.T) {
 					})
 				}
 			})
+		}
+	}
+}
+
+// Of a flow on the fast road the node's own netfilter sees nothing, however large the packets are that the pod lets its
+// device cut: half of a flow would be no connection to it.
+func TestPacketEndAllOfAFlowIsFast(t *testing.T) {
+	l := newLab(t)
+	l.attachTCX()
+	l.speedUp()
+	nft := func(args ...string) (out []byte) {
+		t.Helper()
+		l.in(l.node, func() (err error) {
+			out, err = exec.CommandContext(t.Context(), "nft", args...).Output()
+			return err
+		})
+		return out
+	}
+	nft("add table inet seen; add counter inet seen forwarded; add chain inet seen forward { type filter hook forward priority 0; }; " +
+		"add rule inet seen forward meta l4proto tcp counter name forwarded")
+	for family, s := range sides {
+		l.path.addRange(s.ranges)
+		l.path.serve(1, tcp, s.vip, backendAddr(family))
+		l.echo(family)
+		l.talk(s.vip, []byte("lets the neighbours find each other"))
+		nft("reset", "counter", "inet", "seen", "forwarded")
+		l.talk(s.vip, make([]byte, 4<<20))
+		if out := nft("list", "counter", "inet", "seen", "forwarded"); !bytes.Contains(out, []byte("packets 0 ")) {
+			t.Errorf("%s: the node forwards some of it:\n%s", family, out)
 		}
 	}
 }

@@ -404,4 +404,16 @@ static __always_inline enum drop_reason read_transport(struct __sk_buff *skb, st
 	}
 }
 
+/* How long the packet is, or the longest of those that the device will make of it. */
+static __always_inline __u32 size_of(struct __sk_buff *skb, const struct packet *p)
+{
+	__u8 offset = 2 << 4; /* of UDP: two words */
+
+	if (!skb->gso_size)
+		return p->end - p->l3;
+	if (p->key.proto == IPPROTO_TCP && READ_AT(skb, p->l4 + 12, &offset))
+		return p->end - p->l3;
+	return p->l4 - p->l3 + (offset >> 4) * 4 + skb->gso_size;
+}
+
 #endif
