@@ -85,6 +85,9 @@ func chains() []chain {
 		if name == "refuse" {
 			made.rules = append(made.rules, rule{"what goes on is no news", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)})
 		}
+		if name == "returns" {
+			made.rules = append(made.rules, rule{"what is translated belongs to a connection", join(destinationTranslated, accept)})
+		}
 		for _, f := range []family{ipv4, ipv6} {
 			for _, r := range rules {
 				made.rules = append(made.rules, r(f)...)
