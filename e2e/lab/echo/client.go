@@ -369,16 +369,45 @@ func dialMapped(ctx context.Context, network, address string) (net.Conn, error) 
 	}
 	f := os.NewFile(uintptr(fd), address)
 	defer f.Close()
-	if deadline, ok := ctx.Deadline(); ok { // bounds a connect, too
-		timeout := unix.NsecToTimeval(max(time.Until(deadline), time.Millisecond).Nanoseconds())
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
-			return nil, os.NewSyscallError("setsockopt", err)
-		}
+	patience := defaultTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = max(time.Until(deadline), time.Millisecond)
 	}
-	if err := unix.Connect(fd, &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())}); err != nil {
+	timeout := unix.NsecToTimeval(patience.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil { // bounds a connect, too
+		return nil, os.NewSyscallError("setsockopt", err)
+	}
+	err = unix.Connect(fd, &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())})
+	if errors.Is(err, unix.EINTR) {
+		err = awaitConnect(fd, patience)
+	}
+	if err != nil {
 		return nil, os.NewSyscallError("connect", err)
 	}
 	return net.FileConn(f)
+}
+
+// awaitConnect waits for a connect that a signal has interrupted, which goes on without its caller (connect(2)). To call it
+// again would be another connect to the socket hooks.
+func awaitConnect(fd int, patience time.Duration) error {
+	for end := time.Now().Add(patience); ; {
+		left := time.Until(end)
+		if left <= 0 {
+			return unix.ETIMEDOUT
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(left.Milliseconds())+1)
+		if errors.Is(err, unix.EINTR) || err == nil && n == 0 {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && code != 0 {
+			err = syscall.Errno(code)
+		}
+		return err
+	}
 }
 
 // getpeername asks the kernel, where socket hooks may answer, and not what was dialled.
