@@ -13,7 +13,9 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -168,6 +170,19 @@ func (e *Edge) lead(ctx context.Context, progress io.Writer) error {
 	e.follow = &errgroup.Group{}
 	e.follow.Go(func() error { return e.L3.Follow(ctx, network, 250*time.Millisecond) })
 	return nil
+}
+
+// FromClient runs a command in the client's network and returns what it printed.
+func (e *Edge) FromClient(ctx context.Context, argv ...string) (out string, err error) {
+	err = e.Client.Do(func() error {
+		b, err := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
+		out = string(b)
+		if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, failed.Stderr)
+		}
+		return err
+	})
+	return out, err
 }
 
 // Close takes all of it away.

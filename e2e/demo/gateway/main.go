@@ -18,10 +18,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -148,22 +146,9 @@ func (d *demonstration) deploy(ctx context.Context) error {
 
 func (d *demonstration) url() string { return "http://" + d.floating.String() }
 
-// fromClient runs a command in the client's network and returns what it printed.
-func (d *demonstration) fromClient(ctx context.Context, argv ...string) (out string, err error) {
-	err = d.Client.Do(func() error {
-		b, err := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
-		out = string(b)
-		if failed, ok := errors.AsType[*exec.ExitError](err); ok {
-			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, failed.Stderr)
-		}
-		return err
-	})
-	return out, err
-}
-
 func (d *demonstration) curl(ctx context.Context) error {
 	return testbed.Eventually(ctx, time.Minute, func(ctx context.Context) error {
-		out, err := d.fromClient(ctx, "curl", "-sS", "--max-time", "2", d.url())
+		out, err := d.FromClient(ctx, "curl", "-sS", "--max-time", "2", d.url())
 		if err == nil {
 			fmt.Fprintf(os.Stdout, "  curl %s: %s", d.url(), out)
 		}
@@ -186,7 +171,7 @@ func (d *demonstration) kill(ctx context.Context) error {
 	run := func(argv ...string) <-chan result {
 		done := make(chan result, 1)
 		go func() {
-			said, err := d.fromClient(ctx, argv...)
+			said, err := d.FromClient(ctx, argv...)
 			done <- result{said, err}
 		}()
 		return done
@@ -229,7 +214,7 @@ func (d *demonstration) clean(ctx context.Context) error {
 		return err
 	}
 	return testbed.Eventually(ctx, time.Minute, func(ctx context.Context) error {
-		if _, err := d.fromClient(ctx, "curl", "-sS", "--max-time", "1", d.url()); err == nil {
+		if _, err := d.FromClient(ctx, "curl", "-sS", "--max-time", "1", d.url()); err == nil {
 			return errors.New("it still answers")
 		}
 		return nil
