@@ -70,14 +70,20 @@ func (c *Cloud) Networking(ctx context.Context) (*gophercloud.ServiceClient, err
 	return openstack.NewNetworkV2(admin, gophercloud.EndpointOpts{Region: region})
 }
 
+// identities returns a user's client, and Keystone as that user sees it.
+func (c *Cloud) identities(ctx context.Context, user string) (*gophercloud.ProviderClient, *gophercloud.ServiceClient, error) {
+	p, err := c.connect(ctx, user)
+	if err != nil {
+		return nil, nil, err
+	}
+	identity, err := openstack.NewIdentityV3(p, gophercloud.EndpointOpts{Region: region})
+	return p, identity, err
+}
+
 // seedIdentities makes projects and users, the catalog's entry of Neutron, and clouds.yaml.
 func (c *Cloud) seedIdentities(ctx context.Context) error {
 	return c.once("identities.made", func() error {
-		admin, err := c.connect(ctx, "admin")
-		if err != nil {
-			return err
-		}
-		identity, err := openstack.NewIdentityV3(admin, gophercloud.EndpointOpts{Region: region})
+		_, identity, err := c.identities(ctx, "admin")
 		if err != nil {
 			return err
 		}
@@ -122,11 +128,7 @@ func (c *Cloud) seedIdentities(ctx context.Context) error {
 
 // writeClouds makes the application credential and writes clouds.yaml.
 func (c *Cloud) writeClouds(ctx context.Context) error {
-	user, err := c.connect(ctx, User)
-	if err != nil {
-		return err
-	}
-	identity, err := openstack.NewIdentityV3(user, gophercloud.EndpointOpts{Region: region})
+	user, identity, err := c.identities(ctx, User)
 	if err != nil {
 		return err
 	}
@@ -185,11 +187,7 @@ func (c *Cloud) seedNetworks(ctx context.Context) error {
 
 func (c *Cloud) makeNetworks(ctx context.Context) error {
 	return c.once("networks.made", func() error {
-		admin, err := c.connect(ctx, "admin")
-		if err != nil {
-			return err
-		}
-		identity, err := openstack.NewIdentityV3(admin, gophercloud.EndpointOpts{Region: region})
+		_, identity, err := c.identities(ctx, "admin")
 		if err != nil {
 			return err
 		}
