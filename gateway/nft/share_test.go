@@ -3,6 +3,10 @@ package nft
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,6 +63,67 @@ func TestSharedConnectionsGoOn(t *testing.T) {
 			for family, all := range []streams{before, after} {
 				if idle, download, upload := all.broken(s); idle+download+upload > 0 {
 					t.Errorf("%s: broken are %d idle, %d download, %d upload of 4 each", familyNames[family], idle, download, upload)
+				}
+			}
+		})
+	}
+}
+
+// endings are ways in which a connection ends; each returns what the other end hears of it, or nil if that is what it should.
+var endings = map[string]func(f *flow, server *served) error{
+	"the client closes": func(f *flow, server *served) error {
+		return errors.Join(f.Conn.(*net.TCPConn).CloseWrite(), hears(<-server.ended, nil), f.hears(io.EOF))
+	},
+	"the client resets": func(f *flow, server *served) error {
+		return errors.Join(f.Conn.(*net.TCPConn).SetLinger(0), f.Close(), hears(<-server.ended, syscall.ECONNRESET))
+	},
+	"the backend closes": func(f *flow, server *served) error { return errors.Join(server.CloseWrite(), f.hears(io.EOF)) },
+	"the backend resets": func(f *flow, server *served) error {
+		return errors.Join(server.SetLinger(0), server.Close(), f.hears(syscall.ECONNRESET))
+	},
+}
+
+func hears(have, want error) error {
+	if !errors.Is(have, want) {
+		return fmt.Errorf("the other end hears %v, want %v", have, want)
+	}
+	return nil
+}
+
+func (f *flow) hears(want error) error {
+	_, err := f.ReadByte()
+	return hears(err, want)
+}
+
+// A connection may end with the first packet that the survivor sees of it: the other end hears so, whichever it is.
+func TestSharedConnectionsEnd(t *testing.T) {
+	t.Parallel()
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
+		t.Run(string(way), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
+			s := w.serve()
+			stop := w.tells(0, 1)
+			var all [2]map[string]*flow
+			for family := range all {
+				all[family] = map[string]*flow{}
+				for kind := range endings {
+					all[family][kind] = w.open(family, "echo")
+				}
+			}
+			w.poll(func() bool { return w.tracked(1) >= 2*len(endings) }, "the other gateway does not know all connections")
+			stop()
+			w.kill(0)
+			for family, name := range familyNames {
+				for kind, f := range all[family] {
+					server := s.of(f)
+					if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
+						t.Fatal(err)
+					}
+					if err := endings[kind](f, server); err != nil {
+						t.Errorf("%s, %s: %v", name, kind, err)
+					}
 				}
 			}
 		})

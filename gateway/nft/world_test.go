@@ -132,7 +132,8 @@ func in(t *testing.T, ns *netlab.Namespace, f func() error) {
 	}
 }
 
-// give gives a device an address that is good at once.
+// give gives a device an address that is good at once. The kernel adds the route to an IPv6 one a moment later: until then
+// packets to it are unreachable.
 func give(t *testing.T, ns *netlab.Namespace, device string, p netip.Prefix) {
 	t.Helper()
 	in(t, ns, func() error {
@@ -140,7 +141,18 @@ func give(t *testing.T, ns *netlab.Namespace, device string, p netip.Prefix) {
 		if err != nil {
 			return err
 		}
-		return netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD})
+		if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}); err != nil {
+			return err
+		}
+		for end := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+			routes, err := netlink.RouteGet(p.Addr().AsSlice())
+			if err == nil && routes[0].Type == unix.RTN_LOCAL {
+				return nil
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("address %s of %s is no local one: %w", p, device, err)
+			}
+		}
 	})
 }
 
@@ -211,7 +223,7 @@ func (w *world) apply(s *desired.State) {
 // client says first what it wants: "echo" of each line, a "download" of the time without an end, or to "upload".
 func (w *world) serve() *servers {
 	w.t.Helper()
-	s := &servers{uploaded: map[string]chan int{}}
+	s := &servers{uploaded: map[string]chan int{}, served: map[string]*served{}}
 	for family := range familyNames {
 		for n := 1; n <= backendCount; n++ {
 			at := netip.AddrPortFrom(backendAddr(family, n), backendPort).String()
@@ -238,6 +250,20 @@ func (w *world) serve() *servers {
 type servers struct {
 	mu       sync.Mutex
 	uploaded map[string]chan int // by client: what came, in bytes
+	served   map[string]*served  // by backend and client
+}
+
+// served is the backend's end of a connection.
+type served struct {
+	*net.TCPConn
+	ended chan error // what reading of it ended with
+}
+
+// of returns the other end of a flow.
+func (s *servers) of(f *flow) *served {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.served[f.backend+" "+f.shown]
 }
 
 // uploadOf returns where it is told how much came from a client, by its address.
@@ -278,7 +304,12 @@ func (s *servers) talk(c net.Conn) {
 	if err != nil {
 		return
 	}
-	fmt.Fprintf(c, "%s %s\n", c.LocalAddr(), c.RemoteAddr())
+	who := fmt.Sprint(c.LocalAddr(), " ", c.RemoteAddr())
+	is := &served{c.(*net.TCPConn), make(chan error, 1)}
+	s.mu.Lock()
+	s.served[who] = is
+	s.mu.Unlock()
+	fmt.Fprintln(c, who)
 	switch wish {
 	case "download\n":
 		for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
@@ -296,7 +327,8 @@ func (s *servers) talk(c net.Conn) {
 			s.uploadOf(c.RemoteAddr().String()) <- n
 		}
 	default:
-		_, _ = io.Copy(c, r)
+		_, err := io.Copy(c, r)
+		is.ended <- err
 	}
 }
 
