@@ -8,7 +8,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // annotationTokenSecret on a member's ServiceAccount names the Secret of its token, where that is not the one
@@ -27,17 +27,17 @@ const annotationTokenSecret = "isthmus.io/token-secret"
 // controllerDeployment is the Deployment of a member's controller, in the installation namespace.
 const controllerDeployment = "isthmus-controller"
 
+// brokerName is what errors call the broker.
+const brokerName = "the broker"
+
 // named returns the metadata of an object on the broker that belongs to member id.
 func named(namespace, name, id string) metav1.ObjectMeta {
-	m := metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: ours()}
+	m := metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: ctl.Ours()}
 	m.Labels[v1alpha1.LabelCluster] = id
 	return m
 }
 
 // tokenSecret returns the Secret that asks the broker for a token of member id.
-//
-// A token in a Secret works on every Kubernetes and stays valid while the member is away for long, where a
-// requested token would run out and lock it out. Deleting the Secret revokes it.
 func tokenSecret(namespace, name, id string) *corev1.Secret {
 	s := &corev1.Secret{ObjectMeta: named(namespace, name, id), Type: corev1.SecretTypeServiceAccountToken}
 	s.Annotations = map[string]string{corev1.ServiceAccountNameKey: v1alpha1.MemberAccount(id)}
@@ -58,10 +58,10 @@ func openAccount(ctx context.Context, broker client.Client, namespace, id string
 		name = account.Name + "-token"
 	}
 	secret := tokenSecret(namespace, name, id)
-	if err := apply(ctx, broker, secret); err != nil {
+	if err := ctl.Apply(ctx, broker, secret); err != nil {
 		return "", fmt.Errorf("on the broker: %w", err)
 	}
-	return awaitToken(ctx, broker, secret)
+	return ctl.Token(ctx, broker, brokerName, secret)
 }
 
 // giveRights makes account and lets it do what members may.
@@ -69,23 +69,11 @@ func giveRights(ctx context.Context, broker client.Client, account *corev1.Servi
 	bound := binding(account.Namespace, account.Name, memberRole, account.Name)
 	bound.Labels[v1alpha1.LabelCluster] = id
 	for _, obj := range []client.Object{account, bound} {
-		if err := apply(ctx, broker, obj); err != nil {
+		if err := ctl.Apply(ctx, broker, obj); err != nil {
 			return fmt.Errorf("on the broker: %w", err)
 		}
 	}
 	return nil
-}
-
-// awaitToken returns the token that the broker puts into secret.
-func awaitToken(ctx context.Context, broker client.Client, secret *corev1.Secret) (string, error) {
-	key := client.ObjectKeyFromObject(secret)
-	err := await(ctx, fmt.Sprintf("the broker issued no token into Secret %s; is its controller manager running?", key), func() (bool, error) {
-		if err := broker.Get(ctx, key, secret); err != nil {
-			return false, fmt.Errorf("read Secret %s on the broker: %w", key, err)
-		}
-		return len(secret.Data[corev1.ServiceAccountTokenKey]) > 0, nil
-	})
-	return string(secret.Data[corev1.ServiceAccountTokenKey]), err
 }
 
 // Rotated is what became of a Rotate.
@@ -124,8 +112,8 @@ func Rotate(ctx context.Context, broker, member client.Client, namespace, id str
 	if err != nil {
 		return r, err
 	}
-	err = apply(ctx, member, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.BrokerSecret, Labels: ours()},
+	err = ctl.Apply(ctx, member, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.BrokerSecret, Labels: ctl.Ours()},
 		Data:       map[string][]byte{v1alpha1.BrokerSecretKubeconfig: kubeconfig, v1alpha1.BrokerSecretToken: []byte(token)},
 	})
 	if err != nil {
@@ -150,26 +138,20 @@ func (s site) newToken(ctx context.Context, broker client.Client) (secret, token
 	}
 	fresh := tokenSecret(s.brokerNamespace, "", s.id)
 	fresh.GenerateName = account.Name + "-token-"
-	if err := broker.Create(ctx, fresh, fieldOwner); err != nil {
+	if err := broker.Create(ctx, fresh, ctl.FieldOwner); err != nil {
 		return "", "", fmt.Errorf("make a new token on the broker: %w", err)
 	}
-	if token, err = awaitToken(ctx, broker, fresh); err != nil {
+	if token, err = ctl.Token(ctx, broker, brokerName, fresh); err != nil {
 		return "", "", err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationTokenSecret: fresh.Name}}})
 	if err != nil {
 		return "", "", fmt.Errorf("encode annotation: %w", err)
 	}
-	if err := broker.Patch(ctx, account, client.RawPatch(types.MergePatchType, patch), fieldOwner); err != nil {
+	if err := broker.Patch(ctx, account, client.RawPatch(types.MergePatchType, patch), ctl.FieldOwner); err != nil {
 		return "", "", fmt.Errorf("write ServiceAccount %s/%s on the broker: %w", account.Namespace, account.Name, err)
 	}
-	err = await(ctx, "the broker does not accept the new token", func() (bool, error) {
-		review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}
-		if err := broker.Create(ctx, review); err != nil {
-			return false, fmt.Errorf("try the new token on the broker: %w", err)
-		}
-		return review.Status.Authenticated, nil
-	})
+	err = ctl.Accepted(ctx, broker, brokerName, token)
 	return fresh.Name, token, err
 }
 
@@ -198,7 +180,7 @@ func restartController(ctx context.Context, member client.Client, namespace stri
 	if err != nil {
 		return false, fmt.Errorf("encode annotation: %w", err)
 	}
-	err = member.Patch(ctx, d, client.RawPatch(types.StrategicMergePatchType, patch), fieldOwner)
+	err = member.Patch(ctx, d, client.RawPatch(types.StrategicMergePatchType, patch), ctl.FieldOwner)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
@@ -207,7 +189,7 @@ func restartController(ctx context.Context, member client.Client, namespace stri
 		return false, fmt.Errorf("restart %s: %w", what, err)
 	}
 	overdue := fmt.Sprintf("%s is not ready with the new credentials after %s", what, patience)
-	return true, awaitFor(ctx, patience, overdue, func() (bool, error) {
+	return true, ctl.AwaitFor(ctx, patience, overdue, func() (bool, error) {
 		if err := member.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
 			return false, fmt.Errorf("read %s: %w", what, err)
 		}
@@ -256,7 +238,7 @@ func Revoke(ctx context.Context, broker client.Client, namespace, id string) err
 // closeAccount takes from member id all rights and credentials on the broker, in this order.
 func closeAccount(ctx context.Context, broker client.Client, namespace, id string) error {
 	account := named(namespace, v1alpha1.MemberAccount(id), id)
-	if err := deleteIfThere(ctx, broker, &rbacv1.RoleBinding{ObjectMeta: account}); err != nil {
+	if err := ctl.DeleteIfThere(ctx, broker, &rbacv1.RoleBinding{ObjectMeta: account}); err != nil {
 		return err
 	}
 	if err := strike(ctx, broker, namespace, id); err != nil {
@@ -265,5 +247,5 @@ func closeAccount(ctx context.Context, broker client.Client, namespace, id strin
 	if _, err := revokeTokens(ctx, broker, namespace, id, ""); err != nil {
 		return err
 	}
-	return deleteIfThere(ctx, broker, &corev1.ServiceAccount{ObjectMeta: account})
+	return ctl.DeleteIfThere(ctx, broker, &corev1.ServiceAccount{ObjectMeta: account})
 }

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // asks asks the broker once by the credentials of a member.
@@ -99,7 +100,7 @@ func TestRotate(t *testing.T) {
 		t.Errorf("rotated: %+v, %v", rotated, err)
 	}
 
-	err = await(t.Context(), "the old token is still good", func() (bool, error) {
+	err = ctl.Await(t.Context(), "the old token is still good", func() (bool, error) {
 		err := asks(t.Context(), thief, "rotate")
 		if err != nil && !apierrors.IsUnauthorized(err) {
 			return false, err
@@ -203,7 +204,7 @@ func TestRevoke(t *testing.T) {
 		}
 	}
 	for what, is := range map[string]func(error) bool{"it has rights": func(err error) bool { return err != nil }, "its token is good": apierrors.IsUnauthorized} {
-		err := await(t.Context(), what, func() (bool, error) { return is(asks(t.Context(), asMember, "revoke")), nil })
+		err := ctl.Await(t.Context(), what, func() (bool, error) { return is(asks(t.Context(), asMember, "revoke")), nil })
 		if err != nil {
 			t.Error(err)
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // Names on the broker, in its namespace.
@@ -69,14 +70,14 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 	if err := b.validate(); err != nil {
 		return d, err
 	}
-	definitions, err := planCRDs(ctx, c)
+	definitions, err := ctl.PlanDefinitions(ctx, c)
 	if err != nil {
 		return d, err
 	}
-	if err := definitions.apply(ctx, c); err != nil {
+	if err := definitions.Apply(ctx, c); err != nil {
 		return d, err
 	}
-	if err := apply(ctx, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.Namespace, Labels: ours()}}); err != nil {
+	if err := ctl.Apply(ctx, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.Namespace, Labels: ctl.Ours()}}); err != nil {
 		return d, err
 	}
 	if err := b.settings(ctx, c, &d); err != nil {
@@ -87,7 +88,7 @@ func DeployBroker(ctx context.Context, c client.Client, b Broker) (Deployed, err
 		return d, err
 	}
 	for _, obj := range append(b.accounts(), policies...) {
-		err := apply(ctx, c, obj)
+		err := ctl.Apply(ctx, c, obj)
 		if meta.IsNoMatchError(err) {
 			return d, fmt.Errorf("the cluster cannot be a broker, for nothing would keep members from each other's objects; it needs Kubernetes 1.31 or newer: %w", err)
 		}
@@ -168,7 +169,7 @@ func (b Broker) settings(ctx context.Context, c client.Client, d *Deployed) erro
 			}
 		}
 		have.Spec = want
-		if err := c.Update(ctx, have, fieldOwner); err != nil {
+		if err := c.Update(ctx, have, ctl.FieldOwner); err != nil {
 			return fmt.Errorf("write ClusterSetConfig %s: %w", key, err)
 		}
 		return nil
@@ -189,10 +190,10 @@ func (b Broker) create(ctx context.Context, c client.Client, d *Deployed) error 
 		return err
 	}
 	d.Config = &v1alpha1.ClusterSetConfig{
-		ObjectMeta: metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.ClusterSetConfigName, Labels: ours()},
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.Namespace, Name: v1alpha1.ClusterSetConfigName, Labels: ctl.Ours()},
 		Spec:       spec,
 	}
-	if err := c.Create(ctx, d.Config, fieldOwner); err != nil {
+	if err := c.Create(ctx, d.Config, ctl.FieldOwner); err != nil {
 		return fmt.Errorf("write ClusterSetConfig %s: %w", client.ObjectKeyFromObject(d.Config), err)
 	}
 	return nil
@@ -299,7 +300,7 @@ func (b Broker) amend(spec v1alpha1.ClusterSetConfigSpec) v1alpha1.ClusterSetCon
 // a member, for nobody can give away what he does not have.
 func (b Broker) accounts() []client.Object {
 	meta := func(name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: b.Namespace, Name: name, Labels: ours()}
+		return metav1.ObjectMeta{Namespace: b.Namespace, Name: name, Labels: ctl.Ours()}
 	}
 	joinRules := append(access.MemberBrokerRules(),
 		rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"members"}, Verbs: []string{"get", "list", "create", "update", "patch", "delete"}},
@@ -319,10 +320,8 @@ func (b Broker) accounts() []client.Object {
 // binding gives role to a ServiceAccount of the same namespace.
 func binding(namespace, name, role, account string) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: ours()},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: ctl.Ours()},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: namespace}},
 	}
 }
-
-func ours() map[string]string { return map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy} }

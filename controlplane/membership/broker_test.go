@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
@@ -120,7 +121,7 @@ func TestDeployBrokerRefusesItsOwnAddresses(t *testing.T) {
 	admin := newClient(t, brokerServer.Config(t))
 	for name, rng := range map[string]string{"inside": "10.96.7.0/24", "around": "fd00:96::/48"} {
 		t.Run(name, func(t *testing.T) {
-			err := await(t.Context(), "no refusal", func() (bool, error) { // ServiceCIDRs are made soon after the start
+			err := ctl.Await(t.Context(), "no refusal", func() (bool, error) {
 				_, err := DeployBroker(t.Context(), admin, Broker{Namespace: "own-" + name, Ranges: cidrs(rng), TokenTTL: time.Hour})
 				return errors.Is(err, ErrOverlap), nil
 			})

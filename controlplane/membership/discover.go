@@ -10,12 +10,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // Addresses is where a cluster's endpoints may be. Nobody in the ClusterSet believes an address of the
@@ -75,7 +76,7 @@ func discover(ctx context.Context, c client.Client) (discovery, error) {
 func serviceCIDRs(ctx context.Context, c client.Client) ([]netip.Prefix, error) {
 	list := &networkingv1.ServiceCIDRList{}
 	err := c.List(ctx, list)
-	if err != nil && !isAbsent(err) {
+	if err != nil && !ctl.IsAbsent(err) {
 		return nil, fmt.Errorf("list ServiceCIDRs: %w", err)
 	}
 	var cidrs []netip.Prefix
@@ -135,7 +136,7 @@ func configuredCIDRs(ctx context.Context, c client.Client) (discovery, error) {
 	pools := &unstructured.UnstructuredList{}
 	pools.SetGroupVersionKind(schema.GroupVersionKind{Group: "crd.projectcalico.org", Version: "v1", Kind: "IPPoolList"})
 	err := c.List(ctx, pools)
-	if err != nil && !isAbsent(err) && !apierrors.IsForbidden(err) {
+	if err != nil && !ctl.IsAbsent(err) && !apierrors.IsForbidden(err) {
 		return d, fmt.Errorf("list IPPools: %w", err)
 	}
 	for _, p := range pools.Items {
@@ -146,9 +147,6 @@ func configuredCIDRs(ctx context.Context, c client.Client) (discovery, error) {
 	}
 	return d, nil
 }
-
-// isAbsent reports whether err says that there is no such thing, or no such kind.
-func isAbsent(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) }
 
 // distinct leaves each address in one of found: the one that has the widest prefix around it, the first of
 // those. What is left empty is dropped.

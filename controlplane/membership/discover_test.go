@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // put creates obj until the end of the test.
@@ -50,7 +52,7 @@ func TestDiscover(t *testing.T) {
 	check := func(want discovery) {
 		t.Helper()
 		var have discovery
-		err := await(t.Context(), "no ServiceCIDR", func() (bool, error) { // made by the API server soon after its start
+		err := ctl.Await(t.Context(), "no ServiceCIDR", func() (bool, error) {
 			var err error
 			have, err = discover(t.Context(), c)
 			return len(have.services) > 0, err
@@ -123,7 +125,7 @@ func calico(t *testing.T, c client.Client) {
 		pool.SetAPIVersion("crd.projectcalico.org/v1")
 		pool.SetKind("IPPool")
 		pool.SetName(name)
-		err := await(t.Context(), "no IPPools are served", func() (bool, error) {
+		err := ctl.Await(t.Context(), "no IPPools are served", func() (bool, error) {
 			return c.Create(t.Context(), pool) == nil, nil
 		})
 		if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // releaseLife is how long an asking to release a hold is kept on the Member: longer than any controller needs
@@ -41,7 +42,7 @@ func ReleaseHold(ctx context.Context, member client.Client, namespace string, so
 		if err != nil {
 			return fmt.Errorf("encode annotation: %w", err)
 		}
-		return member.Patch(ctx, m, client.RawPatch(types.MergePatchType, patch), fieldOwner)
+		return member.Patch(ctx, m, client.RawPatch(types.MergePatchType, patch), ctl.FieldOwner)
 	})
 	if err != nil {
 		return "", false, fmt.Errorf("ask to release what is held of cluster %s: %w", source, err)

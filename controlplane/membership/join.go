@@ -17,6 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // ErrIDTaken says that another cluster has joined under the id.
@@ -90,7 +91,7 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	if err != nil {
 		return j, err
 	}
-	definitions, err := planCRDs(ctx, member)
+	definitions, err := ctl.PlanDefinitions(ctx, member)
 	if err != nil {
 		return j, fmt.Errorf("in the cluster that joins: %w", err)
 	}
@@ -107,7 +108,7 @@ func Join(ctx context.Context, broker, member client.Client, r Request) (Joined,
 	case slices.Contains(given, flagServer) && before != "":
 		r.Broker.Server = before
 	}
-	err = definitions.apply(ctx, member)
+	err = definitions.Apply(ctx, member)
 	if err == nil {
 		err = r.equip(ctx, member, token, config, &j)
 	}
@@ -128,7 +129,7 @@ func knownServer(ctx context.Context, member client.Client, namespace string) (s
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerSecret}
 	if err := member.Get(ctx, key, secret); err != nil {
-		if isAbsent(err) {
+		if ctl.IsAbsent(err) {
 			return "", nil
 		}
 		return "", fmt.Errorf("read Secret %s of the cluster that joins: %w", key, err)
@@ -157,7 +158,7 @@ func clusterUID(ctx context.Context, c client.Client) (string, error) {
 func (r Request) checkMember(ctx context.Context, member client.Client) error {
 	have := &v1alpha1.MemberList{}
 	err := member.List(ctx, have, client.InNamespace(r.Namespace))
-	if err != nil && !isAbsent(err) {
+	if err != nil && !ctl.IsAbsent(err) {
 		return fmt.Errorf("look for an earlier membership: %w", err)
 	}
 	for _, m := range have.Items {
@@ -314,7 +315,7 @@ func (r Request) checkLegacy(ctx context.Context, broker client.Client, l *ledge
 	if err != nil || len(held) == 0 {
 		return err
 	}
-	return fmt.Errorf("%w: an earlier member %s gave ClusterSetIPs that are in use, to %s, and its block is another member's now; choose another --clusterid", ErrIDTaken, spec.ClusterID, some(held))
+	return fmt.Errorf("%w: an earlier member %s gave ClusterSetIPs that are in use, to %s, and its block is another member's now; choose another --clusterid", ErrIDTaken, spec.ClusterID, ctl.Some(held))
 }
 
 // allocatedOutside returns the Services, as namespace/name, whose ClusterSetIP the member of spec has allocated
@@ -361,12 +362,12 @@ func (r Request) equip(ctx context.Context, member client.Client, token string, 
 	for _, obj := range []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.Namespace}},
 		&corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: v1alpha1.BrokerSecret, Labels: ours()},
+			ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: v1alpha1.BrokerSecret, Labels: ctl.Ours()},
 			Data:       map[string][]byte{v1alpha1.BrokerSecretKubeconfig: kubeconfig, v1alpha1.BrokerSecretToken: []byte(token)},
 		},
 		copied,
 	} {
-		if err := apply(ctx, member, obj); err != nil {
+		if err := ctl.Apply(ctx, member, obj); err != nil {
 			return err
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 func TestJoin(t *testing.T) {
@@ -478,7 +479,7 @@ func TestIdentity_N49(t *testing.T) {
 	for _, name := range []string{about.ClusterID, about.ClusterSet} {
 		refused := func(what string, try func(*about.ClusterProperty, ...client.DeleteOption) error) {
 			t.Helper()
-			err := await(t.Context(), what+" "+name+" is not refused", func() (bool, error) {
+			err := ctl.Await(t.Context(), what+" "+name+" is not refused", func() (bool, error) {
 				p := &about.ClusterProperty{}
 				if err := member.Get(t.Context(), client.ObjectKey{Name: name}, p); err != nil {
 					return false, err

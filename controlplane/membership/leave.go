@@ -21,6 +21,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // tombstoneLife is how long the registration of a member that left tells the others so. Whoever has been away
@@ -123,7 +124,7 @@ func depart(ctx context.Context, broker client.Client, namespace, id string, lef
 	for i := range records.Items {
 		if r := &records.Items[i]; r.Spec.WithdrawnAt == nil {
 			r.Spec.WithdrawnAt = &now
-			if err := broker.Update(ctx, r, fieldOwner); client.IgnoreNotFound(err) != nil {
+			if err := broker.Update(ctx, r, ctl.FieldOwner); client.IgnoreNotFound(err) != nil {
 				return fmt.Errorf("withdraw export record %s: %w", r.Name, err)
 			}
 			left.Exports++
@@ -142,16 +143,16 @@ func depart(ctx context.Context, broker client.Client, namespace, id string, lef
 		return err
 	}
 	for i := range records.Items {
-		if err := deleteIfThere(ctx, broker, &records.Items[i]); err != nil {
+		if err := ctl.DeleteIfThere(ctx, broker, &records.Items[i]); err != nil {
 			return err
 		}
 	}
-	return deleteIfThere(ctx, broker, &coordinationv1.Lease{ObjectMeta: named(namespace, v1alpha1.MemberLease(id), id)})
+	return ctl.DeleteIfThere(ctx, broker, &coordinationv1.Lease{ObjectMeta: named(namespace, v1alpha1.MemberLease(id), id)})
 }
 
 // applyMember writes the whole registration of a member, so that a later join may take any of it back.
 func applyMember(ctx context.Context, c client.Client, m *v1alpha1.Member) error {
-	return apply(ctx, c, &v1alpha1.Member{
+	return ctl.Apply(ctx, c, &v1alpha1.Member{
 		ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, Labels: m.Labels, Annotations: m.Annotations},
 		Spec:       m.Spec,
 	})
@@ -167,11 +168,11 @@ func departSlices(ctx context.Context, broker client.Client, owned []client.List
 		s := &list.Items[i]
 		if len(s.Endpoints) > 0 {
 			s.Endpoints = nil
-			if err := broker.Update(ctx, s, fieldOwner); client.IgnoreNotFound(err) != nil {
+			if err := broker.Update(ctx, s, ctl.FieldOwner); client.IgnoreNotFound(err) != nil {
 				return fmt.Errorf("empty EndpointSlice %s: %w", s.Name, err)
 			}
 		}
-		if err := deleteIfThere(ctx, broker, s); err != nil {
+		if err := ctl.DeleteIfThere(ctx, broker, s); err != nil {
 			return err
 		}
 	}
@@ -213,7 +214,7 @@ func departAggregates(ctx context.Context, broker client.Client, namespace, id s
 				return nil
 			}
 			a.Status.Clusters = others
-			return client.IgnoreNotFound(broker.Status().Update(ctx, a, fieldOwner))
+			return client.IgnoreNotFound(broker.Status().Update(ctx, a, ctl.FieldOwner))
 		})
 		if err != nil {
 			return fmt.Errorf("leave aggregate %s: %w", list.Items[i].Name, err)
@@ -266,7 +267,7 @@ func stopController(ctx context.Context, member client.Client, namespace string)
 		return fmt.Errorf("read the selector of Deployment %s: %w", key, err)
 	}
 	const limit = time.Minute
-	return awaitFor(ctx, limit, fmt.Sprintf("pods of Deployment %s still run after %s; end them, then leave again", key, limit), func() (bool, error) {
+	return ctl.AwaitFor(ctx, limit, fmt.Sprintf("pods of Deployment %s still run after %s; end them, then leave again", key, limit), func() (bool, error) {
 		pods := &corev1.PodList{}
 		if err := member.List(ctx, pods, client.InNamespace(namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
 			return false, fmt.Errorf("list pods in namespace %s: %w", namespace, err)
@@ -310,7 +311,7 @@ func scale(ctx context.Context, member client.Client, d *appsv1.Deployment, repl
 	if err != nil {
 		return err
 	}
-	return member.Patch(ctx, d, client.RawPatch(types.MergePatchType, patch), fieldOwner)
+	return member.Patch(ctx, d, client.RawPatch(types.MergePatchType, patch), ctl.FieldOwner)
 }
 
 // clearMember removes from the member what Isthmus imported and what join wrote, the copy of the registration
@@ -326,18 +327,18 @@ func clearMember(ctx context.Context, member client.Client, namespace string, s 
 	}
 	for i := range slicesHere.Items {
 		if o := &slicesHere.Items[i]; !skip[o.Namespace] {
-			if err := deleteIfThere(ctx, member, o); err != nil {
+			if err := ctl.DeleteIfThere(ctx, member, o); err != nil {
 				return err
 			}
 		}
 	}
 	imports := &mcsv1beta1.ServiceImportList{}
-	if err := member.List(ctx, imports, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}); err != nil && !isAbsent(err) {
+	if err := member.List(ctx, imports, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}); err != nil && !ctl.IsAbsent(err) {
 		return fmt.Errorf("list ServiceImports: %w", err)
 	}
 	for i := range imports.Items {
 		if o := &imports.Items[i]; !skip[o.Namespace] {
-			if err := deleteIfThere(ctx, member, o); err != nil {
+			if err := ctl.DeleteIfThere(ctx, member, o); err != nil {
 				return err
 			}
 			left.Imports++
@@ -346,19 +347,19 @@ func clearMember(ctx context.Context, member client.Client, namespace string, s 
 	if err := retireExports(ctx, member, s); err != nil {
 		return err
 	}
-	if err := deleteOwn(ctx, member, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.BrokerSecret}}); err != nil {
+	if err := ctl.DeleteOwn(ctx, member, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.BrokerSecret}}); err != nil {
 		return err
 	}
 	if err := clearProperties(ctx, member); err != nil {
 		return err
 	}
-	return deleteIfThere(ctx, member, s.copied)
+	return ctl.DeleteIfThere(ctx, member, s.copied)
 }
 
 // brokersIn returns the namespaces of a cluster that are brokers. What stands there belongs to all members.
 func brokersIn(ctx context.Context, c client.Client) (map[string]bool, error) {
 	configs := &v1alpha1.ClusterSetConfigList{}
-	if err := c.List(ctx, configs); err != nil && !isAbsent(err) {
+	if err := c.List(ctx, configs); err != nil && !ctl.IsAbsent(err) {
 		return nil, fmt.Errorf("look for brokers: %w", err)
 	}
 	found := map[string]bool{}
@@ -372,7 +373,7 @@ func brokersIn(ctx context.Context, c client.Client) (map[string]bool, error) {
 func retireExports(ctx context.Context, member client.Client, s site) error {
 	exports := &mcsv1beta1.ServiceExportList{}
 	if err := member.List(ctx, exports); err != nil {
-		if isAbsent(err) {
+		if ctl.IsAbsent(err) {
 			return nil
 		}
 		return fmt.Errorf("list ServiceExports: %w", err)
@@ -399,7 +400,7 @@ func retireExports(ctx context.Context, member client.Client, s site) error {
 				return nil
 			}
 			e.Status.Conditions = []metav1.Condition{ready}
-			return client.IgnoreNotFound(member.Status().Update(ctx, e, fieldOwner))
+			return client.IgnoreNotFound(member.Status().Update(ctx, e, ctl.FieldOwner))
 		})
 		if err != nil {
 			return fmt.Errorf("write the status of ServiceExport %s: %w", key, err)
@@ -419,7 +420,7 @@ func prune(ctx context.Context, broker client.Client, namespace string, now time
 		if m.Spec.LeftAt == nil || now.Sub(m.Spec.LeftAt.Time) < tombstoneLife {
 			continue
 		}
-		err := deleteIfThere(ctx, broker, m, client.Preconditions{UID: &m.UID, ResourceVersion: &m.ResourceVersion})
+		err := ctl.DeleteIfThere(ctx, broker, m, client.Preconditions{UID: &m.UID, ResourceVersion: &m.ResourceVersion})
 		if err != nil && !apierrors.IsConflict(err) { // somebody joins under that id right now
 			return err
 		}

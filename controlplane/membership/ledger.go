@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // Errors of a broker that is asked for what it does not have.
@@ -65,7 +66,7 @@ func readConfig(ctx context.Context, broker client.Client, namespace string) (*v
 	config := &v1alpha1.ClusterSetConfig{}
 	key := client.ObjectKey{Namespace: namespace, Name: v1alpha1.ClusterSetConfigName}
 	err := broker.Get(ctx, key, config)
-	if isAbsent(err) {
+	if ctl.IsAbsent(err) {
 		return nil, fmt.Errorf("%w: it has no ClusterSetConfig %s; use the kubeconfig of the broker's cluster, and the namespace that isthmusctl deploy-broker made there", ErrNoBroker, key)
 	}
 	if err != nil {
@@ -145,7 +146,7 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 		config = l.config
 		metav1.SetMetaDataAnnotation(&config.ObjectMeta, annotation, string(text))
 		config.Spec.Members = withBlocks(config.Spec.Members, id, m.Spec.ClusterSetIPCIDR)
-		return broker.Update(ctx, config, fieldOwner) // as it is: a conflict must be known as one
+		return broker.Update(ctx, config, ctl.FieldOwner) // as it is: a conflict must be known as one
 	})
 	if err != nil {
 		return nil, fmt.Errorf("register cluster %s: %w", id, err)
@@ -153,7 +154,7 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 	if !slices.ContainsFunc(config.Spec.Members, func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == id }) {
 		return nil, fmt.Errorf("%w: the broker's CustomResourceDefinition clustersetconfigs.isthmus.io lacks spec.members; run isthmusctl deploy-broker, which renews it and keeps all settings", ErrOlderDefinitions)
 	}
-	if err := apply(ctx, broker, m); err != nil {
+	if err := ctl.Apply(ctx, broker, m); err != nil {
 		return nil, err
 	}
 	// From here on the Member itself holds the addresses. Only our own annotation goes.
@@ -169,7 +170,7 @@ func release(ctx context.Context, broker client.Client, config *v1alpha1.Cluster
 	if err != nil {
 		return fmt.Errorf("encode release: %w", err)
 	}
-	if err := broker.Patch(ctx, config, client.RawPatch(types.MergePatchType, patch), fieldOwner); err != nil {
+	if err := broker.Patch(ctx, config, client.RawPatch(types.MergePatchType, patch), ctl.FieldOwner); err != nil {
 		return fmt.Errorf("release the reservation of cluster %s: %w", id, err)
 	}
 	return nil
@@ -202,7 +203,7 @@ func strike(ctx context.Context, broker client.Client, namespace, id string) err
 		}
 		delete(config.Annotations, reservationPrefix+id)
 		config.Spec.Members = left
-		return broker.Update(ctx, config, fieldOwner)
+		return broker.Update(ctx, config, ctl.FieldOwner)
 	})
 	if err != nil {
 		return fmt.Errorf("take cluster %s off the ClusterSetConfig: %w", id, err)
@@ -230,7 +231,7 @@ func publishBlocks(ctx context.Context, broker client.Client, namespace string) 
 			return err
 		}
 		if absent {
-			err := broker.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name, Labels: ours()}, Data: want}, fieldOwner)
+			err := broker.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name, Labels: ctl.Ours()}, Data: want}, ctl.FieldOwner)
 			if apierrors.IsAlreadyExists(err) { // somebody else was faster, and has perhaps read less
 				return apierrors.NewConflict(corev1.Resource("configmaps"), key.Name, err)
 			}
@@ -240,7 +241,7 @@ func publishBlocks(ctx context.Context, broker client.Client, namespace string) 
 			return nil
 		}
 		have.Data = want
-		return broker.Update(ctx, have, fieldOwner)
+		return broker.Update(ctx, have, ctl.FieldOwner)
 	})
 	if err != nil {
 		return fmt.Errorf("write ConfigMap %s/%s on the broker: %w", namespace, v1alpha1.ClusterSetIPConfigMap, err)

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // Registered is a member as the broker knows it.
@@ -105,7 +106,7 @@ func Set(ctx context.Context, broker client.Client, namespace, id string, addres
 				return nil, err
 			}
 			if len(held) > 0 {
-				return nil, fmt.Errorf("member %s has given addresses outside of %s, to %s; unexport these everywhere first", id, strings.Join(spec.ClusterSetIPCIDR, ", "), some(held))
+				return nil, fmt.Errorf("member %s has given addresses outside of %s, to %s; unexport these everywhere first", id, strings.Join(spec.ClusterSetIPCIDR, ", "), ctl.Some(held))
 			}
 		}
 		given = slices.DeleteFunc(given, func(s string) bool { return s == "" })

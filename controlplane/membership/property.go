@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // propertyPolicy is the admission policy in a member, and its binding, that keeps its ClusterProperties.
@@ -22,7 +23,7 @@ const propertyPolicy = "isthmus-clusterproperties"
 func property(ctx context.Context, c client.Client, name string) (string, error) {
 	p := &about.ClusterProperty{}
 	err := c.Get(ctx, client.ObjectKey{Name: name}, p)
-	if err != nil && !isAbsent(err) {
+	if err != nil && !ctl.IsAbsent(err) {
 		return "", fmt.Errorf("read ClusterProperty %s: %w", name, err)
 	}
 	return p.Spec.Value, nil
@@ -70,7 +71,7 @@ func setProperties(ctx context.Context, member client.Client, spec v1alpha1.Memb
 	wanted = append(wanted, clusterProperty(about.ClusterSet, spec.ClusterSetID))
 	policy, binding := keepProperties()
 	for _, obj := range append(wanted, policy, binding) {
-		err := apply(ctx, member, obj)
+		err := ctl.Apply(ctx, member, obj)
 		if meta.IsNoMatchError(err) && (obj == policy || obj == binding) {
 			return []string{"this cluster's Kubernetes knows no ValidatingAdmissionPolicy, so nothing keeps its ClusterProperties from being changed; it came with 1.30"}, nil
 		}
@@ -83,7 +84,7 @@ func setProperties(ctx context.Context, member client.Client, spec v1alpha1.Memb
 
 func clusterProperty(name, value string) *about.ClusterProperty {
 	return &about.ClusterProperty{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: ours()},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: ctl.Ours()},
 		Spec:       about.ClusterPropertySpec{Value: value},
 	}
 }
@@ -97,7 +98,7 @@ func keepProperties() (policy, binding client.Object) {
 		Rule:       admissionv1.Rule{APIGroups: []string{about.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"clusterproperties"}},
 	}}
 	policy = &admissionv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ours()},
+		ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ctl.Ours()},
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			FailurePolicy:    &fail,
 			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{kind}},
@@ -111,7 +112,7 @@ func keepProperties() (policy, binding client.Object) {
 		},
 	}
 	binding = &admissionv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ours()},
+		ObjectMeta: metav1.ObjectMeta{Name: propertyPolicy, Labels: ctl.Ours()},
 		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 			PolicyName:        propertyPolicy,
 			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
@@ -125,14 +126,14 @@ func keepProperties() (policy, binding client.Object) {
 func clearProperties(ctx context.Context, member client.Client) error {
 	policy, binding := keepProperties()
 	for _, obj := range []client.Object{binding, policy} {
-		if err := deleteOwn(ctx, member, obj); err != nil {
+		if err := ctl.DeleteOwn(ctx, member, obj); err != nil {
 			return err
 		}
 	}
 	for _, name := range []string{about.ClusterSet, about.ClusterID} {
-		err := await(ctx, "the API server still refuses to delete ClusterProperty "+name, func() (bool, error) {
-			err := deleteOwn(ctx, member, clusterProperty(name, ""))
-			if apierrors.IsInvalid(err) { // which is how a policy says no
+		err := ctl.Await(ctx, "the API server still refuses to delete ClusterProperty "+name, func() (bool, error) {
+			err := ctl.DeleteOwn(ctx, member, clusterProperty(name, ""))
+			if apierrors.IsInvalid(err) {
 				return false, nil
 			}
 			return err == nil, err

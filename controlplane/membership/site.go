@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 // Annotations of a Member.
@@ -74,7 +75,7 @@ func locate(ctx context.Context, broker, member client.Client, namespace string)
 func ownMember(ctx context.Context, member client.Client, namespace string) (*v1alpha1.Member, error) {
 	members := &v1alpha1.MemberList{}
 	err := member.List(ctx, members, client.InNamespace(namespace))
-	if err != nil && !isAbsent(err) {
+	if err != nil && !ctl.IsAbsent(err) {
 		return nil, fmt.Errorf("look for the membership: %w", err)
 	}
 	switch n := len(members.Items); n {
@@ -102,7 +103,7 @@ func (s site) relist(ctx context.Context, broker client.Client) error {
 			return nil
 		}
 		config.Spec.Members = withBlocks(config.Spec.Members, s.id, s.registered.Spec.ClusterSetIPCIDR)
-		return broker.Update(ctx, config, fieldOwner)
+		return broker.Update(ctx, config, ctl.FieldOwner)
 	})
 	if err != nil {
 		return fmt.Errorf("list cluster %s in the ClusterSetConfig: %w", s.id, err)

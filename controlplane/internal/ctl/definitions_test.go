@@ -1,4 +1,4 @@
-package membership
+package ctl
 
 import (
 	"context"
@@ -55,9 +55,9 @@ func TestNewerDefinitionsStay(t *testing.T) {
 	}
 }
 
-// TestPlanCRDs: definitions that others use too are left alone unless they lack something; our own are always
+// TestPlanDefinitions: definitions that others use too are left alone unless they lack something; our own are always
 // brought to what they should be, and one of a later Isthmus is an error.
-func TestPlanCRDs(t *testing.T) {
+func TestPlanDefinitions(t *testing.T) {
 	all, err := crds.All()
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestPlanCRDs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			have := find(tc.name)
 			tc.change(have)
-			plan, err := planCRDs(t.Context(), &onlyDefinition{have})
+			plan, err := PlanDefinitions(t.Context(), &onlyDefinition{have})
 			if !errors.Is(err, tc.err) {
 				t.Fatalf("got %v, want %v", err, tc.err)
 			}

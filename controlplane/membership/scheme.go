@@ -1,0 +1,25 @@
+package membership
+
+import (
+	"errors"
+	"fmt"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/about"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// NewScheme returns the kinds that clients given to this package must know.
+func NewScheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	err := errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s),
+		v1alpha1.AddToScheme(s), about.AddToScheme(s), mcsv1beta1.Install(s))
+	if err != nil {
+		return nil, fmt.Errorf("register API kinds: %w", err)
+	}
+	return s, nil
+}
