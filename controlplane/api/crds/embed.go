@@ -1,5 +1,5 @@
 // Package crds holds the CustomResourceDefinitions that a member and a broker need: our own, generated
-// from controlplane/api/v1alpha1, ClusterProperty, and those of the MCS API.
+// from controlplane/api/v1alpha1 and controlplane/api/federation, ClusterProperty, and those of the MCS API.
 package crds
 
 import (
@@ -18,7 +18,8 @@ import (
 var own embed.FS
 
 // All returns every definition, sorted by name: ServiceExport and ServiceImport of the MCS API and
-// ClusterProperty of KEP-2149 (v1beta1 stored, v1alpha1 served), and the kinds of isthmus.io. Each call
+// ClusterProperty of KEP-2149 (v1beta1 stored, v1alpha1 served), and the kinds of isthmus.io and
+// federation.isthmus.dev. Each call
 // returns fresh objects, which the caller may change. An error means that this build is broken.
 func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	files := map[string][]byte{

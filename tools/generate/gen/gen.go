@@ -49,7 +49,7 @@ var Steps = []Step{
 	{
 		Name:    "api",
 		About:   "deepcopy functions and CRDs, by controller-gen",
-		Outputs: []string{"controlplane/api/*/zz_generated.deepcopy.go", "controlplane/api/crds/*.yaml", "gateway/api/*/zz_generated.deepcopy.go", "gateway/api/crds/*.yaml"},
+		Outputs: []string{"controlplane/api/*/zz_generated.deepcopy.go", "controlplane/api/*/*/zz_generated.deepcopy.go", "controlplane/api/crds/*.yaml", "gateway/api/*/zz_generated.deepcopy.go", "gateway/api/crds/*.yaml"},
 		run: func(ctx context.Context, root string) error {
 			return errors.Join(
 				controllerGen(ctx, root, "object", "crd", "paths=./controlplane/api/...", "output:crd:dir=controlplane/api/crds"),

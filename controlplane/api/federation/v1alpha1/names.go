@@ -1,0 +1,63 @@
+package v1alpha1
+
+import "github.com/isthmus-net/isthmus/controlplane/clusterset"
+
+// The well-known ClusterClaims. Their values stay as they are while a Federation of the cluster names it.
+const (
+	// ClaimID is the cluster's id, which is a clusterset.ClusterID.
+	ClaimID = "id.k8s.io"
+	// ClaimClusterSet is the id of the ClusterSet that the cluster belongs to.
+	ClaimClusterSet = "clusterSet.k8s.io"
+	// ClaimSupervisor says, by the value "true", that the cluster's controller may lead members.
+	ClaimSupervisor = "supervisor.antreaplus.tanzu-vmware.com"
+)
+
+// Annotations and labels by which people say what is federated. Where there are several, all mean the same; the
+// first is ours.
+const (
+	// AnnotationEpoch stands on every object that a leader wrote. Its value is the epoch of the leader that wrote it
+	// last: the leaseTransitions of the member's Lease, in decimal.
+	AnnotationEpoch = "federation.isthmus.dev/epoch"
+
+	// AnnotationPolicy asks, by the value "true", to replicate a policy.
+	AnnotationPolicy       = "federation.isthmus.dev/policy"
+	AnnotationPolicyAntrea = "federated.anp.antreaplus.vmware.com"
+
+	// AnnotationGlobalService makes a Service a member of the global federated Service that its value names.
+	AnnotationGlobalService            = "federation.isthmus.dev/global-service"
+	AnnotationGlobalServiceAntreaTanzu = "svc.global.federated.antreaplus.vmware-tanzu.com"
+	AnnotationGlobalServiceAntrea      = "svc.global.federated.antreaplus.vmware.com"
+
+	// AnnotationService makes a Service a member of the federated Service of its namespace that its value names.
+	AnnotationService            = "federation.isthmus.dev/service"
+	AnnotationServiceAntreaTanzu = "svc.federated.antreaplus.vmware-tanzu.com"
+	AnnotationServiceAntrea      = "svc.federated.antreaplus.vmware.com"
+
+	// MarkFederatedService stands on a federated Service.
+	MarkFederatedService = "fed-svc.antreaplus.vmware-tanzu.com"
+	// MarkCluster stands on EndpointSlices of federated Services; its value is the id of the cluster that serves.
+	MarkCluster = "cluster.federated.antreaplus.vmware-tanzu.com"
+	// MarkVirtualMachines stands on a Service whose endpoints are virtual machines.
+	MarkVirtualMachines = "vm.antreaplus.vmware-tanzu.com"
+	// AnnotationHostname is what ExternalDNS makes a name outside of the cluster of.
+	AnnotationHostname = "external-dns.alpha.kubernetes.io/hostname"
+)
+
+const (
+	// FederationName is the name of a cluster's only Federation.
+	FederationName = "federation"
+	// DefaultSystemNamespace is where global federated Services are in every member.
+	DefaultSystemNamespace = "isthmus-system"
+	// SecretToken and SecretCA are the keys of a member's Secret: a ServiceAccount's token, and the certificates,
+	// in PEM, that the member's API server is known by.
+	SecretToken = "token"
+	SecretCA    = "ca.crt"
+)
+
+// SupervisorAccount returns the name of the ServiceAccount by which supervisor id acts in a member. Each has its
+// own, so that a member's fence can tell its leader from all others.
+func SupervisorAccount(id clusterset.ClusterID) string { return SupervisorAccountPrefix + string(id) }
+
+// SupervisorAccountPrefix is how names of SupervisorAccount begin. No other account of the installation namespace
+// has such a name.
+const SupervisorAccountPrefix = "federation-"
