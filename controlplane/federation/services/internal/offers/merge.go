@@ -1,0 +1,122 @@
+package offers
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// Federated is a federated Service, as all clusters have it.
+type Federated struct {
+	Ports     []clusterset.Port // of different names; all have one when there are several
+	Families  []clusterset.Family
+	Affinity  clusterset.SessionAffinity
+	Clusters  []clusterset.ClusterID // that offer something, sorted
+	Conflicts []Conflict
+}
+
+// Conflict is a port of a member Service that is not part of the federated one, because an older member Service has
+// it otherwise.
+type Conflict struct {
+	Cluster clusterset.ClusterID
+	Service clusterset.ServiceName
+	Port    clusterset.Port
+	// Winner is the older port, of the Service By of the cluster In.
+	Winner clusterset.Port
+	In     clusterset.ClusterID
+	By     clusterset.ServiceName
+}
+
+// Message is a sentence for users, the same for the same conflict.
+func (c Conflict) Message() string {
+	return fmt.Sprintf("port %s of service %s in cluster %s is left out: service %s in cluster %s is older and has %s; make them the same",
+		portText(c.Port), c.Service, c.Cluster, c.By, c.In, portText(c.Winner))
+}
+
+func portText(p clusterset.Port) string {
+	if p.Name == "" {
+		return fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+	}
+	return fmt.Sprintf("%d/%s (%s)", p.Port, p.Protocol, p.Name)
+}
+
+// number is by what clients know a port.
+type number struct {
+	port     uint16
+	protocol clusterset.Protocol
+}
+
+func numberOf(p clusterset.Port) number { return number{p.Port, p.Protocol} }
+
+// Merge says what offers of one name come to together, in whatever order they come. A port is its number and
+// protocol; names, session affinity and the first family are those of the oldest member Service, ties going to the
+// lower cluster id and then the lower name. Members may each add ports. One is left out, and is a Conflict, when an
+// older member Service has its number with another protocol only, or its name for another number or protocol.
+func Merge(all []Offer) Federated {
+	byAge := slices.SortedFunc(slices.Values(all), func(a, b Offer) int {
+		return cmp.Or(a.ExportedAt.Compare(b.ExportedAt), strings.Compare(string(a.Cluster), string(b.Cluster)), a.Service.Compare(b.Service))
+	})
+	var fed Federated
+	type origin struct {
+		clusterset.Port
+
+		from Offer
+	}
+	var taken []origin
+	for i, o := range byAge {
+		if i == 0 {
+			fed.Affinity = o.SessionAffinity
+		}
+		older := len(taken) // ports of one Service are in no conflict with one another
+		for _, p := range o.Ports {
+			same := func(q origin) bool { return numberOf(q.Port) == numberOf(p) }
+			if slices.ContainsFunc(taken[:older], same) {
+				continue
+			}
+			clash := slices.IndexFunc(taken[:older], func(q origin) bool {
+				return q.Port.Port == p.Port || p.Name != "" && q.Name == p.Name
+			})
+			if clash < 0 {
+				taken = append(taken, origin{p, o})
+				continue
+			}
+			winner := taken[clash]
+			fed.Conflicts = append(fed.Conflicts, Conflict{
+				Cluster: o.Cluster, Service: o.Service, Port: p, Winner: winner.Port, In: winner.from.Cluster, By: winner.from.Service,
+			})
+		}
+		for _, f := range o.Families {
+			if !slices.Contains(fed.Families, f) {
+				fed.Families = append(fed.Families, f)
+			}
+		}
+		fed.Clusters = append(fed.Clusters, o.Cluster)
+	}
+	for _, t := range taken {
+		fed.Ports = append(fed.Ports, t.Port)
+	}
+	nameAll(fed.Ports)
+	slices.Sort(fed.Clusters)
+	fed.Clusters = slices.Compact(fed.Clusters)
+	return fed
+}
+
+// nameAll gives names to ports without one when there are several, which Kubernetes asks for.
+func nameAll(ports []clusterset.Port) {
+	if len(ports) < 2 {
+		return
+	}
+	for i, p := range ports {
+		if p.Name != "" {
+			continue
+		}
+		name := fmt.Sprintf("%s-%d", strings.ToLower(p.Protocol.String()), p.Port)
+		for slices.ContainsFunc(ports, func(q clusterset.Port) bool { return q.Name == name }) {
+			name += "x"
+		}
+		ports[i].Name = name
+	}
+}

@@ -1,0 +1,264 @@
+package offers
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// Source is a member Service and all that says where it can be reached. It is only read.
+type Source struct {
+	Cluster clusterset.ClusterID
+	Service *corev1.Service
+	Slices  []*discoveryv1.EndpointSlice // of the Service
+	Nodes   []*corev1.Node               // of the cluster; needed for node ports
+	// Lookup returns the addresses of a load balancer's host name, none while they are not known.
+	Lookup func(host string) []netip.Addr
+}
+
+// Offer is what one member Service adds to a federated one: what it says of itself, and where it is reached.
+type Offer struct {
+	clusterset.Export // Service is the member Service; the oldest takes precedence
+
+	Groups []Group
+}
+
+// Group is endpoints of one family and with the same target ports.
+type Group struct {
+	Name      string // tells the group from the others of its offer, and stays
+	Family    clusterset.Family
+	Targets   []Target
+	Endpoints []discoveryv1.Endpoint // of one address each
+}
+
+// Target is where a port of the member Service is served.
+type Target struct {
+	Port   clusterset.Port
+	Number int32
+}
+
+// Of returns what a member Service offers to other clusters. The error says why it offers nothing, ever: it is the
+// Service's owner's to mend.
+//
+//   - A ClusterIP Service, headless ones included, offers its pods and their ports; one with external IPs, these
+//     and its own ports.
+//   - A NodePort Service offers the addresses of ready nodes, external ones first, and its node ports; with
+//     externalTrafficPolicy Local only those of nodes that have a ready endpoint.
+//   - A LoadBalancer Service offers the addresses in its status, host names resolved, and the ports that stand there
+//     or else its own.
+//   - A Service of virtual machines offers its slices, whatever its type.
+//
+// Addresses that are not a pod's are ready when anything behind the Service is.
+func Of(src Source) (Offer, error) {
+	o, err := offer(src)
+	if err != nil {
+		return Offer{}, err
+	}
+	switch svc := src.Service; {
+	case isVM(svc):
+		o.Groups = portable(podGroups(src, o.Ports))
+	case svc.Spec.Type == corev1.ServiceTypeNodePort:
+		o.Groups = nodeGroups(src, o.Export)
+	case svc.Spec.Type == corev1.ServiceTypeLoadBalancer:
+		o.Groups = balancerGroups(src, o.Ports)
+	case len(svc.Spec.ExternalIPs) > 0:
+		o.Groups = externalGroups(src, o.Ports)
+	default:
+		o.Groups = portable(podGroups(src, o.Ports))
+	}
+	o.Families = families(o)
+	return o, nil
+}
+
+// Local returns what a member Service offers to its own cluster: its endpoints as they are, whatever its type.
+func Local(src Source) (Offer, error) {
+	o, err := offer(src)
+	if err != nil {
+		return Offer{}, err
+	}
+	o.Groups = podGroups(src, o.Ports)
+	o.Families = families(o)
+	return o, nil
+}
+
+// offer returns what the Service says of itself.
+func offer(src Source) (Offer, error) {
+	svc := src.Service
+	e, err := mcs.Export(svc, &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{
+		Namespace: svc.Namespace, Name: svc.Name, CreationTimestamp: svc.CreationTimestamp,
+	}}, src.Cluster)
+	switch {
+	case err != nil:
+		return Offer{}, err
+	case len(e.Ports) == 0:
+		return Offer{}, fmt.Errorf("service %s has no spec.ports, and a federated Service needs at least one", e.Service)
+	}
+	return Offer{Export: e}, nil
+}
+
+// families returns the families of an offer: those that the Service says, and those of what it offers beside.
+func families(o Offer) []clusterset.Family {
+	all := o.Families
+	for _, g := range o.Groups {
+		if !slices.Contains(all, g.Family) {
+			all = append(slices.Clip(all), g.Family)
+		}
+	}
+	return all
+}
+
+// podGroups returns the slices of the Service as they are.
+func podGroups(src Source, ports []clusterset.Port) []Group {
+	var groups []Group
+	for _, es := range src.Slices {
+		family, ok := familyOf(es.AddressType)
+		if !ok {
+			continue // host names: no Service can have them behind it
+		}
+		g := Group{Name: es.Name, Family: family}
+		for _, p := range es.Ports {
+			if i := slices.IndexFunc(ports, func(q clusterset.Port) bool {
+				return p.Name != nil && q.Name == *p.Name || p.Name == nil && q.Name == ""
+			}); i >= 0 && p.Port != nil {
+				g.Targets = append(g.Targets, Target{Port: ports[i], Number: *p.Port})
+			}
+		}
+		for i := range es.Endpoints {
+			e := es.Endpoints[i].DeepCopy()
+			a, err := netip.ParseAddr(cmp.Or(slices.Concat(e.Addresses, []string{""})...))
+			if err != nil || !clusterset.IsUnicast(a) {
+				continue
+			}
+			e.Addresses, e.TargetRef, e.DeprecatedTopology = []string{a.String()}, nil, nil // one counts, as the API says
+			g.Endpoints = append(g.Endpoints, *e)
+		}
+		groups = append(groups, g)
+	}
+	slices.SortFunc(groups, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
+	return groups
+}
+
+// portable removes from endpoints what means something in their own cluster only: a node here may have the name of
+// one there, and hints are about the zones of one cluster's endpoints.
+func portable(groups []Group) []Group {
+	for _, g := range groups {
+		for i := range g.Endpoints {
+			g.Endpoints[i].NodeName, g.Endpoints[i].Hints = nil, nil
+		}
+	}
+	return groups
+}
+
+// externalGroups returns the external IPs of the Service.
+func externalGroups(src Source, ports []clusterset.Port) []Group {
+	return addressGroups("external", parseAddrs(src.Service.Spec.ExternalIPs), ownTargets(ports), backed(src))
+}
+
+// balancerGroups returns the addresses of the Service's load balancers, those with the same ports together.
+func balancerGroups(src Source, ports []clusterset.Port) []Group {
+	addrs, targets := map[string][]netip.Addr{}, map[string][]Target{}
+	for _, in := range src.Service.Status.LoadBalancer.Ingress {
+		at := ownTargets(ports)
+		if len(in.Ports) > 0 {
+			at = slices.DeleteFunc(at, func(t Target) bool {
+				return !slices.ContainsFunc(in.Ports, func(p corev1.PortStatus) bool {
+					return p.Error == nil && p.Port == t.Number && string(p.Protocol) == t.Port.Protocol.String()
+				})
+			})
+		}
+		name := "balancer"
+		for _, t := range at {
+			name += fmt.Sprintf(" %d/%s", t.Number, t.Port.Protocol)
+		}
+		targets[name] = at
+		if in.IP != "" {
+			addrs[name] = append(addrs[name], parseAddrs([]string{in.IP})...)
+		} else if in.Hostname != "" && src.Lookup != nil {
+			addrs[name] = append(addrs[name], src.Lookup(in.Hostname)...)
+		}
+	}
+	var groups []Group
+	for name, at := range targets {
+		groups = append(groups, addressGroups(name, addrs[name], at, backed(src))...)
+	}
+	slices.SortFunc(groups, func(a, b Group) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.Family, b.Family))
+	})
+	return groups
+}
+
+// addressGroups returns addrs as groups, one a family.
+func addressGroups(name string, addrs []netip.Addr, targets []Target, ready bool) []Group {
+	var groups []Group
+	for _, f := range []clusterset.Family{clusterset.IPv4, clusterset.IPv6} {
+		g := Group{Name: name, Family: f, Targets: targets}
+		for _, a := range slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)) {
+			if clusterset.FamilyOf(a) == f && clusterset.IsUnicast(a) {
+				g.Endpoints = append(g.Endpoints, endpoint(a, ready))
+			}
+		}
+		if len(g.Endpoints) > 0 {
+			groups = append(groups, g)
+		}
+	}
+	return groups
+}
+
+// endpoint returns an endpoint that is no pod.
+func endpoint(a netip.Addr, ready bool) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses:  []string{a.String()},
+		Conditions: discoveryv1.EndpointConditions{Ready: new(ready), Serving: new(ready), Terminating: new(false)},
+	}
+}
+
+// ownTargets returns ports as their own targets.
+func ownTargets(ports []clusterset.Port) []Target {
+	var targets []Target
+	for _, p := range ports {
+		targets = append(targets, Target{Port: p, Number: int32(p.Port)})
+	}
+	return targets
+}
+
+// backed reports whether anything behind the Service takes traffic. Of one without a selector and without slices
+// Kubernetes knows nothing, and its word is taken.
+func backed(src Source) bool {
+	return len(src.Slices) == 0 && len(src.Service.Spec.Selector) == 0 ||
+		slices.ContainsFunc(src.Slices, func(es *discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(es.Endpoints, ready) })
+}
+
+// ready reports whether an endpoint takes new traffic.
+func ready(e discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
+
+func familyOf(t discoveryv1.AddressType) (clusterset.Family, bool) {
+	switch t {
+	case discoveryv1.AddressTypeIPv4:
+		return clusterset.IPv4, true
+	case discoveryv1.AddressTypeIPv6:
+		return clusterset.IPv6, true
+	default:
+		return 0, false
+	}
+}
+
+// parseAddrs returns the addresses among texts.
+func parseAddrs(texts []string) []netip.Addr {
+	var addrs []netip.Addr
+	for _, text := range texts {
+		if a, err := netip.ParseAddr(text); err == nil {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	return addrs
+}

@@ -1,0 +1,106 @@
+package offers
+
+import (
+	"hash/fnv"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+const labelManagedBy = "app.kubernetes.io/managed-by"
+
+// perSlice is how many endpoints a slice has at most, as Kubernetes' own controllers have it.
+const perSlice = 100
+
+// Slices returns the EndpointSlices by which the federated Service called name, of which o is an offer, leads to it.
+// They have no owner and are sorted by name. What is in them depends on
+// o and fed's ports alone: whoever computes them comes to the same slices, and one more endpoint changes one of them,
+// or makes two of one.
+func (fed Federated) Slices(name clusterset.ServiceName, o Offer) []*discoveryv1.EndpointSlice {
+	var all []*discoveryv1.EndpointSlice
+	for _, g := range o.Groups {
+		ports := fed.endpointPorts(g.Targets)
+		if len(ports) == 0 {
+			continue // they lost all conflicts
+		}
+		addressType := discoveryv1.AddressTypeIPv4
+		if g.Family == clusterset.IPv6 {
+			addressType = discoveryv1.AddressTypeIPv6
+		}
+		for part, endpoints := range split(g.Endpoints, 0, "") {
+			source := o.Service.String() + " " + g.Name + " " + string(addressType) + " " + part
+			all = append(all, &discoveryv1.EndpointSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: name.Namespace,
+					Name:      mcs.ImportedSliceName(o.Cluster, name.Name, source),
+					Labels: map[string]string{
+						discoveryv1.LabelServiceName: name.Name,
+						discoveryv1.LabelManagedBy:   ManagedBy,
+						MarkCluster:                  string(o.Cluster),
+					},
+					Annotations: map[string]string{MarkCluster: string(o.Cluster)},
+				},
+				AddressType: addressType,
+				Endpoints:   endpoints,
+				Ports:       ports,
+			})
+		}
+	}
+	slices.SortFunc(all, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// endpointPorts returns targets under the names of fed's ports, in their order.
+func (fed Federated) endpointPorts(targets []Target) []discoveryv1.EndpointPort {
+	var ports []discoveryv1.EndpointPort
+	for _, p := range fed.Ports {
+		for _, t := range targets {
+			if numberOf(t.Port) != numberOf(p) {
+				continue
+			}
+			q := discoveryv1.EndpointPort{Name: &p.Name, Protocol: new(corev1.Protocol(p.Protocol.String())), Port: &t.Number}
+			if p.AppProtocol != "" {
+				q.AppProtocol = &p.AppProtocol
+			}
+			ports = append(ports, q)
+		}
+	}
+	return ports
+}
+
+// split returns endpoints in parts of at most perSlice, each sorted. Where there are too many, a bit of a hash of the
+// address decides into which half one goes, and so on: a part's name is these bits.
+func split(endpoints []discoveryv1.Endpoint, depth int, path string) map[string][]discoveryv1.Endpoint {
+	const bits = 64
+	if len(endpoints) == 0 {
+		return nil
+	}
+	if len(endpoints) <= perSlice || depth == bits {
+		return map[string][]discoveryv1.Endpoint{path: slices.SortedStableFunc(slices.Values(endpoints), byAddress)}
+	}
+	var halves [2][]discoveryv1.Endpoint
+	for _, e := range endpoints {
+		bit := hash(e.Addresses[0]) >> depth & 1
+		halves[bit] = append(halves[bit], e)
+	}
+	all := split(halves[0], depth+1, path+"0")
+	if all == nil {
+		all = map[string][]discoveryv1.Endpoint{}
+	}
+	for p, part := range split(halves[1], depth+1, path+"1") {
+		all[p] = part
+	}
+	return all
+}
+
+func hash(address string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(address))
+	return h.Sum64()
+}
