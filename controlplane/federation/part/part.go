@@ -52,6 +52,8 @@ type Watch struct {
 	// Object is typed, unstructured.Unstructured or metav1.PartialObjectMetadata; the latter two with their kind
 	// set. Members are read for objects of the same Go type.
 	Object client.Object
+	// Namespace, if not empty, is the only one in which objects are asked for, so that rights there suffice.
+	Namespace string
 	// Selector says which objects are asked for; nil is all.
 	Selector labels.Selector
 	// Keep, if not nil, says which of those are kept in memory; it sees them before Trim.
@@ -96,6 +98,9 @@ type Leader interface {
 	// Own makes an object that belongs to the federation as a whole be as obj, by server-side apply. What others put
 	// on it goes, apart from the labels and annotations that keep names.
 	Own(ctx context.Context, obj client.Object, keep ...string) error
+	// Replace puts obj in the place of the object that was read, the whole of it: fields that others added go too,
+	// which Own leaves. The resourceVersion of obj is a precondition, and a difference is a conflict.
+	Replace(ctx context.Context, obj client.Object) error
 	// OwnStatus makes the status of an existing object be that of obj, whose resourceVersion must be the current one.
 	OwnStatus(ctx context.Context, obj client.Object) error
 	// Annotate sets annotations of an object that may be anybody's; one with the value "" is taken away. It does not
