@@ -29,6 +29,9 @@ const (
 	origins               // backend, protocol, port -> VIP, port: of which frontend, if of one alone and routed, it is
 	snat                  // VIP -> VIP: it becomes the source towards backends
 	masquerade            // VIP: the gateway's address becomes the source
+	affinity              // VIP, protocol, port -> the chain of the time that clients stay
+	serves                // VIP, protocol, port, backend, port: it gets connections of clients that stay
+	clients               // client, VIP, protocol, port -> backend, port: with whom it stays, written by the rules
 	setCount
 )
 
@@ -64,6 +67,12 @@ func contentOf(v *desired.VIP) *content {
 		}
 		for _, s := range cover(f.Sources, v.Addr.Is4()) {
 			c.add(sources, key+string(s.Addr().AsSlice())+key+string(last(s).AsSlice()), "")
+		}
+		if f.Affinity > 0 {
+			c.add(affinity, key, stayName(f.Affinity))
+			for _, b := range serving(f) {
+				c.add(serves, key+addrPort(netip.AddrPortFrom(b.Addr, b.Port)), "")
+			}
 		}
 		for _, b := range f.Backends {
 			to := endpoint(b.Addr, p, b.Port)

@@ -44,10 +44,14 @@ func newFamily(v4 bool, nfproto byte, first, length uint32) family {
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg(scratch)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{nfproto}},
 	}
-	proto := &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(f.addr)}
-	f.frontend = join(load(f.destination, 0), one(proto), load(destinationPort, f.addr+1))
-	f.sender = join(load(f.origin, 0), one(proto), load(sourcePort, f.addr+1))
+	f.frontend = f.frontendAt(0)
+	f.sender = join(load(f.origin, 0), one(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(f.addr)}), load(sourcePort, f.addr+1))
 	return f
+}
+
+// frontendAt loads destination, protocol and port.
+func (f family) frontendAt(to uint32) []expr.Any {
+	return join(load(f.destination, to), one(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(to + f.addr)}), load(destinationPort, to+f.addr+1))
 }
 
 // scratch is a register that no key reaches: conditions are worked out in it.
@@ -72,10 +76,10 @@ func load(f field, to uint32) []expr.Any {
 // client loads the address of who sends.
 func (f family) client(to uint32) []expr.Any { return load(f.origin, to) }
 
-// slot puts the hash of n registers behind the key. The remainder of the hash is the same number on each gateway.
-func (f family) slot(from, n uint32) []expr.Any {
+// slot puts the hash of n registers into another one. The remainder of the hash is the same number on each gateway.
+func slot(from, n, to uint32) []expr.Any {
 	return one(&expr.Hash{
-		SourceRegister: reg(from), Length: 4 * n, DestRegister: reg(f.key), Modulus: slots, Seed: hashSeed, Type: expr.HashTypeJenkins,
+		SourceRegister: reg(from), Length: 4 * n, DestRegister: reg(to), Modulus: slots, Seed: hashSeed, Type: expr.HashTypeJenkins,
 	})
 }
 
@@ -89,8 +93,16 @@ func (f family) notIn(s set) []expr.Any {
 }
 
 // mapped puts what a map has for the key in register 0 into another one.
-func (f family) mapped(s set, to uint32) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(0), DestRegister: reg(to), IsDestRegSet: true, SetName: place{s, f.v4}.name()})
+func (f family) mapped(s set, to uint32) []expr.Any { return f.mappedFrom(0, s, to) }
+
+// mappedFrom puts what a map has for the key in a register into another one.
+func (f family) mappedFrom(key uint32, s set, to uint32) []expr.Any {
+	return one(&expr.Lookup{SourceRegister: reg(key), DestRegister: reg(to), IsDestRegSet: true, SetName: place{s, f.v4}.name()})
+}
+
+// jump goes to the chain that a map has for the key in register 0.
+func (f family) jump(s set) []expr.Any {
+	return one(&expr.Lookup{SourceRegister: reg(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: place{s, f.v4}.name()})
 }
 
 func (f family) dnat(from uint32) []expr.Any {

@@ -21,7 +21,7 @@ const hashSeed = 0x15740005
 var ourTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 
 // setNames are the sets' names, without the family's number.
-var setNames = [setCount]string{"maglev", "affine", "guarded", "sources", "exclusive", "refused", "backends", "origins", "snat", "masquerade"}
+var setNames = [setCount]string{"maglev", "affine", "guarded", "sources", "exclusive", "refused", "backends", "origins", "snat", "masquerade", "affinity", "serving", "clients"}
 
 func (p place) name() string {
 	if p.v4 {
@@ -58,10 +58,17 @@ func (p place) spec() *nftables.Set {
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port), nftables.MustConcatSetType(addr, port)
 	case snat:
 		s.KeyType, s.DataType = addr, addr
+	case affinity:
+		s.KeyType, s.DataType, s.IsMap = nftables.MustConcatSetType(addr, proto, port), nftables.TypeVerdict, true
+	case serves:
+		s.KeyType = nftables.MustConcatSetType(addr, proto, port, addr, port)
+	case clients:
+		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, addr, proto, port), nftables.MustConcatSetType(addr, port)
+		s.HasTimeout, s.Dynamic, s.Size = true, true, maxClients
 	default:
 		s.KeyType = addr
 	}
-	s.IsMap = s.DataType.Bytes > 0
+	s.IsMap = s.IsMap || s.DataType.Bytes > 0
 	s.Concatenation = p.set != exclusive && p.set != snat && p.set != masquerade
 	return s
 }
@@ -108,8 +115,9 @@ func (f family) balance() []rule {
 	client := f.key + 1 // behind the slot
 	return []rule{
 		{"only sources may connect", join(f.is, f.frontend, f.in(guarded), f.client(f.key), f.notIn(sources), count, drop)},
-		{"a client stays with its backend", join(f.is, f.frontend, f.client(client), f.slot(client, f.addr), f.mapped(affine, client), f.dnat(client))},
-		{"by the hash of client and port", join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), f.slot(client, f.addr+1), f.mapped(maglev, client), f.dnat(client))},
+		{"a client stays with its backend", join(f.is, f.frontend, f.jump(affinity))},
+		{"a client that there is no room for", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(affine, client), f.dnat(client))},
+		{"by the hash of client and port", join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(maglev, client), f.dnat(client))},
 	}
 }
 
@@ -159,10 +167,13 @@ func version(all []chain) (string, error) {
 	h := sha256.New()
 	for _, p := range places() {
 		s := p.spec()
-		fmt.Fprintln(h, s.Name, s.KeyType.Name, s.DataType.Name, s.Interval, s.Concatenation)
+		fmt.Fprintln(h, s.Name, s.KeyType.Name, s.DataType.Name, s.Interval, s.Concatenation, s.Size)
 	}
 	for _, c := range all {
-		fmt.Fprintln(h, c.Name, c.Type, *c.Hooknum, *c.Priority)
+		fmt.Fprintln(h, c.Name, c.Type)
+		if c.Hooknum != nil {
+			fmt.Fprintln(h, *c.Hooknum, *c.Priority)
+		}
 		for _, r := range c.rules {
 			for _, e := range r.exprs {
 				b, err := expr.Marshal(byte(ourTable.Family), e)
@@ -192,13 +203,18 @@ func create(c *nftables.Conn, all []chain, version string) error {
 		}
 	}
 	for _, chain := range all {
-		c.AddChain(chain.Chain)
-		for _, r := range chain.rules {
-			c.AddRule(&nftables.Rule{
-				Table: ourTable, Chain: chain.Chain, Exprs: r.exprs,
-				UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment(version)),
-			})
-		}
+		chain.add(c, version)
 	}
 	return nil
+}
+
+// add adds a chain with its rules.
+func (c chain) add(conn *nftables.Conn, version string) {
+	conn.AddChain(c.Chain)
+	for _, r := range c.rules {
+		conn.AddRule(&nftables.Rule{
+			Table: ourTable, Chain: c.Chain, Exprs: r.exprs,
+			UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment(version)),
+		})
+	}
 }

@@ -8,9 +8,13 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -31,23 +35,33 @@ type Balancer struct {
 	chains  []chain
 	version string
 
-	sockets *sockets // see open
+	mu      sync.Mutex // guards what follows
+	sockets *sockets   // see open
 	book    *book
 	// generation is the number of the kernel's rules after our last write, if nobody else wrote since; 0 is unknown.
 	generation uint32
 	// gone are backends whose connections are to be forgotten still.
-	gone   map[pair]bool
+	gone map[pair]bool
+	// stays are the chains of clients that stay, as the kernel has them while generation is known.
+	stays map[string]bool
+	// met is until when other gateways' clients, by their keys in the map clients, are no news.
+	met map[string]time.Time
+
 	serves atomic.Pointer[shared]
 }
 
 // New returns a balancer. It finds out at its first Apply what an earlier one left.
 func New(log *slog.Logger) (*Balancer, error) {
 	all := chains()
-	v, err := version(all)
+	stay, err := stayChain(stayName(0)) // they differ in a time, which is in the name
+	if err != nil {
+		return nil, err
+	}
+	v, err := version(append(slices.Clone(all), stay))
 	if err != nil {
 		return nil, fmt.Errorf("describe table %s: %w", Table, err)
 	}
-	return &Balancer{log: log, chains: all, version: v, book: newBook(), gone: map[pair]bool{}}, nil
+	return &Balancer{log: log, chains: all, version: v, book: newBook(), gone: map[pair]bool{}, met: map[string]time.Time{}}, nil
 }
 
 // Name implements the agent's Part.
@@ -62,6 +76,8 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	if faults := surroundings(s); len(faults) > 0 {
 		return faults
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	before := slices.Collect(maps.Values(b.book.vips))
 	c, had := b.book.set(s.VIPs)
 	if err := b.write(c); err != nil {
@@ -96,7 +112,8 @@ func (b *Balancer) write(c changes) error {
 		}
 		c = diff(have, b.book.all())
 	}
-	if c.size() == 0 && !anew {
+	chains := b.book.stayChains()
+	if c.size() == 0 && !anew && maps.Equal(b.stays, chains) {
 		b.generation = now
 		return nil
 	}
@@ -104,13 +121,19 @@ func (b *Balancer) write(c changes) error {
 		if err := create(s.rules, b.chains, b.version); err != nil {
 			return err
 		}
+		b.stays = nil
+	}
+	if err := b.addStays(s.rules, b.stays, chains); err != nil {
+		return err
 	}
 	if err := send(s.rules, c); err != nil {
 		return err
 	}
+	removeStays(s.rules, b.stays, chains)
 	if err := s.rules.Flush(); err != nil {
 		return fmt.Errorf("write table %s: %w", Table, err)
 	}
+	b.stays = chains
 	// Somebody who wrote in between is found by reading everything the next time.
 	b.generation = 0
 	if after, err := s.generation(); err == nil && after == now+1 {
@@ -142,6 +165,9 @@ func send(conn *nftables.Conn, c changes) error {
 
 func (p place) encode(e element) nftables.SetElement {
 	is := nftables.SetElement{Key: []byte(e.key), Val: []byte(e.value)}
+	if p.set == affinity {
+		is.Val, is.VerdictData = nil, &expr.Verdict{Kind: expr.VerdictJump, Chain: e.value}
+	}
 	if p.set == sources {
 		half := len(e.key) / 2
 		is.Key, is.KeyEnd = is.Key[:half], is.Key[half:]
@@ -157,13 +183,20 @@ func (b *Balancer) read(s *sockets) (have map[place]map[string]string, anew bool
 	}
 	have = map[place]map[string]string{}
 	for _, p := range places() {
+		if p.set == clients {
+			continue // the rules' own
+		}
 		elements, err := s.rules.GetSetElements(p.spec())
 		if err != nil {
 			return nil, false, fmt.Errorf("read set %s: %w", p.name(), err)
 		}
 		have[p] = make(map[string]string, len(elements))
 		for _, e := range elements {
-			have[p][string(e.Key)+string(e.KeyEnd)] = string(e.Val)
+			value := string(e.Val)
+			if e.VerdictData != nil {
+				value = e.VerdictData.Chain
+			}
+			have[p][string(e.Key)+string(e.KeyEnd)] = value
 		}
 	}
 	return have, false, nil
@@ -199,19 +232,34 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 		there := func(o *nftables.Chain) bool {
 			return o.Table.Name == Table && o.Name == c.Name && o.Type == c.Type && o.Hooknum != nil && *o.Hooknum == *c.Hooknum && *o.Priority == *c.Priority
 		}
-		if !slices.ContainsFunc(is, there) {
+		if !slices.ContainsFunc(is, there) || !b.complete(c, all) {
 			return false, nil
 		}
-		here := slices.DeleteFunc(slices.Clone(all), func(r listed) bool { return r.chain != c.Name })
-		if !slices.EqualFunc(here, c.rules, func(o listed, r rule) bool { return o.comment == r.comment(b.version) }) {
-			return false, nil
+	}
+	b.stays = map[string]bool{}
+	for _, o := range is {
+		if o.Table.Name != Table || !strings.HasPrefix(o.Name, stays) {
+			continue
 		}
+		c, err := stayChain(o.Name)
+		if err != nil || !b.complete(c, all) {
+			return false, nil //nolint:nilerr // somebody else made it
+		}
+		b.stays[o.Name] = true
 	}
 	return true, nil
 }
 
+// complete reports whether a chain has its rules of this version, among all, and no others.
+func (b *Balancer) complete(c chain, all []listed) bool {
+	here := slices.DeleteFunc(slices.Clone(all), func(r listed) bool { return r.chain != c.Name })
+	return slices.EqualFunc(here, c.rules, func(o listed, r rule) bool { return o.comment == r.comment(b.version) })
+}
+
 // Drift implements the agent's Part. As long as nobody wrote any rule at all, it costs one question.
 func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	defer func() {
 		if err != nil {
 			b.reopen()
@@ -238,7 +286,7 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	if anew {
 		return fault("table %s is not there any more, or not as it was made", Table), nil
 	}
-	if n := diff(have, b.book.all()).size(); n > 0 {
+	if n := diff(have, b.book.all()).size(); n > 0 || !maps.Equal(b.stays, b.book.stayChains()) {
 		return fault("%d elements of table %s are not as they were made", n, Table), nil
 	}
 	if again, err := s.generation(); err == nil && again == now {
@@ -253,6 +301,8 @@ func fault(format string, args ...any) []desired.Fault {
 
 // Close implements the agent's Part: the kernel goes on.
 func (b *Balancer) Close(context.Context, bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.reopen()
 	return nil
 }

@@ -3,6 +3,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -137,22 +138,94 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// A client stays with its backend, whatever port it comes from, at either gateway.
+// A client stays with its backend, whatever port it comes from and whatever backends come, for as long as the state says, at
+// either gateway; also when a gateway's agent starts anew.
 func TestAffinity(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.apply(w.state(each(func(f *desired.Frontend) { f.Affinity = 60 })))
+	stays := func(seconds int32, backends ...int) *desired.State {
+		return w.state(each(func(f *desired.Frontend) {
+			f.Affinity = seconds
+			all := f.Backends
+			f.Backends = nil
+			for _, n := range backends {
+				f.Backends = append(f.Backends, all[n-1])
+			}
+		}))
+	}
 	w.serve()
 	for family, name := range familyNames {
-		got := map[string]int{}
-		for i := range 40 {
+		w.apply(stays(60, 1))
+		stop := w.tells(0, 1)
+		w.steer(0)
+		first := w.open(family, "echo").backend
+		w.poll(func() bool { return w.stayed(1, family) > 0 }, name+": the other gateway does not know the client")
+		stop()
+		w.apply(stays(60, 1, 2, 3, 4))
+		for i := range 20 {
 			w.steer(i % 2)
-			got[w.open(family, "echo").backend]++
+			if backend := w.open(family, "echo").backend; backend != first {
+				t.Fatalf("%s: at gateway %d the client leaves %s for %s", name, i%2, first, backend)
+			}
+			if i == 10 {
+				w.restart(0)
+				w.apply(stays(60, 1, 2, 3, 4))
+			}
 		}
-		if len(got) != 1 {
-			t.Errorf("%s: %v", name, got)
+
+		// Who serves no more keeps nobody.
+		w.apply(stays(60, 2, 3, 4))
+		second := w.open(family, "echo").backend
+		if second == first {
+			t.Errorf("%s: the client stays with a backend that is gone", name)
 		}
+		w.apply(stays(60, 1, 2, 3, 4))
+		if backend := w.open(family, "echo").backend; backend != second {
+			t.Errorf("%s: the client leaves %s for %s", name, second, backend)
+		}
+		w.apply(stays(0, 1, 2, 3, 4))
 	}
+	if have, _ := read(t, w.gateways[0].ns, w.gateways[0].Balancer); len(w.gateways[0].stays) > 0 || len(have[place{affinity, true}]) > 0 {
+		t.Errorf("chains %v and elements %v are left", w.gateways[0].stays, have[place{affinity, true}])
+	}
+}
+
+// When the time is over the client is forgotten.
+func TestAffinityEnds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(w.state(each(func(f *desired.Frontend) { f.Affinity = 1 })))
+	w.serve()
+	w.open(0, "echo")
+	if n := w.stayed(0, 0); n != 1 {
+		t.Errorf("%d clients stay, want 1", n)
+	}
+	w.poll(func() bool { return w.stayed(0, 0) == 0 }, "the client is not forgotten")
+}
+
+// stayed is how many clients of a family stay with a backend.
+func (w *world) stayed(gateway, family int) (n int) {
+	w.t.Helper()
+	in(w.t, w.gateways[gateway].ns, func() error {
+		s, err := w.gateways[gateway].open()
+		if err != nil {
+			return err
+		}
+		all, err := s.rules.GetSetElements(place{clients, family == 0}.spec())
+		n = len(all)
+		return err
+	})
+	return n
+}
+
+// restart puts an agent that knows nothing yet in the place of a gateway's.
+func (w *world) restart(gateway int) {
+	w.t.Helper()
+	b, err := New(slog.New(slog.DiscardHandler))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.gateways[gateway].Balancer = b
 }
 
 // What backends see as the client is as Return says.

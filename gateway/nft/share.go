@@ -31,14 +31,20 @@ const (
 
 // shared is what Export and Import know of the state, from any goroutine.
 type shared struct {
-	pairs map[pair]bool // of which connections are shared
+	pairs map[pair]bool              // of which connections are shared
+	stays map[listener]time.Duration // how long clients stay with their backend
 }
 
 // share returns what s says of connections that are shared.
 func share(s *desired.State) *shared {
-	is := &shared{map[pair]bool{}}
+	is := &shared{map[pair]bool{}, map[listener]time.Duration{}}
 	for i := range s.VIPs {
 		v := &s.VIPs[i]
+		for _, f := range v.Frontends {
+			if f.Affinity > 0 {
+				is.stays[listener{v.Addr, f.Protocol, f.Port}] = time.Duration(f.Affinity) * time.Second
+			}
+		}
 		if v.Return != desired.Masquerade { // then nobody else has the address that backends know
 			pairs(v, func(p pair) { is.pairs[p] = true })
 		}
@@ -137,7 +143,8 @@ func (b *Balancer) export(e *entry, tell func(flows.Flow) error) error {
 }
 
 // Import makes connections of another gateway known here. Those that are known already stay as they are, and those whose
-// VIP or backend this gateway does not have are left out. All are kept for four minutes at least.
+// VIP or backend this gateway does not have are left out. All are kept for four minutes at least. Clients that stay with a
+// backend stay with it here, too.
 func (b *Balancer) Import(all []flows.Flow) error {
 	is := b.serves.Load()
 	if is == nil {
@@ -148,6 +155,7 @@ func (b *Balancer) Import(all []flows.Flow) error {
 		return err
 	}
 	defer c.Close()
+	var known []*flows.Flow
 	for i := range all {
 		f := &all[i]
 		protocol := uint8(unix.IPPROTO_TCP)
@@ -167,8 +175,9 @@ func (b *Balancer) Import(all []flows.Flow) error {
 		if err != nil {
 			return fmt.Errorf("make connection %s known: %w", f, err)
 		}
+		known = append(known, f)
 	}
-	return nil
+	return b.meet(is, known)
 }
 
 // prolong gives a connection that waits for its gateway's death as long again. One of our own lives longer: it stays.
