@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -55,13 +54,13 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("%w; isthmusctl gateway certs makes them", err)
 	}
-	serving := filepath.Join(cfg.RunDir, "serving")
+	m := mark(filepath.Join(cfg.RunDir, "serving"))
 	balancer, err := newBalancer(cfg, log)
 	if err != nil {
 		return err
 	}
 	exchange := flows.New(balancer, own, log)
-	parts, err := parts(cfg, sharing{balancer, exchange}, serving, log)
+	parts, err := parts(cfg, sharing{balancer, exchange}, m, log)
 	if err != nil {
 		return err
 	}
@@ -71,7 +70,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	err = serve(ctx, cfg, a, exchange, own, serving)
+	err = serve(ctx, cfg, a, exchange, own, m)
 	drain := false // who fails leaves traffic where it is, for whoever starts next
 	select {
 	case s := <-ended:
@@ -83,23 +82,22 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	defer cancel()
 	err = errors.Join(err, a.Close(closing, drain))
 	if drain {
-		err = errors.Join(err, os.Remove(serving))
+		err = errors.Join(err, os.Remove(string(m)))
 	}
 	return err
 }
 
-// parts returns what does the work. The file serving is there when a predecessor ended without a word: neighbours may still
-// lead packets here.
-func parts(cfg Config, balancer agent.Part, serving string, log *slog.Logger) ([]agent.Part, error) {
+// parts returns what does the work.
+func parts(cfg Config, balancer agent.Part, m mark, log *slog.Logger) ([]agent.Part, error) {
 	router, err := vrrp.New(vrrp.Config{Dir: filepath.Join(cfg.RunDir, "vrrp"), Log: log})
 	if err != nil {
 		return nil, err
 	}
-	_, err = os.Stat(serving)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	restarting, err := m.isSet()
+	if err != nil {
 		return nil, fmt.Errorf("look for a predecessor: %w", err)
 	}
-	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: err == nil, Log: log}), router}, nil
+	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: restarting, Log: log}), router}, nil
 }
 
 // balancer is a part whose connections other gateways can go on with.
@@ -131,7 +129,7 @@ func (s sharing) Apply(ctx context.Context, state *desired.State) error {
 }
 
 // serve runs the agent and what asks it, until ctx is done or one of them fails.
-func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, serving string) error {
+func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, m mark) error {
 	var listen net.ListenConfig
 	endpoint, err := listen.Listen(ctx, "tcp", cfg.Listen)
 	if err != nil {
@@ -141,7 +139,7 @@ func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exch
 	if err != nil {
 		return errors.Join(fmt.Errorf("--http-listen: %w", err), endpoint.Close())
 	}
-	if err := os.WriteFile(serving, nil, 0o600); err != nil {
+	if err := m.set(); err != nil {
 		return errors.Join(err, endpoint.Close(), watched.Close())
 	}
 	group, ctx := errgroup.WithContext(ctx)
