@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -44,37 +45,88 @@ func (b *Balancer) remember(had []desired.VIP) {
 	}
 }
 
+// doubt notes which frontends an agent that starts finds in the kernel, besides those of the book: whoever lost a backend while
+// no agent was there still has its connections.
+func (b *Balancer) doubt(have map[place]map[string]string) {
+	b.doubtful = map[pair]bool{}
+	for p, elements := range have {
+		if p.set != maglev && p.set != affine && p.set != refused {
+			continue
+		}
+		for key := range elements {
+			b.doubtful[frontendOf(key, p.v4)] = true
+		}
+	}
+	for at := range b.book.tables {
+		p := uint8(protocol(&desired.Frontend{Protocol: at.protocol}))
+		b.doubtful[pair{protocol: p, frontend: netip.AddrPortFrom(at.vip, at.port)}] = true
+	}
+}
+
+// frontendOf reads what endpoint made the beginning of a key.
+func frontendOf(key string, v4 bool) pair {
+	length := 16
+	if v4 {
+		length = 4
+	}
+	a, _ := netip.AddrFromSlice([]byte(key[:length]))
+	return pair{protocol: key[length], frontend: netip.AddrPortFrom(a, binary.BigEndian.Uint16([]byte(key[length+4:])))}
+}
+
 // forget ends the connections to backends that are gone: the client's next packet goes to another one, or is refused.
 func (b *Balancer) forget() error {
-	if len(b.gone) == 0 {
+	if len(b.gone) == 0 && len(b.doubtful) == 0 {
 		return nil
 	}
 	s, err := b.open()
 	if err != nil {
 		return err
 	}
-	families := map[netlink.InetFamily]bool{}
-	for p := range b.gone {
-		if p.frontend.Addr().Is4() {
-			families[unix.AF_INET] = true
-		} else {
-			families[unix.AF_INET6] = true
-		}
+	f := forgetting{gone: b.gone, doubtful: b.doubtful, served: map[pair]bool{}}
+	for _, v := range b.book.vips {
+		pairs(&v, func(p pair) { f.served[p] = true })
 	}
-	for family := range families {
-		if _, err := s.tracked.ConntrackDeleteFilters(netlink.ConntrackTable, family, b); err != nil && !errors.Is(err, unix.ENOENT) {
+	for family := range f.families() {
+		if _, err := s.tracked.ConntrackDeleteFilters(netlink.ConntrackTable, family, f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("forget connections of backends that are gone: %w", err)
 		}
 	}
 	clear(b.gone)
+	clear(b.doubtful)
 	return nil
 }
 
+// forgetting says which connections are to be forgotten: those of gone, and those of doubtful frontends, whose backend is the
+// zero value, that are not among served.
+type forgetting struct{ gone, doubtful, served map[pair]bool }
+
+func (f forgetting) families() map[netlink.InetFamily]bool {
+	families := map[netlink.InetFamily]bool{}
+	for _, all := range []map[pair]bool{f.gone, f.doubtful} {
+		for p := range all {
+			if p.frontend.Addr().Is4() {
+				families[unix.AF_INET] = true
+			} else {
+				families[unix.AF_INET6] = true
+			}
+		}
+	}
+	return families
+}
+
 // MatchConntrackFlow reports whether a connection is one to forget, whichever end was seen first.
-func (b *Balancer) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+func (f forgetting) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	to := pair{flow.Forward.Protocol, at(flow.Forward.DstIP, flow.Forward.DstPort), at(flow.Reverse.SrcIP, flow.Reverse.SrcPort)}
 	from := pair{flow.Forward.Protocol, at(flow.Reverse.DstIP, flow.Reverse.DstPort), at(flow.Forward.SrcIP, flow.Forward.SrcPort)}
-	return b.gone[to] || b.gone[from]
+	if f.served[to] || f.served[from] {
+		return false
+	}
+	return f.gone[to] || f.gone[from] || f.doubts(to) || f.doubts(from)
+}
+
+// doubts reports whether a connection of a doubtful frontend was translated.
+func (f forgetting) doubts(p pair) bool {
+	return p.frontend != p.backend && f.doubtful[pair{protocol: p.protocol, frontend: p.frontend}]
 }
 
 func at(ip net.IP, port uint16) netip.AddrPort {

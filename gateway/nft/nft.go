@@ -42,6 +42,8 @@ type Balancer struct {
 	generation uint32
 	// gone are backends whose connections are to be forgotten still.
 	gone map[pair]bool
+	// doubtful are frontends that may have such connections from before this process, see doubt; nil until its first write.
+	doubtful map[pair]bool
 	// stays are the chains of clients that stay, as the kernel has them while generation is known.
 	stays map[string]bool
 	// met is until when other gateways' clients, by their keys in the map clients, are no news.
@@ -111,6 +113,9 @@ func (b *Balancer) write(c changes) error {
 			return err
 		}
 		c = diff(have, b.book.all())
+		if b.doubtful == nil {
+			b.doubt(have)
+		}
 	}
 	chains := b.book.stayChains()
 	if c.size() == 0 && !anew && maps.Equal(b.stays, chains) {

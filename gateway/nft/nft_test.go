@@ -285,6 +285,48 @@ func TestBackendsGo(t *testing.T) {
 	}
 }
 
+// While no agent was there a backend went, or a whole frontend: when one starts their connections end, and no others.
+func TestBackendsGoUnseen(t *testing.T) {
+	t.Parallel()
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
+		w := newWorld(t)
+		returns := func(v *desired.VIP) { v.Return = way }
+		w.apply(w.state(returns))
+		w.serve()
+		var gone, stays []*flow
+		for family := range familyNames {
+			for len(gone) < 1+family || len(stays) < 1+family {
+				if f := w.open(family, "echo"); netip.MustParseAddrPort(f.backend).Addr() == backendAddr(family, 1) {
+					gone = append(gone, f)
+				} else {
+					stays = append(stays, f)
+				}
+			}
+		}
+		w.restart(0)
+		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[1:] })))
+		for _, f := range gone {
+			if err := f.echoes(); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("%s: %s is gone: %v", way, f.backend, err)
+			}
+		}
+		for _, f := range stays {
+			if err := f.echoes(); err != nil {
+				t.Errorf("%s: %s: %v", way, f.backend, err)
+			}
+		}
+		w.restart(0)
+		w.apply(&desired.State{})
+		in(t, w.gateways[0].ns, func() error {
+			return w.gateways[0].list(func(e entry) {
+				if f, ok := e.flow(); ok {
+					t.Errorf("%s: the frontend is gone: %s", way, f)
+				}
+			})
+		})
+	}
+}
+
 // echoes says something and reads it back.
 func (f *flow) echoes() error {
 	if _, err := fmt.Fprintln(f, "hello"); err != nil {
