@@ -43,6 +43,13 @@ type Part interface {
 	Count(in Member) int
 }
 
+// Runner is a Part that has something to do beside Sync, such as to wait for something that is no Watch.
+type Runner interface {
+	// Run goes on until ctx ends, where nothing is led too. It asks by sync to look at a key again, in all led
+	// members.
+	Run(ctx context.Context, sync func(Key)) error
+}
+
 // Key names one thing that a Part keeps in line in all members: a federated Service, a policy. Its fields mean what
 // the Part likes.
 type Key struct{ Kind, Namespace, Name string }
@@ -93,10 +100,11 @@ type Leader interface {
 	Member
 	// Epoch is how often the member's leader has changed.
 	Epoch() int64
-	// Create creates an object that belongs to the federation as a whole, or makes the one that is there so, as Own.
-	Create(ctx context.Context, obj client.Object, keep ...string) error
-	// Own makes an object that belongs to the federation as a whole be as obj, by server-side apply. What others put
-	// on it goes, apart from the labels and annotations that keep names.
+	// Create creates obj. The error is AlreadyExists when anything of that name is there, which may be somebody's own.
+	Create(ctx context.Context, obj client.Object) error
+	// Own makes an object that belongs to the federation as a whole, whatever stands under its name, be as obj, by
+	// server-side apply; it creates it where it is not. What others put on it goes, apart from the labels and
+	// annotations that keep names.
 	Own(ctx context.Context, obj client.Object, keep ...string) error
 	// Replace puts obj in the place of the object that was read, the whole of it: fields that others added go too,
 	// which Own leaves. The resourceVersion of obj is a precondition, and a difference is a conflict.
