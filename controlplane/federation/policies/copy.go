@@ -1,0 +1,109 @@
+package policies
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// copyFrom returns what a member shall have of origin, which stands in cluster: everything that people wrote but the
+// mark that makes it federated, and our marks instead. It keeps nothing of origin.
+func copyFrom(cluster string, origin *unstructured.Unstructured) *unstructured.Unstructured {
+	want := &unstructured.Unstructured{Object: body(origin)}
+	want.SetGroupVersionKind(origin.GroupVersionKind())
+	want.SetNamespace(origin.GetNamespace())
+	want.SetName(origin.GetName())
+	labels, annotations := map[string]string{}, map[string]string{}
+	for k, v := range origin.GetLabels() {
+		if travels(k) {
+			labels[k] = v
+		}
+	}
+	for k, v := range origin.GetAnnotations() {
+		if travels(k) {
+			annotations[k] = v
+		}
+	}
+	labels[v1alpha1.LabelManagedBy] = v1alpha1.ManagedBy
+	annotations[annotationOrigin] = originMark(cluster, origin)
+	want.SetLabels(labels)
+	want.SetAnnotations(annotations)
+	annotations[annotationContent] = digest(want.Object)
+	want.SetAnnotations(annotations)
+	return want
+}
+
+// body returns a copy of what o says, without its metadata and status.
+func body(o *unstructured.Unstructured) map[string]any {
+	kept := map[string]any{}
+	for field, value := range o.Object {
+		switch field {
+		case "apiVersion", "kind", "metadata", "status":
+		default:
+			kept[field] = value
+		}
+	}
+	return (&unstructured.Unstructured{Object: kept}).DeepCopy().Object
+}
+
+// digest returns a short text that is the same for what is equal.
+func digest(v any) string {
+	text, err := json.Marshal(v) // which sorts the keys of maps
+	if err != nil {
+		panic(err) // it came as JSON
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
+
+// says reports whether have, a copy, says what want does. Labels and annotations that somebody added are no matter.
+func says(have, want *unstructured.Unstructured) bool {
+	if !includes(have.GetLabels(), want.GetLabels()) || !includes(have.GetAnnotations(), want.GetAnnotations()) {
+		return false
+	}
+	if slices.ContainsFunc(requests, func(name string) bool { return have.GetAnnotations()[name] != "" }) {
+		return false
+	}
+	is := body(have)
+	if reflect.DeepEqual(is, body(want)) {
+		return true
+	}
+	stored := have.GetAnnotations()[annotationStored]
+	return stored != "" && stored == digest(is)
+}
+
+func includes(have, want map[string]string) bool {
+	for k, v := range want {
+		if h, ok := have[k]; !ok || h != v {
+			return false
+		}
+	}
+	return true
+}
+
+// over returns want as it is written over have, a copy of the same origin or of another one. edited says that
+// somebody changed have, at the time of now as far as is known.
+func over(have, want *unstructured.Unstructured, edited bool, now time.Time) *unstructured.Unstructured {
+	next := want.DeepCopy()
+	next.SetResourceVersion(have.GetResourceVersion())
+	next.SetUID(have.GetUID())
+	next.SetFinalizers(have.GetFinalizers())
+	next.SetOwnerReferences(have.GetOwnerReferences())
+	if status, ok := have.Object["status"]; ok {
+		next.Object["status"] = status
+	}
+	if edited {
+		annotations := maps.Clone(next.GetAnnotations())
+		annotations[annotationMended] = now.UTC().Format(time.RFC3339)
+		next.SetAnnotations(annotations)
+	}
+	return next
+}

@@ -1,0 +1,45 @@
+package policies
+
+import (
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// defaults are the kinds that travel when nobody named any.
+var defaults = []federationv1alpha1.PolicyKind{
+	{Group: "crd.antrea.io", Version: "v1beta1", Kind: "ClusterNetworkPolicy"},
+	{Group: "crd.antrea.io", Version: "v1beta1", Kind: "NetworkPolicy"},
+	{Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy"},
+	{Group: "policy.networking.k8s.io", Version: "v1alpha1", Kind: "AdminNetworkPolicy"},
+	{Group: "policy.networking.k8s.io", Version: "v1alpha2", Kind: "ClusterNetworkPolicy"},
+}
+
+// Kinds returns the kinds that a Federation with spec replicates.
+func Kinds(spec federationv1alpha1.PoliciesSpec) []federationv1alpha1.PolicyKind {
+	if len(spec.Kinds) == 0 {
+		return defaults
+	}
+	return spec.Kinds
+}
+
+// keyOf returns the key of an object. Its Kind is KIND.VERSION.GROUP.
+func keyOf(kind federationv1alpha1.PolicyKind, namespace, name string) part.Key {
+	return part.Key{Kind: kind.Kind + "." + kind.Version + "." + kind.Group, Namespace: namespace, Name: name}
+}
+
+// empty returns an object of a key's kind that says nothing.
+func empty(key part.Key) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	if gvk, _ := schema.ParseKindArg(key.Kind); gvk != nil {
+		o.SetGroupVersionKind(*gvk)
+	}
+	return o
+}
+
+// object returns one that says nothing but its kind.
+func object(kind federationv1alpha1.PolicyKind) *unstructured.Unstructured {
+	return empty(keyOf(kind, "", ""))
+}

@@ -1,0 +1,199 @@
+package policies
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"pgregory.net/rapid"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// policy is a NetworkPolicy demo/allow, as old as minutes say, with a spec that says text.
+func policy(minutes int, text string, annotations map[string]string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"says": text}}}
+	o.SetAPIVersion("networking.k8s.io/v1")
+	o.SetKind("NetworkPolicy")
+	o.SetNamespace("demo")
+	o.SetName("allow")
+	o.SetAnnotations(annotations)
+	o.SetCreationTimestamp(metav1.NewTime(time.Unix(0, 0).Add(-time.Duration(minutes) * time.Minute)))
+	return o
+}
+
+func asked(minutes int, text string) *unstructured.Unstructured {
+	return policy(minutes, text, map[string]string{federationv1alpha1.AnnotationPolicyAntrea: "true", "kept": "yes", "kubectl.kubernetes.io/last-applied-configuration": "{}"})
+}
+
+// in is a member that answers and has o.
+func in(id clusterset.ClusterID, o *unstructured.Unstructured) held {
+	return held{member: id, read: true, reachable: true, served: true, namespace: true, object: o}
+}
+
+func with(h held, change func(*held)) held {
+	change(&h)
+	return h
+}
+
+// edit returns o, changed.
+func edit(o *unstructured.Unstructured, change func(*unstructured.Unstructured)) *unstructured.Unstructured {
+	o = o.DeepCopy()
+	change(o)
+	return o
+}
+
+func annotate(name, value string) func(*unstructured.Unstructured) {
+	return func(o *unstructured.Unstructured) {
+		a := o.GetAnnotations()
+		a[name] = value
+		o.SetAnnotations(a)
+	}
+}
+
+func TestDecide(t *testing.T) {
+	made := copyFrom("b", asked(1, "x"))
+	say := func(text string) func(*unstructured.Unstructured) {
+		return func(o *unstructured.Unstructured) { o.Object["spec"] = map[string]any{"says": text} }
+	}
+	tests := map[string]struct {
+		into   held // is c
+		others []held
+		want   verb
+		edited bool
+		state  State
+	}{
+		"nobody has it":                {into: in("c", nil), others: []held{in("b", nil)}, want: leave},
+		"new":                          {into: in("c", nil), others: []held{in("b", asked(1, "x"))}, want: create, state: Pending},
+		"right":                        {into: in("c", made), others: []held{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"origin has changed":           {into: in("c", made), others: []held{in("b", asked(1, "y"))}, want: replace, state: Pending},
+		"copy was edited":              {into: in("c", edit(made, say("y"))), others: []held{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
+		"copy lost a label":            {into: in("c", edit(made, annotate("kept", "no"))), others: []held{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
+		"copy was asked to travel":     {into: in("c", edit(made, annotate(federationv1alpha1.AnnotationPolicy, "true"))), others: []held{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
+		"copy was mended":              {into: in("c", edit(made, annotate(annotationMended, "noon"))), others: []held{in("b", asked(1, "x"))}, want: leave, state: Drift},
+		"somebody notes on a copy":     {into: in("c", edit(made, annotate("note", "x"))), others: []held{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"server stores something else": {into: in("c", edit(edit(made, say("X")), annotate(annotationStored, digest(map[string]any{"spec": map[string]any{"says": "X"}})))), others: []held{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"other origin now":             {into: in("c", made), others: []held{in("a", asked(2, "x")), in("b", asked(1, "x"))}, want: replace, state: Pending},
+
+		"own object":           {into: in("c", policy(9, "x", nil)), others: []held{in("b", asked(1, "x"))}, want: leave, state: Taken},
+		"own federated object": {into: in("c", asked(0, "x")), others: []held{in("b", asked(1, "x"))}, want: leave, state: Taken},
+		"own by copied text": {into: in("c", edit(made, func(o *unstructured.Unstructured) {
+			o.SetAnnotations(map[string]string{annotationOrigin: "b/demo/other"})
+		})), others: []held{in("b", nil)}, want: leave},
+		"no kind":             {into: with(in("c", nil), func(h *held) { h.served = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: KindMissing},
+		"no namespace":        {into: with(in("c", nil), func(h *held) { h.namespace = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: NamespaceMissing},
+		"away":                {into: with(in("c", made), func(h *held) { h.reachable = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: Away},
+		"never read":          {into: with(in("c", nil), func(h *held) { h.read = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: Away},
+		"refused":             {into: with(in("c", nil), func(h *held) { h.refusal = &refusal{content: made.GetAnnotations()[annotationContent], message: "no"} }), others: []held{in("b", asked(1, "x"))}, want: create, state: Refused},
+		"refused what it was": {into: with(in("c", nil), func(h *held) { h.refusal = &refusal{content: "before"} }), others: []held{in("b", asked(1, "x"))}, want: create, state: Pending},
+
+		"origin is gone":                 {into: in("c", made), others: []held{in("b", nil)}, want: remove},
+		"origin is asked no more":        {into: in("c", made), others: []held{in("b", policy(1, "x", nil))}, want: remove},
+		"origin is going":                {into: in("c", made), others: []held{in("b", edit(asked(1, "x"), func(o *unstructured.Unstructured) { o.SetDeletionTimestamp(new(metav1.Now())) }))}, want: remove},
+		"origin's cluster left":          {into: in("c", made), others: []held{in("a", nil)}, want: remove},
+		"origin's cluster is silent":     {into: in("c", made), others: []held{with(in("b", nil), func(h *held) { h.reachable = false })}, want: leave},
+		"origin's cluster is not known":  {into: in("c", made), others: []held{with(in("b", nil), func(h *held) { h.read = false })}, want: leave},
+		"origin's cluster lost the kind": {into: in("c", made), others: []held{with(in("b", nil), func(h *held) { h.served = false })}, want: leave},
+		"silent origin counts on":        {into: in("c", nil), others: []held{with(in("b", asked(1, "x")), func(h *held) { h.reachable = false })}, want: create, state: Pending},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			all := append(slices.Clone(tc.others), tc.into)
+			s := decide(&all[len(all)-1], all)
+			if s.verb != tc.want || s.edited != tc.edited {
+				t.Errorf("decided to %s, edited %t; want %s, %t", s.verb, s.edited, tc.want, tc.edited)
+			}
+			from := origin(all)
+			if tc.state == "" {
+				return
+			}
+			if have := result(&all[len(all)-1], from); have.State != tc.state {
+				t.Errorf("state %s (%s), want %s", have.State, have.Message, tc.state)
+			}
+			if s.want != nil && s.want.GetAnnotations()[annotationOrigin] != string(from.member)+"/demo/allow" {
+				t.Errorf("the copy says that it is of %s", s.want.GetAnnotations()[annotationOrigin])
+			}
+		})
+	}
+}
+
+// TestCopyFrom: what travels, and what stays with the original.
+func TestCopyFrom(t *testing.T) {
+	o := asked(1, "x")
+	o.SetLabels(map[string]string{"app": "shop", "argocd.argoproj.io/instance": "shop", "app.kubernetes.io/managed-by": "Helm"})
+	o.SetUID("1")
+	o.SetFinalizers([]string{"example.org/x"})
+	o.Object["status"] = map[string]any{"phase": "Realized"}
+	annotate(AnnotationStatus, "{}")(o)
+	annotate(federationv1alpha1.AnnotationEpoch, "7")(o)
+	before := o.DeepCopy()
+	want := map[string]any{
+		"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": map[string]any{"says": "x"},
+		"metadata": map[string]any{
+			"namespace": "demo", "name": "allow",
+			"labels": map[string]any{"app": "shop", "app.kubernetes.io/managed-by": "isthmus.io"},
+			"annotations": map[string]any{
+				"kept": "yes", annotationOrigin: "b/demo/allow", annotationContent: copyFrom("b", o).GetAnnotations()[annotationContent],
+			},
+		},
+	}
+	if diff := cmp.Diff(want, copyFrom("b", o).Object); diff != "" {
+		t.Errorf("copy (-want +have):\n%s", diff)
+	}
+	if diff := cmp.Diff(before.Object, o.Object); diff != "" {
+		t.Errorf("the origin changed (-want +have):\n%s", diff)
+	}
+}
+
+// TestMembersAgree: whatever the order in which members are seen, all leaders do the same; a federation in which each
+// did what was decided has nothing more to do; and what is not a copy stays as it is.
+func TestMembersAgree(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(id string) held {
+			h := in(clusterset.ClusterID(id), nil)
+			text := rapid.SampledFrom([]string{"x", "y"}).Draw(t, "text of "+id)
+			age := rapid.IntRange(0, 2).Draw(t, "age in "+id)
+			switch rapid.SampledFrom([]string{"none", "own", "federated", "copy of a", "copy of b", "copy of z"}).Draw(t, "what "+id+" has") {
+			case "own":
+				h.object = policy(age, text, nil)
+			case "federated":
+				h.object = asked(age, text)
+			case "copy of a":
+				h.object = copyFrom("a", asked(age, text))
+			case "copy of b":
+				h.object = copyFrom("b", asked(age, text))
+			case "copy of z":
+				h.object = copyFrom("z", asked(age, text))
+			}
+			return h
+		}
+		all := []held{draw("a"), draw("b"), draw("c")}
+		next := slices.Clone(all)
+		for i := range all {
+			turned := slices.Clone(all)
+			slices.Reverse(turned)
+			s := decide(&all[i], all)
+			if other := decide(&turned[len(turned)-1-i], turned); other.verb != s.verb {
+				t.Fatalf("the leader of %s would %s, and %s in another order", all[i].member, s.verb, other.verb)
+			}
+			if s.verb == leave {
+				continue
+			}
+			if all[i].object != nil {
+				if _, ok := copyOf(all[i].object); !ok {
+					t.Fatalf("the leader of %s would %s somebody's own object", all[i].member, s.verb)
+				}
+			}
+			next[i].object = s.want // nil when it is removed
+		}
+		for i := range next {
+			if s := decide(&next[i], next); s.verb != leave {
+				t.Fatalf("after all did what was decided, the leader of %s would still %s", next[i].member, s.verb)
+			}
+		}
+	})
+}

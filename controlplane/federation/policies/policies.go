@@ -1,0 +1,340 @@
+package policies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// Config says which policies travel.
+type Config struct {
+	// Kinds are those of the Federation (see Kinds).
+	Kinds []federationv1alpha1.PolicyKind
+	// Namespace is where Isthmus is installed in every member.
+	Namespace string
+}
+
+// New returns the Part that replicates policies.
+func New(c Config) part.Part {
+	return &policies{config: c, placed: map[string]map[part.Key]bool{}}
+}
+
+type policies struct {
+	config Config
+
+	mu sync.Mutex
+	// placed are the federated policies that were ever seen, by their namespace: what a member that gets one of
+	// these namespaces has to be given.
+	placed map[string]map[part.Key]bool
+}
+
+// Name is part of part.Part.
+func (*policies) Name() string { return "policies" }
+
+// Watches is part of part.Part.
+func (p *policies) Watches() []part.Watch {
+	watches := []part.Watch{
+		{Object: partial("Namespace"), Trim: trimNamespace, Keys: p.ofNamespace},
+		{Object: partial("Service"), Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}), Keep: isFederatedService, Keys: p.naming},
+		{Object: &corev1.ConfigMap{}, Namespace: p.config.Namespace, Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}), Keys: keyOfRefusal},
+	}
+	for _, kind := range p.config.Kinds {
+		watches = append(watches, part.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Optional: true})
+	}
+	return watches
+}
+
+// partial returns an object of a core kind of which only the metadata is read.
+func partial(kind string) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: kind}}
+}
+
+// trimNamespace leaves of a namespace that it is there, or about to go.
+func trimNamespace(o any) (any, error) {
+	if ns, ok := o.(*metav1.PartialObjectMetadata); ok {
+		ns.Labels, ns.Annotations = nil, nil
+	}
+	return o, nil
+}
+
+// trimPolicy leaves of an object that has nothing to do with the federation that it is there.
+func trimPolicy(o any) (any, error) {
+	u, ok := o.(*unstructured.Unstructured)
+	if !ok {
+		return o, nil
+	}
+	if _, isCopy := copyOf(u); !isCopy && !federated(u) {
+		for field := range u.Object {
+			if field != "apiVersion" && field != "kind" && field != "metadata" {
+				delete(u.Object, field)
+			}
+		}
+	}
+	return u, nil
+}
+
+func isFederatedService(o client.Object) bool {
+	_, ok := o.GetAnnotations()[federationv1alpha1.MarkFederatedService]
+	return ok
+}
+
+// ofPolicy returns the key of a policy, and remembers where there are federated ones.
+func (p *policies) ofPolicy(kind federationv1alpha1.PolicyKind) func(part.Member, client.Object) []part.Key {
+	return func(_ part.Member, o client.Object) []part.Key {
+		key := keyOf(kind, o.GetNamespace(), o.GetName())
+		if key.Namespace != "" && federated(o) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if p.placed[key.Namespace] == nil {
+				p.placed[key.Namespace] = map[part.Key]bool{}
+			}
+			p.placed[key.Namespace][key] = true
+		}
+		return []part.Key{key}
+	}
+}
+
+// ofNamespace returns the policies that a namespace may have to be given.
+func (p *policies) ofNamespace(_ part.Member, ns client.Object) []part.Key {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var keys []part.Key
+	for key := range p.placed[ns.GetName()] {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// naming returns the policies of a member that name the federated Service o, which came or went.
+func (p *policies) naming(from part.Member, o client.Object) []part.Key {
+	var keys []part.Key
+	for _, kind := range p.config.Kinds {
+		list, err := p.list(context.Background(), from, kind)
+		if err != nil {
+			continue // it will be looked at when the kind was read
+		}
+		for i := range list.Items {
+			policy := &list.Items[i]
+			named := false
+			if federated(policy) {
+				strangers(policy, func(namespace, name string) bool {
+					named = named || namespace == o.GetNamespace() && name == o.GetName()
+					return true
+				})
+			}
+			if named {
+				keys = append(keys, keyOf(kind, policy.GetNamespace(), policy.GetName()))
+			}
+		}
+	}
+	return keys
+}
+
+func (*policies) list(ctx context.Context, from client.Reader, kind federationv1alpha1.PolicyKind) (*unstructured.UnstructuredList, error) {
+	list := &unstructured.UnstructuredList{}
+	gvk := object(kind).GroupVersionKind()
+	gvk.Kind += "List"
+	list.SetGroupVersionKind(gvk)
+	return list, from.List(ctx, list)
+}
+
+// Count is part of part.Part.
+func (p *policies) Count(in part.Member) int {
+	n := 0
+	for _, kind := range p.config.Kinds {
+		list, err := p.list(context.Background(), in, kind)
+		if err != nil {
+			continue // a kind that is missing has no copies
+		}
+		for i := range list.Items {
+			if _, ok := copyOf(&list.Items[i]); ok {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Sync is part of part.Part.
+func (p *policies) Sync(ctx context.Context, key part.Key, into part.Leader, all []part.Member) error {
+	seen := make([]held, len(all))
+	here := -1
+	for i, m := range all {
+		var err error
+		if seen[i], err = p.look(ctx, key, m); err != nil {
+			return fmt.Errorf("read %s of member %s: %w", describe(key), m.ID(), err)
+		}
+		if m.ID() == into.ID() {
+			here = i
+		}
+	}
+	if here < 0 {
+		return fmt.Errorf("member %s is not one of the members", into.ID())
+	}
+	if !seen[here].read {
+		return nil
+	}
+	p.forget(key, seen)
+	if o := seen[here].object; o != nil {
+		if federated(o) {
+			return p.report(ctx, into, &seen[here], seen)
+		}
+		if _, isCopy := copyOf(o); !isCopy && o.GetAnnotations()[AnnotationStatus] != "" {
+			return into.Annotate(ctx, o, map[string]string{AnnotationStatus: ""})
+		}
+	}
+	return p.enforce(ctx, key, into, &seen[here], seen)
+}
+
+// forget takes a policy that nobody asks to replicate from those that new namespaces are given.
+func (p *policies) forget(key part.Key, seen []held) {
+	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h held) bool { return !h.read }) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.placed[key.Namespace], key)
+	if len(p.placed[key.Namespace]) == 0 {
+		delete(p.placed, key.Namespace)
+	}
+}
+
+// look reads what one member has of a policy.
+func (p *policies) look(ctx context.Context, key part.Key, m part.Member) (held, error) {
+	h := held{member: m.ID(), read: m.Read(), reachable: m.Reachable(), served: true, namespace: true}
+	if !h.read {
+		return h, nil
+	}
+	found := func(name client.ObjectKey, o client.Object) (bool, error) {
+		err := m.Get(ctx, name, o)
+		return err == nil, client.IgnoreNotFound(err)
+	}
+	o := empty(key)
+	there, err := found(client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, o)
+	switch {
+	case errors.Is(err, part.ErrKindMissing):
+		h.served = false
+	case err != nil:
+		return h, err
+	case there:
+		h.object = o
+	}
+	if key.Namespace != "" {
+		ns := partial("Namespace")
+		if h.namespace, err = found(client.ObjectKey{Name: key.Namespace}, ns); err != nil {
+			return h, err
+		}
+		h.namespace = h.namespace && ns.DeletionTimestamp == nil
+	}
+	told := &corev1.ConfigMap{}
+	if there, err = found(client.ObjectKey{Namespace: p.config.Namespace, Name: refusalName(key)}, told); err != nil {
+		return h, err
+	}
+	if there {
+		h.refusal = readRefusal(told)
+	}
+	return h, nil
+}
+
+// enforce makes the copy in a member what it shall be.
+func (p *policies) enforce(ctx context.Context, key part.Key, into part.Leader, here *held, all []held) error {
+	s := decide(here, all)
+	var err error
+	switch s.verb {
+	case leave:
+	case remove:
+		return errors.Join(into.Delete(ctx, here.object), p.allowed(ctx, into, here))
+	case create:
+		o := s.want.DeepCopy()
+		if err = into.Create(ctx, o); err == nil {
+			err = noteStored(ctx, into, o, s.want)
+		}
+	case replace:
+		o := over(here.object, s.want, s.edited, time.Now())
+		if err = into.Replace(ctx, o); err == nil {
+			err = noteStored(ctx, into, o, s.want)
+		}
+		if err == nil && s.edited {
+			into.Event(o, corev1.EventTypeWarning, "EditUndone",
+				fmt.Sprintf("this is a copy of a policy of cluster %s, which decides what it says; change it there", origin(all).member))
+		}
+	}
+	switch {
+	case refuses(err):
+		return errors.Join(fmt.Errorf("%s %s: %w", s.verb, describe(key), err), p.refused(ctx, into, here, key, s.want, err))
+	case terminating(err):
+		return nil // and there is nothing to be done
+	case err != nil:
+		return fmt.Errorf("%s %s: %w", s.verb, describe(key), err)
+	}
+	return p.allowed(ctx, into, here)
+}
+
+// noteStored remembers what the API server made of want, if that is something else.
+func noteStored(ctx context.Context, into part.Leader, stored, want *unstructured.Unstructured) error {
+	is := body(stored)
+	if d := digest(is); d != digest(body(want)) {
+		return into.Annotate(ctx, stored, map[string]string{annotationStored: d})
+	}
+	return nil
+}
+
+// report writes what became of the policy of here, if that is news.
+func (p *policies) report(ctx context.Context, into part.Leader, here *held, all []held) error {
+	peers := strangers(here.object, func(namespace, name string) bool {
+		return into.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, partial("Service")) == nil
+	})
+	before, now := ReadStatus(here.object), statusOf(here, all, peers)
+	if now.text() == here.object.GetAnnotations()[AnnotationStatus] {
+		return nil
+	}
+	if err := into.Annotate(ctx, here.object, map[string]string{AnnotationStatus: now.text()}); err != nil {
+		return err
+	}
+	if len(now.Peers) > 0 && !slices.Equal(before.Peers, now.Peers) {
+		into.Event(here.object, corev1.EventTypeWarning, "PeersDifferByCluster",
+			"only federated Services are the same in all clusters: "+strings.Join(now.Peers, "; "))
+	}
+	for member, r := range now.Members {
+		if was := before.Members[member]; r != was && (r.State == Refused || r.State == Taken) {
+			into.Event(here.object, corev1.EventTypeWarning, "NotReplicated", fmt.Sprintf("member %s: %s: %s", member, r.State, r.Message))
+		}
+	}
+	if now.Origin != "" && now.Origin != before.Origin {
+		into.Event(here.object, corev1.EventTypeWarning, "NotReplicated",
+			fmt.Sprintf("cluster %s has an older federated policy of this name, which counts; rename one of them", now.Origin))
+	}
+	return nil
+}
+
+// describe names a policy in errors.
+func describe(key part.Key) string {
+	kind, _, _ := strings.Cut(key.Kind, ".")
+	return fmt.Sprintf("%s %s", kind, client.ObjectKey{Namespace: key.Namespace, Name: key.Name})
+}
+
+// refuses reports whether err says that an API server, or a webhook of it, does not want the object.
+func refuses(err error) bool {
+	return (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) ||
+		apierrors.IsRequestEntityTooLargeError(err)) && !errors.Is(err, part.ErrNotLeader) && !terminating(err)
+}
+
+// terminating reports whether err says that the namespace is about to go, or gone.
+func terminating(err error) bool {
+	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
+}
