@@ -43,6 +43,7 @@ const (
 	AnnotationHostname = "external-dns.alpha.kubernetes.io/hostname"
 )
 
+// Names inside a cluster.
 const (
 	// FederationName is the name of a cluster's only Federation.
 	FederationName = "federation"

@@ -1,0 +1,134 @@
+// Package lead writes into a member as its leader: each write carries the epoch, and none is sent when the Lease is
+// not surely held.
+package lead
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federation "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ssa"
+)
+
+// Term is one leadership of one member.
+type Term struct {
+	// Epoch is that of the Lease.
+	Epoch int64
+	// Held reports whether the Lease is surely held now. nil is for ever.
+	Held func() bool
+}
+
+// leader is a part.Leader.
+type leader struct {
+	part.Member
+
+	term   Term
+	client client.Client
+	events events.EventRecorder
+}
+
+// New returns who leads a member for a term, by a client of the member's API server.
+func New(m part.Member, term Term, c client.Client, recorder events.EventRecorder) part.Leader {
+	return &leader{Member: m, term: term, client: c, events: recorder}
+}
+
+func (l *leader) Epoch() int64 { return l.term.Epoch }
+
+// check reports why nothing may be written now.
+func (l *leader) check() error {
+	if l.term.Held != nil && !l.term.Held() {
+		return fmt.Errorf("write into member %s: %w", l.ID(), part.ErrNotLeader)
+	}
+	return nil
+}
+
+// stamp puts the epoch on obj, once it is known that obj may be written.
+func (l *leader) stamp(obj client.Object) error {
+	if err := l.check(); err != nil {
+		return err
+	}
+	annotations := obj.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[federation.AnnotationEpoch] = strconv.FormatInt(l.term.Epoch, 10)
+	obj.SetAnnotations(annotations)
+	return nil
+}
+
+// explain adds part.ErrKindMissing to the error of a kind that the member does not have.
+func explain(err error) error {
+	if meta.IsNoMatchError(err) {
+		return fmt.Errorf("%w: %w", part.ErrKindMissing, err)
+	}
+	return err
+}
+
+func (l *leader) Create(ctx context.Context, obj client.Object) error {
+	if err := l.stamp(obj); err != nil {
+		return err
+	}
+	return explain(l.client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner)))
+}
+
+func (l *leader) Replace(ctx context.Context, obj client.Object) error {
+	if err := l.stamp(obj); err != nil {
+		return err
+	}
+	return explain(l.client.Update(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner)))
+}
+
+func (l *leader) Own(ctx context.Context, obj client.Object, keep ...string) error {
+	if err := l.stamp(obj); err != nil {
+		return err
+	}
+	return explain(ssa.Own(ctx, l.client, obj, keep...))
+}
+
+func (l *leader) OwnStatus(ctx context.Context, obj client.Object) error {
+	if err := l.check(); err != nil {
+		return err
+	}
+	return explain(ssa.ApplyStatus(ctx, l.client, obj))
+}
+
+func (l *leader) Annotate(ctx context.Context, obj client.Object, annotations map[string]string) error {
+	if err := l.check(); err != nil {
+		return err
+	}
+	set := map[string]any{federation.AnnotationEpoch: strconv.FormatInt(l.term.Epoch, 10)}
+	for k, v := range annotations {
+		set[k] = v
+		if v == "" {
+			set[k] = nil
+		}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": set, "uid": obj.GetUID()}})
+	if err != nil {
+		return err
+	}
+	target := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
+	err = l.client.Patch(ctx, target, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.FieldOwner))
+	return explain(client.IgnoreNotFound(err))
+}
+
+func (l *leader) Delete(ctx context.Context, obj client.Object) error {
+	if err := l.check(); err != nil {
+		return err
+	}
+	uid, version := obj.GetUID(), obj.GetResourceVersion()
+	return explain(client.IgnoreNotFound(l.client.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version})))
+}
+
+func (l *leader) Event(o client.Object, eventtype, reason, note string) {
+	l.events.Eventf(o, nil, eventtype, reason, reason, "%s", note)
+}

@@ -1,0 +1,283 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// The indices of a Kind.
+const (
+	byNamespace = "namespace"
+	byLabel     = "label"
+)
+
+// Kind is what is known of one kind. Its methods Add, Update, Delete, Replace, Resync and Transformer are those that a
+// Reflector fills it by.
+type Kind struct {
+	gvk     schema.GroupVersionKind
+	watch   part.Watch
+	objects toolscache.Indexer
+	changed func(was, is client.Object)
+
+	mu  sync.Mutex
+	err error // why nothing can be read: part.ErrUnread at first
+}
+
+func newKind(gvk schema.GroupVersionKind, w part.Watch, changed func(was, is client.Object)) *Kind {
+	indexers := toolscache.Indexers{byNamespace: toolscache.MetaNamespaceIndexFunc}
+	if w.IndexLabel != "" {
+		indexers[byLabel] = func(obj any) ([]string, error) {
+			o, err := meta.Accessor(obj)
+			if err != nil {
+				return nil, err
+			}
+			if value, ok := o.GetLabels()[w.IndexLabel]; ok {
+				return []string{value}, nil
+			}
+			return nil, nil
+		}
+	}
+	return &Kind{
+		gvk: gvk, watch: w, changed: changed,
+		objects: toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers),
+		err:     fmt.Errorf("%s: %w", gvk.Kind, part.ErrUnread),
+	}
+}
+
+// check returns why the kind cannot be read, or nil.
+func (k *Kind) check() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.err
+}
+
+// Load reads the kind behind c once. That an optional kind is missing is noted, and no error.
+func (k *Kind) Load(ctx context.Context, c client.Reader, scheme *runtime.Scheme) error {
+	list := k.newList(scheme)
+	if err := c.List(ctx, list, k.options(nil)); err != nil {
+		return k.explain(err)
+	}
+	var objects []any
+	err := meta.EachListItem(list, func(o runtime.Object) error {
+		objects = append(objects, o)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return k.Replace(objects, list.GetResourceVersion())
+}
+
+// explain notes that an optional kind is missing and returns nil, and any other error with the kind's name.
+func (k *Kind) explain(err error) error {
+	if k.watch.Optional && (meta.IsNoMatchError(err) || apierrors.IsNotFound(err)) {
+		k.settle(fmt.Errorf("%s: %w", k.gvk, part.ErrKindMissing))
+		return nil
+	}
+	return fmt.Errorf("watch %s: %w", k.gvk.Kind, err)
+}
+
+// Follow reads the kind behind c once, and watches it until something fails, which it returns, or until ctx ends. That
+// an optional kind is missing is noted, and no error: it returns nil.
+func (k *Kind) Follow(ctx context.Context, c client.WithWatch) error {
+	failed := error(nil)
+	note := func(err error) error {
+		if err != nil {
+			failed = err
+		}
+		return err
+	}
+	source := &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list := k.newList(c.Scheme())
+			return list, note(c.List(ctx, list, k.options(&o)))
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := c.Watch(ctx, k.newList(c.Scheme()), k.options(&o))
+			return w, note(err)
+		},
+	}
+	err := toolscache.NewReflectorWithOptions(source, k.watch.Object, k, toolscache.ReflectorOptions{Name: k.gvk.Kind}).ListAndWatchWithContext(ctx)
+	if err == nil {
+		err = failed // which a Reflector keeps to itself while it can watch again
+	}
+	if err != nil && ctx.Err() == nil {
+		return k.explain(err)
+	}
+	return nil
+}
+
+// options are what the Watch asks for.
+func (k *Kind) options(raw *metav1.ListOptions) client.ListOption {
+	return &client.ListOptions{Raw: raw, Namespace: k.watch.Namespace, LabelSelector: k.watch.Selector}
+}
+
+// newList returns an empty list that is decoded to what the Watch asks for.
+func (k *Kind) newList(scheme *runtime.Scheme) client.ObjectList {
+	gvk := k.gvk
+	gvk.Kind += "List"
+	switch k.watch.Object.(type) {
+	case *unstructured.Unstructured:
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(gvk)
+		return list
+	case *metav1.PartialObjectMetadata:
+		list := &metav1.PartialObjectMetadataList{}
+		list.SetGroupVersionKind(gvk)
+		return list
+	}
+	list, err := scheme.New(gvk)
+	if err != nil {
+		panic(err) // New found the kind in the same scheme, and every kind has a list
+	}
+	return list.(client.ObjectList) //nolint:forcetypeassert // as every list
+}
+
+// settle says why the kind cannot be read, nil if it can.
+func (k *Kind) settle(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.err = err
+}
+
+// candidates returns at least those objects that are in namespace and match selector.
+func (k *Kind) candidates(namespace string, selector labels.Selector) []client.Object {
+	var list []any
+	var err error
+	value, exact := selector.RequiresExactMatch(k.watch.IndexLabel)
+	switch {
+	case exact && k.watch.IndexLabel != "":
+		list, err = k.objects.ByIndex(byLabel, value)
+	case namespace != "":
+		list, err = k.objects.ByIndex(byNamespace, namespace)
+	default:
+		list = k.objects.List()
+	}
+	if err != nil {
+		panic(err) // only of an index that does not exist
+	}
+	found := make([]client.Object, 0, len(list))
+	for _, o := range list {
+		found = append(found, o.(client.Object)) //nolint:forcetypeassert // nothing else is put in
+	}
+	return found
+}
+
+// dropped is what becomes of an object that the Watch does not keep.
+type dropped struct{ metav1.ObjectMeta }
+
+// Transformer cuts objects down while they stream in, before a list is complete.
+func (k *Kind) Transformer() toolscache.TransformFunc {
+	return func(obj any) (any, error) {
+		o, ok := obj.(client.Object)
+		if !ok {
+			return obj, nil // already dropped
+		}
+		if k.watch.Keep != nil && !k.watch.Keep(o) {
+			return &dropped{metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), ResourceVersion: o.GetResourceVersion()}}, nil
+		}
+		o.SetManagedFields(nil)
+		if k.watch.Trim == nil {
+			return o, nil
+		}
+		return k.watch.Trim(o)
+	}
+}
+
+// Add takes an object as it is now.
+func (k *Kind) Add(obj any) error {
+	trimmed, err := k.Transformer()(obj)
+	if err != nil {
+		return err
+	}
+	o, keep := trimmed.(client.Object)
+	if !keep {
+		return k.Delete(trimmed)
+	}
+	was, err := k.known(o)
+	if err != nil || was != nil && was.GetUID() == o.GetUID() && was.GetResourceVersion() == o.GetResourceVersion() {
+		return err
+	}
+	if err := k.objects.Add(o); err != nil {
+		return err
+	}
+	k.changed(was, o)
+	return nil
+}
+
+// Update is Add.
+func (k *Kind) Update(obj any) error { return k.Add(obj) }
+
+// Delete forgets an object.
+func (k *Kind) Delete(obj any) error {
+	was, err := k.known(obj)
+	if err != nil || was == nil {
+		return err
+	}
+	if err := k.objects.Delete(was); err != nil {
+		return err
+	}
+	k.changed(was, nil)
+	return nil
+}
+
+// Replace takes a whole list. What is not in it has gone while nobody looked.
+func (k *Kind) Replace(list []any, _ string) error {
+	listed := make(map[string]bool, len(list))
+	for _, obj := range list {
+		key, err := toolscache.MetaNamespaceKeyFunc(obj)
+		if err != nil {
+			return err
+		}
+		listed[key] = true
+		if err := k.Add(obj); err != nil {
+			return err
+		}
+	}
+	k.settle(nil)
+	for _, obj := range k.objects.List() {
+		if key, err := toolscache.MetaNamespaceKeyFunc(obj); err != nil || !listed[key] {
+			if err := k.Delete(obj); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Resync does nothing: nothing of what is known gets old.
+func (k *Kind) Resync() error { return nil }
+
+// known returns what is known of an object, nil for nothing.
+func (k *Kind) known(obj any) (client.Object, error) {
+	key, err := toolscache.MetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return nil, err
+	}
+	was, ok, err := k.objects.GetByKey(key)
+	if err != nil || !ok {
+		return nil, err
+	}
+	return was.(client.Object), nil //nolint:forcetypeassert // nothing else is put in
+}
+
+func storeKey(namespace, name string) string {
+	if namespace == "" {
+		return name
+	}
+	return namespace + "/" + name
+}

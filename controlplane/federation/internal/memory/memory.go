@@ -1,0 +1,136 @@
+// Package memory keeps what a Part watches of one member: a [Memory] is filled by one [Kind] for each Watch, and read
+// like an API server. What it keeps outlives the member's silence: it is only replaced by what the member says next.
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// Memory is what is known of one member for one Part. Safe for concurrent use.
+type Memory struct {
+	scheme *runtime.Scheme
+	kinds  []*Kind
+	byGVK  map[schema.GroupVersionKind]*Kind
+}
+
+// New returns a Memory of watches that knows nothing yet. changed is told of each change after it can be read: was is
+// nil for what came, is for what went; both are shared and must not be changed. It is told so by one goroutine a kind.
+func New(scheme *runtime.Scheme, watches []part.Watch, changed func(w part.Watch, was, is client.Object)) (*Memory, error) {
+	m := &Memory{scheme: scheme, byGVK: map[schema.GroupVersionKind]*Kind{}}
+	for _, w := range watches {
+		gvk, err := apiutil.GVKForObject(w.Object, scheme)
+		if err != nil {
+			return nil, fmt.Errorf("watch %T: %w", w.Object, err)
+		}
+		if m.byGVK[gvk] != nil {
+			return nil, fmt.Errorf("watch %s: it is watched twice", gvk)
+		}
+		k := newKind(gvk, w, func(was, is client.Object) { changed(w, was, is) })
+		m.kinds, m.byGVK[gvk] = append(m.kinds, k), k
+	}
+	return m, nil
+}
+
+// Kinds returns a Kind for each Watch, in their order.
+func (m *Memory) Kinds() []*Kind { return m.kinds }
+
+// Read reports whether everything was read completely once, or is known to be missing.
+func (m *Memory) Read() bool {
+	for _, k := range m.kinds {
+		if k.check() != nil && !errors.Is(k.check(), part.ErrKindMissing) {
+			return false
+		}
+	}
+	return true
+}
+
+// Each calls f with everything that is known. What f gets is shared and must not be changed.
+func (m *Memory) Each(f func(part.Watch, client.Object)) {
+	for _, k := range m.kinds {
+		if k.check() != nil {
+			continue
+		}
+		for _, o := range k.objects.List() {
+			f(k.watch, o.(client.Object)) //nolint:forcetypeassert // nothing else is put in
+		}
+	}
+}
+
+// Get is client.Reader's.
+func (m *Memory) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	gvk, err := apiutil.GVKForObject(into, m.scheme)
+	if err != nil {
+		return err
+	}
+	k, err := m.kind(gvk)
+	if err != nil {
+		return err
+	}
+	found, ok, err := k.objects.GetByKey(storeKey(key.Namespace, key.Name))
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return apierrors.NewNotFound(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, key.Name)
+	}
+	have, want := reflect.ValueOf(found.(client.Object).DeepCopyObject()), reflect.ValueOf(into) //nolint:forcetypeassert // nothing else is put in
+	if have.Type() != want.Type() {
+		return fmt.Errorf("read %s: it is watched as %T, not as %T", gvk, found, into)
+	}
+	want.Elem().Set(have.Elem())
+	return nil
+}
+
+// List is client.Reader's, of the options that part.Member names.
+func (m *Memory) List(_ context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	gvk, err := apiutil.GVKForObject(into, m.scheme)
+	if err != nil {
+		return err
+	}
+	k, err := m.kind(listed(gvk))
+	if err != nil {
+		return err
+	}
+	options := (&client.ListOptions{}).ApplyOptions(opts)
+	selector := options.LabelSelector
+	if selector == nil {
+		selector = labels.Everything()
+	}
+	var found []runtime.Object
+	for _, o := range k.candidates(options.Namespace, selector) {
+		if (options.Namespace == "" || o.GetNamespace() == options.Namespace) && selector.Matches(labels.Set(o.GetLabels())) {
+			found = append(found, o.DeepCopyObject())
+		}
+	}
+	return meta.SetList(into, found)
+}
+
+// listed returns the kind of the items of a list.
+func listed(list schema.GroupVersionKind) schema.GroupVersionKind {
+	const suffix = "List"
+	if n := len(list.Kind) - len(suffix); n > 0 && list.Kind[n:] == suffix {
+		list.Kind = list.Kind[:n]
+	}
+	return list
+}
+
+func (m *Memory) kind(gvk schema.GroupVersionKind) (*Kind, error) {
+	k := m.byGVK[gvk]
+	if k == nil {
+		return nil, fmt.Errorf("read %s: it is none of the Part's watches", gvk)
+	}
+	return k, k.check()
+}
