@@ -10,12 +10,9 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -25,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -112,9 +110,13 @@ func startServer(script *testscript.Env) error {
 	if err := awaitServiceCIDR(cfg); err != nil {
 		return errors.Join(err, server.Stop())
 	}
+	c, err := connect(rest.CopyConfig(cfg))
+	if err != nil {
+		return errors.Join(err, server.Stop())
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	issued := make(chan error, 1)
-	go func() { issued <- issueTokens(ctx, cfg) }()
+	go func() { issued <- apitest.IssueTokens(ctx, c, "") }()
 	script.Defer(func() {
 		cancel()
 		if err := errors.Join(<-issued, server.Stop()); err != nil {
@@ -145,43 +147,4 @@ func awaitServiceCIDR(cfg *rest.Config) error {
 		err := c.List(ctx, services)
 		return len(services.Items) > 0, err
 	})
-}
-
-// issueTokens plays the controller that puts tokens into Secrets, until ctx is done. The tokens are real.
-func issueTokens(ctx context.Context, cfg *rest.Config) error {
-	c, err := connect(rest.CopyConfig(cfg))
-	if err != nil {
-		return err
-	}
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		secrets := &corev1.SecretList{}
-		if err := c.List(ctx, secrets); err != nil {
-			continue // at the end
-		}
-		for _, s := range secrets.Items {
-			if s.Type != corev1.SecretTypeServiceAccountToken || len(s.Data) > 0 {
-				continue
-			}
-			request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-				BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: s.Name, UID: s.UID},
-			}}
-			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Annotations[corev1.ServiceAccountNameKey]}}
-			if err := c.SubResource("token").Create(ctx, account, request); apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-				continue // it was deleted meanwhile
-			} else if err != nil {
-				return err
-			}
-			s.Data = map[string][]byte{corev1.ServiceAccountTokenKey: []byte(request.Status.Token)}
-			if err := c.Update(ctx, &s); client.IgnoreNotFound(err) != nil {
-				return err
-			}
-		}
-	}
 }

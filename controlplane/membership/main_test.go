@@ -10,10 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,7 +54,7 @@ func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var tokens errgroup.Group
-	tokens.Go(func() error { return issueTokens(ctx, admin, b.Namespace) })
+	tokens.Go(func() error { return apitest.IssueTokens(ctx, admin, b.Namespace) })
 	t.Cleanup(func() {
 		cancel()
 		if err := tokens.Wait(); err != nil {
@@ -65,42 +62,6 @@ func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
 		}
 	})
 	return d.Info, admin
-}
-
-// issueTokens gives each Secret that asks for one a token of its account that dies with the Secret.
-func issueTokens(ctx context.Context, admin client.Client, namespace string) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		secrets := &corev1.SecretList{}
-		if err := admin.List(ctx, secrets, client.InNamespace(namespace)); err != nil {
-			continue // at the end of the test
-		}
-		for _, s := range secrets.Items {
-			if s.Type != corev1.SecretTypeServiceAccountToken || len(s.Data) > 0 {
-				continue
-			}
-			request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-				BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: s.Name, UID: s.UID},
-			}}
-			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: s.Annotations[corev1.ServiceAccountNameKey]}}
-			if err := admin.SubResource("token").Create(ctx, account, request); err != nil {
-				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-					continue // it was deleted meanwhile
-				}
-				return err
-			}
-			s.Data = map[string][]byte{corev1.ServiceAccountTokenKey: []byte(request.Status.Token)}
-			if err := admin.Update(ctx, &s); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-				return err
-			}
-		}
-	}
 }
 
 // request is a Request to join the broker of info, with addresses that meet nobody's: n tells members apart.

@@ -54,7 +54,7 @@ func (p *policies) refused(ctx context.Context, into part.Leader, here *held, ke
 	if was := here.refusal; was != nil && was.content == now.content && was.message == now.message {
 		return nil
 	}
-	err := into.Create(ctx, &corev1.ConfigMap{
+	err := into.Own(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.config.Namespace, Name: refusalName(key),
 			Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy, labelReport: reportRefusal},
