@@ -4,112 +4,73 @@ import (
 	"fmt"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Marks of what a federation writes.
-const (
-	// MarkFederated is the annotation of a federated Service, MarkCluster the annotation and label of its
-	// EndpointSlices that tells which cluster they lead to.
-	MarkFederated = "fed-svc.antreaplus.vmware-tanzu.com"
-	MarkCluster   = "cluster.federated.antreaplus.vmware-tanzu.com"
-	// ManagedBy is the value of endpointslice.kubernetes.io/managed-by and app.kubernetes.io/managed-by by which
-	// a federation knows its own.
-	ManagedBy = "federation.isthmus.dev"
-)
+// ManagedBy is the value of endpointslice.kubernetes.io/managed-by and app.kubernetes.io/managed-by by which a
+// federation knows its own Services, slices and imports.
+const ManagedBy = "federation.isthmus.dev"
 
 // Annotations of member Services, each in all its spellings. Of several on one Service the first one here counts.
 var (
 	globalNames = []string{
-		"svc.global.federated.antreaplus.vmware-tanzu.com",
-		"svc.global.federated.antreaplus.vmware.com",
-		"federation.isthmus.dev/global-service",
+		v1alpha1.AnnotationGlobalServiceAntreaTanzu, v1alpha1.AnnotationGlobalServiceAntrea, v1alpha1.AnnotationGlobalService,
 	}
 	namespacedNames = []string{
-		"svc.federated.antreaplus.vmware.com",
-		"svc.federated.antreaplus.vmware-tanzu.com",
-		"federation.isthmus.dev/service",
-	}
-	vmMarks = []string{
-		"vm.antreaplus.vmware-tanzu.com",
-		"vm.antreaplus.vmware.com",
-		"federation.isthmus.dev/vm",
+		v1alpha1.AnnotationServiceAntrea, v1alpha1.AnnotationServiceAntreaTanzu, v1alpha1.AnnotationService,
 	}
 )
 
-// Names returns the federated Services that svc is a member of: a global one, which stands in the namespace system,
-// one of svc's own namespace, or both. The errors are for the Service's owner. A federated Service is no member of any.
-func Names(svc *corev1.Service, system string) ([]clusterset.ServiceName, []error) {
+// Name returns the federated Service that svc is a member of: a global one, which stands in the namespace system, or
+// one of svc's own namespace. ok is false without any, and of a federated Service, which is no member of another. The
+// error is for the Service's owner.
+func Name(svc metav1.Object, system string) (name clusterset.ServiceName, ok bool, err error) {
 	if IsFederated(svc) {
-		return nil, nil
+		return name, false, nil
 	}
-	var (
-		names []clusterset.ServiceName
-		errs  []error
-	)
-	for _, kind := range []struct {
-		spellings []string
-		namespace string
-	}{{globalNames, system}, {namespacedNames, svc.Namespace}} {
-		annotation, name, ok := first(svc, kind.spellings)
-		if !ok {
-			continue
-		}
-		switch faults := validation.IsDNS1035Label(name); {
-		case len(faults) > 0:
-			errs = append(errs, fmt.Errorf("annotation %s: %q cannot name a Service (%s); write one such as %q", annotation, name, strings.Join(faults, ", "), svc.Name))
-		case kind.namespace != system && !clusterset.IsShared(kind.namespace):
-			errs = append(errs, fmt.Errorf("annotation %s: namespace %s is each cluster's own; use %s instead", annotation, kind.namespace, globalNames[0]))
-		default:
-			names = append(names, clusterset.ServiceName{Namespace: kind.namespace, Name: name})
-		}
+	global, text, isGlobal := first(svc, globalNames)
+	annotation, own, isOwn := first(svc, namespacedNames)
+	name = clusterset.ServiceName{Namespace: system, Name: text}
+	switch {
+	case isGlobal && isOwn:
+		return name, false, fmt.Errorf("annotations %s and %s: a Service is a member of one federated Service; take one of them away", global, annotation)
+	case isGlobal:
+		annotation = global
+	case isOwn:
+		name = clusterset.ServiceName{Namespace: svc.GetNamespace(), Name: own}
+	default:
+		return name, false, nil
 	}
-	return names, errs
+	if faults := validation.IsDNS1035Label(name.Name); len(faults) > 0 {
+		return name, false, fmt.Errorf("annotation %s: %q cannot name a Service (%s); write one such as %s", annotation, name.Name, strings.Join(faults, ", "), svc.GetName())
+	}
+	if isOwn && !clusterset.IsShared(name.Namespace) {
+		return name, false, fmt.Errorf("annotation %s: namespace %s is each cluster's own; use %s instead", annotation, name.Namespace, globalNames[0])
+	}
+	return name, true, nil
 }
 
 // IsFederated reports whether svc says that it is a federated Service, ours or not.
 func IsFederated(svc metav1.Object) bool {
-	_, marked := svc.GetAnnotations()[MarkFederated]
+	_, marked := svc.GetAnnotations()[v1alpha1.MarkFederatedService]
 	return marked
 }
 
 // IsOurs reports whether a federation wrote o.
-func IsOurs(o metav1.Object) bool { return o.GetLabels()[labelManagedBy] == ManagedBy }
-
-// Asks reports whether svc has an annotation that this package reads.
-func Asks(svc metav1.Object) bool {
-	for _, spellings := range [][]string{globalNames, namespacedNames} {
-		if _, _, ok := first(svc, spellings); ok {
-			return true
-		}
-	}
-	return false
-}
-
-// KeptAnnotations returns the annotations of a Service that this package reads, nil when there are none.
-func KeptAnnotations(svc metav1.Object) map[string]string {
-	var kept map[string]string
-	for _, spellings := range [][]string{globalNames, namespacedNames, vmMarks, {MarkFederated}} {
-		for _, key := range spellings {
-			if value, ok := svc.GetAnnotations()[key]; ok {
-				if kept == nil {
-					kept = map[string]string{}
-				}
-				kept[key] = value
-			}
-		}
-	}
-	return kept
+func IsOurs(o metav1.Object) bool {
+	return o.GetLabels()[isthmus.LabelManagedBy] == ManagedBy || o.GetLabels()[discoveryv1.LabelManagedBy] == ManagedBy
 }
 
 // isVM reports whether virtual machines are behind svc.
 func isVM(svc metav1.Object) bool {
-	_, _, ok := first(svc, vmMarks)
-	return ok
+	_, marked := svc.GetAnnotations()[v1alpha1.MarkVirtualMachines]
+	return marked
 }
 
 // first returns the first of spellings that o is annotated with, and its value.

@@ -80,15 +80,11 @@ func Of(src Source) (Offer, error) {
 	return o, nil
 }
 
-// Local returns what a member Service offers to its own cluster: its endpoints as they are, whatever its type.
-func Local(src Source) (Offer, error) {
-	o, err := offer(src)
-	if err != nil {
-		return Offer{}, err
-	}
+// Local returns o as it is offered to the cluster of src, of which it is: its endpoints as they are, whatever its type.
+// What it says of itself stays, so that the federated Service is the same in all clusters.
+func (o Offer) Local(src Source) Offer {
 	o.Groups = podGroups(src, o.Ports)
-	o.Families = families(o)
-	return o, nil
+	return o
 }
 
 // offer returns what the Service says of itself.

@@ -3,7 +3,6 @@ package offers_test
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -237,10 +236,12 @@ func TestWhatItsOwnClusterIsOfferedIsItsSlices(t *testing.T) {
 		"LoadBalancer": service(balanced(corev1.LoadBalancerIngress{IP: "203.0.113.1"})),
 	} {
 		t.Run(name, func(t *testing.T) {
-			o, err := offers.Local(offers.Source{Cluster: "a", Service: svc, Slices: []*discoveryv1.EndpointSlice{pods}})
+			src := offers.Source{Cluster: "a", Service: svc, Slices: []*discoveryv1.EndpointSlice{pods}}
+			o, err := offers.Of(src)
 			if err != nil {
 				t.Fatal(err)
 			}
+			o = o.Local(src)
 			all := offers.Merge([]offers.Offer{o}).Slices(clusterset.ServiceName{Namespace: "demo", Name: "fed"}, o)
 			if len(all) != 1 {
 				t.Fatalf("it leads there by %d slices", len(all))
@@ -268,10 +269,8 @@ func TestAServiceThatNobodyCanReachSaysWhy(t *testing.T) {
 		"no ports":     {service(func(s *corev1.Service) { s.Spec.Ports = nil }), "spec.ports"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, of := range []func(offers.Source) (offers.Offer, error){offers.Of, offers.Local} {
-				if _, err := of(offers.Source{Cluster: "a", Service: tc.svc}); err == nil || !strings.Contains(err.Error(), tc.want) {
-					t.Errorf("error %v does not speak of %s", err, tc.want)
-				}
+			if _, err := offers.Of(offers.Source{Cluster: "a", Service: tc.svc}); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v does not speak of %s", err, tc.want)
 			}
 		})
 	}
@@ -281,31 +280,33 @@ func TestNamesOfFederatedServices(t *testing.T) {
 	const system = "isthmus-system"
 	for name, tc := range map[string]struct {
 		namespace   string
-		annotations map[string]string
-		want        []clusterset.ServiceName
-		errs        int
+		annotations string // such as "KEY=VALUE KEY=VALUE"
+		want        string // "" is none
+		wrong       bool
 	}{
 		"none":                         {namespace: "demo"},
-		"global":                       {"demo", map[string]string{"svc.global.federated.antreaplus.vmware-tanzu.com": "foo"}, []clusterset.ServiceName{{Namespace: system, Name: "foo"}}, 0},
-		"global, the other spelling":   {"demo", map[string]string{"svc.global.federated.antreaplus.vmware.com": "foo"}, []clusterset.ServiceName{{Namespace: system, Name: "foo"}}, 0},
-		"global, ours":                 {"kube-system", map[string]string{"federation.isthmus.dev/global-service": "foo"}, []clusterset.ServiceName{{Namespace: system, Name: "foo"}}, 0},
-		"namespaced":                   {"demo", map[string]string{"svc.federated.antreaplus.vmware.com": "foo"}, []clusterset.ServiceName{{Namespace: "demo", Name: "foo"}}, 0},
-		"namespaced, ours":             {"demo", map[string]string{"federation.isthmus.dev/service": "foo"}, []clusterset.ServiceName{{Namespace: "demo", Name: "foo"}}, 0},
-		"both":                         {"demo", map[string]string{"svc.federated.antreaplus.vmware-tanzu.com": "foo", "svc.global.federated.antreaplus.vmware.com": "bar"}, []clusterset.ServiceName{{Namespace: system, Name: "bar"}, {Namespace: "demo", Name: "foo"}}, 0},
-		"no name of a Service":         {"demo", map[string]string{"svc.federated.antreaplus.vmware.com": "Foo.bar"}, nil, 1},
-		"no name at all":               {"demo", map[string]string{"svc.global.federated.antreaplus.vmware-tanzu.com": ""}, nil, 1},
-		"a namespace of one's own":     {"kube-system", map[string]string{"svc.federated.antreaplus.vmware.com": "foo"}, nil, 1},
-		"a federated Service is none":  {"demo", map[string]string{"svc.federated.antreaplus.vmware.com": "foo", "fed-svc.antreaplus.vmware-tanzu.com": "true"}, nil, 0},
-		"an annotation of another one": {"demo", map[string]string{"example.org/service": "foo"}, nil, 0},
+		"global":                       {"demo", "svc.global.federated.antreaplus.vmware-tanzu.com=foo", "isthmus-system/foo", false},
+		"global, the other spelling":   {"demo", "svc.global.federated.antreaplus.vmware.com=foo", "isthmus-system/foo", false},
+		"global, ours":                 {"kube-system", "federation.isthmus.dev/global-service=foo", "isthmus-system/foo", false},
+		"namespaced":                   {"demo", "svc.federated.antreaplus.vmware.com=foo", "demo/foo", false},
+		"namespaced, another spelling": {"demo", "svc.federated.antreaplus.vmware-tanzu.com=foo", "demo/foo", false},
+		"namespaced, ours":             {"demo", "federation.isthmus.dev/service=foo", "demo/foo", false},
+		"both":                         {"demo", "federation.isthmus.dev/service=foo federation.isthmus.dev/global-service=foo", "", true},
+		"no name of a Service":         {"demo", "svc.federated.antreaplus.vmware.com=Foo.bar", "", true},
+		"no name at all":               {"demo", "svc.global.federated.antreaplus.vmware-tanzu.com=", "", true},
+		"a namespace of one's own":     {"kube-system", "svc.federated.antreaplus.vmware.com=foo", "", true},
+		"a federated Service is none":  {"demo", "svc.federated.antreaplus.vmware.com=foo fed-svc.antreaplus.vmware-tanzu.com=true", "", false},
+		"an annotation of others":      {"demo", "example.org/service=foo", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: tc.namespace, Name: "web", Annotations: tc.annotations}}
-			names, errs := offers.Names(svc, system)
-			if !slices.Equal(names, tc.want) || len(errs) != tc.errs {
-				t.Errorf("it is a member of %v, errors %v; want %v and %d", names, errs, tc.want, tc.errs)
+			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: tc.namespace, Name: "web", Annotations: map[string]string{}}}
+			for _, a := range strings.Fields(tc.annotations) {
+				key, value, _ := strings.Cut(a, "=")
+				svc.Annotations[key] = value
 			}
-			if kept := offers.KeptAnnotations(svc); len(kept) != len(tc.annotations) && name != "an annotation of another one" {
-				t.Errorf("of %v only %v is kept", tc.annotations, kept)
+			got, ok, err := offers.Name(svc, system)
+			if ok != (tc.want != "") || ok && got.String() != tc.want || (err != nil) != tc.wrong {
+				t.Errorf("it is a member of %v (%v), error %v; want %q", got, ok, err, tc.want)
 			}
 		})
 	}

@@ -9,11 +9,14 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-const labelManagedBy = "app.kubernetes.io/managed-by"
+// AnnotationSource tells on a slice of a federated Service which member Service it leads to: NAMESPACE/NAME, in the
+// cluster that the slice tells too.
+const AnnotationSource = "federation.isthmus.dev/source"
 
 // perSlice is how many endpoints a slice has at most, as Kubernetes' own controllers have it.
 const perSlice = 100
@@ -42,9 +45,9 @@ func (fed Federated) Slices(name clusterset.ServiceName, o Offer) []*discoveryv1
 					Labels: map[string]string{
 						discoveryv1.LabelServiceName: name.Name,
 						discoveryv1.LabelManagedBy:   ManagedBy,
-						MarkCluster:                  string(o.Cluster),
+						v1alpha1.MarkCluster:         string(o.Cluster),
 					},
-					Annotations: map[string]string{MarkCluster: string(o.Cluster)},
+					Annotations: map[string]string{v1alpha1.MarkCluster: string(o.Cluster), AnnotationSource: o.Service.String()},
 				},
 				AddressType: addressType,
 				Endpoints:   endpoints,

@@ -1,0 +1,99 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// applyImport offers the federated Service with a ClusterSetIP too, or no more. A ServiceImport of the name that is
+// not ours stays as it is.
+func (p *Part) applyImport(ctx context.Context, into part.Leader, all []part.Member, w *world, fed offers.Federated) error {
+	if !p.vips.on() {
+		return p.removeImport(ctx, into, w.name)
+	}
+	have := &v1beta1.ServiceImport{}
+	err := into.Get(ctx, client.ObjectKey(w.name), have)
+	switch {
+	case errors.Is(err, part.ErrKindMissing):
+		return nil // tell says so
+	case client.IgnoreNotFound(err) != nil:
+		return fmt.Errorf("read service import %s: %w", w.name, err)
+	case err == nil && !offers.IsOurs(have):
+		return nil
+	}
+	imp := clusterset.Import{
+		Service: w.name, Type: clusterset.ClusterSetIP, Ports: fed.Ports, Clusters: fed.Clusters, SessionAffinity: fed.Affinity,
+	}
+	if imp.IPs, err = p.vips.of(ctx, w.name, into, all); err != nil {
+		return err
+	}
+	for _, a := range imp.IPs {
+		imp.Families = append(imp.Families, clusterset.FamilyOf(a))
+	}
+	want := mcs.ServiceImport(imp)
+	want.Labels[isthmus.LabelManagedBy] = offers.ManagedBy
+	status := want.Status
+	want.Status = have.Status
+	switch {
+	case err == nil && have.UID != "" && mcs.ImportDigest(have) == mcs.ImportDigest(want):
+		want = have
+	case have.UID != "":
+		want.ResourceVersion, want.UID = have.ResourceVersion, have.UID
+		err = into.Replace(ctx, want)
+	default:
+		err = into.Create(ctx, want)
+	}
+	if err != nil {
+		return fmt.Errorf("write service import %s: %w", w.name, err)
+	}
+	return p.applyImportStatus(ctx, into, want, status)
+}
+
+// applyImportStatus makes the status of si, as it stands, be status.
+func (p *Part) applyImportStatus(ctx context.Context, into part.Leader, si *v1beta1.ServiceImport, status v1beta1.ServiceImportStatus) error {
+	conditions := append([]metav1.Condition(nil), si.Status.Conditions...)
+	for _, c := range status.Conditions {
+		c.ObservedGeneration = si.Generation
+		meta.SetStatusCondition(&conditions, c)
+	}
+	status.Conditions = conditions
+	if equality.Semantic.DeepEqual(status, si.Status) {
+		return nil
+	}
+	told := &v1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: si.Namespace, Name: si.Name, ResourceVersion: si.ResourceVersion}, Spec: si.Spec, Status: status,
+	}
+	if err := into.OwnStatus(ctx, told); err != nil {
+		return fmt.Errorf("write status of service import %s/%s: %w", si.Namespace, si.Name, err)
+	}
+	return nil
+}
+
+// removeImport deletes our ServiceImport of a federated Service, if there is one.
+func (p *Part) removeImport(ctx context.Context, into part.Leader, name clusterset.ServiceName) error {
+	have := &v1beta1.ServiceImport{}
+	err := into.Get(ctx, client.ObjectKey(name), have)
+	if errors.Is(err, part.ErrKindMissing) {
+		return nil
+	}
+	if err == nil && offers.IsOurs(have) {
+		err = into.Delete(ctx, have)
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("remove service import %s: %w", name, err)
+	}
+	return nil
+}

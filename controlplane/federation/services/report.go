@@ -1,0 +1,175 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+)
+
+// conditionConflict is a condition of a federated Service: member Services disagree about ports. It is there only
+// while they do.
+const conditionConflict = "federation.isthmus.dev/Conflict"
+
+// Reasons of events on Services.
+const (
+	reasonFederated = "Federated"
+	reasonNot       = "NotFederated"
+	reasonConflict  = "PortConflict"
+	reasonTaken     = "NameTaken"
+)
+
+// taken is somebody's own Service that has the name of a federated one.
+type taken struct {
+	cluster clusterset.ClusterID
+	name    clusterset.ServiceName
+}
+
+// applyConditions makes the conditions of the federated Service say what its members disagree about.
+func (p *Part) applyConditions(ctx context.Context, into part.Leader, svc *corev1.Service, fed offers.Federated) error {
+	conditions := slices.Clone(svc.Status.Conditions)
+	if len(fed.Conflicts) == 0 {
+		meta.RemoveStatusCondition(&conditions, conditionConflict)
+	} else {
+		var messages []string
+		for _, c := range fed.Conflicts {
+			messages = append(messages, c.Message())
+		}
+		meta.SetStatusCondition(&conditions, metav1.Condition{
+			Type: conditionConflict, Status: metav1.ConditionTrue, Reason: reasonConflict, Message: short(strings.Join(messages, "; ")),
+		})
+	}
+	if equality.Semantic.DeepEqual(conditions, svc.Status.Conditions) {
+		return nil
+	}
+	told := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: svc.Name, ResourceVersion: svc.ResourceVersion},
+		Status:     corev1.ServiceStatus{Conditions: conditions},
+	}
+	if err := into.OwnStatus(ctx, told); err != nil {
+		return fmt.Errorf("write conditions of service %s/%s: %w", svc.Namespace, svc.Name, err)
+	}
+	return nil
+}
+
+// tell says to the owners of Services in the member what became of their wishes: by an annotation, and by an event
+// whenever that changes. Somebody's own Service that is in the way is told by an event alone.
+func (p *Part) tell(ctx context.Context, into part.Leader, w *world, fed offers.Federated) error {
+	if slices.Contains(w.taken, into.ID()) && w.service != nil && len(w.offering) > 0 {
+		if _, known := p.told.LoadOrStore(taken{into.ID(), w.name}, true); !known {
+			into.Event(w.service, corev1.EventTypeWarning, reasonTaken, "a federated Service has this name too; it is not made in this cluster, and this Service stays as it is")
+		}
+	}
+	common := p.troubles(ctx, into, w)
+	var errs []error
+	for _, svc := range w.members {
+		self := clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}
+		var problems []string
+		reason := reasonNot
+		if fault := w.faults[svc.UID]; fault != nil {
+			problems = append(problems, fault.Error())
+		}
+		for _, c := range fed.Conflicts {
+			if c.Cluster == into.ID() && c.Service == self || c.In == into.ID() && c.By == self {
+				problems, reason = append(problems, c.Message()), reasonConflict
+			}
+		}
+		if len(problems) == 0 && len(common) > 0 {
+			reason = reasonTaken
+		}
+		errs = append(errs, status(ctx, into, svc, w.name, fed, reason, append(problems, common...)))
+	}
+	return errors.Join(errs...)
+}
+
+// status writes one Service's annotation and event, if they are news.
+func status(ctx context.Context, into part.Leader, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
+	text, eventType := fmt.Sprintf("member of %s, which leads to clusters %s", name, join(fed.Clusters)), corev1.EventTypeNormal
+	if len(problems) == 0 {
+		reason = reasonFederated
+	} else {
+		text, eventType = short(text+"; "+strings.Join(problems, "; ")), corev1.EventTypeWarning
+	}
+	return say(ctx, into, svc, text, eventType, reason)
+}
+
+// say writes text on a Service, and an event, if it is news.
+func say(ctx context.Context, into part.Leader, svc *corev1.Service, text, eventType, reason string) error {
+	if svc.Annotations[annotationStatus] == text {
+		return nil
+	}
+	if err := into.Annotate(ctx, svc, map[string]string{annotationStatus: text}); err != nil {
+		return fmt.Errorf("write annotation %s of service %s/%s: %w", annotationStatus, svc.Namespace, svc.Name, err)
+	}
+	if text != "" {
+		into.Event(svc, eventType, reason, text)
+	}
+	return nil
+}
+
+// troubles returns what is wrong with the federated Service in any cluster, whatever its members say.
+func (p *Part) troubles(ctx context.Context, into part.Member, w *world) []string {
+	var all []string
+	if len(w.taken) > 0 {
+		all = append(all, fmt.Sprintf("clusters %s have a Service %s of their own, and do not get it; rename one of them", join(w.taken), w.name))
+	}
+	if !p.vips.on() {
+		return all
+	}
+	var si v1beta1.ServiceImport
+	switch err := into.Get(ctx, client.ObjectKey(w.name), &si); {
+	case errors.Is(err, part.ErrKindMissing):
+		all = append(all, "this cluster has no ServiceImports (multicluster.x-k8s.io/v1beta1), so it gets no ClusterSetIP; install the definition")
+	case err == nil && !offers.IsOurs(&si):
+		all = append(all, fmt.Sprintf("this cluster has a ServiceImport %s of another origin, so the federated Service gets no ClusterSetIP here; rename one of them", w.name))
+	}
+	return all
+}
+
+// tellStray tells a Service that is a member of nothing: why it is not, or no more that it is.
+func (p *Part) tellStray(ctx context.Context, name clusterset.ServiceName, into part.Leader) error {
+	var svc corev1.Service
+	if err := into.Get(ctx, client.ObjectKey(name), &svc); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	switch _, member, err := offers.Name(&svc, p.system); {
+	case err != nil:
+		return say(ctx, into, &svc, short(err.Error()), corev1.EventTypeWarning, reasonNot)
+	case !member:
+		return say(ctx, into, &svc, "", "", "")
+	default:
+		return nil
+	}
+}
+
+func join(clusters []clusterset.ClusterID) string {
+	var texts []string
+	for _, c := range clusters {
+		texts = append(texts, string(c))
+	}
+	if len(texts) == 0 {
+		return "none"
+	}
+	return strings.Join(texts, ", ")
+}
+
+// short returns text, or as much of it as an event may have.
+func short(text string) string {
+	const longest = 1000
+	if r := []rune(text); len(r) > longest {
+		return string(r[:longest]) + " …"
+	}
+	return text
+}

@@ -1,0 +1,149 @@
+// Package services gives every member of a federation its federated Services: for each name that people annotate
+// Services of any members with, a Service without a selector, the EndpointSlices that lead to all of its member
+// Services, and, where the Federation switches that on, a ServiceImport with a ClusterSetIP over the same slices.
+//
+// It is a [part.Part]: in goes what members say, out come writes into the members that this process leads. What it
+// computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it writes carries
+// [offers.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is reported.
+//
+// What a member offers goes at once when its owner takes the annotation away or the member leaves the Federation. When
+// a member Service vanishes otherwise, controlplane/internal/guard decides: one of few goes after a second, a
+// multitude is an accident and stays. Endpoints are no matter of doubt: their slices are followed at once.
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"text/template"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+)
+
+// Config says what federated Services are like.
+type Config struct {
+	// Federation is of the supervisor that this process runs in.
+	Federation v1alpha1.FederationSpec
+	// Lookup returns the addresses of a load balancer's host name, none while they are not known. Nil leaves host
+	// names out.
+	Lookup func(host string) []netip.Addr
+	// Guard says how fast what vanishes is believed to be gone. Its callbacks are not used.
+	Guard guard.Config[clusterset.ServiceName]
+	Log   *slog.Logger
+}
+
+// Part is made by New.
+type Part struct {
+	system   string
+	hostname *template.Template // nil without one
+	lookup   func(string) []netip.Addr
+	log      *slog.Logger
+	guard    *guard.Guard[clusterset.ServiceName]
+	again    func(part.Key) // set by Run before the guard runs
+	vips     vips
+
+	wanted sync.Map // clusterset.ServiceName: names that a Service of any member was seen to ask for
+	seen   sync.Map // offered: that the guard was told of
+	told   sync.Map // taken: that somebody's own Service was told of
+}
+
+var (
+	_ part.Part   = (*Part)(nil)
+	_ part.Runner = (*Part)(nil)
+)
+
+// New returns the Part that cfg describes. The error joins all faults and names the fields.
+func New(cfg Config) (*Part, error) {
+	var errs []error
+	p := &Part{system: cfg.Federation.SystemNamespace, lookup: cfg.Lookup, log: cfg.Log}
+	if p.system == "" {
+		p.system = v1alpha1.DefaultSystemNamespace
+	}
+	if text := cfg.Federation.HostnameTemplate; text != "" {
+		var err error
+		p.hostname, err = template.New("hostnameTemplate").Option("missingkey=error").Parse(text)
+		if err == nil {
+			_, err = p.outsideName(clusterset.ServiceName{Namespace: "demo", Name: "web"})
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spec.hostnameTemplate: %w; write one such as {{.Name}}.example.org", err))
+		}
+	}
+	if cfg.Federation.ClusterSetIP.Enabled {
+		for i, text := range cfg.Federation.ClusterSetIP.Ranges {
+			r, err := netip.ParsePrefix(text)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("spec.clusterSetIP.ranges[%d]: %q is no CIDR; write one such as 243.0.0.0/16", i, text))
+			}
+			p.vips.ranges = append(p.vips.ranges, r)
+		}
+		if _, err := clusterset.NewIPPool(p.vips.ranges...); err != nil && len(errs) == 0 {
+			errs = append(errs, fmt.Errorf("spec.clusterSetIP.ranges: %w", err))
+		}
+	}
+	cfg.Guard.Log = cfg.Log
+	cfg.Guard.Changed = func(_ clusterset.ClusterID, names []clusterset.ServiceName) {
+		for _, name := range names {
+			p.again(keyOf(name))
+		}
+	}
+	errs = append(errs, cfg.Guard.Validate())
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("federated services: %w", err)
+	}
+	p.guard = guard.New(cfg.Guard)
+	return p, nil
+}
+
+// outsideName returns the name outside of the clusters of a federated Service.
+func (p *Part) outsideName(name clusterset.ServiceName) (string, error) {
+	var text strings.Builder
+	if err := p.hostname.Execute(&text, name); err != nil {
+		return "", err
+	}
+	if faults := validation.IsDNS1123Subdomain(text.String()); len(faults) > 0 {
+		return "", fmt.Errorf("%q is no host name: %s", text.String(), strings.Join(faults, ", "))
+	}
+	return text.String(), nil
+}
+
+// Name is part of part.Part.
+func (p *Part) Name() string { return "services" }
+
+// Run decides about what vanished, until ctx ends.
+func (p *Part) Run(ctx context.Context, again func(part.Key)) error {
+	p.again = again
+	return p.guard.Run(ctx)
+}
+
+// Count returns how many federated Services are in a member.
+func (p *Part) Count(in part.Member) int {
+	var all corev1.ServiceList
+	if !in.Read() || in.List(context.Background(), &all, client.MatchingLabels{isthmus.LabelManagedBy: offers.ManagedBy}) != nil {
+		return 0
+	}
+	return len(all.Items)
+}
+
+// The kinds of keys.
+const (
+	kindService = "Service"        // a federated Service
+	kindStatus  = "Service status" // a Service that was a member of a federated one, and says so still
+)
+
+func keyOf(name clusterset.ServiceName) part.Key {
+	return part.Key{Kind: kindService, Namespace: name.Namespace, Name: name.Name}
+}

@@ -1,0 +1,185 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+)
+
+// vips says which ClusterSetIPs federated Services have. There is no broker to ask: the imports in all members are the
+// only memory, and whoever reads them all comes to the same.
+//
+//   - What a Service's import has in any member is what it has in all; of several addresses of a family the lowest.
+//   - A new one takes the address that a hash of its name leads to, or the next one that no import of any member has.
+//   - Two leaders that did not see each other may give one address to two Services. The older import keeps it, or else
+//     the lower name; the other one is given a new address.
+type vips struct {
+	ranges []netip.Prefix // at most one a family; none: there are no ClusterSetIPs
+
+	mu     sync.Mutex
+	chosen map[clusterset.ServiceName][]netip.Addr // by this process, and perhaps not to be read yet
+}
+
+func (v *vips) on() bool { return len(v.ranges) > 0 }
+
+// forget frees what this process chose for a Service.
+func (v *vips) forget(name clusterset.ServiceName) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.chosen, name)
+}
+
+// holder is who has an address.
+type holder struct {
+	name  clusterset.ServiceName
+	since time.Time
+}
+
+// before reports whether h keeps an address that o has too.
+func (h holder) before(o holder) bool {
+	if !h.since.Equal(o.since) {
+		return h.since.Before(o.since)
+	}
+	return h.name.Compare(o.name) < 0
+}
+
+// of returns the addresses of a Service, one a family that there is a range of. It looks at all imports only when into
+// has none of the Service, or members differ.
+func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) ([]netip.Addr, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	pool, err := clusterset.NewIPPool(v.ranges...)
+	if err != nil {
+		return nil, err
+	}
+	own, agreed, err := importsOf(ctx, name, into, all)
+	if err != nil {
+		return nil, err
+	}
+	if agreed && len(own) == len(v.ranges) {
+		return own, nil
+	}
+	if len(own) == 0 {
+		own = v.chosen[name]
+	}
+	holders, err := v.holders(ctx, all)
+	if err != nil {
+		return nil, err
+	}
+	for a, h := range holders {
+		if h.name != name {
+			// A pool has no place for those outside of its ranges, and this is the only one of its address.
+			_ = pool.Reserve(h.name, a)
+		}
+	}
+	var addrs []netip.Addr
+	for _, f := range pool.Families() {
+		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return clusterset.FamilyOf(a) == f && holders[a].name == name }); i >= 0 {
+			addrs = append(addrs, own[i]) // the lowest, as they are sorted
+			continue
+		}
+		given, err := pool.Allocate(name, []clusterset.Family{f})
+		if err != nil {
+			return nil, fmt.Errorf("%w; give the Federation's spec.clusterSetIP.ranges a larger range", err)
+		}
+		addrs = append(addrs, given...)
+	}
+	if v.chosen == nil {
+		v.chosen = map[clusterset.ServiceName][]netip.Addr{}
+	}
+	v.chosen[name] = addrs
+	return addrs, nil
+}
+
+// importsOf returns the addresses that our imports of a Service have in any member, sorted, and whether into's has
+// them all and no other one differs.
+func importsOf(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) (addrs []netip.Addr, agreed bool, err error) {
+	var here []netip.Addr
+	for _, m := range all {
+		if !m.Read() {
+			continue
+		}
+		var si v1beta1.ServiceImport
+		err := m.Get(ctx, client.ObjectKey(name), &si)
+		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, part.ErrKindMissing) {
+			return nil, false, fmt.Errorf("read service import %s in cluster %s: %w", name, m.ID(), err)
+		}
+		if err != nil || !offers.IsOurs(&si) {
+			continue
+		}
+		if m.ID() == into.ID() {
+			here = parseIPs(&si)
+		}
+		addrs = append(addrs, parseIPs(&si)...)
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	addrs = slices.Compact(addrs)
+	return addrs, len(here) > 0 && slices.Equal(here, addrs), nil
+}
+
+// holders returns who has which address in any member, and who is about to.
+func (v *vips) holders(ctx context.Context, all []part.Member) (map[netip.Addr]holder, error) {
+	born := map[clusterset.ServiceName]time.Time{} // of the oldest import
+	has := map[netip.Addr][]clusterset.ServiceName{}
+	for _, m := range all {
+		if !m.Read() {
+			continue
+		}
+		var list v1beta1.ServiceImportList
+		if err := m.List(ctx, &list); errors.Is(err, part.ErrKindMissing) {
+			continue
+		} else if err != nil {
+			return nil, fmt.Errorf("read service imports in cluster %s: %w", m.ID(), err)
+		}
+		for i := range list.Items {
+			si := &list.Items[i]
+			name := clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name}
+			if at, ok := born[name]; !ok || si.CreationTimestamp.Time.Before(at) {
+				born[name] = si.CreationTimestamp.Time
+			}
+			for _, a := range parseIPs(si) {
+				has[a] = append(has[a], name)
+			}
+		}
+	}
+	for name, addrs := range v.chosen {
+		if _, written := born[name]; !written {
+			born[name] = time.Now()
+			for _, a := range addrs {
+				has[a] = append(has[a], name)
+			}
+		}
+	}
+	holders := map[netip.Addr]holder{}
+	for a, names := range has {
+		for _, name := range names {
+			h := holder{name, born[name]}
+			if best, ok := holders[a]; !ok || h.before(best) {
+				holders[a] = h
+			}
+		}
+	}
+	return holders, nil
+}
+
+func parseIPs(si *v1beta1.ServiceImport) []netip.Addr {
+	var addrs []netip.Addr
+	for _, text := range si.Spec.IPs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
+}

@@ -1,0 +1,230 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+const (
+	// labelMemberOf is a label in memory only: which federated Service a Service is a member of, so that all of one
+	// are found fast.
+	labelMemberOf = "federation.isthmus.dev/member-of"
+	// annotationStatus is what became of a member Service's wish, for its owner.
+	annotationStatus = "federation.isthmus.dev/service-status"
+	// annotationAskHostname asks, by the value "true", for a name outside of the clusters.
+	annotationAskHostname = "federation.isthmus.dev/hostname"
+)
+
+// memberOf returns the value of labelMemberOf. A name of a Service has no dot.
+func memberOf(name clusterset.ServiceName) string { return name.Name + "." + name.Namespace }
+
+// Watches is part of part.Part.
+func (p *Part) Watches() []part.Watch {
+	return []part.Watch{
+		{Object: &corev1.Service{}, Trim: p.trimService, IndexLabel: labelMemberOf, Keys: p.keysOfService},
+		{Object: &discoveryv1.EndpointSlice{}, Keep: ofService, Trim: trimSlice, IndexLabel: discoveryv1.LabelServiceName, Keys: p.keysOfSlice},
+		{Object: &corev1.Node{}, Trim: trimNode, Keys: p.keysOfNode},
+		{Object: &corev1.Namespace{}, Trim: trimNamespace, Keys: p.keysOfNamespace},
+		{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Keys: p.keysOfImport, Optional: true},
+	}
+}
+
+func (p *Part) keysOfService(_ part.Member, o client.Object) []part.Key {
+	var keys []part.Key
+	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	name, member, err := offers.Name(o, p.system)
+	if member {
+		p.wanted.Store(name, true)
+		keys = append(keys, keyOf(name))
+	}
+	if _, told := o.GetAnnotations()[annotationStatus]; told && !member || err != nil {
+		keys = append(keys, part.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
+	}
+	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
+		keys = append(keys, keyOf(own)) // the result, or what is in its way
+	}
+	return keys
+}
+
+func (p *Part) keysOfSlice(from part.Member, o client.Object) []part.Key {
+	of := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetLabels()[discoveryv1.LabelServiceName]}
+	if offers.IsOurs(o) {
+		return []part.Key{keyOf(of)}
+	}
+	var svc corev1.Service
+	if err := from.Get(context.Background(), client.ObjectKey(of), &svc); err != nil {
+		return nil // it brings its own key when it comes
+	}
+	if name, member, _ := offers.Name(&svc, p.system); member {
+		return []part.Key{keyOf(name)}
+	}
+	return nil
+}
+
+// keysOfNode returns all federated Services with a member that has node ports.
+func (p *Part) keysOfNode(from part.Member, _ client.Object) []part.Key {
+	var all corev1.ServiceList
+	if err := from.List(context.Background(), &all); err != nil {
+		return nil // there are none yet, and each brings its own key
+	}
+	var keys []part.Key
+	for i := range all.Items {
+		if name, member, _ := offers.Name(&all.Items[i], p.system); member && all.Items[i].Spec.Type == corev1.ServiceTypeNodePort {
+			keys = append(keys, keyOf(name))
+		}
+	}
+	return keys
+}
+
+// keysOfNamespace returns all federated Services of a namespace.
+func (p *Part) keysOfNamespace(_ part.Member, o client.Object) []part.Key {
+	var keys []part.Key
+	p.wanted.Range(func(key, _ any) bool {
+		if name, ok := key.(clusterset.ServiceName); ok && name.Namespace == o.GetName() {
+			keys = append(keys, keyOf(name))
+		}
+		return true
+	})
+	return keys
+}
+
+func (p *Part) keysOfImport(_ part.Member, o client.Object) []part.Key {
+	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
+		return []part.Key{keyOf(own)}
+	}
+	return nil
+}
+
+// trimService keeps a name of what nobody asks to federate, which may be in the way, and its type and annotations of
+// what is a member or a federated Service.
+func (p *Part) trimService(obj any) (any, error) {
+	svc, ok := obj.(*corev1.Service)
+	if !ok {
+		return obj, nil
+	}
+	name, member, err := offers.Name(svc, p.system)
+	_, told := svc.Annotations[annotationStatus]
+	switch {
+	case offers.IsOurs(svc):
+		return svc, nil
+	case member || err != nil || told:
+		maps.DeleteFunc(svc.Annotations, func(key, _ string) bool {
+			return !strings.HasPrefix(key, "federation.isthmus.dev/") && !strings.Contains(key, ".antreaplus.")
+		})
+		svc.Labels = nil
+		if member {
+			svc.Labels = map[string]string{labelMemberOf: memberOf(name)}
+		}
+		svc.OwnerReferences, svc.Finalizers = nil, nil
+		return svc, nil
+	default:
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+			Namespace: mcs.Share(svc.Namespace), Name: svc.Name, UID: svc.UID, ResourceVersion: svc.ResourceVersion,
+		}}, nil
+	}
+}
+
+// ofService reports whether a slice has a Service.
+func ofService(o client.Object) bool { return o.GetLabels()[discoveryv1.LabelServiceName] != "" }
+
+// trimSlice keeps of a slice of ours what it comes to, and of others what is offered. 20 members of 500 Services have
+// 200,000 of ours.
+func trimSlice(obj any) (any, error) {
+	es, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return obj, nil
+	}
+	if !offers.IsOurs(es) {
+		mcs.Trim(es)
+		es.Annotations, es.OwnerReferences = nil, nil
+		maps.DeleteFunc(es.Labels, func(key, _ string) bool {
+			return key != discoveryv1.LabelServiceName && key != discoveryv1.LabelManagedBy
+		})
+		es.Labels = shared(es.Labels)
+		return es, nil
+	}
+	if es.GenerateName != "" {
+		return es, nil // trimmed before
+	}
+	kept := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
+		Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Name), UID: es.UID, ResourceVersion: es.ResourceVersion,
+		GenerateName: digest(es),
+		Labels:       shared(es.Labels),
+		Annotations:  shared(map[string]string{offers.AnnotationSource: es.Annotations[offers.AnnotationSource]}),
+	}}
+	return kept, nil
+}
+
+// digest returns what a slice of ours comes to. A kept one carries it in generateName, a field that objects in the API
+// server have no use for any more.
+func digest(es *discoveryv1.EndpointSlice) string {
+	return fmt.Sprintf("%x", uint64(mcs.SliceDigest(es)))
+}
+
+func trimNode(obj any) (any, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	kept := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, DeletionTimestamp: node.DeletionTimestamp,
+	}}
+	if zone := node.Labels[corev1.LabelTopologyZone]; zone != "" {
+		kept.Labels = shared(map[string]string{corev1.LabelTopologyZone: zone})
+	}
+	kept.Status.Addresses = slices.Clone(node.Status.Addresses)
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			kept.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return kept, nil
+}
+
+func trimNamespace(obj any) (any, error) {
+	ns, ok := obj.(*corev1.Namespace)
+	if !ok {
+		return obj, nil
+	}
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: ns.Name, UID: ns.UID, ResourceVersion: ns.ResourceVersion, DeletionTimestamp: ns.DeletionTimestamp,
+	}}, nil
+}
+
+// trimImport takes the epoch away, which is nothing that imports differ in.
+func trimImport(obj any) (any, error) {
+	if si, ok := obj.(*v1beta1.ServiceImport); ok && offers.IsOurs(si) {
+		delete(si.Annotations, v1alpha1.AnnotationEpoch)
+	}
+	return obj, nil
+}
+
+// shared returns a map that all equal maps share. It must not be changed.
+func shared(m map[string]string) map[string]string {
+	var text strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		text.WriteString(k + "\x00" + m[k] + "\x00")
+	}
+	known, _ := sharedMaps.LoadOrStore(text.String(), m)
+	return known.(map[string]string) //nolint:forcetypeassert // nothing else is in there
+}
+
+// sharedMaps are all that shared was asked for: as many as there are federated Services, times members.
+var sharedMaps sync.Map

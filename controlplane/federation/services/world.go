@@ -1,0 +1,130 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+)
+
+// world is what is known of one federated Service when one member is brought in line.
+type world struct {
+	name clusterset.ServiceName
+
+	offers   []offers.Offer      // as seen from that member
+	members  []*corev1.Service   // in that member
+	faults   map[types.UID]error // of members, why they offer nothing
+	asksName bool                // a member Service asks for a name outside of the clusters
+
+	offering map[clusterset.ClusterID]bool // clusters with a member Service, whether it offers anything or not
+	taken    []clusterset.ClusterID        // clusters in which the name is somebody's own, sorted
+
+	// What stands in the member.
+	service *corev1.Service // nil without one
+	slices  []*discoveryv1.EndpointSlice
+}
+
+// read returns what all say about name, as it matters to into.
+func (p *Part) read(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) (*world, error) {
+	w := &world{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
+	for _, m := range all {
+		if !m.Read() {
+			continue
+		}
+		if err := p.readMember(ctx, w, m, m.ID() == into.ID()); err != nil {
+			return nil, fmt.Errorf("read service %s in cluster %s: %w", name, m.ID(), err)
+		}
+	}
+	return w, nil
+}
+
+// readMember adds what one member says; here is true of the one that is brought in line.
+func (p *Part) readMember(ctx context.Context, w *world, m part.Member, here bool) error {
+	var result corev1.Service
+	err := m.Get(ctx, client.ObjectKey(w.name), &result)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return err
+	case err == nil && !offers.IsOurs(&result):
+		w.taken = append(w.taken, m.ID())
+	}
+	if here {
+		if err == nil {
+			w.service = &result
+		}
+		if w.slices, err = slicesOf(ctx, m, w.name, true); err != nil {
+			return err
+		}
+	}
+	var members corev1.ServiceList
+	if err := m.List(ctx, &members, client.MatchingLabels{labelMemberOf: memberOf(w.name)}); err != nil {
+		return err
+	}
+	slices.SortFunc(members.Items, func(a, b corev1.Service) int { return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name) })
+	for i := range members.Items {
+		svc := &members.Items[i]
+		w.offering[m.ID()] = true
+		w.asksName = w.asksName || svc.Annotations[annotationAskHostname] == "true"
+		if here {
+			w.members = append(w.members, svc)
+		}
+		src, err := p.source(ctx, m, svc)
+		if err != nil {
+			return err
+		}
+		o, fault := offers.Of(src)
+		if fault != nil {
+			if here {
+				w.faults[svc.UID] = fault
+			}
+			continue
+		}
+		if here {
+			o = o.Local(src)
+		}
+		w.offers = append(w.offers, o)
+	}
+	return nil
+}
+
+// source returns a member Service with what says where it is reached.
+func (p *Part) source(ctx context.Context, m part.Member, svc *corev1.Service) (offers.Source, error) {
+	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: p.lookup}
+	var err error
+	src.Slices, err = slicesOf(ctx, m, clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}, false)
+	if err != nil || svc.Spec.Type != corev1.ServiceTypeNodePort {
+		return src, err
+	}
+	var nodes corev1.NodeList
+	if err := m.List(ctx, &nodes); err != nil {
+		return src, err
+	}
+	for i := range nodes.Items {
+		src.Nodes = append(src.Nodes, &nodes.Items[i])
+	}
+	return src, nil
+}
+
+// slicesOf returns the slices of a Service in a member: a federation's, or all others.
+func slicesOf(ctx context.Context, m part.Member, of clusterset.ServiceName, ours bool) ([]*discoveryv1.EndpointSlice, error) {
+	var list discoveryv1.EndpointSliceList
+	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}); err != nil {
+		return nil, err
+	}
+	var all []*discoveryv1.EndpointSlice
+	for i := range list.Items {
+		if offers.IsOurs(&list.Items[i]) == ours {
+			all = append(all, &list.Items[i])
+		}
+	}
+	return all, nil
+}
