@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,51 +14,6 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
-
-// A balancer that is started anew, with another program in the place of the old one, takes nothing from anybody: no datagram,
-// and no connection.
-func TestRestartsUnderTraffic(t *testing.T) {
-	w := newWorld(t)
-	w.serve()
-	s := state(desired.SNAT, 1, 2, 3, 4)
-	w.apply(s)
-	var asked, lost atomic.Int64
-	done := make(chan struct{})
-	var asking sync.WaitGroup
-	for f := range vips {
-		for _, network := range []string{"udp", "tcp"} {
-			c, err := w.dial(network, f, servedPort, 0)
-			w.check(err)
-			asking.Go(func() {
-				defer c.Close()
-				for {
-					select {
-					case <-done:
-						return
-					default:
-					}
-					asked.Add(1)
-					if _, _, err := c.ask("hello"); err != nil {
-						lost.Add(1)
-						return
-					}
-				}
-			})
-		}
-	}
-	for range 3 {
-		w.check(w.balancers[0].Close(context.Background(), false))
-		w.open(0)
-		before := asked.Load()
-		w.check(w.applyTo(0, s))
-		w.until(func() bool { return asked.Load() > before+100 || lost.Load() > 0 }, "traffic goes on")
-	}
-	close(done)
-	asking.Wait()
-	if lost.Load() > 0 || asked.Load() < 300 {
-		t.Errorf("%d of %d questions were lost", lost.Load(), asked.Load())
-	}
-}
 
 // solo is a balancer in the test's own namespace, on its loopback device.
 func solo(t testing.TB, bpffs string) *Balancer {

@@ -54,6 +54,8 @@ type Balancer struct {
 	applied *desired.State
 	// unsure means that have is perhaps not what applied says.
 	unsure bool
+	// settled means that nothing of other ABIs is left.
+	settled bool
 	// looked is the last table that Drift has looked at.
 	looked uint32
 }
@@ -69,10 +71,21 @@ type list struct {
 // Open loads program and maps, or takes over those that an earlier process pinned, which go on as they are until Apply. It is
 // the caller's to Close.
 func Open(cfg Config) (*Balancer, error) {
+	this, err := thisVersion()
+	if err != nil {
+		return nil, err
+	}
+	if this.noTCX {
+		cfg.Log.Info("this kernel has no TCX, which came with Linux 6.6: the balancer is a clsact filter")
+	}
+	return openVersion(cfg, this)
+}
+
+func openVersion(cfg Config, this version) (*Balancer, error) {
 	if cfg.Flows == 0 {
 		cfg.Flows = DefaultFlows
 	}
-	k, err := load(cfg.BPFFS, cfg.Flows)
+	k, err := load(cfg.BPFFS, cfg.Flows, this)
 	if err != nil {
 		return nil, err
 	}
@@ -102,6 +115,9 @@ func (b *Balancer) reread() error {
 	}
 	b.next = max(b.next, s.NextBackend)
 	b.have, b.ids, b.unsure = have, idsOf(have, b.next), true
+	for _, p := range b.k.predecessors {
+		b.ids.adopt(p)
+	}
 	return nil
 }
 
@@ -127,7 +143,20 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 		return errors.Join(err, b.back())
 	}
 	b.applied, b.unsure = s, false
+	b.succeed()
 	return nil
+}
+
+// succeed lets go of what other ABIs have left, once our program is on all devices.
+func (b *Balancer) succeed() {
+	if b.settled {
+		return
+	}
+	if err := b.k.forgetOthers(); err != nil {
+		b.cfg.Log.Warn("maps of another version stay for now", "err", err)
+		return
+	}
+	b.ids, b.settled = idsOf(b.have, b.ids.next), true
 }
 
 // back makes the maps hold again what they did.
@@ -309,6 +338,9 @@ func Remove(bpffs string) error {
 		return nil
 	}
 	if err := k.place(nil); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := k.removeFilters(nil); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(k.dir); err != nil {

@@ -47,6 +47,9 @@ func (k *kernel) linkPath(index int) string { return filepath.Join(k.links(), st
 
 // attach makes a device run our program, in the place of an older one of ours without a gap.
 func (k *kernel) attach(index int) error {
+	if k.noTCX {
+		return k.attachFilter(index)
+	}
 	path := k.linkPath(index)
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -75,9 +78,6 @@ func (k *kernel) attach(index int) error {
 
 func (k *kernel) attachNew(index int, path string) error {
 	l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: k.prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		return fmt.Errorf("this kernel has no TCX, which came with Linux 6.6: let this group balance with nftables: %w", err)
-	}
 	if err != nil {
 		return err
 	}
@@ -110,6 +110,11 @@ func (k *kernel) place(devices map[int]string) error {
 			return fmt.Errorf("attach to device %s: %w", name, err)
 		}
 	}
+	if k.noTCX {
+		if err := k.removeFilters(devices); err != nil {
+			return err
+		}
+	}
 	pinned, err := os.ReadDir(k.links())
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)
@@ -126,6 +131,9 @@ func (k *kernel) place(devices map[int]string) error {
 
 // runs reports whether a device runs our program.
 func (k *kernel) runs(index int) (bool, error) {
+	if k.noTCX {
+		return k.runsFilter(index)
+	}
 	l, err := link.LoadPinnedLink(k.linkPath(index), nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -138,11 +146,10 @@ func (k *kernel) runs(index int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("ask for link: %w", err)
 	}
-	ours, err := k.prog.Info()
+	id, err := k.programID()
 	if err != nil {
-		return false, fmt.Errorf("ask for program: %w", err)
+		return false, err
 	}
-	id, _ := ours.ID()
 	t := have.TCX()
 	return t != nil && int(t.Ifindex) == index && have.Program == id, nil
 }

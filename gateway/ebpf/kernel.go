@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -20,28 +21,30 @@ const folder = "isthmus-gateway"
 
 // kernel is the program and its maps.
 type kernel struct {
-	dir  string // folder, below the BPF filesystem
-	maps map[string]*ebpf.Map
-	prog *ebpf.Program
-	seed maphash.Seed
+	dir   string // folder, below the BPF filesystem
+	abi   int
+	noTCX bool // then the program is a filter
+	maps  map[string]*ebpf.Map
+	prog  *ebpf.Program
+	seed  maphash.Seed
+	// predecessors may run still. There are none once ours is on all devices.
+	predecessors []predecessor
 }
 
-func (k *kernel) mapsDir() string {
-	return filepath.Join(k.dir, fmt.Sprintf("maps-v%d", bpf.GatewayABIVersion))
-}
+func (k *kernel) mapsDir() string { return filepath.Join(k.dir, fmt.Sprint(mapsPrefix, k.abi)) }
 func (k *kernel) links() string { return filepath.Join(k.dir, "links") }
 
 // load opens what is pinned, makes what is not, and loads the program, which runs nowhere yet.
-func load(bpffs string, flows int) (*kernel, error) {
-	k := &kernel{dir: filepath.Join(bpffs, folder), maps: map[string]*ebpf.Map{}, seed: maphash.MakeSeed()}
+func load(bpffs string, flows int, v version) (k *kernel, err error) {
+	k = &kernel{dir: filepath.Join(bpffs, folder), abi: v.abi, noTCX: v.noTCX, maps: map[string]*ebpf.Map{}, seed: maphash.MakeSeed()}
 	for _, dir := range []string{k.dir, k.mapsDir(), k.links()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("make pin folder: %w", err)
 		}
 	}
-	spec, err := bpf.LoadGatewaySpec()
-	if err != nil {
-		return nil, fmt.Errorf("object of the gateway: %w", err)
+	spec := v.spec
+	if k.predecessors, err = k.findPredecessors(spec); err != nil {
+		return nil, err
 	}
 	spec.Maps[bpf.MapConns].MaxEntries = uint32(flows * entriesPerFlow)
 	for name, ms := range spec.Maps {
@@ -61,13 +64,32 @@ func load(bpffs string, flows int) (*kernel, error) {
 	return k, nil
 }
 
-// openMap returns the pinned map of that name, or a new one. How many flows there is room for stays as it was pinned.
+// programID is the kernel's number of our program.
+func (k *kernel) programID() (ebpf.ProgramID, error) {
+	info, err := k.prog.Info()
+	if err != nil {
+		return 0, fmt.Errorf("ask for program: %w", err)
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// openMap returns the pinned map of that name, that of a predecessor, or a new one. How many flows there is room for stays as it was pinned.
 func (k *kernel) openMap(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	path := filepath.Join(k.mapsDir(), name)
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		if m, err = ebpf.NewMap(ms); err != nil {
-			return nil, fmt.Errorf("create map %s: %w", name, err)
+		if slices.Contains(shared, name) {
+			if m, err = k.share(name, ms); err != nil {
+				return nil, err
+			}
+		}
+		if m == nil {
+			if m, err = ebpf.NewMap(ms); err != nil {
+				return nil, fmt.Errorf("create map %s: %w", name, err)
+			}
+		} else {
+			ms.MaxEntries = m.MaxEntries()
 		}
 		if err := m.Pin(path); err != nil {
 			return nil, errors.Join(fmt.Errorf("pin map %s: %w", name, err), m.Close())

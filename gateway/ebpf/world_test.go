@@ -113,8 +113,15 @@ func (w *world) check(err error) {
 // open starts a gateway's balancer, as a new process would.
 func (w *world) open(g int) {
 	w.t.Helper()
+	v, err := thisVersion()
+	w.check(err)
+	w.openVersion(g, v)
+}
+
+func (w *world) openVersion(g int, v version) {
+	w.t.Helper()
 	w.check(w.Gateways[g].Do(func() (err error) {
-		w.balancers[g], err = Open(Config{BPFFS: w.bpffs[g], Flows: 4096, Log: slog.New(slog.DiscardHandler)})
+		w.balancers[g], err = openVersion(Config{BPFFS: w.bpffs[g], Flows: 4096, Log: slog.New(slog.DiscardHandler)}, v)
 		return err
 	}))
 }

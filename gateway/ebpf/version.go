@@ -1,0 +1,172 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/isthmus-net/isthmus/bpf"
+)
+
+// version is what one version of this package puts onto a gateway.
+type version struct {
+	abi   int
+	spec  *ebpf.CollectionSpec
+	noTCX bool // as if the kernel had none
+}
+
+// thisVersion returns that of this program, for this kernel.
+func thisVersion() (version, error) {
+	spec, err := bpf.LoadGatewaySpec()
+	if err != nil {
+		return version{}, fmt.Errorf("object of the gateway: %w", err)
+	}
+	// The loopback device has this number in every network namespace.
+	_, err = link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXIngress})
+	return version{bpf.GatewayABIVersion, spec, err != nil}, nil
+}
+
+const mapsPrefix = "maps-v"
+
+// predecessor is another ABI, whose program may run still. It and ours know the same flows, where their layouts allow that,
+// and so the same numbers of what flows name by number.
+type predecessor struct {
+	dir       string
+	frontends map[bpf.GatewayFrontendKey]bpf.GatewayFrontend
+	backends  map[uint32]bpf.GatewayBackend
+	next      uint32
+}
+
+// shared are the maps that ABIs have in common if their layouts are the same.
+var shared = []string{bpf.MapConns, bpf.MapFragments, bpf.MapRefusals}
+
+// otherMaps lists the map folders of other ABIs.
+func (k *kernel) otherMaps() ([]string, error) {
+	entries, err := os.ReadDir(k.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list pins: %w", err)
+	}
+	var others []string
+	for _, e := range entries {
+		if path := filepath.Join(k.dir, e.Name()); strings.HasPrefix(e.Name(), mapsPrefix) && path != k.mapsDir() {
+			others = append(others, path)
+		}
+	}
+	return others, nil
+}
+
+// findPredecessors returns the other ABIs whose numbers can be taken over.
+func (k *kernel) findPredecessors(spec *ebpf.CollectionSpec) ([]predecessor, error) {
+	dirs, err := k.otherMaps()
+	if err != nil {
+		return nil, err
+	}
+	var found []predecessor
+	for _, dir := range dirs {
+		p := predecessor{dir, map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, map[uint32]bpf.GatewayBackend{}, 0}
+		settings := map[uint32]bpf.GatewaySettings{}
+		ok := true
+		for name, read := range map[string]func(*ebpf.Map) error{
+			bpf.MapFrontends:       func(m *ebpf.Map) error { return dump(m, p.frontends) },
+			bpf.MapBackends:        func(m *ebpf.Map) error { return dump(m, p.backends) },
+			bpf.MapGatewaySettings: func(m *ebpf.Map) error { return dump(m, settings) },
+		} {
+			had, err := readPinned(filepath.Join(dir, name), spec.Maps[name], read)
+			if err != nil {
+				return nil, err
+			}
+			ok = ok && had
+		}
+		if ok {
+			p.next = settings[0].NextBackend
+			found = append(found, p)
+		}
+	}
+	return found, nil
+}
+
+// readPinned reads a pinned map, if there is one and its entries are as those of ms.
+func readPinned(path string, ms *ebpf.MapSpec, read func(*ebpf.Map) error) (bool, error) {
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open pinned map %s: %w", path, err)
+	}
+	defer m.Close()
+	if m.Type() != ms.Type || m.KeySize() != ms.KeySize || m.ValueSize() != ms.ValueSize {
+		return false, nil
+	}
+	return true, read(m)
+}
+
+// share returns the map of that name of a predecessor, nil if none fits. The other pin stays.
+func (k *kernel) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
+	for _, p := range k.predecessors {
+		pinned, err := ebpf.LoadPinnedMap(filepath.Join(p.dir, name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned map %s of another version: %w", name, err)
+		}
+		ms := ms.Copy()
+		ms.MaxEntries = pinned.MaxEntries()
+		fits := ms.Compatible(pinned) == nil
+		m, err := pinned.Clone() // a Map follows its pin
+		if err := errors.Join(err, pinned.Close()); err != nil {
+			return nil, fmt.Errorf("share map %s with another version: %w", name, err)
+		}
+		if fits {
+			return m, nil
+		}
+		if err := m.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// forgetOthers removes the maps of other ABIs. It is for when none of their programs runs any more.
+func (k *kernel) forgetOthers() error {
+	dirs, err := k.otherMaps()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove maps of another version: %w", err)
+		}
+	}
+	k.predecessors = nil
+	return nil
+}
+
+// adopt gives what has no number yet those of a predecessor.
+func (i *ids) adopt(p predecessor) {
+	for key, f := range p.frontends {
+		if _, ok := i.frontends[key]; !ok && !i.taken[f.Id] {
+			i.frontends[key], i.taken[f.Id] = f.Id, true
+		}
+	}
+	numbers := map[uint32]bool{}
+	for number := range maps.Values(i.backends) {
+		numbers[number] = true
+	}
+	for number, b := range p.backends {
+		key := bpf.GatewayFrontendKey{Addr: b.Addr, Port: b.Port, Proto: b.Proto}
+		if _, ok := i.backends[key]; !ok && !numbers[number] {
+			i.backends[key] = number
+		}
+		i.next = max(i.next, number+1)
+	}
+	i.next = max(i.next, p.next)
+}

@@ -1,0 +1,151 @@
+package ebpf
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// ours is this version, on a kernel with TCX or without.
+func ours(t *testing.T, tcx bool) version {
+	t.Helper()
+	v, err := thisVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.noTCX = !tcx
+	return v
+}
+
+// next is one of the next ABI, whose maps cannot be taken for ours.
+func next(t *testing.T, tcx bool) version {
+	t.Helper()
+	v := ours(t, tcx)
+	v.abi++
+	v.spec.Maps[bpf.MapFrontends].MaxEntries /= 2
+	return v
+}
+
+// A balancer that is started anew, with another program in the place of the old one, or one of another ABI, takes nothing from
+// anybody: no datagram, and no connection.
+func TestVersionsUnderTraffic(t *testing.T) {
+	for _, tcx := range []bool{true, false} {
+		t.Run(fmt.Sprint("TCX ", tcx), func(t *testing.T) {
+			w := newWorld(t)
+			w.serve()
+			w.check(w.balancers[0].Close(context.Background(), false))
+			w.openVersion(0, ours(t, tcx))
+			w.check(w.applyTo(0, state(desired.SNAT, 1, 2)))
+			q := w.askAll(4)
+			s := state(desired.SNAT, 4, 3, 2, 1) // the hash leads some of them elsewhere now
+			for _, v := range []version{ours(t, tcx), next(t, tcx), ours(t, tcx), next(t, tcx)} {
+				w.check(w.balancers[0].Close(context.Background(), false))
+				w.openVersion(0, v)
+				before := q.asked.Load()
+				w.check(w.applyTo(0, s))
+				w.until(func() bool { return q.asked.Load() > before+200 || q.lost.Load() > 0 }, "traffic goes on")
+				pins, err := os.ReadDir(w.balancers[0].k.dir)
+				w.check(err)
+				if others := slices.DeleteFunc(pins, func(e os.DirEntry) bool {
+					return !strings.HasPrefix(e.Name(), mapsPrefix) || e.Name() == fmt.Sprint(mapsPrefix, v.abi)
+				}); len(others) > 0 {
+					t.Errorf("of another ABI are left: %v", others)
+				}
+			}
+			if asked, lost := q.end(); lost > 0 || asked < 800 {
+				t.Errorf("%d of %d questions were lost", lost, asked)
+			}
+			w.check(w.Gateways[0].Do(func() error { return Remove(w.bpffs[0]) }))
+		})
+	}
+}
+
+// questions are asked all the time.
+type questions struct {
+	asked, lost atomic.Int64
+	done        chan struct{}
+	asking      sync.WaitGroup
+}
+
+// askAll asks over n connections of each protocol and family, until end.
+func (w *world) askAll(n int) *questions {
+	w.t.Helper()
+	q := &questions{done: make(chan struct{})}
+	for f := range vips {
+		for _, network := range slices.Repeat([]string{"udp", "tcp"}, n) {
+			c, err := w.dial(network, f, servedPort, 0)
+			w.check(err)
+			q.asking.Go(func() {
+				defer c.Close()
+				for {
+					select {
+					case <-q.done:
+						return
+					default:
+					}
+					q.asked.Add(1)
+					if _, _, err := c.ask("hello"); err != nil {
+						q.lost.Add(1)
+						return
+					}
+				}
+			})
+		}
+	}
+	return q
+}
+
+func (q *questions) end() (asked, lost int64) {
+	close(q.done)
+	q.asking.Wait()
+	return q.asked.Load(), q.lost.Load()
+}
+
+// Another ABI that comes and fails changes nothing, and goes on from there when it starts again.
+func TestVersionFails(t *testing.T) {
+	netlab.Privileged(t)
+	bpffs := netlab.BPFFS(t)
+	b := solo(t, bpffs)
+	apply(t, b, state(desired.SNAT, 1, 2))
+	v := next(t, true)
+	log := slog.New(slog.DiscardHandler)
+	failing, err := openVersion(Config{BPFFS: bpffs, Devices: []string{"nowhere"}, Flows: 1024, Log: log}, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := failing.Apply(context.Background(), state(desired.SNAT, 2, 3)); err == nil {
+		t.Error("a device that is not there is no error")
+	}
+	if err := failing.Close(context.Background(), false); err != nil {
+		t.Fatal(err)
+	}
+	if d := drift(t, b); len(d) > 0 {
+		t.Errorf("the version that serves was changed: %v", d)
+	}
+	numbers := b.ids.backends
+	again, err := openVersion(Config{BPFFS: bpffs, Devices: []string{"lo"}, Flows: 1024, Log: log}, next(t, true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply(t, again, state(desired.SNAT, 3, 2))
+	for key, number := range again.ids.backends {
+		if had, ok := numbers[key]; ok && had != number {
+			t.Errorf("backend %d has number %d now", had, number)
+		} else if !ok && number <= uint32(len(numbers)) {
+			t.Errorf("a new backend has the number %d of another", number)
+		}
+	}
+	if err := again.Close(context.Background(), false); err != nil {
+		t.Fatal(err)
+	}
+}
