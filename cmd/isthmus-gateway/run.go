@@ -152,6 +152,6 @@ func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exch
 		return nil
 	})
 	group.Go(func() error { return a.Serve(ctx, endpoint, own, cfg.Controller) })
-	group.Go(func() error { return serveHTTP(ctx, watched, a) })
+	group.Go(func() error { return serveHTTP(ctx, watched, a, exchange) })
 	return group.Wait()
 }

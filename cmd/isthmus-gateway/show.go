@@ -24,6 +24,7 @@ FAILOVER says what becomes of connections when this gateway dies. "kept" ones go
 group, as long as backends have not changed since they began; "broken" ones are masqueraded with this
 gateway's own address, to which backends answer: they end with it.`,
 		Example: `  isthmus-gateway show
+  isthmus-gateway show mates
   isthmus-gateway show -o json --state-dir=/var/lib/isthmus-gateway`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,6 +42,7 @@ gateway's own address, to which backends answer: they end with it.`,
 			return tables.Write(cmd.OutOrStdout(), frontendsOf(&r.State), format)
 		},
 	}
+	cmd.AddCommand(matesCommand(cfg))
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
 	return cmd
 }

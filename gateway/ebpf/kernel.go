@@ -32,6 +32,7 @@ type kernel struct {
 }
 
 func (k *kernel) mapsDir() string { return filepath.Join(k.dir, fmt.Sprint(mapsPrefix, k.abi)) }
+
 func (k *kernel) links() string { return filepath.Join(k.dir, "links") }
 
 // load opens what is pinned, makes what is not, and loads the program, which runs nowhere yet.

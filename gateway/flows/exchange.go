@@ -53,6 +53,7 @@ type Exchange struct {
 	mu      sync.Mutex
 	mates   map[desired.Mate]*mate
 	changed chan struct{} // closed when there is somebody new, who knows nothing yet
+	refused uint64        // requests
 }
 
 // New returns an exchange that tells nobody yet.
@@ -68,6 +69,7 @@ type mate struct {
 
 	mu    sync.Mutex
 	queue map[Flow]struct{}
+	seen  MateSight // but for what the queue says
 }
 
 // Tell says who the other gateways are, from now on.
@@ -86,7 +88,7 @@ func (x *Exchange) Tell(mates []desired.Mate) {
 			continue
 		}
 		transport := &http.Transport{TLSClientConfig: x.client(id), ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
-		m := &mate{Mate: id, client: &http.Client{Transport: transport, Timeout: patience}, queue: map[Flow]struct{}{}}
+		m := &mate{Mate: id, client: &http.Client{Transport: transport, Timeout: patience}, queue: map[Flow]struct{}{}, seen: MateSight{Gateway: id.Name, URL: id.URL}}
 		ctx, stop := context.WithCancel(context.Background())
 		m.stop = func() {
 			stop()
@@ -150,6 +152,8 @@ func (m *mate) add(f Flow) {
 	defer m.mu.Unlock()
 	if len(m.queue) < backlog {
 		m.queue[f] = struct{}{}
+	} else {
+		m.seen.LeftOut++
 	}
 }
 
@@ -183,6 +187,7 @@ func (m *mate) talk(ctx context.Context, log *slog.Logger) {
 			continue
 		}
 		err := m.send(ctx, some)
+		m.note(len(some), err)
 		if err != nil && ctx.Err() == nil {
 			for _, f := range some {
 				m.add(f)
@@ -223,46 +228,54 @@ func (m *mate) send(ctx context.Context, some []Flow) error {
 
 // ServeHTTP takes what another gateway tells. Nobody else is heard.
 func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := x.verify(r.TLS); err != nil {
-		http.Error(w, err.Error(), http.StatusForbidden)
+	refuse := func(code int, format string, args ...any) {
+		x.mu.Lock()
+		x.refused++
+		x.mu.Unlock()
+		http.Error(w, fmt.Sprintf(format, args...), code)
+	}
+	from, err := x.verify(r.TLS)
+	if err != nil {
+		refuse(http.StatusForbidden, "%v", err)
 		return
 	}
 	if r.Method != http.MethodPost {
-		http.Error(w, "want POST with flows", http.StatusMethodNotAllowed)
+		refuse(http.StatusMethodNotAllowed, "want POST with flows")
 		return
 	}
 	var some []Flow
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&some); err != nil {
-		http.Error(w, fmt.Sprintf("read flows: %v", err), http.StatusBadRequest)
+		refuse(http.StatusBadRequest, "read flows: %v", err)
 		return
 	}
 	for i := range some {
 		if err := some[i].validate(); err != nil {
-			http.Error(w, fmt.Sprintf("[%d]: %v", i, err), http.StatusBadRequest)
+			refuse(http.StatusBadRequest, "[%d]: %v", i, err)
 			return
 		}
 	}
 	if err := x.sharer.Import(some); err != nil {
 		x.log.Warn("connections of another gateway are not known here", "err", err)
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		refuse(http.StatusInternalServerError, "%v", err)
 		return
 	}
+	from.heard(len(some))
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// verify returns nil when one of the group's gateways is at the other end.
-func (x *Exchange) verify(c *tls.ConnectionState) error {
+// verify returns which of the group's gateways is at the other end.
+func (x *Exchange) verify(c *tls.ConnectionState) (*mate, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	errs := []error{errors.New("only gateways of the group are heard")}
-	for id := range x.mates {
+	for id, m := range x.mates {
 		err := x.own.Verify(c, id.Name)
 		if err == nil {
-			return nil
+			return m, nil
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return nil, errors.Join(errs...)
 }
 
 // validate returns what is wrong with a flow by itself.

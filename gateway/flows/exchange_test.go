@@ -157,8 +157,14 @@ func TestExchange(t *testing.T) {
 		t.Fatal(err)
 	}
 	g[0].balancer.opens <- flow(3)
+	sight := func() MateSight { return g[0].Sight().Mates[0] }
+	await(t, func() bool { s := sight(); return s.Fault != "" && s.Behind == 1 && s.Failed > 0 }, "it is not to be seen that a gateway is away")
 	g[1].listen(t)
 	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "what opened meanwhile is not told")
+	await(t, func() bool { s := sight(); return s.Fault == "" && s.Behind == 0 && s.Sent == 3 }, "it is not to be seen that a gateway is back")
+	if have := g[1].Sight().Mates[0]; have.Gateway != "gateway-1" || have.Received != 3 {
+		t.Errorf("the other end has seen %+v", have)
+	}
 
 	g[2].Tell([]desired.Mate{g[0].mate})
 	g[0].Tell([]desired.Mate{g[1].mate, g[2].mate})
@@ -180,7 +186,7 @@ func TestWhoAndWhatIsRefused(t *testing.T) {
 	other.Backend = netip.MustParseAddrPort("[fd00::1]:80")
 	short.Source = netip.AddrPort{}
 	unknown.Protocol = "SCTP"
-	for name, tt := range map[string]struct {
+	cases := map[string]struct {
 		from *gateway
 		body any
 		want int
@@ -192,7 +198,8 @@ func TestWhoAndWhatIsRefused(t *testing.T) {
 		"another protocol":            {g[1], []Flow{unknown}, http.StatusBadRequest},
 		"no array":                    {g[1], "flows", http.StatusBadRequest},
 		"more than fits in a request": {g[1], slices.Repeat([]Flow{flow(1)}, 100_000), http.StatusBadRequest},
-	} {
+	}
+	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {
 			body, err := json.Marshal(tt.body)
 			if err != nil {
@@ -212,6 +219,9 @@ func TestWhoAndWhatIsRefused(t *testing.T) {
 				t.Errorf("%s, want %d", response.Status, tt.want)
 			}
 		})
+	}
+	if s := g[0].Sight(); s.Refused != uint64(len(cases)-1) || s.Mates[0].Received != 1 {
+		t.Errorf("seen were %+v", s)
 	}
 }
 

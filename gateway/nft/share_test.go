@@ -85,7 +85,7 @@ var endings = map[string]func(f *flow, server *served) error{
 
 func hears(have, want error) error {
 	if !errors.Is(have, want) {
-		return fmt.Errorf("the other end hears %v, want %v", have, want)
+		return fmt.Errorf("the other end hears %q, want %q", fmt.Sprint(have), fmt.Sprint(want))
 	}
 	return nil
 }
