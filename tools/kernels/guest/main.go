@@ -58,7 +58,7 @@ func run(out io.Writer) int {
 	w, err := newWorld(context.Background())
 	say("the agent starts and serves a snapshot", begin, err)
 	if err == nil {
-		for _, c := range slices.Concat(checks, packetChecks()) {
+		for _, c := range slices.Concat(checks, packetChecks(), gatewayChecks()) {
 			begin := time.Now()
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			say(c.name, begin, c.run(ctx, w))

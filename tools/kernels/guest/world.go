@@ -41,6 +41,7 @@ type world struct {
 	agent                 *agent.Agent
 	packets               *datapath.Datapath // in the node; nil without
 	packetCfg             datapath.Config
+	gatewayBPFFS          string   // of the gateway in the node; "" without
 	folders               []string // that were made for BPF filesystems
 	undo                  []func() error
 }
