@@ -80,7 +80,7 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 func (b *testbed) withPrograms() []road {
 	return slices.DeleteFunc(slices.Clone(b.roads), func(r road) bool {
 		return !slices.ContainsFunc(b.planes, func(p plane) bool { return p.name == r.name }) &&
-			!slices.Contains([]string{leastSocket, leastStorage, leastSlow, leastFast}, r.name)
+			!slices.Contains([]string{leastSocket, leastStorage, leastSlow, leastFast, redirected}, r.name)
 	})
 }
 

@@ -42,6 +42,7 @@ func TestRun(t *testing.T) {
 		"kube-proxy at 10,000 services: UDP with 32 in flight, replies / direct",
 		"socket path: share of kube-proxy's added CPU removed",
 		"packet fast path: share of kube-proxy's added CPU removed",
+		"packet fast path: CPU per short TCP connection / redirected, no load balancer",
 		"BPF, socket path: connect4, a run",
 		"BPF, socket path, many: recvmsg4, a run",
 		"BPF, packet slow path: from_client, a run",

@@ -24,6 +24,8 @@ const (
 	leastStorage = "reference, socket path with socket storage"
 	leastSlow    = "reference, packet slow path"
 	leastFast    = "reference, packet fast path"
+	// redirected is the fast road without a load balancer: what there is to gain, or to lose, before one has done anything.
+	redirected = "redirected, no load balancer"
 )
 
 // yardsticks are programs that ours are held against, on hooks of their own.
@@ -52,6 +54,7 @@ func (b *testbed) buildReferences() error {
 		b.buildLeastSocket(leastStorage, reference.Connect4Storage),
 		b.buildLeastPacket(leastSlow, reference.ToClient),
 		b.buildLeastPacket(leastFast, reference.FromNetwork),
+		b.buildRedirected(),
 	)
 }
 
@@ -159,38 +162,68 @@ func (b *testbed) buildLeastSocket(plane, name string) error {
 
 // buildLeastPacket makes a lane whose node translates by the reference. Answers are for the named program: FromNetwork
 // makes it a fast road, ToClient a slow one.
-func (b *testbed) buildLeastPacket(plane, name string) error {
-	y := b.references
+func (b *testbed) buildLeastPacket(plane, back string) error {
 	l, err := b.newLane()
 	if err != nil {
 		return err
 	}
-	client, uplink := l.devices[0], l.devices[1]
 	var cfg reference.Config
-	at, device := ebpf.AttachTCXEgress, client
-	if name == reference.FromNetwork {
-		at, device = ebpf.AttachTCXIngress, uplink
-		if err := l.node.Do(func() error {
-			d, err := net.InterfaceByName(uplink)
-			if err != nil {
-				return err
-			}
-			cfg.Uplink, cfg.NextHop = d.Index, l.router
-			return nil
-		}); err != nil {
+	at, device := ebpf.AttachTCXEgress, l.devices[0]
+	if back == reference.FromNetwork {
+		at, device = ebpf.AttachTCXIngress, l.devices[1]
+		if cfg, err = fastRoad(l); err != nil {
 			return err
 		}
 	}
+	b.roads = append(b.roads, road{name: plane, lane: l, to: vip})
+	return b.layReference(plane, l, cfg, reference.FromClient, back, at, device)
+}
+
+// buildRedirected makes a lane whose node redirects and translates nothing.
+func (b *testbed) buildRedirected() error {
+	l, err := b.newLane()
+	if err != nil {
+		return err
+	}
+	cfg, err := fastRoad(l)
+	if err != nil {
+		return err
+	}
+	b.roads = append(b.roads, road{name: redirected, lane: l, to: backend})
+	return b.layReference(redirected, l, cfg, reference.RedirectOut, reference.RedirectIn, ebpf.AttachTCXIngress, l.devices[1])
+}
+
+// fastRoad says where the node of a lane redirects to.
+func fastRoad(l *lane) (cfg reference.Config, err error) {
+	cfg.NextHop = l.router
+	err = l.node.Do(func() error {
+		client, err := net.InterfaceByName(l.devices[0])
+		if err != nil {
+			return err
+		}
+		uplink, err := net.InterfaceByName(l.devices[1])
+		if err != nil {
+			return err
+		}
+		cfg.ClientDevice, cfg.Uplink = client.Index, uplink.Index
+		return nil
+	})
+	return cfg, err
+}
+
+// layReference puts two of the reference's programs into the node of a lane: one for what the client sends, and one for
+// answers, at a device of its own.
+func (b *testbed) layReference(plane string, l *lane, cfg reference.Config, out, back string, at ebpf.AttachType, device string) error {
+	y := b.references
 	coll, err := y.loadLeast(cfg)
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{reference.FromClient, name} {
+	for _, name := range []string{out, back} {
 		y.programs[program{plane, name}] = coll.Programs[name]
 	}
-	b.roads = append(b.roads, road{name: plane, lane: l, to: vip})
 	return errors.Join(
-		y.attachDevice(coll.Programs[reference.FromClient], ebpf.AttachTCXIngress, l.node, client),
-		y.attachDevice(coll.Programs[name], at, l.node, device),
+		y.attachDevice(coll.Programs[out], ebpf.AttachTCXIngress, l.node, l.devices[0]),
+		y.attachDevice(coll.Programs[back], at, l.node, device),
 	)
 }

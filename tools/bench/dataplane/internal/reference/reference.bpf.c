@@ -9,8 +9,11 @@
  *	from_client		chooses a backend for a flow, and translates what the client sends
  *	to_client		translates what the backend sends
  *	from_network		the same at the uplink, and gives it to the client's device
+ *	redirect_out		sends what the client sends straight out of the uplink, for nobody's VIP
+ *	redirect_in		gives what comes at the uplink straight to the client's device
  *
- * from_client and from_network redirect when UPLINK is set, as on the fast road; else the kernel routes.
+ * from_client and from_network redirect when UPLINK is set, as on the fast road; else the kernel routes. The last two
+ * are what is left of the fast road without a load balancer.
  */
 #include <stdbool.h>
 
@@ -28,8 +31,10 @@
 /* Sockets that the table knows. */
 #define SOCKETS 65536
 
-/* The uplink's interface index, 0 on the slow road; and the next hop there, in network order. Set at load. */
+/* The uplink's interface index, 0 on the slow road; the client's device, for redirect_in; and the next hop at the uplink, in
+ * network order. Set at load. */
 volatile const __u32 UPLINK = 0;
+volatile const __u32 CLIENT_DEVICE = 0;
 volatile const __be32 NEXT_HOP = 0;
 
 /* An address and a port, both as on the wire. */
@@ -312,6 +317,32 @@ int from_network(struct __sk_buff *skb)
 	struct flow *f = answer(skb);
 
 	return f ? bpf_redirect_peer(f->client_device, 0) : TC_ACT_UNSPEC;
+}
+
+/* Takes one from the hop limit, as a router does. */
+static __always_inline bool pass_on(struct __sk_buff *skb)
+{
+	struct header h;
+
+	if (!read_header(skb, &h))
+		return false;
+	h.hops--;
+	h.check = ~fold((__u64)(__u16)~h.check + bpf_htons(0xfeff));
+	return !bpf_skb_store_bytes(skb, HEADER, &h, sizeof(h), 0);
+}
+
+SEC("tc/redirect_out")
+int redirect_out(struct __sk_buff *skb)
+{
+	struct bpf_redir_neigh next = { .nh_family = AF_INET, .ipv4_nh = NEXT_HOP };
+
+	return pass_on(skb) ? bpf_redirect_neigh(UPLINK, &next, sizeof(next), 0) : TC_ACT_UNSPEC;
+}
+
+SEC("tc/redirect_in")
+int redirect_in(struct __sk_buff *skb)
+{
+	return pass_on(skb) ? bpf_redirect_peer(CLIENT_DEVICE, 0) : TC_ACT_UNSPEC;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -13,22 +13,24 @@ import (
 )
 
 // The programs. Those of connect4 translate connections; FromClient and ToClient the packets of a flow on the slow road,
-// FromClient and FromNetwork on the fast one.
+// FromClient and FromNetwork on the fast one. RedirectOut and RedirectIn are the fast road, and translate nothing.
 const (
 	Connect4Storage = referenceProgConnect4Storage
 	Connect4Table   = referenceProgConnect4Table
 	FromClient      = referenceProgFromClient
 	ToClient        = referenceProgToClient
 	FromNetwork     = referenceProgFromNetwork
+	RedirectOut     = referenceProgRedirectOut
+	RedirectIn      = referenceProgRedirectIn
 )
 
 // Config is what the programs serve, TCP and UDP.
 type Config struct {
 	VIP, Backend netip.AddrPort // IPv4
-	// Uplink is the interface index of the device to the backend and NextHop the router there, for the fast road; on
-	// the slow one both are zero.
-	Uplink  int
-	NextHop netip.Addr
+	// Uplink is the interface index of the device to the backend, ClientDevice that of the one to the client and NextHop
+	// the router at the uplink, for the fast road; on the slow one all are zero.
+	Uplink, ClientDevice int
+	NextHop              netip.Addr
 }
 
 // Load returns the programs, with maps of their own. They are the caller's to attach and to close.
@@ -40,6 +42,7 @@ func Load(cfg Config) (coll *ebpf.Collection, err error) {
 	if cfg.Uplink != 0 {
 		if err := errors.Join(
 			spec.Variables[referenceVarUPLINK].Set(uint32(cfg.Uplink)),
+			spec.Variables[referenceVarCLIENT_DEVICE].Set(uint32(cfg.ClientDevice)),
 			spec.Variables[referenceVarNEXT_HOP].Set(onWire(cfg.NextHop)),
 		); err != nil {
 			return nil, err

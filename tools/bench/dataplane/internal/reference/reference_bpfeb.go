@@ -67,7 +67,10 @@ const (
 	referenceProgConnect4Table   = "connect4_table"
 	referenceProgFromClient      = "from_client"
 	referenceProgFromNetwork     = "from_network"
+	referenceProgRedirectIn      = "redirect_in"
+	referenceProgRedirectOut     = "redirect_out"
 	referenceProgToClient        = "to_client"
+	referenceVarCLIENT_DEVICE    = "CLIENT_DEVICE"
 	referenceVarNEXT_HOP         = "NEXT_HOP"
 	referenceVarUPLINK           = "UPLINK"
 )
@@ -118,6 +121,8 @@ type referenceProgramSpecs struct {
 	Connect4Table   *ebpf.ProgramSpec `ebpf:"connect4_table"`
 	FromClient      *ebpf.ProgramSpec `ebpf:"from_client"`
 	FromNetwork     *ebpf.ProgramSpec `ebpf:"from_network"`
+	RedirectIn      *ebpf.ProgramSpec `ebpf:"redirect_in"`
+	RedirectOut     *ebpf.ProgramSpec `ebpf:"redirect_out"`
 	ToClient        *ebpf.ProgramSpec `ebpf:"to_client"`
 }
 
@@ -136,8 +141,9 @@ type referenceMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type referenceVariableSpecs struct {
-	NEXT_HOP *ebpf.VariableSpec `ebpf:"NEXT_HOP"`
-	UPLINK   *ebpf.VariableSpec `ebpf:"UPLINK"`
+	CLIENT_DEVICE *ebpf.VariableSpec `ebpf:"CLIENT_DEVICE"`
+	NEXT_HOP      *ebpf.VariableSpec `ebpf:"NEXT_HOP"`
+	UPLINK        *ebpf.VariableSpec `ebpf:"UPLINK"`
 }
 
 // referenceObjects contains all objects after they have been loaded into the kernel.
@@ -181,8 +187,9 @@ func (m *referenceMaps) Close() error {
 //
 // It can be passed to loadReferenceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type referenceVariables struct {
-	NEXT_HOP *ebpf.Variable `ebpf:"NEXT_HOP"`
-	UPLINK   *ebpf.Variable `ebpf:"UPLINK"`
+	CLIENT_DEVICE *ebpf.Variable `ebpf:"CLIENT_DEVICE"`
+	NEXT_HOP      *ebpf.Variable `ebpf:"NEXT_HOP"`
+	UPLINK        *ebpf.Variable `ebpf:"UPLINK"`
 }
 
 // referencePrograms contains all programs after they have been loaded into the kernel.
@@ -193,6 +200,8 @@ type referencePrograms struct {
 	Connect4Table   *ebpf.Program `ebpf:"connect4_table"`
 	FromClient      *ebpf.Program `ebpf:"from_client"`
 	FromNetwork     *ebpf.Program `ebpf:"from_network"`
+	RedirectIn      *ebpf.Program `ebpf:"redirect_in"`
+	RedirectOut     *ebpf.Program `ebpf:"redirect_out"`
 	ToClient        *ebpf.Program `ebpf:"to_client"`
 }
 
@@ -202,6 +211,8 @@ func (p *referencePrograms) Close() error {
 		p.Connect4Table,
 		p.FromClient,
 		p.FromNetwork,
+		p.RedirectIn,
+		p.RedirectOut,
 		p.ToClient,
 	)
 }
