@@ -1,0 +1,203 @@
+package policies
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/yaml"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+)
+
+var serverA, serverB, serverC apitest.Server
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(apitest.Run(m, &serverA, &serverB, &serverC))
+}
+
+// installed is where Isthmus is, in all members.
+const installed = "isthmus-system"
+
+// antrea is the kind ClusterNetworkPolicy as far as tests need it. Where it has a default for spec.tier, an API server
+// makes something else of what another one has.
+const antrea = `
+metadata: {name: clusternetworkpolicies.crd.antrea.io}
+spec:
+  group: crd.antrea.io
+  names: {plural: clusternetworkpolicies, singular: clusternetworkpolicy, kind: ClusterNetworkPolicy, listKind: ClusterNetworkPolicyList}
+  scope: Cluster
+  versions:
+  - name: v1beta1
+    served: true
+    storage: true
+    subresources: {status: {}}
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec: {type: object, x-kubernetes-preserve-unknown-fields: true, properties: {tier: {type: string}}}
+          status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+`
+
+// federation is a, b and c: a has Antrea's kind, b has it with a default, and c does not.
+func federation(t *testing.T) *parttest.Fleet {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), admissionv1.AddToScheme(scheme))
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers := map[clusterset.ClusterID]*rest.Config{"a": serverA.Config(t), "b": serverB.Config(t), "c": serverC.Config(t)}
+	for _, id := range []clusterset.ClusterID{"a", "b"} {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal([]byte(antrea), crd); err != nil {
+			t.Fatal(err)
+		}
+		if id == "b" {
+			spec := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
+			spec.Properties["tier"] = apiextensionsv1.JSONSchemaProps{Type: "string", Default: &apiextensionsv1.JSON{Raw: []byte(`"application"`)}}
+		}
+		if _, err := envtest.InstallCRDs(servers[id], envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{crd}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := parttest.New(t, scheme, New(Config{Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed}), servers)
+	for id := range servers {
+		namespace(t, f.Member(id), installed)
+	}
+	return f
+}
+
+// namespace makes one, unless it is there.
+func namespace(t *testing.T, m *parttest.Member, name string) {
+	t.Helper()
+	ns := &corev1.Namespace{}
+	ns.Name = name
+	if err := m.Client().Create(t.Context(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+}
+
+// put creates an object, as a user does, and removes it when the test ends.
+func put(t *testing.T, m *parttest.Member, text string) *unstructured.Unstructured {
+	t.Helper()
+	o := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Client().Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Client().Delete(context.WithoutCancel(t.Context()), o); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	return o
+}
+
+// get returns what a member has of o, nil when it has nothing of that name.
+func get(t *testing.T, m *parttest.Member, o *unstructured.Unstructured) *unstructured.Unstructured {
+	t.Helper()
+	have := &unstructured.Unstructured{}
+	have.SetGroupVersionKind(o.GroupVersionKind())
+	err := m.Client().Get(t.Context(), client.ObjectKeyFromObject(o), have)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return have
+}
+
+// change updates what a member has of o, as a user does.
+func change(t *testing.T, m *parttest.Member, o *unstructured.Unstructured, edit func(*unstructured.Unstructured)) {
+	t.Helper()
+	have := get(t, m, o)
+	edit(have)
+	if err := m.Client().Update(t.Context(), have); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settle syncs all members until statuses say what copies say. Only what is refused may fail.
+func settle(t *testing.T, f *parttest.Fleet) {
+	t.Helper()
+	for range 2 {
+		if err := f.Sync(t.Context()); err != nil && !strings.Contains(err.Error(), "not here") {
+			t.Fatal(err)
+		}
+	}
+}
+
+// states is the status of o in m, as "MEMBER STATE" sorted.
+func states(t *testing.T, m *parttest.Member, o *unstructured.Unstructured) string {
+	t.Helper()
+	var all []string
+	members := ReadStatus(get(t, m, o)).Members
+	for _, id := range slices.Sorted(maps.Keys(members)) {
+		all = append(all, string(id)+" "+string(members[id].State))
+	}
+	return strings.Join(all, ", ")
+}
+
+// refusing makes a member refuse policies with annotation wanted=no until the test ends, and waits until it does.
+func refusing(t *testing.T, m *parttest.Member) {
+	t.Helper()
+	policy := &admissionv1.ValidatingAdmissionPolicy{Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+			Rule:       admissionv1.Rule{APIGroups: []string{"networking.k8s.io"}, APIVersions: []string{"*"}, Resources: []string{"networkpolicies"}},
+		}}}},
+		Validations: []admissionv1.Validation{{
+			Expression: "!has(object.metadata.annotations) || !('wanted' in object.metadata.annotations) || object.metadata.annotations['wanted'] != 'no'",
+			Message:    "not here",
+		}},
+	}}
+	policy.Name = "refusing"
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: policy.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+	}}
+	binding.Name = policy.Name
+	for _, o := range []client.Object{policy, binding} {
+		if err := m.Client().Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := m.Client().Delete(context.WithoutCancel(t.Context()), o); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	probe := &networkingv1.NetworkPolicy{}
+	probe.Namespace, probe.Name, probe.Annotations = "default", "probe", map[string]string{"wanted": "no"}
+	err := ctl.Await(t.Context(), "the policy does not refuse", func() (bool, error) {
+		return apierrors.IsInvalid(m.Client().Create(t.Context(), probe.DeepCopy(), client.DryRunAll)), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

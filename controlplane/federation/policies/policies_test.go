@@ -1,0 +1,292 @@
+package policies
+
+import (
+	"crypto/rand"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+)
+
+const allow = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {namespace: demo, name: allow, annotations: {federated.anp.antreaplus.vmware.com: "true"}}
+spec: {podSelector: {matchLabels: {app: shop}}, policyTypes: [Ingress]}
+`
+
+// selects makes a NetworkPolicy apply to another app.
+func selects(app string) func(*unstructured.Unstructured) {
+	return func(o *unstructured.Unstructured) {
+		_ = unstructured.SetNestedField(o.Object, app, "spec", "podSelector", "matchLabels", "app") // of an object of JSON
+	}
+}
+
+func appOf(o *unstructured.Unstructured) string {
+	if o == nil {
+		return "nothing"
+	}
+	app, _, _ := unstructured.NestedString(o.Object, "spec", "podSelector", "matchLabels", "app")
+	return app
+}
+
+// TestPoliciesTravel follows a policy from its making to its end: into members that have its namespace, through
+// changes of the origin and edits of copies, and away, also from a member that did not answer then.
+func TestPoliciesTravel(t *testing.T) {
+	f := federation(t)
+	a, b, c := f.Member("a"), f.Member("b"), f.Member("c")
+	demo := "demo-" + strings.ToLower(rand.Text()) // which no server has
+	namespace(t, a, demo)
+	namespace(t, b, demo)
+	origin := put(t, a, strings.Replace(allow, "demo", demo, 1))
+	settle(t, f)
+	if have := states(t, a, origin); have != "b applied, c namespace missing" {
+		t.Errorf("status: %s", have)
+	}
+	if have := appOf(get(t, b, origin)); have != "shop" {
+		t.Errorf("b has %s", have)
+	}
+
+	namespace(t, c, demo)
+	settle(t, f)
+	if have := states(t, a, origin); have != "b applied, c applied" {
+		t.Errorf("status with a namespace in c: %s", have)
+	}
+
+	// At rest nothing is written.
+	versions := func() []string {
+		return []string{get(t, a, origin).GetResourceVersion(), get(t, b, origin).GetResourceVersion(), get(t, c, origin).GetResourceVersion()}
+	}
+	rest := versions()
+	settle(t, f)
+	if diff := cmp.Diff(rest, versions()); diff != "" {
+		t.Errorf("written without need (-want +have):\n%s", diff)
+	}
+
+	change(t, a, origin, selects("cart"))
+	settle(t, f)
+	if b, c := appOf(get(t, b, origin)), appOf(get(t, c, origin)); b != "cart" || c != "cart" {
+		t.Errorf("after the origin changed, b has %s and c %s", b, c)
+	}
+
+	// What somebody adds to a copy, a rule or a field that the origin does not have, is taken away.
+	b.Events()
+	change(t, b, origin, selects("mine"))
+	change(t, c, origin, func(o *unstructured.Unstructured) {
+		o.Object["spec"].(map[string]any)["ingress"] = []any{map[string]any{}}
+	})
+	settle(t, f)
+	if have := appOf(get(t, b, origin)); have != "cart" {
+		t.Errorf("an edit of b's copy stayed: %s", have)
+	}
+	if _, more, _ := unstructured.NestedSlice(get(t, c, origin).Object, "spec", "ingress"); more {
+		t.Error("a rule that somebody added to c's copy stayed")
+	}
+	if have := states(t, a, origin); have != "b drift, c drift" {
+		t.Errorf("status after edits: %s", have)
+	}
+	if events := b.Events(); len(events) != 1 || !strings.HasPrefix(events[0], "Warning EditUndone "+demo+"/allow: ") {
+		t.Errorf("events in b: %q", events)
+	}
+
+	c.Away()
+	settle(t, f)
+	if have := states(t, a, origin); have != "b drift, c away" {
+		t.Errorf("status with c away: %s", have)
+	}
+	change(t, a, origin, func(o *unstructured.Unstructured) { o.SetAnnotations(nil) })
+	settle(t, f)
+	if get(t, b, origin) != nil || get(t, c, origin) == nil {
+		t.Error("a policy that travels no more is still in b, or gone from c, which is away")
+	}
+	c.Back()
+	settle(t, f)
+	if get(t, c, origin) != nil {
+		t.Error("c is back, and still has the policy")
+	}
+	if get(t, a, origin) == nil {
+		t.Error("the origin itself is gone")
+	}
+}
+
+// TestSilenceRemovesNothing: neither a member that is away nor one that was never read takes back what it asked for.
+func TestSilenceRemovesNothing(t *testing.T) {
+	f := federation(t)
+	a, b := f.Member("a"), f.Member("b")
+	namespace(t, a, "demo")
+	namespace(t, b, "demo")
+	origin := put(t, a, allow)
+	settle(t, f)
+	if err := a.Client().Delete(t.Context(), origin); err != nil {
+		t.Fatal(err)
+	}
+	a.Away()
+	settle(t, f)
+	anew := federation(t) // a process that was started just now
+	anew.Member("a").Away()
+	for range 2 {
+		_ = anew.Sync(t.Context()) // says that a was never read
+	}
+	if get(t, b, origin) == nil {
+		t.Error("the copy is gone, and nobody said that the origin is")
+	}
+	a.Back()
+	settle(t, f)
+	if get(t, b, origin) != nil {
+		t.Error("the origin is gone, and the copy is there")
+	}
+}
+
+// TestOwnObjectsStay: an object of the policy's name that is no copy is never touched, and that is said; so it is
+// with the younger one of two that shall travel.
+func TestOwnObjectsStay(t *testing.T) {
+	f := federation(t)
+	a, b, c := f.Member("a"), f.Member("b"), f.Member("c")
+	namespace(t, a, "demo")
+	namespace(t, b, "demo")
+	namespace(t, c, "demo")
+	mine := put(t, b, strings.NewReplacer("annotations: {federated.anp.antreaplus.vmware.com: \"true\"}", "labels: {whose: mine}", "shop", "mine").Replace(allow))
+	origin := put(t, a, allow)
+	settle(t, f)
+	if have := states(t, a, origin); have != "b taken, c applied" {
+		t.Errorf("status: %s", have)
+	}
+	if have := get(t, b, mine); appOf(have) != "mine" || have.GetResourceVersion() != mine.GetResourceVersion() {
+		t.Errorf("somebody's own policy was written: %v", have.Object)
+	}
+	if events := a.Events(); len(events) != 1 || !strings.Contains(events[0], "Warning NotReplicated demo/allow: member b: taken") {
+		t.Errorf("events in a: %q", events)
+	}
+
+	// It asks to travel now, and is older.
+	change(t, b, mine, func(o *unstructured.Unstructured) {
+		o.SetAnnotations(map[string]string{federationv1alpha1.AnnotationPolicy: "true"})
+	})
+	settle(t, f)
+	older, younger := b, a
+	if states(t, b, mine) == "" { // made within one second of each other
+		older, younger = a, b
+	}
+	if have := states(t, older, origin); strings.Count(have, "taken") != 1 || !strings.Contains(have, "c applied") {
+		t.Errorf("status of the older one: %s", have)
+	}
+	if have := ReadStatus(get(t, younger, origin)); have.Origin != older.ID() || have.Members != nil {
+		t.Errorf("status of the younger one: %+v", have)
+	}
+	if have, want := appOf(get(t, c, origin)), appOf(get(t, older, origin)); have != want {
+		t.Errorf("c has %s, want that of the older one, %s", have, want)
+	}
+}
+
+// TestRefusedPolicy: a member that does not want a policy says why in the status, other members have it, and it is
+// taken back when the policy is wanted.
+func TestRefusedPolicy(t *testing.T) {
+	f := federation(t)
+	a, b, c := f.Member("a"), f.Member("b"), f.Member("c")
+	namespace(t, a, "demo")
+	namespace(t, b, "demo")
+	namespace(t, c, "demo")
+	refusing(t, b)
+	origin := put(t, a, strings.Replace(allow, `"true"`, `"true", wanted: "no"`, 1))
+	settle(t, f)
+	if have := states(t, a, origin); have != "b refused, c applied" {
+		t.Errorf("status: %s", have)
+	}
+	if have := ReadStatus(get(t, a, origin)).Members["b"].Message; !strings.Contains(have, "not here") {
+		t.Errorf("the status does not say why: %q", have)
+	}
+	told := &corev1.ConfigMapList{}
+	refusals := func() []string {
+		if err := b.Client().List(t.Context(), told, client.InNamespace(installed), client.HasLabels{labelReport}); err != nil {
+			t.Fatal(err)
+		}
+		var versions []string
+		for _, o := range told.Items {
+			versions = append(versions, o.ResourceVersion)
+		}
+		return versions
+	}
+	before := refusals()
+	settle(t, f)
+	if diff := cmp.Diff(before, refusals()); diff != "" || len(before) != 1 {
+		t.Errorf("it was said again that b refuses (-want +have):\n%s", diff)
+	}
+	change(t, a, origin, annotate("wanted", "yes"))
+	settle(t, f)
+	if have := states(t, a, origin); have != "b applied, c applied" || len(refusals()) != 0 {
+		t.Errorf("status when it is wanted: %s, and %d refusals are left", have, len(told.Items))
+	}
+}
+
+// TestKindsDiffer: a kind that a member does not have, and one of which it stores more than it was given.
+func TestKindsDiffer(t *testing.T) {
+	f := federation(t)
+	a, b := f.Member("a"), f.Member("b")
+	origin := put(t, a, `
+apiVersion: crd.antrea.io/v1beta1
+kind: ClusterNetworkPolicy
+metadata: {name: everywhere, annotations: {federation.isthmus.dev/policy: "true"}}
+spec:
+  priority: 5
+  egress: [{toServices: [{namespace: isthmus-system, name: shop}]}, {to: [{podSelector: {}}]}]
+`)
+	settle(t, f)
+	if have := states(t, a, origin); have != "b applied, c kind missing" {
+		t.Errorf("status: %s", have)
+	}
+	have := get(t, b, origin)
+	if tier, _, _ := unstructured.NestedString(have.Object, "spec", "tier"); tier != "application" {
+		t.Errorf("the member's own default is gone: %v", have.Object)
+	}
+	version := have.GetResourceVersion()
+	settle(t, f)
+	if again := get(t, b, origin).GetResourceVersion(); again != version {
+		t.Errorf("it was written again, from %s to %s", version, again)
+	}
+	if n := New(Config{Kinds: Kinds(federationv1alpha1.PoliciesSpec{})}).Count(b); n != 1 {
+		t.Errorf("%d copies are counted in b", n)
+	}
+
+	// Of its peers, one is no federated Service yet, and one never will be.
+	peers := []string{
+		"spec.egress[0].toServices[0] names Service isthmus-system/shop, which is not a federated one",
+		"spec.egress[1].to[0].podSelector selects pods of the cluster that enforces it",
+	}
+	if diff := cmp.Diff(peers, ReadStatus(get(t, a, origin)).Peers); diff != "" {
+		t.Errorf("peers (-want +have):\n%s", diff)
+	}
+	put(t, a, `
+apiVersion: v1
+kind: Service
+metadata:
+  namespace: isthmus-system
+  name: shop
+  labels: {app.kubernetes.io/managed-by: isthmus.io}
+  annotations: {fed-svc.antreaplus.vmware-tanzu.com: ""}
+spec: {ports: [{port: 80}]}
+`)
+	settle(t, f)
+	if diff := cmp.Diff(peers[1:], ReadStatus(get(t, a, origin)).Peers); diff != "" {
+		t.Errorf("peers when the Service is federated (-want +have):\n%s", diff)
+	}
+	if events := a.Events(); len(events) != 2 || !strings.Contains(events[0], "PeersDifferByCluster /everywhere: ") {
+		t.Errorf("events in a: %q", events)
+	}
+
+	// The field that the member adds is still known from one that somebody adds.
+	change(t, b, origin, func(o *unstructured.Unstructured) {
+		_ = unstructured.SetNestedField(o.Object, "mine", "spec", "tier") // of an object of JSON
+	})
+	settle(t, f)
+	if tier, _, _ := unstructured.NestedString(get(t, b, origin).Object, "spec", "tier"); tier != "application" {
+		t.Errorf("an edit of b's copy stayed: tier %s", tier)
+	}
+	if have := states(t, a, origin); have != "b drift, c kind missing" {
+		t.Errorf("status after an edit: %s", have)
+	}
+}
