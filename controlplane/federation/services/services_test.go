@@ -1,0 +1,326 @@
+package services_test
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+)
+
+var all = []clusterset.ClusterID{"a", "b", "c"}
+
+func TestServicesOfSeveralTypesAreOneInEveryCluster(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	w.create("b", node)
+	node.Status = corev1.NodeStatus{
+		Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}},
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+	}
+	if err := w.Member("b").Client().Status().Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	w.offer("a", "pods", global, "shop", nil, "10.1.0.1", "10.1.0.2")
+	w.offer("b", "nodes", global, "shop", func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30080
+	}, "10.2.0.1")
+	w.offer("c", "balancer", "svc.global.federated.antreaplus.vmware.com", "shop", func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+	}, "10.3.0.1")
+	w.sync()
+
+	pods, nodes, balancer := "a: 10.1.0.1:8080 10.1.0.2:8080", "b: 192.0.2.1:30080", "c: 203.0.113.1:80"
+	for id, want := range map[clusterset.ClusterID][]string{
+		"a": {pods, nodes, balancer}, "b": {pods, "b: 10.2.0.1:8080", balancer}, "c": {pods, nodes, "c: 10.3.0.1:8080"},
+	} {
+		if diff := cmp.Diff(want, w.slices(id, system, "shop")); diff != "" {
+			t.Errorf("in cluster %s: %s", id, diff)
+		}
+		svc, _ := get[corev1.Service](w, id, system, "shop")
+		if svc.Spec.Type != corev1.ServiceTypeClusterIP || svc.Spec.ClusterIP == "" || len(svc.Spec.Selector) > 0 ||
+			svc.Annotations["fed-svc.antreaplus.vmware-tanzu.com"] == "" {
+			t.Errorf("in cluster %s stands %+v", id, svc)
+		}
+		if n := w.part.Count(w.Member(id)); n != 0 {
+			t.Errorf("%d federated Services are counted before any was read", n)
+		}
+	}
+
+	before := w.versions()
+	w.sync() // told of what became of it
+	if n := w.part.Count(w.Member("a")); n != 1 {
+		t.Errorf("%d federated Services are counted, want 1", n)
+	}
+	w.restart(v1alpha1.FederationSpec{})
+	w.sync()
+	if diff := cmp.Diff(before, w.versions()); diff != "" {
+		t.Errorf("something is written with nothing changed: %s", diff)
+	}
+
+	es, _ := get[discoveryv1.EndpointSlice](w, "a", w.namespace, "pods-1")
+	es.Endpoints = es.Endpoints[:1]
+	if err := w.Member("a").Client().Update(t.Context(), es); err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Conditions[0].Status = corev1.ConditionUnknown
+	if err := w.Member("b").Client().Status().Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	w.sync()
+	if diff := cmp.Diff([]string{"a: 10.1.0.1:8080", "c: 10.3.0.1:8080"}, w.slices("c", system, "shop")); diff != "" {
+		t.Errorf("after a pod and a node went: %s", diff)
+	}
+}
+
+func TestAServiceOfANamespaceIsWhereTheNamespaceIs(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.namespace = "only-there"
+	w.create("a", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}})
+	w.offer("a", "web", namespaced, "shop", nil, "10.1.0.1")
+	w.sync()
+	if got := w.slices("a", w.namespace, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+		t.Errorf("where the namespace is stands %q", got)
+	}
+	w.create("b", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}})
+	w.sync()
+	if got := w.slices("b", w.namespace, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+		t.Errorf("in a namespace that came later stands %q", got)
+	}
+}
+
+func TestWhatSomebodyTakesBackGoesAtOnce(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
+	w.sync()
+	w.edit("b", w.namespace, "web", func(s *corev1.Service) { delete(s.Annotations, global) })
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+		t.Errorf("slices %q, want only those of a", got)
+	}
+	if svc, _ := get[corev1.Service](w, "b", w.namespace, "web"); svc.Annotations[status] != "" {
+		t.Errorf("it still says %q", svc.Annotations[status])
+	}
+	w.edit("a", w.namespace, "web", func(s *corev1.Service) { delete(s.Annotations, global) })
+	w.sync()
+	for _, id := range all {
+		if _, there := get[corev1.Service](w, id, system, "shop"); there || len(w.slices(id, system, "shop")) > 0 {
+			t.Errorf("in cluster %s it stays without members", id)
+		}
+	}
+}
+
+func TestAServiceThatVanishedGoesWhenItIsBelieved(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	svc := w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
+	w.sync()
+	again := w.runs()
+	w.delete("a", svc)
+	w.sync()
+	if got := w.slices("c", system, "shop"); len(got) != 2 {
+		t.Errorf("slices %q before it is believed", got)
+	}
+	again()
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"b: 10.2.0.1:8080"}) {
+		t.Errorf("slices %q afterwards, want only those of b", got)
+	}
+}
+
+func TestAMultitudeThatVanishesStays(t *testing.T) {
+	const many = 6
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	var made []*corev1.Service
+	for i := range many {
+		made = append(made, w.offer("a", fmt.Sprint("web-", i), global, fmt.Sprint("shop-", i), nil, "10.1.0.1"))
+	}
+	few := w.offer("b", "few", global, "few", nil, "10.2.0.1")
+	w.sync()
+	again := w.runs()
+	for _, svc := range made {
+		w.delete("a", svc)
+	}
+	w.delete("b", few)
+	w.sync()
+	again() // of few, whose step was judged with or after the other
+	w.sync()
+	if _, there := get[corev1.Service](w, "c", system, "few"); there {
+		t.Error("one of few stays")
+	}
+	for i := range many {
+		if got := w.slices("c", system, fmt.Sprint("shop-", i)); len(got) != 1 {
+			t.Errorf("of shop-%d stands %q", i, got)
+		}
+	}
+}
+
+func TestASilentMemberIsNotEmpty(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.offer("b", "web", global, "shop", func(s *corev1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "metrics", Port: 9090})
+	}, "10.2.0.1")
+	w.sync()
+	before := w.versions()
+	w.Member("b").Away()
+	w.sync()
+	w.restart(v1alpha1.FederationSpec{}) // by a process that never read b
+	w.Member("b").Away()
+	w.sync()
+	if diff := cmp.Diff(before, w.versions()); diff != "" {
+		t.Errorf("something changes while b is away: %s", diff)
+	}
+	w.Leave("b")
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+		t.Errorf("after b left the Federation stands %q", got)
+	}
+	if svc, _ := get[corev1.Service](w, "c", system, "shop"); len(svc.Spec.Ports) != 1 {
+		t.Errorf("it has ports of b: %v", svc.Spec.Ports)
+	}
+}
+
+func TestAMemberChangesItsType(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
+	w.sync()
+	w.edit("a", w.namespace, "web", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.7"} })
+	w.sync()
+	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.7:80", "b: 10.2.0.1:8080"}) {
+		t.Errorf("with an external IP: %q", got)
+	}
+	w.edit("a", w.namespace, "web", func(s *corev1.Service) {
+		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "www.example.org"}
+	})
+	w.sync()
+	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"b: 10.2.0.1:8080"}) {
+		t.Errorf("as ExternalName: %q", got)
+	}
+	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); !strings.Contains(svc.Annotations[status], "ExternalName") {
+		t.Errorf("it says %q", svc.Annotations[status])
+	}
+	if events := w.Member("a").Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Warning NotFederated "+w.namespace+"/web") }) {
+		t.Errorf("events: %q", events)
+	}
+}
+
+func TestSomebodysOwnServiceIsNeverTouched(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	own := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}},
+	}
+	w.create("b", own)
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	w.sync()
+	if now, _ := get[corev1.Service](w, "b", system, "shop"); now.ResourceVersion != own.ResourceVersion {
+		t.Errorf("it is written: %+v", now)
+	}
+	if got := w.slices("b", system, "shop"); len(got) > 0 {
+		t.Errorf("it leads to %q", got)
+	}
+	if events := w.Member("b").Events(); len(events) != 1 || !strings.HasPrefix(events[0], "Warning NameTaken isthmus-system/shop") {
+		t.Errorf("events in b: %q, want one about it", events)
+	}
+	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); !strings.Contains(svc.Annotations[status], "clusters b have a Service isthmus-system/shop") {
+		t.Errorf("the member says %q", svc.Annotations[status])
+	}
+	w.delete("b", own)
+	w.sync()
+	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+		t.Errorf("after it went stands %q", got)
+	}
+}
+
+func TestMembersThatDisagreeAreTold(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "older", global, "shop", nil, "10.1.0.1")
+	w.offer("a", "younger", global, "shop", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }, "10.1.0.9")
+	w.sync()
+	svc, _ := get[corev1.Service](w, "b", system, "shop")
+	if len(svc.Spec.Ports) != 1 || svc.Spec.Ports[0].Protocol != corev1.ProtocolTCP {
+		t.Errorf("ports: %v", svc.Spec.Ports)
+	}
+	if c := meta.FindStatusCondition(svc.Status.Conditions, "federation.isthmus.dev/Conflict"); c == nil || !strings.Contains(c.Message, "younger") {
+		t.Errorf("conditions: %v", svc.Status.Conditions)
+	}
+	events := w.Member("a").Events()
+	for _, name := range []string{"older", "younger"} {
+		if !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Warning PortConflict "+w.namespace+"/"+name) }) {
+			t.Errorf("%s is not told: %q", name, events)
+		}
+	}
+	before := w.versions()
+	w.sync()
+	if diff := cmp.Diff(before, w.versions()); diff != "" {
+		t.Errorf("something is written with nothing changed: %s", diff)
+	}
+	w.delete("a", &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "younger"}})
+	w.sync()
+	if svc, _ := get[corev1.Service](w, "b", system, "shop"); len(svc.Status.Conditions) > 0 {
+		t.Errorf("conditions afterwards: %v", svc.Status.Conditions)
+	}
+}
+
+func TestANameThatIsNoneIsTold(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "Not_A_Name", nil, "10.1.0.1")
+	w.sync()
+	w.sync()
+	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); !strings.Contains(svc.Annotations[status], "Not_A_Name") {
+		t.Errorf("it says %q", svc.Annotations[status])
+	}
+	if events := w.Member("a").Events(); len(events) != 1 {
+		t.Errorf("events: %q, want one", events)
+	}
+}
+
+func TestANameOutsideWhereAMemberAsksForOne(t *testing.T) {
+	const hostname = "external-dns.alpha.kubernetes.io/hostname"
+	w := newWorld(t, v1alpha1.FederationSpec{HostnameTemplate: "{{.Name}}.example.org"})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
+		t.Errorf("it has %q and nobody asked", svc.Annotations[hostname])
+	}
+	w.edit("a", w.namespace, "web", func(s *corev1.Service) { s.Annotations["federation.isthmus.dev/hostname"] = "true" })
+	w.sync()
+	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "shop.example.org" {
+		t.Errorf("it has %q", svc.Annotations[hostname])
+	}
+	w.edit("a", w.namespace, "web", func(s *corev1.Service) { delete(s.Annotations, "federation.isthmus.dev/hostname") })
+	w.sync()
+	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
+		t.Errorf("it has %q and nobody asks any more", svc.Annotations[hostname])
+	}
+}
+
+func TestConfigNamesWhatIsWrong(t *testing.T) {
+	for field, spec := range map[string]v1alpha1.FederationSpec{
+		"spec.hostnameTemplate":       {HostnameTemplate: "{{.Nam}}.example.org"},
+		"spec.clusterSetIP.ranges[0]": {ClusterSetIP: v1alpha1.ClusterSetIPSpec{Enabled: true, Ranges: []string{"243.0.0.0"}}},
+		"spec.clusterSetIP.ranges":    {ClusterSetIP: v1alpha1.ClusterSetIPSpec{Enabled: true, Ranges: []string{"243.0.0.1/16"}}},
+	} {
+		t.Run(field, func(t *testing.T) {
+			_, err := services.New(services.Config{Federation: spec, Log: slog.New(slog.DiscardHandler)})
+			if err == nil || !strings.Contains(err.Error(), field) {
+				t.Errorf("error %v does not name %s", err, field)
+			}
+		})
+	}
+}

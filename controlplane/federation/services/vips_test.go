@@ -1,0 +1,191 @@
+package services_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+func withRange(ranges ...string) v1alpha1.FederationSpec {
+	return v1alpha1.FederationSpec{ClusterSetIP: v1alpha1.ClusterSetIPSpec{Enabled: true, Ranges: ranges}}
+}
+
+// vip returns the ClusterSetIPs of a global Service in a cluster, nil without an import.
+func (w *world) vip(id clusterset.ClusterID, name string) []string {
+	w.t.Helper()
+	si, _ := get[v1beta1.ServiceImport](w, id, system, name)
+	return si.Spec.IPs
+}
+
+func TestAClusterSetIPOverTheSameSlices(t *testing.T) {
+	w := newWorld(t, withRange("243.0.0.0/24", "fd00:243::/120"))
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	w.sync() // and its status
+	want := w.vip("a", "shop")
+	if len(want) != 2 || !netip.MustParsePrefix("243.0.0.0/24").Contains(netip.MustParseAddr(want[0])) {
+		t.Fatalf("addresses %v", want)
+	}
+	for _, id := range all {
+		if diff := cmp.Diff(want, w.vip(id, "shop")); diff != "" {
+			t.Errorf("in cluster %s: %s", id, diff)
+		}
+		si, _ := get[v1beta1.ServiceImport](w, id, system, "shop")
+		imp, err := mcs.Import(si)
+		if err != nil || len(imp.Ports) != 1 || len(imp.Clusters) != 1 || len(si.Status.Conditions) != 1 {
+			t.Errorf("nodes read %+v, %v; status %+v", imp, err, si.Status)
+		}
+		var list discoveryv1.EndpointSliceList
+		if err := w.Member(id).Client().List(t.Context(), &list, client.InNamespace(system), client.MatchingLabels{v1beta1.LabelServiceName: "shop"}); err != nil {
+			t.Fatal(err)
+		}
+		if len(list.Items) != 1 {
+			t.Fatalf("in cluster %s nodes read %d slices", id, len(list.Items))
+		}
+		slice, name, err := mcs.Slice(&list.Items[0])
+		if err != nil || slice.Cluster != "a" || name != (clusterset.ServiceName{Namespace: system, Name: "shop"}) || len(slice.Endpoints) != 1 {
+			t.Errorf("nodes read %+v of %v, %v", slice, name, err)
+		}
+	}
+	before := w.versions()
+	w.restart(withRange("243.0.0.0/24", "fd00:243::/120"))
+	w.sync()
+	if diff := cmp.Diff(before, w.versions()); diff != "" {
+		t.Errorf("something is written with nothing changed: %s", diff)
+	}
+	w.restart(withRange("243.9.0.0/24", "fd00:249::/120"))
+	w.sync()
+	if diff := cmp.Diff(want, w.vip("b", "shop")); diff != "" {
+		t.Errorf("it does not keep its address in another range: %s", diff)
+	}
+	w.restart(v1alpha1.FederationSpec{})
+	w.sync()
+	if _, there := get[v1beta1.ServiceImport](w, "b", system, "shop"); there {
+		t.Error("an import stays after it was switched off")
+	}
+}
+
+func TestAnAddressInUseAnywhereIsNotGiven(t *testing.T) {
+	w := newWorld(t, withRange("243.0.0.0/30")) // two addresses
+	other := &v1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "other"},
+		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{first(t, "shop")}, Ports: []v1beta1.ServicePort{{Port: 80}}},
+	}
+	w.create("c", other)
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	for _, id := range all {
+		if got := w.vip(id, "shop"); len(got) != 1 || got[0] == first(t, "shop") {
+			t.Errorf("in cluster %s it has %v, and %v is another one's", id, got, other.Spec.IPs)
+		}
+	}
+}
+
+// first returns the address that a global Service takes in 243.0.0.0/30 when all are free.
+func first(t *testing.T, name string) string {
+	t.Helper()
+	pool, err := clusterset.NewIPPool(netip.MustParsePrefix("243.0.0.0/30"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addrs, err := pool.Allocate(clusterset.ServiceName{Namespace: system, Name: name}, []clusterset.Family{clusterset.IPv4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addrs[0].String()
+}
+
+func TestTwoLeadersThatDidNotSeeEachOtherConverge(t *testing.T) {
+	ranges := withRange("243.0.0.0/30")
+	w := newWorld(t, ranges)
+	// Two names that want the same address.
+	var names []string
+	for i := 0; len(names) < 2; i++ {
+		if name := fmt.Sprint("shop-", i); first(t, name) == first(t, "shop-0") {
+			names = append(names, name)
+		}
+	}
+	w.offer("a", "here", global, names[0], nil, "10.1.0.1")
+	w.offer("c", "there", global, names[1], nil, "10.3.0.1")
+	other := &world{t: t, namespace: w.namespace}
+	other.restart(ranges)
+	w.Member("b").Away()
+	w.Member("c").Away()
+	_ = w.Sync(t.Context(), "a")
+	other.Member("a").Away()
+	other.Member("b").Away()
+	_ = other.Sync(t.Context(), "c")
+	if x, y := w.vip("a", names[0]), w.vip("c", names[1]); len(x) != 1 || !cmp.Equal(x, y) {
+		t.Fatalf("apart, they give %v and %v; want one address to both", x, y)
+	}
+	for _, one := range []*world{w, other} {
+		for _, id := range all {
+			one.Member(id).Back()
+		}
+	}
+	for range 2 {
+		other.sync("c")
+		w.sync("a", "b")
+	}
+	x, y := w.vip("a", names[0]), w.vip("a", names[1])
+	if len(x) != 1 || len(y) != 1 || x[0] == y[0] {
+		t.Fatalf("together, they give %v and %v", x, y)
+	}
+	for _, id := range all {
+		if diff := cmp.Diff([][]string{x, y}, [][]string{w.vip(id, names[0]), w.vip(id, names[1])}); diff != "" {
+			t.Errorf("cluster %s differs: %s", id, diff)
+		}
+	}
+	before := w.versions()
+	w.sync()
+	other.sync()
+	if diff := cmp.Diff(before, w.versions()); diff != "" {
+		t.Errorf("they do not come to rest: %s", diff)
+	}
+}
+
+func TestTheLowestAddressOfAServiceStays(t *testing.T) {
+	w := newWorld(t, withRange("243.0.0.0/24"))
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync("a")
+	for id, ip := range map[clusterset.ClusterID]string{"b": "243.0.0.200", "c": "243.0.0.1"} {
+		w.create(id, &v1beta1.ServiceImport{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop", Labels: map[string]string{"app.kubernetes.io/managed-by": "federation.isthmus.dev"}},
+			Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{ip}, Ports: []v1beta1.ServicePort{{Port: 80}}},
+		})
+	}
+	w.sync()
+	for _, id := range all {
+		if diff := cmp.Diff([]string{"243.0.0.1"}, w.vip(id, "shop")); diff != "" {
+			t.Errorf("in cluster %s: %s", id, diff)
+		}
+	}
+}
+
+func TestSomebodysOwnServiceImportIsNeverTouched(t *testing.T) {
+	w := newWorld(t, withRange("243.0.0.0/24"))
+	own := &v1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop"},
+		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{"243.7.0.1"}, Ports: []v1beta1.ServicePort{{Port: 80}}},
+	}
+	w.create("a", own)
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	if now, _ := get[v1beta1.ServiceImport](w, "a", system, "shop"); now.ResourceVersion != own.ResourceVersion {
+		t.Errorf("it is written: %+v", now)
+	}
+	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); svc.Annotations[status] == "" {
+		t.Error("nobody is told")
+	}
+}
