@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	federation "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ssa"
@@ -60,7 +60,7 @@ func (l *leader) stamp(obj client.Object) error {
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	annotations[federation.AnnotationEpoch] = strconv.FormatInt(l.term.Epoch, 10)
+	annotations[federationv1alpha1.AnnotationEpoch] = strconv.FormatInt(l.term.Epoch, 10)
 	obj.SetAnnotations(annotations)
 	return nil
 }
@@ -105,7 +105,7 @@ func (l *leader) Annotate(ctx context.Context, obj client.Object, annotations ma
 	if err := l.check(); err != nil {
 		return err
 	}
-	set := map[string]any{federation.AnnotationEpoch: strconv.FormatInt(l.term.Epoch, 10)}
+	set := map[string]any{federationv1alpha1.AnnotationEpoch: strconv.FormatInt(l.term.Epoch, 10)}
 	for k, v := range annotations {
 		set[k] = v
 		if v == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -91,14 +93,15 @@ func (k *Kind) explain(err error) error {
 	return fmt.Errorf("watch %s: %w", k.gvk.Kind, err)
 }
 
-// Follow reads the kind behind c once, and watches it until something fails, which it returns, or until ctx ends. That
-// an optional kind is missing is noted, and no error: it returns nil.
-func (k *Kind) Follow(ctx context.Context, c client.WithWatch) error {
-	failed := error(nil)
+// retry is how a Reflector waits between tries while an API server is away.
+var retry = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 5 * time.Second}
+
+// Follower returns a function that reads the kind behind c and watches it until something fails, which it returns, or
+// until its ctx ends. Called again, it goes on where it was. That an optional kind is missing is noted, and no error.
+func (k *Kind) Follower(c client.WithWatch) func(context.Context) error {
+	var failed error
 	note := func(err error) error {
-		if err != nil {
-			failed = err
-		}
+		failed = err
 		return err
 	}
 	source := &toolscache.ListWatch{
@@ -111,14 +114,17 @@ func (k *Kind) Follow(ctx context.Context, c client.WithWatch) error {
 			return w, note(err)
 		},
 	}
-	err := toolscache.NewReflectorWithOptions(source, k.watch.Object, k, toolscache.ReflectorOptions{Name: k.gvk.Kind}).ListAndWatchWithContext(ctx)
-	if err == nil {
-		err = failed // which a Reflector keeps to itself while it can watch again
+	reflector := toolscache.NewReflectorWithOptions(source, k.watch.Object, k, toolscache.ReflectorOptions{Name: k.gvk.Kind, Backoff: &retry})
+	return func(ctx context.Context) error {
+		err := reflector.ListAndWatchWithContext(ctx)
+		if err == nil {
+			err = failed // which a Reflector may keep to itself
+		}
+		if err != nil && ctx.Err() == nil {
+			return k.explain(err)
+		}
+		return nil
 	}
-	if err != nil && ctx.Err() == nil {
-		return k.explain(err)
-	}
-	return nil
 }
 
 // options are what the Watch asks for.

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
-	federation "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
@@ -116,7 +116,7 @@ func TestAPartIsSyncedWithWhatMembersSay(t *testing.T) {
 	if err := there.List(ctx, &copies, client.InNamespace("default")); err != nil {
 		t.Fatal(err)
 	}
-	if len(copies.Items) != 1 || copies.Items[0].Data["k"] != "v" || copies.Items[0].Annotations[federation.AnnotationEpoch] != "1" {
+	if len(copies.Items) != 1 || copies.Items[0].Data["k"] != "v" || copies.Items[0].Annotations[federationv1alpha1.AnnotationEpoch] != "1" {
 		t.Errorf("copies in b: %+v", copies.Items)
 	}
 	if n := (copier{}).Count(there); n != 1 {
@@ -150,7 +150,7 @@ func TestALateDeleteIsRefused(t *testing.T) {
 	if err := m.Lead(1).Delete(ctx, read); !apierrors.IsConflict(err) {
 		t.Errorf("delete of what has changed: %v, want a conflict", err)
 	}
-	if err := m.Client().Get(ctx, client.ObjectKeyFromObject(cm), read); err != nil || read.Annotations[federation.AnnotationEpoch] != "2" {
+	if err := m.Client().Get(ctx, client.ObjectKeyFromObject(cm), read); err != nil || read.Annotations[federationv1alpha1.AnnotationEpoch] != "2" {
 		t.Fatalf("read: %v, %v", read.Annotations, err)
 	}
 	if err := errors.Join(m.Lead(2).Delete(ctx, read), m.Lead(2).Delete(ctx, read)); err != nil {

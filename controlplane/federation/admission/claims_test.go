@@ -1,0 +1,93 @@
+package admission_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+)
+
+var server apitest.Server
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(apitest.Run(m, &server))
+}
+
+// TestAnIDThatAFederationRefersToStays walks through what a Federation may say of its cluster.
+func TestAnIDThatAFederationRefersToStays(t *testing.T) {
+	ctx := t.Context()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{federationv1alpha1.AddToScheme, admissionv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := client.New(server.Config(t), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.ClaimID}, Spec: federationv1alpha1.ClusterClaimSpec{Name: federationv1alpha1.ClaimID, Value: "east"}}
+	federation := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}, Spec: federationv1alpha1.FederationSpec{ClusterSet: "green"}}
+	for _, obj := range append(admission.Claims(), claim, federation) {
+		if err := c.Create(ctx, obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change := func(value string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			changed := claim.DeepCopy()
+			changed.Spec.Value = value
+			return c.Update(ctx, changed, client.DryRunAll)
+		}
+	}
+	remove := func(ctx context.Context) error { return c.Delete(ctx, claim.DeepCopy(), client.DryRunAll) }
+	refused := func(what string, want bool, try func(context.Context) error) {
+		t.Helper()
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		// The API server learns of policies and of their parameters a moment later.
+		for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+			err := try(ctx)
+			if apierrors.IsInvalid(err) == want && (want || err == nil) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %v, want it refused: %v", what, err, want)
+			}
+		}
+	}
+	refused("another id, in a cluster that leads nobody", true, change("west"))
+	refused("no id, in a cluster that leads nobody", true, remove)
+	refused("the same id", false, change("east"))
+
+	member := func(id string) []federationv1alpha1.MemberCluster {
+		return []federationv1alpha1.MemberCluster{{ClusterID: id, Server: "https://192.0.2.1", Secret: "s"}}
+	}
+	federation.Spec.Members = member("north")
+	if err := c.Update(ctx, federation); err != nil {
+		t.Fatal(err)
+	}
+	refused("another id, of a cluster that is no member", false, change("west"))
+	federation.Spec.Members = member("east")
+	if err := c.Update(ctx, federation); err != nil {
+		t.Fatal(err)
+	}
+	refused("another id, of a member", true, change("west"))
+	if err := c.Delete(ctx, federation); err != nil {
+		t.Fatal(err)
+	}
+	refused("no id, without a Federation", false, remove)
+}

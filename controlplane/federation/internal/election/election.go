@@ -1,0 +1,168 @@
+// Package election elects who leads a member: the holder of a Lease in that member's own API server, by the rules of
+// client-go. How often the Lease changed hands is the epoch.
+package election
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
+)
+
+// Times are those of an election. Lease is how long a leader that is not heard of still leads; Renew, how long one
+// tries to renew before it leads no more; Retry, the time between two tries. Lease > Renew > 1.2 times Retry.
+type Times struct{ Lease, Renew, Retry time.Duration }
+
+// DefaultTimes are those of Kubernetes' own controllers.
+var DefaultTimes = Times{Lease: 15 * time.Second, Renew: 10 * time.Second, Retry: 2 * time.Second}
+
+// Candidate is one process that may lead by one Lease.
+type Candidate struct {
+	lock  *lock
+	times Times
+}
+
+// New returns a candidate that names itself identity, which no other process ever does.
+func New(leases coordinationv1client.LeasesGetter, lease types.NamespacedName, identity string, times Times) *Candidate {
+	return &Candidate{times: times, lock: &lock{duration: times.Lease, Interface: &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name},
+		Client:     leases,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+	}}}
+}
+
+// Seen returns who held the Lease when it was last read or written, "" for nobody, and its epoch.
+func (c *Candidate) Seen() (holder string, epoch int64) {
+	c.lock.mu.Lock()
+	defer c.lock.mu.Unlock()
+	return c.lock.holder, c.lock.epoch
+}
+
+// Run takes part in the election until ctx ends. Whenever it is won it calls work, whose ctx ends when leadership may
+// do; it takes part again when work has returned. The Lease is given back when ctx ends, after work has returned.
+func (c *Candidate) Run(ctx context.Context, work func(context.Context, lead.Term)) error {
+	for ctx.Err() == nil {
+		if err := c.once(ctx, work); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// once takes part until leadership was won and lost, or ctx ends.
+func (c *Candidate) once(ctx context.Context, work func(context.Context, lead.Term)) error {
+	won := make(chan context.Context, 1)
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: c.lock, LeaseDuration: c.times.Lease, RenewDeadline: c.times.Renew, RetryPeriod: c.times.Retry,
+		ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) { won <- ctx },
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("elect by Lease %s: %w", c.lock.Describe(), err)
+	}
+	// The elector gives the Lease back as soon as its ctx ends, so that of work has to end before.
+	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	ended := make(chan struct{})
+	running.Go(func() {
+		defer close(ended)
+		elector.Run(electing)
+	})
+	select {
+	case <-ctx.Done():
+	case <-ended:
+	case leading := <-won:
+		leading, cancel := context.WithCancel(leading)
+		defer context.AfterFunc(ctx, cancel)()
+		defer cancel()
+		work(leading, lead.Term{Epoch: c.lock.term(), Held: c.lock.isHeld})
+	}
+	return nil
+}
+
+// lock is a lock that remembers what was seen of it, and until when it surely is held.
+type lock struct {
+	resourcelock.Interface
+
+	duration time.Duration
+
+	mu     sync.Mutex
+	until  time.Time // zero if it is not held
+	holder string
+	epoch  int64
+	floor  int // the epoch of a Lease that was created after another one had been seen
+}
+
+// Get notes who holds the Lease.
+func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.Interface.Get(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holder, l.epoch = record.HolderIdentity, int64(record.LeaderTransitions)
+	return record, raw, nil
+}
+
+// Create creates the Lease. When this process knows of an earlier one, epochs go on from there.
+func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.mu.Lock()
+	if l.holder != "" || l.epoch > 0 {
+		l.floor = int(l.epoch) + 1
+	}
+	l.mu.Unlock()
+	return l.write(ctx, record, l.Interface.Create)
+}
+
+// Update renews the Lease, takes it, or gives it back.
+func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.write(ctx, record, l.Interface.Update)
+}
+
+// write notes until when the Lease is held: others count its duration from when they saw the write, which is later
+// than it began.
+func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionRecord, send func(context.Context, resourcelock.LeaderElectionRecord) error) error {
+	began := time.Now()
+	l.mu.Lock()
+	record.LeaderTransitions = max(record.LeaderTransitions, l.floor)
+	if record.HolderIdentity != l.Identity() {
+		l.until = time.Time{} // it is being given back
+	}
+	l.mu.Unlock()
+	if err := send(ctx, record); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holder, l.epoch = record.HolderIdentity, int64(record.LeaderTransitions)
+	if record.HolderIdentity == l.Identity() {
+		l.until = began.Add(l.duration)
+	}
+	return nil
+}
+
+func (l *lock) isHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Now().Before(l.until)
+}
+
+func (l *lock) term() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.epoch
+}

@@ -1,0 +1,228 @@
+package election_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+)
+
+var server apitest.Server
+
+func TestMain(m *testing.M) {
+	klog.SetLogger(logr.Discard())
+	os.Exit(apitest.Run(m, &server))
+}
+
+const (
+	namespace = "isthmus-system"
+	memberID  = clusterset.ClusterID("east")
+)
+
+var times = election.Times{Lease: 2 * time.Second, Renew: time.Second, Retry: 200 * time.Millisecond}
+
+func newClient(t *testing.T, config *rest.Config) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, rbacv1.AddToScheme, admissionv1.AddToScheme, coordinationv1.AddToScheme, federationv1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// as returns a configuration of the account of a supervisor, who may do everything that the fence lets through.
+func as(config *rest.Config, supervisor clusterset.ClusterID) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Impersonate.UserName = "system:serviceaccount:" + namespace + ":" + federationv1alpha1.SupervisorAccount(supervisor)
+	config.Impersonate.Groups = []string{"system:masters"}
+	return config
+}
+
+// term is one leadership, as told to work.
+type term struct {
+	ctx context.Context //nolint:containedctx // its end is what tests wait for
+	lead.Term
+}
+
+// run makes a supervisor take part until the test ends, and returns the terms that it wins.
+func run(t *testing.T, config *rest.Config, identity string) <-chan term {
+	t.Helper()
+	leases, err := coordinationv1client.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	won := make(chan term)
+	ctx, cancel := context.WithCancel(t.Context())
+	candidate := election.New(leases, types.NamespacedName{Namespace: namespace, Name: string(memberID)}, identity, times)
+	var running sync.WaitGroup
+	running.Go(func() {
+		err := candidate.Run(ctx, func(leading context.Context, is lead.Term) {
+			select {
+			case won <- term{leading, is}:
+			case <-ctx.Done():
+			}
+			<-leading.Done()
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return won
+}
+
+func await[T any](t *testing.T, what string, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(time.Minute):
+		t.Fatalf("waited a minute for: %s", what)
+		panic("unreachable")
+	}
+}
+
+// eventually waits until done is true.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); !done(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited a minute for: %s", what)
+		}
+	}
+}
+
+// anybody is a part.Member of which only the id matters.
+type anybody struct{ part.Member }
+
+func (anybody) ID() clusterset.ClusterID { return memberID }
+
+// TestALeaderThatIsCutOffWritesNoMore cuts the leader of a member off, lets another one win, and brings the first one's
+// writes back late: none gets through, and what the second one wrote is not touched.
+func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
+	ctx := t.Context()
+	admin := newClient(t, server.Config(t))
+	objects := append([]client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}, admission.Fence(namespace, memberID)...)
+	for _, obj := range objects {
+		if err := admin.Create(ctx, obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gate, cut := apitest.NewGate(t, as(server.Config(t), "a"))
+	first := await(t, "a leads", run(t, cut, "a/pod"))
+	asA, asB := newClient(t, as(server.Config(t), "a")), newClient(t, as(server.Config(t), "b"))
+	object := func(name string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	}
+	old := lead.New(anybody{}, first.Term, asA, nil)
+	eventually(t, "the fence is up and lets the leader write", func() bool {
+		return apierrors.IsForbidden(lead.New(anybody{}, first.Term, asB, nil).Create(ctx, object("b-too-early"))) && old.Create(ctx, object("mine")) == nil
+	})
+
+	won := run(t, as(server.Config(t), "b"), "b/pod")
+	gate.Shut()
+	await(t, "a knows that it leads no more", first.ctx.Done())
+	second := await(t, "b leads", won)
+	if first.Held() || !second.Held() || second.Epoch <= first.Epoch {
+		t.Fatalf("a holds it: %v, b: %v; epochs %d, then %d", first.Held(), second.Held(), first.Epoch, second.Epoch)
+	}
+	if err := old.Create(ctx, object("late")); !errors.Is(err, part.ErrNotLeader) {
+		t.Errorf("a writes after it knows: %v", err)
+	}
+
+	mine := object("mine")
+	next := lead.New(anybody{}, second.Term, asB, nil)
+	eventually(t, "b writes", func() bool {
+		return next.Annotate(ctx, mine, map[string]string{"example.org/by": "b"}) == nil
+	})
+	if err := admin.Get(ctx, client.ObjectKeyFromObject(mine), mine); err != nil {
+		t.Fatal(err)
+	}
+	// What a process sends that was stopped between its last look at the clock and the write.
+	frozen := lead.New(anybody{}, lead.Term{Epoch: first.Epoch}, asA, nil)
+	// The same of a process that shares the account with the one that leads now.
+	sibling := lead.New(anybody{}, lead.Term{Epoch: first.Epoch}, asB, nil)
+	for name, late := range map[string]part.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
+		for verb, err := range map[string]error{
+			"create":   late.Create(ctx, object("late")),
+			"own":      late.Own(ctx, object("mine")),
+			"replace":  late.Replace(ctx, mine.DeepCopy()),
+			"annotate": late.Annotate(ctx, mine, map[string]string{"example.org/by": "a"}),
+		} {
+			if !apierrors.IsForbidden(err) {
+				t.Errorf("%s: a late %s: %v, want it refused", name, verb, err)
+			}
+		}
+	}
+	if err := frozen.Delete(ctx, mine.DeepCopy()); !apierrors.IsForbidden(err) {
+		t.Errorf("a late delete: %v, want it refused", err)
+	}
+	after := object("mine")
+	if err := admin.Get(ctx, client.ObjectKeyFromObject(mine), after); err != nil || after.ResourceVersion != mine.ResourceVersion {
+		t.Errorf("resourceVersion %s became %s (%v)", mine.ResourceVersion, after.ResourceVersion, err)
+	}
+}
+
+// TestAnEpochIsNeverUsedTwice deletes the Lease of a leader: the next epoch of the process is a later one all the same.
+func TestAnEpochIsNeverUsedTwice(t *testing.T) {
+	ctx := t.Context()
+	admin := newClient(t, server.Config(t))
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "east"}}
+	leases, err := coordinationv1client.NewForConfig(server.Config(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	candidate := election.New(leases, client.ObjectKeyFromObject(lease), "a/pod", times)
+	work, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = candidate.Run(work, func(leading context.Context, _ lead.Term) { <-leading.Done() })
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	held := func() bool { holder, _ := candidate.Seen(); return holder == "a/pod" }
+	eventually(t, "a leads", held)
+	if err := admin.Delete(ctx, lease); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Lease is there again, of a later epoch", func() bool {
+		again := &coordinationv1.Lease{}
+		return admin.Get(ctx, client.ObjectKeyFromObject(lease), again) == nil && *again.Spec.LeaseTransitions > 0
+	})
+	cancel()
+	running.Wait()
+	if err := admin.Get(ctx, client.ObjectKeyFromObject(lease), lease); err != nil || *lease.Spec.HolderIdentity != "" {
+		t.Errorf("the Lease was not given back: %v (%v)", lease.Spec, err)
+	}
+}
