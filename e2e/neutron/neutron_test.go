@@ -2,6 +2,7 @@ package neutron_test
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"testing"
 
@@ -46,7 +47,8 @@ func TestNeutron(t *testing.T) {
 				t.Helper()
 				return connect(t, cloud, neutron.UserByCredential, cluster)
 			},
-			Network: ids.Network, Subnets: ids.Subnets[:], External: ids.External, Gateway: ids.Gateways[0].Port, MaxPairs: 10,
+			Network: ids.Network, Subnets: ids.Subnets[:], External: ids.External, Gateway: ids.Gateways[0].Port, Second: ids.Gateways[1].Port,
+			GatewayAddrs: [2]netip.Addr{ids.Gateways[0].Addrs[0], ids.Gateways[1].Addrs[0]}, MaxPairs: 10,
 			Discard: func(t testing.TB, id string) {
 				t.Helper()
 				admin, err := cloud.Networking(t.Context())

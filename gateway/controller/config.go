@@ -44,7 +44,7 @@ const (
 	PairNone AddressPairs = "none"
 )
 
-// Pool is where addresses come from: one of Neutron, Addresses and Moved says how.
+// Pool is where addresses come from: one of Neutron, Moved and Addresses says how.
 type Pool struct {
 	Name string `json:"name"`
 	// Group is the gateways that take packets to its addresses; empty: default.
@@ -55,6 +55,8 @@ type Pool struct {
 	Return desired.Return `json:"return"`
 	// Neutron makes a port for the addresses, and where Services ask for it a floating IP.
 	Neutron *NeutronPool `json:"neutron,omitempty"`
+	// Moved has one floating IP, which leads to the own port of one gateway of the group, and to another's when that one fails.
+	Moved *MovedPool `json:"moved,omitempty"`
 	// Addresses are given out one by one, without Neutron.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	// CIDRs have all addresses of the pool, for address pairs of the kind cidr. Those of Addresses need not be named.
@@ -69,6 +71,12 @@ type NeutronPool struct {
 	IPv6Subnet string `json:"ipv6Subnet,omitempty"`
 	// FloatingNetwork is the id of the external network that floating IPs come from; empty: there are none.
 	FloatingNetwork string `json:"floatingNetwork,omitempty"`
+}
+
+// MovedPool is a floating IP for all Services of a pool. Nobody announces it, and backends see the gateway that it leads to.
+type MovedPool struct {
+	// FloatingNetwork is the id of the external network that it comes from.
+	FloatingNetwork string `json:"floatingNetwork"`
 }
 
 // DefaultGroup is the group of gateways and pools that name none.
@@ -109,6 +117,9 @@ func (s *Settings) Complete() error {
 			wrong("%s.%w", at, err)
 		}
 		for _, o := range s.Pools[:i] {
+			if p.Moved != nil && o.Moved != nil && p.Group == o.Group {
+				wrong("%s.group: the floating IP of pool %s leads to gateways of group %s already, which have one address for it; name another group", at, o.Name, p.Group)
+			}
 			for _, a := range p.Addresses {
 				if slices.ContainsFunc(o.Addresses, a.Overlaps) {
 					wrong("%s.addresses: %s overlaps with pool %s", at, a, o.Name)
@@ -137,8 +148,22 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	if !slices.Contains([]desired.Return{desired.Routed, desired.SNAT, desired.Masquerade}, p.Return) {
 		wrong("return is %q; it can be \"routed\", \"snat\" or \"masquerade\"", p.Return)
 	}
-	if (p.Neutron != nil) == (len(p.Addresses) > 0) {
-		wrong("addresses come from neutron or from a list: set one of neutron and addresses")
+	kinds := 0
+	for _, is := range []bool{p.Neutron != nil, p.Moved != nil, len(p.Addresses) > 0} {
+		if is {
+			kinds++
+		}
+	}
+	if kinds != 1 {
+		wrong("addresses come from one place: set one of neutron, moved and addresses")
+	}
+	if p.Moved != nil {
+		if p.Moved.FloatingNetwork == "" {
+			wrong("moved.floatingNetwork is missing: the id of the external network")
+		}
+		if p.Announce != desired.ByNone || p.Return != desired.Masquerade {
+			wrong("moved needs announce \"none\" and return \"masquerade\": a floating IP leads to one gateway's own address")
+		}
 	}
 	if n := p.Neutron; n != nil {
 		if n.Network == "" {
@@ -164,7 +189,7 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 
 // families are those that a pool has addresses of.
 func (p *Pool) families() (f []corev1.IPFamily) {
-	has4, has6 := p.Neutron != nil && p.Neutron.IPv4Subnet != "", p.Neutron != nil && p.Neutron.IPv6Subnet != ""
+	has4, has6 := p.Moved != nil || p.Neutron != nil && p.Neutron.IPv4Subnet != "", p.Neutron != nil && p.Neutron.IPv6Subnet != ""
 	for _, a := range p.Addresses {
 		has4, has6 = has4 || a.Addr().Is4(), has6 || a.Addr().Is6()
 	}
@@ -204,6 +229,7 @@ type Cloud interface {
 	FloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error)
 	AllFloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error)
 	CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error)
+	ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error)
 	LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error
 	KeepFloatingIP(ctx context.Context, id string) error
 	DeleteFloatingIP(ctx context.Context, id string) error

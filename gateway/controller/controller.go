@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -44,16 +45,21 @@ type worker struct {
 	// again asks for a look at a Service, soon.
 	again func(types.NamespacedName)
 
+	// now is the time.
+	now func() time.Time
+
 	book     *portmap.Map
 	services map[types.UID]*mapped
-	backends []backend
-	seen     map[string]port   // all ports, while Sync goes on
-	learned  bool              // the gateways' generations
-	restored bool              // the book, at least once
-	unclean  bool              // something may have to be given back
-	paired   map[string]string // by gateway: the port at which its pairs were set since the last start
+	backends map[string]backend // by pool
+	seen     map[string]port    // all ports, while Sync goes on
+	learned  bool               // the gateways' generations
+	restored bool               // the book, at least once
+	unclean  bool               // something may have to be given back
+	paired   map[string]string  // by gateway: the port at which its pairs were set since the last start
 	secrets  map[string]string
 	verdicts map[types.NamespacedName]verdict
+	silent   map[string]time.Time // by gateway: since when it does not answer
+	wait     time.Duration        // after which gateways are to be looked at again; 0: when something happens
 }
 
 // mapped is a Service that has a port.
@@ -70,31 +76,36 @@ func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Fami
 // init completes a worker.
 func (w *worker) init() {
 	w.book, w.services = new(portmap.Map), map[types.UID]*mapped{}
-	var lists, networks []*Pool
+	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &moved{w.cloud}
+	w.backends = map[string]backend{}
 	for i := range w.settings.Pools {
-		if p := &w.settings.Pools[i]; p.Neutron != nil {
-			networks = append(networks, p)
-		} else {
-			lists = append(lists, p)
+		switch p := &w.settings.Pools[i]; {
+		case p.Neutron != nil:
+			network.pools = append(network.pools, p)
+			w.backends[p.Name] = network
+		case p.Moved != nil:
+			w.backends[p.Name] = moving
+		default:
+			list.pools = append(list.pools, p)
+			w.backends[p.Name] = list
 		}
-	}
-	if len(lists) > 0 {
-		w.backends = append(w.backends, &static{lists})
-	}
-	if len(networks) > 0 {
-		w.backends = append(w.backends, &neutron{w.cloud, networks})
 	}
 	if w.again == nil {
 		w.again = func(types.NamespacedName) {}
 	}
+	if w.now == nil {
+		w.now = time.Now
+	}
 }
 
-func (w *worker) backend(p *Pool) backend {
-	i := slices.IndexFunc(w.backends, func(b backend) bool {
-		_, isNeutron := b.(*neutron)
-		return isNeutron == (p.Neutron != nil)
-	})
-	return w.backends[i]
+// each are the backends of all pools, every one once.
+func (w *worker) each() (all []backend) {
+	for _, p := range w.settings.Pools {
+		if b := w.backends[p.Name]; !slices.Contains(all, b) {
+			all = append(all, b)
+		}
+	}
+	return all
 }
 
 // Sync is what the worker begins with, and does again from time to time: it recovers the book from the Services' annotations,
@@ -182,7 +193,7 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 // ports returns all ports of all backends, by id.
 func (w *worker) ports(ctx context.Context, held []string) (map[string]port, error) {
 	all := map[string]port{}
-	for _, b := range w.backends {
+	for _, b := range w.each() {
 		ports, err := b.ports(ctx, held)
 		if err != nil {
 			return nil, err

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,8 +31,8 @@ type plan struct {
 
 // UpdateAgents makes a request of the book and sends it to all gateways. Those that do not answer get it when they do.
 func (w *worker) UpdateAgents(ctx context.Context) error {
-	pairs, err := w.updateAgents(ctx)
-	if pairs != nil {
+	neutron, err := w.updateAgents(ctx)
+	if neutron != nil {
 		w.again(gatewaysKey) // Neutron may have room later; the Service at hand need not wait for it
 	}
 	return err
@@ -42,12 +44,12 @@ var gatewaysKey = types.NamespacedName{Name: "gateways"}
 // Refresh is UpdateAgents after something changed that no Service tells: a gateway, an endpoint, a node.
 func (w *worker) Refresh(ctx context.Context) error {
 	w.secrets = nil
-	pairs, err := w.updateAgents(ctx)
-	return errors.Join(pairs, err)
+	neutron, err := w.updateAgents(ctx)
+	return errors.Join(neutron, err)
 }
 
-// updateAgents is UpdateAgents. What Neutron does not let pass is no error of it.
-func (w *worker) updateAgents(ctx context.Context) (pairs, err error) {
+// updateAgents is UpdateAgents. What Neutron does not do for gateways' own ports is no error of it.
+func (w *worker) updateAgents(ctx context.Context) (neutron, err error) {
 	plans, err := w.plans(ctx)
 	if err != nil {
 		return nil, err
@@ -58,8 +60,9 @@ func (w *worker) updateAgents(ctx context.Context) (pairs, err error) {
 		return nil, ctx.Err()
 	}
 	reports := w.fleet.Reports()
+	led := w.lead(ctx, plans, reports)
 	w.judge(plans, reports, failed)
-	return errors.Join(slices.Collect(maps.Values(failed))...), w.reportGateways(ctx, plans, reports, failed)
+	return errors.Join(append(slices.Collect(maps.Values(failed)), led)...), w.reportGateways(ctx, plans, reports, failed)
 }
 
 // learn asks the gateways, once, which generations they have.
@@ -111,7 +114,12 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 			all[i].reason, all[i].err = v1alpha1.ReasonMixedBalancers, fmt.Errorf("spec.balancer: group %s has %s; give all its gateways the same", group(n), strings.Join(b, " and "))
 			continue
 		}
-		if all[i].state, all[i].err = w.state(ctx, n, mates(n, nodes.Items), groups[group(n)]); all[i].err != nil {
+		vips := groups[group(n)]
+		if addr, ok := own(n); ok {
+			vips = slices.Concat(vips, movedVIPs(&w.settings, services, e, group(n), addr))
+			slices.SortFunc(vips, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
+		}
+		if all[i].state, all[i].err = w.state(ctx, n, mates(n, nodes.Items), vips); all[i].err != nil {
 			all[i].reason = v1alpha1.ReasonInvalid
 		}
 	}
@@ -134,6 +142,19 @@ func group(n *v1alpha1.GatewayNode) string {
 // identity is what the certificate of a gateway's agent must say.
 func identity(n *v1alpha1.GatewayNode) string { return cmp.Or(n.Spec.CertificateName, n.Name) }
 
+// agentPort is where a gateway's agent listens.
+func agentPort(n *v1alpha1.GatewayNode) uint16 {
+	u, err := url.Parse(n.Spec.URL)
+	if err != nil {
+		return 0 // the API server has refused it
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	if err != nil {
+		return 443
+	}
+	return uint16(port)
+}
+
 // mates are the other gateways of a gateway's group, by name.
 func mates(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (mates []desired.Mate) {
 	for i := range all {
@@ -148,7 +169,7 @@ func mates(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (mates []desired
 // state is what a gateway is to have. The error is about the gateway's own spec.
 func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, mates []desired.Mate, vips []desired.VIP) (desired.State, error) {
 	s := desired.State{
-		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned, Mates: mates, VIPs: vips,
+		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil, Mates: mates, VIPs: vips,
 	}
 	var err error
 	if n.Spec.BGP != nil {
@@ -253,8 +274,11 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 			continue // one that the settings have no more: the Service moves
 		}
 		v := verdict{service.ReasonNoGateway, "no gateway of group " + pool.Group + " has it; see kubectl get gatewaynodes"}
+		if pool.Moved != nil {
+			v.message = "its floating IP leads to no gateway of group " + pool.Group + " that has it: at least one needs spec.neutronPort, an IPv4 spec.address, and an agent that answers; see kubectl get gatewaynodes"
+		}
 		for _, p := range plans {
-			if group(p.node) != pool.Group {
+			if group(p.node) != pool.Group || pool.Moved != nil && !leadsTo(m.port.Floating, p.node) {
 				continue
 			}
 			r := reports[p.node.Name]
@@ -268,6 +292,9 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 			}
 			if r.Applied {
 				v = verdict{service.ReasonApplied, "gateways of group " + pool.Group + " have it"}
+				if pool.Moved != nil {
+					v.message = "gateway " + p.node.Name + " has it; when its floating IP moves to another one, connections end"
+				}
 			}
 		}
 		next[m.name] = v

@@ -24,6 +24,7 @@ func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[s
 		r := reports[p.node.Name]
 		errs = append(errs, w.patchNode(ctx, p.node, func(s *v1alpha1.GatewayNodeStatus) {
 			describe(s, p, r)
+			s.FloatingIPs = w.leading(p.node)
 			describePairs(s, pairs[p.node.Name], p.node.Spec.NeutronPort != "" && w.cloud != nil && w.settings.AddressPairs != PairNone)
 		}))
 	}
@@ -77,5 +78,6 @@ func describePairs(s *v1alpha1.GatewayNodeStatus, err error, asked bool) {
 
 func sameNode(a, b *v1alpha1.GatewayNodeStatus) bool {
 	return a.AppliedGeneration == b.AppliedGeneration && a.Hash == b.Hash && a.Version == b.Version && slices.Equal(a.Drift, b.Drift) &&
-		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.AddressPairs, b.AddressPairs) && reflect.DeepEqual(a.Conditions, b.Conditions)
+		slices.Equal(a.Announced, b.Announced) && slices.Equal(a.AddressPairs, b.AddressPairs) && a.AddressPairsPort == b.AddressPairsPort &&
+		slices.Equal(a.FloatingIPs, b.FloatingIPs) && reflect.DeepEqual(a.Conditions, b.Conditions)
 }

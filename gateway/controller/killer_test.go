@@ -108,6 +108,10 @@ func (c killableCloud) CreateFloatingIP(ctx context.Context, network, port strin
 	return ask(c.k, "CreateFloatingIP", func() (openstack.FloatingIP, error) { return c.c.CreateFloatingIP(ctx, network, port, fixed) })
 }
 
+func (c killableCloud) ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error) {
+	return ask(c.k, "ReserveFloatingIP", func() (openstack.FloatingIP, error) { return c.c.ReserveFloatingIP(ctx, network, purpose) })
+}
+
 func (c killableCloud) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
 	return c.k.call("LeadFloatingIP", func() error { return c.c.LeadFloatingIP(ctx, id, port, fixed) })
 }

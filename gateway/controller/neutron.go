@@ -130,6 +130,9 @@ func (n *neutron) lent(ctx context.Context, idOrAddr string) (openstack.Floating
 	if i < 0 {
 		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: the project has no floating IP %s", service.AnnotationFloatingIP, idOrAddr)}
 	}
+	if all[i].Ours && all[i].Purpose != "" {
+		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s is that of a pool, made for %s; name another one", service.AnnotationFloatingIP, idOrAddr, all[i].Purpose)}
+	}
 	if all[i].Port == "" {
 		return all[i], nil
 	}
@@ -172,7 +175,7 @@ func (n *neutron) clean(ctx context.Context, used func(id string) bool) (gone []
 		return gone, errors.Join(append(errs, err)...)
 	}
 	for _, f := range floating {
-		if f.Port != "" {
+		if f.Port != "" || f.Purpose != "" {
 			continue
 		}
 		if err := n.cloud.DeleteFloatingIP(ctx, f.ID); err != nil {

@@ -60,6 +60,9 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	if len(families) == 0 {
 		return w.refuse(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
 	}
+	if err := w.fits(ctx, s, want, pool); err != nil {
+		return w.refuse(ctx, s, err)
+	}
 	want.Floating = floating(s, want.Floating, pool, families)
 	had := s.Annotations[service.AnnotationPort]
 	p, settled := w.settled(s, want, families)
@@ -156,7 +159,7 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 			return port{}, err
 		}
 	}
-	if p, err = w.backend(pool).float(ctx, p, want.Floating); err == nil {
+	if p, err = w.backends[pool.Name].float(ctx, p, want.Floating); err == nil {
 		ports[p.ID] = p
 	}
 	return p, err
@@ -176,11 +179,14 @@ func (w *worker) known(ctx context.Context, has string) (map[string]port, error)
 
 // CreateAndAssignPort makes a port for a Service; place leads a floating IP there.
 func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, pool *Pool, families []corev1.IPFamily) (port, error) {
-	return w.backend(pool).create(ctx, request{Pool: pool, Families: families, Purpose: string(s.UID)}, w.held())
+	return w.backends[pool.Name].create(ctx, request{Pool: pool, Families: families, Purpose: string(s.UID)}, w.held())
 }
 
 // floating is what a Service gets of floating IPs: the default is nothing where there are none.
 func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
+	if pool.Moved != nil {
+		return service.FloatingIP{Allocate: true}
+	}
 	_, asked := s.Annotations[service.AnnotationFloatingIP]
 	none := pool.Neutron == nil || pool.Neutron.FloatingNetwork == "" || !slices.Contains(families, corev1.IPv4Protocol)
 	if none && !asked {
@@ -265,7 +271,7 @@ func (w *worker) CleanUnusedPorts(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for _, b := range w.backends {
+	for _, b := range w.each() {
 		gone, err := b.clean(ctx, func(id string) bool { return used[id] || w.book.Used(id) })
 		errs = append(errs, err)
 		for _, what := range gone {

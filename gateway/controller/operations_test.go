@@ -252,6 +252,16 @@ func TestQuotaExhausted(t *testing.T) {
 	w.check()
 }
 
+// first breaks the first n requests of Neutron.
+func first(n int, fault openstacktest.Fault) func(*http.Request) openstacktest.Fault {
+	return func(*http.Request) openstacktest.Fault {
+		if n--; n >= 0 {
+			return fault
+		}
+		return openstacktest.None
+	}
+}
+
 // Nothing that a cloud does wrong loses what a Service has, or lets anything leak.
 func TestCloudFaults(t *testing.T) {
 	for name, fault := range map[string]openstacktest.Fault{"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire} {

@@ -1,29 +1,36 @@
 package controller
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-// updatePairs lets VIPs pass at the gateways' own ports in Neutron, and returns where that failed, by gateway. What we set
-// stands in the status of the GatewayNode, written before Neutron is told: only that may be taken away again.
+// updatePairs lets VIPs pass at the gateways' own ports in Neutron, and returns where that failed, by gateway. What we set, and
+// at which port, stands in the status of the GatewayNode, written before Neutron is told: only that may be taken away again.
 func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error {
 	failed := map[string]error{}
-	if w.cloud == nil || w.settings.AddressPairs == PairNone {
-		return failed
-	}
+	reports := w.fleet.Reports()
 	for _, p := range plans {
-		if p.node.Spec.NeutronPort == "" || p.err != nil {
-			continue
+		var err error
+		switch {
+		case p.node.DeletionTimestamp != nil:
+			err = w.dismiss(ctx, p, reports[p.node.Name])
+		case w.cloud != nil && w.settings.AddressPairs != PairNone && p.err == nil:
+			err = w.pair(ctx, p.node, w.wantedPairs(p))
 		}
-		if err := w.pair(ctx, p.node, w.wantedPairs(p)); err != nil {
+		if err != nil {
 			delete(w.paired, p.node.Name) // to be tried again
 			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, err)
 		}
@@ -31,11 +38,39 @@ func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error
 	return failed
 }
 
+// dismiss takes the pairs of a gateway away whose GatewayNode is being deleted, and lets that go. The gateway is told to announce
+// nothing any more, and has time to do so: packets that still come would find no way.
+func (w *worker) dismiss(ctx context.Context, p plan, r agents.Report) error {
+	n := p.node
+	if !controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) || p.err == nil && !drained(r) {
+		return nil
+	}
+	if w.cloud == nil {
+		w.log.Warn("address pairs stay in Neutron: the controller has no cloud", "gateway", n.Name, "port", n.Status.AddressPairsPort)
+	} else if err := w.unpair(ctx, n); err != nil {
+		return err
+	}
+	before := n.DeepCopy()
+	controllerutil.RemoveFinalizer(n, v1alpha1.Finalizer)
+	if err := w.client.Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("let gateway node %s go: %w", n.Name, err)
+	}
+	return nil
+}
+
+// drained reports whether a gateway announces nothing, or does not answer. One that was not asked yet is neither.
+func drained(r agents.Report) bool {
+	return r.Asked && (r.Err != nil || r.Applied && len(r.Status.Announced) == 0)
+}
+
 // wantedPairs are those of a gateway, sorted.
 func (w *worker) wantedPairs(p plan) (want []netip.Prefix) {
 	if w.settings.AddressPairs == PairPerVIP {
+		at, _ := own(p.node)
 		for _, v := range p.state.VIPs {
-			want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
+			if v.Addr != at { // which needs none
+				want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
+			}
 		}
 		return want
 	}
@@ -52,21 +87,24 @@ func has(p *Pool, a netip.Addr) bool {
 	return slices.ContainsFunc(p.cidrs(), func(c netip.Prefix) bool { return c.Contains(a) })
 }
 
-// pair sets the pairs of one gateway's port.
+// pair sets the pairs of one gateway's port, and takes away those at the port that it had before.
 func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip.Prefix) error {
-	var had []netip.Prefix
-	for _, text := range n.Status.AddressPairs {
-		if p, err := netip.ParsePrefix(text); err == nil {
-			had = append(had, p)
+	if n.Spec.NeutronPort != pairsPort(n) || n.Spec.NeutronPort == "" {
+		if err := w.unpair(ctx, n); err != nil || n.Spec.NeutronPort == "" {
+			return err
 		}
 	}
+	had := ourPairs(n)
 	if slices.Equal(had, want) && w.paired[n.Name] == n.Spec.NeutronPort {
 		return nil
 	}
 	both := append(slices.Clone(had), want...)
 	slices.SortFunc(both, netip.Prefix.Compare)
 	both = slices.Compact(both)
-	if err := w.notePairs(ctx, n, both); err != nil {
+	if err := w.keep(ctx, n, len(both) > 0); err != nil {
+		return err
+	}
+	if err := w.notePairs(ctx, n, n.Spec.NeutronPort, both); err != nil {
 		return err
 	}
 	if err := w.cloud.SetAddressPairs(ctx, n.Spec.NeutronPort, both, want); err != nil {
@@ -76,16 +114,53 @@ func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip
 		w.paired = map[string]string{}
 	}
 	w.paired[n.Name] = n.Spec.NeutronPort
-	return w.notePairs(ctx, n, want)
+	return w.notePairs(ctx, n, n.Spec.NeutronPort, want)
 }
 
-// notePairs writes which pairs are ours.
-func (w *worker) notePairs(ctx context.Context, n *v1alpha1.GatewayNode, pairs []netip.Prefix) error {
+// unpair takes away all pairs that we set for a gateway. A port that is gone has none.
+func (w *worker) unpair(ctx context.Context, n *v1alpha1.GatewayNode) error {
+	if had := ourPairs(n); len(had) > 0 {
+		if err := w.cloud.SetAddressPairs(ctx, pairsPort(n), had, nil); err != nil && !errors.Is(err, openstack.ErrGone) {
+			return err
+		}
+	}
+	return w.notePairs(ctx, n, "", nil)
+}
+
+// pairsPort is the port that has our pairs of a gateway.
+func pairsPort(n *v1alpha1.GatewayNode) string {
+	return cmp.Or(n.Status.AddressPairsPort, n.Spec.NeutronPort)
+}
+
+// ourPairs are those that we set for a gateway.
+func ourPairs(n *v1alpha1.GatewayNode) (all []netip.Prefix) {
+	for _, text := range n.Status.AddressPairs {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// keep lets a GatewayNode with pairs stay, when it is deleted, until those are gone.
+func (w *worker) keep(ctx context.Context, n *v1alpha1.GatewayNode, pairs bool) error {
+	before := n.DeepCopy()
+	if !pairs || !controllerutil.AddFinalizer(n, v1alpha1.Finalizer) {
+		return nil
+	}
+	if err := w.client.Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); err != nil {
+		return fmt.Errorf("keep gateway node %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// notePairs writes which pairs at which port are ours.
+func (w *worker) notePairs(ctx context.Context, n *v1alpha1.GatewayNode, port string, pairs []netip.Prefix) error {
 	texts := make([]string, len(pairs))
 	for i, p := range pairs {
 		texts[i] = p.String()
 	}
-	return w.patchNode(ctx, n, func(s *v1alpha1.GatewayNodeStatus) { s.AddressPairs = texts })
+	return w.patchNode(ctx, n, func(s *v1alpha1.GatewayNodeStatus) { s.AddressPairs, s.AddressPairsPort = texts, port })
 }
 
 // patchNode changes the status of a GatewayNode. It writes nothing when nothing changes.
@@ -95,7 +170,7 @@ func (w *worker) patchNode(ctx context.Context, n *v1alpha1.GatewayNode, change 
 	if sameNode(&before.Status, &n.Status) {
 		return nil
 	}
-	if err := w.client.Status().Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); err != nil {
+	if err := w.client.Status().Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("write status of gateway node %s: %w", n.Name, err)
 	}
 	return nil

@@ -71,10 +71,14 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 	if was := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); was != nil {
 		said = was.Message
 	}
+	has := "it has addresses of pool " + w.services[s.UID].port.Pool
+	if pool := w.settings.pool(w.services[s.UID].port.Pool); pool != nil && pool.Moved != nil {
+		has = "it has the floating IP of pool " + pool.Name + ", which moves from one gateway to another: its connections end then"
+	}
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress = ingress(addresses, w.services[s.UID].want.L4)
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{
-			Type: service.ConditionMapped, Status: metav1.ConditionTrue, Reason: service.ReasonMapped, Message: "it has addresses of pool " + w.services[s.UID].port.Pool,
+			Type: service.ConditionMapped, Status: metav1.ConditionTrue, Reason: service.ReasonMapped, Message: has,
 		})
 		if !known {
 			return

@@ -74,8 +74,8 @@ func New(c Config) (*Controller, error) {
 		return nil, fmt.Errorf("settings: %w", err)
 	}
 	for i, p := range c.Settings.Pools {
-		if p.Neutron != nil && c.Cloud == nil {
-			return nil, fmt.Errorf("settings: pools[%d].neutron needs a cloud; name one of clouds.yaml by --cloud", i)
+		if (p.Neutron != nil || p.Moved != nil) && c.Cloud == nil {
+			return nil, fmt.Errorf("settings: pools[%d] needs a cloud; name one of clouds.yaml by --cloud", i)
 		}
 	}
 	if c.Resync == 0 {
@@ -130,11 +130,11 @@ func (c *Controller) Run(ctx context.Context) error {
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=isthmus-system
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get,namespace=isthmus-system
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
-// +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=services,verbs=list;watch;patch
 // +kubebuilder:rbac:groups="",resources=services/status,verbs=patch
-// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
-// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
-// +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=list;watch;patch
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes/status,verbs=patch
 
 // work goes on while the Lease is held: the fleet of gateways, and a controller with one worker.
@@ -232,15 +232,20 @@ func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Re
 		return reconcile.Result{}, nil // the initial sync looks at everything, and comes first
 	}
 	var err error
+	again := reconcile.Result{}
 	if r.NamespacedName == gatewaysKey {
 		err = l.Refresh(ctx)
+		again.RequeueAfter = l.wait
 	} else {
 		err = l.Handle(ctx, r.NamespacedName)
 	}
-	if apierrors.IsConflict(err) { // the cache has not seen yet what somebody, or we, wrote
+	switch {
+	case apierrors.IsConflict(err): // the cache has not seen yet what somebody, or we, wrote
 		return reconcile.Result{RequeueAfter: firstRetry}, nil
+	case err != nil:
+		return reconcile.Result{}, err
 	}
-	return reconcile.Result{}, err
+	return again, nil
 }
 
 func (l *loop) sync(ctx context.Context) (reconcile.Result, error) {

@@ -13,13 +13,32 @@ import (
 
 // vips are what the gateways of a group take packets for: sorted as the state of a gateway is.
 func vips(settings *Settings, services []*mapped, e *endpoints, group string) []desired.VIP {
+	return vipsAt(settings, services, e, group, func(m *mapped, pool *Pool) []netip.Addr {
+		if pool.Moved != nil {
+			return nil // each gateway has another one
+		}
+		return m.port.vips(m.families(pool))
+	})
+}
+
+// movedVIPs are what one gateway of a group, which has an address for floating IPs that move, takes packets for there.
+func movedVIPs(settings *Settings, services []*mapped, e *endpoints, group string, own netip.Addr) []desired.VIP {
+	return vipsAt(settings, services, e, group, func(_ *mapped, pool *Pool) []netip.Addr {
+		if pool.Moved == nil {
+			return nil
+		}
+		return []netip.Addr{own}
+	})
+}
+
+func vipsAt(settings *Settings, services []*mapped, e *endpoints, group string, at func(*mapped, *Pool) []netip.Addr) []desired.VIP {
 	byAddr := map[netip.Addr]*desired.VIP{}
 	for _, m := range services {
 		pool := settings.pool(m.port.Pool)
 		if pool == nil || pool.Group != group {
 			continue
 		}
-		for _, addr := range m.port.vips(m.families(pool)) {
+		for _, addr := range at(m, pool) {
 			v := byAddr[addr]
 			if v == nil {
 				v = &desired.VIP{Addr: addr, Announce: pool.Announce, Return: pool.Return}

@@ -66,8 +66,8 @@ func Sweep(ctx context.Context, live client.Reader, cloud Cloud, dryRun bool) ([
 		found(Orphan{Kind: "port", ID: p.ID, Addrs: p.Addrs, Purpose: p.Purpose}, cloud.DeletePort)
 	}
 	for _, f := range floating {
-		if leads[f.Port] {
-			found(Orphan{Kind: "floating IP", ID: f.ID, Addrs: []netip.Addr{f.Addr}}, cloud.DeleteFloatingIP)
+		if f.Purpose == "" && leads[f.Port] || f.Purpose != "" && !used[f.ID] && !there[madeFor(f.Purpose)] {
+			found(Orphan{Kind: "floating IP", ID: f.ID, Addrs: []netip.Addr{f.Addr}, Purpose: f.Purpose}, cloud.DeleteFloatingIP)
 		}
 	}
 	return all, errors.Join(errs...)

@@ -104,10 +104,19 @@ func withGateways(w *world) *world {
 		n := gatewayNode(fmt.Sprintf("gw%d", i+1))
 		n.Spec.NeutronPort = port
 		w.create(n)
-		t.Cleanup(func() { w.noError(w.api.Delete(context.WithoutCancel(t.Context()), n)) })
+		t.Cleanup(func() { w.dismissed(n.Name) })
 	}
 	w.start()
 	return w
+}
+
+// dismissed takes a GatewayNode away, whatever it waits for.
+func (w *world) dismissed(name string) {
+	ctx := context.WithoutCancel(w.t.Context())
+	n := gatewayNode(name)
+	w.noError(client.IgnoreNotFound(w.api.Delete(ctx, n)))
+	free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+	w.noError(client.IgnoreNotFound(w.api.Patch(ctx, n, free)))
 }
 
 // bareWorld has no gateways and no worker.
@@ -424,6 +433,8 @@ type fleetFake struct {
 	away    map[string]error
 	targets map[string]agents.Target
 	sets    int
+
+	announced map[string][]netip.Addr
 }
 
 func newFleetFake() *fleetFake {
@@ -448,7 +459,7 @@ func (f *fleetFake) Reports() map[string]agents.Report {
 		s := f.states[name]
 		all[name] = agents.Report{
 			Err: f.away[name], Refused: f.refuse[name], Applied: f.away[name] == nil && s.Hash() == t.State.Hash(), Asked: true,
-			Status: desired.Status{Generation: 1, Hash: s.Hash(), Version: "test"},
+			Status: desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name]},
 		}
 	}
 	return all

@@ -38,6 +38,8 @@ type Config struct {
 	Cluster string
 	// Timeout is how long a call may take; 0 is DefaultTimeout.
 	Timeout time.Duration
+	// Wrap puts something between the client and the cloud, which sees every request but those of Connect; nil: nothing.
+	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
 // Client talks to Neutron on behalf of one cluster. It is safe for concurrent use.
@@ -71,6 +73,13 @@ func Connect(ctx context.Context, c Config) (*Client, error) {
 	provider, err := config.NewProviderClient(ctx, auth, config.WithHTTPClient(http.Client{Timeout: timeout}), config.WithTLSConfig(tls))
 	if err != nil {
 		return nil, fmt.Errorf("authenticate at %s: %w", auth.IdentityEndpoint, explain(err))
+	}
+	if c.Wrap != nil {
+		var to http.RoundTripper = http.DefaultTransport
+		if t := provider.HTTPClient.Transport; t != nil {
+			to = t
+		}
+		provider.HTTPClient.Transport = c.Wrap(to)
 	}
 	network, err := openstack.NewNetworkV2(provider, endpoint)
 	if err != nil {

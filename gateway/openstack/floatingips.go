@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
 )
@@ -19,11 +20,14 @@ type FloatingIP struct {
 	Fixed netip.Addr
 	// Ours says that it was created for this cluster. Others were lent by a user, who keeps them.
 	Ours bool
+	// Purpose is what ReserveFloatingIP was told; "" for one of ours that was made for its port.
+	Purpose string
 }
 
 // FloatingIPs returns all floating IPs that were created for this cluster, by id.
 func (c *Client) FloatingIPs(ctx context.Context) ([]FloatingIP, error) {
-	return c.listFloatingIPs(ctx, floatingips.ListOpts{ProjectID: c.project, Description: c.description()})
+	all, err := c.AllFloatingIPs(ctx)
+	return slices.DeleteFunc(all, func(f FloatingIP) bool { return !f.Ours }), err
 }
 
 // FindFloatingIP returns the floating IP with an id or an address in this project, whosever it is. It is ErrGone when
@@ -66,6 +70,27 @@ func (c *Client) CreateFloatingIP(ctx context.Context, network, port string, fix
 	return f, err
 }
 
+// ReserveFloatingIP returns a floating IP of an external network, by its id, that leads to nothing yet: a new one, or the one
+// that an earlier call for the same purpose made, wherever that leads. A purpose has no closing bracket.
+func (c *Client) ReserveFloatingIP(ctx context.Context, network, purpose string) (f FloatingIP, err error) {
+	existing, err := c.FloatingIPs(ctx)
+	if err != nil {
+		return FloatingIP{}, err
+	}
+	if i := slices.IndexFunc(existing, func(f FloatingIP) bool { return f.Purpose == purpose }); i >= 0 {
+		return existing[i], nil
+	}
+	err = c.call(ctx, "reserve floating IP", func(ctx context.Context) error {
+		made, err := floatingips.Create(ctx, c.network, floatingips.CreateOpts{FloatingNetworkID: network, Description: c.reserved(purpose)}).Extract()
+		if err != nil {
+			return err
+		}
+		f, err = c.floatingIP(made)
+		return err
+	})
+	return f, err
+}
+
 // LeadFloatingIP lets a floating IP, of this cluster or lent, lead to an IPv4 address of a port, or to nothing when port
 // is empty. It is ErrStale when somebody changed the floating IP meanwhile: read again and think again.
 func (c *Client) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
@@ -90,8 +115,10 @@ func (c *Client) LeadFloatingIP(ctx context.Context, id, port string, fixed neti
 func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
 	return c.call(ctx, "delete floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
-		if err == nil && is.Description != c.description() {
-			err = fmt.Errorf("it is not of cluster %s: its description is %q", c.cluster, is.Description)
+		if err == nil {
+			if _, ours := c.owned(is); !ours {
+				err = fmt.Errorf("it is not of cluster %s: its description is %q", c.cluster, is.Description)
+			}
 		}
 		if err == nil {
 			err = floatingips.Delete(ctx, c.network, id).ExtractErr()
@@ -106,7 +133,29 @@ func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
 // description says whose a floating IP is, to us and to people: Neutron keeps nothing else in the request that creates
 // one by which it can list them.
 func (c *Client) description() string {
-	return "Isthmus gateway of the Kubernetes cluster " + c.cluster
+	return "Isthmus gateway" + c.suffix()
+}
+
+// reserved is description with a purpose.
+func (c *Client) reserved(purpose string) string {
+	return reservedPrefix + purpose + ")" + c.suffix()
+}
+
+const reservedPrefix = "Isthmus gateway ("
+
+func (c *Client) suffix() string { return " of the Kubernetes cluster " + c.cluster }
+
+// owned reports whether a floating IP says that it is of this cluster, and what it was reserved for.
+func (c *Client) owned(f *floatingips.FloatingIP) (purpose string, ours bool) {
+	if f.Description == c.description() {
+		return "", true
+	}
+	rest, begins := strings.CutPrefix(f.Description, reservedPrefix)
+	purpose, ends := strings.CutSuffix(rest, ")"+c.suffix())
+	if !begins || !ends || strings.Contains(purpose, ")") { // with a bracket it is of a cluster whose id reads like this
+		return "", false
+	}
+	return purpose, true
 }
 
 func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts) (all []FloatingIP, err error) {
@@ -126,7 +175,8 @@ func (c *Client) listFloatingIPs(ctx context.Context, opts floatingips.ListOpts)
 }
 
 func (c *Client) floatingIP(f *floatingips.FloatingIP) (FloatingIP, error) {
-	is := FloatingIP{ID: f.ID, Port: f.PortID, Ours: f.Description == c.description()}
+	is := FloatingIP{ID: f.ID, Port: f.PortID}
+	is.Purpose, is.Ours = c.owned(f)
 	var err error
 	if is.Addr, err = netip.ParseAddr(f.FloatingIP); err != nil {
 		return FloatingIP{}, fmt.Errorf("floating IP %s has the address %q: %w", f.ID, f.FloatingIP, err)

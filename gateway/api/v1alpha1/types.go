@@ -25,6 +25,9 @@ type GatewayNode struct {
 	Status GatewayNodeStatus `json:"status,omitzero"`
 }
 
+// Finalizer keeps a GatewayNode until the address pairs that the controller set at its port in Neutron are taken away.
+const Finalizer = "gateway.isthmus.dev/address-pairs"
+
 // GatewayNodeSpec says where a gateway is and what it is part of.
 type GatewayNodeSpec struct {
 	// URL is where the gateway's agent listens, such as https://192.0.2.11:9479.
@@ -180,6 +183,11 @@ type GatewayNodeStatus struct {
 	// AddressPairs are those that the controller set, or is about to set, at the gateway's port in Neutron.
 	// +listType=atomic
 	AddressPairs []string `json:"addressPairs,omitempty"`
+	// AddressPairsPort is the id of that port: spec.neutronPort, or the one that stood there before.
+	AddressPairsPort string `json:"addressPairsPort,omitempty"`
+	// FloatingIPs are those of pools that move, and lead here now. When they move on, their connections end.
+	// +listType=atomic
+	FloatingIPs []string `json:"floatingIPs,omitempty"`
 	// Conditions: Reachable and Applied.
 	// +listType=map
 	// +listMapKey=type

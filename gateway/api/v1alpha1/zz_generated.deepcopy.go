@@ -163,6 +163,11 @@ func (in *GatewayNodeStatus) DeepCopyInto(out *GatewayNodeStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.FloatingIPs != nil {
+		in, out := &in.FloatingIPs, &out.FloatingIPs
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make([]v1.Condition, len(*in))

@@ -22,8 +22,9 @@ type Cloud struct {
 	Network  string
 	Subnets  []string
 	External string
-	// Gateway is the port of a machine, with no address pairs.
-	Gateway string
+	// Gateway and Second are the ports of machines, with no address pairs, and GatewayAddrs their IPv4 addresses.
+	Gateway, Second string
+	GatewayAddrs    [2]netip.Addr
 	// Discard deletes a floating IP of the project, whosever it is.
 	Discard func(t testing.TB, id string)
 	// MaxPairs is how many address pairs a port may have.
@@ -142,6 +143,41 @@ func Contract(t *testing.T, c Cloud) {
 		}
 		if err := mine.LeadFloatingIP(ctx, f.ID, "", netip.Addr{}); err != nil {
 			t.Errorf("lead to nothing what does so: %v", err)
+		}
+	})
+
+	t.Run("a reserved floating IP is made once, and moves between the ports of gateways", func(t *testing.T) {
+		f, err := mine.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
+		if err != nil || f.Port != "" || f.Purpose != "pool.uid-1" || !f.Ours {
+			t.Fatalf("reserved %+v, %v", f, err)
+		}
+		defer func() {
+			if err := mine.DeleteFloatingIP(ctx, f.ID); err != nil {
+				t.Error(err)
+			}
+		}()
+		for i, port := range []string{c.Gateway, c.Second} {
+			if err := mine.LeadFloatingIP(ctx, f.ID, port, c.GatewayAddrs[i]); err != nil {
+				t.Fatal(err)
+			}
+			f.Port, f.Fixed = port, c.GatewayAddrs[i]
+			again, err := mine.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
+			if diff := cmp.Diff(f, again, compareAddrs); diff != "" || err != nil {
+				t.Errorf("asked again: %v (-want +have):\n%s", err, diff)
+			}
+		}
+		second, err := other.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
+		if err != nil || second.ID == f.ID {
+			t.Fatalf("the other cluster reserved %+v, %v", second, err)
+		}
+		if err := other.LeadFloatingIP(ctx, second.ID, c.Second, c.GatewayAddrs[1]); !errors.Is(err, openstack.ErrTaken) {
+			t.Errorf("two lead to one address: %v", err)
+		}
+		if err := mine.DeleteFloatingIP(ctx, second.ID); err == nil {
+			t.Error("one of the other cluster was deleted")
+		}
+		if err := other.DeleteFloatingIP(ctx, second.ID); err != nil {
+			t.Error(err)
 		}
 	})
 

@@ -43,6 +43,8 @@ const (
 	Hang         // no answer until the client gives up, and nothing happened
 	Lose         // it happened, and the connection ends without an answer
 	Expire       // 401: the token is no longer valid
+	Deny         // 401 by an access rule, whatever the token
+	Stale        // 412: somebody has changed the object since it was read
 )
 
 // object is a resource as Neutron shows it.
@@ -60,6 +62,9 @@ const (
 	Gateway2 = "gateway-2"
 )
 
+// GatewayAddrs are those of the gateways' ports.
+var GatewayAddrs = [2]netip.Addr{netip.MustParseAddr("10.9.255.1"), netip.MustParseAddr("10.9.255.2")}
+
 var subnets = map[string]netip.Addr{Subnet4: netip.MustParseAddr("10.9.0.0"), Subnet6: netip.MustParseAddr("fd09::")}
 
 const (
@@ -72,10 +77,11 @@ const (
 func NewFake(t testing.TB) *Fake {
 	t.Helper()
 	f := &Fake{ports: map[string]object{}, fips: map[string]object{}, quota: map[string]int{"port": -1, "floatingip": -1}}
-	for _, id := range []string{Gateway1, Gateway2} {
+	for i, id := range []string{Gateway1, Gateway2} {
+		fixed := []any{object{"subnet_id": Subnet4, "ip_address": GatewayAddrs[i].String()}}
 		f.ports[id] = object{
 			"id": id, "network_id": Network, "project_id": Project, "device_owner": "compute:nova", "device_id": "vm-" + id, "name": "", "mac_address": gatewayMAC,
-			"fixed_ips": []any{}, "allowed_address_pairs": []any{}, "revision_number": 1,
+			"fixed_ips": fixed, "allowed_address_pairs": []any{}, "revision_number": 1,
 		}
 	}
 	f.server = httptest.NewServer(f.handler())
@@ -208,6 +214,13 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 			return
 		case fault == Refuse:
 			http.Error(w, "upstream is away", http.StatusServiceUnavailable)
+			return
+		case fault == Deny:
+			http.Error(w, "an access rule forbids it", http.StatusUnauthorized)
+			return
+		case fault == Stale:
+			no := object{"type": "RevisionNumberConstraintFailed", "message": "Constrained to another revision", "detail": ""}
+			reply(w, http.StatusPreconditionFailed, object{"NeutronError": no})
 			return
 		case fault == Hang:
 			f.mu.Unlock()

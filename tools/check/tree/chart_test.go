@@ -40,6 +40,8 @@ type object struct {
 				InitContainers, Containers []container
 			}
 		}
+		PolicyTypes     []string // of a NetworkPolicy
+		Ingress, Egress []struct{ Ports []struct{ Port int } }
 	}
 	Rules []struct{ APIGroups, Resources, Verbs []string }
 }
@@ -287,6 +289,13 @@ func TestChartGateway(t *testing.T) {
 	if _, ok := objects["ConfigMap "+name]; !ok {
 		t.Error("there are no settings")
 	}
+	if p := objects["NetworkPolicy "+name].Spec; !slices.Equal(p.PolicyTypes, []string{"Ingress"}) || len(p.Ingress) != 1 || p.Ingress[0].Ports[0].Port != 9472 {
+		t.Errorf("the network policy: %+v", p)
+	}
+	closed := render(t, "--set-json", `gatewayController={"enabled":true,"networkPolicy":{"egress":[{"ports":[{"port":443,"protocol":"TCP"}]}]}}`)
+	if p := closed["NetworkPolicy "+name].Spec; !slices.Equal(p.PolicyTypes, []string{"Ingress", "Egress"}) || len(p.Egress) != 1 || p.Egress[0].Ports[0].Port != 443 {
+		t.Errorf("the network policy with rules for what goes out: %+v", p)
+	}
 	may := map[string][]string{}
 	for _, kind := range []string{"ClusterRole ", "Role "} {
 		for _, r := range objects[kind+name].Rules {
@@ -301,7 +310,7 @@ func TestChartGateway(t *testing.T) {
 	}
 	want := map[string][]string{
 		"events": {"create", "patch", "create", "patch"}, "leases": {"create", "update"},
-		"services": {"patch"}, "services/status": {"patch"}, "gatewaynodes/status": {"patch"},
+		"services": {"patch"}, "services/status": {"patch"}, "gatewaynodes": {"patch"}, "gatewaynodes/status": {"patch"},
 	}
 	if diff := cmp.Diff(want, may); diff != "" {
 		t.Errorf("what it may change (-want +have):\n%s", diff)

@@ -1,0 +1,114 @@
+package controller
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+)
+
+// pairedWorld has a Service, and a pair of somebody else's at each gateway's port.
+func pairedWorld(t *testing.T) (w *world, foreign netip.Prefix) {
+	t.Helper()
+	w, foreign = newWorld(t), netip.MustParsePrefix("198.51.100.7/32")
+	for _, port := range []string{openstacktest.Gateway1, openstacktest.Gateway2} {
+		w.noError(w.cloud.SetAddressPairs(t.Context(), port, nil, []netip.Prefix{foreign}))
+	}
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", nil, 80))
+	w.noError(w.settle())
+	return w, foreign
+}
+
+// pairsAt holds how many pairs a port has, the foreign one among them.
+func (w *world) pairsAt(step, port string, foreign netip.Prefix, want int) {
+	w.t.Helper()
+	if pairs, err := w.cloud.AddressPairs(w.t.Context(), port); err != nil || len(pairs) != want || !slices.Contains(pairs, foreign) {
+		w.t.Errorf("%s: port %s has the pairs %v, %v; want %d with %s", step, port, pairs, err, want, foreign)
+	}
+}
+
+// Our pairs go with a GatewayNode, after the gateway announces nothing any more; those of others stay. The controller may be
+// away when it is deleted, and Neutron when it should let it go.
+func TestPairsOfADeletedGateway(t *testing.T) {
+	w, foreign := pairedWorld(t)
+	gone := func() bool {
+		var n v1alpha1.GatewayNode
+		return apierrors.IsNotFound(w.api.Get(t.Context(), types.NamespacedName{Name: "gw1"}, &n))
+	}
+	w.pairsAt("with a Service", openstacktest.Gateway1, foreign, 2)
+	w.noError(w.api.Delete(t.Context(), w.gateway("gw1")))
+	w.start() // a new one, which was away
+	w.fleet.announced = map[string][]netip.Addr{"gw1": {netip.MustParseAddr("192.0.2.1")}}
+	w.noError(errors.Join(w.Sync(t.Context()), w.settle(), w.Refresh(t.Context())))
+	if s := w.fleet.states["gw1"]; !s.Cordoned || gone() {
+		t.Errorf("while it announces: cordoned %v, gone %v", s.Cordoned, gone())
+	}
+	w.pairsAt("while it announces", openstacktest.Gateway1, foreign, 2)
+
+	w.fleet.announced = nil
+	w.fake.Fault = first(1, openstacktest.Refuse)
+	if err := w.Refresh(t.Context()); err == nil || gone() {
+		t.Errorf("with Neutron away: %v, gone %v", err, gone())
+	}
+	w.fake.Fault = nil
+	w.noError(w.Refresh(t.Context()))
+	w.pairsAt("after it went", openstacktest.Gateway1, foreign, 1)
+	w.pairsAt("after it went", openstacktest.Gateway2, foreign, 2)
+	if !gone() {
+		t.Error("it is still there")
+	}
+	w.noError(w.Refresh(t.Context()))
+	if _, ok := w.fleet.targets["gw1"]; ok {
+		t.Error("it is told something still")
+	}
+}
+
+// A gateway whose port is gone from Neutron, or that does not answer, goes as well.
+func TestPairsOfADeadGateway(t *testing.T) {
+	w, _ := pairedWorld(t)
+	w.fake.Remove(openstacktest.Gateway1)
+	w.fleet.away["gw1"] = errors.New("connection refused")
+	w.noError(w.api.Delete(t.Context(), w.gateway("gw1")))
+	w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
+	var n v1alpha1.GatewayNode
+	if err := w.api.Get(t.Context(), types.NamespacedName{Name: "gw1"}, &n); !apierrors.IsNotFound(err) {
+		t.Errorf("it is there still: %v", err)
+	}
+}
+
+// Our pairs follow a gateway to another port, from whichever moment on the controller knows.
+func TestPairsOfAChangedPort(t *testing.T) {
+	for name, restart := range map[string]bool{"seen": false, "while the controller was away": true} {
+		t.Run(name, func(t *testing.T) {
+			w, foreign := pairedWorld(t)
+			p, err := w.connect("theirs").CreatePort(t.Context(), openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: "x"})
+			w.noError(errors.Join(err, w.cloud.SetAddressPairs(t.Context(), p.ID, nil, []netip.Prefix{foreign})))
+			n := w.gateway("gw1")
+			n.Spec.NeutronPort = p.ID
+			w.noError(w.api.Update(t.Context(), n))
+			if restart {
+				w.start()
+				w.noError(w.Sync(t.Context()))
+			}
+			w.noError(w.Refresh(t.Context()))
+			w.pairsAt("the port before", openstacktest.Gateway1, foreign, 1)
+			w.pairsAt("the port now", p.ID, foreign, 2)
+			n = w.gateway("gw1")
+			n.Spec.NeutronPort = ""
+			w.noError(w.api.Update(t.Context(), n))
+			w.noError(w.Refresh(t.Context()))
+			w.pairsAt("with no port", p.ID, foreign, 1)
+			if s := w.gateway("gw1").Status; len(s.AddressPairs) > 0 || s.AddressPairsPort != "" {
+				t.Errorf("the status says %v at %q", s.AddressPairs, s.AddressPairsPort)
+			}
+		})
+	}
+}
