@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/e2e/gateways"
 	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
 // outside is a Service for clients outside of the cluster, before servers of testdata/dataplane.yaml.
@@ -45,7 +46,7 @@ func TestGatewayDies(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	g, err := gateways.Install(ctx, edge, bed.Lab, "a", t.TempDir())
+	g, err := gateways.Install(ctx, edge, bed.Lab, "a", t.TempDir(), desired.NFTables)
 	if err != nil {
 		t.Fatal(err)
 	}

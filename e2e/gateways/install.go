@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/gateway/api/crds"
 	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
@@ -41,15 +43,18 @@ type Installation struct {
 	Controller *Process
 	Agents     [2]*Process
 
-	lab     *cluster.Lab
-	cluster string
-	dir     string
-	fabric  *netlab.Namespace
+	lab      *cluster.Lab
+	cluster  string
+	dir      string
+	balancer desired.Balancer
+	fabric   *netlab.Namespace
+	unmount  []func() error
 }
 
-// Install compiles the programs, makes certificates, starts everything and tells the cluster of its gateways.
-func Install(ctx context.Context, e *Edge, lab *cluster.Lab, clusterName, dir string) (i *Installation, err error) {
-	i = &Installation{Edge: e, lab: lab, cluster: clusterName, dir: dir}
+// Install compiles the programs, makes certificates, starts everything and tells the cluster of its gateways. An edge has one
+// installation at a time.
+func Install(ctx context.Context, e *Edge, lab *cluster.Lab, clusterName, dir string, balancer desired.Balancer) (i *Installation, err error) {
+	i = &Installation{Edge: e, lab: lab, cluster: clusterName, dir: dir, balancer: balancer}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, i.Close())
@@ -83,7 +88,7 @@ func Name(gateway int) string { return "gateway-" + strconv.Itoa(gateway+1) }
 
 // certificates makes those of the controller and of both gateways.
 func (i *Installation) certificates(ctx context.Context) error {
-	return i.run(ctx, "isthmusctl", "gateway", "certs", "--dir", i.path("certs"), "--gateway", Name(0), "--gateway", Name(1))
+	return i.run(ctx, i.fabric, "isthmusctl", "gateway", "certs", "--dir", i.path("certs"), "--gateway", Name(0), "--gateway", Name(1))
 }
 
 // certs are the flags that name somebody's certificates.
@@ -95,13 +100,37 @@ func (i *Installation) certs(name string) []string {
 // StartAgent starts the agent of a gateway that has none.
 func (i *Installation) StartAgent(ctx context.Context, gateway int) (err error) {
 	name := Name(gateway)
-	state := i.path(name)
+	state := i.state(gateway)
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return err
 	}
-	args := append(i.certs(name), "run", "--cluster", ClusterID,
+	if err := i.mount(gateway); err != nil {
+		return err
+	}
+	args := append(i.certs(name), "run", "--cluster", ClusterID, "--balancer", string(i.balancer), "--bpffs", i.bpffs(gateway),
 		"--listen", netip.AddrPortFrom(edge.Gateways[gateway][0], agentPort).String(), "--state-dir", state, "--run-dir", state)
 	i.Agents[gateway], err = Start(ctx, i.Gateways[gateway], i.path(name+".log"), i.path("isthmus-gateway"), args...)
+	return err
+}
+
+// state is where a gateway's agent keeps its own.
+func (i *Installation) state(gateway int) string {
+	return i.path(Name(gateway) + "-" + string(i.balancer))
+}
+
+func (i *Installation) bpffs(gateway int) string { return filepath.Join(i.state(gateway), "bpf") }
+
+// mount gives a gateway a BPF filesystem of its own, unless it has one.
+func (i *Installation) mount(gateway int) error {
+	if err := os.Mkdir(i.bpffs(gateway), 0o700); errors.Is(err, fs.ErrExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	unmount, err := netlab.MountBPFFS(i.bpffs(gateway))
+	if err == nil {
+		i.unmount = append(i.unmount, unmount)
+	}
 	return err
 }
 
@@ -139,7 +168,7 @@ func (i *Installation) register(ctx context.Context) error {
 	}
 	for g, ids := range i.IDs.Gateways {
 		node, err := i.render(nodeTemplate, map[string]any{
-			"Name": Name(g), "Addr": edge.Gateways[g][0], "Port": agentPort, "NeutronPort": ids.Port, "ASN": GatewayASN,
+			"Name": Name(g), "Addr": edge.Gateways[g][0], "Port": agentPort, "NeutronPort": ids.Port, "ASN": GatewayASN, "Balancer": i.balancer,
 			"Router": edge.Router[0], "RouterASN": RouterASN, "MED": 50 * g,
 		})
 		if err != nil {
@@ -171,13 +200,21 @@ func (i *Installation) Kubectl(ctx context.Context, args ...string) (string, err
 	return string(out), nil
 }
 
-// Close ends the programs. What they made in the cluster and in the cloud stays.
+// Close ends the programs, and lets gateways forget what they balance. What they made in the cluster and in the cloud stays.
 func (i *Installation) Close() error {
 	var errs []error
 	for _, p := range []*Process{i.Controller, i.Agents[0], i.Agents[1]} {
 		if p != nil && p.Runs() {
 			errs = append(errs, p.Stop())
 		}
+	}
+	for g, ns := range i.Gateways {
+		if i.Agents[g] != nil {
+			errs = append(errs, i.run(context.Background(), ns, "isthmus-gateway", "cleanup", "--bpffs", i.bpffs(g)))
+		}
+	}
+	for _, unmount := range i.unmount {
+		errs = append(errs, unmount())
 	}
 	if i.fabric != nil {
 		errs = append(errs, i.fabric.Close())
@@ -187,9 +224,9 @@ func (i *Installation) Close() error {
 
 func (i *Installation) path(name string) string { return filepath.Join(i.dir, name) }
 
-// run runs one of the programs to its end, beside the cluster.
-func (i *Installation) run(ctx context.Context, program string, args ...string) error {
-	p, err := Start(ctx, i.fabric, i.path(program+".log"), i.path(program), args...)
+// run runs one of the programs to its end.
+func (i *Installation) run(ctx context.Context, ns *netlab.Namespace, program string, args ...string) error {
+	p, err := Start(ctx, ns, i.path(program+".log"), i.path(program), args...)
 	if err != nil {
 		return err
 	}

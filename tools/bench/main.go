@@ -34,6 +34,9 @@ type bench func(ctx context.Context, rounds int, progress io.Writer) ([]metric.M
 var benches = map[string]bench{"controlplane": controlplane.Run, "dataplane": dataplane.Run, "dns": dns.Run, "gateway": gateway.Run}
 
 func main() {
+	for _, phase := range gateway.Phases {
+		benches["gateway-"+phase.Name] = phase.Run
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, benches, os.Args[1:], os.Stdout, os.Stderr); err != nil {

@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-net/isthmus/e2e/gateways"
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
 //go:embed web.yaml
@@ -93,7 +94,7 @@ func demo(ctx context.Context, lab *cluster.Lab) (err error) {
 	}
 	defer func() { err = errors.Join(err, edge.Close(context.WithoutCancel(ctx))) }()
 	d.step("isthmus-gateway on both gateways, isthmus-gateway-controller beside the cluster")
-	d.Installation, err = gateways.Install(ctx, edge, lab, "a", dir)
+	d.Installation, err = gateways.Install(ctx, edge, lab, "a", dir, desired.NFTables)
 	if err != nil {
 		return err
 	}

@@ -19,15 +19,39 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
+
+// Phases are the parts of the table, each of which can be measured alone.
+var Phases = []struct {
+	Name string
+	Run  func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
+}{{"failover", announcers}, {"balancers", throughputs}, {"groups", groups}, {"services", services}}
 
 // Run measures for the given number of rounds and returns the rows of the table. It needs root. Nothing of it outlives
 // the call.
-func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("measuring needs root: it makes network namespaces")
+func Run(ctx context.Context, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
+	for _, phase := range Phases {
+		more, err := phase.Run(ctx, rounds, progress)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", phase.Name, err)
+		}
+		rows = append(rows, more...)
 	}
-	if err := debian.Ensure(ctx, progress, "frr", "keepalived"); err != nil {
+	return rows, nil
+}
+
+// install makes sure that packages are there.
+func install(ctx context.Context, progress io.Writer, packages ...string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("measuring needs root: it makes network namespaces")
+	}
+	return debian.Ensure(ctx, progress, packages...)
+}
+
+// announcers measures what announces, by BGP and by VRRP.
+func announcers(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
+	if err := install(ctx, progress, frr.Package, "keepalived"); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "isthmus-bench-")
@@ -47,11 +71,7 @@ func Run(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, 
 	if err != nil {
 		return nil, fmt.Errorf("announced by VRRP: %w", err)
 	}
-	seen, err := lanes(ctx, rounds, progress)
-	if err != nil {
-		return nil, fmt.Errorf("balancers: %w", err)
-	}
-	return slices.Concat(rows(byBGP, byVRRP), balancerRows(seen)), nil
+	return rows(byBGP, byVRRP), nil
 }
 
 func build(ctx context.Context, pkg, program string) error {

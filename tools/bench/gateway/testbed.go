@@ -47,10 +47,7 @@ func newBGP(ctx context.Context, program string) (*testbed, error) {
 		return "bgp:anew"
 	}
 	b.state = func(gateway int) *desired.State {
-		return b.withVIP(&desired.State{BGP: &desired.BGP{
-			ASN: gatewayASN, RouterID: edge.Gateways[gateway][0], MED: new(uint32(gateway * 50)), GracefulRestart: 10,
-			Peers: []desired.Peer{{Addr: edge.Router[0], ASN: routerASN, BFD: &desired.BFD{IntervalMillis: millis, Multiplier: 3}}},
-		}}, desired.ByBGP)
+		return b.withVIP(&desired.State{BGP: speaker(gateway)}, desired.ByBGP)
 	}
 	if err := b.makeEdge(); err != nil {
 		return nil, errors.Join(err, b.close())
@@ -69,6 +66,14 @@ func newBGP(ctx context.Context, program string) (*testbed, error) {
 	b.router = router
 	b.undo = append(b.undo, router.Close)
 	return b, nil
+}
+
+// speaker is a gateway's part in BGP. The first one is preferred.
+func speaker(gateway int) *desired.BGP {
+	return &desired.BGP{
+		ASN: gatewayASN, RouterID: edge.Gateways[gateway][0], MED: new(uint32(gateway * 50)), GracefulRestart: 10,
+		Peers: []desired.Peer{{Addr: edge.Router[0], ASN: routerASN, BFD: &desired.BFD{IntervalMillis: millis, Multiplier: 3}}},
+	}
 }
 
 // newVRRP makes a testbed with keepalived, whose files are below dir.
@@ -165,6 +170,14 @@ func await(ctx context.Context, what func() (string, error)) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// missing is what an error says that time may mend.
+func missing(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // settled waits until a gateway is as its state says, and the router, if there is one, has its fresh route.

@@ -19,7 +19,6 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/nft"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
-	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -42,15 +41,22 @@ type lane struct {
 // serverOf is the server as a lane's gateway knows it.
 var serverOf = netip.MustParseAddr("10.96.0.1")
 
-// throughput is what the client can do through each lane: operations in a second, by lane and kind of traffic, of every
-// phase.
-type throughput map[string]map[string][]float64
+// throughput is what the client can do through each lane: what every phase brought, by lane and kind of traffic.
+type throughput map[string]map[string][]pace
 
-// lanes measures the balancers against rules that a person would write, in turns.
-func lanes(ctx context.Context, rounds int, progress io.Writer) (_ throughput, err error) {
-	if err := debian.Ensure(ctx, progress, "nftables"); err != nil {
+// throughputs measures the balancers against rules that a person would write, in turns.
+func throughputs(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
+	if err := install(ctx, progress, "nftables"); err != nil {
 		return nil, err
 	}
+	seen, err := lanes(ctx, rounds, progress)
+	if err != nil {
+		return nil, err
+	}
+	return balancerRows(seen), nil
+}
+
+func lanes(ctx context.Context, rounds int, progress io.Writer) (_ throughput, err error) {
 	var undo []func() error
 	defer func() {
 		for _, u := range slices.Backward(undo) {
@@ -89,12 +95,12 @@ func lanes(ctx context.Context, rounds int, progress io.Writer) (_ throughput, e
 		for i := range all {
 			l := all[(i+turn)%len(all)] // nobody is always first
 			for _, k := range kinds {
-				var n float64
+				var n pace
 				if err := client.Do(func() (err error) { n, err = k.run(l.vip); return err }); err != nil {
 					return nil, fmt.Errorf("%s, %s: %w", l.name, k.name, err)
 				}
 				if seen[l.name] == nil {
-					seen[l.name] = map[string][]float64{}
+					seen[l.name] = map[string][]pace{}
 				}
 				seen[l.name][k.name] = append(seen[l.name][k.name], n)
 			}
@@ -188,17 +194,21 @@ const (
 	withEBPF = "eBPF balancer"
 )
 
+// balancers are ours.
+var balancers = []struct {
+	name string
+	kind desired.Balancer
+	bar  float64 // what it is to reach of what rules by hand do
+}{{withEBPF, desired.EBPF, 1.1}, {withNFT, desired.NFTables, 0.95}}
+
 // balancerRows are what our balancers reach of what rules by hand do.
 func balancerRows(seen throughput) []metric.Metric {
 	var rows []metric.Metric
-	for _, l := range []struct {
-		name string
-		bar  float64
-	}{{withEBPF, 1.1}, {withNFT, 0.95}} {
+	for _, l := range balancers {
 		for _, k := range kinds {
 			ratios := make([]float64, len(seen[l.name][k.name]))
-			for i, n := range seen[l.name][k.name] {
-				ratios[i] = n / seen[byHand][k.name][i]
+			for i, p := range seen[l.name][k.name] {
+				ratios[i] = p.perSecond / seen[byHand][k.name][i].perSecond
 			}
 			m := metric.Metric{
 				Name: fmt.Sprintf("%s: %s a second of CPU, against nft DNAT by hand", l.name, k.name), Value: metric.Median(ratios), Unit: "ratio",
@@ -206,8 +216,24 @@ func balancerRows(seen throughput) []metric.Metric {
 			}
 			rows = append(rows, m)
 		}
+		reset, of := seen.resets(l.name)
+		peer, _ := seen.resets(byHand)
+		rows = append(rows, metric.Metric{
+			Name: fmt.Sprintf("%s: connections reset of %d; peer: by hand", l.name, of), Value: float64(reset), Unit: "connections", Better: metric.Lower, Peer: new(float64(peer)),
+		})
 	}
 	return rows
+}
+
+// resets is how many connections of a lane were reset, and how many were made.
+func (t throughput) resets(lane string) (reset, of int) {
+	for _, all := range t[lane] {
+		for _, p := range all {
+			reset += p.reset
+			of += p.done + p.reset
+		}
+	}
+	return reset, of
 }
 
 // own gives an address to a namespace's loopback device.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -9,18 +10,23 @@ import (
 func TestBalancerRows(t *testing.T) {
 	seen := throughput{byHand: {}, withNFT: {}, withEBPF: {}}
 	for _, k := range kinds {
-		seen[byHand][k.name] = []float64{100, 200, 400}
-		seen[withNFT][k.name] = []float64{90, 200, 380}
-		seen[withEBPF][k.name] = []float64{120, 220, 500}
+		for _, n := range [][3]float64{{100, 90, 120}, {200, 200, 220}, {400, 380, 500}} {
+			seen[byHand][k.name] = append(seen[byHand][k.name], pace{perSecond: n[0], done: 7, reset: 1})
+			seen[withNFT][k.name] = append(seen[withNFT][k.name], pace{perSecond: n[1], done: 7})
+			seen[withEBPF][k.name] = append(seen[withEBPF][k.name], pace{perSecond: n[2], done: 5, reset: 2})
+		}
 	}
 	var have []float64
 	for _, m := range balancerRows(seen) {
 		have = append(have, m.Value)
-		if m.Bar == nil {
-			t.Errorf("%s has no bar", m.Name)
+		if (m.Bar == nil) != (m.Peer != nil) {
+			t.Errorf("%s: bar %v, peer %v", m.Name, m.Bar, m.Peer)
+		}
+		if m.Peer != nil && (*m.Peer != 6 || !strings.Contains(m.Name, "of 42;")) {
+			t.Errorf("%s: peer %v, want 6 resets of 42 connections", m.Name, *m.Peer)
 		}
 	}
-	if want := []float64{1.2, 1.2, 0.95, 0.95}; !slices.Equal(have, want) {
+	if want := []float64{1.2, 1.2, 12, 0.95, 0.95, 0}; !slices.Equal(have, want) {
 		t.Errorf("have %v, want %v", have, want)
 	}
 }

@@ -16,34 +16,41 @@ import (
 // kind is one kind of traffic. Client and server run on one CPU, so that what is measured is the cost of the whole road.
 type kind struct {
 	name string
-	run  func(to netip.AddrPort) (float64, error)
+	run  func(to netip.AddrPort) (pace, error)
+}
+
+// pace is what a phase brought.
+type pace struct {
+	perSecond   float64 // of the CPU that all sides share: what else the machine does in the meantime does not count
+	done, reset int     // operations
 }
 
 var kinds = []kind{
-	{"short TCP connections", func(to netip.AddrPort) (float64, error) {
-		return perSecond(func() error { return connectOnce(to) })
+	{"short TCP connections", func(to netip.AddrPort) (pace, error) {
+		return repeat(func() error { return connectOnce(to) })
 	}},
 	{"UDP replies", udpReplies},
 }
 
-// perSecond repeats an operation for a phase, and returns how often that was in a second of the CPU that all sides share:
-// what else the machine does in the meantime does not count.
-func perSecond(operate func() error) (float64, error) {
+// repeat repeats an operation for a phase. One that is reset cost its time and is of no use.
+func repeat(operate func() error) (p pace, err error) {
 	if err := pin(); err != nil {
-		return 0, err
+		return pace{}, err
 	}
-	n, start, used := 0, time.Now(), cpuTime()
+	start, used := time.Now(), cpuTime()
 	for time.Since(start) < phase {
 		err := operate()
 		if errors.Is(err, unix.ECONNRESET) {
-			continue // it cost its time, and was of no use
+			p.reset++
+			continue
 		}
 		if err != nil {
-			return 0, err
+			return pace{}, err
 		}
-		n++
+		p.done++
 	}
-	return float64(n) / (cpuTime() - used).Seconds(), nil
+	p.perSecond = float64(p.done) / (cpuTime() - used).Seconds()
+	return p, nil
 }
 
 // cpuTime is what this process has used.
@@ -119,25 +126,25 @@ func connectOnce(to netip.AddrPort) error {
 // window is how many questions are under way at a time.
 const window = 32
 
-func udpReplies(to netip.AddrPort) (float64, error) {
+func udpReplies(to netip.AddrPort) (pace, error) {
 	fd, err := dial(unix.SOCK_DGRAM, to)
 	if err != nil {
-		return 0, err
+		return pace{}, err
 	}
 	var b [8]byte
 	for range window {
 		if _, err := unix.Write(fd, b[:1]); err != nil {
-			return 0, errors.Join(fmt.Errorf("send: %w", err), unix.Close(fd))
+			return pace{}, errors.Join(fmt.Errorf("send: %w", err), unix.Close(fd))
 		}
 	}
-	n, err := perSecond(func() error {
+	p, err := repeat(func() error {
 		if _, err := unix.Read(fd, b[:]); err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
 		_, err := unix.Write(fd, b[:1])
 		return err
 	})
-	return n, errors.Join(err, unix.Close(fd))
+	return p, errors.Join(err, unix.Close(fd))
 }
 
 // serve answers in a namespace until stop is called.

@@ -29,6 +29,16 @@ type Config struct {
 	Peers    []Peer
 	// Paths is how many equal routes share traffic; 0: one.
 	Paths int
+	// Followers are routes that go where those to VIPs go.
+	Followers []Follower
+}
+
+// Follower leads what goes to a network, in a routing table besides the main one, where the route to a VIP leads: so packets back to
+// clients pass the gateway that has the VIP.
+type Follower struct {
+	To    netip.Prefix
+	VIP   netip.Addr
+	Table int
 }
 
 // Peer is a neighbour that dials.
@@ -65,7 +75,11 @@ func Start(ctx context.Context, ns *netlab.Namespace, cfg Config) (*Router, erro
 		return nil, err
 	}
 	r := &Router{ns: ns, dir: dir, cfg: cfg, daemons: map[string]*daemon{}}
-	for _, name := range []string{"zebra", "bfdd", "bgpd"} {
+	names := []string{"zebra", "bfdd", "bgpd"}
+	if len(cfg.Followers) > 0 {
+		names = append(names, "staticd")
+	}
+	for _, name := range names {
 		if err := r.start(ctx, name); err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
@@ -88,7 +102,7 @@ func folder(ctx context.Context) (string, error) {
 // Close ends the daemons.
 func (r *Router) Close() error {
 	var errs []error
-	for _, name := range []string{"bgpd", "bfdd", "zebra"} {
+	for _, name := range []string{"staticd", "bgpd", "bfdd", "zebra"} {
 		errs = append(errs, r.end(name, syscall.SIGTERM))
 	}
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
@@ -105,8 +119,11 @@ func (r *Router) RestartBGP(ctx context.Context) error {
 func (r *Router) start(ctx context.Context, name string) error {
 	conf := filepath.Join(r.dir, name+".conf")
 	text := "hostname r\n"
-	if name == "bgpd" {
+	switch name {
+	case "bgpd":
 		text += r.cfg.bgp()
+	case "staticd":
+		text += r.cfg.followers()
 	}
 	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 		return err
@@ -199,6 +216,19 @@ func (c Config) bgp() string {
 			line("  neighbor %s soft-reconfiguration inbound", p.Addr)
 		}
 		line(" exit-address-family")
+	}
+	return b.String()
+}
+
+// followers is the configuration of staticd.
+func (c Config) followers() string {
+	var b strings.Builder
+	for _, f := range c.Followers {
+		family := "ip"
+		if f.VIP.Is6() {
+			family = "ipv6"
+		}
+		fmt.Fprintf(&b, "%s route %s %s table %d\n", family, f.To, f.VIP, f.Table)
 	}
 	return b.String()
 }

@@ -1,0 +1,72 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+)
+
+const (
+	// many is how many VIPs a gateway has when it is changed, each with serverCount backends.
+	many = 1000
+	// changeCount is how often it is changed in each round.
+	changeCount = 60
+)
+
+// manyVIPs are what a gateway has when it is changed.
+func manyVIPs() []desired.VIP {
+	var numbers []int
+	for n := range serverCount {
+		numbers = append(numbers, n)
+	}
+	all := vips(numbers...)
+	for a := fillerVIPs; len(all) < many; a = a.Next() {
+		all = append(all, desired.VIP{Addr: a, Announce: desired.ByBGP, Return: desired.SNAT, Frontends: frontend(numbers...)})
+	}
+	slices.SortFunc(all, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
+	return all
+}
+
+// changes gives the gateway that lives many VIPs, and then changes a backend of one, again and again. The result are the times
+// that it took, from a state to the gateway's answer, the shortest first.
+func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
+	all := manyVIPs()
+	const alive = 1
+	if _, err := g.reconfigure(ctx, alive, all); err != nil {
+		return nil, err
+	}
+	for n := range changeCount {
+		f := &all[n*len(all)/changeCount].Frontends[0]
+		f.Backends = slices.Clone(f.Backends)
+		f.Backends[serverCount-1].Addr = serverAddr(serverCount) // the one in reserve
+		d, err := g.reconfigure(ctx, alive, all)
+		if err != nil {
+			return nil, fmt.Errorf("change %d: %w", n, err)
+		}
+		took = append(took, d)
+	}
+	slices.Sort(took)
+	return took, nil
+}
+
+// changeRows are how long changes took.
+func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
+	const bar = 50
+	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+	for _, b := range balancers {
+		took := slices.Sorted(slices.Values(seen[b.kind].changes))
+		name := fmt.Sprintf("%s: reconfigure with %d VIPs of %d backends, one change, by HTTPS with mutual TLS", b.name, many, serverCount)
+		rows = append(rows,
+			metric.Metric{
+				Name: name, Value: ms(took[len(took)/2]), Unit: "ms", Bar: new(float64(bar)), Better: metric.Lower,
+				Quartiles: &[2]float64{ms(took[len(took)/4]), ms(took[len(took)*3/4])},
+			},
+			metric.Metric{Name: "the same, 99th percentile", Value: ms(took[len(took)*99/100]), Unit: "ms", Bar: new(float64(bar)), Better: metric.Lower},
+		)
+	}
+	return rows
+}

@@ -1,0 +1,232 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// What a connection does while it is open.
+const (
+	silent   = "idle"     // nobody says anything
+	download = "download" // the server alone says something
+	upload   = "upload"   // the client alone does
+)
+
+var habits = []string{silent, download, upload}
+
+const (
+	// beat is between two words of who speaks.
+	beat = 250 * time.Millisecond
+	// recovery is how long a connection may take to go on, which is for TCP to send again what got lost.
+	recovery = 20 * time.Second
+)
+
+// connection is one of a client with a server, both of which are in this process. A word is the time at which it was said, in
+// ns since 1970, in 8 bytes.
+type connection struct {
+	net.Conn
+	way, habit string
+	heard      atomic.Int64 // the last word that came to who listens
+	ended      chan struct{}
+	err        error // why it ended; to be read afterwards
+}
+
+// connections are a server, and the client's connections with it.
+type connections struct {
+	client  *netlab.Namespace
+	serving sync.WaitGroup
+	undo    func() error
+
+	mu   sync.Mutex // guards what follows
+	all  []*connection
+	ends []net.Conn // the server's
+}
+
+// newConnections lets the server answer, at all of its addresses.
+func newConnections(ctx context.Context, client, server *netlab.Namespace) (*connections, error) {
+	s := &connections{client: client}
+	var l net.Listener
+	if err := server.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp4", fmt.Sprintf(":%d", served))
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	s.undo = l.Close
+	s.serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.ends = append(s.ends, c)
+			s.mu.Unlock()
+			s.serving.Go(func() { s.talk(c) })
+		}
+	})
+	return s, nil
+}
+
+// close ends everything.
+func (s *connections) close() error {
+	err := s.undo()
+	s.mu.Lock()
+	for _, c := range s.all {
+		_ = c.Close() // it may be broken
+	}
+	for _, c := range s.ends {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.serving.Wait()
+	return err
+}
+
+// hello is what a client says first: which connection it is.
+type hello struct{ Number uint64 }
+
+// talk is the server's end of a connection. What fails here fails at the client, which counts it.
+func (s *connections) talk(end net.Conn) {
+	var h hello
+	if binary.Read(end, binary.BigEndian, &h) != nil {
+		return
+	}
+	s.mu.Lock()
+	c := s.all[h.Number]
+	s.mu.Unlock()
+	if say(end) != nil {
+		return
+	}
+	switch c.habit {
+	case download:
+		_ = speak(end)
+	case upload:
+		_ = listen(end, &c.heard)
+	default:
+		_, _ = io.Copy(end, end)
+	}
+}
+
+// say says a word.
+func say(to io.Writer) error {
+	return binary.Write(to, binary.BigEndian, time.Now().UnixNano())
+}
+
+// speak says a word with every beat, until it cannot.
+func speak(to io.Writer) error {
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for range tick.C {
+		if err := say(to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listen notes the last word that came, until none can come.
+func listen(to io.Reader, last *atomic.Int64) error {
+	for lines := bufio.NewReader(to); ; {
+		var word int64
+		if err := binary.Read(lines, binary.BigEndian, &word); err != nil {
+			return err
+		}
+		last.Store(word)
+	}
+}
+
+// open opens n connections to an address, in turns of each habit. Every one of them has been answered.
+func (s *connections) open(ctx context.Context, way string, to netip.AddrPort, n int) error {
+	return s.client.Do(func() error {
+		for i := range n {
+			c, err := new(net.Dialer).DialContext(ctx, "tcp4", to.String())
+			if err != nil {
+				return err
+			}
+			if err := s.begin(&connection{Conn: c, way: way, habit: habits[i%len(habits)], ended: make(chan struct{})}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *connections) begin(c *connection) error {
+	s.mu.Lock()
+	s.all = append(s.all, c)
+	h := hello{uint64(len(s.all) - 1)}
+	s.mu.Unlock()
+	var word int64
+	if err := errors.Join(binary.Write(c, binary.BigEndian, h), binary.Read(c, binary.BigEndian, &word)); err != nil {
+		return fmt.Errorf("connection %d: %w", h.Number, err)
+	}
+	go func() {
+		defer close(c.ended)
+		switch c.habit {
+		case download:
+			c.err = listen(c, &c.heard)
+		case upload:
+			c.err = speak(c)
+		}
+	}()
+	return nil
+}
+
+// goesOn returns nil when what is said after a moment, by who speaks, comes to the other end. Who was idle speaks now.
+func (c *connection) goesOn(after time.Time) error {
+	if c.habit == silent {
+		var word int64
+		return errors.Join(c.SetDeadline(time.Now().Add(recovery)), say(c), binary.Read(c, binary.BigEndian, &word))
+	}
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for end := time.Now().Add(recovery); c.heard.Load() <= after.UnixNano(); {
+		select {
+		case <-c.ended:
+			return c.err
+		case now := <-tick.C:
+			if now.After(end) {
+				return errors.New("nothing comes")
+			}
+		}
+	}
+	return nil
+}
+
+// broken returns those that do not go on after a moment.
+func (s *connections) broken(after time.Time) (all []broken) {
+	var mu sync.Mutex // guards all
+	var group errgroup.Group
+	for _, c := range s.all {
+		group.Go(func() error {
+			if err := c.goesOn(after); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				all = append(all, broken{c, err})
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // none has an error
+	return all
+}
+
+// broken is a connection that does not go on, and why.
+type broken struct {
+	*connection
+	why error
+}

@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+)
+
+const (
+	// open is how many connections there are when a gateway dies, of each way back.
+	open = 1000
+	// old is how long they are open by then, at least: what a gateway did not tell the other one of, that one cannot go on with.
+	old = 250 * time.Millisecond
+)
+
+// ways are how the servers' packets find back, and the VIP of each.
+var ways = []struct {
+	name string
+	way  desired.Return
+	vip  netip.Addr
+}{{"source kept", desired.Routed, keptVIP}, {"SNAT from the VIP", desired.SNAT, snatVIP}}
+
+// vips are those of ways, over servers by number.
+func vips(numbers ...int) (all []desired.VIP) {
+	for _, w := range ways {
+		all = append(all, desired.VIP{Addr: w.vip, Announce: desired.ByBGP, Return: w.way, Frontends: frontend(numbers...)})
+	}
+	return all
+}
+
+// death opens connections of each way and habit through the preferred gateway of a group; then two servers come, and one
+// drains; then the gateway dies, agent and cable. The result is what does not go on through the other one.
+func (g *group) death(ctx context.Context) (all []broken, err error) {
+	if err := g.reconfigureAll(ctx, vips(0, 1, 2, 3, 4, 5, 6, 7)); err != nil {
+		return nil, err
+	}
+	if err := g.leads(ctx, 0); err != nil {
+		return nil, err
+	}
+	c, err := newConnections(ctx, g.Client, g.servers)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	for _, w := range ways {
+		if err := c.open(ctx, w.name, netip.AddrPortFrom(w.vip, served), open); err != nil {
+			return nil, fmt.Errorf("%s: %w", w.name, err)
+		}
+	}
+	opened := time.Now()
+	after := vips(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+	for i := range after {
+		after[i].Frontends[0].Backends[0].Draining = true
+	}
+	if err := g.reconfigureAll(ctx, after); err != nil {
+		return nil, err
+	}
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(time.Until(opened.Add(old))):
+	}
+	if err := errors.Join(g.Cut(0), g.agents[0].Kill()); err != nil {
+		return nil, err
+	}
+	all = c.broken(time.Now())
+	return all, g.leads(ctx, 1)
+}
+
+// whole is what was seen of a group, in all rounds.
+type whole struct {
+	broken  map[string]int // connections, by way
+	opened  int            // of each way
+	changes []time.Duration
+}
+
+// groups lets gateways die, and changes what they are to be, with each balancer.
+func groups(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
+	if err := install(ctx, progress, frr.Package); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "isthmus-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	p, err := newPrograms(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[desired.Balancer]*whole{}
+	for _, b := range balancers {
+		seen[b.kind] = &whole{broken: map[string]int{}}
+	}
+	for round := range rounds {
+		for _, b := range balancers {
+			if err := once(ctx, p, b.kind, seen[b.kind], func(format string, args ...any) {
+				fmt.Fprintf(progress, "round %d/%d  %s: %s\n", round+1, rounds, b.name, fmt.Sprintf(format, args...))
+			}); err != nil {
+				return nil, fmt.Errorf("%s: %w", b.name, err)
+			}
+		}
+	}
+	return slices.Concat(deathRows(seen), changeRows(seen)), nil
+}
+
+// once is one round of one balancer.
+func once(ctx context.Context, p *programs, balancer desired.Balancer, seen *whole, say func(string, ...any)) (err error) {
+	g, err := newGroup(ctx, p, balancer)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	all, err := g.death(ctx)
+	if err != nil {
+		return fmt.Errorf("death of a gateway: %w", err)
+	}
+	for _, b := range all {
+		if seen.broken[b.way]++; seen.broken[b.way] <= 3 {
+			say("a connection (%s, %s) is broken: %v", b.way, b.habit, b.why)
+		}
+	}
+	seen.opened += open
+	say("death of a gateway: %d connections are broken", len(all))
+	changes, err := g.changes(ctx)
+	if err != nil {
+		return fmt.Errorf("reconfigure: %w", err)
+	}
+	seen.changes = append(seen.changes, changes...)
+	say("reconfigure: %s to %s", changes[0], changes[len(changes)-1])
+	return nil
+}
+
+// deathRows are what was broken.
+func deathRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
+	for _, b := range balancers {
+		for _, w := range ways {
+			s := seen[b.kind]
+			rows = append(rows, metric.Metric{
+				Name:  fmt.Sprintf("%s: established TCP connections broken by the death of their gateway of %d, %s", b.name, s.opened, w.name),
+				Value: float64(s.broken[w.name]), Unit: "connections", Bar: new(0.0), Better: metric.Lower,
+			})
+		}
+	}
+	return rows
+}

@@ -1,0 +1,269 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/isthmus-net/isthmus/e2e/gateways"
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+)
+
+// The addresses of a group. Servers are one machine behind the router, which answers at all of theirs.
+var (
+	clients    = netip.MustParsePrefix("10.98.0.0/24") // those of package edge
+	trunk      = [2]netip.Prefix{netip.MustParsePrefix("10.96.0.1/30"), netip.MustParsePrefix("10.96.0.2/30")}
+	serverNet  = netip.MustParsePrefix("10.96.1.0/24")
+	keptVIP    = netip.MustParseAddr("203.0.113.10") // servers see the client
+	snatVIP    = netip.MustParseAddr("203.0.113.11") // servers see the VIP
+	fillerVIPs = netip.MustParseAddr("198.18.0.0")   // and on
+)
+
+const (
+	agentPort = 9443
+	// wayBack is the router's table for what servers send to clients.
+	wayBack     = 100
+	serverCount = 10
+)
+
+// programs are what a group runs, compiled, and its certificates.
+type programs struct {
+	dir   string
+	certs certs.Folder
+}
+
+func gatewayName(i int) string { return fmt.Sprintf("gateway-%d", i+1) }
+
+// newPrograms compiles the gateway into dir, and makes certificates there.
+func newPrograms(ctx context.Context, dir string) (*programs, error) {
+	if err := build(ctx, "github.com/isthmus-net/isthmus/cmd/isthmus-gateway", filepath.Join(dir, "isthmus-gateway")); err != nil {
+		return nil, err
+	}
+	p := &programs{dir: dir, certs: certs.Folder{Path: filepath.Join(dir, "certs")}}
+	_, err := p.certs.Update(certs.Order{Identities: []string{certs.Controller, gatewayName(0), gatewayName(1)}, Life: 24 * time.Hour}, time.Now())
+	return p, err
+}
+
+// group is an edge with two gateways, each the whole program as it runs on a machine of its own, which this process tells what
+// to do as a controller would. Its router leads what comes from servers to clients through the gateway that has keptVIP.
+type group struct {
+	*edge.Lab
+	*programs
+	balancer   desired.Balancer
+	router     *frr.Router
+	servers    *netlab.Namespace
+	agents     [2]*gateways.Process
+	controller [2]*http.Client
+	generation uint64
+	undo       []func() error
+}
+
+// newGroup starts a group. Nobody has told its gateways anything yet.
+func newGroup(ctx context.Context, p *programs, balancer desired.Balancer) (_ *group, err error) {
+	g := &group{programs: p, balancer: balancer}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close())
+		}
+	}()
+	if g.Lab, err = edge.New(); err != nil {
+		return nil, err
+	}
+	g.undo = append(g.undo, g.Close)
+	if err := g.joinServers(); err != nil {
+		return nil, err
+	}
+	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0], Followers: []frr.Follower{{To: clients, VIP: keptVIP, Table: wayBack}}}
+	for i := range g.Gateways {
+		cfg.Peers = append(cfg.Peers, frr.Peer{Addr: edge.Gateways[i][0], ASN: gatewayASN, BFDMillis: millis})
+	}
+	if g.router, err = frr.Start(ctx, g.Router, cfg); err != nil {
+		return nil, err
+	}
+	g.undo = append(g.undo, g.router.Close)
+	for i := range g.agents {
+		if err := g.start(ctx, i); err != nil {
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+func (g *group) close() error {
+	var errs []error
+	for _, undo := range slices.Backward(g.undo) {
+		errs = append(errs, undo())
+	}
+	return errors.Join(errs...)
+}
+
+// joinServers puts the servers behind the router.
+func (g *group) joinServers() (err error) {
+	if g.servers, err = netlab.NewNamespace(); err != nil {
+		return err
+	}
+	g.undo = append(g.undo, g.servers.Close)
+	err = errors.Join(g.Router.Connect(g.servers, trunk[0], trunk[1]), g.Router.RouteTo(serverNet, trunk[1].Addr()), g.servers.Route(trunk[0].Addr()))
+	for n := range serverCount + 1 { // one more is in reserve
+		err = errors.Join(err, own(g.servers, serverAddr(n)))
+	}
+	back := netlink.NewRule()
+	back.IifName, back.Table = netlab.DeviceName(trunk[0]), wayBack
+	return errors.Join(err, g.Router.Do(func() error { return netlink.RuleAdd(back) }))
+}
+
+// serverAddr is the address of a server, from 0 on.
+func serverAddr(n int) netip.Addr {
+	a := serverNet.Addr().As4()
+	a[3] = byte(n + 1)
+	return netip.AddrFrom4(a)
+}
+
+// start starts a gateway's agent.
+func (g *group) start(ctx context.Context, i int) error {
+	state, err := os.MkdirTemp(g.dir, gatewayName(i)+"-")
+	if err != nil {
+		return err
+	}
+	files := g.certs.Files(gatewayName(i))
+	args := []string{
+		"run", "--cluster", "bench", "--balancer", string(g.balancer), "--listen", g.endpoint(i),
+		"--ca", files.CA, "--cert", files.Cert, "--key", files.Key, "--state-dir", state, "--run-dir", state,
+	}
+	if g.balancer == desired.EBPF {
+		mount := filepath.Join(state, "bpf")
+		if err := os.Mkdir(mount, 0o700); err != nil {
+			return err
+		}
+		unmount, err := netlab.MountBPFFS(mount)
+		if err != nil {
+			return err
+		}
+		g.undo = append(g.undo, func() error { return errors.Join(ebpf.Remove(mount), unmount()) })
+		args = append(args, "--bpffs", mount)
+	}
+	if g.agents[i], err = gateways.Start(ctx, g.Gateways[i], filepath.Join(state, "log"), filepath.Join(g.dir, "isthmus-gateway"), args...); err != nil {
+		return err
+	}
+	g.undo = append(g.undo, g.agents[i].Kill)
+	own, err := certs.Open(g.certs.Files(certs.Controller), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	transport := &http.Transport{TLSClientConfig: own.Client(gatewayName(i)), DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+		err = g.Router.Do(func() error {
+			c, err = new(net.Dialer).DialContext(ctx, network, addr)
+			return err
+		})
+		return c, err
+	}}
+	g.controller[i] = &http.Client{Transport: transport, Timeout: patience}
+	g.undo = append(g.undo, func() error {
+		transport.CloseIdleConnections()
+		return nil
+	})
+	return await(ctx, func() (string, error) {
+		if !g.agents[i].Runs() {
+			return "", fmt.Errorf("%s has ended:\n%s", gatewayName(i), g.agents[i].Said())
+		}
+		return missing(g.ask(ctx, i, http.MethodGet, "/v1/state", nil, new(desired.Status))), nil
+	})
+}
+
+func (*group) endpoint(i int) string {
+	return netip.AddrPortFrom(edge.Gateways[i][0], agentPort).String()
+}
+
+// ask sends a gateway a request, as its controller.
+func (g *group) ask(ctx context.Context, i int, method, path string, body []byte, answer any) error {
+	request, err := http.NewRequestWithContext(ctx, method, "https://"+g.endpoint(i)+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	response, err := g.controller[i].Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	said, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", gatewayName(i), response.Status, said)
+	}
+	return json.Unmarshal(said, answer)
+}
+
+// reconfigure tells a gateway what it is to be, and returns how long that took: from the state to the answer.
+func (g *group) reconfigure(ctx context.Context, i int, vips []desired.VIP) (time.Duration, error) {
+	g.generation++
+	other := 1 - i
+	s := desired.State{
+		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i),
+		Mates: []desired.Mate{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
+	}
+	begin := time.Now()
+	body, err := json.Marshal(desired.NewRequest(g.generation, s))
+	if err != nil {
+		return 0, err
+	}
+	var answer desired.Status
+	if err := g.ask(ctx, i, http.MethodPost, "/v1/reconfigure", body, &answer); err != nil {
+		return 0, err
+	}
+	return time.Since(begin), nil
+}
+
+// reconfigureAll tells both gateways.
+func (g *group) reconfigureAll(ctx context.Context, vips []desired.VIP) error {
+	for i := range g.agents {
+		if _, err := g.reconfigure(ctx, i, vips); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leads waits until the router leads all packets to VIPs through a gateway, and not because it keeps what is stale.
+func (g *group) leads(ctx context.Context, gateway int) error {
+	return await(ctx, func() (string, error) {
+		for _, w := range ways {
+			routes, err := g.router.Routes(ctx, w.vip)
+			if err != nil {
+				return "", err
+			}
+			if !slices.ContainsFunc(routes, func(r frr.Route) bool { return r.Best && !r.Stale && r.From == edge.Gateways[gateway][0] }) {
+				return fmt.Sprintf("the router does not lead %s through %s", w.vip, gatewayName(gateway)), nil
+			}
+		}
+		return "", nil
+	})
+}
+
+// frontend is a VIP's one, for TCP, of some servers by number.
+func frontend(numbers ...int) []desired.Frontend {
+	f := desired.Frontend{Service: "bench/web", Protocol: "TCP", Port: served}
+	for _, n := range numbers {
+		f.Backends = append(f.Backends, desired.Backend{Addr: serverAddr(n), Port: served, Weight: 1})
+	}
+	return []desired.Frontend{f}
+}
