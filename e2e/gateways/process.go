@@ -90,6 +90,20 @@ func (p *Process) Runs() bool {
 	}
 }
 
+// Memory is how much of it the program has now, in bytes (VmRSS of proc_pid_status(5)).
+func (p *Process) Memory() (uint64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	var kib uint64
+	_, text, _ := bytes.Cut(b, []byte("VmRSS:"))
+	if _, err := fmt.Sscan(string(text), &kib); err != nil {
+		return 0, fmt.Errorf("memory of %s: %w", p.cmd.Path, err)
+	}
+	return kib << 10, nil
+}
+
 // Said returns the end of what the program has said.
 func (p *Process) Said() string {
 	b, err := os.ReadFile(p.log)

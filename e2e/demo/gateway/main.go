@@ -88,6 +88,7 @@ func demo(ctx context.Context, lab *cluster.Lab) (err error) {
 	d.client = lab.EchoProgram()
 	dir := filepath.Join(lab.Dir(), "edge")
 	d.step("before it: a client, a router (FRR), two gateways; and a real Keystone and Neutron")
+	d.step("Neutron has no agents here: the lab's router applies the L3 agent's NAT, and refuses addresses without an allowed pair")
 	edge, err := gateways.Up(ctx, gateways.Config{Lab: lab, Dir: dir, Progress: os.Stdout})
 	if err != nil {
 		return err

@@ -15,6 +15,8 @@ const (
 	many = 1000
 	// changeCount is how often it is changed in each round.
 	changeCount = 60
+	// alive is the gateway that is changed.
+	alive = 1
 )
 
 // manyVIPs are what a gateway has when it is changed.
@@ -35,7 +37,6 @@ func manyVIPs() []desired.VIP {
 // that it took, from a state to the gateway's answer, the shortest first.
 func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
 	all := manyVIPs()
-	const alive = 1
 	if _, err := g.reconfigure(ctx, alive, all); err != nil {
 		return nil, err
 	}
@@ -53,7 +54,7 @@ func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
 	return took, nil
 }
 
-// changeRows are how long changes took.
+// changeRows are how long changes took, and what an agent with many VIPs needs.
 func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 	const bar = 50
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -66,6 +67,7 @@ func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 				Quartiles: &[2]float64{ms(took[len(took)/4]), ms(took[len(took)*3/4])},
 			},
 			metric.Metric{Name: "the same, 99th percentile", Value: ms(took[len(took)*99/100]), Unit: "ms", Bar: new(float64(bar)), Better: metric.Lower},
+			metric.Metric{Name: "memory of its agent after that", Value: metric.Median(seen[b.kind].memory), Unit: "MiB", Better: metric.Lower},
 		)
 	}
 	return rows

@@ -81,6 +81,7 @@ type whole struct {
 	broken  map[string]int // connections, by way
 	opened  int            // of each way
 	changes []time.Duration
+	memory  []float64 // of the agent that was changed, in MiB
 }
 
 // groups lets gateways die, and changes what they are to be, with each balancer.
@@ -136,6 +137,11 @@ func once(ctx context.Context, p *programs, balancer desired.Balancer, seen *who
 		return fmt.Errorf("reconfigure: %w", err)
 	}
 	seen.changes = append(seen.changes, changes...)
+	memory, err := g.agents[alive].Memory()
+	if err != nil {
+		return err
+	}
+	seen.memory = append(seen.memory, float64(memory)/(1<<20))
 	say("reconfigure: %s to %s", changes[0], changes[len(changes)-1])
 	return nil
 }

@@ -16,7 +16,7 @@ func TestGroupRows(t *testing.T) {
 	seen := func(broken int, change time.Duration) map[desired.Balancer]*whole {
 		all := map[desired.Balancer]*whole{}
 		for _, b := range balancers {
-			w := &whole{broken: map[string]int{}, opened: 1000, changes: []time.Duration{change, change, change}}
+			w := &whole{broken: map[string]int{}, opened: 1000, changes: []time.Duration{change, change, change}, memory: []float64{30}}
 			for _, way := range ways {
 				w.broken[way.name] = broken
 			}
@@ -31,8 +31,8 @@ func TestGroupRows(t *testing.T) {
 	}{
 		"none broken":   {deathRows(seen(0, 0)), 4, true},
 		"one broken":    {deathRows(seen(1, 0)), 4, false},
-		"quick changes": {changeRows(seen(0, 50*ms)), 4, true},
-		"slow changes":  {changeRows(seen(0, 51*ms)), 4, false},
+		"quick changes": {changeRows(seen(0, 50*ms)), 6, true},
+		"slow changes":  {changeRows(seen(0, 51*ms)), 6, false},
 		"an answer":     {serviceRows([]time.Duration{5 * time.Second}), 2, true},
 		"a late answer": {serviceRows([]time.Duration{5001 * ms}), 2, false},
 	} {

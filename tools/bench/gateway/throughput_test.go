@@ -19,14 +19,14 @@ func TestBalancerRows(t *testing.T) {
 	var have []float64
 	for _, m := range balancerRows(seen) {
 		have = append(have, m.Value)
-		if (m.Bar == nil) != (m.Peer != nil) {
-			t.Errorf("%s: bar %v, peer %v", m.Name, m.Bar, m.Peer)
+		if (m.Bar != nil) != (m.Unit == "ratio") {
+			t.Errorf("%s: bar %v", m.Name, m.Bar)
 		}
 		if m.Peer != nil && (*m.Peer != 6 || !strings.Contains(m.Name, "of 42;")) {
 			t.Errorf("%s: peer %v, want 6 resets of 42 connections", m.Name, *m.Peer)
 		}
 	}
-	if want := []float64{1.2, 1.2, 12, 0.95, 0.95, 0}; !slices.Equal(have, want) {
+	if want := []float64{1.2, 220, 1.2, 220, 12, 0.95, 200, 0.95, 200, 0}; !slices.Equal(have, want) {
 		t.Errorf("have %v, want %v", have, want)
 	}
 }
