@@ -58,7 +58,7 @@ a Service that one of them exports is reachable in all of them as NAME.NAMESPACE
 	usage.Explain(root)
 	root.AddCommand(
 		deployBrokerCommand(), joinCommand(), leaveCommand(), memberCommand(), rotateCommand(), revokeCommand(),
-		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), versionCommand(),
+		exportCommand(), unexportCommand(), statusCommand(), dnsCommand(), showCommand(), explainCommand(), observeCommand(), releaseHoldCommand(), gatewayCommand(), federationCommand(), versionCommand(),
 	)
 	return root
 }

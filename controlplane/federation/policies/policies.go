@@ -29,6 +29,11 @@ type Config struct {
 	Namespace string
 }
 
+// Travels reports whether o is of a kind that is replicated, and somebody asks for that.
+func (c Config) Travels(o *unstructured.Unstructured) bool {
+	return federated(o) && slices.ContainsFunc(c.Kinds, func(k federationv1alpha1.PolicyKind) bool { return o.GroupVersionKind() == object(k).GroupVersionKind() })
+}
+
 // New returns the Part that replicates policies.
 func New(c Config) part.Part {
 	return &policies{config: c, placed: map[string]map[part.Key]bool{}}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/tables"
+	"github.com/isthmus-net/isthmus/cmd/internal/usage"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+)
+
+func federationStatusCommand() *cobra.Command {
+	var t target
+	var format string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say how a supervisor sees the members of its federation",
+		Long: `Say how a supervisor sees the members of its federation: who leads each, in which epoch, whether it is reached, and
+how many federated Services and replicated policies it has. It exits 0 when every member is reached and led, and 1 when
+not.`,
+		Example: `  isthmusctl federation status --context ctx-a
+  isthmusctl federation status --context ctx-a -o json`,
+		Args: usage.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := tables.CheckFormat(format); err != nil {
+				return err
+			}
+			c, err := t.connect()
+			if err != nil {
+				return err
+			}
+			f, err := readFederation(cmd.Context(), c, t)
+			if err != nil {
+				return err
+			}
+			members := statusOf(f)
+			return errors.Join(tables.Write(cmd.OutOrStdout(), members, format), members.unready(f))
+		},
+	}
+	t.bind(cmd.Flags())
+	t.bindTimeout(cmd.Flags())
+	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// readFederation reads that of a supervisor.
+func readFederation(ctx context.Context, c client.Client, t target) (*federationv1alpha1.Federation, error) {
+	f := &federationv1alpha1.Federation{}
+	err := c.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, f)
+	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+		return nil, fmt.Errorf("the cluster of %s is of no federation; isthmusctl federation create or add makes it a member", t.source())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(f.Spec.Members) == 0 {
+		return nil, fmt.Errorf("the cluster of %s is a child of federation %s and sees no members; give --context that of a supervisor", t.source(), f.Spec.ClusterSet)
+	}
+	return f, nil
+}
+
+// memberTable is what federation status prints.
+type memberTable []federationv1alpha1.MemberStatus
+
+// statusOf returns the status of every member, also of one that the controller has not looked at.
+func statusOf(f *federationv1alpha1.Federation) memberTable {
+	seen := map[string]federationv1alpha1.MemberStatus{}
+	for _, m := range f.Status.Members {
+		seen[m.ClusterID] = m
+	}
+	var all memberTable
+	for _, m := range f.Spec.Members {
+		s, ok := seen[m.ClusterID]
+		if !ok {
+			s = federationv1alpha1.MemberStatus{ClusterID: m.ClusterID, Message: "this supervisor's controller has not looked at it yet; does isthmus-controller run with --federation?"}
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// unready says what is not as it should be, or nil.
+func (t memberTable) unready(f *federationv1alpha1.Federation) error {
+	var errs []error
+	if c := meta.FindStatusCondition(f.Status.Conditions, federationv1alpha1.ConditionReady); c != nil && c.Status == metav1.ConditionFalse {
+		errs = append(errs, errors.New(c.Message))
+	}
+	for _, m := range t {
+		switch {
+		case !m.Reachable && m.Message == "":
+			errs = append(errs, fmt.Errorf("member %s is not reached", m.ClusterID))
+		case !m.Reachable:
+			errs = append(errs, fmt.Errorf("member %s is not reached: %s", m.ClusterID, m.Message))
+		case m.Leader == "":
+			errs = append(errs, fmt.Errorf("member %s has no leader", m.ClusterID))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Header is part of tables.Table.
+func (memberTable) Header() []string {
+	return []string{"MEMBER", "LEADER", "EPOCH", "REACHABLE", "SERVICES", "POLICIES", "MESSAGE"}
+}
+
+// Rows is part of tables.Table.
+func (t memberTable) Rows() [][]string {
+	rows := make([][]string, len(t))
+	for i, m := range t {
+		reachable := "no"
+		if m.Reachable {
+			reachable = "yes"
+		}
+		rows[i] = []string{
+			m.ClusterID, m.Leader, strconv.FormatInt(m.Epoch, 10), reachable,
+			strconv.FormatInt(m.Services, 10), strconv.FormatInt(m.Policies, 10), m.Message,
+		}
+	}
+	return rows
+}
+
+// Nothing is part of tables.Table.
+func (memberTable) Nothing() string { return "the federation has no members" }

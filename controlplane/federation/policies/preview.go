@@ -1,0 +1,229 @@
+package policies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// Outcome is what became of one federated policy in one member, and what its leader would do there.
+type Outcome struct {
+	Kind      string               `json:"kind"` // KIND.VERSION.GROUP
+	Namespace string               `json:"namespace,omitempty"`
+	Name      string               `json:"name"`
+	Origin    clusterset.ClusterID `json:"origin,omitempty"` // empty when nobody asks to replicate it any more
+	Member    clusterset.ClusterID `json:"member"`
+	Result
+	// Action is leave, create, replace or remove.
+	Action string `json:"action"`
+	// Differences are between what is there and what would be.
+	Differences []Difference `json:"differences,omitempty"`
+	// Peers of the policy are no federated Services (see Status).
+	Peers []string `json:"peers,omitempty"`
+}
+
+// Difference is one field that would change. Have or Want is nil where there is, or would be, no such field.
+type Difference struct {
+	Path string `json:"path"`
+	Have any    `json:"have,omitempty"`
+	Want any    `json:"want,omitempty"`
+}
+
+// Proposal is an object that somebody thinks of applying in a member. It is as the member's API server would store it.
+type Proposal struct {
+	Member clusterset.ClusterID
+	Object *unstructured.Unstructured
+}
+
+// Preview says of every federated policy what became of it in all members but its own, as they are read now, and what
+// leaders would do there; of proposals as if they had been applied. It writes nothing. The result is sorted by
+// policy and member.
+func Preview(ctx context.Context, c Config, members []part.Member, proposals []Proposal) ([]Outcome, error) {
+	p := &policies{config: c}
+	keys := map[part.Key]bool{}
+	for _, kind := range c.Kinds {
+		for _, m := range members {
+			if !m.Read() {
+				continue
+			}
+			list, err := p.list(ctx, m, kind)
+			if errors.Is(err, part.ErrKindMissing) {
+				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("list policies of member %s: %w", m.ID(), err)
+			}
+			for i := range list.Items {
+				o := &list.Items[i]
+				if _, isCopy := copyOf(o); isCopy || federated(o) {
+					keys[keyOf(kind, o.GetNamespace(), o.GetName())] = true
+				}
+			}
+		}
+		for _, proposal := range proposals {
+			if o := proposal.Object; o.GroupVersionKind() == object(kind).GroupVersionKind() {
+				keys[keyOf(kind, o.GetNamespace(), o.GetName())] = true
+			}
+		}
+	}
+	var all []Outcome
+	for key := range keys {
+		of, err := p.preview(ctx, key, members, proposals)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, of...)
+	}
+	slices.SortFunc(all, func(a, b Outcome) int {
+		return slices.Compare([]string{a.Kind, a.Namespace, a.Name, string(a.Member)}, []string{b.Kind, b.Namespace, b.Name, string(b.Member)})
+	})
+	return all, nil
+}
+
+// preview is Preview of one policy.
+func (p *policies) preview(ctx context.Context, key part.Key, members []part.Member, proposals []Proposal) ([]Outcome, error) {
+	seen := make([]held, len(members))
+	for i, m := range members {
+		var err error
+		if seen[i], err = p.look(ctx, key, m); err != nil {
+			return nil, fmt.Errorf("read %s of member %s: %w", describe(key), m.ID(), err)
+		}
+		for _, proposal := range proposals {
+			if o := proposal.Object; proposal.Member == m.ID() && keyOfObject(o) == key {
+				seen[i].object = o
+			}
+		}
+	}
+	from := origin(seen)
+	var peers []string
+	if from != nil {
+		at := slices.IndexFunc(members, func(m part.Member) bool { return m.ID() == from.member })
+		peers = strangers(from.object, func(namespace, name string) bool {
+			service := partial("Service")
+			return members[at].Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, service) == nil && isFederatedService(service)
+		})
+	}
+	var all []Outcome
+	for i := range seen {
+		h := &seen[i]
+		o := Outcome{Kind: key.Kind, Namespace: key.Namespace, Name: key.Name, Member: h.member, Peers: peers}
+		s := decide(h, seen)
+		o.Action = string(s.verb)
+		switch {
+		case from != nil && from.member == h.member:
+			continue
+		case from != nil:
+			o.Origin, o.Result = from.member, result(h, from)
+		case s.verb == remove:
+			o.State = Pending
+		default:
+			continue // somebody's own, or a copy whose origin is silent
+		}
+		if s.verb != leave {
+			o.Differences = differences(h.object, s.want)
+		}
+		all = append(all, o)
+	}
+	return all, nil
+}
+
+// keyOfObject returns the key of an object of any kind.
+func keyOfObject(o *unstructured.Unstructured) part.Key {
+	gvk := o.GroupVersionKind()
+	return part.Key{Kind: gvk.Kind + "." + gvk.Version + "." + gvk.Group, Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// differences returns what changes in a policy when want takes the place of have; either may be nil. Our marks are
+// left out.
+func differences(have, want *unstructured.Unstructured) []Difference {
+	said := func(o *unstructured.Unstructured) any {
+		if o == nil {
+			return nil
+		}
+		text := body(o)
+		own := map[string]any{}
+		for field, values := range map[string]map[string]string{"labels": o.GetLabels(), "annotations": o.GetAnnotations()} {
+			shown := map[string]any{}
+			for k, v := range values {
+				if travels(k) {
+					shown[k] = v
+				}
+			}
+			if len(shown) > 0 {
+				own[field] = shown
+			}
+		}
+		if len(own) > 0 {
+			text["metadata"] = own
+		}
+		return text
+	}
+	return diff("", said(have), said(want))
+}
+
+// diff walks two trees of JSON. Lists are one field each.
+func diff(path string, have, want any) []Difference {
+	h, isMap := have.(map[string]any)
+	w, alsoMap := want.(map[string]any)
+	if !(isMap && alsoMap) && (path != "" || have != nil && want != nil) {
+		if reflect.DeepEqual(have, want) {
+			return nil
+		}
+		return []Difference{{Path: path, Have: have, Want: want}}
+	}
+	fields := map[string]bool{}
+	for _, m := range []map[string]any{h, w} {
+		for field := range m {
+			fields[field] = true
+		}
+	}
+	var all []Difference
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		all = append(all, diff(strings.TrimPrefix(path+"."+field, "."), h[field], w[field])...)
+	}
+	return all
+}
+
+// Live is a member as a client reads it now: each read is a request. away says that the client reaches nobody.
+func Live(id clusterset.ClusterID, c client.Reader, away bool) part.Member {
+	return &live{Reader: c, id: id, away: away}
+}
+
+type live struct {
+	client.Reader
+
+	id   clusterset.ClusterID
+	away bool
+}
+
+func (l *live) ID() clusterset.ClusterID { return l.id }
+func (l *live) Read() bool               { return !l.away }
+func (l *live) Reachable() bool          { return !l.away }
+func (*live) Supervisor() bool           { return false }
+
+func (l *live) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	return missing(l.Reader.Get(ctx, key, o, opts...))
+}
+
+func (l *live) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	return missing(l.Reader.List(ctx, list, opts...))
+}
+
+// missing makes the error of a kind that is not there that of a Member.
+func missing(err error) error {
+	if meta.IsNoMatchError(err) {
+		return fmt.Errorf("%w: %w", part.ErrKindMissing, err)
+	}
+	return err
+}
