@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,10 +64,72 @@ func TestBatch(t *testing.T) {
 				t.Errorf("%d questions took %d calls, want about %d", clients*each, calls, clients)
 			}
 			for i, conn := range conns {
+				var got, want []string
 				for j := range each {
-					if got, want := readUDP(t, conn), fmt.Sprintf("%s %d", conn.LocalAddr(), j); got != want {
-						t.Errorf("client %d got %q, want %q", i, got, want)
+					got, want = append(got, readUDP(t, conn)), append(want, fmt.Sprintf("%s %d", conn.LocalAddr(), j))
+				}
+				slices.Sort(got)
+				slices.Sort(want)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("answers to client %d (-want +got):\n%s", i, diff)
+				}
+			}
+		})
+	}
+}
+
+// Answers to one client are one message to the kernel as long as they are of one length, the last one apart; where it cannot
+// cut messages up, each is one, for good.
+func TestBatchSendsAsOne(t *testing.T) {
+	t.Parallel()
+	lengths := []int{40, 40, 100, 40, 7, 30, 40}
+	for _, tt := range []struct {
+		name   string
+		option func(fd int) error
+		want   int // messages
+	}{
+		{"", func(int) error { return nil }, 3}, // 100+40, 40*3+30, 7
+		{"no checksums", func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) }, len(lengths)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			b, to := newTestBatch(t, "127.0.0.1:0")
+			if err := errors.Join(b.conn.Control(func(fd uintptr) {
+				if err := tt.option(int(fd)); err != nil {
+					t.Error(err)
+				}
+			})); err != nil {
+				t.Fatal(err)
+			}
+			one, other := dialUDP(t, to), dialUDP(t, to)
+			for _, conn := range []*net.UDPConn{one, other, one} { // again: what was learnt is kept
+				for range lengths {
+					if _, err := conn.Write([]byte("?")); err != nil {
+						t.Fatal(err)
 					}
+				}
+				n, err := b.wait()
+				if n != len(lengths) || err != nil {
+					t.Fatal(n, err)
+				}
+				var want, got []string
+				for i, l := range lengths {
+					want = append(want, fmt.Sprintf("%0*d", l, i))
+					b.reply(i, []byte(want[i]))
+				}
+				if err := b.flush(); err != nil {
+					t.Fatal(err)
+				}
+				if b.out.count != tt.want {
+					t.Errorf("%d answers were %d messages, want %d", n, b.out.count, tt.want)
+				}
+				for range want {
+					got = append(got, readUDP(t, conn))
+				}
+				slices.Sort(want)
+				slices.Sort(got)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("answers (-want +got):\n%s", diff)
 				}
 			}
 		})
