@@ -20,7 +20,9 @@ import (
 	"strings"
 	"sync"
 	"text/template"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,6 +31,7 @@ import (
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 )
@@ -37,9 +40,9 @@ import (
 type Config struct {
 	// Federation is of the supervisor that this process runs in.
 	Federation v1alpha1.FederationSpec
-	// Lookup returns the addresses of a load balancer's host name, none while they are not known. Nil leaves host
-	// names out.
-	Lookup func(host string) []netip.Addr
+	// Resolve asks for the addresses of a load balancer that has a host name only, and for how long they are good. Nil
+	// asks the name servers of /etc/resolv.conf.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
 	// Guard says how fast what vanishes is believed to be gone. Its callbacks are not used.
 	Guard guard.Config[clusterset.ServiceName]
 	Log   *slog.Logger
@@ -49,7 +52,7 @@ type Config struct {
 type Part struct {
 	system   string
 	hostname *template.Template // nil without one
-	lookup   func(string) []netip.Addr
+	hosts    *hosts.Hosts
 	log      *slog.Logger
 	guard    *guard.Guard[clusterset.ServiceName]
 	again    func(part.Key) // set by Run before the guard runs
@@ -68,7 +71,11 @@ var (
 // New returns the Part that cfg describes. The error joins all faults and names the fields.
 func New(cfg Config) (*Part, error) {
 	var errs []error
-	p := &Part{system: cfg.Federation.SystemNamespace, lookup: cfg.Lookup, log: cfg.Log}
+	p := &Part{system: cfg.Federation.SystemNamespace, log: cfg.Log}
+	if cfg.Resolve == nil {
+		cfg.Resolve = hosts.System("/etc/resolv.conf")
+	}
+	p.hosts = hosts.New(cfg.Resolve, cfg.Log)
 	if p.system == "" {
 		p.system = v1alpha1.DefaultSystemNamespace
 	}
@@ -123,10 +130,15 @@ func (p *Part) outsideName(name clusterset.ServiceName) (string, error) {
 // Name is part of part.Part.
 func (p *Part) Name() string { return "services" }
 
-// Run decides about what vanished, until ctx ends.
+// Run decides about what vanished, and resolves host names of load balancers, until ctx ends.
 func (p *Part) Run(ctx context.Context, again func(part.Key)) error {
 	p.again = again
-	return p.guard.Run(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.guard.Run(ctx) })
+	group.Go(func() error {
+		return p.hosts.Run(ctx, func(name clusterset.ServiceName) { again(keyOf(name)) })
+	})
+	return group.Wait()
 }
 
 // Count returns how many federated Services are in a member.

@@ -183,6 +183,16 @@ func TestASilentMemberIsNotEmpty(t *testing.T) {
 	if diff := cmp.Diff(before, w.versions()); diff != "" {
 		t.Errorf("something changes while b is away: %s", diff)
 	}
+	again := w.runs()
+	other := w.offer("a", "other", global, "other", nil, "10.1.0.1")
+	w.sync()
+	w.delete("a", other)
+	w.sync()
+	again() // something is judged, and of b there is nothing to judge
+	w.sync()
+	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080", "b: 10.2.0.1:8080"}) {
+		t.Errorf("slices %q while b is away", got)
+	}
 	w.Leave("b")
 	w.sync()
 	if got := w.slices("c", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
@@ -215,6 +225,21 @@ func TestAMemberChangesItsType(t *testing.T) {
 	}
 	if events := w.Member("a").Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Warning NotFederated "+w.namespace+"/web") }) {
 		t.Errorf("events: %q", events)
+	}
+}
+
+func TestALoadBalancerWithAHostName(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	again := w.runs()
+	w.offer("a", "web", global, "shop", func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example.org"}}
+	}, "10.1.0.1")
+	w.sync()
+	again()
+	w.sync()
+	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.77:80"}) {
+		t.Errorf("slices %q", got)
 	}
 }
 

@@ -36,6 +36,7 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 	if err != nil {
 		return err
 	}
+	p.hosts.Use(name, w.hosts)
 	kept := p.judge(ctx, w, all)
 	if len(kept) == 0 && len(w.offers) == 0 {
 		return errors.Join(p.remove(ctx, into, w), p.tell(ctx, into, w, offers.Federated{}))

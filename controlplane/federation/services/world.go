@@ -24,6 +24,7 @@ type world struct {
 	members  []*corev1.Service   // in that member
 	faults   map[types.UID]error // of members, why they offer nothing
 	asksName bool                // a member Service asks for a name outside of the clusters
+	hosts    []string            // host names of load balancers
 
 	offering map[clusterset.ClusterID]bool // clusters with a member Service, whether it offers anything or not
 	taken    []clusterset.ClusterID        // clusters in which the name is somebody's own, sorted
@@ -73,6 +74,11 @@ func (p *Part) readMember(ctx context.Context, w *world, m part.Member, here boo
 	for i := range members.Items {
 		svc := &members.Items[i]
 		w.offering[m.ID()] = true
+		for _, in := range svc.Status.LoadBalancer.Ingress {
+			if in.Hostname != "" {
+				w.hosts = append(w.hosts, in.Hostname)
+			}
+		}
 		w.asksName = w.asksName || svc.Annotations[annotationAskHostname] == "true"
 		if here {
 			w.members = append(w.members, svc)
@@ -98,7 +104,7 @@ func (p *Part) readMember(ctx context.Context, w *world, m part.Member, here boo
 
 // source returns a member Service with what says where it is reached.
 func (p *Part) source(ctx context.Context, m part.Member, svc *corev1.Service) (offers.Source, error) {
-	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: p.lookup}
+	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: p.hosts.Lookup}
 	var err error
 	src.Slices, err = slicesOf(ctx, m, clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}, false)
 	if err != nil || svc.Spec.Type != corev1.ServiceTypeNodePort {

@@ -1,0 +1,142 @@
+package services_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/memory"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+)
+
+// simulated is a member without an API server: what is written is read at once.
+type simulated struct {
+	*memory.Memory
+
+	id     clusterset.ClusterID
+	writes int
+}
+
+func (m *simulated) ID() clusterset.ClusterID                                  { return m.id }
+func (m *simulated) Reachable() bool                                           { return true }
+func (m *simulated) Supervisor() bool                                          { return true }
+func (m *simulated) Epoch() int64                                              { return 1 }
+func (m *simulated) Create(_ context.Context, o client.Object) error           { return m.put(o) }
+func (m *simulated) Replace(_ context.Context, o client.Object) error          { return m.put(o) }
+func (m *simulated) OwnStatus(context.Context, client.Object) error            { return nil }
+func (m *simulated) Delete(context.Context, client.Object) error               { return nil }
+func (m *simulated) Event(client.Object, string, string, string)               {}
+func (m *simulated) Own(_ context.Context, o client.Object, _ ...string) error { return m.put(o) }
+func (m *simulated) Annotate(context.Context, client.Object, map[string]string) error {
+	return nil
+}
+
+// put stores what an API server would.
+func (m *simulated) put(o client.Object) error {
+	m.writes++
+	o.SetUID(types.UID(fmt.Sprintf("%s-%s-0123456789abcdef", m.id, o.GetName())))
+	o.SetResourceVersion(strconv.Itoa(m.writes))
+	return m.kind(o).Add(o.DeepCopyObject())
+}
+
+// kind returns where objects like o are kept.
+func (m *simulated) kind(o client.Object) *memory.Kind {
+	switch o.(type) {
+	case *corev1.Service:
+		return m.Kinds()[0]
+	case *discoveryv1.EndpointSlice:
+		return m.Kinds()[1]
+	default:
+		panic(fmt.Sprintf("%T is not simulated", o))
+	}
+}
+
+// BenchmarkTwentyMembers brings one Service after another in line in 20 members that one process leads all of, each with
+// a member Service of 500 names of 20 endpoints each. It tells what stays in memory, and what one change costs.
+func BenchmarkTwentyMembers(b *testing.B) {
+	const members, names, endpoints = 20, 500, 20
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	p, err := services.New(services.Config{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var all []part.Member
+	var led []*simulated
+	for i := range members {
+		m := &simulated{id: clusterset.ClusterID(fmt.Sprintf("cluster-%02d", i))}
+		if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}); err != nil {
+			b.Fatal(err)
+		}
+		for _, k := range m.Kinds() {
+			_ = k.Replace(nil, "")
+		}
+		_ = m.Kinds()[3].Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
+		for j := range names {
+			svc, es := simulatedService(i, j, endpoints)
+			_, _ = m.put(svc), m.put(es)
+		}
+		led, all = append(led, m), append(all, m)
+	}
+	sync := func(name string) {
+		for _, m := range led {
+			if err := p.Sync(b.Context(), part.Key{Kind: "Service", Namespace: system, Name: name}, m, all); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	begun := time.Now()
+	for j := range names {
+		sync(fmt.Sprint("shop-", j))
+	}
+	b.Logf("all that there is is written in %v", time.Since(begun))
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "MiB")
+	for i := 0; b.Loop(); i++ {
+		_, es := simulatedService(3, i%names, endpoints-1-i/names%2)
+		_ = led[3].put(es)
+		sync(fmt.Sprint("shop-", i%names))
+	}
+	runtime.KeepAlive(slices.Clone(all))
+}
+
+// simulatedService returns a member Service of a cluster and its slice.
+func simulatedService(cluster, i, endpoints int) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	name := fmt.Sprint("web-", i)
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: name, Annotations: map[string]string{global: fmt.Sprint("shop-", i)}},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app": name}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+	es := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "demo", Name: name + "-abcde", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))}},
+	}
+	for j := range endpoints {
+		es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{fmt.Sprintf("10.%d.%d.%d", cluster, i%250, i/250*100+j+1)},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
+			NodeName:   new("node-1"), Zone: new("zone-1"),
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: fmt.Sprintf("%s-%d", name, j)},
+		})
+	}
+	return svc, es
+}

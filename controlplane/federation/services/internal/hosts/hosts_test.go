@@ -1,0 +1,73 @@
+package hosts_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
+)
+
+var shop = clusterset.ServiceName{Namespace: "demo", Name: "shop"}
+
+// answers is a resolver of one answer, which the test changes between waits.
+type answers struct {
+	addrs []netip.Addr
+	ttl   time.Duration
+	err   error
+	asked int
+}
+
+func (a *answers) query(context.Context, string) ([]netip.Addr, time.Duration, error) {
+	a.asked++
+	return a.addrs, a.ttl, a.err
+}
+
+func TestAddressesFollowTheirTimeToLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, two := []netip.Addr{netip.MustParseAddr("203.0.113.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.2")}
+		a := &answers{addrs: one, ttl: time.Minute}
+		h := hosts.New(a.query, slog.New(slog.DiscardHandler))
+		told := 0
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- h.Run(ctx, func(clusterset.ServiceName) { told++ }) }()
+		check := func(when string, want []netip.Addr, wantTold, wantAsked int) {
+			t.Helper()
+			synctest.Wait()
+			if got := h.Lookup("lb.example.org"); !slices.Equal(got, want) || told != wantTold || a.asked != wantAsked {
+				t.Errorf("%s: %v, told %d times, asked %d times; want %v, %d, %d", when, got, told, a.asked, want, wantTold, wantAsked)
+			}
+		}
+		pass := func(d time.Duration) { <-time.After(d) }
+
+		h.Use(shop, []string{"lb.example.org"})
+		check("at first", one, 1, 1)
+		pass(59 * time.Second)
+		check("within a minute", one, 1, 1)
+		a.addrs, a.ttl = two, 0
+		pass(time.Second)
+		check("after a minute", two, 2, 2)
+		a.err = errors.New("no answer")
+		pass(5 * time.Second)
+		check("a time to live of 0 is 5 s, and silence changes nothing", two, 2, 3)
+		pass(20 * time.Second)
+		check("it is asked again", two, 2, 5)
+		a.addrs, a.err = nil, nil
+		pass(10 * time.Second)
+		check("a name without addresses has none", nil, 3, 6)
+		h.Use(shop, nil)
+		pass(time.Hour)
+		check("a name that nobody uses is not asked for", nil, 3, 6)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
