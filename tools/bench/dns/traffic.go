@@ -90,7 +90,7 @@ type asker struct {
 
 	slots    [window]slot
 	out, in  [batch]packet
-	outHead  [batch]mmsghdr
+	outIov   [batch]unix.Iovec
 	inHead   [batch]mmsghdr
 	sending  []int // slots to send from, batch at most
 	received tally
@@ -104,19 +104,26 @@ type slot struct {
 }
 
 type packet struct {
-	iov unix.Iovec
+	iov unix.Iovec // of one that is received
 	buf [answerSize]byte
 }
 
-// mmsghdr is struct mmsghdr of recvmmsg(2) and sendmmsg(2).
+// mmsghdr is struct mmsghdr of recvmmsg(2).
 type mmsghdr struct {
 	head   unix.Msghdr
 	length uint32
 	_      [4]byte
 }
 
-// newAsker connects to a server.
+// newAsker connects to a server. All questions must be of one length: the kernel cuts up what is sent, so that the client
+// is not what limits a server that is faster than a socket takes datagrams one by one.
 func newAsker(to netip.AddrPort, questions []names.Question, verify bool) (*asker, error) {
+	length := len(questions[0].Wire)
+	for _, q := range questions {
+		if len(q.Wire) != length {
+			return nil, fmt.Errorf("questions of %d and %d bytes, want one length", length, len(q.Wire))
+		}
+	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make socket: %w", err)
@@ -126,21 +133,19 @@ func newAsker(to netip.AddrPort, questions []names.Question, verify bool) (*aske
 	err = errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20),
+		unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, length),
 		unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}),
 	)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("connect: %w", err), unix.Close(fd))
 	}
 	for i := range batch {
-		for _, side := range []struct {
-			p *packet
-			h *mmsghdr
-		}{{&c.out[i], &c.outHead[i]}, {&c.in[i], &c.inHead[i]}} {
-			side.p.iov.Base = &side.p.buf[0]
-			side.p.iov.SetLen(answerSize)
-			side.h.head.Iov = &side.p.iov
-			side.h.head.SetIovlen(1)
-		}
+		c.outIov[i].Base = &c.out[i].buf[0]
+		in, head := &c.in[i], &c.inHead[i].head
+		in.iov.Base = &in.buf[0]
+		in.iov.SetLen(answerSize)
+		head.Iov = &in.iov
+		head.SetIovlen(1)
 	}
 	return c, nil
 }
@@ -222,21 +227,25 @@ func (c *asker) send(now time.Time) error {
 		*s = slot{question: c.next, turn: s.turn + 1, sent: now}
 		n := copy(c.out[i].buf[:], c.questions[c.next].Wire)
 		binary.BigEndian.PutUint16(c.out[i].buf[:], s.turn%(1<<16/window)*window+uint16(at))
-		c.out[i].iov.SetLen(n)
+		c.outIov[i].SetLen(n)
 		c.next = (c.next + 1) % len(c.questions)
 	}
-	all := len(c.sending)
+	if len(c.sending) == 0 {
+		return nil
+	}
+	head := unix.Msghdr{Iov: &c.outIov[0]}
+	head.SetIovlen(len(c.sending))
 	c.sending = c.sending[:0]
-	for done := 0; done < all; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(c.fd), uintptr(unsafe.Pointer(&c.outHead[done])), uintptr(all-done), 0, 0, 0)
-		if errno != 0 && errno != unix.EINTR {
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(c.fd), uintptr(unsafe.Pointer(&head)), 0)
+		switch errno {
+		case 0:
+			return nil
+		case unix.EINTR:
+		default:
 			return fmt.Errorf("send: %w", errno)
 		}
-		if errno == 0 {
-			done += int(n)
-		}
 	}
-	return nil
 }
 
 // receive waits for a packet and returns how many came. It does not sleep: the server would have to wake it, for more
