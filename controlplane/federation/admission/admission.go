@@ -47,7 +47,8 @@ func Claims() []client.Object {
 
 // Fence returns the policy, and its binding, by which a member refuses what a supervisor writes that does not hold the
 // member's Lease, or in an epoch that is over. Isthmus is installed in namespace. A delete shows no epoch: it is
-// refused by who holds the Lease, and otherwise held by its preconditions.
+// refused by who holds the Lease, and otherwise held by its preconditions. Without a Lease nobody has led yet and all
+// may pass: an API server looks for the Lease before it asks who writes, so Deny would stop everybody in the cluster.
 func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	account := fmt.Sprintf("system:serviceaccount:%s:%s", namespace, federationv1alpha1.SupervisorAccountPrefix)
 	everything := admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
@@ -91,7 +92,7 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 				Reason: new(metav1.StatusReasonForbidden),
 			},
 		},
-	}, admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.DenyAction)
+	}, admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.AllowAction)
 }
 
 // rule returns a policy and its binding to a parameter; absent says what becomes of a request while there is none.
