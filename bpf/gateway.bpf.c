@@ -219,8 +219,8 @@ static __always_inline void go_on(const struct packet *p, struct conn *c)
 		share(&p->key, c);
 }
 
-/* Chooses a backend. Returns 0 when there is none. */
-static __always_inline __u32 choose(const struct packet *p, const struct frontend *fe)
+/* Takes the backend of a slot. Returns 0 when there is none. */
+static __always_inline __u32 choose_slot(const struct packet *p, const struct frontend *fe)
 {
 	__u8 client[16] ADDR_ALIGNED;
 	__u32 id = fe->id, zero = 0, slot;
@@ -240,6 +240,45 @@ static __always_inline __u32 choose(const struct packet *p, const struct fronten
 	slot %= GATEWAY_TABLE;
 	barrier_var(slot); /* the verifier draws no conclusion from a remainder */
 	return slot < GATEWAY_TABLE ? table->backend_ids[slot] : 0;
+}
+
+/* Returns the backend that a client had, if that is not too long ago and it takes new flows still, else 0. As in
+ * keep_backend the map reuses its values at any time. */
+static __always_inline __u32 choose_known(struct affinity *known, const struct frontend *fe, __u64 now)
+{
+	__u64 last = *(volatile __u64 *)&known->last;
+	__u64 word = *(volatile __u64 *)&known->backend_id;
+	struct gateway_member member = { .frontend_id = fe->id };
+	__u32 ids[2];
+
+	__builtin_memcpy(ids, &word, sizeof(ids));
+	member.backend_id = ids[0];
+	if (ids[1] != fe->id || now - last > fe->affinity * NS_PER_S || !bpf_map_lookup_elem(&members, &member))
+		return 0;
+	known->last = now;
+	return ids[0];
+}
+
+/* Chooses a backend. Returns 0 when there is none. */
+static __noinline __u32 choose(const struct packet *p, const struct frontend *fe)
+{
+	struct affinity_key key = { .frontend_id = fe->id };
+	struct affinity value = { .frontend_id = fe->id };
+	struct affinity *known;
+
+	if (!fe->affinity)
+		return choose_slot(p, fe);
+	value.last = bpf_ktime_get_boot_ns();
+	__builtin_memcpy(key.client, p->key.client, sizeof(key.client));
+	known = bpf_map_lookup_elem(&affinities, &key);
+	if (known)
+		value.backend_id = choose_known(known, fe, value.last);
+	if (value.backend_id)
+		return value.backend_id;
+	value.backend_id = choose_slot(p, fe);
+	if (value.backend_id)
+		bpf_map_update_elem(&affinities, &key, &value, BPF_ANY); /* without room the hash says it again */
+	return value.backend_id;
 }
 
 static __noinline bool may_connect(const struct packet *p, __u32 frontend_id, enum gateway_frontend_flags flags)

@@ -18,6 +18,12 @@ type (
 	GatewayBackend = gatewayBackend
 	// GatewaySourceKey is the key of the map sources.
 	GatewaySourceKey = gatewayGatewaySourceKey
+	// GatewayMember is the key of the map members.
+	GatewayMember = gatewayGatewayMember
+	// GatewayAffinityKey is the key of the map affinities: a client of a frontend.
+	GatewayAffinityKey = gatewayAffinityKey
+	// GatewayClient is the value of the map affinities: with whom it stays, since CLOCK_BOOTTIME in ns.
+	GatewayClient = gatewayAffinity
 	// GatewayOrigin is the value of the map origins.
 	GatewayOrigin = gatewayGatewayOrigin
 	// GatewaySettings is the one value of the map gateway_settings.
@@ -61,6 +67,7 @@ const (
 	MapGatewayVIPs     = gatewayMapVips
 	MapGatewayTables   = gatewayMapTables
 	MapGatewaySources  = gatewayMapSources
+	MapGatewayMembers  = gatewayMapMembers
 	MapGatewayOrigins  = gatewayMapOrigins
 	MapGatewaySettings = gatewayMapGatewaySettings
 	MapGatewayOpened   = gatewayMapOpened

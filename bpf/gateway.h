@@ -6,7 +6,7 @@
  *
  * The balancer uses abi.h's
  *
- *	frontend	id; count, 0 without a backend; flags, those below; service and affinity are the id again and 0
+ *	frontend	id; count, 0 without a backend; flags, those below; affinity; service is the id again
  *	backend		as it is
  *	conn		flags, those below besides CONN_FAST, CONN_VIA6 and CONN_FIN_*
  */
@@ -27,7 +27,7 @@
 
 /* Flags of struct frontend. */
 enum gateway_frontend_flags {
-	GATEWAY_AFFINITY = 1, /* a client's address alone chooses its backend, not its port */
+	GATEWAY_AFFINITY = 1, /* a client's address alone chooses its backend, not its port; see affinity, too */
 	GATEWAY_SOURCES = 2,  /* only who stands in `sources` may connect */
 };
 
@@ -56,6 +56,13 @@ struct gateway_source_key {
 	__u8 addr[16] ADDR_ALIGNED;
 };
 _Static_assert(sizeof(struct gateway_source_key) == 24, "gateway_source_key is 24 bytes");
+
+/* Key of `members`. */
+struct gateway_member {
+	__u32 frontend_id;
+	__u32 backend_id;
+};
+_Static_assert(sizeof(struct gateway_member) == 8, "gateway_member is 8 bytes");
 
 /* Value of `origins`: what comes from a backend's address and port, of no flow, is of the one frontend that it serves.
  */

@@ -144,6 +144,12 @@ const (
 	gatewayGatewayFrontendFlagsGATEWAY_SOURCES  gatewayGatewayFrontendFlags = 2
 )
 
+type gatewayGatewayMember struct {
+	_          structs.HostLayout
+	FrontendId uint32
+	BackendId  uint32
+}
+
 type gatewayGatewayOpened struct {
 	_    structs.HostLayout
 	Key  gatewayConnKey
@@ -296,6 +302,7 @@ const (
 	gatewayMapFragments       = "fragments"
 	gatewayMapFrontends       = "frontends"
 	gatewayMapGatewaySettings = "gateway_settings"
+	gatewayMapMembers         = "members"
 	gatewayMapNewConn         = "new_conn"
 	gatewayMapOpened          = "opened"
 	gatewayMapOpenedLost      = "opened_lost"
@@ -379,6 +386,7 @@ type gatewayMapSpecs struct {
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	GatewaySettings *ebpf.MapSpec `ebpf:"gateway_settings"`
+	Members         *ebpf.MapSpec `ebpf:"members"`
 	NewConn         *ebpf.MapSpec `ebpf:"new_conn"`
 	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	OpenedLost      *ebpf.MapSpec `ebpf:"opened_lost"`
@@ -438,6 +446,7 @@ type gatewayMaps struct {
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	GatewaySettings *ebpf.Map `ebpf:"gateway_settings"`
+	Members         *ebpf.Map `ebpf:"members"`
 	NewConn         *ebpf.Map `ebpf:"new_conn"`
 	Opened          *ebpf.Map `ebpf:"opened"`
 	OpenedLost      *ebpf.Map `ebpf:"opened_lost"`
@@ -472,6 +481,7 @@ func (m *gatewayMaps) Close() error {
 		m.Fragments,
 		m.Frontends,
 		m.GatewaySettings,
+		m.Members,
 		m.NewConn,
 		m.Opened,
 		m.OpenedLost,

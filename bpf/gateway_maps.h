@@ -42,6 +42,15 @@ struct {
 	__type(value, __u32); /* 1 */
 } sources SEC(".maps");
 
+/* Which backends of frontends with session affinity take new flows: only with those may a client stay. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 524288);
+	__type(key, struct gateway_member);
+	__type(value, __u32); /* 1 */
+} members SEC(".maps");
+
 /* Where answers come from: every backend's address, port and protocol, and once more with port 0 and protocol 0. What
  * comes from there and is of no flow is never forwarded as it is. */
 struct {

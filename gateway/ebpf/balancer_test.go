@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
 var families = [2]string{"IPv4", "IPv6"}
@@ -178,26 +180,47 @@ func gatewaysChooseAlike(t *testing.T, w *world) {
 	}
 }
 
-// A client with affinity meets one backend from all its ports.
+// A client with affinity meets one backend from all its ports, whatever backends come, at either gateway, and another one when
+// that serves no more or the time is over.
 func affinity(t *testing.T, w *world) {
 	t.Helper()
-	s := state(desired.Routed, 1, 2, 3, 4)
-	for i := range s.VIPs {
-		s.VIPs[i].Frontends[0].Affinity = 60
-	}
-	w.apply(s)
-	for f := range vips {
-		met := map[netip.Addr]bool{}
-		for range 20 {
-			c, err := w.dial("tcp", f, servedPort, 0)
-			w.check(err)
-			b, _, err := c.ask("hello")
-			w.check(err)
-			met[b] = true
-			w.check(c.Close())
+	stays := func(seconds int32, numbers ...int) {
+		s := state(desired.Routed, numbers...)
+		for i := range s.VIPs {
+			s.VIPs[i].Frontends[0].Affinity = seconds
 		}
-		if len(met) != 1 {
-			t.Errorf("%s: a client with affinity met %v", families[f], met)
+		w.apply(s)
+	}
+	meets := func(f int) netip.Addr {
+		c, err := w.dial("tcp", f, servedPort, 0)
+		w.check(err)
+		b, _, err := c.ask("hello")
+		w.check(err)
+		w.check(c.Close())
+		return b
+	}
+	for f := range vips {
+		w.lead(0)
+		stays(60, 1)
+		told := w.export(0)
+		first := meets(f)
+		w.until(func() bool {
+			return slices.ContainsFunc(told.all(), func(o flows.Flow) bool { return o.VIP.Addr() == vips[f] })
+		}, "its flow is told")
+		told.stop()
+		w.check(w.balancers[1].Import(told.all()))
+		stays(60, 1, 2, 3, 4)
+		for i := range 20 {
+			w.lead(i % 2)
+			if b := meets(f); b != first {
+				t.Fatalf("%s: at gateway %d the client leaves %s for %s", families[f], i%2, first, b)
+			}
+		}
+		stays(60, 2, 3, 4)
+		second := meets(f)
+		stays(60, 1, 2, 3, 4)
+		if b := meets(f); second == first || b != second {
+			t.Errorf("%s: the client met %s, which went, then %s, then %s", families[f], first, second, b)
 		}
 	}
 }

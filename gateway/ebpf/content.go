@@ -18,13 +18,14 @@ type content struct {
 	tables    map[uint32]uint64 // by frontend id
 	backends  map[uint32]bpf.GatewayBackend
 	sources   map[bpf.GatewaySourceKey]uint32
+	members   map[bpf.GatewayMember]uint32
 	origins   map[bpf.GatewayFrontendKey]bpf.GatewayOrigin
 }
 
 func newContent() *content {
 	return &content{
 		vips: map[[16]byte]bpf.GatewayVIP{}, frontends: map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, tables: map[uint32]uint64{},
-		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, origins: map[bpf.GatewayFrontendKey]bpf.GatewayOrigin{},
+		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, members: map[bpf.GatewayMember]uint32{}, origins: map[bpf.GatewayFrontendKey]bpf.GatewayOrigin{},
 	}
 }
 
@@ -98,6 +99,10 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) er
 	}
 	if f.Affinity > 0 {
 		frontend.Flags |= bpf.GatewayAffinity
+		frontend.Affinity = uint32(f.Affinity)
+		for _, number := range numbers {
+			c.members[bpf.GatewayMember{FrontendId: id, BackendId: number}] = 1
+		}
 	}
 	if len(f.Sources) > 0 {
 		frontend.Flags |= bpf.GatewaySources
@@ -165,6 +170,7 @@ func (c *content) differences(o *content) map[string]bool {
 	return map[string]bool{
 		bpf.MapGatewayVIPs: !maps.Equal(c.vips, o.vips), bpf.MapFrontends: !maps.Equal(c.frontends, o.frontends),
 		bpf.MapGatewayTables: !maps.Equal(c.tables, o.tables), bpf.MapBackends: !maps.Equal(c.backends, o.backends),
-		bpf.MapGatewaySources: !maps.Equal(c.sources, o.sources), bpf.MapGatewayOrigins: !maps.Equal(c.origins, o.origins),
+		bpf.MapGatewaySources: !maps.Equal(c.sources, o.sources), bpf.MapGatewayMembers: !maps.Equal(c.members, o.members),
+		bpf.MapGatewayOrigins: !maps.Equal(c.origins, o.origins),
 	}
 }

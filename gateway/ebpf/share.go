@@ -124,10 +124,12 @@ func kept(proto uint8) time.Duration {
 	return open
 }
 
-// now is the time by the clock of the program: CLOCK_MONOTONIC in ns.
-func now() uint64 {
+// now is the time by the clock of the program's flows: CLOCK_MONOTONIC in ns.
+func now() uint64 { return clock(unix.CLOCK_MONOTONIC) }
+
+func clock(id int32) uint64 {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // every Linux has it
+	_ = unix.ClockGettime(id, &t) // every Linux has these
 	return uint64(t.Nano())
 }
 
@@ -159,7 +161,7 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, tell func
 
 // Import makes flows of another gateway known here, as standby until a packet of theirs comes. Those that are known already
 // stay as they are, and those whose VIP or backend this gateway does not have are left out. All are kept for five minutes
-// at least.
+// at least. Clients that stay with a backend stay with it here, too.
 func (b *Balancer) Import(all []flows.Flow) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -176,6 +178,33 @@ func (b *Balancer) Import(all []flows.Flow) error {
 		if err := b.insert(&f, proto, c); err != nil {
 			return err
 		}
+		if err := b.meet(&f, proto, bpf.GatewayClient{BackendId: number, FrontendId: service}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// meet makes known with which backend another gateway's client stays. One that has come here before stays where it is.
+func (b *Balancer) meet(f *flows.Flow, proto uint8, c bpf.GatewayClient) error {
+	frontend := b.have.frontends[endpoint(f.VIP, proto)]
+	if frontend.Affinity == 0 {
+		return nil
+	}
+	m := b.k.maps[bpf.MapAffinities]
+	key := bpf.GatewayAffinityKey{Client: bpf.Addr16(f.Client.Addr()), FrontendId: c.FrontendId}
+	c.Last = clock(unix.CLOCK_BOOTTIME)
+	var old bpf.GatewayClient
+	err := m.Lookup(key, &old)
+	stays := time.Duration(c.Last-old.Last) <= time.Duration(frontend.Affinity)*time.Second && b.have.members[bpf.GatewayMember{FrontendId: c.FrontendId, BackendId: old.BackendId}] != 0
+	if err == nil && old.BackendId != c.BackendId && stays {
+		return nil
+	}
+	if err == nil || errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = m.Put(key, c)
+	}
+	if err != nil {
+		return fmt.Errorf("store the client of flow %s: %w", f, err)
 	}
 	return nil
 }

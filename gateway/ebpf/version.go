@@ -45,7 +45,7 @@ type predecessor struct {
 }
 
 // shared are the maps that ABIs have in common if their layouts are the same.
-var shared = []string{bpf.MapConns, bpf.MapFragments, bpf.MapRefusals}
+var shared = []string{bpf.MapConns, bpf.MapFragments, bpf.MapAffinities, bpf.MapRefusals}
 
 // otherMaps lists the map folders of other ABIs.
 func (k *kernel) otherMaps() ([]string, error) {

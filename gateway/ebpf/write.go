@@ -20,6 +20,7 @@ func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error
 		func() error { return put(m[bpf.MapGatewayOrigins], have.origins, want.origins) },
 		func() error { return put(m[bpf.MapBackends], have.backends, want.backends) },
 		func() error { return put(m[bpf.MapGatewaySources], have.sources, want.sources) },
+		func() error { return put(m[bpf.MapGatewayMembers], have.members, want.members) },
 		func() error { return k.putTables(have.tables, want.tables, tables) },
 		func() error { return put(m[bpf.MapFrontends], have.frontends, want.frontends) },
 		func() error { return put(m[bpf.MapGatewayVIPs], have.vips, want.vips) },
@@ -27,6 +28,7 @@ func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error
 		func() error { return remove(m[bpf.MapGatewayVIPs], have.vips, old.vips, want.vips) },
 		func() error { return remove(m[bpf.MapFrontends], have.frontends, old.frontends, want.frontends) },
 		func() error { return remove(m[bpf.MapGatewaySources], have.sources, old.sources, want.sources) },
+		func() error { return remove(m[bpf.MapGatewayMembers], have.members, old.members, want.members) },
 		func() error { return remove(m[bpf.MapBackends], have.backends, old.backends, want.backends) },
 		func() error { return remove(m[bpf.MapGatewayOrigins], have.origins, old.origins, want.origins) },
 	} {
