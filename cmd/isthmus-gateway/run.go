@@ -97,7 +97,7 @@ func parts(cfg Config, balancer agent.Part, m mark, log *slog.Logger) ([]agent.P
 	if err != nil {
 		return nil, fmt.Errorf("look for a predecessor: %w", err)
 	}
-	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: restarting, Log: log}), router}, nil
+	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: restarting, Punctual: true, Log: log}), router}, nil
 }
 
 // balancer is a part whose connections other gateways can go on with.

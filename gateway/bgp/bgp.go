@@ -27,7 +27,10 @@ type Config struct {
 	// it did. Where graceful restart is on, routers then hear the same routes at once, BFD or not: a silence would
 	// make them forget what works.
 	Restarting bool
-	Log        *slog.Logger
+	// Punctual makes the whole process run before others (SCHED_RR) from the first peer with BFD on. Without the right to
+	// that it goes on as it is, and says so once.
+	Punctual bool
+	Log      *slog.Logger
 }
 
 // Speaker is the part of a gateway that speaks BGP.
@@ -36,6 +39,7 @@ type Speaker struct {
 
 	mu         sync.Mutex
 	restarting bool  // until the first Apply
+	punctual   bool  // until the first peer with BFD
 	have       *plan // what was applied, step by step; nil: no server
 	server     *speaking
 	sessions   map[netip.Addr]*session
@@ -45,7 +49,9 @@ type Speaker struct {
 }
 
 // New returns a speaker that says nothing yet.
-func New(c Config) *Speaker { return &Speaker{log: c.Log, restarting: c.Restarting} }
+func New(c Config) *Speaker {
+	return &Speaker{log: c.Log, restarting: c.Restarting, punctual: c.Punctual}
+}
 
 // Name is desired.PartBGP.
 func (s *Speaker) Name() string { return desired.PartBGP }
@@ -65,6 +71,9 @@ func (s *Speaker) Apply(ctx context.Context, state *desired.State) error {
 		return errors.Join(err, s.converge(context.WithoutCancel(ctx), before))
 	}
 	s.restarting = false
+	if want != nil {
+		s.hurry(want.peers)
+	}
 	return nil
 }
 
