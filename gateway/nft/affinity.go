@@ -133,13 +133,40 @@ func (b *Balancer) meet(is *shared, all []*flows.Flow) error {
 	if len(news) == 0 || b.introduce(news) == nil {
 		return nil
 	}
-	for i := range news {
-		// The kernel refuses who stays with another backend here, and all that comes in the same transaction.
-		if err := b.introduce(news[i : i+1]); err != nil {
-			b.log.Debug("a client of another gateway stays with another backend here", "err", err)
-		}
+	// The kernel refuses who stays with another backend here, and all that comes in the same transaction.
+	left, err := b.strangers(news)
+	if err == nil {
+		err = b.introduce(left)
+	}
+	if err != nil {
+		return fmt.Errorf("make clients of another gateway known: %w", err)
 	}
 	return nil
+}
+
+// strangers returns those who are not known here.
+func (b *Balancer) strangers(all []meeting) (left []meeting, err error) {
+	s, err := b.open()
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, v4 := range []bool{true, false} {
+		elements, err := s.rules.GetSetElements(place{clients, v4}.spec())
+		if err != nil {
+			return nil, fmt.Errorf("read clients: %w", err)
+		}
+		for _, e := range elements {
+			known[string(e.Key)] = true
+		}
+	}
+	for _, m := range all {
+		if len(known) < maxClients && !known[string(m.element.Key)] {
+			left = append(left, m)
+			known[string(m.element.Key)] = true
+		}
+	}
+	return left, nil
 }
 
 // introduce adds clients in one transaction.

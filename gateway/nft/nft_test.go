@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
 // Every backend gets its share, and both gateways choose the same one for the same client.
@@ -201,6 +203,48 @@ func TestAffinityEnds(t *testing.T) {
 		t.Errorf("%d clients stay, want 1", n)
 	}
 	w.poll(func() bool { return w.stayed(0, 0) == 0 }, "the client is not forgotten")
+}
+
+// Of another gateway's clients those become known that are not, whoever else comes with them.
+func TestClientsOfOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.state(each(func(f *desired.Frontend) { f.Affinity = 60 }))
+	w.apply(s)
+	tell := func(stays map[netip.Addr]int) {
+		t.Helper()
+		var all []flows.Flow
+		for client, n := range stays {
+			from := netip.AddrPortFrom(client, 40000+uint16(n))
+			all = append(all, flows.Flow{
+				Protocol: "TCP", Client: from, VIP: netip.AddrPortFrom(vips[0], vipPort), Backend: netip.AddrPortFrom(backendAddr(0, n), backendPort), Source: from,
+			})
+		}
+		in(t, w.gateways[1].ns, func() error { return w.gateways[1].Import(all) })
+	}
+	tell(map[netip.Addr]int{clientAddrs[0]: 1})
+	w.restart(1)
+	w.apply(s)
+	tell(map[netip.Addr]int{clientAddrs[0]: 2, otherAddrs[0]: 3})
+	want := map[string]string{
+		string(clientAddrs[0].AsSlice()): addrPort(netip.AddrPortFrom(backendAddr(0, 1), backendPort)),
+		string(otherAddrs[0].AsSlice()):  addrPort(netip.AddrPortFrom(backendAddr(0, 3), backendPort)),
+	}
+	have := map[string]string{}
+	in(t, w.gateways[1].ns, func() error {
+		s, err := w.gateways[1].open()
+		if err != nil {
+			return err
+		}
+		all, err := s.rules.GetSetElements(place{clients, true}.spec())
+		for _, e := range all {
+			have[string(e.Key[:4])] = string(e.Val)
+		}
+		return err
+	})
+	if !maps.Equal(have, want) {
+		t.Errorf("clients stay with %q, want %q", have, want)
+	}
 }
 
 // stayed is how many clients of a family stay with a backend.
