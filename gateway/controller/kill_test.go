@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"os"
 	"slices"
 	"testing"
 
@@ -9,10 +10,17 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// TestKilledAtEveryCall kills the controller at each of its calls, before and after the call had its effect, and then lets
-// a new one recover: nothing leaks, everybody has what they asked for, and whoever was reached at an address and asks for
-// nothing else still is.
+// TestKilledAtEveryCall kills the controller at each of its calls, reads of the API server among them, before and after the call
+// had its effect, and then lets a new one recover; or lets only that call fail, and the same one go on. Nothing leaks, everybody
+// has what they asked for, and whoever was reached at an address and asks for nothing else still is. At reads, and at all
+// calls that fail, it does so in full length; else at some of them.
 func TestKilledAtEveryCall(t *testing.T) {
+	full := os.Getenv("ISTHMUS_FULL_LENGTH") != ""
+	ways := []killer{{reads: full}, {after: true}, {fails: true, reads: true}}
+	steps := []int{1, 1, 4}
+	if full {
+		steps[2] = 1
+	}
 	annotate := func(name, value string) func(*corev1.Service) {
 		return func(s *corev1.Service) { s.Annotations[name] = value }
 	}
@@ -61,6 +69,15 @@ func TestKilledAtEveryCall(t *testing.T) {
 			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "list")) },
 			[]string{"a"},
 		},
+		"RemapService, to a floating IP that moves": {
+			func(w *world) { w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443)) },
+			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "moving")) },
+			[]string{"a"},
+		},
+		"UnmapService, of a floating IP that moves": {
+			func(w *world) { w.create(w.balanced("a", annotate(service.AnnotationPool, "moving"), 80)) },
+			func(w *world) { w.remove("a") }, nil,
+		},
 		"UnmapService, deleted": {
 			func(w *world) {
 				w.create(w.balanced("a", annotate(service.AnnotationExternalIPs, "true"), 80), w.balanced("b", nil, 80))
@@ -82,12 +99,12 @@ func TestKilledAtEveryCall(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			for _, after := range []bool{false, true} {
+			w := movingWorld(t)
+			for i, way := range ways {
 				kills := 0
-				for at := 1; ; at++ {
-					k := &killer{after: after}
-					w.startWith(testSettings(), k)
+				for at := 1; ; at += steps[i] {
+					k := new(way)
+					w.startWith(movingSettings(), k)
 					w.noError(w.Sync(t.Context()))
 					tc.before(w)
 					w.noError(w.settle())
@@ -100,12 +117,17 @@ func TestKilledAtEveryCall(t *testing.T) {
 					k.calls, k.at = 0, at
 					tc.change(w)
 					_ = w.settle()
+					k.at = 0
 					for _, n := range w.names() { // what was said before the kill counts too
 						if s := w.get(n.Name); !slices.Contains(tc.moves, n.Name) && len(addresses(s)) > 0 {
 							reached[n.Name] = addresses(s)
 						}
 					}
-					w.recover()
+					if !way.fails {
+						w.startWith(movingSettings(), nil)
+						w.noError(w.Sync(t.Context()))
+					}
+					w.noError(w.settle())
 					w.check()
 					for name, want := range reached {
 						if s := w.get(name); s.Name != "" && !slices.Equal(addresses(s), want) {
@@ -113,7 +135,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 						}
 					}
 					if t.Failed() {
-						t.Fatalf("killed at call %d, after it: %v", at, after)
+						t.Fatalf("hit at call %d, %+v", at, way)
 					}
 					w.empty()
 					if !k.dead {
@@ -121,7 +143,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 					}
 					kills++
 				}
-				t.Logf("%d kills, after the call: %v", kills, after)
+				t.Logf("%d calls hit: the answer lost %v, the controller living on %v", kills, way.after, way.fails)
 			}
 		})
 	}

@@ -12,8 +12,11 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-// errKilled is what a dead controller hears.
-var errKilled = errors.New("killed")
+// errKilled is what a dead controller hears, errFailed one that goes on.
+var (
+	errKilled = errors.New("killed")
+	errFailed = errors.New("it failed")
+)
 
 // killer kills a controller at one of its calls: from then on nothing it does has an effect.
 type killer struct {
@@ -21,12 +24,14 @@ type killer struct {
 	kind  string // or the first of a kind, once it is armed
 	armed bool
 	after bool // the call still has its effect, and the answer is lost
+	fails bool // only this one call fails, and the controller lives on
+	reads bool // those of the API server are calls, too
 	calls int
-	dead  bool
+	dead  bool // or, with fails, was hit
 }
 
 func (k *killer) call(kind string, f func() error) error {
-	if k.dead {
+	if k.dead && !k.fails {
 		return errKilled
 	}
 	k.calls++
@@ -34,10 +39,20 @@ func (k *killer) call(kind string, f func() error) error {
 		return f()
 	}
 	k.dead = true
+	if k.fails {
+		return errFailed
+	}
 	if k.after {
 		_ = f()
 	}
 	return errKilled
+}
+
+func (k *killer) read(f func() error) error {
+	if k.reads || k.dead {
+		return k.call("Read", f)
+	}
+	return f()
 }
 
 func ask[T any](k *killer, kind string, f func() (T, error)) (v T, err error) {
@@ -48,14 +63,14 @@ func ask[T any](k *killer, kind string, f func() (T, error)) (v T, err error) {
 	return v, err
 }
 
-// client kills at writes; what is read before a write is as good as what is read before the one before it.
+// client kills at writes, and at reads where that is asked for: to die at one is as good as to die before the next write.
 func (k *killer) client(c client.WithWatch) client.WithWatch {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if k.dead {
-				return errKilled
-			}
-			return c.Get(ctx, key, obj, opts...)
+			return k.read(func() error { return c.Get(ctx, key, obj, opts...) })
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			return k.read(func() error { return c.List(ctx, list, opts...) })
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			return k.call("Patch", func() error { return c.Patch(ctx, obj, patch, opts...) })
@@ -72,10 +87,15 @@ type killableFleet struct {
 }
 
 func (f killableFleet) Set(ctx context.Context, targets map[string]agents.Target) {
-	_ = f.k.call("Set", func() error {
+	set := func() error {
 		f.fleetFake.Set(ctx, targets)
 		return nil
-	})
+	}
+	if f.k.fails { // which it cannot: it is tried again by itself
+		_ = set()
+		return
+	}
+	_ = f.k.call("Set", set)
 }
 
 // killableCloud is a Cloud between whose calls the controller may die.

@@ -166,7 +166,7 @@ func (w *worker) move(ctx context.Context, pool *Pool, f openstack.FloatingIP, p
 		if err != nil {
 			return err
 		}
-		w.log.Info("floating IP moved", "floatingIP", f.Addr, "pool", pool.Name, "gateway", p.node.Name)
+		w.log.Info("floating IP moved", "vip", f.Addr, "pool", pool.Name, "gateway", p.node.Name)
 		f.Port, f.Fixed = p.node.Spec.NeutronPort, addr
 		for _, m := range w.services {
 			if m.port.ID == f.ID {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -264,19 +266,25 @@ func first(n int, fault openstacktest.Fault) func(*http.Request) openstacktest.F
 
 // Nothing that a cloud does wrong loses what a Service has, or lets anything leak.
 func TestCloudFaults(t *testing.T) {
-	for name, fault := range map[string]openstacktest.Fault{"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire} {
+	for name, fault := range map[string]openstacktest.Fault{
+		"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire, "401": openstacktest.Deny, "412": openstacktest.Stale,
+	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			t.Run(name+" to "+method, func(t *testing.T) {
 				w := newWorld(t)
 				w.noError(w.Sync(t.Context()))
-				w.create(w.balanced("old", nil, 80), w.balanced("gone", nil, 443))
+				w.create(w.balanced("old", nil, 80), w.balanced("gone", nil, 80))
 				w.noError(w.settle())
 				had := addresses(w.get("old"))
 				w.create(w.balanced("new", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
 				w.remove("gone")
-				every := 0
+				every, broken := 0, 0
 				w.fake.Fault = func(r *http.Request) openstacktest.Fault {
-					if every++; r.Method == method && every%2 == 0 {
+					if r.Method != method {
+						return openstacktest.None
+					}
+					if every++; every%2 == 1 {
+						broken++
 						return fault
 					}
 					return openstacktest.None
@@ -293,8 +301,53 @@ func TestCloudFaults(t *testing.T) {
 				if got := addresses(w.get("old")); !slices.Equal(got, had) {
 					t.Errorf("it is reached at %v, before %v", got, had)
 				}
+				if broken == 0 {
+					t.Error("no request was broken")
+				}
+				t.Logf("%d requests broken", broken)
 			})
 		}
+	}
+}
+
+// A Neutron that does not answer holds nothing up for longer than a call may take, whatever it is asked.
+func TestHangingCloud(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+		t.Run(method, func(t *testing.T) {
+			w := newWorld(t)
+			w.noError(w.Sync(t.Context()))
+			w.create(w.balanced("old", nil, 80), w.balanced("gone", nil, 80))
+			w.noError(w.settle())
+			had := addresses(w.get("old"))
+			patient := w.cloud
+			c, err := openstack.Connect(t.Context(), openstack.Config{Cloud: "test", File: w.fake.CloudsYAML(t), Cluster: "cluster-a", Timeout: patience})
+			w.noError(err)
+			w.cloud = c
+			w.start()
+			w.noError(w.Sync(t.Context()))
+			hung := 0
+			w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+				if r.Method == method && hung < 2 {
+					hung++
+					return openstacktest.Hang
+				}
+				return openstacktest.None
+			}
+			w.create(w.balanced("new", nil, 80))
+			w.remove("gone")
+			if err := w.settle(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("it fails otherwise: %v", err)
+			}
+			w.fake.Fault = nil
+			w.cloud = patient
+			w.recover()
+			w.check()
+			if got := addresses(w.get("old")); hung == 0 || !slices.Equal(got, had) {
+				t.Errorf("after %d requests that hung it is reached at %v, before at %v", hung, got, had)
+			}
+			t.Logf("%d requests hung", hung)
+		})
 	}
 }
 

@@ -6,17 +6,20 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -25,6 +28,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
@@ -142,6 +146,43 @@ func TestRun(t *testing.T) {
 	}
 	w.noError(standby.stop())
 }
+
+// Of two controllers only the one with the Lease does anything, and when somebody takes it away, nobody: the one that had it is
+// fenced before its next look at everything, and the other waits for what it takes for a third one.
+func TestTwoControllersAndALease(t *testing.T) {
+	w := realWorld(t)
+	one, two := w.run(nobody), w.run(nobody)
+	await(t, "one of them works", func() bool { return isElected(one) && one.Ready() == nil || isElected(two) && two.Ready() == nil })
+	if isElected(one) == isElected(two) {
+		t.Fatal("both work")
+	}
+	leader, standby := one, two
+	if isElected(two) {
+		leader, standby = two, one
+	}
+	w.noError(leader.fence(t.Context()))
+	var lease coordinationv1.Lease
+	w.noError(w.api.Get(t.Context(), types.NamespacedName{Namespace: w.ns, Name: leaseName}, &lease))
+	taken := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"holderIdentity":"third","leaseDurationSeconds":3600}}`))
+	w.noError(w.api.Patch(t.Context(), &lease, taken))
+	if err := leader.fence(t.Context()); err == nil || !strings.Contains(err.Error(), "the Lease is third's") {
+		t.Errorf("the one that lost it: %v", err)
+	}
+	asked := 0
+	w.fake.Fault = func(*http.Request) openstacktest.Fault { asked++; return openstacktest.None }
+	if _, err := (&loop{worker: w.worker, controller: leader.Controller}).sync(t.Context()); err == nil || asked > 0 {
+		t.Errorf("its next look: %v, %d requests of Neutron", err, asked)
+	}
+	if isElected(standby) {
+		t.Error("the other one works")
+	}
+	w.noError(standby.stop())
+	_ = leader.stop() // which may have noticed
+	t.Logf("1 of 2 worked, and then none; %d requests of Neutron", asked)
+}
+
+// nobody is how to reach gateways that are not there.
+func nobody(string) *tls.Config { return new(tls.Config) }
 
 // running is a controller that runs.
 type running struct {

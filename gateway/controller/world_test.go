@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -43,7 +44,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), rbacv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), rbacv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		panic(err)
 	}
 	klog.SetLogger(logr.Discard())
@@ -351,6 +352,7 @@ func (w *world) check() {
 	w.noError(err)
 	used := map[string]bool{}
 	vips := map[string]bool{}
+	moving := port{} // that has a floating IP which moves
 	var list corev1.ServiceList
 	w.noError(w.api.List(ctx, &list))
 	for i := range list.Items {
@@ -378,8 +380,12 @@ func (w *world) check() {
 				w.t.Errorf("service %s says that it has the ports %+v", s.Name, i.Ports)
 			}
 		}
-		for _, a := range p.vips(families) {
-			vips[a.String()] = true
+		if w.settings.pool(p.Pool).Moved != nil {
+			moving = p
+		} else {
+			for _, a := range p.vips(families) {
+				vips[a.String()] = true
+			}
 		}
 		if !slices.Equal(addresses(s), want) {
 			w.t.Errorf("service %s has the addresses %v, its port %v", s.Name, addresses(s), want)
@@ -394,7 +400,7 @@ func (w *world) check() {
 	all, err := w.cloud.AllFloatingIPs(ctx)
 	w.noError(err)
 	for _, f := range all {
-		if f.Ours && !used[f.Port] {
+		if f.Ours && !used[f.Port] && !used[f.ID] {
 			w.t.Errorf("floating IP %+v leaked; there are %v", f, floating)
 		}
 	}
@@ -409,16 +415,22 @@ func (w *world) check() {
 			w.t.Errorf("port %s may send as %v, want %v", gateway, have, vips)
 		}
 	}
+	if moving.ID != "" && moving.Floating.Port != openstacktest.Gateway1 && moving.Floating.Port != openstacktest.Gateway2 {
+		w.t.Errorf("floating IP %+v leads to no gateway", moving.Floating)
+	}
 	if len(w.fleet.states) != 2 {
 		w.t.Errorf("%d gateways were told something, want 2", len(w.fleet.states))
 	}
 	for name, state := range w.fleet.states {
-		have := map[string]bool{}
+		have, want := map[string]bool{}, maps.Clone(vips)
 		for _, v := range state.VIPs {
 			have[v.Addr.String()] = true
 		}
-		if !maps.Equal(have, vips) {
-			w.t.Errorf("gateway %s has the VIPs %v, want %v", name, have, vips)
+		if moving.ID != "" {
+			want[w.gateway(name).Spec.Address] = true
+		}
+		if !maps.Equal(have, want) {
+			w.t.Errorf("gateway %s has the VIPs %v, want %v", name, have, want)
 		}
 		if faults := state.Validate(); len(faults) > 0 {
 			w.t.Errorf("gateway %s: %v", name, faults)

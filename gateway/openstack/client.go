@@ -75,9 +75,9 @@ func Connect(ctx context.Context, c Config) (*Client, error) {
 		return nil, fmt.Errorf("authenticate at %s: %w", auth.IdentityEndpoint, explain(err))
 	}
 	if c.Wrap != nil {
-		var to http.RoundTripper = http.DefaultTransport
-		if t := provider.HTTPClient.Transport; t != nil {
-			to = t
+		to := provider.HTTPClient.Transport
+		if to == nil {
+			to = http.DefaultTransport
 		}
 		provider.HTTPClient.Transport = c.Wrap(to)
 	}

@@ -4,6 +4,7 @@ package openstacktest
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -224,6 +225,7 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 			return
 		case fault == Hang:
 			f.mu.Unlock()
+			_, _ = io.Copy(io.Discard, r.Body) // a server notices that its client went only when it has read everything
 			<-r.Context().Done()
 			f.mu.Lock()
 			return
