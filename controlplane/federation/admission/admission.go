@@ -42,13 +42,15 @@ func Claims() []client.Object {
 			MessageExpression: `"spec.value is " + oldObject.spec.value + ", by which the Federation of this cluster knows it; ` +
 				`it stays until the cluster has left by isthmusctl federation remove"`,
 		}},
-	}, admissionv1.ParamRef{Name: federationv1alpha1.FederationName}, admissionv1.AllowAction)
+	}, admissionv1.ParamRef{Name: federationv1alpha1.FederationName}, admissionv1.Fail)
 }
 
 // Fence returns the policy, and its binding, by which a member refuses what a supervisor writes that does not hold the
 // member's Lease, or in an epoch that is over. Isthmus is installed in namespace. A delete shows no epoch: it is
-// refused by who holds the Lease, and otherwise held by its preconditions. Without a Lease nobody has led yet and all
-// may pass: an API server looks for the Lease before it asks who writes, so Deny would stop everybody in the cluster.
+// refused by who holds the Lease, and otherwise held by its preconditions.
+//
+// Where there is no Lease, or the API server cannot find it, it refuses nothing. An API server looks for a parameter
+// before it asks who writes, so anything else would be a refusal of every write of everybody.
 func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	account := fmt.Sprintf("system:serviceaccount:%s:%s", namespace, federationv1alpha1.SupervisorAccountPrefix)
 	everything := admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
@@ -92,14 +94,15 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 				Reason: new(metav1.StatusReasonForbidden),
 			},
 		},
-	}, admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.AllowAction)
+	}, admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.Ignore)
 }
 
-// rule returns a policy and its binding to a parameter; absent says what becomes of a request while there is none.
-func rule(name string, spec admissionv1.ValidatingAdmissionPolicySpec, param admissionv1.ParamRef, absent admissionv1.ParameterNotFoundActionType) []client.Object {
+// rule returns a policy and its binding to a parameter, without which it refuses nothing; failure says what becomes of
+// a request when the API server cannot tell.
+func rule(name string, spec admissionv1.ValidatingAdmissionPolicySpec, param admissionv1.ParamRef, failure admissionv1.FailurePolicyType) []client.Object {
 	labels := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}
-	spec.FailurePolicy = new(admissionv1.Fail)
-	param.ParameterNotFoundAction = &absent
+	spec.FailurePolicy = &failure
+	param.ParameterNotFoundAction = new(admissionv1.AllowAction)
 	return []client.Object{
 		&admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: spec},
 		&admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
