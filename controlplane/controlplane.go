@@ -218,7 +218,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 				c.members.Forget(id)
 			}
 		},
-		Window: c.chosen.scaled(guardWindow), Grace: c.chosen.scaled(guardGrace), Memory: c.chosen.scaled(guardMemory), HoldFor: c.chosen.scaled(guardHold),
+		Window: c.chosen.scaled(guard.Window), Grace: c.chosen.scaled(guard.Grace), Memory: c.chosen.scaled(guard.Memory), HoldFor: c.chosen.scaled(guard.HoldFor),
 		Decided: own.decided, Log: c.cfg.Log,
 	})
 	if err != nil {

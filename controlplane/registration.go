@@ -118,7 +118,7 @@ func (r *registration) release(m *v1alpha1.Member) {
 			continue
 		}
 		r.released[id] = asked
-		if t, err := time.Parse(time.RFC3339, asked); err != nil || time.Since(t) > guardHold {
+		if t, err := time.Parse(time.RFC3339, asked); err != nil || time.Since(t) > guard.HoldFor {
 			continue // done long ago, by another process
 		}
 		r.broker.Release(clusterset.ClusterID(id))

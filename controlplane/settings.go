@@ -73,18 +73,8 @@ func (s Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// The times of the control plane that are not of liveness, before scaling.
-const (
-	// DefaultQuarantine is longer than anybody keeps a DNS answer, or uses a connection that was idle.
-	DefaultQuarantine = 5 * time.Minute
-	// guardWindow, guardMemory and guardHold are how long a withdrawal without a word is waited for, counts
-	// towards a mass withdrawal, and is held when it is one. guardGrace is how long it is waited for when nobody
-	// saw it happen: a member that publishes anew after a fault of the broker does so within seconds.
-	guardWindow = time.Second
-	guardGrace  = 30 * time.Second
-	guardMemory = 5 * time.Minute
-	guardHold   = time.Hour
-)
+// DefaultQuarantine is longer than anybody keeps a DNS answer, or uses a connection that was idle.
+const DefaultQuarantine = 5 * time.Minute
 
 // chosen is what the Settings of a member and of its registration come to.
 type chosen struct {

@@ -3,8 +3,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/program"
@@ -26,6 +29,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
 	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation"
 )
 
 func main() {
@@ -49,6 +53,7 @@ type settings struct {
 	listen           string
 	logFormat        string
 	logLevel         slog.Level
+	federation       bool
 	plane            controlplane.Settings
 }
 
@@ -61,13 +66,21 @@ func command() *cobra.Command {
 Services this cluster exports, and creates a ServiceImport and EndpointSlices here for
 every Service that any member exports. isthmusctl join installs it.
 
+With --federation it also does this cluster's part in a federation, which needs no broker:
+where the cluster's Federation names members, it takes part in the election of a leader
+for each, and a leader brings federated Services and policies in line there. Without the
+kubeconfig of a broker it does nothing else. isthmusctl federation forms one.
+
 It serves /healthz, /readyz, /metrics and /status as JSON. While the broker is away it
 changes nothing, is not ready, and keeps trying.`,
 		Example: `  # In a pod: the cluster's own API server, and the broker by the mounted secret
   isthmus-controller
 
   # On a desk
-  isthmus-controller --kubeconfig=$HOME/.kube/east --broker-kubeconfig=broker.kubeconfig`,
+  isthmus-controller --kubeconfig=$HOME/.kube/east --broker-kubeconfig=broker.kubeconfig
+
+  # A cluster of a federation
+  isthmus-controller --federation`,
 		Args:          usage.NoArgs,
 		Version:       version.String(),
 		SilenceUsage:  true,
@@ -80,6 +93,7 @@ changes nothing, is not ready, and keeps trying.`,
 	f.StringVar(&s.brokerKubeconfig, "broker-kubeconfig", "/etc/isthmus/broker/kubeconfig", "kubeconfig of the broker; its context names the broker's namespace")
 	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "namespace Isthmus is installed in, with this cluster's Member")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
+	f.BoolVar(&s.federation, "federation", false, "do this cluster's part in the federation that its Federation describes")
 	p := &s.plane
 	f.StringVar(&p.Profile, "profile", "", "kep or lighthouse: what the settings below are where they are not given (default: as registered, at first kep)")
 	f.StringVar(&p.ClusterSetIP, "clusterset-ip", "", "enabled or disabled: whether a Service gets a ClusterSetIP without asking (default: as registered)")
@@ -109,15 +123,13 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	cfg := controlplane.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
-	if s.kubeconfig == "" { // in a pod, whose resolver is that of all pods
-		cfg.AskNames = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
+	var parts parts
+	if s.federation {
+		if parts.federation, err = newFederation(s, local, log); err != nil {
+			return err
+		}
 	}
-	if cfg.Broker, cfg.BrokerNamespace, err = controlplane.LoadBroker(s.brokerKubeconfig); err != nil {
-		return err
-	}
-	plane, err := controlplane.New(ctx, cfg)
-	if err != nil {
+	if parts.plane, err = newPlane(ctx, s, local, log); err != nil {
 		return err
 	}
 	listener, err := program.Listen(ctx, s.listen)
@@ -125,14 +137,47 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return program.Serve(ctx, listener, routes(plane)) })
-	group.Go(func() error { return plane.Run(ctx) })
+	group.Go(func() error { return program.Serve(ctx, listener, routes(parts.describe)) })
+	if parts.plane != nil {
+		group.Go(func() error { return parts.plane.Run(ctx) })
+	}
+	if parts.federation != nil {
+		group.Go(func() error { return parts.federation.Run(ctx) })
+	}
 	return group.Wait()
 }
 
-func routes(plane *controlplane.ControlPlane) http.Handler {
+// newPlane returns the control plane of a member of a broker, nil for a cluster that has none and does its part in a
+// federation.
+func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*controlplane.ControlPlane, error) {
+	if _, err := os.Stat(s.brokerKubeconfig); s.federation && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // that there is none is the answer
+	}
+	cfg := controlplane.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
+	if s.kubeconfig == "" { // in a pod, whose resolver is that of all pods
+		cfg.AskNames = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
+	}
+	var err error
+	if cfg.Broker, cfg.BrokerNamespace, err = controlplane.LoadBroker(s.brokerKubeconfig); err != nil {
+		return nil, err
+	}
+	return controlplane.New(ctx, cfg)
+}
+
+// newFederation returns the cluster's part in a federation.
+func newFederation(s settings, local *rest.Config, log *slog.Logger) (*federation.Federation, error) {
+	pod, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("name this process: %w", err)
+	}
+	return federation.New(federation.Config{
+		Local: local, Namespace: s.namespace, Pod: pod, Times: federation.Scaled(s.plane.TimeScale),
+		Parts: federation.Parts(s.namespace, s.plane.TimeScale, log), Log: log,
+	})
+}
+
+func routes(current func() status.Controller) http.Handler {
 	mux := http.NewServeMux()
-	current := func() status.Controller { return describe(plane.State()) }
 	mux.Handle("GET "+status.Path, status.Handler(current))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
@@ -148,6 +193,34 @@ func routes(plane *controlplane.ControlPlane) http.Handler {
 		_, _ = io.WriteString(w, "ok\n")
 	})
 	return mux
+}
+
+// parts are what runs in this process; one of them may be nil.
+type parts struct {
+	plane      *controlplane.ControlPlane
+	federation *federation.Federation
+}
+
+// describe says how all parts are.
+func (p parts) describe() status.Controller {
+	c := status.Controller{Version: version.String(), Ready: true}
+	if p.plane != nil {
+		c = describe(p.plane.State())
+	}
+	if p.federation == nil {
+		return c
+	}
+	s := p.federation.State()
+	c.Federation = &status.Federation{Cluster: string(s.Cluster), Problem: s.Problem}
+	if s.Problem != "" {
+		c.Ready, c.Waiting = false, append(c.Waiting, s.Problem)
+	}
+	for _, m := range s.Members {
+		c.Federation.Members = append(c.Federation.Members, status.FederationMember{
+			ID: string(m.ID), Leader: m.Leader, Leading: m.Leading, Epoch: m.Epoch, Reachable: m.Reachable, Problem: m.Problem,
+		})
+	}
+	return c
 }
 
 // describe turns the control plane's state into the shape that isthmusctl reads.

@@ -115,6 +115,25 @@ type Controller struct {
 	Broker  Broker   `json:"broker"`
 	// Members are the other members of the ClusterSet, sorted by id.
 	Members []Member `json:"members,omitempty"`
+	// Federation is nil in a cluster that takes no part in one.
+	Federation *Federation `json:"federation,omitempty"`
+}
+
+// Federation is how a cluster does its part in a federation.
+type Federation struct {
+	Cluster string             `json:"cluster,omitempty"`
+	Problem string             `json:"problem,omitempty"` // why it does not, and what to do
+	Members []FederationMember `json:"members,omitempty"` // sorted by id; none in a cluster that leads nobody
+}
+
+// FederationMember is how a member of a federation looks from a supervisor.
+type FederationMember struct {
+	ID        string `json:"id"`
+	Leader    string `json:"leader,omitempty"` // CLUSTER/POD
+	Leading   bool   `json:"leading"`          // it is this process
+	Epoch     int64  `json:"epoch"`            // how often the leader has changed
+	Reachable bool   `json:"reachable"`
+	Problem   string `json:"problem,omitempty"` // why it is not reachable, and what to do
 }
 
 // Member is how another member fares, as far as a controller can tell.

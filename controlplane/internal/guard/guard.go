@@ -63,12 +63,20 @@ const (
 // maxStep is how many windows a step may last while more and more vanishes.
 const maxStep = 10
 
+// The times of a Config, before a drill scales them.
+const (
+	Window  = time.Second
+	Grace   = 30 * time.Second // who publishes anew after a fault of an API server does so within seconds
+	Memory  = 5 * time.Minute
+	HoldFor = time.Hour
+)
+
 // Config says what is believed. Zero fields get their defaults; Changed, Decided and Log may be nil.
 type Config[K comparable] struct {
-	Window  time.Duration // how long nothing more must vanish before a step is judged; 1 s
-	Grace   time.Duration // how long a source has to offer again what vanished while nobody looked; 30 s
-	Memory  time.Duration // for how long a silent loss counts towards Least and Share; 5 min
-	HoldFor time.Duration // how long a step is held at most; 1 h
+	Window  time.Duration // how long nothing more must vanish before a step is judged; Window
+	Grace   time.Duration // how long a source has to offer again what vanished while nobody looked; Grace
+	Memory  time.Duration // for how long a silent loss counts towards Least and Share; Memory
+	HoldFor time.Duration // how long a step is held at most; HoldFor
 	Least   int           // how many must have vanished for a hold; 5
 	Share   float64       // of what share more must have vanished for a hold, in [0, 1); 0.5
 

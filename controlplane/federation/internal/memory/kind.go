@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ type Kind struct {
 	watch   part.Watch
 	objects toolscache.Indexer
 	changed func(was, is client.Object)
+	settled func() // may be nil
 
 	mu  sync.Mutex
 	err error // why nothing can be read: part.ErrUnread at first
@@ -156,8 +158,12 @@ func (k *Kind) newList(scheme *runtime.Scheme) client.ObjectList {
 // settle says why the kind cannot be read, nil if it can.
 func (k *Kind) settle(err error) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
+	news := (err == nil) != (k.err == nil) || errors.Is(err, part.ErrKindMissing) != errors.Is(k.err, part.ErrKindMissing)
 	k.err = err
+	k.mu.Unlock()
+	if news && k.settled != nil {
+		k.settled()
+	}
 }
 
 // candidates returns at least those objects that are in namespace and match selector.

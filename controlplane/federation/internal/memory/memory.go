@@ -28,7 +28,8 @@ type Memory struct {
 
 // New returns a Memory of watches that knows nothing yet. changed is told of each change after it can be read: was is
 // nil for what came, is for what went; both are shared and must not be changed. It is told so by one goroutine a kind.
-func New(scheme *runtime.Scheme, watches []part.Watch, changed func(w part.Watch, was, is client.Object)) (*Memory, error) {
+// settled, if not nil, is told whenever a kind can be read for the first time, or is found missing.
+func New(scheme *runtime.Scheme, watches []part.Watch, changed func(w part.Watch, was, is client.Object), settled func()) (*Memory, error) {
 	m := &Memory{scheme: scheme, byGVK: map[schema.GroupVersionKind]*Kind{}}
 	for _, w := range watches {
 		gvk, err := apiutil.GVKForObject(w.Object, scheme)
@@ -39,6 +40,7 @@ func New(scheme *runtime.Scheme, watches []part.Watch, changed func(w part.Watch
 			return nil, fmt.Errorf("watch %s: it is watched twice", gvk)
 		}
 		k := newKind(gvk, w, func(was, is client.Object) { changed(w, was, is) })
+		k.settled = settled
 		m.kinds, m.byGVK[gvk] = append(m.kinds, k), k
 	}
 	return m, nil

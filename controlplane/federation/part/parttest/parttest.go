@@ -39,7 +39,7 @@ func New(t testing.TB, scheme *runtime.Scheme, p part.Part, servers map[clusters
 			t.Fatal(err)
 		}
 		m := &Member{id: id, client: c}
-		if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}); err != nil {
+		if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}, nil); err != nil {
 			t.Fatal(err)
 		}
 		f.members = append(f.members, m)

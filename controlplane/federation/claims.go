@@ -1,0 +1,88 @@
+package federation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/about"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// twins are the claims that mean what a ClusterProperty means.
+var twins = map[string]string{
+	federationv1alpha1.ClaimID:         about.ClusterID,
+	federationv1alpha1.ClaimClusterSet: about.ClusterSet,
+}
+
+// The reasons of the condition InStep.
+const (
+	reasonSame      = "Same"
+	reasonDifferent = "Different"
+)
+
+// keepClaims keeps the claims of a cluster that has a Federation in step with its ClusterProperties: what one of them
+// says the other gets to say too, if it does not exist. A difference is for a person to mend, so it is only said.
+func (f *Federation) keepClaims(ctx context.Context) error {
+	if f.local.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, &federationv1alpha1.Federation{}) != nil {
+		return nil
+	}
+	var errs []error
+	for claim, property := range twins {
+		if err := f.keepClaim(ctx, claim, property); err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("keep ClusterClaim %s in step with ClusterProperty %s: %w", claim, property, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (f *Federation) keepClaim(ctx context.Context, name, property string) error {
+	claim, twin := &federationv1alpha1.ClusterClaim{}, &about.ClusterProperty{}
+	claimErr := f.local.Get(ctx, client.ObjectKey{Name: strings.ToLower(name)}, claim)
+	twinErr := f.local.Get(ctx, client.ObjectKey{Name: property}, twin)
+	for _, err := range []error{claimErr, twinErr} {
+		if errors.Is(err, part.ErrKindMissing) {
+			return nil // there is nothing to be in step with
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	ours := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}
+	switch {
+	case claimErr != nil && twinErr != nil:
+		return nil
+	case claimErr != nil:
+		return f.client.Create(ctx, &federationv1alpha1.ClusterClaim{
+			ObjectMeta: metav1.ObjectMeta{Name: strings.ToLower(name), Labels: ours},
+			Spec:       federationv1alpha1.ClusterClaimSpec{Name: name, Value: twin.Spec.Value},
+		})
+	case twinErr != nil:
+		return f.client.Create(ctx, &about.ClusterProperty{
+			ObjectMeta: metav1.ObjectMeta{Name: property, Labels: ours}, Spec: about.ClusterPropertySpec{Value: claim.Spec.Value},
+		})
+	}
+	condition := metav1.Condition{
+		Type: federationv1alpha1.ConditionInStep, Status: metav1.ConditionTrue, Reason: reasonSame,
+		Message: fmt.Sprintf("ClusterProperty %s says the same", property), ObservedGeneration: claim.Generation,
+	}
+	if claim.Spec.Value != twin.Spec.Value {
+		condition.Status, condition.Reason = metav1.ConditionFalse, reasonDifferent
+		condition.Message = fmt.Sprintf("ClusterProperty %s says %s, this claim says %s; make them the same", property, twin.Spec.Value, claim.Spec.Value)
+	}
+	want := claim.DeepCopy()
+	meta.SetStatusCondition(&want.Status.Conditions, condition)
+	if equality.Semantic.DeepEqual(want.Status, claim.Status) {
+		return nil
+	}
+	return f.client.Status().Update(ctx, want)
+}

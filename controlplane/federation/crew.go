@@ -1,0 +1,320 @@
+package federation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	eventsv1client "k8s.io/client-go/kubernetes/typed/events/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fleet"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/memory"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// crew is one set of Parts and the members that they work on. Another spec gets another crew.
+type crew struct {
+	cfg     Config
+	parts   []part.Part
+	fleet   fleet.Config
+	changed func() // something that the status says may have changed
+
+	running sync.WaitGroup
+	ctx     context.Context //nolint:containedctx // members come and go while it runs
+	cancel  context.CancelFunc
+
+	mu     sync.Mutex
+	sites  map[clusterset.ClusterID]*site
+	queues map[*queue]bool
+}
+
+// site is one member, as a crew works on it.
+type site struct {
+	*fleet.Member
+
+	views     []*view // one for each Part
+	candidate *election.Candidate
+	events    events.EventBroadcaster
+	cancel    context.CancelFunc
+	ended     chan struct{}
+}
+
+// view is a member as one Part sees it: a part.Member.
+type view struct {
+	*fleet.Member
+	*memory.Memory
+}
+
+// newCrew starts a crew without members.
+func newCrew(ctx context.Context, cfg Config, parts []part.Part, changed func()) *crew {
+	c := &crew{cfg: cfg, parts: parts, changed: changed, sites: map[clusterset.ClusterID]*site{}, queues: map[*queue]bool{}}
+	c.ctx, c.cancel = context.WithCancel(ctx)
+	c.fleet = fleet.Config{Scheme: scheme, Namespace: cfg.Namespace, Interval: cfg.Times.Probe, Log: cfg.Log, Changed: c.answered}
+	for i, p := range parts {
+		if runner, ok := p.(part.Runner); ok {
+			c.running.Go(func() {
+				if err := runner.Run(c.ctx, func(key part.Key) { c.enqueue(i, key) }); err != nil && c.ctx.Err() == nil {
+					cfg.Log.Error("a part of the federation ended", "part", p.Name(), "err", err)
+				}
+			})
+		}
+	}
+	return c
+}
+
+// stop ends the crew, and returns when nothing of it runs any more. What it wrote stays.
+func (c *crew) stop() {
+	c.cancel()
+	c.mu.Lock()
+	sites := slices.Collect(maps.Values(c.sites))
+	c.mu.Unlock()
+	for _, s := range sites {
+		<-s.ended
+	}
+	c.running.Wait()
+}
+
+// set makes the members be those of the Federation. targets are how they are reached, pinned the uids of clusters that
+// were seen under their ids.
+func (c *crew) set(members []federationv1alpha1.MemberCluster, targets map[string]*fleet.Target, pinned map[string]string) error {
+	var gone []*site
+	want := map[clusterset.ClusterID]bool{}
+	for _, m := range members {
+		want[clusterset.ClusterID(m.ClusterID)] = true
+	}
+	c.mu.Lock()
+	for id, s := range c.sites {
+		if !want[id] {
+			gone = append(gone, s)
+			delete(c.sites, id)
+		}
+	}
+	c.mu.Unlock()
+	for _, s := range gone {
+		s.cancel()
+		<-s.ended
+		memberReachable.DeleteLabelValues(string(s.ID()))
+		memberLed.DeleteLabelValues(string(s.ID()))
+		for i := range c.parts {
+			c.enqueue(i, c.keys(i, s)...)
+		}
+	}
+	var errs []error
+	for _, m := range members {
+		c.mu.Lock()
+		s := c.sites[clusterset.ClusterID(m.ClusterID)]
+		c.mu.Unlock()
+		if s == nil {
+			var err error
+			if s, err = c.add(m, pinned[m.ClusterID]); err != nil {
+				errs = append(errs, fmt.Errorf("spec.members[clusterID=%s]: %w", m.ClusterID, err))
+				continue
+			}
+		}
+		s.Set(m, targets[m.ClusterID])
+	}
+	return errors.Join(errs...)
+}
+
+// add starts to work on one more member.
+func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, error) {
+	s := &site{ended: make(chan struct{})}
+	var err error
+	if s.Member, err = fleet.NewMember(c.fleet, m, pinned); err != nil {
+		return nil, err
+	}
+	var memories []*memory.Memory
+	for i, p := range c.parts {
+		v := &view{Member: s.Member}
+		v.Memory, err = memory.New(scheme, p.Watches(), func(w part.Watch, was, is client.Object) {
+			for _, o := range []client.Object{was, is} {
+				if o != nil {
+					c.enqueue(i, w.Keys(v, o)...)
+				}
+			}
+		}, nil)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.Name(), err)
+		}
+		s.views, memories = append(s.views, v), append(memories, v.Memory)
+	}
+	sink, err := recordEvents(s.Config())
+	if err != nil {
+		return nil, err
+	}
+	s.events = sink
+	lease := types.NamespacedName{Namespace: c.cfg.Namespace, Name: m.ClusterID}
+	s.candidate = election.New(s.Leases(), lease, c.cfg.identity, c.cfg.Times.Times)
+	ctx, cancel := context.WithCancel(c.ctx)
+	s.cancel = cancel
+	c.mu.Lock()
+	c.sites[s.ID()] = s
+	c.mu.Unlock()
+	c.running.Go(func() {
+		defer close(s.ended)
+		defer s.events.Shutdown()
+		connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
+		var connection sync.WaitGroup
+		connection.Go(func() { s.Run(connected, memories...) })
+		// The Lease is given back before the connection ends.
+		if err := s.candidate.Run(ctx, func(ctx context.Context, term lead.Term) { c.lead(ctx, s, term) }); err != nil {
+			c.cfg.Log.Error("a member can have no leader", "member", s.ID(), "err", err)
+		}
+		disconnect()
+		connection.Wait()
+	})
+	return s, nil
+}
+
+// recordEvents returns what writes events into a member.
+func recordEvents(config *rest.Config) (events.EventBroadcaster, error) {
+	httpClient, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	sink, err := eventsv1client.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return nil, err
+	}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: sink})
+	return broadcaster, nil
+}
+
+// all returns the members as Part i sees them, sorted by id.
+func (c *crew) all(i int) []part.Member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []part.Member
+	for _, s := range c.sites {
+		all = append(all, s.views[i])
+	}
+	slices.SortFunc(all, func(a, b part.Member) int { return cmp.Compare(a.ID(), b.ID()) })
+	return all
+}
+
+// keys returns everything that Part i has to look at because of one member.
+func (c *crew) keys(i int, s *site) []part.Key {
+	found := map[part.Key]bool{}
+	s.views[i].Each(func(w part.Watch, o client.Object) {
+		for _, key := range w.Keys(s.views[i], o) {
+			found[key] = true
+		}
+	})
+	return slices.Collect(maps.Keys(found))
+}
+
+// enqueue asks to look at keys of Part i in every member that is led here.
+func (c *crew) enqueue(i int, keys ...part.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for q := range c.queues {
+		if q.index == i {
+			q.add(keys...)
+		}
+	}
+}
+
+// answered looks at everything again in a member that has come back.
+func (c *crew) answered(m *fleet.Member) {
+	c.changed()
+	memberReachable.WithLabelValues(string(m.ID())).Set(number(m.Reachable()))
+	if !m.Reachable() {
+		return
+	}
+	c.mu.Lock()
+	var queues []*queue
+	for q := range c.queues {
+		if q.site.Member == m {
+			queues = append(queues, q)
+		}
+	}
+	c.mu.Unlock()
+	for _, q := range queues {
+		c.fill(q)
+	}
+}
+
+// fill puts everything into a queue.
+func (c *crew) fill(q *queue) {
+	c.mu.Lock()
+	sites := slices.Collect(maps.Values(c.sites))
+	c.mu.Unlock()
+	for _, s := range sites {
+		q.add(c.keys(q.index, s)...)
+	}
+}
+
+// settleTimeout is how long a new leader waits for members that answer and still are being read.
+const settleTimeout = 10 * time.Second
+
+// lead works on a member until ctx ends.
+func (c *crew) lead(ctx context.Context, s *site, term lead.Term) {
+	log := c.cfg.Log.With("member", s.ID(), "epoch", term.Epoch)
+	log.Info("this process leads the member")
+	defer log.Info("this process leads the member no more")
+	led := memberLed.WithLabelValues(string(s.ID()))
+	led.Set(1)
+	defer led.Set(0)
+	began := time.Now()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !s.read() || time.Since(began) < settleTimeout && !c.settled() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+	recording, stopRecording := context.WithCancel(ctx)
+	defer stopRecording()
+	if err := s.events.StartRecordingToSinkWithContext(recording); err != nil {
+		log.Error("events cannot be written", "err", err)
+	}
+	recorder := s.events.NewRecorder(scheme, "isthmus-federation")
+	var working sync.WaitGroup
+	for i, p := range c.parts {
+		q := newQueue(c, i, s, lead.New(s.views[i], term, s.Client(), recorder), log.With("part", p.Name()))
+		c.mu.Lock()
+		c.queues[q] = true
+		c.mu.Unlock()
+		c.fill(q)
+		working.Go(func() {
+			q.run(ctx)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			delete(c.queues, q)
+		})
+	}
+	working.Wait()
+	<-ctx.Done()
+}
+
+// read reports whether the member was read completely.
+func (s *site) read() bool {
+	return !slices.ContainsFunc(s.views, func(v *view) bool { return !v.Read() })
+}
+
+// settled reports whether everything that can be known of the members is.
+func (c *crew) settled() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.sites {
+		if state := s.State(); !state.Asked || state.Problem == "" && !s.read() {
+			return false
+		}
+	}
+	return true
+}

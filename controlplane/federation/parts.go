@@ -1,0 +1,31 @@
+package federation
+
+import (
+	"log/slog"
+	"time"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+)
+
+// Parts returns what makes all Parts of this release, for Config.Parts. namespace is where Isthmus is installed; factor
+// is that of Scaled.
+func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]part.Part, error) {
+	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
+	return func(spec federationv1alpha1.FederationSpec) ([]part.Part, error) {
+		s, err := services.New(services.Config{
+			Federation: spec, Log: log,
+			Guard: guard.Config[clusterset.ServiceName]{
+				Window: scaled(guard.Window), Grace: scaled(guard.Grace), Memory: scaled(guard.Memory), HoldFor: scaled(guard.HoldFor),
+			},
+		})
+		if err != nil {
+			return nil, err
+		}
+		return []part.Part{s, policies.New(policies.Config{Kinds: policies.Kinds(spec.Policies), Namespace: namespace})}, nil
+	}
+}

@@ -1,0 +1,92 @@
+package federation
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+const (
+	// workers is how many keys a Part works on at a time, in each member.
+	workers = 4
+	// coalesce is how long a key waits for more changes of the same thing.
+	coalesce = 20 * time.Millisecond
+	// firstRetry and lastRetry bound how long a key waits after an error.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 15 * time.Second
+	// syncTimeout bounds one look at one key, so that a member that swallows packets holds no worker for long.
+	syncTimeout = 30 * time.Second
+)
+
+// queue is what one Part has to look at in one member that is led here.
+type queue struct {
+	crew   *crew
+	index  int // of the Part
+	site   *site
+	leader part.Leader
+	log    *slog.Logger
+	keys   workqueue.TypedRateLimitingInterface[part.Key]
+}
+
+func newQueue(c *crew, index int, s *site, leader part.Leader, log *slog.Logger) *queue {
+	return &queue{crew: c, index: index, site: s, leader: leader, log: log, keys: workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[part.Key](firstRetry, lastRetry),
+	)}
+}
+
+func (q *queue) add(keys ...part.Key) {
+	for _, key := range keys {
+		q.keys.AddAfter(key, coalesce)
+	}
+}
+
+// run works until ctx ends.
+func (q *queue) run(ctx context.Context) {
+	defer context.AfterFunc(ctx, q.keys.ShutDown)()
+	var working sync.WaitGroup
+	for range workers {
+		working.Go(func() {
+			for q.next(ctx) {
+			}
+		})
+	}
+	working.Wait()
+}
+
+// next looks at one key. It returns false when the queue has ended.
+func (q *queue) next(ctx context.Context) bool {
+	key, ended := q.keys.Get()
+	if ended {
+		return false
+	}
+	defer q.keys.Done(key)
+	p := q.crew.parts[q.index]
+	syncing, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	began := time.Now()
+	err := p.Sync(syncing, key, q.leader, q.crew.all(q.index))
+	syncSeconds.WithLabelValues(p.Name()).Observe(time.Since(began).Seconds())
+	switch {
+	case ctx.Err() != nil, errors.Is(err, part.ErrNotLeader):
+		return true // the next leader looks at everything
+	case err == nil:
+		q.keys.Forget(key)
+		return true
+	case apierrors.IsConflict(err):
+	case q.keys.NumRequeues(key) == 0:
+		syncErrors.WithLabelValues(p.Name()).Inc()
+		q.log.Warn("something cannot be brought in line, and is tried again", "kind", key.Kind, "namespace", key.Namespace, "name", key.Name, "err", err)
+	default:
+		syncErrors.WithLabelValues(p.Name()).Inc()
+		q.log.Debug("something still cannot be brought in line", "kind", key.Kind, "namespace", key.Namespace, "name", key.Name, "err", err)
+	}
+	q.keys.AddRateLimited(key)
+	return true
+}
