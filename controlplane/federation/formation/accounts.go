@@ -1,10 +1,11 @@
 package formation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"time"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -94,19 +95,9 @@ func tokens(ctx context.Context, member *Cluster, namespace string, supervisor c
 	}
 	found := slices.DeleteFunc(list.Items, func(s corev1.Secret) bool { return s.Type != corev1.SecretTypeServiceAccountToken })
 	slices.SortFunc(found, func(a, b corev1.Secret) int {
-		return -compareAge(a.CreationTimestamp.Time, b.CreationTimestamp.Time, a.Name, b.Name)
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(b.Name, a.Name))
 	})
 	return found, nil
-}
-
-func compareAge(a, b time.Time, nameA, nameB string) int {
-	if c := a.Compare(b); c != 0 {
-		return c
-	}
-	if nameA < nameB {
-		return -1
-	}
-	return 1
 }
 
 // open makes the account of a supervisor in a member, or finds it, and returns its newest token. fresh asks for one

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -16,6 +17,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
@@ -197,8 +199,15 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 			Spec:       federationv1alpha1.ClusterClaimSpec{Name: name, Value: claims[name]},
 		})
 	}
-	for _, obj := range append(wanted, roles(c.Client, s.namespace, s.kinds())...) {
-		if err := ctl.Apply(ctx, c.Client, obj); err != nil {
+	wanted = append(wanted, roles(c.Client, s.namespace, s.kinds())...)
+	wanted = append(wanted, admission.Claims()...)
+	wanted = append(wanted, admission.Fence(s.namespace, c.ID)...)
+	for _, obj := range wanted {
+		err := ctl.Apply(ctx, c.Client, obj)
+		if meta.IsNoMatchError(err) {
+			return fmt.Errorf("the cluster cannot be a member, for nothing would keep a leader that was from writing; it needs Kubernetes 1.30 or newer: %w", err)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -111,7 +113,7 @@ func TestLife(t *testing.T) {
 
 	// What leaders wrote goes with the cluster, what is somebody else's stays.
 	put(t, c, service("theirs", nil, nil))
-	put(t, c, service("ours", ctl.Ours(), map[string]string{federationv1alpha1.AnnotationEpoch: "1"}))
+	put(t, c, service("ours", map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}, map[string]string{federationv1alpha1.AnnotationEpoch: "1"}))
 	noted := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "noted", Annotations: map[string]string{
 		federationv1alpha1.AnnotationEpoch: "1", policies.AnnotationStatus: "{}", "note": "x",
 	}}}
@@ -158,11 +160,25 @@ func TestLife(t *testing.T) {
 func leads(t *testing.T, token string) {
 	t.Helper()
 	leader := newClient(t, as(t, token))
-	o := service("led", ctl.Ours(), map[string]string{federationv1alpha1.AnnotationEpoch: "0"})
+	o := service("led", nil, map[string]string{federationv1alpha1.AnnotationEpoch: "0"})
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "c"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("b/pod"), LeaseTransitions: new(int32(0))},
+	}
+	if err := leader.Create(t.Context(), lease); err != nil {
+		t.Errorf("a supervisor cannot take the Lease: %v", err)
+	}
+	await(t, "who does not hold the Lease may write", func() bool {
+		return apierrors.IsForbidden(leader.Create(t.Context(), o.DeepCopy(), client.DryRunAll))
+	})
+	lease.Spec.HolderIdentity = new("a/pod")
+	if err := leader.Update(t.Context(), lease); err != nil {
+		t.Errorf("a supervisor cannot renew the Lease: %v", err)
+	}
+	await(t, "who holds the Lease may not write", func() bool { return leader.Create(t.Context(), o.DeepCopy(), client.DryRunAll) == nil })
 	for what, err := range map[string]error{
 		"list namespaces":      leader.List(t.Context(), &corev1.NamespaceList{}),
 		"list NetworkPolicies": leader.List(t.Context(), &networkingv1.NetworkPolicyList{}),
-		"create a Service":     leader.Create(t.Context(), o, client.DryRunAll),
 	} {
 		if err != nil {
 			t.Errorf("a leader cannot %s: %v", what, err)
@@ -194,8 +210,9 @@ func TestFormRefuses(t *testing.T) {
 	}()
 	plain := supervisor(a)
 	plain.Server = "http://192.0.2.1"
-	twin := a
-	twin.ID, twin.Context = "z", "ctx-z"
+	twin := c
+	twin.ID = "z"
+	twin.Context = "ctx-z"
 	tests := map[string]struct {
 		clusterSet string
 		clusters   []Cluster
@@ -205,7 +222,7 @@ func TestFormRefuses(t *testing.T) {
 		"no ClusterSet":     {"", []Cluster{supervisor(a)}, []string{"--clusterset"}},
 		"a bad ClusterSet":  {"Prod", []Cluster{supervisor(a)}, []string{"Prod"}},
 		"an id twice":       {"prod", []Cluster{supervisor(a), a}, []string{"given twice", "ctx-a"}},
-		"a cluster twice":   {"prod", []Cluster{supervisor(a), twin}, []string{"one and the same", "ctx-a", "ctx-z"}},
+		"a cluster twice":   {"prod", []Cluster{supervisor(c), twin}, []string{"one and the same", "ctx-c", "ctx-z"}},
 		"no https":          {"prod", []Cluster{plain}, []string{"ctx-a", "--server a=https://"}},
 		"it is another one": {"prod", []Cluster{supervisor(a), b}, []string{"ctx-b", "ClusterClaim id.k8s.io says other"}},
 	}
@@ -307,6 +324,7 @@ func everything(t *testing.T, c Cluster) []string {
 	for _, list := range []client.ObjectList{
 		&federationv1alpha1.FederationList{}, &federationv1alpha1.ClusterClaimList{}, &corev1.SecretList{}, &corev1.ServiceAccountList{},
 		&corev1.ServiceList{}, &rbacv1.ClusterRoleList{}, &rbacv1.ClusterRoleBindingList{}, &rbacv1.RoleList{}, &rbacv1.RoleBindingList{},
+		&admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &coordinationv1.LeaseList{},
 	} {
 		if err := c.Client.List(t.Context(), list); err != nil {
 			t.Fatal(err)

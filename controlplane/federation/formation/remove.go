@@ -21,6 +21,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
@@ -82,15 +83,19 @@ func Remove(ctx context.Context, r Removal) (Removed, error) {
 
 // checkLeave reports what is missing for a removal.
 func (s *survey) checkLeave(r Removal) error {
-	var errs []error
-	if given := s.site(r.ID) != nil; given == r.Gone {
-		if r.Gone {
-			return fmt.Errorf("cluster %s is given by a context, and --gone says that it cannot be reached; leave one of them away", r.ID)
-		}
-		errs = append(errs, fmt.Errorf("cluster %s is not given; give %s, or --gone if it cannot be reached any more", r.ID, flag(s.supervisors[r.ID], r.ID)))
+	leaving := s.site(r.ID)
+	_, known := s.members[r.ID]
+	if leaving != nil {
+		known = known || leaving.federation != nil || len(leaving.supervisors) > 0
 	}
-	if _, ok := s.members[r.ID]; !ok && s.site(r.ID) != nil && s.site(r.ID).federation == nil && len(s.site(r.ID).supervisors) == 0 {
+	var errs []error
+	switch {
+	case !known && !r.Gone:
 		return fmt.Errorf("cluster %s is no member of a federation that any of the clusters knows", r.ID)
+	case leaving != nil && r.Gone:
+		return fmt.Errorf("cluster %s is given by a context, and --gone says that it cannot be reached; leave one of them away", r.ID)
+	case leaving == nil && !r.Gone:
+		errs = append(errs, fmt.Errorf("cluster %s is not given; give %s, or --gone if it cannot be reached any more", r.ID, flag(s.supervisors[r.ID], r.ID)))
 	}
 	others := func(ids []clusterset.ClusterID) []clusterset.ClusterID {
 		return slices.DeleteFunc(ids, func(id clusterset.ClusterID) bool { return id == r.ID })
@@ -139,7 +144,7 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 			own = append(own, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: m.Secret}})
 		}
 	}
-	for _, obj := range own {
+	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Claims()), own...) {
 		if err := ctl.DeleteOwn(ctx, leaving.Client, obj); err != nil {
 			return written, err
 		}
@@ -191,7 +196,7 @@ func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error)
 			if o.Annotations[federationv1alpha1.AnnotationEpoch] == "" {
 				continue
 			}
-			if o.Labels[v1alpha1.LabelManagedBy] != v1alpha1.ManagedBy && o.Labels[discoveryv1.LabelManagedBy] != v1alpha1.ManagedBy {
+			if o.Labels[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy && o.Labels[discoveryv1.LabelManagedBy] != federationv1alpha1.ManagedBy {
 				if err := unmark(ctx, c, o); err != nil {
 					return removed, err
 				}

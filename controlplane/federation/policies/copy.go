@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
@@ -32,7 +33,7 @@ func copyFrom(cluster string, origin *unstructured.Unstructured) *unstructured.U
 			annotations[k] = v
 		}
 	}
-	labels[v1alpha1.LabelManagedBy] = v1alpha1.ManagedBy
+	labels[v1alpha1.LabelManagedBy] = federationv1alpha1.ManagedBy
 	annotations[annotationOrigin] = originMark(cluster, origin)
 	want.SetLabels(labels)
 	want.SetAnnotations(annotations)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -25,8 +26,10 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -64,6 +67,13 @@ spec:
 // federation is a, b and c: a has Antrea's kind, b has it with a default, and c does not.
 func federation(t *testing.T) *parttest.Fleet {
 	t.Helper()
+	f, _, _ := guarded(t, time.Millisecond)
+	return f
+}
+
+// guarded is federation with another window of the guard, with the Part, and what is asked of a.
+func guarded(t *testing.T, window time.Duration) (*parttest.Fleet, *policies, *apitest.Writes) {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), admissionv1.AddToScheme(scheme))
 	if err != nil {
@@ -83,11 +93,25 @@ func federation(t *testing.T) *parttest.Fleet {
 			t.Fatal(err)
 		}
 	}
-	f := parttest.New(t, scheme, New(Config{Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed}), servers)
+	p := New(Config{
+		Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed,
+		Guard: guard.Config[part.Key]{Window: window, Grace: window},
+	}).(*policies)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx, func(part.Key) {}) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	writes := apitest.CountWrites(servers["a"])
+	f := parttest.New(t, scheme, p, servers)
 	for id := range servers {
 		namespace(t, f.Member(id), installed)
 	}
-	return f
+	return f, p, writes
 }
 
 // namespace makes one, unless it is there.
@@ -150,6 +174,18 @@ func settle(t *testing.T, f *parttest.Fleet) {
 		if err := f.Sync(t.Context()); err != nil && !strings.Contains(err.Error(), "not here") {
 			t.Fatal(err)
 		}
+	}
+}
+
+// gone syncs until a member has nothing of the name of o any more: what vanished is in doubt for a moment.
+func gone(t *testing.T, f *parttest.Fleet, m *parttest.Member, o *unstructured.Unstructured) {
+	t.Helper()
+	err := ctl.Await(t.Context(), "the copy is still there", func() (bool, error) {
+		settle(t, f)
+		return get(t, m, o) == nil, nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -49,7 +49,7 @@ func federated(o metav1.Object) bool {
 
 // copyOf returns the cluster of which o is a copy, and whether it is one.
 func copyOf(o metav1.Object) (cluster string, ok bool) {
-	if o.GetLabels()[v1alpha1.LabelManagedBy] != v1alpha1.ManagedBy {
+	if o.GetLabels()[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy {
 		return "", false
 	}
 	cluster, path, ok := strings.Cut(o.GetAnnotations()[annotationOrigin], "/")

@@ -135,7 +135,7 @@ func TestCopyFrom(t *testing.T) {
 		"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": map[string]any{"says": "x"},
 		"metadata": map[string]any{
 			"namespace": "demo", "name": "allow",
-			"labels": map[string]any{"app": "shop", "app.kubernetes.io/managed-by": "isthmus.io"},
+			"labels": map[string]any{"app": "shop", "app.kubernetes.io/managed-by": "federation.isthmus.dev"},
 			"annotations": map[string]any{
 				"kept": "yes", annotationOrigin: "b/demo/allow", annotationContent: copyFrom("b", o).GetAnnotations()[annotationContent],
 			},

@@ -18,7 +18,10 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 )
 
 // Config says which policies travel.
@@ -27,20 +30,36 @@ type Config struct {
 	Kinds []federationv1alpha1.PolicyKind
 	// Namespace is where Isthmus is installed in every member.
 	Namespace string
+	// Guard says which origins that vanished are believed to be gone; Changed is the Part's own.
+	Guard guard.Config[part.Key]
 }
 
 // Travels reports whether o is of a kind that is replicated, and somebody asks for that.
 func (c Config) Travels(o *unstructured.Unstructured) bool {
-	return federated(o) && slices.ContainsFunc(c.Kinds, func(k federationv1alpha1.PolicyKind) bool { return o.GroupVersionKind() == object(k).GroupVersionKind() })
+	return federated(o) && slices.ContainsFunc(c.Kinds, func(k federationv1alpha1.PolicyKind) bool {
+		return o.GroupVersionKind() == object(k).GroupVersionKind()
+	})
 }
 
 // New returns the Part that replicates policies.
 func New(c Config) part.Part {
-	return &policies{config: c, placed: map[string]map[part.Key]bool{}}
+	p := &policies{config: c, placed: map[string]map[part.Key]bool{}}
+	c.Guard.Changed = func(_ clusterset.ClusterID, keys []part.Key) {
+		for _, key := range keys {
+			p.again(key)
+		}
+	}
+	p.guard = guard.New(c.Guard)
+	return p
 }
+
+var _ part.Runner = (*policies)(nil)
 
 type policies struct {
 	config Config
+	guard  *guard.Guard[part.Key]
+	again  func(part.Key) // set by Run before the guard runs
+	seen   sync.Map       // offered: that the guard was told of
 
 	mu sync.Mutex
 	// placed are the federated policies that were ever seen, by their namespace: what a member that gets one of
@@ -55,7 +74,7 @@ func (*policies) Name() string { return "policies" }
 func (p *policies) Watches() []part.Watch {
 	watches := []part.Watch{
 		{Object: partial("Namespace"), Trim: trimNamespace, Keys: p.ofNamespace},
-		{Object: partial("Service"), Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}), Keep: isFederatedService, Keys: p.naming},
+		{Object: partial("Service"), Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}), Keep: isFederatedService, Keys: p.naming},
 		{Object: &corev1.ConfigMap{}, Namespace: p.config.Namespace, Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}), Keys: keyOfRefusal},
 	}
 	for _, kind := range p.config.Kinds {
@@ -195,6 +214,7 @@ func (p *policies) Sync(ctx context.Context, key part.Key, into part.Leader, all
 		return nil
 	}
 	p.forget(key, seen)
+	p.note(key, seen)
 	if o := seen[here].object; o != nil {
 		if federated(o) {
 			return p.report(ctx, into, &seen[here], seen)
@@ -259,6 +279,9 @@ func (p *policies) look(ctx context.Context, key part.Key, m part.Member) (held,
 // enforce makes the copy in a member what it shall be.
 func (p *policies) enforce(ctx context.Context, key part.Key, into part.Leader, here *held, all []held) error {
 	s := decide(here, all)
+	if s.verb == remove && p.keeps(key, here.object, all) {
+		return nil // the guard calls again
+	}
 	var err error
 	switch s.verb {
 	case leave:
@@ -333,10 +356,14 @@ func describe(key part.Key) string {
 	return fmt.Sprintf("%s %s", kind, client.ObjectKey{Namespace: key.Namespace, Name: key.Name})
 }
 
-// refuses reports whether err says that an API server, or a webhook of it, does not want the object.
+// refuses reports whether err says that an API server, or a webhook of it, does not want the object. That the fence
+// refuses this leader says nothing of the object.
 func refuses(err error) bool {
-	return (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) ||
-		apierrors.IsRequestEntityTooLargeError(err)) && !errors.Is(err, part.ErrNotLeader) && !terminating(err)
+	if errors.Is(err, part.ErrNotLeader) || terminating(err) || err != nil && strings.Contains(err.Error(), admission.FenceName) {
+		return false
+	}
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) ||
+		apierrors.IsRequestEntityTooLargeError(err)
 }
 
 // terminating reports whether err says that the namespace is about to go, or gone.

@@ -2,8 +2,10 @@ package policies
 
 import (
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
 )
 
 const allow = `
@@ -38,7 +41,7 @@ func appOf(o *unstructured.Unstructured) string {
 // TestPoliciesTravel follows a policy from its making to its end: into members that have its namespace, through
 // changes of the origin and edits of copies, and away, also from a member that did not answer then.
 func TestPoliciesTravel(t *testing.T) {
-	f := federation(t)
+	f, _, writes := guarded(t, time.Millisecond)
 	a, b, c := f.Member("a"), f.Member("b"), f.Member("c")
 	demo := "demo-" + strings.ToLower(rand.Text()) // which no server has
 	namespace(t, a, demo)
@@ -59,13 +62,10 @@ func TestPoliciesTravel(t *testing.T) {
 	}
 
 	// At rest nothing is written.
-	versions := func() []string {
-		return []string{get(t, a, origin).GetResourceVersion(), get(t, b, origin).GetResourceVersion(), get(t, c, origin).GetResourceVersion()}
-	}
-	rest := versions()
+	writes.Take()
 	settle(t, f)
-	if diff := cmp.Diff(rest, versions()); diff != "" {
-		t.Errorf("written without need (-want +have):\n%s", diff)
+	if asked := writes.Take(); len(asked) > 0 {
+		t.Errorf("written without need: %q", asked)
 	}
 
 	change(t, a, origin, selects("cart"))
@@ -136,9 +136,50 @@ func TestSilenceRemovesNothing(t *testing.T) {
 		t.Error("the copy is gone, and nobody said that the origin is")
 	}
 	a.Back()
+	gone(t, f, b, origin)
+}
+
+// TestMassWithdrawal: when most of what a cluster asked for vanishes at once and without a word, it stays.
+func TestMassWithdrawal(t *testing.T) {
+	f, p, _ := guarded(t, time.Second)
+	a, b := f.Member("a"), f.Member("b")
+	namespace(t, a, "demo")
+	namespace(t, b, "demo")
+	var all []*unstructured.Unstructured
+	for i := range 6 {
+		all = append(all, put(t, a, strings.Replace(allow, "name: allow", fmt.Sprintf("name: allow-%d", i), 1)))
+	}
 	settle(t, f)
-	if get(t, b, origin) != nil {
-		t.Error("the origin is gone, and the copy is there")
+	for _, o := range all {
+		if err := a.Client().Delete(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settle(t, f)
+	if err := ctl.Await(t.Context(), "nothing is held", func() (bool, error) { return len(p.guard.Holds()) > 0, nil }); err != nil {
+		t.Error(err)
+	}
+	settle(t, f)
+	for _, o := range all {
+		if get(t, b, o) == nil {
+			t.Errorf("%s is gone, on the word of nobody", o.GetName())
+		}
+	}
+	// Whoever wants it so takes the copies away, which nothing makes again.
+	for _, o := range all {
+		if err := b.Client().Delete(t.Context(), get(t, b, o)); err != nil {
+			t.Fatal(err)
+		}
+		c := f.Member("c")
+		if copied := get(t, c, o); copied != nil {
+			if err := c.Client().Delete(t.Context(), copied); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	settle(t, f)
+	if get(t, b, all[0]) != nil {
+		t.Error("a copy without an origin was made again")
 	}
 }
 
@@ -266,7 +307,7 @@ kind: Service
 metadata:
   namespace: isthmus-system
   name: shop
-  labels: {app.kubernetes.io/managed-by: isthmus.io}
+  labels: {app.kubernetes.io/managed-by: federation.isthmus.dev}
   annotations: {fed-svc.antreaplus.vmware-tanzu.com: ""}
 spec: {ports: [{port: 80}]}
 `)

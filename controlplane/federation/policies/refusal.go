@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 )
@@ -57,7 +58,7 @@ func (p *policies) refused(ctx context.Context, into part.Leader, here *held, ke
 	err := into.Own(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.config.Namespace, Name: refusalName(key),
-			Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy, labelReport: reportRefusal},
+			Labels: map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy, labelReport: reportRefusal},
 		},
 		Data: map[string]string{
 			"kind": key.Kind, "namespace": key.Namespace, "name": key.Name, "content": now.content, "message": now.message,

@@ -12,6 +12,11 @@ const (
 	ClaimSupervisor = "supervisor.antreaplus.tanzu-vmware.com"
 )
 
+// ManagedBy is the value of app.kubernetes.io/managed-by, and of endpointslice.kubernetes.io/managed-by, on everything
+// that leaders write and that is theirs as a whole. It is not that of what a member of a broker's ClusterSet imports,
+// which goes with that membership.
+const ManagedBy = "federation.isthmus.dev"
+
 // Annotations and labels by which people say what is federated. Where there are several, all mean the same; the
 // first is ours.
 const (

@@ -1,0 +1,57 @@
+package policies
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// offered is a policy that a cluster asks to replicate.
+type offered struct {
+	cluster clusterset.ClusterID
+	key     part.Key
+}
+
+// Run decides about origins that vanished, until ctx ends.
+func (p *policies) Run(ctx context.Context, again func(part.Key)) error {
+	p.again = again
+	return p.guard.Run(ctx)
+}
+
+// note tells the guard which clusters ask to replicate a policy, and which say that they do no more: those that have
+// the object still.
+func (p *policies) note(key part.Key, all []held) {
+	for i := range all {
+		switch h := &all[i]; {
+		case h.object == nil:
+		case federated(h.object):
+			p.seen.Store(offered{h.member, key}, true)
+			p.guard.Has(h.member, key)
+		default:
+			p.guard.Withdrew(h.member, key)
+		}
+	}
+}
+
+// keeps reports whether the origin of copied, which its cluster has no more, is taken for there all the same: it
+// vanished just now, or together with many others. Where the object is there and asks no more, or its cluster left,
+// there is no doubt.
+func (p *policies) keeps(key part.Key, copied *unstructured.Unstructured, all []held) bool {
+	text, _ := copyOf(copied)
+	from := clusterset.ClusterID(text)
+	i := slices.IndexFunc(all, func(h held) bool { return h.member == from })
+	if i < 0 || all[i].object != nil {
+		return false
+	}
+	if _, before := p.seen.LoadOrStore(offered{from, key}, true); before {
+		p.guard.Lost(from, key)
+	} else { // it vanished before this process began
+		p.guard.Has(from, key)
+		p.guard.Missed(from, key)
+	}
+	return p.guard.Keeps(from, key)
+}
