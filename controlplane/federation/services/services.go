@@ -3,8 +3,9 @@
 // Services, and, where the Federation switches that on, a ServiceImport with a ClusterSetIP over the same slices.
 //
 // It is a [part.Part]: in goes what members say, out come writes into the members that this process leads. What it
-// computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it writes carries
-// [offers.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is reported.
+// computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it
+// writes carries [offers.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is
+// reported.
 //
 // What a member offers goes at once when its owner takes the annotation away or the member leaves the Federation. When
 // a member Service vanishes otherwise, controlplane/internal/guard decides: one of few goes after a second, a

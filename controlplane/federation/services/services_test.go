@@ -170,6 +170,7 @@ func TestAMultitudeThatVanishesStays(t *testing.T) {
 func TestASilentMemberIsNotEmpty(t *testing.T) {
 	w := newWorld(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.offer("b", "empty", global, "empty", nil)
 	w.offer("b", "web", global, "shop", func(s *corev1.Service) {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "metrics", Port: 9090})
 	}, "10.2.0.1")

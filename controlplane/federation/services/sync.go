@@ -39,6 +39,9 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 	p.hosts.Use(name, w.hosts)
 	kept := p.judge(ctx, w, all)
 	if len(kept) == 0 && len(w.offers) == 0 {
+		if w.unread {
+			return nil // perhaps somebody offers it, with nothing behind it yet
+		}
 		return errors.Join(p.remove(ctx, into, w), p.tell(ctx, into, w, offers.Federated{}))
 	}
 	fed := offers.Merge(append(keptOffers(kept, w), w.offers...))

@@ -27,6 +27,7 @@ type world struct {
 	hosts    []string            // host names of load balancers
 
 	offering map[clusterset.ClusterID]bool // clusters with a member Service, whether it offers anything or not
+	unread   bool                          // of some cluster nothing is known
 	taken    []clusterset.ClusterID        // clusters in which the name is somebody's own, sorted
 
 	// What stands in the member.
@@ -39,6 +40,7 @@ func (p *Part) read(ctx context.Context, name clusterset.ServiceName, into part.
 	w := &world{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
 	for _, m := range all {
 		if !m.Read() {
+			w.unread = true
 			continue
 		}
 		if err := p.readMember(ctx, w, m, m.ID() == into.ID()); err != nil {

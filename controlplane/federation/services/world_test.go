@@ -139,6 +139,20 @@ func (w *world) sync(into ...clusterset.ClusterID) {
 	}
 }
 
+// succeed brings a global Service in line everywhere as a later leader does.
+func (w *world) succeed(name string) {
+	w.t.Helper()
+	var members []part.Member
+	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+		members = append(members, w.Member(id))
+	}
+	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
+		if err := w.part.Sync(w.t.Context(), part.Key{Kind: "Service", Namespace: system, Name: name}, w.Member(id).Lead(2), members); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
 func (w *world) create(id clusterset.ClusterID, objects ...client.Object) {
 	w.t.Helper()
 	for _, o := range objects {

@@ -172,10 +172,11 @@ func balancerGroups(src Source, ports []clusterset.Port) []Group {
 				})
 			})
 		}
-		name := "balancer"
+		words := []string{"balancer"}
 		for _, t := range at {
-			name += fmt.Sprintf(" %d/%s", t.Number, t.Port.Protocol)
+			words = append(words, fmt.Sprintf("%d/%s", t.Number, t.Port.Protocol))
 		}
+		name := strings.Join(words, " ")
 		targets[name] = at
 		if in.IP != "" {
 			addrs[name] = append(addrs[name], parseAddrs([]string{in.IP})...)

@@ -65,7 +65,7 @@ func node(name string, internal, external string) *corev1.Node {
 	name, notReady := strings.CutSuffix(name, "!")
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: "z"}}}
 	for t, a := range map[corev1.NodeAddressType]string{corev1.NodeInternalIP: internal, corev1.NodeExternalIP: external} {
-		for _, text := range strings.Fields(a) {
+		for text := range strings.FieldsSeq(a) {
 			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: t, Address: text})
 		}
 	}
@@ -149,11 +149,13 @@ func TestEveryTypeOffersWhatOthersReach(t *testing.T) {
 		},
 		"external IPs with nothing behind them": {
 			service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.9"} }),
-			[]*discoveryv1.EndpointSlice{slice("s", "10.0.0.1!")}, []string{"IPv4 203.0.113.9!" + own},
+			[]*discoveryv1.EndpointSlice{slice("s", "10.0.0.1!")},
+			[]string{"IPv4 203.0.113.9!" + own},
 		},
 		"external IPs of a Service of which Kubernetes knows no endpoints": {
 			service(func(s *corev1.Service) { s.Spec.ExternalIPs, s.Spec.Selector = []string{"203.0.113.9"}, nil }),
-			nil, []string{"IPv4 203.0.113.9" + own},
+			nil,
+			[]string{"IPv4 203.0.113.9" + own},
 		},
 		"node ports of ready nodes, external addresses first": {
 			service(ofType(corev1.ServiceTypeNodePort)), pods, []string{"IPv4 192.0.2.1@z 198.51.100.2@z" + nodePorts},
@@ -300,7 +302,7 @@ func TestNamesOfFederatedServices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: tc.namespace, Name: "web", Annotations: map[string]string{}}}
-			for _, a := range strings.Fields(tc.annotations) {
+			for a := range strings.FieldsSeq(tc.annotations) {
 				key, value, _ := strings.Cut(a, "=")
 				svc.Annotations[key] = value
 			}

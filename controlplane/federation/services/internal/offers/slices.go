@@ -2,6 +2,7 @@ package offers
 
 import (
 	"hash/fnv"
+	"maps"
 	"slices"
 	"strings"
 
@@ -96,9 +97,7 @@ func split(endpoints []discoveryv1.Endpoint, depth int, path string) map[string]
 	if all == nil {
 		all = map[string][]discoveryv1.Endpoint{}
 	}
-	for p, part := range split(halves[1], depth+1, path+"1") {
-		all[p] = part
-	}
+	maps.Copy(all, split(halves[1], depth+1, path+"1"))
 	return all
 }
 
