@@ -78,7 +78,7 @@ func BenchmarkTwentyMembers(b *testing.B) {
 	var led []*simulated
 	for i := range members {
 		m := &simulated{id: clusterset.ClusterID(fmt.Sprintf("cluster-%02d", i))}
-		if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}); err != nil {
+		if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}, func() {}); err != nil {
 			b.Fatal(err)
 		}
 		for _, k := range m.Kinds() {
