@@ -115,9 +115,9 @@ func (f family) balance() []rule {
 	client := f.key + 1 // behind the slot
 	return []rule{
 		{"only sources may connect", join(f.is, f.frontend, f.in(guarded), f.client(f.key), f.notIn(sources), count, drop)},
+		{"by the hash of client and port", join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(maglev, client), f.dnat(client))},
 		{"a client stays with its backend", join(f.is, f.frontend, f.jump(affinity))},
 		{"a client that there is no room for", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(affine, client), f.dnat(client))},
-		{"by the hash of client and port", join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(maglev, client), f.dnat(client))},
 	}
 }
 
