@@ -2,19 +2,65 @@ package neutron_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
+// fullLength adds what takes an hour.
+var fullLength = os.Getenv("ISTHMUS_FULL_LENGTH") != ""
+
+// servers are those of two clusters in one project.
+var servers [2]apitest.Server
+
+// withServers runs the tests beside them, where there are tests that need them.
+type withServers struct{ *testing.M }
+
+func (m withServers) Run() int {
+	if !fullLength {
+		return m.M.Run()
+	}
+	klog.SetLogger(logr.Discard()) // controllers that are killed complain a lot
+	ctrl.SetLogger(logr.Discard())
+	if err := routed(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return apitest.Run(m.M, &servers[0], &servers[1])
+}
+
+// routed gives the tests' network a default route, which leads nowhere: an API server does not start without one.
+func routed() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nowhere"}, PeerName: "nobody"}
+	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link)); err != nil {
+		return fmt.Errorf("make a device: %w", err)
+	}
+	addr, err := netlink.ParseAddr("192.0.2.1/24")
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(link, addr), netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Gw: net.IPv4(192, 0, 2, 254)}))
+}
+
+func TestMain(m *testing.M) { os.Exit(netlab.Main(withServers{m})) }
 
 func connect(t testing.TB, cloud *neutron.Cloud, as, cluster string) *openstack.Client {
 	t.Helper()
@@ -61,6 +107,9 @@ func TestNeutron(t *testing.T) {
 			},
 		})
 	})
+	if fullLength {
+		t.Run("cycles", func(t *testing.T) { cycles(t, cloud, ids) })
+	}
 	t.Run("crash", func(t *testing.T) {
 		client := connect(t, cloud, neutron.User, "survivor")
 		made, err := client.CreatePort(t.Context(), openstack.PortRequest{Network: ids.Network, Subnets: ids.Subnets[:], Purpose: "uid"})
