@@ -101,7 +101,7 @@ func (c *clusters) reach() ([]formation.Cluster, error) {
 // open connects to the cluster of a context.
 func (c *clusters) open(id, context string) (formation.Cluster, error) {
 	cluster := formation.Cluster{ID: clusterset.ClusterID(id), Context: context}
-	t := target{kubeconfig: c.kubeconfig, context: context, timeout: c.timeout}
+	t := target{kubeconfig: c.kubeconfig, context: context, timeout: c.timeout, one: true}
 	cfg, _, err := t.config()
 	if err != nil {
 		return cluster, err

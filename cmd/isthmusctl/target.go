@@ -32,6 +32,7 @@ type target struct {
 	kubeconfig string
 	context    string
 	timeout    time.Duration // of each request
+	one        bool          // it is one of several, told apart by their contexts
 }
 
 func (t *target) bind(f *pflag.FlagSet) {
@@ -74,6 +75,11 @@ func (t *target) bindTimeout(f *pflag.FlagSet) {
 
 // source is where the access comes from, as an operator would say it.
 func (t *target) source() string {
+	if t.one {
+		all := *t
+		all.one = false
+		return fmt.Sprintf("context %s of %s", t.context, all.source())
+	}
 	if t.kubeconfig != "" {
 		return "kubeconfig " + t.kubeconfig
 	}
