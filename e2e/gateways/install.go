@@ -120,8 +120,11 @@ func (i *Installation) state(gateway int) string {
 
 func (i *Installation) bpffs(gateway int) string { return filepath.Join(i.state(gateway), "bpf") }
 
-// mount gives a gateway a BPF filesystem of its own, unless it has one.
+// mount gives a gateway a BPF filesystem of its own, unless it has one or needs none.
 func (i *Installation) mount(gateway int) error {
+	if i.balancer != desired.EBPF {
+		return nil
+	}
 	if err := os.Mkdir(i.bpffs(gateway), 0o700); errors.Is(err, fs.ErrExist) {
 		return nil
 	} else if err != nil {

@@ -48,7 +48,7 @@ type connection struct {
 type connections struct {
 	client  *netlab.Namespace
 	serving sync.WaitGroup
-	undo    func() error
+	stop    func() error // listening
 
 	mu   sync.Mutex // guards what follows
 	all  []*connection
@@ -65,7 +65,7 @@ func newConnections(ctx context.Context, client, server *netlab.Namespace) (*con
 	}); err != nil {
 		return nil, err
 	}
-	s.undo = l.Close
+	s.stop = l.Close
 	s.serving.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -83,7 +83,7 @@ func newConnections(ctx context.Context, client, server *netlab.Namespace) (*con
 
 // close ends everything.
 func (s *connections) close() error {
-	err := s.undo()
+	err := s.stop()
 	s.mu.Lock()
 	for _, c := range s.all {
 		_ = c.Close() // it may be broken
@@ -96,17 +96,15 @@ func (s *connections) close() error {
 	return err
 }
 
-// hello is what a client says first: which connection it is.
-type hello struct{ Number uint64 }
-
-// talk is the server's end of a connection. What fails here fails at the client, which counts it.
+// talk is the server's end of a connection, of which the client says the number first. What fails here fails at the client,
+// which counts it.
 func (s *connections) talk(end net.Conn) {
-	var h hello
-	if binary.Read(end, binary.BigEndian, &h) != nil {
+	var number int64
+	if binary.Read(end, binary.BigEndian, &number) != nil {
 		return
 	}
 	s.mu.Lock()
-	c := s.all[h.Number]
+	c := s.all[number]
 	s.mu.Unlock()
 	if say(end) != nil {
 		return
@@ -140,9 +138,9 @@ func speak(to io.Writer) error {
 
 // listen notes the last word that came, until none can come.
 func listen(to io.Reader, last *atomic.Int64) error {
-	for lines := bufio.NewReader(to); ; {
+	for words := bufio.NewReader(to); ; {
 		var word int64
-		if err := binary.Read(lines, binary.BigEndian, &word); err != nil {
+		if err := binary.Read(words, binary.BigEndian, &word); err != nil {
 			return err
 		}
 		last.Store(word)
@@ -168,11 +166,11 @@ func (s *connections) open(ctx context.Context, way string, to netip.AddrPort, n
 func (s *connections) begin(c *connection) error {
 	s.mu.Lock()
 	s.all = append(s.all, c)
-	h := hello{uint64(len(s.all) - 1)}
+	number := int64(len(s.all) - 1)
 	s.mu.Unlock()
 	var word int64
-	if err := errors.Join(binary.Write(c, binary.BigEndian, h), binary.Read(c, binary.BigEndian, &word)); err != nil {
-		return fmt.Errorf("connection %d: %w", h.Number, err)
+	if err := errors.Join(binary.Write(c, binary.BigEndian, number), binary.Read(c, binary.BigEndian, &word)); err != nil {
+		return fmt.Errorf("connection %d: %w", number, err)
 	}
 	go func() {
 		defer close(c.ended)

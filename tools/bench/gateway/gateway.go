@@ -1,5 +1,7 @@
-// Package gateway measures the gateways: how soon traffic goes on when one dies, and what is lost when one is drained, or
-// its agent crashes; and what the balancers can do, each in turns with rules that a person would write.
+// Package gateway measures the gateways, in phases: how soon traffic goes on when one dies, and what is lost when one is
+// drained, or its agent crashes; what the balancers can do, each in turns with rules that a person would write; which open
+// connections a death breaks, and how long a gateway with many VIPs takes for a change; and how soon a new Service
+// answers, on a cluster with a real Neutron.
 //
 // The gateways, their router (FRR) and a client that asks a VIP every 5 ms are network namespaces of this machine. A dead
 // gateway is one whose cable is cut behind a switch, so that its router hears of it by silence alone. The clock runs from

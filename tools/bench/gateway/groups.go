@@ -1,0 +1,85 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+)
+
+// whole is what was seen of a group, in all rounds.
+type whole struct {
+	broken  map[string]int // connections, by way
+	opened  int            // of each way
+	changes []time.Duration
+	memory  []float64 // of the agent that was changed, in MiB
+}
+
+// groups lets gateways die, and changes what they are to be, with each balancer.
+func groups(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
+	if err := install(ctx, progress, frr.Package); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "isthmus-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	p, err := newPrograms(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[desired.Balancer]*whole{}
+	for _, b := range balancers {
+		seen[b.kind] = &whole{broken: map[string]int{}}
+	}
+	for round := range rounds {
+		for _, b := range balancers {
+			if err := once(ctx, p, b.kind, seen[b.kind], func(format string, args ...any) {
+				fmt.Fprintf(progress, "round %d/%d  %s: %s\n", round+1, rounds, b.name, fmt.Sprintf(format, args...))
+			}); err != nil {
+				return nil, fmt.Errorf("%s: %w", b.name, err)
+			}
+		}
+	}
+	return slices.Concat(deathRows(seen), changeRows(seen)), nil
+}
+
+// once is one round of one balancer.
+func once(ctx context.Context, p *programs, balancer desired.Balancer, seen *whole, say func(string, ...any)) (err error) {
+	g, err := newGroup(ctx, p, balancer)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	all, err := g.death(ctx)
+	if err != nil {
+		return fmt.Errorf("death of a gateway: %w", err)
+	}
+	for _, b := range all {
+		if seen.broken[b.way]++; seen.broken[b.way] <= 3 {
+			say("a connection (%s, %s) is broken: %v", b.way, b.habit, b.why)
+		}
+	}
+	seen.opened += open
+	say("death of a gateway: %d connections are broken", len(all))
+	changes, err := g.changes(ctx)
+	if err != nil {
+		return fmt.Errorf("reconfigure: %w", err)
+	}
+	seen.changes = append(seen.changes, changes...)
+	memory, err := g.agents[alive].Memory()
+	if err != nil {
+		return err
+	}
+	seen.memory = append(seen.memory, float64(memory)/(1<<20))
+	say("reconfigure: %s to %s", changes[0], changes[len(changes)-1])
+	return nil
+}
