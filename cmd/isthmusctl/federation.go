@@ -118,7 +118,7 @@ func (c *clusters) open(id, context string) (formation.Cluster, error) {
 func pair(flag, text string) (id, value string, err error) {
 	id, value, ok := strings.Cut(text, "=")
 	if !ok || id == "" || value == "" {
-		return "", "", fmt.Errorf("--%s %s: give a cluster's id, = and the value, such as --%s a=...", flag, text, flag)
+		return "", "", fmt.Errorf("--%s %s: give it a cluster's id, = and the value, such as --%s a=VALUE", flag, text, flag)
 	}
 	return id, value, nil
 }
