@@ -39,7 +39,7 @@ func defaults() *Config {
 	const etc = "/etc/isthmus-gateway"
 	return &Config{
 		Controller: certs.Controller,
-		Listen:     ":9443",
+		Listen:     ":9479",
 		HTTPListen: "127.0.0.1:9444",
 		Files:      certs.Files{Cert: etc + "/tls.crt", Key: etc + "/tls.key", CA: etc + "/ca.crt"},
 		StateDir:   "/var/lib/isthmus-gateway",
@@ -82,7 +82,7 @@ func (c *Config) Validate() error {
 	}
 	for flag, address := range map[string]string{"listen": c.Listen, "http-listen": c.HTTPListen} {
 		if _, _, err := net.SplitHostPort(address); err != nil {
-			faults = append(faults, fmt.Errorf("--%s=%s is not host:port, such as :9443", flag, address))
+			faults = append(faults, fmt.Errorf("--%s=%s is not host:port, such as :9479", flag, address))
 		}
 	}
 	for flag, dir := range map[string]string{"state-dir": c.StateDir, "run-dir": c.RunDir} {

@@ -43,7 +43,7 @@ word, for a restart: traffic stays where it is, and what starts next takes over.
   isthmus-gateway run --cluster=a
 
   # With certificates of its own, reachable on one address:
-  isthmus-gateway run --cluster=a --listen=10.0.0.11:9443 --cert=gw-1/tls.crt --key=gw-1/tls.key --ca=gw-1/ca.crt`,
+  isthmus-gateway run --cluster=a --listen=10.0.0.11:9479 --cert=gw-1/tls.crt --key=gw-1/tls.key --ca=gw-1/ca.crt`,
 		Version:       version.String(),
 		Args:          usage.NoArgs,
 		SilenceErrors: true, // main prints the error, once

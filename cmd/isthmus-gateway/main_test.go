@@ -183,12 +183,12 @@ func command(t *testing.T, args ...string) string {
 // Every fault is told, with the flag that mends it.
 func TestValidate(t *testing.T) {
 	cfg := defaults()
-	cfg.Controller, cfg.Listen, cfg.StateDir, cfg.CheckEvery, cfg.LogFormat, cfg.Balancer = "", "9443", "state", 0, "xml", "ipvs"
+	cfg.Controller, cfg.Listen, cfg.StateDir, cfg.CheckEvery, cfg.LogFormat, cfg.Balancer = "", "9479", "state", 0, "xml", "ipvs"
 	err := cfg.Validate()
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"--cluster", "--controller-identity", "--listen=9443", "--state-dir=state", "--check-interval", "--log-format=xml", "--balancer=ipvs"} {
+	for _, want := range []string{"--cluster", "--controller-identity", "--listen=9479", "--state-dir=state", "--check-interval", "--log-format=xml", "--balancer=ipvs"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no word about %s in: %v", want, err)
 		}

@@ -33,8 +33,9 @@ const (
 // keepClaims keeps the claims of a cluster that has a Federation in step with its ClusterProperties: what one of them
 // says the other gets to say too, if it does not exist. A difference is for a person to mend, so it is only said.
 func (f *Federation) keepClaims(ctx context.Context) error {
-	if f.local.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, &federationv1alpha1.Federation{}) != nil {
-		return nil
+	there, err := f.has(ctx, federationv1alpha1.FederationName, &federationv1alpha1.Federation{})
+	if err != nil || !there {
+		return err
 	}
 	var errs []error
 	for claim, property := range twins {
@@ -45,28 +46,31 @@ func (f *Federation) keepClaims(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// has reads an object of the cluster itself, and reports whether it is there.
+func (f *Federation) has(ctx context.Context, name string, obj client.Object) (bool, error) {
+	err := f.local.Get(ctx, client.ObjectKey{Name: name}, obj)
+	return err == nil, client.IgnoreNotFound(err)
+}
+
 func (f *Federation) keepClaim(ctx context.Context, name, property string) error {
 	claim, twin := &federationv1alpha1.ClusterClaim{}, &about.ClusterProperty{}
-	claimErr := f.local.Get(ctx, client.ObjectKey{Name: strings.ToLower(name)}, claim)
-	twinErr := f.local.Get(ctx, client.ObjectKey{Name: property}, twin)
-	for _, err := range []error{claimErr, twinErr} {
-		if errors.Is(err, part.ErrKindMissing) {
-			return nil // there is nothing to be in step with
-		}
-		if client.IgnoreNotFound(err) != nil {
-			return err
-		}
+	claimed, claimErr := f.has(ctx, strings.ToLower(name), claim)
+	said, twinErr := f.has(ctx, property, twin)
+	if err := errors.Join(claimErr, twinErr); errors.Is(err, part.ErrKindMissing) {
+		return nil // there is nothing to be in step with
+	} else if err != nil {
+		return err
 	}
 	ours := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}
 	switch {
-	case claimErr != nil && twinErr != nil:
+	case !claimed && !said:
 		return nil
-	case claimErr != nil:
+	case !claimed:
 		return f.client.Create(ctx, &federationv1alpha1.ClusterClaim{
 			ObjectMeta: metav1.ObjectMeta{Name: strings.ToLower(name), Labels: ours},
 			Spec:       federationv1alpha1.ClusterClaimSpec{Name: name, Value: twin.Spec.Value},
 		})
-	case twinErr != nil:
+	case !said:
 		return f.client.Create(ctx, &about.ClusterProperty{
 			ObjectMeta: metav1.ObjectMeta{Name: property, Labels: ours}, Spec: about.ClusterPropertySpec{Value: claim.Spec.Value},
 		})

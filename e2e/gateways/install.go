@@ -28,7 +28,7 @@ import (
 const ClusterID = "lab"
 
 // agentPort is where a gateway's agent listens for the controller.
-const agentPort = 9443
+const agentPort = 9479
 
 //go:embed node.yaml
 var nodeTemplate string

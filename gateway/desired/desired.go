@@ -46,7 +46,7 @@ type State struct {
 
 // Mate is another gateway of the group.
 type Mate struct {
-	URL  string `json:"url"`  // such as https://192.0.2.12:9443
+	URL  string `json:"url"`  // such as https://192.0.2.12:9479
 	Name string `json:"name"` // the identity in its certificate
 }
 

@@ -10,7 +10,7 @@ import (
 
 func example() State {
 	return State{
-		Cluster: "a", Group: "edge", Balancer: NFTables, Mates: []Mate{{URL: "https://10.0.0.12:9443", Name: "gateway-2"}},
+		Cluster: "a", Group: "edge", Balancer: NFTables, Mates: []Mate{{URL: "https://10.0.0.12:9479", Name: "gateway-2"}},
 		VIPs: []VIP{{
 			Addr: netip.MustParseAddr("198.51.100.7"), Announce: ByBGP, Return: Routed,
 			Frontends: []Frontend{{

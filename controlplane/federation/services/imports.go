@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
@@ -44,7 +45,7 @@ func (p *Part) applyImport(ctx context.Context, into part.Leader, all []part.Mem
 		imp.Families = append(imp.Families, clusterset.FamilyOf(a))
 	}
 	want := mcs.ServiceImport(imp)
-	want.Labels[isthmus.LabelManagedBy] = offers.ManagedBy
+	want.Labels[isthmus.LabelManagedBy] = v1alpha1.ManagedBy
 	status := want.Status
 	want.Status = have.Status
 	switch {

@@ -59,7 +59,7 @@ func create(ctx context.Context, into part.Leader, svc *corev1.Service, families
 
 // shape gives svc all that fed says of it, and leaves the rest, which the API server or others added, as it is.
 func (p *Part) shape(svc *corev1.Service, w *world, fed offers.Federated) error {
-	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, offers.ManagedBy)
+	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedBy)
 	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.MarkFederatedService, "true")
 	if p.hostname != nil {
 		outside, err := p.outsideName(w.name)

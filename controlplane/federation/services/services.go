@@ -4,7 +4,7 @@
 //
 // It is a [part.Part]: in goes what members say, out come writes into the members that this process leads. What it
 // computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it
-// writes carries [offers.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is
+// writes carries [v1alpha1.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is
 // reported.
 //
 // What a member offers goes at once when its owner takes the annotation away or the member leaves the Federation. When
@@ -33,7 +33,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
-	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 )
 
@@ -145,7 +144,7 @@ func (p *Part) Run(ctx context.Context, again func(part.Key)) error {
 // Count returns how many federated Services are in a member.
 func (p *Part) Count(in part.Member) int {
 	var all corev1.ServiceList
-	if !in.Read() || in.List(context.Background(), &all, client.MatchingLabels{isthmus.LabelManagedBy: offers.ManagedBy}) != nil {
+	if !in.Read() || in.List(context.Background(), &all, client.MatchingLabels{isthmus.LabelManagedBy: v1alpha1.ManagedBy}) != nil {
 		return 0
 	}
 	return len(all.Items)

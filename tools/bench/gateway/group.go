@@ -38,7 +38,7 @@ var (
 )
 
 const (
-	agentPort = 9443
+	agentPort = 9479
 	// wayBack is the router's table for what servers send to clients.
 	wayBack     = 100
 	serverCount = 10

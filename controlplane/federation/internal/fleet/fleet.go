@@ -96,7 +96,7 @@ func (m *Member) State() State {
 	return m.state
 }
 
-// Client, Leases and Config are of the member's API server, wherever it is.
+// Client is of the API server of the member, wherever that is, as Leases and Config are.
 func (m *Member) Client() client.WithWatch { return m.client }
 
 // Leases is described with Client.

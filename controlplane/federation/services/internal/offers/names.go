@@ -13,10 +13,6 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// ManagedBy is the value of endpointslice.kubernetes.io/managed-by and app.kubernetes.io/managed-by by which a
-// federation knows its own Services, slices and imports.
-const ManagedBy = "federation.isthmus.dev"
-
 // Annotations of member Services, each in all its spellings. Of several on one Service the first one here counts.
 var (
 	globalNames = []string{
@@ -64,7 +60,7 @@ func IsFederated(svc metav1.Object) bool {
 
 // IsOurs reports whether a federation wrote o.
 func IsOurs(o metav1.Object) bool {
-	return o.GetLabels()[isthmus.LabelManagedBy] == ManagedBy || o.GetLabels()[discoveryv1.LabelManagedBy] == ManagedBy
+	return o.GetLabels()[isthmus.LabelManagedBy] == v1alpha1.ManagedBy || o.GetLabels()[discoveryv1.LabelManagedBy] == v1alpha1.ManagedBy
 }
 
 // isVM reports whether virtual machines are behind svc.

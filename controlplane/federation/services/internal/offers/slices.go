@@ -45,7 +45,7 @@ func (fed Federated) Slices(name clusterset.ServiceName, o Offer) []*discoveryv1
 					Name:      mcs.ImportedSliceName(o.Cluster, name.Name, source),
 					Labels: map[string]string{
 						discoveryv1.LabelServiceName: name.Name,
-						discoveryv1.LabelManagedBy:   ManagedBy,
+						discoveryv1.LabelManagedBy:   v1alpha1.ManagedBy,
 						v1alpha1.MarkCluster:         string(o.Cluster),
 					},
 					Annotations: map[string]string{v1alpha1.MarkCluster: string(o.Cluster), AnnotationSource: o.Service.String()},

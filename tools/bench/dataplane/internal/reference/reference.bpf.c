@@ -31,8 +31,8 @@
 /* Sockets that the table knows. */
 #define SOCKETS 65536
 
-/* The uplink's interface index, 0 on the slow road; the client's device, for redirect_in; and the next hop at the uplink, in
- * network order. Set at load. */
+/* The uplink's interface index, 0 on the slow road; the client's device, for redirect_in; and the next hop at the
+ * uplink, in network order. Set at load. */
 volatile const __u32 UPLINK = 0;
 volatile const __u32 CLIENT_DEVICE = 0;
 volatile const __be32 NEXT_HOP = 0;
