@@ -33,7 +33,13 @@ const (
 // keepClaims keeps the claims of a cluster that has a Federation in step with its ClusterProperties: what one of them
 // says the other gets to say too, if it does not exist. A difference is for a person to mend, so it is only said.
 func (f *Federation) keepClaims(ctx context.Context) error {
+	if !f.local.Read() {
+		return nil // it is called again
+	}
 	there, err := f.has(ctx, federationv1alpha1.FederationName, &federationv1alpha1.Federation{})
+	if errors.Is(err, part.ErrKindMissing) {
+		return nil // nobody has formed one
+	}
 	if err != nil || !there {
 		return err
 	}
