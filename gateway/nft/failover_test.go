@@ -19,6 +19,13 @@ import (
 // kill takes a gateway's cables away, and leads all packets through the other one.
 func (w *world) kill(dead int) {
 	w.t.Helper()
+	w.cut(dead)
+	w.steer(1 - dead)
+}
+
+// cut takes a gateway's cables away.
+func (w *world) cut(dead int) {
+	w.t.Helper()
 	for _, side := range []int{50, 60} {
 		near, _ := link(0, side, dead)
 		in(w.t, w.gateways[dead].ns, func() error {
@@ -29,7 +36,6 @@ func (w *world) kill(dead int) {
 			return netlink.LinkSetDown(l)
 		})
 	}
-	w.steer(1 - dead)
 }
 
 // streams are some connections of each kind.
@@ -67,6 +73,9 @@ func (f streams) broken(s *servers) (idle, download, upload int) {
 
 // downloads reads until something comes that the server sent from now on.
 func (f *flow) downloads() error {
+	if err := f.wait(); err != nil {
+		return err
+	}
 	for now := time.Now().UnixNano(); ; {
 		line, err := f.ReadString('\n')
 		if err != nil {
@@ -80,6 +89,9 @@ func (f *flow) downloads() error {
 
 // uploads waits until the server has what is sent from now on.
 func (f *flow) uploads(s *servers) error {
+	if err := f.wait(); err != nil {
+		return err
+	}
 	client, err := netip.ParseAddrPort(f.shown)
 	if err != nil {
 		return err
@@ -129,7 +141,7 @@ func TestFailover(t *testing.T) {
 }
 
 // A backend comes before the gateway dies, so that the hash of some connections leads elsewhere now. Their backends tell of
-// those that are downloads; of the others, what is broken are those whose slots changed hands, and they are told so at once.
+// those that are downloads, before their clients say anything; of the others, what is broken are those whose slots changed hands, and they are told so at once.
 func TestFailoverAfterChange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -138,7 +150,11 @@ func TestFailoverAfterChange(t *testing.T) {
 	w.serve()
 	all := w.openStreams(0, 16)
 	w.apply(w.state())
-	w.kill(0)
+	w.cut(0)
+	known := w.tracked(1)
+	w.steerServers(1)
+	w.poll(func() bool { return w.tracked(1) >= known+len(all.download) }, "not every backend of a download was heard")
+	w.steerClient(1)
 	for _, f := range all.download {
 		if err := f.downloads(); err != nil {
 			t.Errorf("a download is broken: %v", err)

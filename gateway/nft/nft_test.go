@@ -373,6 +373,9 @@ func TestBackendsGoUnseen(t *testing.T) {
 
 // echoes says something and reads it back.
 func (f *flow) echoes() error {
+	if err := f.wait(); err != nil {
+		return err
+	}
 	if _, err := fmt.Fprintln(f, "hello"); err != nil {
 		return err
 	}

@@ -163,15 +163,27 @@ func route(t *testing.T, ns *netlab.Namespace, to netip.Prefix, via netip.Addr) 
 	in(t, ns, func() error { return netlink.RouteReplace(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}) })
 }
 
-// steer leads all packets, there and back, through one gateway.
+// steer leads all packets, there and back, through one gateway, which sees those of backends first.
 func (w *world) steer(to int) {
+	w.t.Helper()
+	w.steerServers(to)
+	w.steerClient(to)
+}
+
+func (w *world) steerServers(to int) {
+	w.t.Helper()
+	for family := range familyNames {
+		near, _ := link(family, 60, to)
+		route(w.t, w.servers, clientNets[family], near.Addr())
+		route(w.t, w.servers, vipNets[family], near.Addr())
+	}
+}
+
+func (w *world) steerClient(to int) {
 	w.t.Helper()
 	for family := range familyNames {
 		near, _ := link(family, 50, to)
 		route(w.t, w.client, vipNets[family], near.Addr())
-		near, _ = link(family, 60, to)
-		route(w.t, w.servers, clientNets[family], near.Addr())
-		route(w.t, w.servers, vipNets[family], near.Addr())
 	}
 }
 
@@ -226,6 +238,9 @@ type flow struct {
 }
 
 func (f *flow) Read(b []byte) (int, error) { return f.Reader.Read(b) }
+
+// wait makes the time count from now on that a packet may take.
+func (f *flow) wait() error { return f.SetDeadline(time.Now().Add(patience)) }
 
 // dial connects to a VIP from an address and port of the client's; port 0 is any.
 func (w *world) dial(network string, from netip.AddrPort, to netip.AddrPort) (c net.Conn, err error) {
