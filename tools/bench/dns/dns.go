@@ -16,6 +16,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -181,8 +183,11 @@ func (b *bench) nameserver(ctx context.Context, name string, cpu int, args ...st
 	return s, nil
 }
 
-// takeTurns lets all servers answer one kind of traffic, in short turns.
+// takeTurns lets all servers answer one kind of traffic, in short turns. No garbage is collected meanwhile: this process
+// has the whole world in its memory, and what its client waits for then would be the servers' round trips.
 func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, round int) error {
+	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	order := []string{isthmus, coreDNS}
 	if !k.tcp {
 		order = append(order, goEcho)
