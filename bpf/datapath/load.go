@@ -142,23 +142,9 @@ func (l *loader) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 		return nil, err
 	}
 	for _, dir := range others {
-		pinned, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open pinned map %s of another version: %w", name, err)
-		}
-		fits := ms.Compatible(pinned) == nil
-		m, err := pinned.Clone() // a Map follows its pin
-		if err := errors.Join(err, pinned.Close()); err != nil {
-			return nil, fmt.Errorf("share map %s with another version: %w", name, err)
-		}
-		if fits {
-			return m, nil
-		}
-		if err := m.Close(); err != nil {
-			return nil, err
+		m, err := bpf.Share(filepath.Join(dir, name), func(pinned *ebpf.Map) bool { return ms.Compatible(pinned) == nil })
+		if m != nil || err != nil {
+			return m, err
 		}
 	}
 	return nil, nil

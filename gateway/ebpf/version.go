@@ -111,25 +111,13 @@ func readPinned(path string, ms *ebpf.MapSpec, read func(*ebpf.Map) error) (bool
 // share returns the map of that name of a predecessor, nil if none fits. The other pin stays.
 func (k *kernel) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	for _, p := range k.predecessors {
-		pinned, err := ebpf.LoadPinnedMap(filepath.Join(p.dir, name), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open pinned map %s of another version: %w", name, err)
-		}
-		ms := ms.Copy()
-		ms.MaxEntries = pinned.MaxEntries()
-		fits := ms.Compatible(pinned) == nil
-		m, err := pinned.Clone() // a Map follows its pin
-		if err := errors.Join(err, pinned.Close()); err != nil {
-			return nil, fmt.Errorf("share map %s with another version: %w", name, err)
-		}
-		if fits {
-			return m, nil
-		}
-		if err := m.Close(); err != nil {
-			return nil, err
+		m, err := bpf.Share(filepath.Join(p.dir, name), func(pinned *ebpf.Map) bool {
+			ms := ms.Copy()
+			ms.MaxEntries = pinned.MaxEntries()
+			return ms.Compatible(pinned) == nil
+		})
+		if m != nil || err != nil {
+			return m, err
 		}
 	}
 	return nil, nil
