@@ -221,13 +221,11 @@ static __always_inline bool is_reopening(const struct packet *p, const struct co
 	return c->state != CONN_ANSWERED;
 }
 
-/* Ends a flow for the sake of the one that takes its place, and with it its key: serve removes that when none does. */
-static __noinline int forget(const struct conn_key *key, const struct conn *c)
+/* Removes the other direction of a flow that is over. */
+static __noinline int forget_other(const struct conn_key *key, const struct conn *c)
 {
 	struct conn_key other = key_of_other(key, c);
 
-	if (c->state == CONN_OPENING)
-		note_silence(c);
 	bpf_map_delete_elem(&conns, &other);
 	return 0;
 }
@@ -239,19 +237,21 @@ static __always_inline bool is_of_direct(const struct packet *p, const struct co
 	return c->state >= CONN_CLOSING && p->part != PART_LATER && is_accepting(p);
 }
 
-/* Finds the flow of a packet, NULL when there is none, or none any more. */
-static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p)
+/* Finds the flow of a packet, NULL when there is none, or none any more. One that the packet begins anew is *ended. */
+static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struct packet *p, struct conn **ended)
 {
 	struct conn *c = bpf_map_lookup_elem(&conns, &p->key);
 
 	if (!c)
 		return NULL;
 	if (!p->key.reply && is_reopening(p, c)) {
-		forget(&p->key, c);
+		if (c->state == CONN_OPENING)
+			note_silence(c);
+		*ended = c;
 		return NULL;
 	}
 	if (p->key.reply && is_of_direct(p, c)) {
-		forget(&p->key, c);
+		forget_other(&p->key, c);
 		bpf_map_delete_elem(&conns, &p->key);
 		return NULL;
 	}
@@ -260,13 +260,25 @@ static __always_inline struct conn *find_conn(struct __sk_buff *skb, const struc
 	return c;
 }
 
+/* Reports whether a known way back leads to the same VIP and client. */
+static __always_inline bool leads_to_same(const struct conn *back, const struct conn *known)
+{
+	return same_addr(known->addr, back->addr) && known->server_port == back->server_port &&
+	       known->client_port == back->client_port;
+}
+
 /* Reports whether a new flow may have the way back of a flow that is known: that is over, or leads to the same. */
 static __always_inline bool may_take(const struct packet *p, const struct conn *back, const struct conn *taken)
 {
-	if (taken->state == CONN_CLOSED || !is_alive(p->key.proto, taken, back->seen))
-		return true;
-	return same_addr(taken->addr, back->addr) && taken->server_port == back->server_port &&
-	       taken->client_port == back->client_port;
+	return taken->state == CONN_CLOSED || !is_alive(p->key.proto, taken, back->seen) || leads_to_same(back, taken);
+}
+
+static __always_inline void fill_back(struct __sk_buff *skb, const struct packet *p, const struct conn *c,
+				      struct conn *back)
+{
+	fill_other(&p->key, c, back);
+	back->ifindex = skb->ifindex;
+	back->flags |= c->flags & CONN_FAST;
 }
 
 /* Stores the direction back of a new flow, and so finds out by which port the backend shall know the client: its own,
@@ -275,10 +287,7 @@ static __noinline bool store_back(struct __sk_buff *skb, const struct packet *p,
 {
 	struct conn other;
 
-	c->client_port = p->key.client_port;
-	fill_other(&p->key, c, &other);
-	other.ifindex = skb->ifindex;
-	other.flags |= c->flags & CONN_FAST;
+	fill_back(skb, p, c, &other);
 	for (int i = 0; i < TRIES; i++) {
 		struct conn_key key = key_of_other(&p->key, c);
 		struct conn *taken;
@@ -291,6 +300,46 @@ static __noinline bool store_back(struct __sk_buff *skb, const struct packet *p,
 		c->client_port = STAND_IN_FIRST + bpf_get_prandom_u32() % STAND_IN_COUNT;
 	}
 	return false;
+}
+
+/* What of a flow's entry stays as it is for as long as there is the flow. */
+static __always_inline bool same_flow(const struct conn *a, const struct conn *b)
+{
+	enum conn_flags lasting = CONN_FAST | CONN_VIA6 | CONN_SELF | CONN_BACK;
+
+	return a->backend_id == b->backend_id && a->service == b->service && a->cluster == b->cluster &&
+	       a->ifindex == b->ifindex && a->mtu == b->mtu && !((a->flags ^ b->flags) & lasting) &&
+	       same_addr(a->via, b->via) && leads_to_same(a, b);
+}
+
+static __always_inline void renew(struct conn *entry, const struct conn *c)
+{
+	entry->seen = c->seen;
+	entry->looked = c->looked;
+	entry->state = c->state;
+	entry->flags = c->flags;
+}
+
+/* Begins a flow in the entries of the one that it ends, when only its state makes it another one: the ports of a busy
+ * client come round, and to remove an entry and make it again costs several times what it costs to find it. Whatever a
+ * late packet reads meanwhile is right for both. Returns false when more has to change. */
+static __noinline bool begin_again(struct __sk_buff *skb, const struct packet *p, struct conn *ended,
+				   const struct conn *c)
+{
+	struct conn_key key = key_of_other(&p->key, c);
+	struct conn *known, other;
+
+	if (!same_flow(ended, c))
+		return false;
+	known = bpf_map_lookup_elem(&conns, &key);
+	if (!known)
+		return false;
+	fill_back(skb, p, c, &other);
+	if (!same_flow(known, &other))
+		return false;
+	renew(known, &other);
+	renew(ended, c);
+	return true;
 }
 
 /* Chooses who serves a flow of which this is the first packet that is known. Returns NULL when there is nobody:
@@ -326,13 +375,17 @@ static __always_inline void note_routed_client(void)
 		*known = 1;
 }
 
-/* Begins a flow to be and makes c what its first packet needs to know of it. Returns false when there is no room for
- * it. */
-static __noinline bool begin(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
-			     const struct choice *choice, struct conn *c)
+/* Begins a flow; ended is the one that had the key before, NULL when there was none. Returns what the first packet
+ * needs to know of it, NULL when there is no room for it. */
+static __noinline struct conn *begin(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
+				     const struct choice *choice, struct conn *ended)
 {
 	enum device_flags device = read_device(skb->ifindex);
+	__u32 zero = 0;
+	struct conn *c = bpf_map_lookup_elem(&new_conn, &zero);
 
+	if (!c)
+		return NULL;
 	__builtin_memset(c, 0, sizeof(*c));
 	__builtin_memcpy(c->addr, be->addr, sizeof(c->addr));
 	c->server_port = be->port;
@@ -349,11 +402,15 @@ static __noinline bool begin(struct __sk_buff *skb, const struct packet *p, cons
 		c->flags |= CONN_FAST;
 	if (!(device & DEVICE_CLIENT))
 		note_routed_client();
-	/* First the direction back: no answer may come unknown. */
-	if (!store_back(skb, p, c) || bpf_map_update_elem(&conns, &p->key, c, BPF_ANY))
-		return false;
+	if (!ended || !begin_again(skb, p, ended, c)) {
+		if (ended)
+			forget_other(&p->key, ended);
+		/* First the direction back: no answer may come unknown. */
+		if (!store_back(skb, p, c) || bpf_map_update_elem(&conns, &p->key, c, BPF_ANY))
+			return NULL;
+	}
 	tell(&p->key, be, choice);
-	return true;
+	return c;
 }
 
 /* Reports whether the packet can leave by the fast road as it is. The others the kernel routes: it knows how to say
@@ -418,9 +475,8 @@ __noinline int reject(struct __sk_buff *skb, const struct packet *p, enum drop_r
 static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, bool adopt)
 {
 	struct choice choice = {};
+	struct conn *c, *ended = NULL;
 	struct backend *be = NULL;
-	struct conn *c;
-	__u32 zero = 0;
 	bool fast;
 
 	if (reason == DROP_REASON_NONE && p->part == PART_LATER && !recall_fragment(p))
@@ -429,18 +485,18 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
 		return reject(skb, p, reason);
 	if (is_icmp(p))
 		return serve_icmp(skb, p);
-	c = find_conn(skb, p);
+	c = find_conn(skb, p, &ended);
 	if (!c) {
 		if (p->part == PART_LATER)
 			return reject(skb, p, DROP_REASON_FRAGMENT);
 		be = find_backend(p, adopt, &choice);
 		if (!be && choice.reason == DROP_REASON_NONE)
 			return TC_ACT_UNSPEC;
-		c = bpf_map_lookup_elem(&new_conn, &zero);
-		if (!c)
-			return TC_ACT_SHOT;
-		if (!be || !begin(skb, p, be, &choice, c)) {
-			bpf_map_delete_elem(&conns, &p->key); /* of a flow before it */
+		c = be ? begin(skb, p, be, &choice, ended) : NULL;
+		if (!c) {
+			if (ended)
+				forget_other(&p->key, ended);
+			bpf_map_delete_elem(&conns, &p->key);
 			return refuse(skb, p, choice.service, be ? DROP_REASON_NO_MEMORY : choice.reason);
 		}
 	}
@@ -461,7 +517,7 @@ static __always_inline int serve(struct __sk_buff *skb, struct packet *p, enum d
  * they are. Returns TC_ACT_UNSPEC for what is no answer, or is to go on by the slow road. */
 static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum drop_reason reason, bool only_fast)
 {
-	struct conn *c;
+	struct conn *c, *ended = NULL; /* answers end none */
 	bool fast;
 
 	if (reason != DROP_REASON_NONE || (p->part == PART_LATER && !recall_fragment(p)))
@@ -470,7 +526,7 @@ static __always_inline int answer(struct __sk_buff *skb, struct packet *p, enum 
 		c = is_error(p) ? translate_error(skb, p, only_fast) : NULL;
 		return c && only_fast && hops_of(p) > 1 ? bpf_redirect_peer(c->ifindex, 0) : TC_ACT_UNSPEC;
 	}
-	c = find_conn(skb, p);
+	c = find_conn(skb, p, &ended);
 	if (!c || (only_fast && !(c->flags & CONN_FAST)))
 		return TC_ACT_UNSPEC;
 	if (!can_rewrite(p, c)) {

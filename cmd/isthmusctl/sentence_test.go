@@ -128,7 +128,11 @@ func TestTryBroker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, tc.start, answers[tc.answer])
 			cfg := &rest.Config{Host: server, BearerToken: "t"}
-			prepare(cfg, origin{address: "--broker-server", credentials: "broker-info f"}, 300*time.Millisecond)
+			timeout := 30 * time.Second
+			if tc.answer == "nothing" {
+				timeout = 300 * time.Millisecond
+			}
+			prepare(cfg, origin{address: "--broker-server", credentials: "broker-info f"}, timeout)
 			unanswered, err := tryBroker(t.Context(), cfg, "b")
 			var have, failed string
 			if unanswered != nil {
