@@ -263,7 +263,8 @@ _Static_assert(sizeof(struct packet_settings) == 44, "packet_settings is 44 byte
  * leaves by an UPLINK takes the fast road, past the node's routing and netfilter; every other flow takes the slow one,
  * through them. */
 enum device_flags {
-	DEVICE_PEER = 1,   /* a veth whose other end is a pod's: what is redirected to it appears there */
+	DEVICE_PEER =
+		1, /* a CLIENT that is a veth whose other end is a pod's: what is redirected to it appears there */
 	DEVICE_UPLINK = 2, /* from_network runs at its ingress */
 	DEVICE_CLIENT = 4, /* a pod or a VM is at its other end, and answers to it leave the node there */
 };

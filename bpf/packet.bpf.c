@@ -152,9 +152,9 @@ static __noinline bool find_road(struct __sk_buff *skb, const struct packet *p, 
 	return true;
 }
 
-/* Finds the way for a flow to be: one that was found a moment ago for the same client and backend is as good as those
- * of known flows, which are looked for once a second. The kernel's lookup costs as much as all else that a flow's
- * first packet needs beside its two entries. */
+/* Finds the fast road for a flow to be, if there is one: what was found a moment ago for the same client and backend is
+ * as good as the roads of known flows, which are looked for once a second. The kernel's lookup costs as much as all
+ * else that a flow's first packet needs beside its two entries. */
 static __noinline bool find_first_road(struct __sk_buff *skb, const struct packet *p, struct conn *c)
 {
 	__u32 index = (hash_address(p->key.client) ^ c->backend_id) % ROADS_MAX;
@@ -171,7 +171,7 @@ static __noinline bool find_first_road(struct __sk_buff *skb, const struct packe
 		c->flags |= r->flags;
 		return read_device(c->ifindex) & DEVICE_UPLINK; /* the agent may have left it */
 	}
-	if (!find_road(skb, p, c))
+	if (!(read_device(skb->ifindex) & DEVICE_PEER) || !find_road(skb, p, c))
 		return false;
 	__builtin_memcpy(r->client, p->key.client, sizeof(r->client));
 	__builtin_memcpy(r->via, c->via, sizeof(r->via));
@@ -380,7 +380,6 @@ static __always_inline void note_routed_client(void)
 static __noinline struct conn *begin(struct __sk_buff *skb, const struct packet *p, const struct backend *be,
 				     const struct choice *choice, struct conn *ended)
 {
-	enum device_flags device = read_device(skb->ifindex);
 	__u32 zero = 0;
 	struct conn *c = bpf_map_lookup_elem(&new_conn, &zero);
 
@@ -398,9 +397,9 @@ static __noinline struct conn *begin(struct __sk_buff *skb, const struct packet 
 	c->service = choice->service;
 	if (same_addr(c->addr, p->key.client))
 		c->flags |= CONN_SELF;
-	else if (device & DEVICE_PEER && !p->tagged && find_first_road(skb, p, c))
+	else if (!p->tagged && find_first_road(skb, p, c))
 		c->flags |= CONN_FAST;
-	if (!(device & DEVICE_CLIENT))
+	if (!(c->flags & CONN_FAST) && !(read_device(skb->ifindex) & DEVICE_CLIENT))
 		note_routed_client();
 	if (!ended || !begin_again(skb, p, ended, c)) {
 		if (ended)

@@ -183,9 +183,10 @@ func (b *bench) nameserver(ctx context.Context, name string, cpu int, args ...st
 	return s, nil
 }
 
-// takeTurns lets all servers answer one kind of traffic, in short turns. No garbage is collected meanwhile: this process
-// has the whole world in its memory, and what its client waits for then would be the servers' round trips.
-func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, round int) error {
+// takeTurns lets all servers answer one kind of traffic, in short turns; who has none stands still, so that nobody collects
+// his garbage at another's cost. Nor does this process meanwhile: it has the whole world in its memory, and what its client
+// waits for then would be the servers' round trips.
+func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, round int) (err error) {
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	order := []string{isthmus, coreDNS}
@@ -202,8 +203,12 @@ func (b *bench) takeTurns(ctx context.Context, k kind, all map[string]*server, r
 		defer func() { _ = c.close() }()
 		askers[name], tallies[name] = c, new(tally)
 	}
+	defer func() { err = errors.Join(err, letRun(all, func(string) bool { return true })) }()
 	for range 2 * b.turns {
 		for _, name := range order {
+			if err := letRun(all, func(other string) bool { return other == name }); err != nil {
+				return err
+			}
 			t, err := b.ask(ctx, k, all[name], askers[name])
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)

@@ -1,9 +1,13 @@
 package dns
 
 import (
+	"context"
 	"fmt"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -59,6 +63,46 @@ func TestServers(t *testing.T) {
 	}
 	if memory, err := b.keptMemory(t.Context(), file); err != nil || memory <= 0 {
 		t.Errorf("memory %v: %v", memory, err)
+	}
+}
+
+// While one server has its turn, the others stand still; then all run again.
+func TestTurns(t *testing.T) {
+	all := map[string]*server{}
+	for _, name := range []string{isthmus, goEcho} {
+		s, err := start(context.WithoutCancel(t.Context()), name, netip.AddrPort{}, -1, "cat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.attached = true
+		t.Cleanup(func() {
+			if err := s.stop(); err != nil {
+				t.Error(err)
+			}
+		})
+		all[name] = s
+	}
+	becomes := func(name string, still bool) bool { // a signal takes a moment
+		for begin := time.Now(); time.Since(begin) < 30*time.Second; {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", all[name].cmd.Process.Pid))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(stat), ") T ") == still {
+				return true
+			}
+		}
+		return false
+	}
+	for _, running := range []string{isthmus, goEcho, ""} {
+		if err := letRun(all, func(name string) bool { return running == "" || name == running }); err != nil {
+			t.Fatal(err)
+		}
+		for name := range all {
+			if still := running != "" && name != running; !becomes(name, still) {
+				t.Errorf("%q has its turn: %s stands still: %v, want %v", running, name, !still, still)
+			}
+		}
 	}
 }
 

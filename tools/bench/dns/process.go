@@ -68,6 +68,21 @@ func (s *server) stop() error {
 	return nil
 }
 
+// letRun lets those servers run that it is said of, and the others stand still.
+func letRun(all map[string]*server, runs func(name string) bool) error {
+	var errs []error
+	for name, s := range all {
+		signal := unix.SIGSTOP
+		if runs(name) {
+			signal = unix.SIGCONT
+		}
+		if err := s.cmd.Process.Signal(signal); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w\n%s", name, err, s.said))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // logged keeps the end of what a program says. Safe for concurrent use.
 type logged struct {
 	mu   sync.Mutex
