@@ -30,6 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
+	"github.com/isthmus-net/isthmus/controlplane/federation/vms"
 )
 
 func main() {
@@ -54,6 +55,7 @@ type settings struct {
 	logFormat        string
 	logLevel         slog.Level
 	federation       bool
+	machines, clouds string
 	plane            controlplane.Settings
 }
 
@@ -68,8 +70,10 @@ every Service that any member exports. isthmusctl join installs it.
 
 With --federation it also does this cluster's part in a federation, which needs no broker:
 where the cluster's Federation names members, it takes part in the election of a leader
-for each, and a leader brings federated Services and policies in line there. Without the
-kubeconfig of a broker it does nothing else. isthmusctl federation forms one.
+for each, and a leader brings federated Services and policies in line there. It makes
+Services of machines outside of the cluster, too: of ExternalWorkloads, and of servers of
+the clouds that --machines names. Without the kubeconfig of a broker it does nothing else.
+isthmusctl federation forms one.
 
 It serves /healthz, /readyz, /metrics and /status as JSON. While the broker is away it
 changes nothing, is not ready, and keeps trying.`,
@@ -80,7 +84,10 @@ changes nothing, is not ready, and keeps trying.`,
   isthmus-controller --kubeconfig=$HOME/.kube/east --broker-kubeconfig=broker.kubeconfig
 
   # A cluster of a federation
-  isthmus-controller --federation`,
+  isthmus-controller --federation
+
+  # The same, with virtual machines of OpenStack as Services
+  isthmus-controller --federation --machines=machines.yaml --clouds=clouds.yaml`,
 		Args:          usage.NoArgs,
 		Version:       version.String(),
 		SilenceUsage:  true,
@@ -94,6 +101,8 @@ changes nothing, is not ready, and keeps trying.`,
 	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "namespace Isthmus is installed in, with this cluster's Member")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.ControllerPort), "address of /healthz, /readyz, /metrics and /status")
 	f.BoolVar(&s.federation, "federation", false, "do this cluster's part in the federation that its Federation describes")
+	f.StringVar(&s.machines, "machines", "", "file that names the clouds whose servers may be Services, with --federation (default: no clouds)")
+	f.StringVar(&s.clouds, "clouds", "", "clouds.yaml with the entries that --machines names (default: as OpenStack's own clients find it)")
 	p := &s.plane
 	f.StringVar(&p.Profile, "profile", "", "kep or lighthouse: what the settings below are where they are not given (default: as registered, at first kep)")
 	f.StringVar(&p.ClusterSetIP, "clusterset-ip", "", "enabled or disabled: whether a Service gets a ClusterSetIP without asking (default: as registered)")
@@ -125,9 +134,14 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	}
 	var parts parts
 	if s.federation {
-		if parts.federation, err = newFederation(s, local, log); err != nil {
+		if parts.machines, err = newMachines(s, local, log); err != nil {
 			return err
 		}
+		if parts.federation, err = newFederation(s, local, parts.machines.Run, log); err != nil {
+			return err
+		}
+	} else if s.machines != "" {
+		return errors.New("--machines is given without --federation, which makes Services of them; give both")
 	}
 	if parts.plane, err = newPlane(ctx, s, local, log); err != nil {
 		return err
@@ -164,15 +178,15 @@ func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Log
 	return controlplane.New(ctx, cfg)
 }
 
-// newFederation returns the cluster's part in a federation.
-func newFederation(s settings, local *rest.Config, log *slog.Logger) (*federation.Federation, error) {
+// newFederation returns the cluster's part in a federation, of which machines is one.
+func newFederation(s settings, local *rest.Config, machines func(context.Context) error, log *slog.Logger) (*federation.Federation, error) {
 	pod, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("name this process: %w", err)
 	}
 	return federation.New(federation.Config{
 		Local: local, Namespace: s.namespace, Pod: pod, Times: federation.Scaled(s.plane.TimeScale),
-		Parts: federation.Parts(s.namespace, s.plane.TimeScale, log), Log: log,
+		Parts: federation.Parts(s.namespace, s.plane.TimeScale, log), Machines: machines, Log: log,
 	})
 }
 
@@ -195,10 +209,11 @@ func routes(current func() status.Controller) http.Handler {
 	return mux
 }
 
-// parts are what runs in this process; one of them may be nil.
+// parts are what runs in this process; one of plane and federation may be nil, and machines are with the latter.
 type parts struct {
 	plane      *controlplane.ControlPlane
 	federation *federation.Federation
+	machines   *vms.VMs
 }
 
 // describe says how all parts are.
@@ -220,6 +235,7 @@ func (p parts) describe() status.Controller {
 			ID: string(m.ID), Leader: m.Leader, Leading: m.Leading, Epoch: m.Epoch, Reachable: m.Reachable, Problem: m.Problem,
 		})
 	}
+	describeMachines(c.Federation, p.machines.State())
 	return c
 }
 

@@ -44,7 +44,8 @@ import (
 // +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=list;watch,namespace=isthmus-system
 
-// leaseName is the Lease of the one process of this cluster that writes what is said here: the Federation's status.
+// leaseName is the Lease of the one process of this cluster that writes what is said here: the Federation's status, and
+// Services of machines.
 const leaseName = "isthmus-federation"
 
 // scheme has every kind that is read or written, in members and here.
@@ -83,7 +84,10 @@ type Config struct {
 	Times Times
 	// Parts makes what leaders do, of the Federation's spec. Its error is for a person to mend.
 	Parts func(federationv1alpha1.FederationSpec) ([]part.Part, error)
-	Log   *slog.Logger
+	// Machines, if not nil, makes Services of machines outside of the cluster until its ctx ends. It runs in one process
+	// of the cluster at a time, whether the cluster has a Federation or not.
+	Machines func(ctx context.Context) error
+	Log      *slog.Logger
 
 	identity string // CLUSTER/POD_UNIQUE, once the cluster's id is known
 }
@@ -184,7 +188,7 @@ func (f *Federation) Run(ctx context.Context) error {
 	}
 	scribe := election.New(f.leases, types.NamespacedName{Namespace: f.cfg.Namespace, Name: leaseName}, f.unique, f.cfg.Times.Times)
 	running.Go(func() {
-		if err := scribe.Run(following, f.write); err != nil {
+		if err := scribe.Run(following, f.alone); err != nil {
 			f.cfg.Log.Error("the Federation's status cannot be written", "err", err)
 		}
 	})
@@ -367,8 +371,22 @@ func (f *Federation) State() State {
 	return s
 }
 
+// alone is what one process of the cluster does at a time, until ctx ends.
+func (f *Federation) alone(ctx context.Context, _ lead.Term) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	if f.cfg.Machines != nil {
+		running.Go(func() {
+			if err := f.cfg.Machines(ctx); err != nil && ctx.Err() == nil {
+				f.cfg.Log.Error("Services of machines are not kept any more", "err", err)
+			}
+		})
+	}
+	f.write(ctx)
+}
+
 // write keeps the Federation's status and the cluster's claims until ctx ends.
-func (f *Federation) write(ctx context.Context, _ lead.Term) {
+func (f *Federation) write(ctx context.Context) {
 	tick := time.NewTicker(f.cfg.Times.Retry)
 	defer tick.Stop()
 	for {

@@ -124,6 +124,17 @@ type Federation struct {
 	Cluster string             `json:"cluster,omitempty"`
 	Problem string             `json:"problem,omitempty"` // why it does not, and what to do
 	Members []FederationMember `json:"members,omitempty"` // sorted by id; none in a cluster that leads nobody
+	// Clouds are those whose servers stand behind Services; none in a process that does not keep these.
+	Clouds []Cloud `json:"clouds,omitempty"`
+	// MachineProblems are why machines are not offered as they ask, each with what to do, sorted.
+	MachineProblems []string `json:"machineProblems,omitempty"`
+}
+
+// Cloud is one project of a cloud.
+type Cloud struct {
+	Name    string `json:"name"`
+	Servers int    `json:"servers"`         // that stand behind Services
+	Error   string `json:"error,omitempty"` // why it was not read when it was last asked; what it said before counts on
 }
 
 // FederationMember is how a member of a federation looks from a supervisor.

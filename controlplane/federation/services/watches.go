@@ -27,8 +27,6 @@ const (
 	labelMemberOf = "federation.isthmus.dev/member-of"
 	// annotationStatus is what became of a member Service's wish, for its owner.
 	annotationStatus = "federation.isthmus.dev/service-status"
-	// annotationAskHostname asks, by the value "true", for a name outside of the clusters.
-	annotationAskHostname = "federation.isthmus.dev/hostname"
 )
 
 // memberOf returns the value of labelMemberOf. A name of a Service has no dot.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
@@ -81,7 +82,7 @@ func (p *Part) readMember(ctx context.Context, w *world, m part.Member, here boo
 				w.hosts = append(w.hosts, in.Hostname)
 			}
 		}
-		w.asksName = w.asksName || svc.Annotations[annotationAskHostname] == "true"
+		w.asksName = w.asksName || svc.Annotations[v1alpha1.AnnotationAskHostname] == "true"
 		if here {
 			w.members = append(w.members, svc)
 		}

@@ -60,10 +60,11 @@ var Steps = []Step{
 	{
 		Name:    "rbac",
 		About:   "the roles of the controllers and the agent, from the markers beside what asks the API",
-		Outputs: []string{"controlplane/rbac/*.yaml", "cmd/isthmus-agent/rbac/*.yaml", "gateway/controller/rbac/*.yaml"},
+		Outputs: []string{"controlplane/rbac/*.yaml", "cmd/*/rbac/*.yaml", "gateway/controller/rbac/*.yaml"},
 		run: func(ctx context.Context, root string) error {
 			return errors.Join(
 				controllerGen(ctx, root, "rbac:roleName=isthmus-controller", "paths=./controlplane/...", "output:rbac:dir=controlplane/rbac"),
+				controllerGen(ctx, root, "rbac:roleName=isthmus-machines", "paths=./cmd/isthmus-controller/...", "output:rbac:dir=cmd/isthmus-controller/rbac"),
 				controllerGen(ctx, root, "rbac:roleName=isthmus-gateway-controller", "paths=./gateway/controller/...", "output:rbac:dir=gateway/controller/rbac"),
 				controllerGen(ctx, root, "rbac:roleName=isthmus-agent", "paths=./cmd/isthmus-agent/...", "output:rbac:dir=cmd/isthmus-agent/rbac"),
 			)
@@ -160,9 +161,10 @@ func chart(ctx context.Context, root string) error {
 	}
 	const crds = "deploy/helm/isthmus/crds"
 	copies := map[string]string{ // from -> to
-		filepath.Join(root, "controlplane/rbac/role.yaml"):       "deploy/helm/isthmus/files/controller-role.yaml",
-		filepath.Join(root, "cmd/isthmus-agent/rbac/role.yaml"):  "deploy/helm/isthmus/files/agent-role.yaml",
-		filepath.Join(root, "gateway/controller/rbac/role.yaml"): "deploy/helm/isthmus/files/gateway-controller-role.yaml",
+		filepath.Join(root, "controlplane/rbac/role.yaml"):           "deploy/helm/isthmus/files/controller-role.yaml",
+		filepath.Join(root, "cmd/isthmus-controller/rbac/role.yaml"): "deploy/helm/isthmus/files/machines-role.yaml",
+		filepath.Join(root, "cmd/isthmus-agent/rbac/role.yaml"):      "deploy/helm/isthmus/files/agent-role.yaml",
+		filepath.Join(root, "gateway/controller/rbac/role.yaml"):     "deploy/helm/isthmus/files/gateway-controller-role.yaml",
 	}
 	for _, pattern := range []string{
 		filepath.Join(root, "controlplane/api/crds/*.yaml"),

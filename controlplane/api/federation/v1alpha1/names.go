@@ -17,6 +17,25 @@ const (
 // which goes with that membership.
 const ManagedBy = "federation.isthmus.dev"
 
+// ManagedByMachines is ManagedBy of Services of machines, and of their EndpointSlices: they are the cluster's own, and
+// become members of federated Services as any other Service does.
+const ManagedByMachines = "machines.federation.isthmus.dev"
+
+// What a cloud's server says of itself, in metadata or tags. Where the cloud knows no slash a colon stands for it. Both
+// spellings mean the same; the first is ours.
+const (
+	// MachineService makes the server stand behind the Service that its value names; without a value, behind one that
+	// is named as the server.
+	MachineService       = "federation.isthmus.dev/machine"
+	MachineServiceAntrea = "svc.antreaplus.vmware.com"
+	// MachinePorts are what the server serves: [NAME:]PORT[/PROTOCOL][=TARGET], and more of them behind commas.
+	MachinePorts       = "federation.isthmus.dev/machine-ports"
+	MachinePortsAntrea = "svc.antreaplus.vmware.com/ports"
+	// MachineNamespace is the namespace of the Service, where the cloud's configuration allows it.
+	MachineNamespace       = "federation.isthmus.dev/machine-namespace"
+	MachineNamespaceAntrea = "svc.antreaplus.vmware.com/namespace"
+)
+
 // Annotations and labels by which people say what is federated. Where there are several, all mean the same; the
 // first is ours.
 const (
@@ -44,6 +63,8 @@ const (
 	MarkCluster = "cluster.federated.antreaplus.vmware-tanzu.com"
 	// MarkVirtualMachines stands on a Service whose endpoints are virtual machines.
 	MarkVirtualMachines = "vm.antreaplus.vmware-tanzu.com"
+	// AnnotationAskHostname asks, by the value "true" on a member Service, for a name outside of the clusters.
+	AnnotationAskHostname = "federation.isthmus.dev/hostname"
 	// AnnotationHostname is what ExternalDNS makes a name outside of the cluster of.
 	AnnotationHostname = "external-dns.alpha.kubernetes.io/hostname"
 )

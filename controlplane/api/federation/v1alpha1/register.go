@@ -15,6 +15,7 @@ var AddToScheme = (&runtime.SchemeBuilder{addKinds}).AddToScheme
 func addKinds(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&ClusterClaim{}, &ClusterClaimList{},
+		&ExternalWorkload{}, &ExternalWorkloadList{},
 		&Federation{}, &FederationList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	"github.com/isthmus-net/isthmus/controlplane/federation/vms"
+	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova"
+)
+
+// What Services of machines need beside the controller's own rights. The chart gives it with controller.federation.
+//
+// +kubebuilder:rbac:groups="",resources=services,verbs=create;update;delete
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=update
+// +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads,verbs=list;watch
+// +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads/status,verbs=update
+
+// newMachines returns what makes Services of machines.
+func newMachines(s settings, local *rest.Config, log *slog.Logger) (*vms.VMs, error) {
+	cfg := vms.Config{Local: local, Clouds: map[string]vms.Cloud{}, Log: log}
+	if s.machines != "" {
+		var err error
+		if cfg.Settings, err = readMachines(s.machines); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range cfg.Settings.Clouds {
+		cfg.Clouds[c.Name] = nova.New(nova.Config{Cloud: c.Name, File: s.clouds, Network: c.Network})
+	}
+	return vms.New(cfg)
+}
+
+// readMachines reads the file of --machines. What it does not know is an error, by its name.
+func readMachines(path string) (vms.Settings, error) {
+	var s vms.Settings
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, fmt.Errorf("--machines=%s does not exist; give it the path of the settings of clouds", path)
+	}
+	if err == nil {
+		err = yaml.UnmarshalStrict(text, &s)
+	}
+	if err == nil {
+		err = s.Complete()
+	}
+	if err != nil {
+		return s, fmt.Errorf("--machines=%s: %w", path, err)
+	}
+	return s, nil
+}
+
+// describeMachines adds how machines are doing.
+func describeMachines(to *status.Federation, s vms.State) {
+	to.MachineProblems = s.Problems
+	for _, c := range s.Clouds {
+		is := status.Cloud{Name: c.Name, Servers: c.Servers}
+		if c.Err != nil {
+			is.Error = c.Err.Error()
+		}
+		to.Clouds = append(to.Clouds, is)
+	}
+}
