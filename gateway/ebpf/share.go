@@ -19,7 +19,7 @@ import (
 
 const (
 	// lookEvery is how long a new flow waits at most until it is told: the program wakes nobody.
-	lookEvery = 50 * time.Millisecond
+	lookEvery = 5 * time.Millisecond
 	// tellAgain is how often all flows are told, so that others keep those that live and forget those that ended.
 	tellAgain = 2 * time.Minute
 	// standby is how long a flow that another gateway told of is kept without a word of it.

@@ -22,8 +22,9 @@ import (
 const Path = "/v1/flows"
 
 const (
-	// gather is how long a flow waits for others to go with.
-	gather = 50 * time.Millisecond
+	// gather is how long after a request the next one is made: who comes alone is told of at once, and those that come in
+	// between go together. What is not told yet may break when this gateway dies, so it is short.
+	gather = 5 * time.Millisecond
 	// batch is how many go in one request at most, and maxBody what one may take.
 	batch   = 4096
 	maxBody = 4 << 20
@@ -67,6 +68,8 @@ type mate struct {
 	client *http.Client
 	stop   context.CancelFunc
 
+	waits chan struct{} // has something when the queue may have
+
 	mu    sync.Mutex
 	queue map[Flow]struct{}
 	seen  MateSight // but for what the queue says
@@ -88,7 +91,7 @@ func (x *Exchange) Tell(mates []desired.Mate) {
 			continue
 		}
 		transport := &http.Transport{TLSClientConfig: x.client(id), ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
-		m := &mate{Mate: id, client: &http.Client{Transport: transport, Timeout: patience}, queue: map[Flow]struct{}{}, seen: MateSight{Gateway: id.Name, URL: id.URL}}
+		m := newMate(id, transport)
 		ctx, stop := context.WithCancel(context.Background())
 		m.stop = func() {
 			stop()
@@ -100,6 +103,13 @@ func (x *Exchange) Tell(mates []desired.Mate) {
 	if anew {
 		close(x.changed)
 		x.changed = make(chan struct{})
+	}
+}
+
+func newMate(id desired.Mate, transport http.RoundTripper) *mate {
+	return &mate{
+		Mate: id, client: &http.Client{Transport: transport, Timeout: patience},
+		waits: make(chan struct{}, 1), queue: map[Flow]struct{}{}, seen: MateSight{Gateway: id.Name, URL: id.URL},
 	}
 }
 
@@ -150,10 +160,19 @@ func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
 func (m *mate) add(f Flow) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.queue) < backlog {
-		m.queue[f] = struct{}{}
-	} else {
+	if len(m.queue) >= backlog {
 		m.seen.LeftOut++
+		return
+	}
+	m.queue[f] = struct{}{}
+	m.rouse()
+}
+
+// rouse lets talk look into the queue.
+func (m *mate) rouse() {
+	select {
+	case m.waits <- struct{}{}:
+	default:
 	}
 }
 
@@ -163,6 +182,7 @@ func (m *mate) take() (some []Flow) {
 	defer m.mu.Unlock()
 	for f := range m.queue {
 		if len(some) == batch {
+			m.rouse()
 			break
 		}
 		some = append(some, f)
@@ -173,19 +193,17 @@ func (m *mate) take() (some []Flow) {
 
 // talk sends what waits until ctx is done.
 func (m *mate) talk(ctx context.Context, log *slog.Logger) {
-	wait := gather
-	silent := false
-	for {
+	for silent := false; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait):
+		case <-m.waits:
 		}
-		wait = gather
 		some := m.take()
 		if len(some) == 0 {
 			continue
 		}
+		wait := gather
 		err := m.send(ctx, some)
 		m.note(len(some), err)
 		if err != nil && ctx.Err() == nil {
@@ -201,6 +219,11 @@ func (m *mate) talk(ctx context.Context, log *slog.Logger) {
 			log.Info("another gateway hears of connections again", "gateway", m.Name)
 		}
 		silent = err != nil
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
 	}
 }
 

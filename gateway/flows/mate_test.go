@@ -1,0 +1,61 @@
+package flows
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// roundTrip answers requests without a network.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A flow is told at once; those that come while another gateway is told of it, or just after, go together.
+func TestFlowsAreToldAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const road = 2 * time.Millisecond // to the other gateway and back
+		start := time.Now()
+		type request struct {
+			after time.Duration
+			flows int
+		}
+		requests := make(chan request, 10)
+		m := newMate(desired.Mate{URL: "https://gateway-2"}, roundTrip(func(r *http.Request) (*http.Response, error) {
+			var some []Flow
+			if err := json.NewDecoder(r.Body).Decode(&some); err != nil {
+				return nil, err
+			}
+			requests <- request{time.Since(start), len(some)}
+			<-time.After(road)
+			return &http.Response{StatusCode: http.StatusNoContent, Body: io.NopCloser(strings.NewReader(""))}, nil
+		}))
+		ctx, stop := context.WithCancel(t.Context())
+		var talk sync.WaitGroup
+		talk.Go(func() { m.talk(ctx, slog.New(slog.DiscardHandler)) })
+		m.add(flow(1))
+		if have, want := <-requests, (request{0, 1}); have != want {
+			t.Errorf("the first is told as %v, want %v", have, want)
+		}
+		for port := range uint16(batch + 10) {
+			m.add(flow(2 + port))
+		}
+		for i, want := range []request{{road + gather, batch}, {2 * (road + gather), 10}} {
+			if have := <-requests; have != want {
+				t.Errorf("request %d afterwards is %v, want %v", i+1, have, want)
+			}
+		}
+		stop()
+		talk.Wait()
+	})
+}
