@@ -35,7 +35,7 @@ gateway's own address, to which backends answer: they end with it.`,
 			if err != nil {
 				return fmt.Errorf("nothing was applied on this gateway yet, or not with this --state-dir: %w", err)
 			}
-			r, err := desired.Parse(b)
+			r, err := desired.Parse(b, nil)
 			if err != nil {
 				return fmt.Errorf("%s: %w", cfg.statePath(), err)
 			}

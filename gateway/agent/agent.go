@@ -147,6 +147,13 @@ func (a *Agent) Reconfigure(ctx context.Context, r desired.Request) error {
 	return nil
 }
 
+// current is what was asked for last.
+func (a *Agent) current() *desired.Request {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.last
+}
+
 // stuck takes note of parts that are perhaps not as they were. Whatever else is wrong with a request is no news of the machine.
 func (a *Agent) stuck(err error) {
 	if errors.Is(err, errStuck) {

@@ -130,7 +130,7 @@ func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return refuse(invalid, "read the request: %v", err)
 	}
-	request, err := desired.Parse(body)
+	request, err := desired.Parse(body, a.current())
 	if err != nil {
 		return &Refused{Code: invalid, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,7 +26,7 @@ func (s store) read() (*desired.Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the last state: %w", err)
 	}
-	r, err := desired.Parse(b)
+	r, err := desired.Parse(b, nil)
 	if err != nil {
 		return nil, fmt.Errorf("the last state is broken and stands in %s now: %w", s.path+asideSuffix,
 			errors.Join(err, os.Rename(s.path, s.path+asideSuffix)))
@@ -37,15 +36,11 @@ func (s store) read() (*desired.Request, error) {
 
 // prepare writes r beside what was saved. Then commit makes it the one that is read, and drop takes it away again.
 func (s store) prepare(r desired.Request) (p *prepared, err error) {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return nil, fmt.Errorf("save the state: %w", err)
-	}
 	f, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*") // mode 0600: it has passwords
 	if err != nil {
 		return nil, fmt.Errorf("save the state: %w", err)
 	}
-	_, err = f.Write(b)
+	_, err = f.Write(r.JSON())
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return nil, fmt.Errorf("save the state: %w", errors.Join(err, os.Remove(f.Name())))
 	}

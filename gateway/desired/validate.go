@@ -45,29 +45,31 @@ func (s *State) Validate() Faults {
 	v.nonEmpty("group", s.Group)
 	oneOf(&v, "balancer", s.Balancer, NFTables, EBPF)
 	for i, m := range s.Mates {
-		at := fmt.Sprintf("mates[%d]", i)
-		v.nonEmpty(at+".name", m.Name)
-		if u, err := url.Parse(m.URL); err != nil || u.Scheme != "https" || u.Host == "" {
-			v.add(at+".url", "is %q; it must be https://HOST:PORT", m.URL)
-		}
+		v.item("mates", i, func(v *validator) {
+			v.nonEmpty("name", m.Name)
+			if u, err := url.Parse(m.URL); err != nil || u.Scheme != "https" || u.Host == "" {
+				v.add("url", "is %q; it must be https://HOST:PORT", m.URL)
+			}
+		})
 	}
 	seen := map[netip.Addr]int{}
 	for i := range s.VIPs {
 		vip := &s.VIPs[i]
-		at := fmt.Sprintf("vips[%d]", i)
-		if v.address(at+".addr", vip.Addr) {
-			if other, ok := seen[vip.Addr]; ok {
-				v.add(at+".addr", "%s is vips[%d] too", vip.Addr, other)
+		v.item("vips", i, func(v *validator) {
+			if v.address("addr", vip.Addr) {
+				if other, ok := seen[vip.Addr]; ok {
+					v.add("addr", "%s is vips[%d] too", vip.Addr, other)
+				}
+				seen[vip.Addr] = i
 			}
-			seen[vip.Addr] = i
-		}
-		v.vip(at, vip)
-		switch {
-		case vip.Announce == ByBGP && s.BGP == nil:
-			v.add(at+".announce", "is %q, but bgp is missing", ByBGP)
-		case vip.Announce == ByVRRP && s.VRRP == nil:
-			v.add(at+".announce", "is %q, but vrrp is missing", ByVRRP)
-		}
+			v.vip(vip)
+			switch {
+			case vip.Announce == ByBGP && s.BGP == nil:
+				v.add("announce", "is %q, but bgp is missing", ByBGP)
+			case vip.Announce == ByVRRP && s.VRRP == nil:
+				v.add("announce", "is %q, but vrrp is missing", ByVRRP)
+			}
+		})
 	}
 	if s.BGP != nil {
 		v.bgp(s.BGP)
@@ -82,6 +84,17 @@ type validator struct{ faults Faults }
 
 func (v *validator) add(field, format string, args ...any) {
 	v.faults = append(v.faults, Fault{Part: PartRequest, Field: field, Message: fmt.Sprintf(format, args...)})
+}
+
+// item notes what is wrong with one of a list, whose fields check names as if it stood alone: there are thousands of them,
+// and names of places are made for what is wrong only.
+func (v *validator) item(list string, i int, check func(*validator)) {
+	var own validator
+	check(&own)
+	for _, f := range own.faults {
+		f.Field = strings.TrimSuffix(fmt.Sprintf("%s[%d].%s", list, i, f.Field), ".")
+		v.faults = append(v.faults, f)
+	}
 }
 
 func (v *validator) nonEmpty(field, value string) {
@@ -116,9 +129,9 @@ func (v *validator) address(field string, a netip.Addr) bool {
 	return false
 }
 
-func (v *validator) vip(at string, vip *VIP) {
-	oneOf(v, at+".announce", vip.Announce, ByBGP, ByVRRP, ByNone)
-	oneOf(v, at+".return", vip.Return, Routed, SNAT, Masquerade)
+func (v *validator) vip(vip *VIP) {
+	oneOf(v, "announce", vip.Announce, ByBGP, ByVRRP, ByNone)
+	oneOf(v, "return", vip.Return, Routed, SNAT, Masquerade)
 	type l4 struct {
 		protocol string
 		port     uint16
@@ -126,49 +139,53 @@ func (v *validator) vip(at string, vip *VIP) {
 	seen := map[l4]string{}
 	for i := range vip.Frontends {
 		f := &vip.Frontends[i]
-		at := fmt.Sprintf("%s.frontends[%d]", at, i)
-		v.nonEmpty(at+".service", f.Service)
-		oneOf(v, at+".protocol", f.Protocol, "TCP", "UDP")
-		if f.Port == 0 {
-			v.add(at+".port", "is missing")
-		}
-		key := l4{f.Protocol, f.Port}
-		if other, ok := seen[key]; ok {
-			v.add(at+".port", "%s %d of %s is of %s already", f.Protocol, f.Port, vip.Addr, other)
-		}
-		seen[key] = f.Service
-		if f.Affinity < 0 || f.Affinity > 86400 {
-			v.add(at+".affinity", "is %d; it can be 0 to 86400 seconds", f.Affinity)
-		}
-		for j, p := range f.Sources {
-			if !p.IsValid() || p != p.Masked() {
-				v.add(fmt.Sprintf("%s.sources[%d]", at, j), "%s is not a network such as 192.0.2.0/24", p)
+		v.item("frontends", i, func(v *validator) {
+			v.frontend(vip.Addr, f)
+			key := l4{f.Protocol, f.Port}
+			if other, ok := seen[key]; ok {
+				v.add("port", "%s %d of %s is of %s already", f.Protocol, f.Port, vip.Addr, other)
 			}
-		}
-		v.backends(at, vip.Addr, f.Backends)
+			seen[key] = f.Service
+		})
 	}
 }
 
-func (v *validator) backends(at string, vip netip.Addr, all []Backend) {
+func (v *validator) frontend(vip netip.Addr, f *Frontend) {
+	v.nonEmpty("service", f.Service)
+	oneOf(v, "protocol", f.Protocol, "TCP", "UDP")
+	if f.Port == 0 {
+		v.add("port", "is missing")
+	}
+	if f.Affinity < 0 || f.Affinity > 86400 {
+		v.add("affinity", "is %d; it can be 0 to 86400 seconds", f.Affinity)
+	}
+	for i, p := range f.Sources {
+		if !p.IsValid() || p != p.Masked() {
+			v.add(fmt.Sprintf("sources[%d]", i), "%s is not a network such as 192.0.2.0/24", p)
+		}
+	}
+	v.backends(vip, f.Backends)
+}
+
+func (v *validator) backends(vip netip.Addr, all []Backend) {
 	for i, b := range all {
-		at := fmt.Sprintf("%s.backends[%d]", at, i)
-		if v.address(at+".addr", b.Addr) && b.Addr.Is4() != vip.Is4() {
-			v.add(at+".addr", "%s is of another family than %s", b.Addr, vip)
-		}
-		if b.Port == 0 {
-			v.add(at+".port", "is missing")
-		}
-		if b.Weight == 0 {
-			v.add(at+".weight", "is 0; a backend without new connections has draining set")
-		}
+		v.item("backends", i, func(v *validator) {
+			if v.address("addr", b.Addr) && b.Addr.Is4() != vip.Is4() {
+				v.add("addr", "%s is of another family than %s", b.Addr, vip)
+			}
+			if b.Port == 0 {
+				v.add("port", "is missing")
+			}
+			if b.Weight == 0 {
+				v.add("weight", "is 0; a backend without new connections has draining set")
+			}
+			if i > 0 && b.compare(all[i-1]) == 0 {
+				v.add("", "%s is there twice", netip.AddrPortFrom(b.Addr, b.Port))
+			}
+		})
 	}
 	if !slices.IsSortedFunc(all, Backend.compare) {
-		v.add(at+".backends", "are not sorted by address and port")
-	}
-	for i := 1; i < len(all); i++ {
-		if all[i].compare(all[i-1]) == 0 {
-			v.add(fmt.Sprintf("%s.backends[%d]", at, i), "%s is there twice", netip.AddrPortFrom(all[i].Addr, all[i].Port))
-		}
+		v.add("backends", "are not sorted by address and port")
 	}
 }
 

@@ -222,12 +222,9 @@ func (g *group) reconfigure(ctx context.Context, i int, vips []desired.VIP) (tim
 		Mates: []desired.Mate{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
 	}
 	begin := time.Now()
-	body, err := json.Marshal(desired.NewRequest(g.generation, s))
-	if err != nil {
-		return 0, err
-	}
+	request := desired.NewRequest(g.generation, s)
 	var answer desired.Status
-	if err := g.ask(ctx, i, http.MethodPost, "/v1/reconfigure", body, &answer); err != nil {
+	if err := g.ask(ctx, i, http.MethodPost, "/v1/reconfigure", request.JSON(), &answer); err != nil {
 		return 0, err
 	}
 	return time.Since(begin), nil

@@ -60,11 +60,7 @@ func (p *peer) state(ctx context.Context) (desired.Status, error) {
 // reconfigure tells the gateway what it is to have, and returns what it has then.
 func (p *peer) reconfigure(ctx context.Context, r desired.Request) (desired.Status, error) {
 	var s desired.Status
-	body, err := json.Marshal(r)
-	if err != nil {
-		return s, err
-	}
-	return s, p.do(ctx, http.MethodPost, "v1/reconfigure", body, &s)
+	return s, p.do(ctx, http.MethodPost, "v1/reconfigure", r.JSON(), &s)
 }
 
 func (p *peer) do(ctx context.Context, method, path string, body []byte, into any) error {

@@ -43,14 +43,14 @@ func (f *Fleet) newLink(gateway string, t Target) *link {
 // want says what the gateway is to have. The channel is closed when it was tried; nil where nobody should wait: it has it
 // already, or it did not answer the last time. The fleet's lock is held.
 func (l *link) want(s desired.State) <-chan struct{} {
-	hash := s.Hash()
+	request := desired.NewRequest(0, s) // its generation comes when it is sent
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.request != nil && l.request.Hash == hash {
+	if l.request != nil && l.request.Hash == request.Hash {
 		return nil
 	}
-	l.request = &desired.Request{Hash: hash, State: s} // its generation comes when it is sent
-	l.report.Applied, l.report.Refused = l.report.Asked && l.report.Err == nil && l.report.Status.Hash == hash, nil
+	l.request = &request
+	l.report.Applied, l.report.Refused = l.report.Asked && l.report.Err == nil && l.report.Status.Hash == request.Hash, nil
 	select {
 	case l.wake <- struct{}{}:
 	default:

@@ -1,0 +1,144 @@
+package desired
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Parse reads a request, of which it keeps b, and refuses one that is not valid, or that its own hash contradicts. Of a
+// thousand VIPs few change at a time, and to read JSON costs more than all else: those that are as in last, the request that
+// was read before, are taken from there. It may be nil.
+func Parse(b []byte, last *Request) (Request, error) {
+	var r Request
+	if last == nil {
+		last = &Request{}
+	}
+	if err := r.decode(b, last); err != nil {
+		return Request{}, fmt.Errorf("read the request: %w", err)
+	}
+	if have := hash(r.encoded); have != r.Hash {
+		return Request{}, fmt.Errorf("hash is %q, but the state's is %q", r.Hash, have)
+	}
+	if faults := r.State.Validate(); len(faults) > 0 {
+		return Request{}, faults
+	}
+	return r, nil
+}
+
+var errTwice = errors.New("a field stands there twice")
+
+// decode reads a request, field by field, so that it is known where the state stands.
+func (r *Request) decode(b []byte, last *Request) error {
+	short, vips := cut(b)
+	d := json.NewDecoder(bytes.NewReader(short))
+	d.DisallowUnknownFields()
+	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
+		return errors.Join(err, errors.New("it is no JSON object"))
+	}
+	for d.More() {
+		field, err := d.Token()
+		if err != nil {
+			return err
+		}
+		switch field {
+		case "generation":
+			err = d.Decode(&r.Generation)
+		case "hash":
+			err = d.Decode(&r.Hash)
+		case "state":
+			from := d.InputOffset()
+			if r.encoded != nil {
+				return errTwice
+			}
+			err = d.Decode(&r.State)
+			r.encoded = bytes.TrimLeft(b[from:int(d.InputOffset())+len(b)-len(short)], ": \t\r\n")
+		default:
+			err = errors.New("it is unknown here: upgrade gateways before the controller")
+		}
+		if err != nil {
+			return fmt.Errorf("field %q: %w", field, err)
+		}
+	}
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	if d.More() {
+		return errors.New("something follows it")
+	}
+	return r.decodeVIPs(vips, last)
+}
+
+// decodeVIPs reads the VIPs that were cut out.
+func (r *Request) decodeVIPs(all [][]byte, last *Request) error {
+	if len(all) > 0 && len(r.State.VIPs) > 0 {
+		return errTwice
+	}
+	r.vips = make(map[string]VIP, len(all))
+	for i, b := range all {
+		v, known := last.vips[string(b)]
+		if !known {
+			d := json.NewDecoder(bytes.NewReader(b))
+			d.DisallowUnknownFields()
+			if err := d.Decode(&v); err != nil {
+				return fmt.Errorf("vips[%d]: %w", i, err)
+			}
+		}
+		r.vips[string(b)] = v
+		r.State.VIPs = append(r.State.VIPs, v)
+	}
+	return nil
+}
+
+// cut returns a request without its VIPs, and the JSON of each of those. Where they do not stand as Request.JSON writes them
+// they stay, and none are returned.
+func cut(b []byte) (short []byte, vips [][]byte) {
+	const before = `"vips":[`
+	at := bytes.Index(b, []byte(before))
+	if at < 0 {
+		return b, nil
+	}
+	at += len(before)
+	for rest := b[at:]; ; rest = rest[1:] {
+		n := object(rest)
+		if n == 0 || n == len(rest) {
+			return b, nil
+		}
+		vips = append(vips, rest[:n])
+		switch rest = rest[n:]; rest[0] {
+		case ',':
+		case ']':
+			return slices.Concat(b[:at], rest), vips
+		default:
+			return b, nil
+		}
+	}
+}
+
+// object returns how long the JSON object is that b begins with; 0 means that there is none. It looks at brackets and strings
+// alone.
+func object(b []byte) int {
+	if !bytes.HasPrefix(b, []byte("{")) {
+		return 0
+	}
+	depth := 0
+	for i := 0; i < len(b); i++ {
+		switch b[i] {
+		case '{':
+			depth++
+		case '}':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		case '"':
+			for i++; i < len(b) && b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
+		}
+	}
+	return 0
+}
