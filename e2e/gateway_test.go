@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/sync/errgroup"
+	"time"
 
 	"github.com/isthmus-net/isthmus/e2e/gateways"
 	"github.com/isthmus-net/isthmus/e2e/testbed"
@@ -31,9 +31,9 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestGatewayDies: a Service gets a floating IP of a real Neutron, and a client behind a router downloads from it and makes
-// connections beside that. The gateway that all of it goes through dies, after a server has been added; nothing breaks.
-// When the Service goes, so does what was made for it.
+// TestGatewayDies: with each balancer, a Service gets a floating IP of a real Neutron, and a client behind a router has
+// connections with it: idle ones, downloads, uploads, and many short ones. After a server has been added the gateway dies that
+// all of it goes through; nothing breaks. When the Service goes, so does what was made for it.
 func TestGatewayDies(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -46,12 +46,21 @@ func TestGatewayDies(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	g, err := gateways.Install(ctx, edge, bed.Lab, "a", t.TempDir(), desired.NFTables)
+	dir := t.TempDir()
+	for _, balancer := range []desired.Balancer{desired.NFTables, desired.EBPF} {
+		t.Run(string(balancer), func(t *testing.T) { gatewayDies(t, edge, dir, balancer) })
+	}
+}
+
+func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired.Balancer) {
+	t.Helper()
+	ctx := t.Context()
+	g, err := gateways.Install(ctx, edge, bed.Lab, "a", dir, balancer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
+		if err := errors.Join(g.Close(), edge.Mend(0)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -70,14 +79,15 @@ func TestGatewayDies(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	url := "http://" + floatingIP(t).String()
+	address := floatingIP(t)
+	url := "http://" + address.String()
 	if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
 		_, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "2", url)
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	dieUnderTraffic(t, g, url)
+	dieUnderTraffic(t, g, address)
 	if err := gone(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -104,43 +114,58 @@ func floatingIP(t *testing.T) (addr netip.Addr) {
 	return addr
 }
 
-// dieUnderTraffic lets the preferred gateway die in the middle of a download, beside other connections, after a change of
-// servers.
-func dieUnderTraffic(t *testing.T, g *gateways.Installation, url string) {
+// dieUnderTraffic lets the preferred gateway die in the middle of connections, after a change of servers.
+func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr) {
 	t.Helper()
 	ctx := t.Context()
-	const seconds = 12
-	var traffic errgroup.Group
-	traffic.Go(func() error {
-		said, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "40", "--output", os.DevNull, "--write-out", "%{size_download} bytes in %{time_total} s",
-			fmt.Sprintf("%s/stream?seconds=%d", url, seconds))
-		t.Log("download: ", said)
-		return err
-	})
-	traffic.Go(func() error {
-		said, err := g.FromClient(ctx, bed.Lab.EchoProgram(), "client", "--url", url, "--rate", "100", "--concurrency", "50", "--timeout", "5s", "--duration", fmt.Sprintf("%ds", seconds))
-		if err != nil {
-			return err
-		}
-		r, err := readReport(said)
-		if err == nil && r.Failures > 0 {
-			err = fmt.Errorf("of %d connections %d failed: %v", r.Connections, r.Failures, r.Errors)
-		}
-		t.Logf("%d connections", r.Connections)
-		return err
-	})
+	const some = 8 // of each kind that stay open
+	open, err := g.Open(ctx, address, some)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	short := flow(t, edgeClient(g), "--url", "http://"+address.String(), "--rate", "100", "--concurrency", "50")
 	for _, args := range [][]string{{"scale", "deployment/outside", "--replicas", "3"}, {"rollout", "status", "deployment/outside", "--timeout", "60s"}} {
 		if _, err := bed.Kubectl(ctx, "a", append(args, "--namespace", namespace)...); err != nil {
 			t.Fatal(err)
 		}
 	}
+	death := time.Now()
 	if err := errors.Join(g.Cut(0), g.Agents[0].Kill()); err != nil {
 		t.Fatal(err)
 	}
-	if err := traffic.Wait(); err != nil {
+	if err := open.GoOn(time.Now(), patience); err != nil {
+		t.Error(err)
+	}
+	r, err := short.end()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d short connections, %d lost", r.Connections, r.Failures)
+	if err := lostYoung(r, death); err != nil {
 		t.Error(err)
 	}
 	if !g.Agents[1].Runs() {
 		t.Errorf("the other agent has ended:\n%s", g.Agents[1].Said())
 	}
+}
+
+// edgeClient is the echo client in the network of the edge's client.
+func edgeClient(g *gateways.Installation) client {
+	return func(ctx context.Context, args ...string) (*exec.Cmd, error) {
+		return exec.CommandContext(ctx, "nsenter", slices.Concat([]string{"--net=" + g.Client.Path(), bed.Lab.EchoProgram(), "client"}, args)...), nil
+	}
+}
+
+// lostYoung returns an error unless the only connections that were lost are the few that began so shortly before the death
+// that the other gateway had not been told of them: it takes some milliseconds (docs/gateway.md), and a busy machine more.
+func lostYoung(r report, death time.Time) error {
+	const (
+		young = time.Second
+		few   = 3 // of 100 a second
+	)
+	if r.Failures > few || r.Failures > 0 && (r.FirstFailure.Before(death.Add(-young)) || r.LastFailure.After(death)) {
+		return fmt.Errorf("of %d connections %d failed: %v; the first of them began %s before the death, the last %s before it", r.Connections, r.Failures, r.Errors, death.Sub(r.FirstFailure), death.Sub(r.LastFailure))
+	}
+	return nil
 }

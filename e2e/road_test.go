@@ -57,8 +57,9 @@ type report struct {
 	Backends    map[string]int `json:"backends"` // answers by "cluster/pod"
 	Peers       map[string]int `json:"peers"`    // connections by what getpeername said
 
-	LastAnswer  map[string]time.Time `json:"lastAnswer"`  // of each backend
-	LastFailure time.Time            `json:"lastFailure"` // when the last connection that failed began
+	LastAnswer   map[string]time.Time `json:"lastAnswer"`   // of each backend
+	FirstFailure time.Time            `json:"firstFailure"` // when the first connection that failed began
+	LastFailure  time.Time            `json:"lastFailure"`  // the same of the last one
 }
 
 func (c client) run(ctx context.Context, args ...string) (report, error) {

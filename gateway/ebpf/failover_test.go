@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
@@ -124,6 +125,11 @@ func (w *world) export(g int) *told {
 		}
 	})
 	w.t.Cleanup(told.stop)
+	w.until(func() bool {
+		var s bpf.GatewaySettings
+		w.check(w.balancers[g].k.maps[bpf.MapGatewaySettings].Lookup(uint32(0), &s))
+		return s.Share == 1
+	}, "flows are told, also those that end at once")
 	return told
 }
 

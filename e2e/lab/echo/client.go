@@ -53,12 +53,14 @@ type Report struct {
 	Errors      map[string]int `json:"errors"`   // failures by reason
 	Backends    map[string]int `json:"backends"` // answers by "cluster/pod"
 	Peers       map[string]int `json:"peers"`    // connections by what getpeername(2) said
-	// LastAnswer is when each backend answered last; LastFailure is when the last connection that failed began.
-	LastAnswer  map[string]time.Time `json:"lastAnswer"`
-	LastFailure time.Time            `json:"lastFailure,omitzero"`
-	Seconds     float64              `json:"seconds"`
-	P50Ms       float64              `json:"p50Ms"` // of successful connections, from the name to the answer
-	P99Ms       float64              `json:"p99Ms"`
+	// LastAnswer is when each backend answered last; FirstFailure and LastFailure are when the first and the last of the
+	// connections that failed began.
+	LastAnswer   map[string]time.Time `json:"lastAnswer"`
+	FirstFailure time.Time            `json:"firstFailure,omitzero"`
+	LastFailure  time.Time            `json:"lastFailure,omitzero"`
+	Seconds      float64              `json:"seconds"`
+	P50Ms        float64              `json:"p50Ms"` // of successful connections, from the name to the answer
+	P99Ms        float64              `json:"p99Ms"`
 }
 
 // Validate joins all faults of the configuration.
@@ -152,6 +154,9 @@ func (c *Client) Run(ctx context.Context) Report {
 				if err != nil {
 					r.Failures++
 					r.Errors[reason(err)]++
+					if r.FirstFailure.IsZero() || start.Before(r.FirstFailure) {
+						r.FirstFailure = start
+					}
 					if start.After(r.LastFailure) {
 						r.LastFailure = start
 					}

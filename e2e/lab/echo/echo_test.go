@@ -130,7 +130,7 @@ func awaitServer(t *testing.T, c Client) {
 func TestClientCountsFailures(t *testing.T) {
 	c := Client{TCP: freePort(t), Connections: 3, Concurrency: 1, Timeout: time.Second}
 	r := c.Run(t.Context())
-	if r.Connections != 3 || r.Failures != 3 || r.Errors["connection refused"] != 3 || r.LastFailure.IsZero() {
+	if r.Connections != 3 || r.Failures != 3 || r.Errors["connection refused"] != 3 || r.FirstFailure.IsZero() || r.LastFailure.Before(r.FirstFailure) {
 		t.Errorf("have %+v, want 3 refused connections", r)
 	}
 }
