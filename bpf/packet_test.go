@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"os"
@@ -979,6 +980,64 @@ func TestPacketReopened(t *testing.T) {
 				p.translated(bpf.ProgToClient, late, late.from(s.vip))
 			}
 		})
+	}
+}
+
+// A flow that its client begins again is what a client's first one is, whatever that before it has left.
+func TestPacketBegunAgain(t *testing.T) {
+	here, back := bpf.ProgFromClient, bpf.ProgToClient
+	other := mustAddrPort("[fd02::10]:8080")
+	for family, s := range sides {
+		backWay := bpf.ConnKey{
+			Client: bpf.Addr16(s.client.Addr()), Server: bpf.Addr16(s.backend.Addr()), ClientPort: s.client.Port(), ServerPort: s.backend.Port(), Proto: tcp, Reply: 1,
+		}
+		for end, how := range map[string]func(p *path){
+			"both done": func(p *path) {
+				p.run(back, s.tcpBack(syn|ack).bytes())
+				p.run(here, s.tcp(fin|ack).bytes())
+				p.run(back, s.tcpBack(fin|ack).bytes())
+			},
+			"reset":      func(p *path) { p.run(here, s.tcp(rst).bytes()) },
+			"unanswered": func(*path) {},
+		} {
+			for change, do := range map[string]func(p *path){
+				"nothing":         func(*path) {},
+				"no way back":     func(*path) {},
+				"another address": func(p *path) { p.serve(1, tcp, s.vip, other) },
+				"another backend": func(p *path) { p.serve(2, tcp, s.vip, s.backend) },
+			} {
+				t.Run(family+"/"+end+"/"+change, func(t *testing.T) {
+					begin := func(before func(p *path)) map[bpf.ConnKey]bpf.Conn {
+						p := newPath(t)
+						p.serve(1, tcp, s.vip, s.backend)
+						before(p)
+						p.run(here, s.tcp(syn).bytes())
+						return p.flows()
+					}
+					want := begin(do)
+					have := begin(func(p *path) {
+						p.run(here, s.tcp(syn).bytes())
+						how(p)
+						p.age(time.Hour)
+						if change == "no way back" {
+							p.delete(bpf.MapConns, backWay)
+						}
+						do(p)
+					})
+					for key, c := range want {
+						h := have[key]
+						if age := int64(c.Seen - h.Seen); age > int64(time.Minute) {
+							t.Errorf("%v was seen %s ago", key, time.Duration(age))
+						}
+						h.Seen, h.Looked = c.Seen, c.Looked
+						have[key] = h
+					}
+					if !maps.Equal(have, want) {
+						t.Errorf("have %+v, want %+v", have, want)
+					}
+				})
+			}
+		}
 	}
 }
 
