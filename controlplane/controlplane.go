@@ -195,7 +195,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	own := &registration{
 		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(member.id)},
 		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
-		decisions: make(chan guard.Decision, 64), named: make(chan bool), released: map[string]string{},
+		decisions: make(chan guard.Decision, 64), named: make(chan bool), released: guard.Releases{},
 	}
 	evidence := c.cfg.Evidence
 	if evidence == nil {

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -51,8 +50,8 @@ type registration struct {
 	named     chan bool // whether the cluster's DNS answers for names of the ClusterSet, as it changes
 
 	mu       sync.Mutex
-	released map[string]string // what has been done of the annotation, by member
-	names    *bool             // the last that came of named, nil before
+	released guard.Releases // what has been done of the annotation
+	names    *bool          // the last that came of named, nil before
 }
 
 // +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get;list;watch;patch,namespace=isthmus-system
@@ -112,16 +111,8 @@ func (r *registration) copySpec(ctx context.Context, m *v1alpha1.Member) error {
 func (r *registration) release(m *v1alpha1.Member) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for request := range strings.SplitSeq(m.Annotations[v1alpha1.AnnotationReleaseHold], ",") {
-		id, asked, ok := strings.Cut(strings.TrimSpace(request), "=")
-		if !ok || r.released[id] == asked {
-			continue
-		}
-		r.released[id] = asked
-		if t, err := time.Parse(time.RFC3339, asked); err != nil || time.Since(t) > guard.HoldFor {
-			continue // done long ago, by another process
-		}
-		r.broker.Release(clusterset.ClusterID(id))
+	for _, id := range r.released.Take(m.Annotations[v1alpha1.AnnotationReleaseHold]) {
+		r.broker.Release(id)
 	}
 }
 

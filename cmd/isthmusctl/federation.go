@@ -32,7 +32,7 @@ token.`,
 	}
 	cmd.AddCommand(
 		federationCreateCommand(), federationAddCommand(), federationRemoveCommand(), federationRotateCommand(),
-		federationStatusCommand(), federationPoliciesCommand(),
+		federationStatusCommand(), federationPoliciesCommand(), federationReleaseCommand(),
 	)
 	return cmd
 }

@@ -24,8 +24,8 @@ func federationStatusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Say how a supervisor sees the members of its federation",
 		Long: `Say how a supervisor sees the members of its federation: who leads each, in which epoch, whether it is reached, and
-how many federated Services and replicated policies it has. It exits 0 when every member is reached and led, and 1 when
-not.`,
+how many federated Services and replicated policies it has, and how much of what it offered vanished and is held.
+It exits 0 when every member is reached and led, and 1 when not.`,
 		Example: `  isthmusctl federation status --context ctx-a
   isthmusctl federation status --context ctx-a -o json`,
 		Args: usage.NoArgs,
@@ -108,7 +108,7 @@ func (t memberTable) unready(f *federationv1alpha1.Federation) error {
 
 // Header is part of tables.Table.
 func (memberTable) Header() []string {
-	return []string{"MEMBER", "LEADER", "EPOCH", "REACHABLE", "SERVICES", "POLICIES", "MESSAGE"}
+	return []string{"MEMBER", "LEADER", "EPOCH", "REACHABLE", "SERVICES", "POLICIES", "HELD", "MESSAGE"}
 }
 
 // Rows is part of tables.Table.
@@ -121,7 +121,7 @@ func (t memberTable) Rows() [][]string {
 		}
 		rows[i] = []string{
 			m.ClusterID, m.Leader, strconv.FormatInt(m.Epoch, 10), reachable,
-			strconv.FormatInt(m.Services, 10), strconv.FormatInt(m.Policies, 10), m.Message,
+			strconv.FormatInt(m.Services, 10), strconv.FormatInt(m.Policies, 10), strconv.FormatInt(m.Held, 10), m.Message,
 		}
 	}
 	return rows

@@ -216,6 +216,15 @@ func (c *crew) keys(i int, s *site) []part.Key {
 	return slices.Collect(maps.Keys(found))
 }
 
+// release believes all that is held of a member.
+func (c *crew) release(id clusterset.ClusterID) {
+	for _, p := range c.parts {
+		if g, ok := p.(part.Guarded); ok {
+			g.Release(id)
+		}
+	}
+}
+
 // enqueue asks to look at keys of Part i in every member that is led here.
 func (c *crew) enqueue(i int, keys ...part.Key) {
 	c.mu.Lock()

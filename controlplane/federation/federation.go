@@ -36,6 +36,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/memory"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 )
 
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=federations,verbs=get;list;watch
@@ -127,6 +128,8 @@ type Federation struct {
 	of      clusterset.ClusterID              // whose crew it is
 	spec    federationv1alpha1.FederationSpec // of the crew, without members
 	problem string                            // why this cluster does not do its part, and what to do
+
+	released guard.Releases // what has been done of the annotation; reconcile's alone
 }
 
 // New prepares a Federation. It sends nothing.
@@ -138,7 +141,7 @@ func New(cfg Config) (*Federation, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1)}
+	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1), released: guard.Releases{}}
 	var err error
 	if f.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -336,7 +339,11 @@ func (f *Federation) work(ctx context.Context, id clusterset.ClusterID, federati
 	f.problem = ""
 	crew := f.crew
 	f.mu.Unlock()
-	return crew.set(federation.Spec.Members, targets, pinned)
+	err := crew.set(federation.Spec.Members, targets, pinned)
+	for _, id := range f.released.Take(federation.Annotations[federationv1alpha1.AnnotationReleaseHold]) {
+		crew.release(id)
+	}
+	return err
 }
 
 // State is how a federation is doing, as this process sees it.
@@ -357,6 +364,7 @@ type MemberState struct {
 	Problem    string // why it is not reachable, and what to do
 	UID        string // of its namespace kube-system
 	Counts     map[string]int
+	Held       int // of what it offered, vanished and taken for there nevertheless
 }
 
 // State may be called at any time, from any goroutine.

@@ -15,17 +15,25 @@ import (
 // Parts returns what makes all Parts of this release, for Config.Parts. namespace is where Isthmus is installed; factor
 // is that of Scaled.
 func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]part.Part, error) {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
 	return func(spec federationv1alpha1.FederationSpec) ([]part.Part, error) {
 		s, err := services.New(services.Config{
 			Federation: spec, Log: log,
-			Guard: guard.Config[clusterset.ServiceName]{
-				Window: scaled(guard.Window), Grace: scaled(guard.Grace), Memory: scaled(guard.Memory), HoldFor: scaled(guard.HoldFor),
-			},
+			Guard: guarded[clusterset.ServiceName](factor, log),
 		})
 		if err != nil {
 			return nil, err
 		}
-		return []part.Part{s, policies.New(policies.Config{Kinds: policies.Kinds(spec.Policies), Namespace: namespace})}, nil
+		p := policies.New(policies.Config{
+			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Guard: guarded[part.Key](factor, log),
+		})
+		return []part.Part{s, p}, nil
+	}
+}
+
+// guarded returns how a Part's guard believes, its times multiplied.
+func guarded[K comparable](factor float64, log *slog.Logger) guard.Config[K] {
+	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
+	return guard.Config[K]{
+		Window: scaled(guard.Window), Grace: scaled(guard.Grace), Memory: scaled(guard.Memory), HoldFor: scaled(guard.HoldFor), Log: log,
 	}
 }

@@ -38,6 +38,13 @@ func (c *crew) states() []MemberState {
 		m.Leader, _, _ = strings.Cut(m.Leader, "_")
 		for i, p := range c.parts {
 			m.Counts[p.Name()] = p.Count(s.views[i])
+			if g, ok := p.(part.Guarded); ok {
+				for _, hold := range g.Holds() {
+					if hold.Source == id {
+						m.Held += hold.Count
+					}
+				}
+			}
 		}
 		states = append(states, m)
 	}
@@ -73,7 +80,7 @@ func (f *Federation) describe(status *federationv1alpha1.FederationStatus, of *f
 	for _, m := range state.Members {
 		is := federationv1alpha1.MemberStatus{
 			ClusterID: string(m.ID), ClusterUID: m.UID, Leader: m.Leader, Epoch: m.Epoch, Reachable: m.Reachable, Supervisor: m.Supervisor,
-			Message: m.Problem, Services: int64(m.Counts["services"]), Policies: int64(m.Counts["policies"]),
+			Message: m.Problem, Services: int64(m.Counts["services"]), Policies: int64(m.Counts["policies"]), Held: int64(m.Held),
 		}
 		i := slices.IndexFunc(before, func(b federationv1alpha1.MemberStatus) bool { return b.ClusterID == is.ClusterID })
 		if i >= 0 && is.ClusterUID == "" {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -16,11 +14,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 )
-
-// releaseLife is how long an asking to release a hold is kept on the Member: longer than any controller needs
-// to see it.
-const releaseLife = 24 * time.Hour
 
 // ReleaseHold tells the controller of the cluster behind member, installed in namespace, to believe what the
 // member source has withdrawn until now and is held back. It returns the id of the cluster itself, and whether
@@ -37,7 +32,7 @@ func ReleaseHold(ctx context.Context, member client.Client, namespace string, so
 		self, held = m.Name, meta.IsStatusConditionTrue(m.Status.Conditions, v1alpha1.ConditionWithdrawalsHeld)
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 			"resourceVersion": m.ResourceVersion,
-			"annotations":     map[string]any{v1alpha1.AnnotationReleaseHold: releases(m.Annotations[v1alpha1.AnnotationReleaseHold], source, now)},
+			"annotations":     map[string]any{v1alpha1.AnnotationReleaseHold: guard.AskRelease(m.Annotations[v1alpha1.AnnotationReleaseHold], source, now)},
 		}})
 		if err != nil {
 			return fmt.Errorf("encode annotation: %w", err)
@@ -48,18 +43,4 @@ func ReleaseHold(ctx context.Context, member client.Client, namespace string, so
 		return "", false, fmt.Errorf("ask to release what is held of cluster %s: %w", source, err)
 	}
 	return self, held, nil
-}
-
-// releases returns the annotation have with source released at now. What is old or unreadable goes.
-func releases(have string, source clusterset.ClusterID, now time.Time) string {
-	kept := []string{string(source) + "=" + now.UTC().Format(time.RFC3339)}
-	for entry := range strings.SplitSeq(have, ",") {
-		id, text, _ := strings.Cut(entry, "=")
-		at, err := time.Parse(time.RFC3339, text)
-		if err == nil && id != string(source) && now.Sub(at) < releaseLife {
-			kept = append(kept, entry)
-		}
-	}
-	slices.Sort(kept)
-	return strings.Join(kept, ",")
 }

@@ -154,7 +154,4 @@ func TestReleaseHold(t *testing.T) {
 	if _, _, err := ReleaseHold(t.Context(), c, ns, "B", now); err == nil {
 		t.Error("an id that is none was taken")
 	}
-	if have, want := releases("b=2026-01-01T00:00:00Z,c=nonsense,,d=2026-01-02T00:00:00Z", "e", now), "d=2026-01-02T00:00:00Z,e=2026-01-02T03:07:05Z"; have != want {
-		t.Errorf("what is old or unreadable stays: %s, want %s", have, want)
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 )
 
 var (
@@ -50,6 +51,14 @@ type Runner interface {
 	Run(ctx context.Context, sync func(Key)) error
 }
 
+// Guarded is a Part that does not believe everything that vanishes.
+type Guarded interface {
+	// Holds returns what is taken for there although it vanished.
+	Holds() []guard.Hold
+	// Release believes all that is held of a member.
+	Release(of clusterset.ClusterID)
+}
+
 // Key names one thing that a Part keeps in line in all members: a federated Service, a policy. Its fields mean what
 // the Part likes.
 type Key struct{ Kind, Namespace, Name string }
@@ -67,6 +76,8 @@ type Watch struct {
 	Keep func(client.Object) bool
 	// Trim, if not nil, takes away what nobody reads, before an object is kept. Managed fields go in any case.
 	Trim toolscache.TransformFunc
+	// Pack, if not nil, returns a form of a trimmed object that takes less memory, or nil for one that has none.
+	Pack func(client.Object) Packed
 	// IndexLabel, if not empty, is a label. List is fast, however many objects there are, when it is asked for one
 	// value of it (client.MatchingLabels), as it is for one namespace.
 	IndexLabel string
@@ -75,6 +86,12 @@ type Watch struct {
 	Keys func(from Member, o client.Object) []Key
 	// Optional says that the kind may be missing in a member: reads then return ErrKindMissing.
 	Optional bool
+}
+
+// Packed is an object in a form that takes little memory.
+type Packed interface {
+	// Unpack returns the object as it was trimmed. It is the caller's.
+	Unpack() client.Object
 }
 
 // Member is a member cluster as this supervisor sees it. Reads come from memory that was complete once; while the

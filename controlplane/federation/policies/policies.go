@@ -53,7 +53,10 @@ func New(c Config) part.Part {
 	return p
 }
 
-var _ part.Runner = (*policies)(nil)
+var (
+	_ part.Runner  = (*policies)(nil)
+	_ part.Guarded = (*policies)(nil)
+)
 
 type policies struct {
 	config Config

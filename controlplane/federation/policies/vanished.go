@@ -8,6 +8,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
 )
 
 // offered is a policy that a cluster asks to replicate.
@@ -55,3 +56,9 @@ func (p *policies) keeps(key part.Key, copied *unstructured.Unstructured, all []
 	}
 	return p.guard.Keeps(from, key)
 }
+
+// Holds is part of part.Guarded.
+func (p *policies) Holds() []guard.Hold { return p.guard.Holds() }
+
+// Release is part of part.Guarded.
+func (p *policies) Release(of clusterset.ClusterID) { p.guard.Release(of) }

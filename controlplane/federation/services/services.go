@@ -64,8 +64,9 @@ type Part struct {
 }
 
 var (
-	_ part.Part   = (*Part)(nil)
-	_ part.Runner = (*Part)(nil)
+	_ part.Part    = (*Part)(nil)
+	_ part.Runner  = (*Part)(nil)
+	_ part.Guarded = (*Part)(nil)
 )
 
 // New returns the Part that cfg describes. The error joins all faults and names the fields.
@@ -101,7 +102,6 @@ func New(cfg Config) (*Part, error) {
 			errs = append(errs, fmt.Errorf("spec.clusterSetIP.ranges: %w", err))
 		}
 	}
-	cfg.Guard.Log = cfg.Log
 	cfg.Guard.Changed = func(_ clusterset.ClusterID, names []clusterset.ServiceName) {
 		for _, name := range names {
 			p.again(keyOf(name))
@@ -159,3 +159,9 @@ const (
 func keyOf(name clusterset.ServiceName) part.Key {
 	return part.Key{Kind: kindService, Namespace: name.Namespace, Name: name.Name}
 }
+
+// Holds is part of part.Guarded.
+func (p *Part) Holds() []guard.Hold { return p.guard.Holds() }
+
+// Release is part of part.Guarded.
+func (p *Part) Release(of clusterset.ClusterID) { p.guard.Release(of) }

@@ -143,6 +143,9 @@ type MemberStatus struct {
 	// Services and Policies are how many federated Services and replicated policies are in the member.
 	Services int64 `json:"services"`
 	Policies int64 `json:"policies"`
+	// Held is how many federated Services and policies the member offered until they vanished, many at once and without
+	// a word. They are taken for there in the members that are led from here; isthmusctl federation release ends it.
+	Held int64 `json:"held,omitempty"`
 }
 
 // FederationList is a list of Federations.

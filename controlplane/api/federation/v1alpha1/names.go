@@ -43,6 +43,10 @@ const (
 	// last: the leaseTransitions of the member's Lease, in decimal.
 	AnnotationEpoch = "federation.isthmus.dev/epoch"
 
+	// AnnotationReleaseHold on a supervisor's Federation names members, comma-separated as ID=TIME in RFC 3339, of which
+	// it shall be believed that all that vanished is gone. isthmusctl federation release writes it.
+	AnnotationReleaseHold = "federation.isthmus.dev/release-hold"
+
 	// AnnotationPolicy asks, by the value "true", to replicate a policy.
 	AnnotationPolicy       = "federation.isthmus.dev/policy"
 	AnnotationPolicyAntrea = "federated.anp.antreaplus.vmware.com"
