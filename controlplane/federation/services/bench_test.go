@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -46,7 +46,7 @@ func (m *simulated) Annotate(context.Context, client.Object, map[string]string) 
 // put stores what an API server would.
 func (m *simulated) put(o client.Object) error {
 	m.writes++
-	o.SetUID(types.UID(fmt.Sprintf("%s-%s-0123456789abcdef", m.id, o.GetName())))
+	o.SetUID(uuid.NewUUID())
 	o.SetResourceVersion(strconv.Itoa(m.writes))
 	return m.kind(o).Add(o.DeepCopyObject())
 }

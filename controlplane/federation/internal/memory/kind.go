@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -22,18 +23,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 )
 
-// The indices of a Kind.
-const (
-	byNamespace = "namespace"
-	byLabel     = "label"
-)
-
 // Kind is what is known of one kind. Its methods Add, Update, Delete, Replace, Resync and Transformer are those that a
 // Reflector fills it by.
 type Kind struct {
 	gvk     schema.GroupVersionKind
 	watch   part.Watch
-	objects toolscache.Indexer
+	objects *store
 	changed func(was, is client.Object)
 	settled func() // may be nil
 
@@ -42,24 +37,7 @@ type Kind struct {
 }
 
 func newKind(gvk schema.GroupVersionKind, w part.Watch, changed func(was, is client.Object)) *Kind {
-	indexers := toolscache.Indexers{byNamespace: toolscache.MetaNamespaceIndexFunc}
-	if w.IndexLabel != "" {
-		indexers[byLabel] = func(obj any) ([]string, error) {
-			o, err := meta.Accessor(obj)
-			if err != nil {
-				return nil, err
-			}
-			if value, ok := o.GetLabels()[w.IndexLabel]; ok {
-				return []string{value}, nil
-			}
-			return nil, nil
-		}
-	}
-	return &Kind{
-		gvk: gvk, watch: w, changed: changed,
-		objects: toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers),
-		err:     fmt.Errorf("%s: %w", gvk.Kind, part.ErrUnread),
-	}
+	return &Kind{gvk: gvk, watch: w, changed: changed, objects: newStore(w), err: fmt.Errorf("%s: %w", gvk.Kind, part.ErrUnread)}
 }
 
 // check returns why the kind cannot be read, or nil.
@@ -166,27 +144,12 @@ func (k *Kind) settle(err error) {
 	}
 }
 
-// candidates returns at least those objects that are in namespace and match selector.
-func (k *Kind) candidates(namespace string, selector labels.Selector) []client.Object {
-	var list []any
-	var err error
-	value, exact := selector.RequiresExactMatch(k.watch.IndexLabel)
-	switch {
-	case exact && k.watch.IndexLabel != "":
-		list, err = k.objects.ByIndex(byLabel, value)
-	case namespace != "":
-		list, err = k.objects.ByIndex(byNamespace, namespace)
-	default:
-		list = k.objects.List()
+// candidates returns at least what is in namespace and matches selector.
+func (k *Kind) candidates(namespace string, selector labels.Selector) []any {
+	if value, exact := selector.RequiresExactMatch(k.watch.IndexLabel); exact && k.watch.IndexLabel != "" {
+		return k.objects.of(value)
 	}
-	if err != nil {
-		panic(err) // only of an index that does not exist
-	}
-	found := make([]client.Object, 0, len(list))
-	for _, o := range list {
-		found = append(found, o.(client.Object)) //nolint:forcetypeassert // nothing else is put in
-	}
-	return found
+	return k.objects.in(namespace)
 }
 
 // dropped is what becomes of an object that the Watch does not keep.
@@ -220,13 +183,11 @@ func (k *Kind) Add(obj any) error {
 	if !keep {
 		return k.Delete(trimmed)
 	}
-	was, err := k.known(o)
-	if err != nil || was != nil && was.GetUID() == o.GetUID() && was.GetResourceVersion() == o.GetResourceVersion() {
-		return err
+	was := k.known(o.GetNamespace(), o.GetName())
+	if was != nil && was.GetUID() == o.GetUID() && was.GetResourceVersion() == o.GetResourceVersion() {
+		return nil
 	}
-	if err := k.objects.Add(o); err != nil {
-		return err
-	}
+	k.objects.put(o)
 	k.changed(was, o)
 	return nil
 }
@@ -236,36 +197,31 @@ func (k *Kind) Update(obj any) error { return k.Add(obj) }
 
 // Delete forgets an object.
 func (k *Kind) Delete(obj any) error {
-	was, err := k.known(obj)
-	if err != nil || was == nil {
+	o, err := meta.Accessor(obj)
+	if err != nil {
 		return err
 	}
-	if err := k.objects.Delete(was); err != nil {
-		return err
-	}
-	k.changed(was, nil)
+	k.forget(o.GetNamespace(), o.GetName())
 	return nil
 }
 
 // Replace takes a whole list. What is not in it has gone while nobody looked.
 func (k *Kind) Replace(list []any, _ string) error {
-	listed := make(map[string]bool, len(list))
+	listed := make(map[types.NamespacedName]bool, len(list))
 	for _, obj := range list {
-		key, err := toolscache.MetaNamespaceKeyFunc(obj)
+		o, err := meta.Accessor(obj)
 		if err != nil {
 			return err
 		}
-		listed[key] = true
+		listed[types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}] = true
 		if err := k.Add(obj); err != nil {
 			return err
 		}
 	}
 	k.settle(nil)
-	for _, obj := range k.objects.List() {
-		if key, err := toolscache.MetaNamespaceKeyFunc(obj); err != nil || !listed[key] {
-			if err := k.Delete(obj); err != nil {
-				return err
-			}
+	for _, name := range k.objects.names() {
+		if !listed[name] {
+			k.forget(name.Namespace, name.Name)
 		}
 	}
 	return nil
@@ -275,21 +231,20 @@ func (k *Kind) Replace(list []any, _ string) error {
 func (k *Kind) Resync() error { return nil }
 
 // known returns what is known of an object, nil for nothing.
-func (k *Kind) known(obj any) (client.Object, error) {
-	key, err := toolscache.MetaNamespaceKeyFunc(obj)
-	if err != nil {
-		return nil, err
+func (k *Kind) known(namespace, name string) client.Object {
+	v := k.objects.get(namespace, name)
+	if v == nil {
+		return nil
 	}
-	was, ok, err := k.objects.GetByKey(key)
-	if err != nil || !ok {
-		return nil, err
-	}
-	return was.(client.Object), nil //nolint:forcetypeassert // nothing else is put in
+	return open(v)
 }
 
-func storeKey(namespace, name string) string {
-	if namespace == "" {
-		return name
+// forget takes an object as gone.
+func (k *Kind) forget(namespace, name string) {
+	was := k.known(namespace, name)
+	if was == nil {
+		return
 	}
-	return namespace + "/" + name
+	k.objects.remove(namespace, name)
+	k.changed(was, nil)
 }

@@ -65,8 +65,8 @@ func (m *Memory) Each(f func(part.Watch, client.Object)) {
 		if k.check() != nil {
 			continue
 		}
-		for _, o := range k.objects.List() {
-			f(k.watch, o.(client.Object)) //nolint:forcetypeassert // nothing else is put in
+		for _, v := range k.objects.in("") {
+			f(k.watch, open(v))
 		}
 	}
 }
@@ -81,16 +81,14 @@ func (m *Memory) Get(_ context.Context, key client.ObjectKey, into client.Object
 	if err != nil {
 		return err
 	}
-	found, ok, err := k.objects.GetByKey(storeKey(key.Namespace, key.Name))
-	if err != nil {
-		return err
-	}
-	if !ok {
+	found := k.objects.get(key.Namespace, key.Name)
+	if found == nil {
 		return apierrors.NewNotFound(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, key.Name)
 	}
-	have, want := reflect.ValueOf(found.(client.Object).DeepCopyObject()), reflect.ValueOf(into) //nolint:forcetypeassert // nothing else is put in
+	o := open(found)
+	have, want := reflect.ValueOf(own(found, o)), reflect.ValueOf(into)
 	if have.Type() != want.Type() {
-		return fmt.Errorf("read %s: it is watched as %T, not as %T", gvk, found, into)
+		return fmt.Errorf("read %s: it is watched as %T, not as %T", gvk, o, into)
 	}
 	want.Elem().Set(have.Elem())
 	return nil
@@ -112,9 +110,10 @@ func (m *Memory) List(_ context.Context, into client.ObjectList, opts ...client.
 		selector = labels.Everything()
 	}
 	var found []runtime.Object
-	for _, o := range k.candidates(options.Namespace, selector) {
+	for _, v := range k.candidates(options.Namespace, selector) {
+		o := open(v)
 		if (options.Namespace == "" || o.GetNamespace() == options.Namespace) && selector.Matches(labels.Set(o.GetLabels())) {
-			found = append(found, o.DeepCopyObject())
+			found = append(found, own(v, o))
 		}
 	}
 	return meta.SetList(into, found)

@@ -1,0 +1,46 @@
+package services
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+)
+
+// TestUnpackReturnsWhatWasPacked, and what it returns can be changed without changing what is kept.
+func TestUnpackReturnsWhatWasPacked(t *testing.T) {
+	meta := metav1.ObjectMeta{Namespace: "demo", Name: "web-1", UID: "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", ResourceVersion: "1234"}
+	own := &discoveryv1.EndpointSlice{ObjectMeta: meta}
+	own.GenerateName, own.Labels = "ff00ff", map[string]string{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy, discoveryv1.LabelServiceName: "web"}
+	own.Annotations = map[string]string{"federation.isthmus.dev/source": "demo/web"}
+	odd := own.DeepCopy()
+	odd.UID, odd.AddressType = "of-no-api-server", discoveryv1.AddressTypeIPv6
+	theirs := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
+	theirs.Labels = map[string]string{discoveryv1.LabelServiceName: "web"}
+	theirs.Ports = []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(80)), Protocol: new(corev1.ProtocolTCP)}}
+	theirs.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}, Zone: new("z")}}
+	svc := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}}}
+	svc.Labels = map[string]string{labelMemberOf: "web.isthmus-system"}
+	for name, tc := range map[string]struct {
+		pack func(client.Object) part.Packed
+		o    client.Object
+	}{"own slice": {packSlice, own}, "own slice with an odd uid": {packSlice, odd}, "slice": {packSlice, theirs}, "service": {packService, svc}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			packed := tc.pack(tc.o)
+			packed.Unpack().GetLabels()["changed"] = "yes"
+			if diff := cmp.Diff(tc.o, packed.Unpack()); diff != "" {
+				t.Errorf("(-packed +unpacked)\n%s", diff)
+			}
+		})
+	}
+	if _, small := packSlice(own).(*ownSlice); !small {
+		t.Error("a slice of ours does not take the least memory")
+	}
+}
