@@ -199,9 +199,10 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 			Spec:       federationv1alpha1.ClusterClaimSpec{Name: name, Value: claims[name]},
 		})
 	}
-	wanted = append(wanted, roles(c.Client, s.namespace, s.kinds())...)
+	wanted = append(wanted, roles(c.Client, s.namespace, c.ID, s.kinds())...)
 	wanted = append(wanted, admission.Claims()...)
 	wanted = append(wanted, admission.Fence(s.namespace, c.ID)...)
+	wanted = append(wanted, admission.Own(s.namespace)...)
 	for _, obj := range wanted {
 		err := ctl.Apply(ctx, c.Client, obj)
 		if meta.IsNoMatchError(err) {

@@ -160,7 +160,7 @@ func TestLife(t *testing.T) {
 func leads(t *testing.T, token string) {
 	t.Helper()
 	leader := newClient(t, as(t, token))
-	o := service("led", nil, map[string]string{federationv1alpha1.AnnotationEpoch: "0"})
+	o := service("led", map[string]string{"app.kubernetes.io/managed-by": "federation.isthmus.dev"}, map[string]string{federationv1alpha1.AnnotationEpoch: "0"})
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "c"},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("b/pod"), LeaseTransitions: new(int32(0))},
@@ -187,6 +187,8 @@ func leads(t *testing.T, token string) {
 	for what, err := range map[string]error{
 		"list Secrets":                leader.List(t.Context(), &corev1.SecretList{}, client.InNamespace(namespace)),
 		"list ConfigMaps of others":   leader.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace("default")),
+		"make anything of its own":    leader.Create(t.Context(), service("own", nil, map[string]string{federationv1alpha1.AnnotationEpoch: "0"})),
+		"take another Lease":          leader.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "isthmus-federation"}, &coordinationv1.Lease{}),
 		"list pods":                   leader.List(t.Context(), &corev1.PodList{}),
 		"give itself rights":          leader.Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "more"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"}}),
 		"change the claims":           leader.Delete(t.Context(), &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "id.k8s.io"}}),

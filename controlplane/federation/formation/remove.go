@@ -144,7 +144,7 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 			own = append(own, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: m.Secret}})
 		}
 	}
-	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Claims()), own...) {
+	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.Claims()), own...) {
 		if err := ctl.DeleteOwn(ctx, leaving.Client, obj); err != nil {
 			return written, err
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
@@ -124,6 +127,9 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
+// ours is how what leaders write is known.
+var ours = map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}
+
 // anybody is a part.Member of which only the id matters.
 type anybody struct{ part.Member }
 
@@ -134,22 +140,34 @@ func (anybody) ID() clusterset.ClusterID { return memberID }
 func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 	ctx := t.Context()
 	admin := newClient(t, server.Config(t))
-	objects := append([]client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}, admission.Fence(namespace, memberID)...)
+	objects := slices.Concat([]client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}, admission.Fence(namespace, memberID), admission.Own(namespace))
 	for _, obj := range objects {
 		if err := admin.Create(ctx, obj); err != nil {
 			t.Fatal(err)
 		}
 	}
+	t.Cleanup(func() {
+		for _, obj := range admission.Fence(namespace, memberID) {
+			if err := admin.Delete(context.WithoutCancel(ctx), obj); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	gate, cut := apitest.NewGate(t, as(server.Config(t), "a"))
 	first := await(t, "a leads", run(t, cut, "a/pod"))
 	asA, asB := newClient(t, as(server.Config(t), "a")), newClient(t, as(server.Config(t), "b"))
 	object := func(name string) *corev1.ConfigMap {
-		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: ours}}
 	}
 	old := lead.New(anybody{}, first.Term, asA, nil)
 	eventually(t, "the fence is up and lets the leader write", func() bool {
 		return apierrors.IsForbidden(lead.New(anybody{}, first.Term, asB, nil).Create(ctx, object("b-too-early"))) && old.Create(ctx, object("mine")) == nil
 	})
+
+	kept := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept", Labels: ours}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+	if err := old.Create(ctx, kept); err != nil {
+		t.Fatal(err)
+	}
 
 	won := run(t, as(server.Config(t), "b"), "b/pod")
 	gate.Shut()
@@ -186,8 +204,34 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 			}
 		}
 	}
+	// Neither can it delete or describe what it reads now, nor what the one that leads now left as it was.
 	if err := frozen.Delete(ctx, mine.DeepCopy()); !apierrors.IsForbidden(err) {
 		t.Errorf("a late delete: %v, want it refused", err)
+	}
+	status := func(s *corev1.Service) *corev1.Service {
+		told := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion}}
+		told.Status.Conditions = []metav1.Condition{{Type: "Told", Status: metav1.ConditionTrue, Reason: "Told", LastTransitionTime: metav1.Now()}}
+		return told
+	}
+	left := kept.DeepCopy()
+	for name, late := range map[string]part.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
+		for verb, err := range map[string]error{"delete": late.Delete(ctx, left.DeepCopy()), "status": late.OwnStatus(ctx, status(left))} {
+			if !apierrors.IsForbidden(err) {
+				t.Errorf("%s: a late %s of what was left alone: %v, want it refused", name, verb, err)
+			}
+		}
+	}
+	if err := next.OwnStatus(ctx, status(left)); err != nil {
+		t.Errorf("the leader tells: %v", err)
+	}
+	if err := sibling.Delete(ctx, left); !apierrors.IsConflict(err) {
+		t.Errorf("a late delete of what has changed: %v, want a conflict", err)
+	}
+	if err := admin.Get(ctx, client.ObjectKeyFromObject(kept), kept); err != nil || len(kept.Status.Conditions) != 1 {
+		t.Errorf("what the leader told is not there: %v (%v)", kept.Status, err)
+	}
+	if err := next.Delete(ctx, kept); err != nil {
+		t.Errorf("the leader deletes: %v", err)
 	}
 	after := object("mine")
 	if err := admin.Get(ctx, client.ObjectKeyFromObject(mine), after); err != nil || after.ResourceVersion != mine.ResourceVersion {
@@ -224,5 +268,61 @@ func TestAnEpochIsNeverUsedTwice(t *testing.T) {
 	running.Wait()
 	if err := admin.Get(ctx, client.ObjectKeyFromObject(lease), lease); err != nil || *lease.Spec.HolderIdentity != "" {
 		t.Errorf("the Lease was not given back: %v (%v)", lease.Spec, err)
+	}
+}
+
+// TestASupervisorWritesWhatIsTheFederationsOnly tries what somebody who stole the token of the leader might: other
+// people's objects get no more than annotations.
+func TestASupervisorWritesWhatIsTheFederationsOnly(t *testing.T) {
+	ctx := t.Context()
+	admin, leader := newClient(t, server.Config(t)), newClient(t, as(server.Config(t), "own"))
+	const namespace = "default" // of what is tried
+	ports := corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}
+	theirs := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "theirs", Labels: map[string]string{"whose": "theirs"}}, Spec: ports}
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "theirs"}}
+	mine := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "mine", Labels: ours}, Spec: ports}
+	for _, obj := range []client.Object{theirs, config, mine} {
+		if err := admin.Create(ctx, obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, obj := range admission.Own("isthmus-system") {
+		if err := admin.Create(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	edited := func(s *corev1.Service, edit func(*corev1.Service)) *corev1.Service {
+		s = s.DeepCopy()
+		edit(s)
+		return s
+	}
+	refused := func(err error) bool {
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), admission.OwnName)
+	}
+	eventually(t, "the policy holds, and no other one", func() bool {
+		return refused(leader.Delete(ctx, theirs.DeepCopy(), client.DryRunAll)) && leader.Delete(ctx, mine.DeepCopy(), client.DryRunAll) == nil
+	})
+	for what, err := range map[string]error{
+		"create without the label": leader.Create(ctx, edited(theirs, func(s *corev1.Service) { s.Name, s.ResourceVersion, s.Spec = "new", "", ports })),
+		"change the spec":          leader.Update(ctx, edited(theirs, func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })),
+		"take it over":             leader.Update(ctx, edited(theirs, func(s *corev1.Service) { s.Labels = ours; s.Spec.Ports[0].Port = 81 })),
+		"change labels":            leader.Update(ctx, edited(theirs, func(s *corev1.Service) { s.Labels = ours })),
+		"write the status": leader.Status().Update(ctx, edited(theirs, func(s *corev1.Service) {
+			s.Status.Conditions = []metav1.Condition{{Type: "Told", Status: metav1.ConditionTrue, Reason: "Told", LastTransitionTime: metav1.Now()}}
+		})),
+		"change what has no spec": leader.Patch(ctx, config.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"data":{"k":"v"}}`))),
+		"delete":                  leader.Delete(ctx, theirs.DeepCopy()),
+	} {
+		if !refused(err) {
+			t.Errorf("%s: %v, want it refused", what, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"annotate":       leader.Patch(ctx, theirs.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"example.org/k":"v"}}}`))),
+		"change its own": leader.Update(ctx, edited(mine, func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

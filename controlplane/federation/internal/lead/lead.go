@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -15,6 +17,7 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ssa"
 )
@@ -95,13 +98,42 @@ func (l *leader) Own(ctx context.Context, obj client.Object, keep ...string) err
 }
 
 func (l *leader) OwnStatus(ctx context.Context, obj client.Object) error {
+	return l.fenced(ctx, obj, func() error { return ssa.ApplyStatus(ctx, l.client, obj) })
+}
+
+func (l *leader) Delete(ctx context.Context, obj client.Object) error {
+	return client.IgnoreNotFound(l.fenced(ctx, obj, func() error {
+		uid, version := obj.GetUID(), obj.GetResourceVersion()
+		return l.client.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version})
+	}))
+}
+
+// fenced sends a write that cannot carry an epoch, and has the resourceVersion of obj as a precondition. The member
+// takes it if the object itself is of this epoch; one that is older, the fence says, is first made to be, if it still
+// is what was read. So whatever a leader that was has read, it can neither delete nor describe.
+func (l *leader) fenced(ctx context.Context, obj client.Object, send func() error) error {
 	if err := l.check(); err != nil {
 		return err
 	}
-	return explain(ssa.ApplyStatus(ctx, l.client, obj))
+	err := send()
+	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), admission.FenceName) {
+		now := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
+		if err := l.annotate(ctx, now, map[string]any{"resourceVersion": obj.GetResourceVersion()}, nil); err != nil {
+			return err
+		}
+		obj.SetResourceVersion(now.GetResourceVersion())
+		err = send()
+	}
+	return explain(err)
 }
 
 func (l *leader) Annotate(ctx context.Context, obj client.Object, annotations map[string]string) error {
+	target := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
+	return client.IgnoreNotFound(l.annotate(ctx, target, map[string]any{}, annotations))
+}
+
+// annotate writes annotations and the epoch, with more metadata as preconditions. obj becomes what stands there then.
+func (l *leader) annotate(ctx context.Context, obj client.Object, metadata map[string]any, annotations map[string]string) error {
 	if err := l.check(); err != nil {
 		return err
 	}
@@ -112,21 +144,15 @@ func (l *leader) Annotate(ctx context.Context, obj client.Object, annotations ma
 			set[k] = nil
 		}
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": set, "uid": obj.GetUID()}})
+	metadata["annotations"] = set
+	if uid := obj.GetUID(); uid != "" {
+		metadata["uid"] = uid
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
 		return err
 	}
-	target := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
-	err = l.client.Patch(ctx, target, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.FieldOwner))
-	return explain(client.IgnoreNotFound(err))
-}
-
-func (l *leader) Delete(ctx context.Context, obj client.Object) error {
-	if err := l.check(); err != nil {
-		return err
-	}
-	uid, version := obj.GetUID(), obj.GetResourceVersion()
-	return explain(client.IgnoreNotFound(l.client.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version})))
+	return explain(l.client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.FieldOwner)))
 }
 
 func (l *leader) Event(o client.Object, eventtype, reason, note string) {
