@@ -21,6 +21,8 @@ const (
 	// firstRetry and lastRetry bound how long a key waits after an error.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 15 * time.Second
+	// unseen is how often what was created may be found there without having been seen, before that is a fault.
+	unseen = 5
 	// syncTimeout bounds one look at one key, so that a member that swallows packets holds no worker for long.
 	syncTimeout = 30 * time.Second
 )
@@ -79,8 +81,8 @@ func (q *queue) next(ctx context.Context) bool {
 	case err == nil:
 		q.keys.Forget(key)
 		return true
-	case apierrors.IsConflict(err):
-	case q.keys.NumRequeues(key) == 0:
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err) && q.keys.NumRequeues(key) < unseen:
+	case q.keys.NumRequeues(key) == 0, apierrors.IsAlreadyExists(err) && q.keys.NumRequeues(key) == unseen:
 		syncErrors.WithLabelValues(p.Name()).Inc()
 		q.log.Warn("something cannot be brought in line, and is tried again", "kind", key.Kind, "namespace", key.Namespace, "name", key.Name, "err", err)
 	default:

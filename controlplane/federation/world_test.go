@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -19,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
@@ -33,6 +35,7 @@ import (
 
 const (
 	namespace = "isthmus-system"
+	demo      = "demo" // where member Services are
 	// factor makes Leases of 2 s.
 	factor = 2.0 / 15
 )
@@ -46,17 +49,22 @@ var (
 func TestMain(m *testing.M) {
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
+	if pod := os.Getenv(spawnedPod); pod != "" {
+		spawned(pod)
+		return
+	}
 	os.Exit(apitest.Run(m, servers["a"], servers["b"], servers["c"]))
 }
 
 // world is a federation over the API servers of this package.
 type world struct {
 	t     *testing.T
-	admin map[clusterset.ClusterID]client.Client
+	admin map[clusterset.ClusterID]client.WithWatch
 	gates map[string]*apitest.Gate // "FROM TO"
 }
 
-// newWorld makes a, b and c a federation, as isthmusctl does, with gates between supervisors and members.
+// newWorld makes a, b and c a federation, as isthmusctl does, with gates between supervisors and members. It ends with
+// the test.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -65,19 +73,21 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	}
-	w := &world{t: t, admin: map[clusterset.ClusterID]client.Client{}, gates: map[string]*apitest.Gate{}}
+	w := &world{t: t, admin: map[clusterset.ClusterID]client.WithWatch{}, gates: map[string]*apitest.Gate{}}
 	for _, id := range ids {
-		c, err := client.New(servers[id].Config(t), client.Options{Scheme: scheme})
+		c, err := client.NewWithWatch(servers[id].Config(t), client.Options{Scheme: scheme})
 		if err != nil {
 			t.Fatal(err)
 		}
 		w.admin[id] = c
-		w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+		for _, name := range []string{namespace, demo} {
+			w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
 		w.create(id, claim(federationv1alpha1.ClaimID, string(id)))
 		if id != "c" {
 			w.create(id, claim(federationv1alpha1.ClaimSupervisor, "true"))
 		}
-		for _, obj := range append(admission.Fence(namespace, id), admission.Claims()...) {
+		for _, obj := range slices.Concat(admission.Fence(namespace, id), admission.Own(namespace), admission.Claims()) {
 			w.create(id, obj)
 		}
 	}
@@ -91,7 +101,26 @@ func newWorld(t *testing.T) *world {
 		}
 		w.create(supervisor, f)
 	}
+	t.Cleanup(w.end)
 	return w
+}
+
+// end removes what a federation has in its clusters.
+func (w *world) end() {
+	ctx := context.Background()
+	for _, id := range ids {
+		_ = w.admin[id].Delete(ctx, &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}})
+		for _, ns := range []string{namespace, demo} {
+			for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Secret{}, &coordinationv1.Lease{}} {
+				if err := w.admin[id].DeleteAllOf(ctx, kind, client.InNamespace(ns)); err != nil {
+					w.t.Error(err)
+				}
+			}
+		}
+		_ = w.admin[id].DeleteAllOf(ctx, &about.ClusterProperty{})
+		// The API server holds on for a moment to the policy that keeps claims of a Federation.
+		eventually(w.t, "claims can be deleted", func() bool { return w.admin[id].DeleteAllOf(ctx, &federationv1alpha1.ClusterClaim{}) == nil })
+	}
 }
 
 // claim is a ClusterClaim, all of whose names here are in lower case.
@@ -109,7 +138,9 @@ func (w *world) create(id clusterset.ClusterID, obj client.Object) {
 // secret makes the account of a supervisor in a member, and returns the Secret with its token, for the supervisor.
 func (w *world) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 	w.t.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor)}}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
+		Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor), Labels: map[string]string{"federation.isthmus.dev/supervisor": string(supervisor)},
+	}}
 	w.create(id, account)
 	w.create(id, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: account.Name},
@@ -133,10 +164,7 @@ func (w *world) supervise(id clusterset.ClusterID, pod string) (*federation.Fede
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil)).With("supervisor", id)
 	}
-	f, err := federation.New(federation.Config{
-		Local: servers[id].Config(w.t), Namespace: namespace, Pod: pod, Times: federation.Scaled(factor),
-		Parts: federation.Parts(namespace, factor, log), Log: log,
-	})
+	f, err := newFederation(servers[id].Config(w.t), pod, log)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -152,22 +180,30 @@ func (w *world) supervise(id clusterset.ClusterID, pod string) (*federation.Fede
 	return f, stop
 }
 
-// offer makes a Service of c a member of the global federated Service name, with endpoints.
-func (w *world) offer(name string, addresses ...string) {
+// newFederation is a supervisor's part of a process.
+func newFederation(local *rest.Config, pod string, log *slog.Logger) (*federation.Federation, error) {
+	return federation.New(federation.Config{
+		Local: local, Namespace: namespace, Pod: pod, Times: federation.Scaled(factor),
+		Parts: federation.Parts(namespace, factor, log), Log: log,
+	})
+}
+
+// offer makes a Service of a member one of the global federated Service name, with endpoints.
+func (w *world) offer(id clusterset.ClusterID, name string, addresses ...string) {
 	w.t.Helper()
-	w.create("c", &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{federationv1alpha1.AnnotationGlobalService: name}},
+	w.create(id, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: demo, Name: name, Annotations: map[string]string{federationv1alpha1.AnnotationGlobalService: name}},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	})
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		ObjectMeta:  metav1.ObjectMeta{Namespace: demo, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
 	}
 	for _, a := range addresses {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
 	}
-	w.create("c", slice)
+	w.create(id, slice)
 }
 
 // federated returns what stands in a member for a federated Service: the addresses, and each object's name with its

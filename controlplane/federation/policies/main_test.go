@@ -2,8 +2,12 @@ package policies
 
 import (
 	"context"
+	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -11,11 +15,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -75,7 +81,7 @@ func federation(t *testing.T) *parttest.Fleet {
 func guarded(t *testing.T, window time.Duration) (*parttest.Fleet, *policies, *apitest.Writes) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), admissionv1.AddToScheme(scheme))
+	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), admissionregistrationv1.AddToScheme(scheme))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +177,7 @@ func change(t *testing.T, m *parttest.Member, o *unstructured.Unstructured, edit
 func settle(t *testing.T, f *parttest.Fleet) {
 	t.Helper()
 	for range 2 {
-		if err := f.Sync(t.Context()); err != nil && !strings.Contains(err.Error(), "not here") {
+		if err := f.Sync(t.Context()); err != nil && !strings.Contains(err.Error(), "not here") && !strings.Contains(err.Error(), "failed calling webhook") {
 			t.Fatal(err)
 		}
 	}
@@ -200,40 +206,50 @@ func states(t *testing.T, m *parttest.Member, o *unstructured.Unstructured) stri
 	return strings.Join(all, ", ")
 }
 
-// refusing makes a member refuse policies with annotation wanted=no until the test ends, and waits until it does.
-func refusing(t *testing.T, m *parttest.Member) {
+// refusing gives a member a webhook that refuses policies with annotation wanted=no, until the test ends, and waits
+// until it does. When the returned server is closed it refuses all.
+func refusing(t *testing.T, m *parttest.Member) *httptest.Server {
 	t.Helper()
-	policy := &admissionv1.ValidatingAdmissionPolicy{Spec: admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-			Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-			Rule:       admissionv1.Rule{APIGroups: []string{"networking.k8s.io"}, APIVersions: []string{"*"}, Resources: []string{"networkpolicies"}},
-		}}}},
-		Validations: []admissionv1.Validation{{
-			Expression: "!has(object.metadata.annotations) || !('wanted' in object.metadata.annotations) || object.metadata.annotations['wanted'] != 'no'",
-			Message:    "not here",
-		}},
-	}}
-	policy.Name = "refusing"
-	binding := &admissionv1.ValidatingAdmissionPolicyBinding{Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-		PolicyName: policy.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
-	}}
-	binding.Name = policy.Name
-	for _, o := range []client.Object{policy, binding} {
-		if err := m.Client().Create(t.Context(), o); err != nil {
-			t.Fatal(err)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review admissionv1.AdmissionReview
+		var o metav1.PartialObjectMetadata
+		if err := errors.Join(json.NewDecoder(r.Body).Decode(&review), json.Unmarshal(review.Request.Object.Raw, &o)); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
 		}
-		t.Cleanup(func() {
-			if err := m.Client().Delete(context.WithoutCancel(t.Context()), o); err != nil {
-				t.Error(err)
-			}
-		})
+		review.Response = &admissionv1.AdmissionResponse{
+			UID: review.Request.UID, Allowed: o.Annotations["wanted"] != "no", Result: &metav1.Status{Message: "not here", Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden},
+		}
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	t.Cleanup(server.Close)
+	url, never := server.URL, admissionregistrationv1.SideEffectClassNone
+	hook := &admissionregistrationv1.ValidatingWebhookConfiguration{Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+		Name: "refusing.example.org", SideEffects: &never, AdmissionReviewVersions: []string{"v1"},
+		ClientConfig: admissionregistrationv1.WebhookClientConfig{
+			URL: &url, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		},
+		Rules: []admissionregistrationv1.RuleWithOperations{{
+			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create, admissionregistrationv1.Update},
+			Rule:       admissionregistrationv1.Rule{APIGroups: []string{"networking.k8s.io"}, APIVersions: []string{"*"}, Resources: []string{"networkpolicies"}},
+		}},
+	}}}
+	hook.Name = "refusing"
+	if err := m.Client().Create(t.Context(), hook); err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := m.Client().Delete(context.WithoutCancel(t.Context()), hook); err != nil {
+			t.Error(err)
+		}
+	})
 	probe := &networkingv1.NetworkPolicy{}
 	probe.Namespace, probe.Name, probe.Annotations = "default", "probe", map[string]string{"wanted": "no"}
-	err := ctl.Await(t.Context(), "the policy does not refuse", func() (bool, error) {
-		return apierrors.IsInvalid(m.Client().Create(t.Context(), probe.DeepCopy(), client.DryRunAll)), nil
+	err := ctl.Await(t.Context(), "the webhook does not refuse", func() (bool, error) {
+		return apierrors.IsForbidden(m.Client().Create(t.Context(), probe.DeepCopy(), client.DryRunAll)), nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return server
 }

@@ -156,7 +156,7 @@ func TestMassWithdrawal(t *testing.T) {
 		}
 	}
 	settle(t, f)
-	if err := ctl.Await(t.Context(), "nothing is held", func() (bool, error) { return len(p.guard.Holds()) > 0, nil }); err != nil {
+	if err := ctl.Await(t.Context(), "nothing is held", func() (bool, error) { return len(p.Holds()) > 0, nil }); err != nil {
 		t.Error(err)
 	}
 	settle(t, f)
@@ -165,21 +165,20 @@ func TestMassWithdrawal(t *testing.T) {
 			t.Errorf("%s is gone, on the word of nobody", o.GetName())
 		}
 	}
-	// Whoever wants it so takes the copies away, which nothing makes again.
-	for _, o := range all {
-		if err := b.Client().Delete(t.Context(), get(t, b, o)); err != nil {
-			t.Fatal(err)
-		}
-		c := f.Member("c")
-		if copied := get(t, c, o); copied != nil {
-			if err := c.Client().Delete(t.Context(), copied); err != nil {
-				t.Fatal(err)
-			}
-		}
+	// A copy that somebody deletes meanwhile is not made again.
+	if err := b.Client().Delete(t.Context(), get(t, b, all[0])); err != nil {
+		t.Fatal(err)
 	}
 	settle(t, f)
 	if get(t, b, all[0]) != nil {
 		t.Error("a copy without an origin was made again")
+	}
+	p.Release("a")
+	settle(t, f)
+	for _, o := range all {
+		if get(t, b, o) != nil {
+			t.Errorf("%s is still there after the hold was released", o.GetName())
+		}
 	}
 }
 
@@ -224,7 +223,7 @@ func TestOwnObjectsStay(t *testing.T) {
 	}
 }
 
-// TestRefusedPolicy: a member that does not want a policy says why in the status, other members have it, and it is
+// TestRefusedPolicy: a member whose webhook does not want a policy says why in the status, other members have it, and it is
 // taken back when the policy is wanted.
 func TestRefusedPolicy(t *testing.T) {
 	f := federation(t)
@@ -232,7 +231,7 @@ func TestRefusedPolicy(t *testing.T) {
 	namespace(t, a, "demo")
 	namespace(t, b, "demo")
 	namespace(t, c, "demo")
-	refusing(t, b)
+	webhook := refusing(t, b)
 	origin := put(t, a, strings.Replace(allow, `"true"`, `"true", wanted: "no"`, 1))
 	settle(t, f)
 	if have := states(t, a, origin); have != "b refused, c applied" {
@@ -261,6 +260,15 @@ func TestRefusedPolicy(t *testing.T) {
 	settle(t, f)
 	if have := states(t, a, origin); have != "b applied, c applied" || len(refusals()) != 0 {
 		t.Errorf("status when it is wanted: %s, and %d refusals are left", have, len(told.Items))
+	}
+	webhook.Close()
+	change(t, a, origin, selects("cart"))
+	settle(t, f)
+	if have := ReadStatus(get(t, a, origin)).Members["b"]; have.State != Refused || !strings.Contains(have.Message, "failed calling webhook") {
+		t.Errorf("with a webhook that is gone: %+v", have)
+	}
+	if have := appOf(get(t, c, origin)); have != "cart" {
+		t.Errorf("c has %s, and did not refuse it", have)
 	}
 }
 

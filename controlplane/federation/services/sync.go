@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -40,7 +39,7 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 	kept := p.judge(ctx, w, all)
 	if len(kept) == 0 && len(w.offers) == 0 {
 		if w.unread {
-			return nil // perhaps somebody offers it, with nothing behind it yet
+			return p.removeSlices(ctx, into, w) // and perhaps somebody offers it, with nothing behind it yet
 		}
 		return errors.Join(p.remove(ctx, into, w), p.tell(ctx, into, w, offers.Federated{}))
 	}
@@ -160,15 +159,11 @@ func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want
 		if before != nil && before.GenerateName == digest(es) {
 			continue
 		}
-		var err error
-		if before == nil {
-			err = into.Create(ctx, es)
+		write := into.Create // it is there when it was written a moment ago, and not seen yet: another look comes
+		if before != nil {
+			write = func(ctx context.Context, o client.Object) error { return into.Own(ctx, o) }
 		}
-		if before != nil || apierrors.IsAlreadyExists(err) { // written a moment ago, and not seen yet
-			es.ResourceVersion = ""
-			err = into.Own(ctx, es)
-		}
-		if err != nil {
+		if err := write(ctx, es); err != nil {
 			return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
 	}

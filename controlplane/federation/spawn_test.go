@@ -1,0 +1,74 @@
+package federation_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// spawnedPod is the variable by which this program is a supervisor's process and nothing else.
+const spawnedPod = "ISTHMUS_TEST_SUPERVISOR"
+
+// local is what a spawned process reads from its standard input: an administrator's way to its own API server.
+type local struct {
+	Host          string
+	CA, Cert, Key []byte
+}
+
+// spawn runs a supervisor in a process of its own, and returns what kills it. It ends with the test at the latest.
+func (w *world) spawn(id clusterset.ClusterID, pod string) (kill func()) {
+	w.t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cmd := exec.Command(program) //nolint:noctx // it is killed
+	cmd.Env = append(os.Environ(), spawnedPod+"="+pod)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	kill = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	w.t.Cleanup(kill)
+	c := servers[id].Config(w.t)
+	if err := json.NewEncoder(stdin).Encode(local{c.Host, c.CAData, c.CertData, c.KeyData}); err != nil {
+		w.t.Fatal(err)
+	}
+	return kill
+}
+
+// spawned is a supervisor's process. It ends with the test at the latest, when its standard input does.
+func spawned(pod string) {
+	var c local
+	if err := json.NewDecoder(os.Stdin).Decode(&c); err != nil {
+		fmt.Fprintln(os.Stderr, "spawned supervisor:", err)
+		return
+	}
+	ctx, end := context.WithCancel(context.Background())
+	go func() {
+		defer end()
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
+	f, err := newFederation(&rest.Config{Host: c.Host, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA, CertData: c.Cert, KeyData: c.Key}}, pod, slog.New(slog.DiscardHandler))
+	if err == nil {
+		err = f.Run(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "spawned supervisor:", err)
+	}
+}
