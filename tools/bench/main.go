@@ -22,6 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/bench/controlplane"
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane"
 	"github.com/isthmus-net/isthmus/tools/bench/dns"
+	"github.com/isthmus-net/isthmus/tools/bench/federation"
 	"github.com/isthmus-net/isthmus/tools/bench/gateway"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/bench/result"
@@ -31,7 +32,7 @@ import (
 type bench func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
 
 // benches are all benchmarks, by name.
-var benches = map[string]bench{"controlplane": controlplane.Run, "dataplane": dataplane.Run, "dns": dns.Run, "gateway": gateway.Run}
+var benches = map[string]bench{"controlplane": controlplane.Run, "dataplane": dataplane.Run, "dns": dns.Run, "federation": federation.Run, "gateway": gateway.Run}
 
 func main() {
 	for _, phase := range gateway.Phases {

@@ -78,8 +78,8 @@ func (w *World) newMember(ctx context.Context, id clusterset.ClusterID, dir stri
 
 func (m *member) path(name string) string { return filepath.Join(m.dir, name) }
 
-// start starts the member's controller.
-func (m *member) start(ctx context.Context, path string) error {
+// start starts the member's controller, with more flags than it always has.
+func (m *member) start(ctx context.Context, path string, flags ...string) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("find a free port: %w", err)
@@ -88,8 +88,8 @@ func (m *member) start(ctx context.Context, path string) error {
 	if err := listener.Close(); err != nil {
 		return err
 	}
-	m.controller, err = program.Start(path, m.path("controller.log"),
-		"--kubeconfig="+m.path("kubeconfig"), "--broker-kubeconfig="+m.path("broker.kubeconfig"), "--listen="+m.listen)
+	flags = append(flags, "--kubeconfig="+m.path("kubeconfig"), "--broker-kubeconfig="+m.path("broker.kubeconfig"), "--listen="+m.listen)
+	m.controller, err = program.Start(path, m.path("controller.log"), flags...)
 	return err
 }
 

@@ -128,6 +128,8 @@ type World struct {
 	a, b   *member
 	seen   *observer // of a
 
+	federated []*member // all, of a federation
+
 	exporters []*exporter
 	tracker   *tracker
 	relays    *relays // nil before the first ChurnRelay
@@ -247,7 +249,7 @@ func (w *World) await(ctx context.Context, atMost, every time.Duration, what str
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
-		for _, m := range []*member{w.a, w.b} {
+		for _, m := range append([]*member{w.a, w.b}, w.federated...) {
 			if err := m.failure(); err != nil {
 				return err
 			}

@@ -1,0 +1,33 @@
+package federation
+
+import (
+	"math"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/scale/world"
+)
+
+// One round with next to nothing in it, to see that every row comes out; what the rows say is for a quiet machine and
+// the promised sizes.
+func TestRun(t *testing.T) {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		netlab.Skip(t, "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them")
+	}
+	few := world.FederationConfig{Members: 2, Supervisors: 1, Services: 2, Endpoints: 2}
+	rows, err := run(t.Context(), sizes{changing: few, rate: 20, turn: time.Second, rest: time.Second, small: few, large: few}, 1, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 6 {
+		t.Errorf("%d rows, want 6", len(rows))
+	}
+	for _, r := range rows {
+		if math.IsNaN(r.Value) || math.IsInf(r.Value, 0) || r.Value < 0 || r.Bar != nil && *r.Bar == 0 && r.Value != 0 {
+			t.Errorf("%s: %v %s is no measurement", r.Name, r.Value, r.Unit)
+		}
+		t.Logf("%-100s %8.2f %s", r.Name, r.Value, r.Unit)
+	}
+}

@@ -1,0 +1,314 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
+	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
+)
+
+// FederationConfig describes a federation to measure: real API servers, which stand for their clusters, and a real
+// isthmus-controller for each supervisor.
+type FederationConfig struct {
+	// Assets is a folder with kube-apiserver and etcd, Controller the program isthmus-controller.
+	Assets, Controller string
+	// Storage is where etcd's files are; they are removed with the federation.
+	Storage string
+	// Members is how many clusters there are, and Supervisors how many of them supervise.
+	Members, Supervisors int
+	// Services is how many each member has of the same federated ones, Endpoints how many each of those has in it.
+	Services, Endpoints int
+	// Progress gets one line a step.
+	Progress io.Writer
+}
+
+// Federation is one that was formed, in which everything is written. Its methods are to be called one at a time.
+type Federation struct {
+	world *World
+	cfg   FederationConfig
+
+	mu   sync.Mutex
+	seen map[netip.Addr]int // in how many members a new address is
+}
+
+// NewFederation starts API servers, forms a federation of them, gives all members their Services, and waits until all
+// are written everywhere. Nothing of it outlives Close.
+func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, error) {
+	if cfg.Members < 2 || cfg.Members > 64 || cfg.Supervisors < 1 || cfg.Supervisors > cfg.Members || cfg.Services < 1 || cfg.Endpoints < 1 {
+		return nil, fmt.Errorf("make a federation: %d members with %d supervisors, %d services and %d endpoints; it takes 2 to 64 members, and one at least of the others",
+			cfg.Members, cfg.Supervisors, cfg.Services, cfg.Endpoints)
+	}
+	// What a federation has of a ClusterSet: members with Services.
+	w := &World{
+		cfg: Config{
+			Assets: cfg.Assets, Controller: cfg.Controller, Storage: cfg.Storage, Progress: cfg.Progress,
+			Members: cfg.Members, Exports: cfg.Services, Endpoints: cfg.Endpoints,
+		},
+		began: time.Now(), tracker: newTracker(), federated: make([]*member, cfg.Members),
+	}
+	if room := 32 - pods.Bits() - w.cfg.blockBits(); bits.Len(uint(cfg.Members)) > room {
+		return nil, fmt.Errorf("make a federation: addresses of %d members do not fit into %s", cfg.Members, pods)
+	}
+	lifetime, end := context.WithCancel(ctx)
+	w.end = end
+	w.life, w.lifetime = errgroup.WithContext(lifetime)
+	f := &Federation{world: w, cfg: cfg, seen: map[netip.Addr]int{}}
+	for _, step := range []func(context.Context) error{f.startServers, f.form, f.fill, f.startSupervisors, f.awaitWritten} {
+		if err := step(ctx); err != nil {
+			return nil, errors.Join(fmt.Errorf("make a federation: %w", err), f.Close())
+		}
+	}
+	return f, nil
+}
+
+// Close ends every process of the federation and removes its files: supervisors first, since each holds on to the API
+// servers of all.
+func (f *Federation) Close() error {
+	var errs []error
+	for _, m := range f.world.federated {
+		if m != nil {
+			errs = append(errs, m.stop())
+		}
+	}
+	return errors.Join(append(errs, f.world.Close())...)
+}
+
+func (f *Federation) startServers(ctx context.Context) error {
+	w := f.world
+	dir, err := os.MkdirTemp(f.cfg.Storage, "isthmus-scale-")
+	if err != nil {
+		return err
+	}
+	w.dir = dir
+	w.onClose(func() error { return os.RemoveAll(dir) })
+	w.say("start %d API servers, with their data in %s", f.cfg.Members, f.cfg.Storage)
+	starting, ctx := errgroup.WithContext(ctx)
+	starting.SetLimit(runtime.NumCPU() + 1) // a start is work for a CPU
+	for i := range w.federated {
+		starting.Go(func() (err error) {
+			id := simulatedID(i)
+			w.federated[i], err = w.newMember(ctx, id, string(id))
+			return err
+		})
+	}
+	return starting.Wait()
+}
+
+// form makes the members a federation, as isthmusctl does.
+func (f *Federation) form(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var clusters []formation.Cluster
+	var issuing errgroup.Group
+	for i, m := range f.world.federated {
+		cfg := m.server.As(apiserver.Admin)
+		clusters = append(clusters, formation.Cluster{
+			ID: m.id, Supervisor: i < f.cfg.Supervisors, Context: string(m.id), Client: m.client, Host: cfg.Host, CA: cfg.CAData,
+		})
+		issuing.Go(func() error { return apitest.IssueTokens(ctx, m.client, v1alpha1.DefaultNamespace) })
+	}
+	_, err := formation.Form(ctx, formation.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
+	cancel()
+	return errors.Join(err, issuing.Wait())
+}
+
+// fill gives every member its Services.
+func (f *Federation) fill(ctx context.Context) error {
+	w := f.world
+	var todo []func(context.Context) error
+	for i, m := range w.federated {
+		x := newExporter(m.id, w.podBlock(i))
+		x.write = writeToMember(m.client)
+		w.exporters = append(w.exporters, x)
+		for _, name := range w.names(i) {
+			if err := x.add(name, f.cfg.Endpoints); err != nil {
+				return err
+			}
+			svc := service(name)
+			svc.Annotations = map[string]string{federationv1alpha1.AnnotationGlobalService: name.Name}
+			todo = append(todo, func(ctx context.Context) error { return m.client.Create(ctx, svc) })
+		}
+		for _, s := range x.slices {
+			todo = append(todo, s.create)
+		}
+	}
+	return w.inParallel(ctx, "objects written to members", todo)
+}
+
+func (f *Federation) startSupervisors(ctx context.Context) error {
+	for _, m := range f.world.federated[:f.cfg.Supervisors] {
+		if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitWritten waits until all members have all federated Services, with the slices of all members.
+func (f *Federation) awaitWritten(ctx context.Context) error {
+	want, said := 0, time.Now()
+	for _, x := range f.world.exporters {
+		want += len(x.slices)
+	}
+	return f.world.await(ctx, importTimeout, time.Second, "not everything is written", func() (bool, error) {
+		least := want
+		for _, m := range f.world.federated {
+			n, err := count(ctx, m)
+			if err != nil {
+				return false, err
+			}
+			least = min(least, n)
+		}
+		if least == want || time.Since(said) > 15*time.Second {
+			said = time.Now()
+			f.world.say("every member has %d of %d slices", least, want)
+		}
+		return least == want, nil
+	})
+}
+
+// count returns how many slices of federated Services are in a member.
+func count(ctx context.Context, m *member) (int, error) {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(discoveryv1.SchemeGroupVersion.WithKind("EndpointSliceList"))
+	// Without a selector an API server says how many there are beside those of a page. All of the namespace are ours.
+	err := m.client.List(ctx, list, client.InNamespace(federationv1alpha1.DefaultSystemNamespace), client.Limit(1))
+	n := len(list.Items)
+	if list.RemainingItemCount != nil {
+		n += int(*list.RemainingItemCount)
+	}
+	return n, err
+}
+
+// Churn changes endpoints of all members for a while, one at a time and perSecond times a second, and returns how long
+// it took from the member's own watch event until all members had it.
+func (f *Federation) Churn(ctx context.Context, perSecond float64, duration time.Duration) (Propagation, error) {
+	if err := f.observe(ctx); err != nil {
+		return Propagation{}, err
+	}
+	return f.world.Churn(ctx, perSecond, duration)
+}
+
+// observe watches where changes begin and where they arrive, unless it does already.
+func (f *Federation) observe(ctx context.Context) error {
+	for _, m := range f.world.federated {
+		if len(m.ends) > 0 {
+			continue
+		}
+		err := f.world.follow(ctx, m, &discoveryv1.EndpointSliceList{}, func(at time.Time, _ watch.EventType, obj client.Object) {
+			es, ok := obj.(*discoveryv1.EndpointSlice)
+			switch {
+			case !ok:
+			case es.Labels[discoveryv1.LabelManagedBy] != federationv1alpha1.ManagedBy:
+				eachAddress(es, func(a netip.Addr) { f.world.tracker.from(a, at) })
+			case es.Labels[federationv1alpha1.MarkCluster] != "":
+				eachAddress(es, func(a netip.Addr) { f.arrived(m.id, a, at) })
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// arrived notes that a member has an address.
+func (f *Federation) arrived(id clusterset.ClusterID, a netip.Addr, at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, m := range f.world.federated {
+		if m.id == id {
+			f.seen[a] |= 1 << i
+		}
+	}
+	if f.seen[a] == 1<<len(f.world.federated)-1 {
+		f.world.tracker.to(a, at)
+	}
+}
+
+// String says how large it is.
+func (f *Federation) String() string {
+	return fmt.Sprintf("%d members x %d services x %d endpoints", f.cfg.Members, f.cfg.Services, f.cfg.Endpoints)
+}
+
+// Memory is how much the first supervisor has had in memory at most since it started, in bytes.
+func (f *Federation) Memory() (int64, error) {
+	u, err := f.world.federated[0].controller.Usage()
+	return u.Peak, err
+}
+
+// Restart starts the first supervisor anew and waits until it leads again and has looked at everything.
+func (f *Federation) Restart(ctx context.Context) error {
+	m := f.world.federated[0]
+	if err := m.stop(); err != nil {
+		return err
+	}
+	f.world.say("start supervisor %s anew", m.id)
+	if err := m.start(ctx, f.cfg.Controller, "--federation"); err != nil {
+		return err
+	}
+	return f.quiet(ctx, m.controller)
+}
+
+// quiet waits until a program takes next to no processor time.
+func (f *Federation) quiet(ctx context.Context, p *program.Program) error {
+	const window, idle = time.Second, 50 * time.Millisecond
+	var before program.Usage
+	looks := 0
+	return f.world.await(ctx, importTimeout, window, "the supervisor does not come to rest", func() (bool, error) {
+		now, err := p.Usage()
+		took := now.CPU - before.CPU
+		before = now
+		looks++
+		return looks > 3 && took < idle, err // it takes a moment to begin
+	})
+}
+
+// Rest looks at a federation in which nothing happens, and returns how often its API servers were asked to change
+// something, Leases apart.
+func (f *Federation) Rest(ctx context.Context, duration time.Duration) (writes float64, err error) {
+	if err := f.quiet(ctx, f.world.federated[0].controller); err != nil {
+		return 0, err
+	}
+	count := func() (all float64, err error) {
+		for _, m := range f.world.federated {
+			requests, err := m.server.Requests(ctx)
+			if err != nil {
+				return 0, err
+			}
+			all += Writes(requests)
+		}
+		return all, nil
+	}
+	before, err := count()
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(duration):
+	}
+	after, err := count()
+	return after - before, err
+}
