@@ -56,6 +56,8 @@ type Config struct {
 	File string
 	// Limits are what clients may use.
 	Limits Limits
+	// Guests are addresses for clients that are no pod and no node, such as virtual machines.
+	Guests Guests
 	// Kernel, if not nil, is told what it may answer by itself. It must know nothing yet, and is the caller's.
 	Kernel Kernel
 	// Sample logs one of so many questions, of each CPU and connection; 0 none.
@@ -71,6 +73,10 @@ type Kernel interface {
 	// SOA without its owner, and ttl, in seconds, that of addresses.
 	Update(ttl uint32, soa string, changes iter.Seq2[string, [2]netip.Addr]) error
 }
+
+// Guests are addresses beside those of a Config's Listen that only clients in Allow may ask; others are refused. The
+// node need not have them yet: whichever node has one answers there.
+type Guests = server.Guests
 
 // Limits are what clients may use. Zero is no limit.
 type Limits = server.Limits
@@ -88,7 +94,7 @@ func (c Config) Validate() error {
 		faults = append(faults, errors.New("dns: no address to listen on; give at least one, such as 169.254.20.53:53"))
 	}
 	seen := map[netip.AddrPort]bool{}
-	for _, a := range c.Listen {
+	for _, a := range slices.Concat(c.Listen, c.Guests.Listen) {
 		switch {
 		case !a.Addr().IsValid():
 			faults = append(faults, fmt.Errorf("dns: listen address %q is not an IP address and port", a))
@@ -100,6 +106,9 @@ func (c Config) Validate() error {
 			faults = append(faults, fmt.Errorf("dns: listen address %s is given twice", a))
 		}
 		seen[a] = true
+	}
+	if len(c.Guests.Listen) > 0 && len(c.Guests.Allow) == 0 {
+		faults = append(faults, fmt.Errorf("dns: nobody may ask at the guests' address %s; name the ranges of those who may", c.Guests.Listen[0]))
 	}
 	if c.TTL > maxTTL {
 		faults = append(faults, fmt.Errorf("dns: a TTL of %d s is too long; use 0 to %d", c.TTL, maxTTL))
@@ -143,7 +152,7 @@ func New(c Config) (*Server, error) {
 	s := &Server{log: log, zoneConfig: zone.Config{
 		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
 	}, keeper: keeper{path: c.File, log: log, due: make(chan struct{}, 1)}, kernel: c.Kernel}
-	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, Sample: c.Sample, Log: log})
+	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, Guests: c.Guests, Sample: c.Sample, Log: log})
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}

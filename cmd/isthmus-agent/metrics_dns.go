@@ -19,6 +19,7 @@ var (
 	metricDNSIgnored = metric{"isthmus_agent_dns_ignored_total", "Messages that deserved no answer.", nil, prometheus.CounterValue}
 	metricDNSLimited = metric{"isthmus_agent_dns_limited_total", "Answers held back or cut short because their client asked too often.", nil, prometheus.CounterValue}
 	metricDNSRefused = metric{"isthmus_agent_dns_refused_connections_total", "TCP connections that were one too many.", nil, prometheus.CounterValue}
+	metricDNSBarred  = metric{"isthmus_agent_dns_barred_total", "Questions on the addresses for guests of clients that may not ask there, which were refused.", nil, prometheus.CounterValue}
 	metricDNSDropped = metric{"isthmus_agent_dns_dropped_total", "Questions that the kernel dropped because the sockets were full.", nil, prometheus.CounterValue}
 	metricDNSNames   = metric{"isthmus_agent_dns_names", "Names that exist in the zone.", nil, prometheus.GaugeValue}
 	metricDNSSkipped = metric{"isthmus_agent_dns_skipped", "Names that cannot be in DNS, by their characters or their length; the log has them.", nil, prometheus.GaugeValue}
@@ -28,7 +29,7 @@ var (
 	metricDNSUpdates = metric{"isthmus_agent_dns_update_seconds", "How long it took from a changed world to answers from it (a histogram).", nil, prometheus.UntypedValue}
 
 	allDNSMetrics = []metric{
-		metricDNSAnswers, metricDNSIgnored, metricDNSLimited, metricDNSRefused, metricDNSDropped, metricDNSNames, metricDNSSkipped,
+		metricDNSAnswers, metricDNSIgnored, metricDNSLimited, metricDNSRefused, metricDNSBarred, metricDNSDropped, metricDNSNames, metricDNSSkipped,
 		metricDNSChanged, metricDNSOld, metricDNSUnkept, metricDNSUpdates,
 	}
 )
@@ -55,6 +56,7 @@ func (m dnsMetrics) Collect(ch chan<- prometheus.Metric) {
 	put(metricDNSIgnored, float64(s.Counts.Ignored))
 	put(metricDNSLimited, float64(s.Counts.Limited))
 	put(metricDNSRefused, float64(s.Counts.Refused))
+	put(metricDNSBarred, float64(s.Counts.Barred))
 	put(metricDNSDropped, float64(s.Counts.Dropped))
 	put(metricDNSNames, float64(s.Names))
 	put(metricDNSSkipped, float64(len(s.Skipped)))

@@ -130,11 +130,10 @@ func (n *nameserver) open(ctx context.Context, kernel *names.Responder, lacks []
 	if err != nil {
 		return nil, err
 	}
-	for _, what := range []string{without, alone} {
-		if what != "" {
-			lacks = append(lacks, what)
-		}
+	if without != "" {
+		lacks = append(lacks, without)
 	}
+	lacks = append(lacks, alone...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.server, n.kernel, n.iface, n.lacks, n.err = server, kernel, iface, lacks, nil
@@ -145,28 +144,37 @@ func (n *nameserver) open(ctx context.Context, kernel *names.Responder, lacks []
 	return server, nil
 }
 
-// listen makes a server for some addresses, or, where that cannot be, for all of them that are not the neighbours'.
-// Then it says so.
-func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (server *dns.Server, lacks string, err error) {
+// listen makes a server for some addresses and for guests, or, where that cannot be, for as many as can: those of guests
+// and then those of neighbours are left out, and it says so.
+func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (server *dns.Server, lacks []string, err error) {
 	cfg := n.cfg
 	cfg.Listen, cfg.Log = addrs, n.log
 	if kernel != nil {
 		cfg.Kernel = kernel
 	}
-	server, err = dns.New(cfg)
-	if err == nil {
-		return server, "", nil
+	if server, err = dns.New(cfg); err == nil {
+		return server, nil, nil
 	}
-	cfg.Listen = slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return slices.Contains(n.neighbours, a) })
-	if len(cfg.Listen) == len(addrs) || len(cfg.Listen) == 0 {
-		return nil, "", err
+	alone, nobody := slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return slices.Contains(n.neighbours, a) }), dns.Guests{}
+	type attempt struct {
+		listen  []netip.AddrPort
+		guests  dns.Guests
+		without []string // what users miss, and what to do
 	}
-	server, second := dns.New(cfg)
-	if second != nil {
-		return nil, "", second
+	forGuests := fmt.Sprintf("DNS for machines outside of the cluster: %s, or another address with --dns-guest-listen", oneLine(err))
+	forNeighbours := fmt.Sprintf("DNS for other nodes while their agents are away: %s, or another port with --dns-neighbour-port", oneLine(err))
+	for _, a := range []attempt{{addrs, nobody, []string{forGuests}}, {alone, n.cfg.Guests, []string{forNeighbours}}, {alone, nobody, []string{forGuests, forNeighbours}}} {
+		if len(a.listen) == 0 || len(a.listen) == len(addrs) && len(a.guests.Listen) == len(n.cfg.Guests.Listen) {
+			continue // tried before
+		}
+		cfg.Listen, cfg.Guests = a.listen, a.guests
+		server, second := dns.New(cfg)
+		if second == nil {
+			n.log.Warn("the names are not served on all addresses", "err", err)
+			return server, a.without, nil
+		}
 	}
-	n.log.Warn("the names are not served to other nodes", "err", err)
-	return server, fmt.Sprintf("DNS for other nodes while their agents are away: %s, or another port with --dns-neighbour-port", oneLine(err)), nil
+	return nil, nil, err
 }
 
 // assign gives our own addresses an interface. On a node without IPv6 the IPv6 ones are left out.

@@ -21,6 +21,8 @@ type dnsConfig struct {
 	// NodeIPs are this node's addresses, where its neighbours ask, at NeighbourPort.
 	NodeIPs       []string
 	NeighbourPort uint16
+	// GuestListen are addresses with an optional port where machines that are no nodes may ask, those in GuestAllow.
+	GuestListen, GuestAllow []string
 	// Profile is kep or lighthouse: what EmptyHeadless and ClusterScoped are where they are not given.
 	Profile       string
 	EmptyHeadless string // nxdomain or nodata; "" is what the profile says
@@ -85,6 +87,8 @@ func (c *dnsConfig) bind(f *pflag.FlagSet) {
 		netip.PrefixFrom(device.IPv6, 48).Masked(), device.Name, device.IPv4, device.IPv6))
 	f.StringSliceVar(&c.NodeIPs, "node-ip", c.NodeIPs, "addresses of this node for DNS questions of its neighbours, repeatable; env NODE_IPS")
 	f.Uint16Var(&c.NeighbourPort, "dns-neighbour-port", c.NeighbourPort, "port for DNS on the addresses of --node-ip, where something else has 53")
+	f.StringSliceVar(&c.GuestListen, "dns-guest-listen", nil, "address[:port] at which machines outside of the cluster ask, repeatable; the node that has it answers")
+	f.StringSliceVar(&c.GuestAllow, "dns-guest-allow", nil, "range of machines that may ask at --dns-guest-listen, repeatable; others are refused")
 	f.StringVar(&c.Profile, "dns-profile", c.Profile, fmt.Sprintf("%s: names as the MCS API specifies them; %s: as Lighthouse has them, which is --dns-empty-headless=%s --dns-cluster-scoped", profileKEP, profileLighthouse, emptyNoData))
 	f.StringVar(&c.EmptyHeadless, "dns-empty-headless", "", fmt.Sprintf("what the name of a headless Service without ready endpoints is answered with: %s or %s (default: as --dns-profile)", emptyNXDomain, emptyNoData))
 	f.VarPF(&c.ClusterScoped, "dns-cluster-scoped", "", "also answer for <cluster>.<service>.<namespace>.svc.clusterset.local, which the MCS API's specification forbids (default: as --dns-profile)").NoOptDefVal = "true"
@@ -133,6 +137,15 @@ func (c *dnsConfig) server() (dns.Config, error) {
 	}
 	if cfg.Listen, err = c.addresses(); err != nil {
 		faults = append(faults, err)
+	}
+	if cfg.Guests.Listen, err = parseAddresses("--dns-guest-listen", c.GuestListen, dns.DefaultPort); err != nil {
+		faults = append(faults, err)
+	}
+	if cfg.Guests.Allow, err = parseRanges(c.GuestAllow); err != nil {
+		fault("--dns-guest-allow: %w", err)
+	}
+	if len(c.GuestListen) == 0 != (len(c.GuestAllow) == 0) {
+		fault("--dns-guest-listen and --dns-guest-allow need each other; give both, or none")
 	}
 	if len(faults) > 0 {
 		return dns.Config{}, errors.Join(faults...)

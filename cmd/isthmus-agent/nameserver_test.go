@@ -151,26 +151,36 @@ func TestNeighboursPortIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer blocker.Close()
-	own, taken := netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort(blocker.LocalAddr().String())
+	own, free, taken := netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("127.0.0.3:0"), netip.MustParseAddrPort(blocker.LocalAddr().String())
 	tests := map[string]struct {
-		neighbours []netip.AddrPort
-		listening  int
+		listen, neighbours, guests []netip.AddrPort
+		lacks                      string // the flags to mend it; "" if it does not listen
 	}{
-		"a neighbours' one": {[]netip.AddrPort{taken}, 1},
-		"one of our own":    {nil, 0},
+		"a neighbours' one": {[]netip.AddrPort{own, taken}, []netip.AddrPort{taken}, []netip.AddrPort{free}, "--dns-neighbour-port"},
+		"a guests' one":     {[]netip.AddrPort{own}, nil, []netip.AddrPort{taken}, "--dns-guest-listen"},
+		"both":              {[]netip.AddrPort{own, taken}, []netip.AddrPort{taken}, []netip.AddrPort{taken}, "--dns-guest-listen --dns-neighbour-port"},
+		"one of our own":    {[]netip.AddrPort{own, taken}, nil, []netip.AddrPort{free}, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			n := newNameserver(dns.Config{Listen: []netip.AddrPort{own, taken}}, tc.neighbours, slog.New(slog.DiscardHandler))
+			cfg := dns.Config{Listen: tc.listen, Guests: dns.Guests{Listen: tc.guests, Allow: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
+			n := newNameserver(cfg, tc.neighbours, slog.New(slog.DiscardHandler))
 			server, lacks, err := n.listen(n.cfg.Listen, nil)
-			if (err == nil) != (tc.listening > 0) || (lacks == "") != (err != nil) {
+			flags := strings.Fields(tc.lacks)
+			if (err == nil) != (tc.lacks != "") || len(lacks) != len(flags) {
 				t.Fatalf("lacks %q, error %v", lacks, err)
 			}
 			if err != nil {
 				return
 			}
-			if have := server.Status().Listen; len(have) != tc.listening || !strings.Contains(lacks, "--dns-neighbour-port") {
-				t.Errorf("listens on %v, lacks %q", have, lacks)
+			want := len(tc.listen) + len(tc.guests) - len(flags) // all but the taken ones
+			if have := server.Status().Listen; len(have) != want {
+				t.Errorf("listens on %v, want %d addresses", have, want)
+			}
+			for i, flag := range flags {
+				if !strings.Contains(lacks[i], flag) {
+					t.Errorf("lacks %q, want %s in it", lacks[i], flag)
+				}
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -197,6 +207,10 @@ func TestDNSConfig_L56(t *testing.T) {
 		"no address":               {[]string{"--cluster-dns=kube-dns"}, "--cluster-dns=kube-dns is no address"},
 		"the kernel for a name":    {[]string{"--dns-fastpath=kube-dns"}, "--dns-fastpath=kube-dns is no address of a resolver, such as 10.96.0.10"},
 		"too long":                 {[]string{"--dns-ttl=3601"}, "3601 s is too long"},
+		"guests":                   {[]string{"--dns-guest-listen=192.0.2.53", "--dns-guest-allow=198.51.100.0/24"}, "false false"},
+		"guests that nobody is":    {[]string{"--dns-guest-listen=192.0.2.53"}, "--dns-guest-listen and --dns-guest-allow need each other"},
+		"guests of no range":       {[]string{"--dns-guest-listen=192.0.2.53", "--dns-guest-allow=all"}, "--dns-guest-allow: "},
+		"guests at no address":     {[]string{"--dns-guest-listen=vms", "--dns-guest-allow=198.51.100.0/24"}, "--dns-guest-listen=vms is not an address"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -58,6 +58,8 @@ type edns struct {
 type responder struct {
 	lower [maxName]byte
 	out   []byte // for the next answer, whatever it holds
+	// barred is true for a client that may not ask here: it is told so, and nothing else.
+	barred bool
 	// last says what became of the last message, for those who count.
 	last outcome
 }
@@ -110,7 +112,7 @@ func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport
 	case q.edns.version != 0:
 		extended = dns.RcodeBadVers >> 4
 		b[3] |= dns.RcodeBadVers & rcodeMask
-	case q.class != dns.ClassINET || z == nil && !zone.Contains(q.lower):
+	case r.barred || q.class != dns.ClassINET || z == nil && !zone.Contains(q.lower):
 		b[3] |= dns.RcodeRefused
 	case z == nil:
 		b[3] |= dns.RcodeServerFailure

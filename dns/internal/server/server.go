@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
@@ -42,11 +43,25 @@ type Limits struct {
 	Connections, ConnectionsEach int
 }
 
+// Guests are clients that are no pod and no node.
+type Guests struct {
+	Listen []netip.AddrPort
+	Allow  []netip.Prefix
+}
+
+// allows reports whether a client is one of them.
+func (g Guests) allows(client netip.Addr) bool {
+	return slices.ContainsFunc(g.Allow, func(p netip.Prefix) bool { return p.Contains(client.Unmap()) })
+}
+
 // Config says what a Server needs besides addresses.
 type Config struct {
 	// Zone is asked for the zone at each question and may return nil: no zone yet.
 	Zone   func() *zone.Zone
 	Limits Limits
+	// Guests are addresses beside those of Listen that only clients in Allow may ask; others are refused. This machine
+	// need not have them yet: whichever has them answers there.
+	Guests Guests
 	// Idle is how long a TCP client may stay silent between questions, or take over one of them or over reading an
 	// answer; 0 is DefaultIdle.
 	Idle time.Duration
@@ -61,7 +76,7 @@ type Server struct {
 	conns connLimit
 	addrs []netip.AddrPort
 	udp   []*udpSocket
-	tcp   []*net.TCPListener
+	tcp   []*tcpListener
 	ofTCP tally
 }
 
@@ -70,8 +85,8 @@ type Server struct {
 func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, error) {
 	c.Idle = cmp.Or(c.Idle, DefaultIdle)
 	s := &Server{Config: c, conns: connLimit{all: c.Limits.Connections, each: c.Limits.ConnectionsEach}}
-	for _, addr := range addrs {
-		if err := s.listen(ctx, addr); err != nil {
+	for i, addr := range slices.Concat(addrs, c.Guests.Listen) {
+		if err := s.listen(ctx, addr, i >= len(addrs)); err != nil {
 			s.close()
 			return nil, err
 		}
@@ -81,34 +96,36 @@ func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, err
 
 // listen opens the sockets of one address. When the kernel is to choose the port, UDP gets one that
 // TCP may find in use; so it may choose again, a few times.
-func (s *Server) listen(ctx context.Context, addr netip.AddrPort) error {
-	udp, tcp, err := open(ctx, addr)
+func (s *Server) listen(ctx context.Context, addr netip.AddrPort, guests bool) error {
+	udp, tcp, err := open(ctx, addr, guests)
 	for range 20 {
 		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
-		udp, tcp, err = open(ctx, addr)
+		udp, tcp, err = open(ctx, addr, guests)
 	}
 	if err != nil {
 		return err
 	}
 	bound := netip.AddrPortFrom(addr.Addr(), portOf(udp))
-	s.udp, s.tcp, s.addrs = append(s.udp, &udpSocket{UDPConn: udp}), append(s.tcp, tcp), append(s.addrs, bound)
+	s.udp, s.tcp = append(s.udp, &udpSocket{UDPConn: udp, guests: guests}), append(s.tcp, &tcpListener{tcp, guests})
+	s.addrs = append(s.addrs, bound)
 	for range runtime.GOMAXPROCS(0) - 1 {
-		more, err := openUDP(ctx, bound)
+		more, err := openUDP(ctx, bound, guests)
 		if err != nil {
 			return err
 		}
-		s.udp = append(s.udp, &udpSocket{UDPConn: more})
+		s.udp = append(s.udp, &udpSocket{UDPConn: more, guests: guests})
 	}
 	return nil
 }
 
 // open opens a UDP socket, and a TCP socket on the port that it got, or neither.
-func open(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
+func open(ctx context.Context, addr netip.AddrPort, guests bool) (*net.UDPConn, *net.TCPListener, error) {
 	// Sockets that share a port do so with those of other programs of the same user: only one that may not be shared
 	// tells whether another one answers there.
-	only, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+	config := listenConfig(func(fd int) error { return anywhere(fd, guests) })
+	only, err := config.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
 		return nil, nil, explain("udp", addr, err)
 	}
@@ -116,16 +133,40 @@ func open(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListe
 	if err := only.Close(); err != nil {
 		return nil, nil, explain("udp", addr, err)
 	}
-	udp, err := openUDP(ctx, addr)
+	udp, err := openUDP(ctx, addr, guests)
 	if err != nil {
 		return nil, nil, err
 	}
-	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
+	tcp, err := config.Listen(ctx, "tcp", addr.String())
 	if err != nil {
 		_ = udp.Close()
 		return nil, nil, explain("tcp", addr, err)
 	}
-	return udp, tcp, nil
+	return udp, tcp.(*net.TCPListener), nil
+}
+
+// tcpListener is that of an address.
+type tcpListener struct {
+	*net.TCPListener
+
+	guests bool // whether it is for guests
+}
+
+// listenConfig makes one whose sockets are set up by control before they are bound.
+func listenConfig(control func(fd int) error) *net.ListenConfig {
+	return &net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		failed := c.Control(func(fd uintptr) { err = control(int(fd)) })
+		return errors.Join(failed, err)
+	}}
+}
+
+// anywhere lets a socket for guests have an address that this machine does not have, which moves between nodes, say.
+func anywhere(fd int, guests bool) error {
+	if !guests {
+		return nil
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1) // of IPv6 sockets too
 }
 
 // explain says which socket could not be opened and what a person can do about it.
@@ -205,7 +246,7 @@ func (s *Server) close() {
 
 // serveTCP serves the connections of listener until it is closed, which is its error, and returns when
 // all have ended.
-func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error {
+func (s *Server) serveTCP(ctx context.Context, listener *tcpListener) error {
 	var conns errgroup.Group
 	defer func() { _ = conns.Wait() }() // connections report nothing
 	for {
@@ -221,7 +262,7 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 			_ = conn.SetWriteBuffer(unread) // or it stays as it is
 			conns.Go(func() error {
 				defer s.conns.leave(client)
-				s.serveConn(ctx, conn) // which closes it at once when ctx is done
+				s.serveConn(ctx, conn, listener.guests && !s.Guests.allows(client)) // which closes it at once when ctx is done
 				return nil
 			})
 		case errors.Is(err, net.ErrClosed):
@@ -245,12 +286,12 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // serveConn answers the questions of one connection, in order, until the client closes it, is silent for
-// too long or ctx is done.
-func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn) {
+// too long or ctx is done. A barred client is refused them all.
+func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn, barred bool) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var length [2]byte
-	var r responder
+	r := responder{barred: barred}
 	turn := rand.Uint32()
 	asked := rand.Uint64()
 	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
@@ -266,6 +307,7 @@ func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn) {
 		turn++
 		resp := r.respond(s.Zone(), query, overTCP, turn)
 		s.ofTCP.count(r.last, resp != nil)
+		s.ofTCP.countBarred(r.barred && resp != nil)
 		if s.Sample > 0 {
 			s.sample(&asked, &r, resp, from)
 		}

@@ -29,6 +29,7 @@ type Counts struct {
 	Ignored uint64  // messages that deserve no answer
 	Limited uint64  // answers held back or cut short because a client asked too often
 	Refused uint64  // TCP connections that were one too many
+	Barred  uint64  // questions of clients that may not ask there
 	Dropped uint64  // questions that the kernel had no room for, on the sockets that are open
 }
 
@@ -39,10 +40,10 @@ var (
 
 // tally counts for one socket, so that no two threads write to the same memory.
 type tally struct {
-	_                         [64]byte
-	fast, slow                outcomes
-	ignored, limited, refused atomic.Uint64
-	_                         [64]byte
+	_                                 [64]byte
+	fast, slow                        outcomes
+	ignored, limited, refused, barred atomic.Uint64
+	_                                 [64]byte
 }
 
 // outcomes counts answers by type and code.
@@ -59,6 +60,13 @@ func (t *tally) count(o outcome, answered bool) {
 		of = &t.slow
 	}
 	of[indexOf(countedTypes[:], o.typ)][indexOf(countedRcodes[:], o.rcode)].Add(1)
+}
+
+// countBarred counts a question of a client that may not ask.
+func (t *tally) countBarred(is bool) {
+	if is {
+		t.barred.Add(1)
+	}
 }
 
 // indexOf returns where v is in list, or its length.
@@ -88,6 +96,7 @@ func (c *Counts) addRest(t *tally) {
 	c.Ignored += t.ignored.Load()
 	c.Limited += t.limited.Load()
 	c.Refused += t.refused.Load()
+	c.Barred += t.barred.Load()
 }
 
 func (c *Counts) addOutcomes(o *outcomes, path string) {

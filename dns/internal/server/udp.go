@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,20 +29,18 @@ const (
 type udpSocket struct {
 	*net.UDPConn
 	tally
+
+	guests bool // whether it is for guests
 }
 
 // openUDP opens one of several UDP sockets of an address.
-func openUDP(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, error) {
-	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		failed := c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, received) != nil { // which needs NET_ADMIN
-				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, received) // up to net.core.rmem_max
-			}
-		})
-		return errors.Join(failed, err)
-	}}
+func openUDP(ctx context.Context, addr netip.AddrPort, guests bool) (*net.UDPConn, error) {
+	shared := listenConfig(func(fd int) error {
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, received) != nil { // which needs NET_ADMIN
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, received) // up to net.core.rmem_max
+		}
+		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1), anywhere(fd, guests))
+	})
 	conn, err := shared.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
 		return nil, explain("udp", addr, err)
@@ -52,7 +49,7 @@ func openUDP(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, error) {
 }
 
 // portOf returns the port that a socket is bound to.
-func portOf(conn *net.UDPConn) uint16 {
+func portOf(conn net.PacketConn) uint16 {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 }
 
@@ -123,6 +120,7 @@ func (d *udpDesk) answer(i int) []byte {
 		}
 		return nil
 	}
+	r.barred = d.socket.guests && !d.server.Guests.allows(peer.Addr())
 	var answer []byte
 	if d.turn++; whole {
 		answer = r.respond(d.server.Zone(), query, overUDP, d.turn)
@@ -130,6 +128,7 @@ func (d *udpDesk) answer(i int) []byte {
 		answer = r.tooLong(query)
 	}
 	d.socket.count(r.last, answer != nil)
+	d.socket.countBarred(r.barred && answer != nil)
 	if d.server.Sample > 0 {
 		d.server.sample(&d.asked, r, answer, peer)
 	}

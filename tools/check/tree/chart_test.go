@@ -236,10 +236,11 @@ func TestChartDNS(t *testing.T) {
 			[]string{
 				"profile=lighthouse", "emptyHeadless=nxdomain", "clusterScoped=false", "ttl=0", "neighbourPort=5353", "service=false",
 				"listen={192.0.2.1,192.0.2.1:5353}", "reverse={243.0.0.0/8}", "stateDir=", "clusterDNS=10.96.0.10", "queryLog=10000000", "fastPath={10.96.0.10}",
+				"guests.listen={192.0.2.53}", "guests.allow={198.51.100.0/24}",
 			},
 			[]string{
 				"--dns-profile=lighthouse", "--dns-empty-headless=nxdomain", "--dns-cluster-scoped=false", "--dns-ttl=0", "--dns-neighbour-port=5353",
-				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-reverse=243.0.0.0/8", "--dns-fastpath=10.96.0.10", "--dns-query-log=10000000", "--cluster-dns=10.96.0.10",
+				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-guest-listen=192.0.2.53", "--dns-guest-allow=198.51.100.0/24", "--dns-reverse=243.0.0.0/8", "--dns-fastpath=10.96.0.10", "--dns-query-log=10000000", "--cluster-dns=10.96.0.10",
 			},
 			false,
 		},
@@ -265,6 +266,26 @@ func TestChartDNS(t *testing.T) {
 				t.Errorf("Service isthmus-dns: %t, want %t", ok, tc.service)
 			}
 		})
+	}
+}
+
+// TestChartMachines holds that a cluster of a federation, and no other, may write Services, and gets its clouds.
+func TestChartMachines(t *testing.T) {
+	t.Parallel()
+	if _, ok := render(t)["ClusterRole isthmus-machines"]; ok {
+		t.Error("the role is there without a federation")
+	}
+	objects := render(t, "--set", "controller.federation.enabled=true,controller.federation.cloudsSecret=clouds,controller.federation.machines.clouds[0].name=east")
+	pod := objects["Deployment isthmus-controller"].Spec.Template.Spec
+	for _, flag := range []string{"--federation", "--machines=/etc/isthmus/machines/machines.yaml", "--clouds=/etc/isthmus/clouds/clouds.yaml"} {
+		if !slices.Contains(pod.Containers[0].Args, flag) {
+			t.Errorf("flags %v lack %s", pod.Containers[0].Args, flag)
+		}
+	}
+	for _, o := range []string{"ClusterRole isthmus-machines", "ClusterRoleBinding isthmus-machines", "ConfigMap isthmus-machines"} {
+		if _, ok := objects[o]; !ok {
+			t.Errorf("there is no %s", o)
+		}
 	}
 }
 
