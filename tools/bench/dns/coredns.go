@@ -198,7 +198,8 @@ func (c *cluster) serve(ctx context.Context, cpu int, set names.Set) (*server, e
 		return nil, err
 	}
 	s.logOutput()
-	for _, i := range []int{0, set.Services - 1, set.Services / 2} {
+	// It begins to answer before it has read all, in no order.
+	for i := 0; i < set.Services; i += max(1, set.Services/10_000) {
 		if _, err := s.await(ctx, names.Question{Wire: names.Ask(names.Name(i), names.TypeA, false), Answers: 1}); err != nil {
 			return nil, errors.Join(err, s.stop())
 		}
