@@ -71,8 +71,8 @@ type backend interface {
 	// ports returns all ports, those of held that a backend knows by their ids alone among them.
 	ports(ctx context.Context, held []string) ([]port, error)
 	// create returns a new port, without a floating IP, or the one that was made for the same purpose before. No other Service
-	// has it. held are the ids of those that Services have.
-	create(ctx context.Context, r request, held []string) (port, error)
+	// has it. all are all ports as they are, and held the ids of those that Services have.
+	create(ctx context.Context, r request, all map[string]port, held []string) (port, error)
 	// float lets a floating IP lead to a port, or none.
 	float(ctx context.Context, p port, want service.FloatingIP) (port, error)
 	// clean gives back all that no Service has and returns what that was, for people.

@@ -17,7 +17,7 @@ import (
 // interrupt lets the worker die at the first call of a kind, after it had its effect, while it settles a change.
 func (w *world) interrupt(kind string, change func()) {
 	w.t.Helper()
-	k := &killer{kind: kind, after: true}
+	k := &killer{way: way{kind: kind, after: true}}
 	w.startWith(testSettings(), k)
 	w.noError(w.Sync(w.t.Context()))
 	k.armed = true
@@ -152,7 +152,7 @@ func TestInterruptedDeletionOfPorts(t *testing.T) {
 	}
 	w.create(w.balanced("a", nil, 80))
 	w.noError(w.settle())
-	k := &killer{kind: "DeletePort", after: true, armed: true}
+	k := &killer{way: way{kind: "DeletePort", after: true}, armed: true}
 	w.startWith(testSettings(), k)
 	_ = w.Sync(t.Context())
 	if ports, _ := w.fake.Objects(); !k.dead || len(ports) != 2 {
@@ -181,7 +181,7 @@ func TestInterruptedDeletionOfFloatingIPs(t *testing.T) {
 // UpdateAgents 2, send the request: "initial sync calls this".
 func TestInterruptedUpdateOfAgents(t *testing.T) {
 	w := newWorld(t)
-	k := &killer{kind: "Set"}
+	k := &killer{way: way{kind: "Set"}}
 	w.startWith(testSettings(), k)
 	w.noError(w.Sync(t.Context()))
 	k.armed = true // before it has an effect

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -20,17 +21,25 @@ var (
 
 // killer kills a controller at one of its calls: from then on nothing it does has an effect.
 type killer struct {
-	at    int    // the call, from 1; 0: never
-	kind  string // or the first of a kind, once it is armed
-	armed bool
-	after bool // the call still has its effect, and the answer is lost
-	fails bool // only this one call fails, and the controller lives on
-	reads bool // those of the API server are calls, too
+	way
+	one   sync.Mutex // calls come one after the other
+	at    int        // the call, from 1; 0: never
+	armed bool       // or it is the first of its kind
 	calls int
 	dead  bool // or, with fails, was hit
 }
 
+// way is one in which a controller is killed.
+type way struct {
+	kind  string
+	after bool // the call still has its effect, and the answer is lost
+	fails bool // only this one call fails, and the controller lives on
+	reads bool // those of the API server are calls, too
+}
+
 func (k *killer) call(kind string, f func() error) error {
+	k.one.Lock()
+	defer k.one.Unlock()
 	if k.dead && !k.fails {
 		return errKilled
 	}
@@ -49,7 +58,10 @@ func (k *killer) call(kind string, f func() error) error {
 }
 
 func (k *killer) read(f func() error) error {
-	if k.reads || k.dead {
+	k.one.Lock()
+	counts := k.reads || k.dead
+	k.one.Unlock()
+	if counts {
 		return k.call("Read", f)
 	}
 	return f()

@@ -35,16 +35,15 @@ func (m *moved) ports(ctx context.Context, _ []string) (all []port, err error) {
 }
 
 // create returns the pool's floating IP, unless Services have it that collide with the one that asks.
-func (m *moved) create(ctx context.Context, r request, held []string) (port, error) {
-	all, err := m.ports(ctx, nil)
-	if err != nil {
-		return port{}, err
-	}
-	if i := slices.IndexFunc(all, func(p port) bool { return p.Pool == r.Pool.Name }); i >= 0 {
-		if slices.Contains(held, all[i].ID) {
+func (m *moved) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
+	for id, p := range all {
+		if p.Pool != r.Pool.Name {
+			continue
+		}
+		if slices.Contains(held, id) {
 			return port{}, invalid{fmt.Errorf("spec.ports: pool %s has one floating IP, where another Service has one of these ports; choose other ports, or another pool by the annotation %s", r.Pool.Name, service.AnnotationPool)}
 		}
-		return all[i], nil
+		return p, nil
 	}
 	f, err := m.cloud.ReserveFloatingIP(ctx, r.Pool.Moved.FloatingNetwork, r.Pool.Name+"."+r.Purpose)
 	return port{ID: f.ID, Pool: r.Pool.Name, VIPs: []netip.Addr{f.Addr}, Purpose: f.Purpose, Floating: f}, err

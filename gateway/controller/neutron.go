@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
@@ -19,12 +21,18 @@ type neutron struct {
 }
 
 func (n *neutron) ports(ctx context.Context, _ []string) ([]port, error) {
-	ports, err := n.cloud.Ports(ctx)
-	if err != nil {
-		return nil, err
-	}
-	floating, err := n.cloud.AllFloatingIPs(ctx)
-	if err != nil {
+	var ports []openstack.Port
+	var floating []openstack.FloatingIP
+	both, ctx := errgroup.WithContext(ctx)
+	both.Go(func() (err error) {
+		ports, err = n.cloud.Ports(ctx)
+		return err
+	})
+	both.Go(func() (err error) {
+		floating, err = n.cloud.AllFloatingIPs(ctx)
+		return err
+	})
+	if err := both.Wait(); err != nil {
 		return nil, err
 	}
 	all := make([]port, len(ports))
@@ -44,15 +52,20 @@ func translate(p openstack.Port) port {
 
 // create makes a port for the first of the purposes pool.uid, pool.uid.2, … that no port in use was made for: a Service
 // whose port others share, and that has to leave it, needs another one.
-func (n *neutron) create(ctx context.Context, r request, held []string) (port, error) {
-	ports, err := n.cloud.Ports(ctx)
-	if err != nil {
-		return port{}, err
+func (n *neutron) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
+	made := map[string]port{} // by purpose
+	for _, p := range all {
+		made[p.Purpose] = p
 	}
 	purpose := r.Pool.Name + "." + r.Purpose
-	for i := 2; slices.ContainsFunc(ports, func(p openstack.Port) bool {
-		return p.Purpose == purpose && (slices.Contains(held, p.ID) || !translate(p).covers(r.Families))
-	}); i++ {
+	for i := 2; ; i++ {
+		p, ok := made[purpose]
+		if !ok {
+			break
+		}
+		if !slices.Contains(held, p.ID) && p.covers(r.Families) {
+			return p, nil // an earlier attempt made it
+		}
 		purpose = fmt.Sprintf("%s.%s.%d", r.Pool.Name, r.Purpose, i)
 	}
 	ask := openstack.PortRequest{Network: r.Pool.Neutron.Network, Purpose: purpose}
@@ -63,16 +76,7 @@ func (n *neutron) create(ctx context.Context, r request, held []string) (port, e
 	if err != nil {
 		return port{}, err
 	}
-	made := translate(p)
-	// One that an earlier attempt made may have a floating IP already.
-	floating, err := n.cloud.AllFloatingIPs(ctx)
-	if err != nil {
-		return port{}, err
-	}
-	if i := slices.IndexFunc(floating, func(f openstack.FloatingIP) bool { return f.Port == made.ID }); i >= 0 {
-		made.Floating = floating[i]
-	}
-	return made, nil
+	return translate(p), nil
 }
 
 func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (port, error) {

@@ -155,7 +155,7 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 	id, ok := w.book.Choose(c, candidates)
 	p := ports[id]
 	if !ok {
-		if p, err = w.CreateAndAssignPort(ctx, s, pool, families); err != nil {
+		if p, err = w.CreateAndAssignPort(ctx, s, pool, families, ports); err != nil {
 			return port{}, err
 		}
 	}
@@ -178,8 +178,8 @@ func (w *worker) known(ctx context.Context, has string) (map[string]port, error)
 }
 
 // CreateAndAssignPort makes a port for a Service; place leads a floating IP there.
-func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, pool *Pool, families []corev1.IPFamily) (port, error) {
-	return w.backends[pool.Name].create(ctx, request{Pool: pool, Families: families, Purpose: string(s.UID)}, w.held())
+func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, pool *Pool, families []corev1.IPFamily, all map[string]port) (port, error) {
+	return w.backends[pool.Name].create(ctx, request{Pool: pool, Families: families, Purpose: string(s.UID)}, all, w.held())
 }
 
 // floating is what a Service gets of floating IPs: the default is nothing where there are none.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -20,21 +21,32 @@ import (
 // updatePairs lets VIPs pass at the gateways' own ports in Neutron, and returns where that failed, by gateway. What we set, and
 // at which port, stands in the status of the GatewayNode, written before Neutron is told: only that may be taken away again.
 func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error {
-	failed := map[string]error{}
 	reports := w.fleet.Reports()
-	for _, p := range plans {
-		var err error
+	errs := make([]error, len(plans))
+	var all sync.WaitGroup // at once: Neutron takes its time for each
+	for i, p := range plans {
+		all.Go(func() {
+			switch {
+			case p.node.DeletionTimestamp != nil:
+				errs[i] = w.dismiss(ctx, p, reports[p.node.Name])
+			case w.cloud != nil && w.settings.AddressPairs != PairNone && p.err == nil:
+				errs[i] = w.pair(ctx, p.node, w.wantedPairs(p))
+			}
+		})
+	}
+	all.Wait()
+	failed, paired := map[string]error{}, map[string]string{}
+	for i, p := range plans {
 		switch {
-		case p.node.DeletionTimestamp != nil:
-			err = w.dismiss(ctx, p, reports[p.node.Name])
-		case w.cloud != nil && w.settings.AddressPairs != PairNone && p.err == nil:
-			err = w.pair(ctx, p.node, w.wantedPairs(p))
-		}
-		if err != nil {
-			delete(w.paired, p.node.Name) // to be tried again
-			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, err)
+		case errs[i] != nil:
+			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, errs[i]) // to be tried again
+		case p.err == nil:
+			paired[p.node.Name] = p.node.Spec.NeutronPort
+		default: // it was left as it is
+			paired[p.node.Name] = w.paired[p.node.Name]
 		}
 	}
+	w.paired = paired
 	return failed
 }
 
@@ -110,10 +122,6 @@ func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip
 	if err := w.cloud.SetAddressPairs(ctx, n.Spec.NeutronPort, both, want); err != nil {
 		return err
 	}
-	if w.paired == nil {
-		w.paired = map[string]string{}
-	}
-	w.paired[n.Name] = n.Spec.NeutronPort
 	return w.notePairs(ctx, n, n.Spec.NeutronPort, want)
 }
 

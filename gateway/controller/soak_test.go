@@ -29,7 +29,7 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 	kills := 0
 	for range cycles {
 		for w, s := range map[*world]Settings{a: settings, b: other} {
-			k := &killer{after: random.IntN(2) == 0}
+			k := &killer{way: way{after: random.IntN(2) == 0}}
 			w.startWith(s, k)
 			w.noError(w.Sync(t.Context()))
 			k.calls, k.at = 0, random.IntN(40)+1

@@ -47,7 +47,7 @@ func (s *static) parse(id string) (port, bool) {
 	return p, true
 }
 
-func (s *static) create(_ context.Context, r request, held []string) (port, error) {
+func (s *static) create(_ context.Context, r request, _ map[string]port, held []string) (port, error) {
 	taken := map[netip.Addr]bool{}
 	for _, id := range held {
 		p, _ := s.parse(id)
