@@ -44,8 +44,6 @@ type State struct {
 
 // Follow keeps the router as Neutron says until ctx ends. With Neutron away all stays as it is.
 func (r *Router) Follow(ctx context.Context, network *gophercloud.ServiceClient, every time.Duration) error {
-	again := time.NewTicker(every)
-	defer again.Stop()
 	for {
 		if s, err := Read(ctx, network, r.ports()); err == nil {
 			if err := r.Apply(ctx, s); err != nil && ctx.Err() == nil {
@@ -55,7 +53,7 @@ func (r *Router) Follow(ctx context.Context, network *gophercloud.ServiceClient,
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-again.C:
+		case <-time.After(every): // Neutron has to do for others in the meantime
 		}
 	}
 }
