@@ -144,7 +144,7 @@ func (b *book) tabulate(had, has *desired.VIP, c changes) {
 		at := listener{has.Addr, f.Protocol, f.Port}
 		before, ok := gone[at]
 		delete(gone, at)
-		if ok && before.Affinity == f.Affinity && slices.Equal(before.Backends, f.Backends) {
+		if ok && tableSet(before) == tableSet(f) && slices.Equal(before.Backends, f.Backends) {
 			continue
 		}
 		b.replace(at, tableOf(has, f), c)

@@ -50,7 +50,7 @@ func (b *Balancer) remember(had []desired.VIP) {
 func (b *Balancer) doubt(have map[place]map[string]string) {
 	b.doubtful = map[pair]bool{}
 	for p, elements := range have {
-		if p.set != maglev && p.set != affine && p.set != refused {
+		if p.set != maglev && p.set != screened && p.set != affine && p.set != refused {
 			continue
 		}
 		for key := range elements {

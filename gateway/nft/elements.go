@@ -20,7 +20,8 @@ type set int
 // The sets and maps. Fields are concatenated, each padded to four bytes.
 const (
 	maglev     set = iota // VIP, protocol, port, slot -> backend, port
-	affine                // the same, where the slot follows from the client's address alone
+	screened              // the same of frontends that only sources may connect to
+	affine                // the same, where the slot follows from the client's address alone, whoever may connect
 	guarded               // VIP, protocol, port: only sources may connect
 	sources               // VIP, protocol, port, range of clients
 	exclusive             // VIP: what no frontend takes is refused
@@ -41,7 +42,7 @@ type element struct{ key, value string }
 // content is what one VIP puts into the sets, besides slots.
 type content [setCount][]element
 
-// contentOf returns what a VIP needs in the sets but maglev and affine.
+// contentOf returns what a VIP needs in the sets but maglev, screened and affine.
 func contentOf(v *desired.VIP) *content {
 	c := new(content)
 	addr := string(v.Addr.AsSlice())
@@ -139,7 +140,7 @@ func last(p netip.Prefix) netip.Addr {
 
 // table is what the slots of a frontend hold.
 type table struct {
-	set    set    // maglev or affine
+	set    set    // maglev, screened or affine
 	prefix string // of the keys; the slot follows
 	choice []int  // by slot: an index of values
 	values []string
@@ -151,10 +152,7 @@ func tableOf(v *desired.VIP, f *desired.Frontend) *table {
 	if len(all) == 0 {
 		return nil
 	}
-	t := &table{set: maglev, prefix: endpoint(v.Addr, protocol(f), f.Port)}
-	if f.Affinity > 0 {
-		t.set = affine
-	}
+	t := &table{set: tableSet(f), prefix: endpoint(v.Addr, protocol(f), f.Port)}
 	addrs := make([]lb.Address, len(all))
 	weights := make([]uint32, len(all))
 	for i, b := range all {
@@ -165,6 +163,17 @@ func tableOf(v *desired.VIP, f *desired.Frontend) *table {
 	}
 	t.choice = lb.Maglev(addrs, weights, slots)
 	return t
+}
+
+// tableSet is the set of a frontend's slots.
+func tableSet(f *desired.Frontend) set {
+	switch {
+	case f.Affinity > 0:
+		return affine
+	case len(f.Sources) > 0:
+		return screened
+	}
+	return maglev
 }
 
 // element returns what a slot is in the kernel; the number of the slot is in the order of the machine, as the hash is.

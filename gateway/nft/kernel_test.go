@@ -74,7 +74,7 @@ func TestDrift(t *testing.T) {
 		{"flush ruleset", true},
 		{"flush set inet " + Table + " exclusive4", true},
 		{"flush set inet " + Table + " sources6", true},
-		{"flush map inet " + Table + " maglev6", true},
+		{"flush map inet " + Table + " screened6", true},
 		{"flush chain inet " + Table + " source", true},
 		{"add rule inet " + Table + " refuse drop", true},
 		{"add element inet " + Table + " exclusive4 { 192.0.2.1 }", true},

@@ -21,7 +21,7 @@ const hashSeed = 0x15740005
 var ourTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 
 // setNames are the sets' names, without the family's number.
-var setNames = [setCount]string{"maglev", "affine", "guarded", "sources", "exclusive", "refused", "backends", "origins", "snat", "masquerade", "affinity", "serving", "clients"}
+var setNames = [setCount]string{"maglev", "screened", "affine", "guarded", "sources", "exclusive", "refused", "backends", "origins", "snat", "masquerade", "affinity", "serving", "clients"}
 
 func (p place) name() string {
 	if p.v4 {
@@ -47,7 +47,7 @@ func (p place) spec() *nftables.Set {
 	proto, port := nftables.TypeInetProto, nftables.TypeInetService
 	s := &nftables.Set{Table: ourTable, Name: p.name()}
 	switch p.set {
-	case maglev, affine:
+	case maglev, screened, affine:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port, nftables.TypeMark), nftables.MustConcatSetType(addr, port)
 	case sources:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port, addr)
@@ -90,7 +90,9 @@ func chains() []chain {
 	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules ...func(family) []rule) chain {
 		made := chain{Chain: &nftables.Chain{Name: name, Table: ourTable, Type: kind, Hooknum: hook, Priority: priority}}
 		if name == "refuse" {
-			made.rules = append(made.rules, rule{"what goes on is no news", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)})
+			made.rules = append(made.rules,
+				rule{"what goes on is no news", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
+				rule{"it was taken", join(destinationTranslated, accept)})
 		}
 		if name == "returns" {
 			made.rules = append(made.rules, rule{"what is translated belongs to a connection", join(destinationTranslated, accept)})
@@ -113,9 +115,13 @@ func chains() []chain {
 // balance sees the first packet of a connection, and the first one that this gateway sees of it.
 func (f family) balance() []rule {
 	client := f.key + 1 // behind the slot
+	byHash := func(s set) []expr.Any {
+		return join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(s, client), f.dnat(client))
+	}
 	return []rule{
+		{"by the hash of client and port", byHash(maglev)},
 		{"only sources may connect", join(f.is, f.frontend, f.in(guarded), f.client(f.key), f.notIn(sources), count, drop)},
-		{"by the hash of client and port", join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(maglev, client), f.dnat(client))},
+		{"by the hash of a client that may connect, and its port", byHash(screened)},
 		{"a client stays with its backend", join(f.is, f.frontend, f.jump(affinity))},
 		{"a client that there is no room for", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(affine, client), f.dnat(client))},
 	}
