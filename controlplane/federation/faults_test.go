@@ -216,12 +216,12 @@ func TestASupervisorClusterIsGone(t *testing.T) {
 	writes.take(t, "while a was gone and came back", before, w.epochs(), slices.Concat(added("late", "c", ids...), added("later", "c", ids...))...)
 }
 
-// away is how long a member is away: ten minutes, or in a test of every day as much less as Leases are.
+// away is how long a member is away: ten minutes, or in a test of every day longer than a Lease.
 func away() time.Duration {
 	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
 		return 10 * time.Minute
 	}
-	return 5 * time.Second
+	return 3 * time.Second
 }
 
 // TestAMemberIsAwayAndComesBackEmpty: while it is away what it said counts on and nothing is written elsewhere; it gets

@@ -30,7 +30,7 @@ func (w *world) spawn(id clusterset.ClusterID, pod string) (kill func()) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	cmd := exec.Command(program) //nolint:noctx // it is killed
+	cmd := exec.Command(program)
 	cmd.Env = append(os.Environ(), spawnedPod+"="+pod)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,58 +16,43 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
-// packedService and packedSlice are objects in the encoding that API servers use among themselves, a fifth of what they
-// take in Go.
-type (
-	packedService string
-	packedSlice   string
-)
+// packed is an object of type T in the encoding that API servers use among themselves, a fifth of what it takes in Go.
+type packed[T any, P encoded[T]] string
 
-// packService is a Watch's Pack.
-func packService(o client.Object) part.Packed {
-	svc, ok := o.(*corev1.Service)
-	if !ok {
-		return nil
-	}
-	data, err := svc.Marshal()
+// encoded is a pointer to an object that has that encoding.
+type encoded[T any] interface {
+	*T
+	client.Object
+	Marshal() ([]byte, error)
+	Unmarshal(data []byte) error
+}
+
+// pack is a Watch's Pack.
+func pack[T any, P encoded[T]](o client.Object) part.Packed {
+	data, err := o.(P).Marshal() //nolint:forcetypeassert // the Watch is of this type
 	if err != nil {
 		return nil
 	}
-	return packedService(data)
+	return packed[T, P](data)
 }
 
 // Unpack is part of part.Packed.
-func (p packedService) Unpack() client.Object {
-	svc := &corev1.Service{}
-	if err := svc.Unmarshal([]byte(p)); err != nil {
-		panic(fmt.Sprintf("decode a service: %v", err)) // packService encoded it
+func (p packed[T, P]) Unpack() client.Object {
+	o := P(new(T))
+	if err := o.Unmarshal([]byte(p)); err != nil {
+		panic(fmt.Sprintf("decode %T: %v", o, err)) // pack encoded it
 	}
-	return svc
+	return o
 }
 
 // packSlice is a Watch's Pack.
 func packSlice(o client.Object) part.Packed {
-	es, ok := o.(*discoveryv1.EndpointSlice)
-	if !ok {
-		return nil
+	if es, ok := o.(*discoveryv1.EndpointSlice); ok {
+		if p := packOwn(es); p != nil {
+			return p
+		}
 	}
-	if p := packOwn(es); p != nil {
-		return p
-	}
-	data, err := es.Marshal()
-	if err != nil {
-		return nil
-	}
-	return packedSlice(data)
-}
-
-// Unpack is part of part.Packed.
-func (p packedSlice) Unpack() client.Object {
-	es := &discoveryv1.EndpointSlice{}
-	if err := es.Unmarshal([]byte(p)); err != nil {
-		panic(fmt.Sprintf("decode an endpoint slice: %v", err)) // packSlice encoded it
-	}
-	return es
+	return pack[discoveryv1.EndpointSlice](o)
 }
 
 // ownSlice is a slice of ours as trimSlice leaves it. A federation of 20 members with 500 Services each has 200,000.

@@ -30,7 +30,7 @@ func TestUnpackReturnsWhatWasPacked(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pack func(client.Object) part.Packed
 		o    client.Object
-	}{"own slice": {packSlice, own}, "own slice with an odd uid": {packSlice, odd}, "slice": {packSlice, theirs}, "service": {packService, svc}} {
+	}{"own slice": {packSlice, own}, "own slice with an odd uid": {packSlice, odd}, "slice": {packSlice, theirs}, "service": {pack[corev1.Service], svc}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			packed := tc.pack(tc.o)

@@ -35,7 +35,7 @@ func memberOf(name clusterset.ServiceName) string { return name.Name + "." + nam
 // Watches is part of part.Part.
 func (p *Part) Watches() []part.Watch {
 	return []part.Watch{
-		{Object: &corev1.Service{}, Trim: p.trimService, Pack: packService, IndexLabel: labelMemberOf, Keys: p.keysOfService},
+		{Object: &corev1.Service{}, Trim: p.trimService, Pack: pack[corev1.Service], IndexLabel: labelMemberOf, Keys: p.keysOfService},
 		{Object: &discoveryv1.EndpointSlice{}, Keep: ofService, Trim: trimSlice, Pack: packSlice, IndexLabel: discoveryv1.LabelServiceName, Keys: p.keysOfSlice},
 		{Object: &corev1.Node{}, Trim: trimNode, Keys: p.keysOfNode},
 		{Object: &corev1.Namespace{}, Trim: trimNamespace, Keys: p.keysOfNamespace},
