@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,7 +72,9 @@ func (v *VMs) applyService(ctx context.Context, o offer, have *corev1.Service) (
 			return nil, err
 		}
 		if svc.Labels[isthmus.LabelManagedBy] != v1alpha1.ManagedByMachines {
-			v.tellOwner(svc)
+			if err := v.tellOwner(ctx, svc); err != nil {
+				return nil, err
+			}
 			return nil, errTaken
 		}
 		have = svc
@@ -87,14 +90,23 @@ func (v *VMs) applyService(ctx context.Context, o offer, have *corev1.Service) (
 	return svc, nil
 }
 
-// tellOwner tells a Service that machines ask for its name, once.
-func (v *VMs) tellOwner(svc *corev1.Service) {
+// tellOwner tells a Service that machines ask for its name, once while the event is there.
+func (v *VMs) tellOwner(ctx context.Context, svc *corev1.Service) error {
 	if v.owners[svc.UID] {
-		return
+		return nil
+	}
+	err := v.client.Create(ctx, &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: fmt.Sprintf("%s.machines-%s", svc.Name, svc.UID)},
+		Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID},
+		Type:       corev1.EventTypeWarning, Reason: "NameTaken", Action: "OfferMachines",
+		Note:      "machines outside of the cluster ask to stand behind a service of this name, which stays as it is; rename one of them",
+		EventTime: metav1.NowMicro(), ReportingController: v1alpha1.ManagedByMachines, ReportingInstance: name,
+	})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("tell service %s/%s that its name is asked for: %w", svc.Namespace, svc.Name, err)
 	}
 	v.owners[svc.UID] = true
-	v.events.Eventf(svc, nil, corev1.EventTypeWarning, "NameTaken", "OfferMachines",
-		"machines outside of the cluster ask to stand behind a service of this name, which stays as it is; rename one of them")
+	return nil
 }
 
 // shape gives svc all that o says of it, and leaves the rest, which the API server or people added, as it is.

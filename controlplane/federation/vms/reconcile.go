@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -49,7 +50,7 @@ func (v *VMs) reconcile(ctx context.Context) error {
 	offers := build(machines, have.kept(unread))
 	for _, o := range offers {
 		fault, err := v.apply(ctx, o, have[o.name], unread)
-		errs = append(errs, err)
+		errs = append(errs, lasting(err))
 		if fault != "" {
 			for _, m := range machines {
 				if m.service == o.name {
@@ -61,14 +62,22 @@ func (v *VMs) reconcile(ctx context.Context) error {
 	}
 	for name, s := range have {
 		if !slices.ContainsFunc(offers, func(o offer) bool { return o.name == name }) {
-			errs = append(errs, v.remove(ctx, name, s, unread))
+			errs = append(errs, lasting(v.remove(ctx, name, s, unread)))
 		}
 	}
 	v.tell(problems)
 	for i := range workloads.Items {
-		errs = append(errs, v.writeStatus(ctx, &workloads.Items[i], problems))
+		errs = append(errs, lasting(v.writeStatus(ctx, &workloads.Items[i], problems)))
 	}
 	return errors.Join(errs...)
+}
+
+// lasting returns err, unless it is a conflict: whoever changed the object meanwhile wakes us again.
+func lasting(err error) error {
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
 }
 
 // standing is what stands in the cluster, by the Service's name.
@@ -130,9 +139,7 @@ func (v *VMs) tell(problems []problem) {
 		state.Clouds = append(state.Clouds, c.state())
 	}
 	v.told = told
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.state = state
+	v.publish(state)
 }
 
 // The reasons of the condition Offered.
@@ -160,8 +167,8 @@ func (v *VMs) writeStatus(ctx context.Context, w *v1alpha1.ExternalWorkload, pro
 	if equality.Semantic.DeepEqual(*before, w.Status) {
 		return nil
 	}
-	if err := v.client.Status().Update(ctx, w); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+	if err := client.IgnoreNotFound(v.client.Status().Update(ctx, w)); err != nil {
 		return fmt.Errorf("write the status of externalworkload %s: %w", m.id, err)
 	}
-	return nil // whoever changed it meanwhile wakes us again
+	return nil
 }

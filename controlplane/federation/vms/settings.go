@@ -36,7 +36,7 @@ type CloudSettings struct {
 	// Network is the only network whose addresses count; empty: floating addresses before others, of any.
 	Network string `json:"network,omitempty"`
 	// Interval is how often the cloud is asked; empty: DefaultInterval.
-	Interval metav1.Duration `json:"interval,omitempty"`
+	Interval metav1.Duration `json:"interval,omitzero"`
 }
 
 // Complete fills in what is not said and returns all that is wrong, each with its field.

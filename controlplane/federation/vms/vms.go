@@ -18,15 +18,13 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	eventsv1client "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
@@ -56,12 +54,10 @@ type Config struct {
 type VMs struct {
 	cfg    Config
 	client client.WithWatch
-	sink   eventsv1client.EventsV1Interface
 	wake   chan struct{}
 
 	clouds []*follower
 	memory *memory.Memory
-	events events.EventRecorder
 	told   map[string]bool    // problems that were logged
 	owners map[types.UID]bool // Services whose owners were told that machines ask for their names
 
@@ -72,7 +68,7 @@ type VMs struct {
 // New prepares a VMs. It sends nothing.
 func New(cfg Config) (*VMs, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
 	}
 	cfg.Local = rest.AddUserAgent(rest.CopyConfig(cfg.Local), name)
@@ -82,9 +78,6 @@ func New(cfg Config) (*VMs, error) {
 	v := &VMs{cfg: cfg, wake: make(chan struct{}, 1)}
 	var err error
 	if v.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
-		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
-	}
-	if v.sink, err = eventsv1client.NewForConfig(cfg.Local); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
 	}
 	for _, c := range cfg.Settings.Clouds {
@@ -112,31 +105,33 @@ func (v *VMs) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: v.sink})
-	defer broadcaster.Shutdown()
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		return fmt.Errorf("record events: %w", err)
-	}
-	v.events = broadcaster.NewRecorder(v.client.Scheme(), name)
-	group, ctx := errgroup.WithContext(ctx)
+	defer v.publish(State{})
+	var running sync.WaitGroup
 	for _, k := range v.memory.Kinds() {
-		group.Go(func() error { v.follow(ctx, k); return nil })
+		running.Go(func() { v.follow(ctx, k) })
 	}
 	for _, c := range v.clouds {
-		group.Go(func() error { c.run(ctx); return nil })
+		running.Go(func() { c.run(ctx) })
 	}
-	group.Go(func() error { v.work(ctx); return nil })
-	return group.Wait()
+	v.work(ctx)
+	running.Wait()
+	return nil
 }
 
 // work brings everything in line whenever something changed.
 func (v *VMs) work(ctx context.Context) {
+	said := ""
 	for {
 		var again <-chan time.Time
-		if err := v.reconcile(ctx); err != nil && ctx.Err() == nil {
-			v.cfg.Log.Error("Services of machines cannot be brought in line; trying again", "err", err)
-			again = time.After(retry)
+		err := v.reconcile(ctx)
+		text := ""
+		if err != nil {
+			again, text = time.After(retry), err.Error()
 		}
+		if text != "" && text != said && ctx.Err() == nil {
+			v.cfg.Log.Error("Services of machines cannot be brought in line; trying again", "err", err)
+		}
+		said = text
 		select {
 		case <-ctx.Done():
 			return
@@ -181,4 +176,11 @@ func (v *VMs) State() State {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.state
+}
+
+// publish makes s what State returns.
+func (v *VMs) publish(s State) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.state = s
 }

@@ -104,8 +104,8 @@ func TestAServiceOfSomebodysOwn(t *testing.T) {
 		status, message := w.offered("db")
 		return status == metav1.ConditionFalse && strings.Contains(message, "rename one of them") && len(w.told("db")) == 1 && len(w.told("web")) == 1
 	})
-	if len(v.State().Problems) != 2 {
-		t.Errorf("problems %q", v.State().Problems)
+	if p := w.problems(v); len(p) != 2 {
+		t.Errorf("problems %q", p)
 	}
 	if _, slices := w.endpoints("web"); len(slices) > 0 || w.service("web").ResourceVersion != version {
 		t.Errorf("it has slices %v and version %s, before %s", slices, w.service("web").ResourceVersion, version)
@@ -154,7 +154,7 @@ func TestBadMetadataLosesNothing(t *testing.T) {
 	w.await("web", "10.9.0.1:80")
 	w.cloud.set(t, func(c *cloud) { c.servers = []vms.Server{vm("1", "10.9.0.7", v1alpha1.MachinePortsAntrea+"=many")} })
 	w.await("web", "10.9.0.7:80")
-	if p := v.State().Problems; len(p) != 1 || !strings.Contains(p[0], `"many"`) {
+	if p := w.problems(v); len(p) != 1 || !strings.Contains(p[0], `"many"`) {
 		t.Errorf("problems %q", p)
 	}
 }

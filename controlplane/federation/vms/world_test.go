@@ -226,6 +226,13 @@ func (w *world) offered(name string) (status metav1.ConditionStatus, message str
 	return status, message
 }
 
+// problems returns those of machines of this world. Those of others are in the same API server.
+func (w *world) problems(v *vms.VMs) []string {
+	return slices.DeleteFunc(v.State().Problems, func(p string) bool {
+		return strings.HasPrefix(p, "externalworkload ") && !strings.HasPrefix(p, "externalworkload "+w.namespace+"/")
+	})
+}
+
 // eventually waits until done is true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()

@@ -13,7 +13,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Ready",type=boolean,JSONPath=`.spec.ready`
 // +kubebuilder:printcolumn:name="Offered",type=string,JSONPath=`.status.conditions[?(@.type=="Offered")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="has(self.spec.service) && self.spec.service != '' || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",message="spec.service must be given, because metadata.name cannot name a Service: that takes a DNS label that begins with a letter"
+// +kubebuilder:validation:XValidation:rule="has(self.spec.service) && self.spec.service.size() > 0 || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",message="spec.service must be given, because metadata.name cannot name a Service: that takes a DNS label that begins with a letter"
 type ExternalWorkload struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

@@ -3,6 +3,7 @@ package novatest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -43,10 +44,8 @@ func NewFake(t testing.TB) *Fake {
 // CloudsYAML writes a clouds.yaml and returns its path.
 func (f *Fake) CloudsYAML(t testing.TB) string {
 	t.Helper()
-	text := "clouds:\n"
-	for _, name := range []string{"mine", "strange"} {
-		text += fmt.Sprintf("  %s:\n    auth: {auth_url: %s/v3, username: u, password: p, project_name: %s, user_domain_name: d, project_domain_name: d}\n", name, f.server.URL, name)
-	}
+	const entry = "  %s: {auth: {auth_url: %s/v3, username: u, password: p, project_name: %[1]s, user_domain_name: d, project_domain_name: d}}\n"
+	text := "clouds:\n" + fmt.Sprintf(entry, "mine", f.server.URL) + fmt.Sprintf(entry, "strange", f.server.URL)
 	path := filepath.Join(t.TempDir(), "clouds.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -64,9 +63,7 @@ func (f *Fake) Add(o Object) (id string) {
 		"id": id, "name": "vm", "status": "ACTIVE", "created": "2026-01-02T03:04:05Z", "accessIPv4": "", "accessIPv6": "", "metadata": Object{}, "tags": []string{},
 		"addresses": Object{"net": []Object{fixed(fmt.Sprintf("10.9.0.%d", f.ids)), fixed(fmt.Sprintf("2001:db8::%x", f.ids))}},
 	}
-	for key, value := range o {
-		s[key] = value
-	}
+	maps.Copy(s, o)
 	f.servers = append(f.servers, s)
 	return id
 }
