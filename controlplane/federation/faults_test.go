@@ -123,7 +123,7 @@ func TestALeaderIsKilled(t *testing.T) {
 		t.Error("nobody was led by the one that was killed")
 	}
 	w.offer("c", "late", "10.3.1.1")
-	writes.take(t, "by the new leader", after, after, added("late", "c", ids...)...)
+	writes.take("by the new leader", after, added("late", "c", ids...)...)
 	if state := b.State(); len(state.Members) != 3 {
 		t.Errorf("b sees %+v", state.Members)
 	}
@@ -177,7 +177,7 @@ func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
 	w.awaitEverywhere("of-b", "10.2.0.2")
 	w.offer("c", "last", "10.3.0.3")
 	w.awaitEverywhere("last", "10.3.0.3")
-	writes.take(t, "through the cut", before, w.epochs(), slices.Concat(
+	writes.take("through the cut", before, slices.Concat(
 		added("of-a", "a", ids...), added("of-b", "b", ids...), added("of-c", "c", ids...), added("last", "c", ids...))...)
 }
 
@@ -213,7 +213,7 @@ func TestASupervisorClusterIsGone(t *testing.T) {
 	w.supervise("a", "anew")
 	w.awaitEverywhere("late", "10.3.0.1")
 	w.awaitEverywhere("later", "10.3.0.2")
-	writes.take(t, "while a was gone and came back", before, w.epochs(), slices.Concat(added("late", "c", ids...), added("later", "c", ids...))...)
+	writes.take("while a was gone and came back", before, slices.Concat(added("late", "c", ids...), added("later", "c", ids...))...)
 }
 
 // away is how long a member is away: ten minutes, or in a test of every day longer than a Lease.
@@ -250,7 +250,7 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	w.gates["a c"].Open()
 	w.awaitEverywhere("late", "10.1.0.1")
 	eventually(t, "what c lost is held", func() bool { return w.status("a", "c").Held == many })
-	writes.take(t, "with c away, and back without what it offered", before, w.epochs(), added("late", "a", ids...)...)
+	writes.take("with c away, and back without what it offered", before, added("late", "a", ids...)...)
 
 	clusters := []formation.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
 	released, err := formation.Release(t.Context(), namespace, clusters, "c", time.Now())
@@ -287,7 +287,7 @@ func TestMembersComeAndGo(t *testing.T) {
 	for _, line := range added("web", "c", "a", "b") {
 		want = append(want, strings.Replace(line, "ADDED", "DELETED", 1))
 	}
-	writes.take(t, "when c left", before, w.epochs(), want...)
+	writes.take("when c left", before, want...)
 
 	for _, supervisor := range []clusterset.ClusterID{"a", "b"} {
 		w.edit(supervisor, func(spec *federationv1alpha1.FederationSpec) {
@@ -296,7 +296,7 @@ func TestMembersComeAndGo(t *testing.T) {
 	}
 	w.awaitEverywhere("web", "10.3.0.1")
 	w.awaitEverywhere("shop", "10.1.0.1")
-	writes.take(t, "when c came back", before, w.epochs(), added("web", "c", "a", "b")...)
+	writes.take("when c came back", before, added("web", "c", "a", "b")...)
 }
 
 // TestAnotherClusterUnderTheSameID: a cluster that stands where a member was is not written into, nor believed, until a
@@ -349,7 +349,7 @@ func TestAnotherClusterUnderTheSameID(t *testing.T) {
 	eventually(t, "a says that d calls itself c", func() bool { return strings.Contains(w.status("a", "d").Message, "claims to be c, not d") })
 	w.offer("a", "here", "10.1.0.1")
 	w.leadsTo("a", "here", "10.1.0.1")
-	writes.take(t, "with others in the place of members", before, w.epochs(), added("here", "a", "a")...)
+	writes.take("with others in the place of members", before, added("here", "a", "a")...)
 
 	kube := &corev1.Namespace{}
 	if err := w.admin["b"].Get(t.Context(), client.ObjectKey{Name: "kube-system"}, kube); err != nil {
