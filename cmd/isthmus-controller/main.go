@@ -227,7 +227,7 @@ func (p parts) describe() status.Controller {
 	}
 	s := p.federation.State()
 	c.Federation = &status.Federation{Cluster: string(s.Cluster), Problem: s.Problem}
-	if s.Problem != "" {
+	if s.Problem != "" && (p.plane == nil || s.Problem != federation.NotFormed) { // a member of a broker may wait for a federation
 		c.Ready, c.Waiting = false, append(c.Waiting, s.Problem)
 	}
 	for _, m := range s.Members {

@@ -38,7 +38,9 @@ func TestStart(t *testing.T) {
 		kubeconfig:       kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData}, ""),
 		brokerKubeconfig: kubeconfig(t, &clientcmdapi.Cluster{Server: "http://" + broker}, &clientcmdapi.AuthInfo{Token: "t"}, "isthmus-broker"),
 		namespace:        "isthmus-system", listen: unusedAddress(t), logFormat: "text", logLevel: slog.LevelError,
+		federation: true, // which nobody has formed: no reason not to be ready
 	}
+	s.plane.TimeScale = 1
 	refused := func(want string) {
 		t.Helper()
 		if err := run(t.Context(), s, io.Discard); err == nil || err.Error() != want {

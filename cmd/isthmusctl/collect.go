@@ -19,6 +19,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/membership"
 )
@@ -78,7 +79,7 @@ func newCollector(cfg *rest.Config, namespace string) (*collector, error) {
 // could not be asked.
 func (c *collector) collect(ctx context.Context) (*report, error) {
 	r := &report{Namespace: c.namespace}
-	for _, part := range []func(context.Context, *report) error{c.definitions, c.member, c.controller, c.agents, c.services} {
+	for _, part := range []func(context.Context, *report) error{c.definitions, c.federation, c.member, c.controller, c.agents, c.services} {
 		if err := part(ctx, r); err != nil {
 			return nil, err
 		}
@@ -108,6 +109,23 @@ func (c *collector) definitions(ctx context.Context, r *report) error {
 	return nil
 }
 
+// federation says of which one the cluster is. Whoever may not read that sees none.
+func (c *collector) federation(ctx context.Context, r *report) error {
+	f, id := &federationv1alpha1.Federation{}, &federationv1alpha1.ClusterClaim{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, f)
+	if err == nil {
+		err = c.client.Get(ctx, client.ObjectKey{Name: federationv1alpha1.ClaimID}, id)
+	}
+	switch {
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read the cluster's Federation: %w", err)
+	}
+	r.Federation = &federationReport{ClusterID: id.Spec.Value, ClusterSet: f.Spec.ClusterSet, Members: len(f.Spec.Members)}
+	return nil
+}
+
 func (c *collector) member(ctx context.Context, r *report) error {
 	members := &v1alpha1.MemberList{}
 	err := c.client.List(ctx, members, client.InNamespace(c.namespace))
@@ -115,6 +133,9 @@ func (c *collector) member(ctx context.Context, r *report) error {
 	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
 	case err != nil:
 		return fmt.Errorf("list members in namespace %s: %w", c.namespace, err)
+	}
+	if len(members.Items) == 0 && r.Federation != nil {
+		return nil
 	}
 	if len(members.Items) != 1 {
 		r.wait("membership: namespace %s holds %d Members, want 1; run isthmusctl join", c.namespace, len(members.Items))
@@ -154,6 +175,7 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
+	alone := r.Member == nil && r.Federation != nil // there is no broker, and nobody leads
 	for _, pod := range pods {
 		p := podReport{Pod: pod.Name}
 		p.Status, err = ask[status.Controller](ctx, c, pod, status.ControllerPort)
@@ -163,6 +185,8 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 		}
 		if p.Status != nil && p.Status.Leader {
 			r.Controller.Broker, r.Controller.Members = &p.Status.Broker, p.Status.Members
+		}
+		if p.Status != nil && (p.Status.Leader || alone) {
 			for _, w := range p.Status.Waiting {
 				r.wait("controller: %s", w)
 			}
@@ -170,6 +194,7 @@ func (c *collector) controller(ctx context.Context, r *report) error {
 		r.Controller.Pods = append(r.Controller.Pods, p)
 	}
 	switch b := r.Controller.Broker; {
+	case alone:
 	case b == nil:
 		r.wait("controller: no pod leads yet")
 	case !b.Reachable && !slices.ContainsFunc(r.Waiting, func(w string) bool { return strings.Contains(w, b.Server) }):

@@ -114,13 +114,15 @@ func (c *collector) await(ctx context.Context, progress io.Writer, limit time.Du
 
 // report is the state of one cluster. It is what -o json prints; the text is made of it.
 type report struct {
-	Ready      bool             `json:"ready"`
-	Waiting    []string         `json:"waiting,omitempty"` // what is not ready, one sentence each
-	Namespace  string           `json:"namespace"`
-	Member     *memberReport    `json:"member,omitempty"`
-	Controller controllerReport `json:"controller"`
-	Agents     agentsReport     `json:"agents"`
-	Services   servicesReport   `json:"services"`
+	Ready     bool          `json:"ready"`
+	Waiting   []string      `json:"waiting,omitempty"` // what is not ready, one sentence each
+	Namespace string        `json:"namespace"`
+	Member    *memberReport `json:"member,omitempty"`
+	// Federation is that of a cluster that is of one. Without a Member it needs no broker.
+	Federation *federationReport `json:"federation,omitempty"`
+	Controller controllerReport  `json:"controller"`
+	Agents     agentsReport      `json:"agents"`
+	Services   servicesReport    `json:"services"`
 }
 
 // unready is the error of a report that is not ready, or nil.
@@ -140,6 +142,12 @@ type memberReport struct {
 	ClusterSetID  string    `json:"clusterSetID"`
 	ClusterSetIPs []string  `json:"clusterSetIPs"`
 	Joined        time.Time `json:"joined"`
+}
+
+type federationReport struct {
+	ClusterID  string `json:"clusterID"`
+	ClusterSet string `json:"clusterSet"`
+	Members    int    `json:"members"` // that it names; 0 in a child
 }
 
 type servicesReport struct {
@@ -163,8 +171,15 @@ func (r *report) writeText(out io.Writer) error {
 	line := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) } // Flush reports errors
 	if m := r.Member; m != nil {
 		line("cluster\t%s of ClusterSet %s, ClusterSetIPs %s", m.ClusterID, m.ClusterSetID, list(m.ClusterSetIPs))
-	} else {
+	} else if r.Federation == nil {
 		line("cluster\tnot a member")
+	}
+	switch f := r.Federation; {
+	case f == nil:
+	case f.Members == 0:
+		line("federation\t%s, of which %s is a child", f.ClusterSet, f.ClusterID)
+	default:
+		line("federation\t%s, of which %s is a supervisor of %d members", f.ClusterSet, f.ClusterID, f.Members)
 	}
 	line("controller\t%d of %d ready", r.Controller.Ready, r.Controller.Desired)
 	if b := r.Controller.Broker; b != nil {

@@ -26,6 +26,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/membership"
 )
@@ -324,6 +325,25 @@ n2    yes    2/2    2          5         169.254.20.53:53  v1
 Not ready:
   membership: namespace isthmus-system holds 0 Members, want 1; run isthmusctl join
   controller: Deployment isthmus-system/isthmus-controller was stopped when the cluster left; isthmusctl join starts it again
+`,
+		},
+		"a child of a federation, without a broker": {
+			change: func(c *cluster) {
+				c.objects = append(slices.DeleteFunc(c.objects, func(o client.Object) bool { _, member := o.(*v1alpha1.Member); return member }),
+					&federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: "federation"}, Spec: federationv1alpha1.FederationSpec{ClusterSet: "prod"}},
+					&federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "id.k8s.io"}, Spec: federationv1alpha1.ClusterClaimSpec{Name: "id.k8s.io", Value: "c"}})
+				c.answers["c-1:9471"] = status.Controller{Version: "v1", Ready: true, Federation: &status.Federation{}}
+			}, want: `
+federation  prod, of which c is a child
+controller  1 of 1 ready
+agents      2 of 2 ready
+services    1 exported here, 1 imported
+
+NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION
+n1    yes    2/2    2          5         169.254.20.53:53  v1
+n2    yes    2/2    2          5         169.254.20.53:53  v1
+
+ready
 `,
 		},
 		"it is the broker as well": {

@@ -45,6 +45,9 @@ import (
 // +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=list;watch,namespace=isthmus-system
 
+// NotFormed is the Problem of a State in a cluster that is of no federation yet.
+const NotFormed = "there is no Federation; run isthmusctl federation create"
+
 // leaseName is the Lease of the one process of this cluster that writes what is said here: the Federation's status, and
 // Services of machines.
 const leaseName = "isthmus-federation"
@@ -259,7 +262,7 @@ func (f *Federation) reconcile(ctx context.Context) error {
 	federation := &federationv1alpha1.Federation{}
 	err := f.local.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, federation)
 	if apierrors.IsNotFound(err) || errors.Is(err, part.ErrKindMissing) {
-		f.idle("there is no Federation; run isthmusctl federation create")
+		f.idle(NotFormed)
 		return nil
 	}
 	if err != nil {
