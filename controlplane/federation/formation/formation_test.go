@@ -114,10 +114,15 @@ func TestLife(t *testing.T) {
 	// What leaders wrote goes with the cluster, what is somebody else's stays.
 	put(t, c, service("theirs", nil, nil))
 	put(t, c, service("ours", map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}, map[string]string{federationv1alpha1.AnnotationEpoch: "1"}))
-	noted := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "noted", Annotations: map[string]string{
-		federationv1alpha1.AnnotationEpoch: "1", policies.AnnotationStatus: "{}", "note": "x",
-	}}}
-	put(t, c, noted)
+	noted := []client.Object{
+		&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "noted", Annotations: map[string]string{
+			federationv1alpha1.AnnotationEpoch: "1", policies.AnnotationStatus: "{}", "note": "x",
+		}}},
+		service("noted", nil, map[string]string{federationv1alpha1.AnnotationEpoch: "1", federationv1alpha1.AnnotationServiceStatus: "member of web", "note": "x"}),
+	}
+	for _, o := range noted {
+		put(t, c, o)
+	}
 	if _, err := Remove(t.Context(), Removal{ID: "c", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err == nil || !strings.Contains(err.Error(), "--supervisor b=CONTEXT") {
 		t.Errorf("c left behind the back of b: %v", err)
 	}
@@ -126,10 +131,12 @@ func TestLife(t *testing.T) {
 		t.Fatalf("removed: %+v, %v", removed, err)
 	}
 	await(t, "a supervisor that is none of c's is still let in", func() bool { return !accepts(t, token) })
-	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(noted), noted); err != nil || len(noted.Annotations) != 1 {
-		t.Errorf("somebody's policy: %v, %v", noted.Annotations, err)
+	for _, o := range noted {
+		if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil || len(o.GetAnnotations()) != 1 {
+			t.Errorf("somebody's %T: %v, %v", o, o.GetAnnotations(), err)
+		}
 	}
-	for _, o := range []client.Object{service("theirs", nil, nil), noted} {
+	for _, o := range append(noted, service("theirs", nil, nil)) {
 		if err := c.Client.Delete(t.Context(), o); err != nil {
 			t.Errorf("what was somebody's own: %v", err)
 		}

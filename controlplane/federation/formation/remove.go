@@ -170,7 +170,7 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 }
 
 // clearWritten removes what leaders wrote: everything with our label and the epoch of a leader. What they noted on
-// other people's policies goes, too.
+// other people's Services and policies goes, too.
 func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error) {
 	kinds := []schema.GroupVersionKind{
 		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), corev1.SchemeGroupVersion.WithKind("Service"),
@@ -213,7 +213,8 @@ func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error)
 
 // unmark takes what leaders noted off an object that is somebody else's.
 func unmark(ctx context.Context, c client.Client, o *metav1.PartialObjectMetadata) error {
-	patch := []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:null}}}`, federationv1alpha1.AnnotationEpoch, policies.AnnotationStatus))
+	patch := []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:null,%q:null}}}`,
+		federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, policies.AnnotationStatus))
 	if err := c.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), ctl.FieldOwner); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("take the federation's annotations off %s %s: %w", o.Kind, client.ObjectKeyFromObject(o), err)
 	}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
@@ -107,11 +108,11 @@ func status(ctx context.Context, into part.Leader, svc *corev1.Service, name clu
 
 // say writes text on a Service, and an event, if it is news.
 func say(ctx context.Context, into part.Leader, svc *corev1.Service, text, eventType, reason string) error {
-	if svc.Annotations[annotationStatus] == text {
+	if svc.Annotations[v1alpha1.AnnotationServiceStatus] == text {
 		return nil
 	}
-	if err := into.Annotate(ctx, svc, map[string]string{annotationStatus: text}); err != nil {
-		return fmt.Errorf("write annotation %s of service %s/%s: %w", annotationStatus, svc.Namespace, svc.Name, err)
+	if err := into.Annotate(ctx, svc, map[string]string{v1alpha1.AnnotationServiceStatus: text}); err != nil {
+		return fmt.Errorf("write annotation %s of service %s/%s: %w", v1alpha1.AnnotationServiceStatus, svc.Namespace, svc.Name, err)
 	}
 	if text != "" {
 		into.Event(svc, eventType, reason, text)

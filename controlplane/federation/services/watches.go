@@ -21,13 +21,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-const (
-	// labelMemberOf is a label in memory only: which federated Service a Service is a member of, so that all of one
-	// are found fast.
-	labelMemberOf = "federation.isthmus.dev/member-of"
-	// annotationStatus is what became of a member Service's wish, for its owner.
-	annotationStatus = "federation.isthmus.dev/service-status"
-)
+// labelMemberOf is a label in memory only: which federated Service a Service is a member of, so that all of one are found
+// fast.
+const labelMemberOf = "federation.isthmus.dev/member-of"
 
 // memberOf returns the value of labelMemberOf. A name of a Service has no dot.
 func memberOf(name clusterset.ServiceName) string { return name.Name + "." + name.Namespace }
@@ -51,7 +47,7 @@ func (p *Part) keysOfService(_ part.Member, o client.Object) []part.Key {
 		p.wanted.Store(name, true)
 		keys = append(keys, keyOf(name))
 	}
-	if _, told := o.GetAnnotations()[annotationStatus]; told && !member || err != nil {
+	if _, told := o.GetAnnotations()[v1alpha1.AnnotationServiceStatus]; told && !member || err != nil {
 		keys = append(keys, part.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
 	}
 	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
@@ -118,7 +114,7 @@ func (p *Part) trimService(obj any) (any, error) {
 		return obj, nil
 	}
 	name, member, err := offers.Name(svc, p.system)
-	_, told := svc.Annotations[annotationStatus]
+	_, told := svc.Annotations[v1alpha1.AnnotationServiceStatus]
 	switch {
 	case offers.IsOurs(svc):
 		return svc, nil

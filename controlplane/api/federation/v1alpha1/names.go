@@ -61,6 +61,9 @@ const (
 	AnnotationServiceAntreaTanzu = "svc.federated.antreaplus.vmware-tanzu.com"
 	AnnotationServiceAntrea      = "svc.federated.antreaplus.vmware.com"
 
+	// AnnotationServiceStatus is what became of a member Service's wish, for its owner. Leaders write it.
+	AnnotationServiceStatus = "federation.isthmus.dev/service-status"
+
 	// MarkFederatedService stands on a federated Service.
 	MarkFederatedService = "fed-svc.antreaplus.vmware-tanzu.com"
 	// MarkCluster stands on EndpointSlices of federated Services; its value is the id of the cluster that serves.
