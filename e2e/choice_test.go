@@ -193,7 +193,7 @@ spec: {exportedAnnotations: {isthmus.io/cluster-weights: "a=3,b=1"}}
 	}
 	target := netip.AddrPortFrom(publish(t, "weighed", "a", "b"), 7).String()
 	for path, c := range paths() {
-		if err := reachesAt(t.Context(), c, target, "a", "b"); err != nil {
+		if err := answeredBy(t.Context(), c, "--tcp", target, "a", "b"); err != nil {
 			t.Fatal(err)
 		}
 		r, err := c.run(t.Context(), "--connections", fmt.Sprint(n), "--concurrency", "4", "--tcp", target)

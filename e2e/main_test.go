@@ -53,7 +53,7 @@ func run(m *testing.M) int {
 	cfg := testbed.Config{
 		Name: "e2e", Guest: true, Zone: "z1", Progress: os.Stderr,
 		AgentArgs:    map[string][]string{"a": {"--packet-path", "--zones-span-clusters", "--dns-fastpath=" + nobody}},
-		NodeLocalDNS: []string{"b"},
+		NodeLocalDNS: []string{"b"}, Federation: true,
 	}
 	if os.Getenv("ISTHMUS_E2E_KEEP") != "1" {
 		defer func() {

@@ -119,17 +119,18 @@ func reaches(ctx context.Context, c client, clusters ...string) error {
 		return err
 	}
 	for _, vip := range addrs {
-		if err := reachesAt(ctx, c, netip.AddrPortFrom(vip, 7).String(), clusters...); err != nil {
+		if err := answeredBy(ctx, c, "--tcp", netip.AddrPortFrom(vip, 7).String(), clusters...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// reachesAt waits until a target leads c to pods of exactly these clusters, by TCP.
-func reachesAt(ctx context.Context, c client, target string, clusters ...string) error {
+// answeredBy waits until no connection of c to a target fails and exactly these clusters answer. protocol is the client's
+// flag.
+func answeredBy(ctx context.Context, c client, protocol, target string, clusters ...string) error {
 	return testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		r, err := c.run(ctx, "--connections", "50", "--timeout", "2s", "--tcp", target)
+		r, err := c.run(ctx, "--connections", "50", "--timeout", "2s", protocol, target)
 		if err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -50,6 +51,8 @@ type Config struct {
 	Zone  string // label of all nodes; empty means none
 	// AgentArgs are further flags of the agents, by member.
 	AgentArgs map[string][]string
+	// Federation says that controllers do their part in a federation as soon as there is one.
+	Federation bool
 	// NodeLocalDNS are the members whose nodes have NodeLocal DNSCache in front of CoreDNS.
 	NodeLocalDNS []string
 	Progress     io.Writer // receives one line a step; nil means silence
@@ -254,13 +257,19 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 			return err
 		}
 	}
+	return tb.Install(ctx, clusters...)
+}
+
+// Install installs Isthmus in clusters and waits until all of it is ready.
+func (tb *Testbed) Install(ctx context.Context, clusters ...string) error {
 	tb.Step("helm install in %s", strings.Join(clusters, " and "))
 	each, eachCtx := errgroup.WithContext(ctx)
 	for _, member := range clusters {
 		each.Go(func() error {
 			flags := strings.Join(append([]string{"--check-interval=5s"}, tb.cfg.AgentArgs[member]...), ",") // a minute is long for tests
 			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
-				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}")
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}",
+				"--set", "controller.federation.enabled="+strconv.FormatBool(tb.cfg.Federation))
 			return err
 		})
 	}
@@ -286,14 +295,19 @@ func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
 
 // Leave ends the membership of a cluster and uninstalls Isthmus from it.
 func (tb *Testbed) Leave(ctx context.Context, member string) error {
-	tb.Step("isthmusctl dns uninstall and leave in %s", member)
-	if _, err := tb.Isthmusctl(ctx, member, "dns", "uninstall", "--yes"); err != nil {
-		return err
-	}
+	tb.Step("isthmusctl leave in %s", member)
 	if _, err := tb.Isthmusctl(ctx, member, "leave", "--broker-kubeconfig", tb.Lab.Kubeconfig(broker)); err != nil {
 		return err
 	}
-	tb.Step("helm uninstall in %s", member)
+	return tb.Uninstall(ctx, member)
+}
+
+// Uninstall removes Isthmus from a cluster.
+func (tb *Testbed) Uninstall(ctx context.Context, member string) error {
+	tb.Step("isthmusctl dns uninstall and helm uninstall in %s", member)
+	if _, err := tb.Isthmusctl(ctx, member, "dns", "uninstall", "--yes"); err != nil {
+		return err
+	}
 	_, err := tb.Helm(ctx, member, "uninstall", "isthmus", "--namespace", Namespace)
 	return err
 }

@@ -1,0 +1,348 @@
+package e2e
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/isthmus-net/isthmus/e2e/lab/topology"
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+)
+
+//go:embed testdata/federation.yaml
+var memberServices string
+
+//go:embed testdata/machine.yaml
+var memberMachine string
+
+// federated are the federated Services of the tests: for each, its namespace and who answers.
+var federated = map[string]struct {
+	namespace string
+	by        []string
+}{
+	"pods":     {testbed.Namespace, everywhere},
+	"external": {namespace, everywhere},
+	"nodes":    {namespace, everywhere},
+	"balancer": {namespace, everywhere},
+	"machine":  {namespace, []string{"machine"}},
+}
+
+// everywhere are the clusters of the federation.
+var everywhere = append(testbed.Members(), testbed.Guest)
+
+// TestFederation: a and b are supervisors, c is a child that reaches nobody. Federated Services of every kind are
+// answered from all clusters, at ClusterIPs and by names of ClusterSetIPs. A leader that is killed is followed by
+// another one, which writes nothing. When the clusters leave, nothing of the federation is left in them.
+func TestFederation(t *testing.T) {
+	needBed(t)
+	t.Parallel()
+	federate(t)
+	hermit(t)
+	var offering errgroup.Group
+	for _, m := range everywhere {
+		offering.Go(func() error { return offerServices(t, m) })
+	}
+	offering.Go(func() error { return bed.Install(t.Context(), testbed.Guest) })
+	if err := offering.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	reachesNobody(t)
+	for _, m := range testbed.Members() {
+		t.Logf("seen from %s:\n%s", m, led(t, m, noEpoch))
+	}
+	for _, m := range everywhere {
+		t.Run("from "+m, func(t *testing.T) { reachesFederated(t, m) })
+	}
+	t.Run("a leader dies", leaderDies)
+}
+
+// hermit makes the guest one that reaches no API server of the others, neither from its nodes nor from its pods.
+func hermit(t *testing.T) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	guest := clusterOf(t, testbed.Guest)
+	for _, at := range []string{guest.Name, guest.Nodes[0].Name} {
+		rules := "add table ip hermit\n"
+		for _, hook := range []string{"output", "forward"} {
+			rules += fmt.Sprintf("add chain ip hermit %[1]s { type filter hook %[1]s priority 0; }\n"+
+				"add rule ip hermit %[1]s ip daddr { %[2]s } tcp dport 6443 reject\n", hook, strings.Join(servers(t), ", "))
+		}
+		cmd := bed.Lab.NodeCommand(ctx, at, "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(rules)
+		if _, err := testbed.Output(cmd); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if _, err := bed.Node(ctx, at, "nft", "delete", "table", "ip", "hermit"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// reachesNobody checks that the guest is a hermit.
+func reachesNobody(t *testing.T) {
+	t.Helper()
+	for _, server := range servers(t) {
+		knock := []string{"curl", "-sk", "--max-time", "5", "https://" + server + ":6443/livez"}
+		said, nodeErr := bed.Node(t.Context(), clusterOf(t, testbed.Guest).Nodes[0].Name, knock...)
+		heard, podErr := bed.Exec(t.Context(), testbed.Guest, namespace, "client", knock...)
+		if nodeErr == nil || podErr == nil {
+			t.Errorf("%s reaches the API server at %s, which says %q to a node and %q to a pod", testbed.Guest, server, said, heard)
+		}
+	}
+}
+
+// servers are the addresses of the supervisors' API servers.
+func servers(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, m := range testbed.Members() {
+		all = append(all, clusterOf(t, m).Machine().IPv4.String())
+	}
+	return all
+}
+
+// clusterOf is a cluster as the lab has it.
+func clusterOf(t *testing.T, name string) topology.Cluster {
+	t.Helper()
+	c, ok := bed.Lab.Topology().Cluster(name)
+	if !ok {
+		t.Fatalf("the lab has no cluster %s", name)
+	}
+	return c
+}
+
+// offerServices gives a cluster its servers and member Services. Its first node has an address for external IPs and one
+// that is the cluster's load balancer, as announcers of addresses do it. The machine is a's.
+func offerServices(t *testing.T, member string) error {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	node := clusterOf(t, member).Nodes[0]
+	at := node.IPv4.As4() // 10.200.0.11 has 10.200.0.111 and 10.200.0.211
+	external, balancer := netip.AddrFrom4([4]byte{at[0], at[1], at[2], at[3] + 100}).String(), netip.AddrFrom4([4]byte{at[0], at[1], at[2], at[3] + 200}).String()
+	for _, address := range []string{external, balancer} {
+		if _, err := bed.Node(ctx, node.Name, "ip", "address", "replace", address+"/32", "dev", "eth0"); err != nil {
+			return err
+		}
+		t.Cleanup(func() {
+			if _, err := bed.Node(ctx, node.Name, "ip", "address", "del", address+"/32", "dev", "eth0"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := startWorkload(ctx, member); err != nil {
+		return err
+	}
+	manifest := memberServices
+	if member == "a" {
+		address, err := machine(t)
+		if err != nil {
+			return err
+		}
+		manifest += "---\n" + strings.ReplaceAll(memberMachine, "MACHINE_IP", address)
+	}
+	manifest = strings.NewReplacer("CLUSTER_ID", member, "EXTERNAL_IP", external).Replace(manifest)
+	t.Cleanup(func() {
+		cmd := bed.Lab.Kubectl(ctx, member, "delete", "--ignore-not-found", "-f", "-")
+		cmd.Stdin = strings.NewReader(manifest)
+		if _, err := testbed.Output(cmd); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := bed.Apply(ctx, member, manifest); err != nil {
+		return err
+	}
+	balanced := fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q}]}}}`, balancer)
+	_, err := bed.Kubectl(ctx, member, "patch", "service", "balancer-of-"+member, "--namespace", namespace, "--subresource", "status", "--type", "merge", "--patch", balanced)
+	return err
+}
+
+// machine starts a server that is no pod, and returns its address. Its port is 8088.
+func machine(t *testing.T) (string, error) {
+	t.Helper()
+	cmd := bed.Lab.FabricCommand(t.Context(), bed.Program("echo-server"), "serve", "--http", ":8088")
+	cmd.Env = append(os.Environ(), "CLUSTER=machine", "POD=machine")
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	t.Cleanup(func() { _ = cmd.Wait() }) // killed, as its context is over
+	return topology.FabricIPv4.Addr().String(), nil
+}
+
+// federate makes the clusters a federation with ClusterSetIPs, as administrators do it. When the test ends they leave it,
+// and nothing of it is left.
+func federate(t *testing.T) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	all := []string{"--supervisor", "a=a", "--supervisor", "b=b", "--child", testbed.Guest + "=" + testbed.Guest}
+	run := func(args ...string) error {
+		out, err := bed.Federate(ctx, args...)
+		t.Logf("isthmusctl federation %s\n%s", strings.Join(args, " "), strings.TrimSpace(out))
+		return err
+	}
+	t.Cleanup(func() {
+		err := errors.Join( // the last supervisor leaves last
+			run(append([]string{"remove", testbed.Guest}, all...)...),
+			run(append([]string{"remove", "b"}, all[:4]...)...),
+			run(append([]string{"remove", "a"}, all[:2]...)...),
+		)
+		left, err2 := written(ctx)
+		if err := errors.Join(err, err2, bed.Uninstall(ctx, testbed.Guest)); err != nil || len(left) > 0 {
+			t.Errorf("the federation left %v: %v", left, err)
+		}
+	})
+	if err := run(append([]string{"create", "--clusterset", "clusterset"}, all...)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range testbed.Members() {
+		const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`
+		if _, err := bed.Kubectl(ctx, m, "patch", "federation", "federation", "--type", "merge", "--patch", vips); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// noEpoch is before the first one.
+const noEpoch = -1
+
+// led waits until a supervisor says that all members are reached and led, the guest in an epoch after the given one,
+// and returns what it says.
+func led(t *testing.T, supervisor string, after int64) string {
+	t.Helper()
+	var table string
+	if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		said, err := bed.Federate(ctx, "status", "--context", supervisor, "--output", "json")
+		if err != nil {
+			return err
+		}
+		var members []struct {
+			ClusterID string
+			Epoch     int64
+		}
+		if err := json.Unmarshal([]byte(said), &members); err != nil {
+			return fmt.Errorf("read the federation's status %q: %w", said, err)
+		}
+		for _, m := range members {
+			if m.ClusterID == testbed.Guest && m.Epoch <= after {
+				return fmt.Errorf("%s thinks that %s is led in epoch %d still", supervisor, testbed.Guest, m.Epoch)
+			}
+		}
+		table, err = bed.Federate(ctx, "status", "--context", supervisor)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// reachesFederated asks every federated Service from a pod of a cluster, at its ClusterIP and by the name of its
+// ClusterSetIP.
+func reachesFederated(t *testing.T, from string) {
+	t.Helper()
+	group, ctx := errgroup.WithContext(t.Context())
+	for service, is := range federated {
+		group.Go(func() error {
+			var svc corev1.Service
+			if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+				return bed.Get(ctx, from, "/api/v1/namespaces/"+is.namespace+"/services/"+service, &svc)
+			}); err != nil {
+				return err
+			}
+			for _, host := range []string{svc.Spec.ClusterIP, service + "." + is.namespace + ".svc.clusterset.local"} {
+				if err := answeredBy(ctx, clientIn(from), "--url", "http://"+host, is.by...); err != nil {
+					return fmt.Errorf("federated Service %s: %w", service, err)
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// leaderDies kills the process that leads the guest. Another one leads soon after the Lease is over, and not one object
+// is written because of it.
+func leaderDies(t *testing.T) {
+	ctx := t.Context()
+	before, err := written(ctx)
+	if err != nil || len(before) == 0 {
+		t.Fatalf("leaders wrote %v: %v", before, err)
+	}
+	holder, epoch, err := lease(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leader, _, _ := strings.Cut(holder, "_") // SUPERVISOR/POD_UNIQUE
+	supervisor, pod, _ := strings.Cut(leader, "/")
+	if err := bed.Kill(ctx, supervisor, testbed.Namespace, pod); err != nil {
+		t.Fatal(err)
+	}
+	died := time.Now()
+	if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		next, its, err := lease(ctx)
+		if err == nil && next == holder {
+			err = errors.New("the dead leader has the Lease still")
+		}
+		if err == nil && its != epoch+1 {
+			t.Errorf("epoch %d comes after %d", its, epoch)
+		}
+		if err == nil {
+			t.Logf("%s leads %s after %s, %s later", next, testbed.Guest, holder, time.Since(died).Round(time.Second/10))
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range testbed.Members() {
+		t.Logf("seen from %s:\n%s", m, led(t, m, epoch))
+	}
+	if after, err := written(ctx); err != nil || !maps.Equal(before, after) {
+		t.Errorf("a change of the leader wrote: before %v, after %v: %v", before, after, err)
+	}
+}
+
+// lease returns who leads the guest, as its API server has it, and in which epoch.
+func lease(ctx context.Context) (holder string, epoch int64, err error) {
+	var l coordinationv1.Lease
+	if err := bed.Get(ctx, testbed.Guest, "/apis/coordination.k8s.io/v1/namespaces/"+testbed.Namespace+"/leases/"+testbed.Guest, &l); err != nil {
+		return "", 0, err
+	}
+	if l.Spec.HolderIdentity == nil || l.Spec.LeaseTransitions == nil {
+		return "", 0, errors.New("nobody has the Lease of " + testbed.Guest)
+	}
+	return *l.Spec.HolderIdentity, int64(*l.Spec.LeaseTransitions), nil
+}
+
+// written returns the versions of all that leaders wrote, by cluster, kind and name.
+func written(ctx context.Context) (map[string]string, error) {
+	all := map[string]string{}
+	labels := map[string]string{"services,serviceimports": "app.kubernetes.io/managed-by", "endpointslices": "endpointslice.kubernetes.io/managed-by"}
+	for _, m := range everywhere {
+		for kinds, label := range labels {
+			out, err := bed.Kubectl(ctx, m, "get", kinds, "--all-namespaces", "--selector", label+"=federation.isthmus.dev",
+				"--output", `jsonpath={range .items[*]}{.kind}/{.metadata.namespace}/{.metadata.name} {.metadata.resourceVersion}{"\n"}{end}`)
+			if err != nil {
+				return nil, err
+			}
+			for line := range strings.Lines(out) {
+				name, version, _ := strings.Cut(strings.TrimSpace(line), " ")
+				all[m+"/"+name] = version
+			}
+		}
+	}
+	return all, nil
+}
