@@ -143,9 +143,9 @@ func (w *world) told(id clusterset.ClusterID, n int) bool {
 	return n <= 0
 }
 
-// TestSupervisorsThatDoNotReachEachOther: each leads itself, and c has one leader; what is new in c gets everywhere,
-// and what is new in a supervisor to where its leader sees it. When the network is whole again everything is
-// everywhere, written once.
+// TestSupervisorsThatDoNotReachEachOther: each leads itself, and one of them c; what is new in c gets everywhere, and
+// what is new in one supervisor not into the other. When the network is whole again everything is everywhere, written
+// once.
 func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
 	w := newWorld(t)
 	w.supervise("a", "one")
@@ -163,9 +163,8 @@ func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
 	w.offer("c", "of-c", "10.3.0.2")
 	w.awaitEverywhere("of-c", "10.3.0.2")
 	w.leadsTo("a", "of-a", "10.1.0.2")
-	w.leadsTo("c", "of-a", "10.1.0.2")
 	w.leadsTo("b", "of-b", "10.2.0.2")
-	for id, name := range map[clusterset.ClusterID]string{"b": "of-a", "a": "of-b", "c": "of-b"} {
+	for id, name := range map[clusterset.ClusterID]string{"b": "of-a", "a": "of-b"} {
 		if have, _ := w.federated(id, name); len(have) > 0 {
 			t.Errorf("%s has %s while its leader cannot see it: %v", id, name, have)
 		}
