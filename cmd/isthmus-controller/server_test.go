@@ -25,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/membership"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -89,8 +90,14 @@ func TestStart(t *testing.T) {
 		t.Errorf("it is not alive while the broker is away: %d %s", code, body)
 	}
 	var said status.Controller
-	_, body := get(s.listen, status.Path)
-	if err := json.Unmarshal([]byte(body), &said); err != nil || said.Ready || said.Broker.Reachable || said.Cluster != "a" || len(said.Waiting) != 1 || !strings.HasPrefix(said.Waiting[0], want) {
+	var body string
+	await(t, ended, func() bool {
+		said = status.Controller{}
+		_, body = get(s.listen, status.Path)
+		err = json.Unmarshal([]byte(body), &said)
+		return err != nil || said.Federation != nil && said.Federation.Problem == federation.NotFormed
+	})
+	if err != nil || said.Ready || said.Broker.Reachable || said.Cluster != "a" || len(said.Waiting) != 1 || !strings.HasPrefix(said.Waiting[0], want) {
 		t.Errorf("status says %s (%v)", body, err)
 	}
 	cancel()
