@@ -45,6 +45,7 @@ type State struct {
 // Member is one member. It is connected while Run runs.
 type Member struct {
 	cfg       Config
+	id        clusterset.ClusterID
 	transport *transport
 	config    *rest.Config
 	client    client.WithWatch
@@ -61,7 +62,7 @@ type Member struct {
 // NewMember returns a member that is not connected. uid is that of the cluster that was seen under its id, "" if none
 // was; the spec's goes before.
 func NewMember(cfg Config, spec federationv1alpha1.MemberCluster, uid string) (*Member, error) {
-	m := &Member{cfg: cfg, spec: spec, uid: uid, woken: make(chan struct{})}
+	m := &Member{cfg: cfg, id: clusterset.ClusterID(spec.ClusterID), spec: spec, uid: uid, woken: make(chan struct{})}
 	m.transport = &transport{verify: m.verify}
 	// Requests name the member, so errors do; where it is only the transport knows.
 	m.config = &rest.Config{Host: "https://" + spec.ClusterID, Transport: m.transport, QPS: -1, UserAgent: "isthmus-federation"}
@@ -78,7 +79,7 @@ func NewMember(cfg Config, spec federationv1alpha1.MemberCluster, uid string) (*
 }
 
 // ID is part.Member's, as the next two.
-func (m *Member) ID() clusterset.ClusterID { return clusterset.ClusterID(m.spec.ClusterID) }
+func (m *Member) ID() clusterset.ClusterID { return m.id }
 
 // Reachable is described with ID.
 func (m *Member) Reachable() bool {

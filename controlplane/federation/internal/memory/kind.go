@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -79,9 +80,9 @@ var retry = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.
 // Follower returns a function that reads the kind behind c and watches it until something fails, which it returns, or
 // until its ctx ends. Called again, it goes on where it was. That an optional kind is missing is noted, and no error.
 func (k *Kind) Follower(c client.WithWatch) func(context.Context) error {
-	var failed error
+	var failed atomic.Pointer[error] // a Reflector asks from goroutines of its own
 	note := func(err error) error {
-		failed = err
+		failed.Store(&err)
 		return err
 	}
 	source := &toolscache.ListWatch{
@@ -97,8 +98,8 @@ func (k *Kind) Follower(c client.WithWatch) func(context.Context) error {
 	reflector := toolscache.NewReflectorWithOptions(source, k.watch.Object, k, toolscache.ReflectorOptions{Name: k.gvk.Kind, Backoff: &retry})
 	return func(ctx context.Context) error {
 		err := reflector.ListAndWatchWithContext(ctx)
-		if err == nil {
-			err = failed // which a Reflector may keep to itself
+		if last := failed.Load(); err == nil && last != nil {
+			err = *last // which a Reflector may keep to itself
 		}
 		if err != nil && ctx.Err() == nil {
 			return k.explain(err)
