@@ -129,8 +129,11 @@ func TestTryBroker(t *testing.T) {
 			server := serve(t, tc.start, answers[tc.answer])
 			cfg := &rest.Config{Host: server, BearerToken: "t"}
 			timeout := 30 * time.Second
-			if tc.answer == "nothing" {
+			switch tc.answer { // what is waited for to the end
+			case "nothing":
 				timeout = 300 * time.Millisecond
+			case "starting":
+				timeout = 3 * time.Second
 			}
 			prepare(cfg, origin{address: "--broker-server", credentials: "broker-info f"}, timeout)
 			unanswered, err := tryBroker(t.Context(), cfg, "b")
