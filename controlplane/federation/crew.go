@@ -145,7 +145,11 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 					c.enqueue(i, w.Keys(v, o)...)
 				}
 			}
-		}, nil)
+		}, func() {
+			if v.Read() { // what was looked at before was put off until now
+				c.enqueue(i, c.keys(i, s)...)
+			}
+		})
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Name(), err)
 		}

@@ -1,7 +1,12 @@
 package federation_test
 
 import (
+	"encoding/pem"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -11,6 +16,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
@@ -296,6 +302,51 @@ func TestMembersComeAndGo(t *testing.T) {
 	w.awaitEverywhere("web", "10.3.0.1")
 	w.awaitEverywhere("shop", "10.1.0.1")
 	writes.take("when c came back", before, added("web", "c", "a", "b")...)
+}
+
+// TestAMemberIsReadSlowly: what a member offers is believed once all of it was read, whichever kind comes last.
+func TestAMemberIsReadSlowly(t *testing.T) {
+	w := newWorld(t)
+	w.supervise("a", "one")
+	w.offer("c", "web", "10.3.0.1")
+	w.awaitEverywhere("web", "10.3.0.1") // so there is nothing to write in c when it comes back, which would be news of web
+	var c federationv1alpha1.MemberCluster
+	w.edit("a", func(spec *federationv1alpha1.FederationSpec) { c, spec.Members = spec.Members[2], spec.Members[:2] })
+	w.leadsTo("a", "web")
+
+	to, err := url.Parse(servers["c"].Config(t).Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport, err := rest.TransportFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: servers["c"].Config(t).CAData}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered, release := make(chan string, 100), make(chan struct{})
+	proxy := &httputil.ReverseProxy{Transport: transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
+	slow := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/nodes") {
+			<-release
+		}
+		select {
+		case answered <- r.URL.Path:
+		default: // enough came
+		}
+		proxy.ServeHTTP(rw, r)
+	}))
+	t.Cleanup(slow.CloseClientConnections)
+	secret := w.secret("a", "c")
+	secret.Name, c.Secret, c.Server = "federation-slow", "federation-slow", slow.URL
+	secret.Data[federationv1alpha1.SecretCA] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: slow.Certificate().Raw})
+	w.create("a", secret)
+	w.edit("a", func(spec *federationv1alpha1.FederationSpec) { spec.Members = append(spec.Members, c) })
+	unread := map[string]bool{"/api/v1/services": true, "/api/v1/namespaces": true, "/apis/discovery.k8s.io/v1/endpointslices": true}
+	for len(unread) > 0 {
+		delete(unread, <-answered)
+	}
+	<-time.After(time.Second) // so that everything was looked at, in vain
+	close(release)
+	w.leadsTo("a", "web", "10.3.0.1")
 }
 
 // TestAnotherClusterUnderTheSameID: a cluster that stands where a member was is not written into, nor believed, until a

@@ -168,6 +168,8 @@ func TestRefusedByKernel(t *testing.T) {
 func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[place]map[string]string, anew bool) {
 	t.Helper()
 	in(t, ns, func() error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
 		s, err := b.open()
 		if err != nil {
 			return err

@@ -251,7 +251,10 @@ func TestClientsOfOthers(t *testing.T) {
 func (w *world) stayed(gateway, family int) (n int) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
-		s, err := w.gateways[gateway].open()
+		b := w.gateways[gateway].Balancer
+		b.mu.Lock() // whoever tells of clients uses the same sockets
+		defer b.mu.Unlock()
+		s, err := b.open()
 		if err != nil {
 			return err
 		}
