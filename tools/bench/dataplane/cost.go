@@ -20,8 +20,11 @@ import (
 // seldom is how many runs in a round are too few to say anything: of a program that the traffic does not meet.
 const seldom = 10
 
-// costs are nanoseconds per run of a BPF program, in each round.
-type costs map[program][]float64
+// costs are nanoseconds per run of a BPF program, in each round: with all traffic but short connections, and with those,
+// of whose packets a part begins a flow.
+type costs struct{ known, short runCosts }
+
+type runCosts map[program][]float64
 
 // program is a BPF program of one of our dataplanes, or of what they are held against.
 type program struct{ plane, name string }
@@ -31,49 +34,61 @@ type program struct{ plane, name string }
 func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
-		return nil, fmt.Errorf("take the time of BPF programs: %w", err)
+		return c, fmt.Errorf("take the time of BPF programs: %w", err)
 	}
 	defer func() { err = errors.Join(err, stats.Close()) }()
 	empty, bare, err := b.layFloor()
 	if err != nil {
-		return nil, err
+		return c, err
 	}
 	defer func() { err = errors.Join(err, empty.Close()) }()
 	others := maps.Clone(b.references.programs)
 	maps.Copy(others, empty.programs)
 	roads := append(b.withPrograms(), bare)
-	c = costs{}
+	short := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.name != shortTCP })
+	known := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.name == shortTCP })
+	c = costs{runCosts{}, runCosts{}}
 	for round := range rounds {
-		before, err := b.runTimes(others)
-		if err != nil {
-			return nil, err
+		if err := errors.Join(b.takeCosts(ctx, known, roads, others, c.known), b.takeCosts(ctx, short, roads, others, c.short)); err != nil {
+			return c, err
 		}
-		for _, k := range kinds {
-			if err := b.takeTurns(k, roads, func(_ int, r road) error {
-				_, err := b.travel(ctx, k, r)
-				return err
-			}); err != nil {
-				return nil, err
-			}
-		}
-		after, err := b.runTimes(others)
-		if err != nil {
-			return nil, err
-		}
-		for p, a := range after {
-			if runs := a.count - before[p].count; runs >= seldom {
-				c[p] = append(c[p], (a.ns-before[p].ns)/runs)
-			}
-		}
-		fmt.Fprintf(b.progress, "round %d/%d  run times of %d programs\n", round+1, rounds, len(c))
+		fmt.Fprintf(b.progress, "round %d/%d  run times of %d programs\n", round+1, rounds, len(c.short))
 	}
-	maps.DeleteFunc(c, func(_ program, ns []float64) bool { return len(ns) < rounds })
+	for _, c := range []runCosts{c.known, c.short} {
+		maps.DeleteFunc(c, func(_ program, ns []float64) bool { return len(ns) < rounds })
+	}
 	for p := range others {
-		if c[p] == nil {
-			return nil, fmt.Errorf("program %s of the %s was not called", p.name, p.plane)
+		if c.known[p] == nil && c.short[p] == nil {
+			return c, fmt.Errorf("program %s of the %s was not called", p.name, p.plane)
 		}
 	}
 	return c, nil
+}
+
+// takeCosts adds what a run took of each program that kinds of traffic on roads met.
+func (b *testbed) takeCosts(ctx context.Context, kinds []kind, roads []road, others map[program]*ebpf.Program, c runCosts) error {
+	before, err := b.runTimes(others)
+	if err != nil {
+		return err
+	}
+	for _, k := range kinds {
+		if err := b.takeTurns(k, roads, func(_ int, r road) error {
+			_, err := b.travel(ctx, k, r)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	after, err := b.runTimes(others)
+	if err != nil {
+		return err
+	}
+	for p, a := range after {
+		if runs := a.count - before[p].count; runs >= seldom {
+			c[p] = append(c[p], (a.ns-before[p].ns)/runs)
+		}
+	}
+	return nil
 }
 
 // withPrograms are the roads with programs of ours or of a reference.
@@ -142,49 +157,86 @@ const (
 	packetBar, packetLeast   = 150.0, 90.0
 )
 
-// costRows are the rows about programs.
+// costRows are the rows about programs: of packets those of known flows, which the bars are about, and then those of
+// short connections; of sockets all, nearly all of which are short connections.
 func costRows(c costs) []metric.Metric {
 	var rows, ratios []metric.Metric
-	for _, p := range slices.SortedFunc(maps.Keys(c), func(a, b program) int {
-		return cmp.Or(strings.Compare(a.plane, b.plane), strings.Compare(a.name, b.name))
-	}) {
-		row := metric.Metric{Name: "BPF, " + p.plane + ": " + p.name + ", a run", Value: c.of(p), Unit: "ns", Better: metric.Lower}
-		l, ok := least(p)
-		if ok {
-			row.Limit = new(c.of(l))
+	for _, p := range c.known.programs() {
+		if p.ofSockets() {
+			continue
 		}
-		switch {
-		case p.plane == socketOne && p.name == "connect4":
-			row.Bar = new(connectBar)
-			ratios = append(ratios, c.ratioRow(p, program{leastStorage, p.name}, new(connectBar/connectLeast)), c.ratioRow(p, l, nil))
-		case p.plane == packetSlow || p.plane == packetFast:
-			row.Bar = new(packetBar)
+		row := c.known.row(p, "a run")
+		if l, ok := least(p); ok {
+			row.Bar, row.Why = new(packetBar), slower(c.known.packetFactor(), packetBar)
 			if l.plane != floor {
-				ratios = append(ratios, c.ratioRow(p, l, new(packetBar/packetLeast)))
+				ratios = append(ratios, c.known.ratioRow(p, l, new(packetBar/packetLeast)))
 			}
 		}
 		rows = append(rows, row)
 	}
-	return slices.Concat(rows, ratios, c.machineRows())
+	for _, p := range c.short.programs() {
+		switch {
+		case p.plane == socketOne && p.name == "connect4":
+			row := c.short.row(p, "a run")
+			row.Bar, row.Why = new(connectBar), slower(c.short.connectFactor(), connectBar)
+			rows = append(rows, row)
+			ratios = append(ratios, c.short.ratioRow(p, program{leastStorage, p.name}, new(connectBar/connectLeast)), c.short.ratioRow(p, program{leastSocket, p.name}, nil))
+		case p.ofSockets():
+			rows = append(rows, c.short.row(p, "a run"))
+		default:
+			rows = append(rows, c.short.row(p, "a run with short connections"))
+		}
+	}
+	return slices.Concat(rows, ratios, []metric.Metric{
+		{Name: "BPF, this machine / that of the bars in ns: the least of connect4 with socket storage", Value: c.short.connectFactor(), Unit: "ratio", Better: metric.Lower},
+		{Name: "BPF, this machine / that of the bars in ns: the least of a packet", Value: c.known.packetFactor(), Unit: "ratio", Better: metric.Lower},
+	})
 }
 
-// machineRows say how much slower this machine is than the one that the bars in nanoseconds were set on.
-func (c costs) machineRows() []metric.Metric {
-	packet := []float64{
+// ofSockets reports whether a program is called for operations of sockets, and not for packets.
+func (p program) ofSockets() bool {
+	return slices.Contains([]string{socketOne, socketMany, leastSocket, leastStorage}, p.plane) || p.plane == floor && p.name != "classifier"
+}
+
+// slower says what a bar in nanoseconds comes to on this machine, which takes factor times as long as that of the bar.
+func slower(factor, bar float64) string {
+	return fmt.Sprintf("for the least that can be done this machine takes %.1f times as long as that of the bar, so %.0f ns are its like here", factor, factor*bar)
+}
+
+// connectFactor is how much slower this machine is than the one that connect's bar was set on.
+func (c runCosts) connectFactor() float64 {
+	return c.of(program{leastStorage, "connect4"}) / connectLeast
+}
+
+// packetFactor is how much slower this machine is than the one that packets' bar was set on.
+func (c runCosts) packetFactor() float64 {
+	return metric.Median([]float64{
 		c.of(program{leastSlow, reference.FromClient}), c.of(program{leastSlow, reference.ToClient}),
 		c.of(program{leastFast, reference.FromClient}), c.of(program{leastFast, reference.FromNetwork}),
-	}
-	return []metric.Metric{
-		{Name: "BPF, this machine / that of the bars in ns: the least of connect4 with socket storage", Value: c.of(program{leastStorage, "connect4"}) / connectLeast, Unit: "ratio", Better: metric.Lower},
-		{Name: "BPF, this machine / that of the bars in ns: the least of a packet", Value: metric.Median(packet) / packetLeast, Unit: "ratio", Better: metric.Lower},
-	}
+	}) / packetLeast
+}
+
+// programs returns all programs, sorted.
+func (c runCosts) programs() []program {
+	return slices.SortedFunc(maps.Keys(c), func(a, b program) int {
+		return cmp.Or(strings.Compare(a.plane, b.plane), strings.Compare(a.name, b.name))
+	})
 }
 
 // of is what a run takes.
-func (c costs) of(p program) float64 { return metric.Median(slices.Clone(c[p])) }
+func (c runCosts) of(p program) float64 { return metric.Median(slices.Clone(c[p])) }
+
+// row is about one program; what says which runs are meant.
+func (c runCosts) row(p program, what string) metric.Metric {
+	row := metric.Metric{Name: "BPF, " + p.plane + ": " + p.name + ", " + what, Value: c.of(p), Unit: "ns", Better: metric.Lower}
+	if l, ok := least(p); ok && c[l] != nil {
+		row.Limit = new(c.of(l))
+	}
+	return row
+}
 
 // ratioRow compares a program with its reference, round by round.
-func (c costs) ratioRow(p, l program, bar *float64) metric.Metric {
+func (c runCosts) ratioRow(p, l program, bar *float64) metric.Metric {
 	ratios := make([]float64, len(c[p]))
 	for i := range ratios {
 		ratios[i] = c[p][i] / c[l][i]

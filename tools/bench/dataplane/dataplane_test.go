@@ -110,17 +110,20 @@ func TestSample(t *testing.T) {
 
 // A program is compared with its reference round by round, and with an empty one where it leaves alone what it meets.
 func TestCostRows(t *testing.T) {
-	c := costs{
-		{leastSocket, "connect4"}: {100, 100, 100}, {leastStorage, "connect4"}: {473, 946, 473}, {floor, "classifier"}: {10, 10, 10},
-		{leastSlow, "from_client"}: {90, 90, 90}, {leastSlow, "to_client"}: {90, 90, 90},
+	c := costs{known: runCosts{
+		{floor, "classifier"}: {10, 10, 10}, {leastSlow, "from_client"}: {90, 90, 90}, {leastSlow, "to_client"}: {90, 90, 90},
 		{leastFast, "from_client"}: {180, 180, 180}, {leastFast, "from_network"}: {180, 180, 180},
-		{socketOne, "connect4"}: {200, 1892, 400}, {packetSlow, "to_client"}: {135, 900, 120}, {packetSlow, "to_network"}: {12, 12, 12},
-	}
+		{packetSlow, "to_client"}: {135, 900, 120}, {packetSlow, "to_network"}: {12, 12, 12}, {socketOne, "connect4"}: {1, 1, 1},
+	}, short: runCosts{
+		{leastSocket, "connect4"}: {100, 100, 100}, {leastStorage, "connect4"}: {473, 946, 473}, {socketOne, "connect4"}: {200, 1892, 400},
+		{leastSlow, "to_client"}: {95, 95, 95}, {packetSlow, "to_client"}: {300, 300, 300},
+	}}
 	want := map[string]struct{ value, limit float64 }{
 		"BPF, socket path: connect4, a run":                                                     {400, 100},
 		"BPF, socket path: connect4 / reference, socket path":                                   {4, 1},
 		"BPF, socket path: connect4 / reference, socket path with socket storage":               {400.0 / 473, 1},
 		"BPF, packet slow path: to_client, a run":                                               {135, 90},
+		"BPF, packet slow path: to_client, a run with short connections":                        {300, 95},
 		"BPF, packet slow path: to_client / reference, packet slow path":                        {1.5, 1},
 		"BPF, packet slow path: to_network, a run":                                              {12, 10},
 		"BPF, this machine / that of the bars in ns: the least of a packet":                     {1.5, 0},

@@ -23,6 +23,8 @@ type Metric struct {
 	Limit  *float64 `json:"limit"`  // what the machine allows at best, measured beside it; nil: not measured
 	// Quartiles are between what the middle half of all that Value is the median of lies; nil: not told.
 	Quartiles *[2]float64 `json:"quartiles,omitempty"`
+	// Why is what keeps the value from the bar on this machine, to be said when it does not reach it; "": nothing does.
+	Why string `json:"why,omitempty"`
 }
 
 // Met reports whether the value reaches the bar. Without a bar it does; a value that is no number never

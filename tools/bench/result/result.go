@@ -95,8 +95,30 @@ func (r Result) WriteTable(w io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
+	for _, why := range r.reasons() {
+		fmt.Fprintln(w, why)
+	}
 	_, err := fmt.Fprintf(w, "%s: median of %d interleaved rounds on %s\n", r.Bench, r.Rounds, r.Machine)
 	return err
+}
+
+// reasons returns why bars are missed, each with the rows that it keeps from theirs, where that is known.
+func (r Result) reasons() []string {
+	var all []string
+	rows := map[string][]string{}
+	for _, m := range r.Metrics {
+		if m.Met() || m.Why == "" {
+			continue
+		}
+		if rows[m.Why] == nil {
+			all = append(all, m.Why)
+		}
+		rows[m.Why] = append(rows[m.Why], m.Name)
+	}
+	for i, why := range all {
+		all[i] = "MISSED by " + strings.Join(rows[why], "; ") + ": " + why
+	}
+	return all
 }
 
 // Machine describes this machine in one line, without its name.
@@ -147,6 +169,9 @@ measured in the same rounds.
 		fmt.Fprintf(&page, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat(" --- |", len(columns)))
 		for _, m := range r.Metrics {
 			fmt.Fprintf(&page, "| %s |\n", strings.Join(cells(m), " | "))
+		}
+		for _, why := range r.reasons() {
+			fmt.Fprintf(&page, "\n%s.\n", why)
 		}
 	}
 	if len(paths) == 0 {

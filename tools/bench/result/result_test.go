@@ -16,7 +16,7 @@ import (
 func sample() Result {
 	return Result{Bench: "example", Machine: "2 x CPU", Rounds: 6, Metrics: []metric.Metric{
 		{Name: "cpu per connection", Value: 1.01234, Unit: "ratio", Bar: new(1.03), Better: metric.Lower, Quartiles: &[2]float64{0.991, 1.0534}},
-		{Name: "queries", Value: 401234.5, Unit: "1/s", Bar: new(500000.0), Better: metric.Higher, Peer: new(53000.0), Limit: new(624000.0)},
+		{Name: "queries", Value: 401234.5, Unit: "1/s", Bar: new(500000.0), Better: metric.Higher, Peer: new(53000.0), Limit: new(624000.0), Why: "the clients need a CPU too"},
 		{Name: "memory", Value: 12, Unit: "MB", Better: metric.Lower},
 	}}
 }
@@ -41,7 +41,8 @@ func TestJSON(t *testing.T) {
       "bar": 500000,
       "better": "higher",
       "peer": 53000,
-      "limit": 624000
+      "limit": 624000,
+      "why": "the clients need a CPU too"
     }
   ]
 }
@@ -65,6 +66,7 @@ func TestTable(t *testing.T) {
 cpu per connection  1.012 (0.991 to 1.053)  ratio  <= 1.03    met     -      -
 queries             401235                  1/s    >= 500000  MISSED  53000  624000
 memory              12                      MB     -                  -      -
+MISSED by queries: the clients need a CPU too
 example: median of 6 interleaved rounds on 2 x CPU
 `
 	if diff := cmp.Diff(want, have.String()); diff != "" {
@@ -92,6 +94,7 @@ func TestPage(t *testing.T) {
 	for _, line := range []string{
 		"\n## example\n", "`make bench-example`: 6 rounds on 2 x CPU.",
 		"| queries | 401235 | 1/s | >= 500000 | MISSED | 53000 | 624000 |\n",
+		"\nMISSED by queries: the clients need a CPU too.\n",
 	} {
 		if !strings.Contains(string(page), line) {
 			t.Errorf("the page lacks %q:\n%s", line, page)
