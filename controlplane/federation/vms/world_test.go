@@ -198,7 +198,7 @@ func (w *world) create(o client.Object) {
 	}
 }
 
-// told returns what events about a Service say.
+// told returns what our events about a Service say. The API server has some of its own, when it is slow to see an address.
 func (w *world) told(name string) (notes []string) {
 	w.t.Helper()
 	var list eventsv1.EventList
@@ -206,7 +206,7 @@ func (w *world) told(name string) (notes []string) {
 		w.t.Fatal(err)
 	}
 	for _, e := range list.Items {
-		if e.Regarding.Name == name {
+		if e.Regarding.Name == name && e.ReportingController == v1alpha1.ManagedByMachines {
 			notes = append(notes, e.Reason)
 		}
 	}
