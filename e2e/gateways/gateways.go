@@ -109,7 +109,7 @@ func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
 	}
 	e.Cloud = neutron.Open(neutron.Config{
 		Dir: filepath.Join(cfg.Dir, "cloud"), Namespace: cfg.Lab.FabricPath(), Addr: topology.FabricIPv4.Addr(),
-		External: External, Internal: internal, Gateways: addrs, Progress: cfg.Progress,
+		External: External, Internal: internal, Gateways: addrs, TrustTokens: true, Progress: cfg.Progress,
 	})
 	if err := e.Cloud.Up(ctx); err != nil {
 		return e, err

@@ -44,10 +44,14 @@ backend = dogpile.cache.memory
 `, c.path("keystone.log"), c.database("keystone"), c.cfg.TokenLifetime.Seconds(), c.path("fernet"), c.path("credential"))
 }
 
-// neutronConf has no queue (casts to agents that are not there vanish), no workers of its own, and does not remember tokens,
-// so that one that was revoked is refused at once. Without service_type application credentials with access rules
-// would get 401.
+// neutronConf has no queue (casts to agents that are not there vanish), no workers of its own, and remembers tokens only
+// if it is to: one that was revoked is refused at once then. Without service_type application credentials with access
+// rules would get 401.
 func (c *Cloud) neutronConf() string {
+	remember := -1
+	if c.cfg.TrustTokens {
+		remember = 300
+	}
 	return fmt.Sprintf(`[DEFAULT]
 log_file = %s
 bind_host = %s
@@ -79,13 +83,13 @@ username = neutron
 password = %s
 region_name = %s
 service_type = network
-token_cache_time = -1
+token_cache_time = %d
 [oslo_concurrency]
 lock_path = %s
 [oslo_messaging_notifications]
 driver = noop
 `, c.path("neutron.log"), c.cfg.Addr, neutronPort, c.cfg.MaxPairs, c.cfg.Dir, c.database("neutron"),
-		c.keystoneURL(), password, region, c.path("lock"))
+		c.keystoneURL(), password, region, remember, c.path("lock"))
 }
 
 const ml2Conf = `[ml2]

@@ -41,6 +41,7 @@ type Config struct {
 	// Gateways are the addresses of gateway nodes, of Internal, each of which has a port; default the 11th and the 12th.
 	Gateways      [][2]netip.Addr
 	TokenLifetime time.Duration // of whole seconds; default an hour
+	TrustTokens   bool          // a token is good for five minutes once it was, also if it is revoked, as in most clouds
 	MaxPairs      int           // allowed address pairs a port; default 10, as Neutron's
 	Progress      io.Writer     // gets one line a step; default: none
 }
