@@ -106,14 +106,14 @@ type meeting struct {
 }
 
 // meet makes known with which backends other gateways' clients stay. One that has come here before stays where it is.
-func (b *Balancer) meet(is *shared, all []*flows.Flow) error {
+func (b *Balancer) meet(is shared, all []*flows.Flow) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
 	var news []meeting
 	for _, f := range all {
-		lives, ok := is.stays[listener{f.VIP.Addr(), f.Protocol, f.VIP.Port()}]
-		if !ok {
+		lives := is.stays(f)
+		if lives == 0 {
 			continue
 		}
 		p := place{clients, f.VIP.Addr().Is4()}

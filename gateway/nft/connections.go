@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/netip"
 	"os"
@@ -37,11 +38,23 @@ func (b *Balancer) remember(had []desired.VIP) {
 	for i := range had {
 		pairs(&had[i], func(p pair) { b.gone[p] = true })
 	}
-	if len(b.gone) == 0 {
-		return
+	for v := range b.vipsOf(b.gone) {
+		pairs(v, func(p pair) { delete(b.gone, p) })
 	}
-	for _, v := range b.book.vips {
-		pairs(&v, func(p pair) { delete(b.gone, p) })
+}
+
+// vipsOf returns the VIPs of the book that have frontends in all.
+func (b *Balancer) vipsOf(all map[pair]bool) iter.Seq[*desired.VIP] {
+	addrs := map[netip.Addr]bool{}
+	for p := range all {
+		addrs[p.frontend.Addr()] = true
+	}
+	return func(yield func(*desired.VIP) bool) {
+		for a := range addrs {
+			if v, ok := b.book.vips[a]; ok && !yield(&v) {
+				return
+			}
+		}
 	}
 }
 
@@ -73,18 +86,33 @@ func frontendOf(key string, v4 bool) pair {
 	return pair{protocol: key[length], frontend: netip.AddrPortFrom(a, binary.BigEndian.Uint16([]byte(key[length+4:])))}
 }
 
+// forgetSoon forgets when nobody waits for it: to go through all that the kernel tracks takes milliseconds.
+func (b *Balancer) forgetSoon() {
+	if len(b.gone) == 0 && len(b.doubtful) == 0 {
+		return
+	}
+	b.forgets.Go(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.sockets == nil {
+			return // closed, or a later change failed; then Drift does it
+		}
+		if err := b.forget(b.sockets); err != nil {
+			b.log.Warn("connections of backends that are gone stay for now", "err", err)
+		}
+	})
+}
+
 // forget ends the connections to backends that are gone: the client's next packet goes to another one, or is refused.
-func (b *Balancer) forget() error {
+func (b *Balancer) forget(s *sockets) error {
 	if len(b.gone) == 0 && len(b.doubtful) == 0 {
 		return nil
 	}
-	s, err := b.open()
-	if err != nil {
-		return err
-	}
 	f := forgetting{gone: b.gone, doubtful: b.doubtful, served: map[pair]bool{}}
-	for _, v := range b.book.vips {
-		pairs(&v, func(p pair) { f.served[p] = true })
+	for _, all := range []map[pair]bool{b.gone, b.doubtful} {
+		for v := range b.vipsOf(all) {
+			pairs(v, func(p pair) { f.served[p] = true })
+		}
 	}
 	for family := range f.families() {
 		if _, err := s.tracked.ConntrackDeleteFilters(netlink.ConntrackTable, family, f); err != nil && !errors.Is(err, unix.ENOENT) {

@@ -49,7 +49,8 @@ type Balancer struct {
 	// met is until when other gateways' clients, by their keys in the map clients, are no news.
 	met map[string]time.Time
 
-	serves atomic.Pointer[shared]
+	serves  atomic.Pointer[shared]
+	forgets sync.WaitGroup // see forgetSoon
 }
 
 // New returns a balancer. It finds out at its first Apply what an earlier one left.
@@ -90,9 +91,7 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	}
 	b.serves.Store(share(s))
 	b.remember(had)
-	if err := b.forget(); err != nil {
-		b.log.Warn("connections of backends that are gone stay for now", "err", err)
-	}
+	b.forgetSoon()
 	return nil
 }
 
@@ -270,11 +269,11 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 			b.reopen()
 		}
 	}()
-	if err := b.forget(); err != nil {
-		return nil, err
-	}
 	s, err := b.open()
 	if err != nil {
+		return nil, err
+	}
+	if err := b.forget(s); err != nil {
 		return nil, err
 	}
 	now, err := s.generation()
@@ -306,6 +305,7 @@ func fault(format string, args ...any) []desired.Fault {
 
 // Close implements the agent's Part: the kernel goes on.
 func (b *Balancer) Close(context.Context, bool) error {
+	b.forgets.Wait()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reopen()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -29,27 +30,46 @@ const (
 	newsBuffer = 8 << 20
 )
 
-// shared is what Export and Import know of the state, from any goroutine.
-type shared struct {
-	pairs map[pair]bool              // of which connections are shared
-	stays map[listener]time.Duration // how long clients stay with their backend
-}
+// shared is what Export and Import know of the state, from any goroutine: its VIPs, by their addresses.
+type shared map[netip.Addr]*desired.VIP
 
 // share returns what s says of connections that are shared.
 func share(s *desired.State) *shared {
-	is := &shared{map[pair]bool{}, map[listener]time.Duration{}}
+	is := make(shared, len(s.VIPs))
 	for i := range s.VIPs {
-		v := &s.VIPs[i]
-		for _, f := range v.Frontends {
-			if f.Affinity > 0 {
-				is.stays[listener{v.Addr, f.Protocol, f.Port}] = time.Duration(f.Affinity) * time.Second
-			}
-		}
-		if v.Return != desired.Masquerade { // then nobody else has the address that backends know
-			pairs(v, func(p pair) { is.pairs[p] = true })
+		is[s.VIPs[i].Addr] = &s.VIPs[i]
+	}
+	return &is
+}
+
+// frontend returns that of an address, nil without one, and its VIP.
+func (is shared) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
+	v := is[at.Addr()]
+	if v == nil {
+		return nil, nil
+	}
+	for i := range v.Frontends {
+		if f := &v.Frontends[i]; f.Protocol == protocol && f.Port == at.Port() {
+			return v, f
 		}
 	}
-	return is
+	return v, nil
+}
+
+// has reports whether the connection of a flow is shared. With masquerade nobody else has the address that backends know.
+func (is shared) has(f *flows.Flow) bool {
+	v, frontend := is.frontend(f.Protocol, f.VIP)
+	return frontend != nil && v.Return != desired.Masquerade && slices.ContainsFunc(frontend.Backends, func(b desired.Backend) bool {
+		return b.Addr == f.Backend.Addr() && b.Port == f.Backend.Port()
+	})
+}
+
+// stays returns how long the client of a flow stays with its backend, 0 for not.
+func (is shared) stays(f *flows.Flow) time.Duration {
+	if _, frontend := is.frontend(f.Protocol, f.VIP); frontend != nil {
+		return time.Duration(frontend.Affinity) * time.Second
+	}
+	return 0
 }
 
 // Export tells of all connections of this gateway that can go on without it, then of each that opens, and of all again
@@ -136,7 +156,7 @@ func (*Balancer) list(each func(entry)) error {
 func (b *Balancer) export(e *entry, tell func(flows.Flow) error) error {
 	f, ok := e.flow()
 	is := b.serves.Load()
-	if !ok || e.status&statusAssured == 0 || !e.open || is == nil || !is.pairs[pair{e.original.protocol, f.VIP, f.Backend}] {
+	if !ok || e.status&statusAssured == 0 || !e.open || is == nil || !is.has(&f) {
 		return nil
 	}
 	return tell(f)
@@ -162,7 +182,7 @@ func (b *Balancer) Import(all []flows.Flow) error {
 		if f.Protocol == "UDP" {
 			protocol = unix.IPPROTO_UDP
 		}
-		if !is.pairs[pair{protocol, f.VIP, f.Backend}] {
+		if !is.has(f) {
 			continue
 		}
 		m, err := encode(f, protocol, standby)
@@ -177,7 +197,7 @@ func (b *Balancer) Import(all []flows.Flow) error {
 		}
 		known = append(known, f)
 	}
-	return b.meet(is, known)
+	return b.meet(*is, known)
 }
 
 // prolong gives a connection that waits for its gateway's death as long again. One of our own lives longer: it stays.
