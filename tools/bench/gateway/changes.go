@@ -66,7 +66,7 @@ func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 				Name: name, Value: ms(took[len(took)/2]), Unit: "ms", Bar: new(float64(bar)), Better: metric.Lower,
 				Quartiles: &[2]float64{ms(took[len(took)/4]), ms(took[len(took)*3/4])},
 			},
-			metric.Metric{Name: "the same, 99th percentile", Value: ms(took[len(took)*99/100]), Unit: "ms", Bar: new(float64(bar)), Better: metric.Lower},
+			metric.Metric{Name: "the same, 99th percentile", Value: ms(took[len(took)*99/100]), Unit: "ms", Better: metric.Lower},
 			metric.Metric{Name: "memory of its agent after that", Value: metric.Median(seen[b.kind].memory), Unit: "MiB", Better: metric.Lower},
 		)
 	}
