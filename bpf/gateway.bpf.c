@@ -24,6 +24,8 @@
  *
  * The packet then leaves by the way that the routes say, without a look at the kernel's other rules. Where there is no
  * such way it goes on through the kernel.
+ *
+ * Where a driver can run a program itself, another one stands before it: gateway_xdp.h.
  */
 #include <stdbool.h>
 
@@ -45,9 +47,8 @@
 #include "packet_refuse.h"
 #pragma clang diagnostic pop
 #include "packet_rewrite.h"
+#include "gateway_xdp.h"
 
-#define AF_INET 2
-#define AF_INET6 10
 #define PACKET_HOST 0
 
 /* How often a port is chosen anew when it is taken. */
@@ -752,6 +753,12 @@ int gateway(struct __sk_buff *skb)
 	if (reason == DROP_REASON_NONE)
 		reason = read_transport(skb, &p, !vip);
 	return vip ? serve(skb, &p, vip, reason) : answer(skb, &p, reason);
+}
+
+SEC("xdp")
+int gateway_xdp(struct xdp_md *ctx)
+{
+	return send_known(ctx);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -28,6 +28,8 @@ type (
 	GatewayOrigin = gatewayGatewayOrigin
 	// GatewaySettings is the one value of the map gateway_settings.
 	GatewaySettings = gatewayGatewaySettings
+	// GatewayXDPDevice is the value of the map xdp_devices, whose key is an interface index.
+	GatewayXDPDevice = gatewayGatewayXdpDevice
 	// GatewayConnKey is the key of the map conns: one direction of a flow.
 	GatewayConnKey = gatewayConnKey
 	// GatewayConn is its value. Its flags are GatewayTwice and GatewayStandby, besides those of a Conn.
@@ -72,10 +74,17 @@ const (
 	MapGatewaySettings = gatewayMapGatewaySettings
 	MapGatewayOpened   = gatewayMapOpened
 	MapGatewayLost     = gatewayMapOpenedLost
+	MapXDPDevices      = gatewayMapXdpDevices
+	MapXDPSent         = gatewayMapXdpSent
 )
 
-// ProgGateway is the one program of a gateway's balancer, for the ingress of its devices.
-const ProgGateway = gatewayProgGateway
+// The programs of a gateway's balancer.
+const (
+	// ProgGateway is for the ingress of its devices. It does all that is to be done.
+	ProgGateway = gatewayProgGateway
+	// ProgGatewayXDP is for the XDP hook of those whose driver has it. It sends what is of flows under way.
+	ProgGatewayXDP = gatewayProgGatewayXdp
+)
 
 // LoadGatewaySpec parses the embedded object of a gateway's balancer for this machine's byte order. The result is the
 // caller's. It shares no map with any other.

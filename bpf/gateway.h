@@ -80,6 +80,14 @@ struct gateway_settings {
 };
 _Static_assert(sizeof(struct gateway_settings) == 8, "gateway_settings is 8 bytes");
 
+/* Value of `xdp_devices`, whose key is an interface index: the XDP program runs on it. */
+struct gateway_xdp_device {
+	__u8 mac[6];
+	__u8 sends; /* 1: its driver sends what came in by another device */
+	__u8 pad;   /* zero */
+};
+_Static_assert(sizeof(struct gateway_xdp_device) == 8, "gateway_xdp_device is 8 bytes");
+
 /* Flags of struct conn, besides those of abi.h. */
 enum gateway_conn_flags {
 	GATEWAY_TWICE = 64,    /* both addresses change: the flow has two more entries, see gateway.bpf.c */

@@ -195,6 +195,13 @@ const (
 	gatewayGatewayVipFlagsGATEWAY_OWN gatewayGatewayVipFlags = 1
 )
 
+type gatewayGatewayXdpDevice struct {
+	_     structs.HostLayout
+	Mac   [6]uint8
+	Sends uint8
+	Pad   uint8
+}
+
 type gatewayPacketSettings struct {
 	_     structs.HostLayout
 	Flags uint32
@@ -323,7 +330,10 @@ const (
 	gatewayMapUdpVips         = "udp_vips"
 	gatewayMapUdpVipsAdded    = "udp_vips_added"
 	gatewayMapVips            = "vips"
+	gatewayMapXdpDevices      = "xdp_devices"
+	gatewayMapXdpSent         = "xdp_sent"
 	gatewayProgGateway        = "gateway"
+	gatewayProgGatewayXdp     = "gateway_xdp"
 	gatewayVarLINK_HEADER     = "LINK_HEADER"
 )
 
@@ -369,7 +379,8 @@ type gatewaySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gatewayProgramSpecs struct {
-	Gateway *ebpf.ProgramSpec `ebpf:"gateway"`
+	Gateway    *ebpf.ProgramSpec `ebpf:"gateway"`
+	GatewayXdp *ebpf.ProgramSpec `ebpf:"gateway_xdp"`
 }
 
 // gatewayMapSpecs contains maps before they are loaded into the kernel.
@@ -407,6 +418,8 @@ type gatewayMapSpecs struct {
 	UdpVips         *ebpf.MapSpec `ebpf:"udp_vips"`
 	UdpVipsAdded    *ebpf.MapSpec `ebpf:"udp_vips_added"`
 	Vips            *ebpf.MapSpec `ebpf:"vips"`
+	XdpDevices      *ebpf.MapSpec `ebpf:"xdp_devices"`
+	XdpSent         *ebpf.MapSpec `ebpf:"xdp_sent"`
 }
 
 // gatewayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -467,6 +480,8 @@ type gatewayMaps struct {
 	UdpVips         *ebpf.Map `ebpf:"udp_vips"`
 	UdpVipsAdded    *ebpf.Map `ebpf:"udp_vips_added"`
 	Vips            *ebpf.Map `ebpf:"vips"`
+	XdpDevices      *ebpf.Map `ebpf:"xdp_devices"`
+	XdpSent         *ebpf.Map `ebpf:"xdp_sent"`
 }
 
 func (m *gatewayMaps) Close() error {
@@ -502,6 +517,8 @@ func (m *gatewayMaps) Close() error {
 		m.UdpVips,
 		m.UdpVipsAdded,
 		m.Vips,
+		m.XdpDevices,
+		m.XdpSent,
 	)
 }
 
@@ -516,12 +533,14 @@ type gatewayVariables struct {
 //
 // It can be passed to loadGatewayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatewayPrograms struct {
-	Gateway *ebpf.Program `ebpf:"gateway"`
+	Gateway    *ebpf.Program `ebpf:"gateway"`
+	GatewayXdp *ebpf.Program `ebpf:"gateway_xdp"`
 }
 
 func (p *gatewayPrograms) Close() error {
 	return _GatewayClose(
 		p.Gateway,
+		p.GatewayXdp,
 	)
 }
 

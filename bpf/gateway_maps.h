@@ -82,6 +82,23 @@ struct {
 	__type(value, __u64);
 } opened_lost SEC(".maps");
 
+/* Empty is safe: the XDP program then leaves everything to the one that runs behind it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, __u32); /* interface index */
+	__type(value, struct gateway_xdp_device);
+} xdp_devices SEC(".maps");
+
+/* One number: packets that the XDP program has sent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} xdp_sent SEC(".maps");
+
 /* A flow that begins, for as long as its packet is here: the stack has no room for it. */
 struct gateway_scratch {
 	struct conn flow;

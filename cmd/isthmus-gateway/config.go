@@ -15,6 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
 )
 
 // Config is everything an operator can say to a gateway.
@@ -29,6 +30,7 @@ type Config struct {
 	Balancer   string // nftables or ebpf
 	BPFFS      string // where a BPF filesystem is mounted, for ebpf
 	Devices    []string
+	XDP        string // off or auto, for ebpf
 	CheckEvery time.Duration
 	LogFormat  string // text or json
 	LogLevel   slog.Level
@@ -46,6 +48,7 @@ func defaults() *Config {
 		RunDir:     "/run/isthmus-gateway",
 		Balancer:   string(desired.NFTables),
 		BPFFS:      "/sys/fs/bpf",
+		XDP:        string(ebpf.XDPOff),
 		CheckEvery: agent.DefaultCheckEvery,
 		LogFormat:  "text",
 	}
@@ -64,6 +67,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Balancer, "balancer", c.Balancer, "nftables or ebpf, as all gateways of the group have it")
 	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "where a BPF filesystem is mounted, for --balancer=ebpf")
 	f.StringSliceVar(&c.Devices, "device", c.Devices, "device whose packets --balancer=ebpf takes, may be repeated; default: all with Ethernet and an address")
+	f.StringVar(&c.XDP, "xdp", c.XDP, "off, or auto: with --balancer=ebpf, drivers that have XDP send packets of known connections themselves")
 	f.DurationVar(&c.CheckEvery, "check-interval", c.CheckEvery, "how long, on average, between two looks for what somebody else changed")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.TextVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -92,6 +96,11 @@ func (c *Config) Validate() error {
 	}
 	if c.Balancer != string(desired.NFTables) && c.Balancer != string(desired.EBPF) {
 		faults = append(faults, fmt.Errorf("--balancer=%s is unknown; use nftables or ebpf", c.Balancer))
+	}
+	if c.XDP != string(ebpf.XDPOff) && c.XDP != string(ebpf.XDPAuto) {
+		faults = append(faults, fmt.Errorf("--xdp=%s is unknown; use off or auto", c.XDP))
+	} else if c.XDP == string(ebpf.XDPAuto) && c.Balancer == string(desired.NFTables) {
+		faults = append(faults, errors.New("--xdp=auto is for --balancer=ebpf; leave one of them out"))
 	}
 	if c.CheckEvery <= 0 {
 		faults = append(faults, fmt.Errorf("--check-interval=%s is not more than 0", c.CheckEvery))

@@ -16,12 +16,14 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/agent"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// serveHTTP answers whoever watches the gateway, until ctx is done.
-func serveHTTP(ctx context.Context, l net.Listener, a *agent.Agent, x *flows.Exchange) error {
+// serveHTTP answers whoever watches the gateway, until ctx is done. More are metrics besides the agent's.
+func serveHTTP(ctx context.Context, l net.Listener, a *agent.Agent, x *flows.Exchange, more ...prometheus.Collector) error {
 	registry := prometheus.NewRegistry()
+	registry.MustRegister(more...)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), metrics{a.Sight, x.Sight})
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -47,6 +49,17 @@ func serveHTTP(ctx context.Context, l net.Listener, a *agent.Agent, x *flows.Exc
 		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
 	}
 	return nil
+}
+
+// metricsOf is what a balancer counts that others do not have.
+func metricsOf(b balancer) []prometheus.Collector {
+	with, ok := b.(*ebpf.Balancer)
+	if !ok {
+		return nil
+	}
+	return []prometheus.Collector{prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "isthmus_gateway_xdp_packets_total", Help: "Packets that drivers have sent themselves, by XDP.",
+	}, func() float64 { return float64(with.Sent()) })}
 }
 
 // metrics is what the agent knows as Prometheus metrics, read when they are scraped.

@@ -183,18 +183,26 @@ func command(t *testing.T, args ...string) string {
 // Every fault is told, with the flag that mends it.
 func TestValidate(t *testing.T) {
 	cfg := defaults()
-	cfg.Controller, cfg.Listen, cfg.StateDir, cfg.CheckEvery, cfg.LogFormat, cfg.Balancer = "", "9479", "state", 0, "xml", "ipvs"
+	cfg.Controller, cfg.Listen, cfg.StateDir, cfg.CheckEvery, cfg.LogFormat, cfg.Balancer, cfg.XDP = "", "9479", "state", 0, "xml", "ipvs", "generic"
 	err := cfg.Validate()
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"--cluster", "--controller-identity", "--listen=9479", "--state-dir=state", "--check-interval", "--log-format=xml", "--balancer=ipvs"} {
+	for _, want := range []string{"--cluster", "--controller-identity", "--listen=9479", "--state-dir=state", "--check-interval", "--log-format=xml", "--balancer=ipvs", "--xdp=generic"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no word about %s in: %v", want, err)
 		}
 	}
 	cfg = defaults()
 	cfg.Cluster = "a"
+	if err := cfg.Validate(); err != nil {
+		t.Error(err)
+	}
+	cfg.XDP = "auto"
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "--balancer=ebpf") {
+		t.Errorf("XDP with nftables: %v", err)
+	}
+	cfg.Balancer = "ebpf"
 	if err := cfg.Validate(); err != nil {
 		t.Error(err)
 	}

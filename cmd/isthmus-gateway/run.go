@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -70,7 +71,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	err = serve(ctx, cfg, a, exchange, own, m)
+	err = serve(ctx, cfg, a, exchange, own, m, metricsOf(balancer))
 	drain := false // who fails leaves traffic where it is, for whoever starts next
 	select {
 	case s := <-ended:
@@ -108,7 +109,7 @@ type balancer interface {
 
 func newBalancer(cfg Config, log *slog.Logger) (balancer, error) {
 	if cfg.Balancer == string(desired.EBPF) {
-		return ebpf.Open(ebpf.Config{BPFFS: cfg.BPFFS, Devices: cfg.Devices, Log: log})
+		return ebpf.Open(ebpf.Config{BPFFS: cfg.BPFFS, Devices: cfg.Devices, XDP: ebpf.XDP(cfg.XDP), Log: log})
 	}
 	return nft.New(log)
 }
@@ -129,7 +130,7 @@ func (s sharing) Apply(ctx context.Context, state *desired.State) error {
 }
 
 // serve runs the agent and what asks it, until ctx is done or one of them fails.
-func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, m mark) error {
+func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, m mark, counted []prometheus.Collector) error {
 	var listen net.ListenConfig
 	endpoint, err := listen.Listen(ctx, "tcp", cfg.Listen)
 	if err != nil {
@@ -152,6 +153,6 @@ func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exch
 		return nil
 	})
 	group.Go(func() error { return a.Serve(ctx, endpoint, own, cfg.Controller) })
-	group.Go(func() error { return serveHTTP(ctx, watched, a, exchange) })
+	group.Go(func() error { return serveHTTP(ctx, watched, a, exchange, counted...) })
 	return group.Wait()
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -74,7 +76,7 @@ func TestDriftIsSeenAndMended(t *testing.T) {
 			defer inner.Close()
 			return inner.Put(uint32(0), make([]byte, 4*len(bpf.GatewayTable{})))
 		},
-		"device lo": func() error { return b.k.detach(b.k.linkPath(lo)) },
+		"device lo": func() error { return b.k.detach(filepath.Join(b.k.links(), strconv.Itoa(lo))) },
 	} {
 		if err := spoil(); err != nil {
 			t.Fatalf("%s: %v", what, err)

@@ -33,6 +33,7 @@ type Config struct {
 	// Devices are the names of those whose packets are balanced. None: all that speak Ethernet and have an address that
 	// others can reach.
 	Devices []string
+	XDP     XDP
 	// Flows is how many connections there is room for when the map is made; 0 is DefaultFlows. One that was silent for
 	// longest makes room.
 	Flows int
@@ -56,6 +57,9 @@ type Balancer struct {
 	unsure bool
 	// settled means that nothing of other ABIs is left.
 	settled bool
+	// fast are the devices whose drivers run the XDP program, by index; without is why others do not, by name.
+	fast    map[int]string
+	without map[string]string
 	// looked is the last table that Drift has looked at.
 	looked uint32
 }
@@ -138,13 +142,51 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	if err := b.set(s); err != nil {
 		return errors.Join(err, b.back())
 	}
-	if err := b.k.place(devices); err != nil {
+	if err := b.place(devices); err != nil {
 		b.unsure = true
 		return errors.Join(err, b.back())
 	}
 	b.applied, b.unsure = s, false
 	b.succeed()
 	return nil
+}
+
+// place puts the programs on these devices, and takes them off all others. A driver that does not run the XDP program is no
+// error: that is logged, once.
+func (b *Balancer) place(devices map[int]string) error {
+	fast, without := map[int]string{}, map[string]string{}
+	if b.cfg.XDP == XDPAuto {
+		for index, name := range devices {
+			if err := mayRun(index); err != nil {
+				without[name] = err.Error()
+				continue
+			}
+			fast[index] = name
+		}
+	}
+	if err := b.k.tell(fast); err != nil { // what goes is forgotten before it goes
+		return err
+	}
+	failed, err := b.k.place(devices, fast)
+	if err != nil {
+		return err
+	}
+	for index, why := range failed {
+		without[fast[index]] = why.Error()
+		delete(fast, index)
+	}
+	for name, why := range without {
+		if b.without[name] != why {
+			b.cfg.Log.Info("a device balances without XDP", "device", name, "why", why)
+		}
+	}
+	for index, name := range fast {
+		if b.fast[index] == "" {
+			b.cfg.Log.Info("a device balances with XDP", "device", name)
+		}
+	}
+	b.fast, b.without = fast, without
+	return b.k.tell(fast) // again: some drivers send for others only now
 }
 
 // succeed lets go of what other ABIs have left, once our program is on all devices.
@@ -302,6 +344,18 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 			add("device %s does not run the balancer", name)
 		}
 	}
+	for index, name := range b.fast {
+		if runs, err := b.k.has(b.k.driver(), index); err != nil {
+			return nil, err
+		} else if !runs {
+			add("the driver of device %s does not run the XDP program", name)
+		}
+	}
+	if knows, err := b.k.knows(b.fast); err != nil {
+		return nil, err
+	} else if !knows {
+		add("the XDP program knows devices as they were")
+	}
 	return drift, nil
 }
 
@@ -324,6 +378,16 @@ func (b *Balancer) readSome() (map[uint32]uint64, error) {
 	return sums, nil
 }
 
+// Sent is how many packets drivers have sent, on all CPUs.
+func (b *Balancer) Sent() (n uint64) {
+	var each []uint64
+	_ = b.k.maps[bpf.MapXDPSent].Lookup(uint32(0), &each) // an array has it
+	for _, sent := range each {
+		n += sent
+	}
+	return n
+}
+
 // Close lets go. The balancer goes on in the kernel.
 func (b *Balancer) Close(context.Context, bool) error {
 	b.mu.Lock()
@@ -337,7 +401,7 @@ func Remove(bpffs string) error {
 	if _, err := os.Stat(k.dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err := k.place(nil); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if _, err := k.place(nil, nil); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := k.removeFilters(nil); err != nil {

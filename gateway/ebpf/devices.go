@@ -1,18 +1,11 @@
 package ebpf
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 )
 
@@ -43,115 +36,46 @@ func chosen(names []string) (map[int]string, error) {
 	return found, nil
 }
 
-func (k *kernel) linkPath(index int) string { return filepath.Join(k.links(), strconv.Itoa(index)) }
+// place puts the program on these devices, and takes it off all others. The drivers of those in fast run the XDP program
+// besides. Where one does not, without says why, by index: the other program does all that is to be done.
+func (k *kernel) place(devices, fast map[int]string) (without map[int]error, err error) {
+	without, keep := map[int]error{}, map[string]bool{}
+	ingress, driver := k.ingress(), k.driver()
+	for index, name := range devices {
+		keep[ingress.pin(index)] = !k.noTCX
+		if err := k.attach(index); err != nil {
+			return nil, fmt.Errorf("attach to device %s: %w", name, err)
+		}
+	}
+	for index := range fast {
+		if err := k.putXDP(index); err != nil {
+			without[index] = err
+			continue
+		}
+		keep[driver.pin(index)] = true
+	}
+	if k.noTCX {
+		if err := k.removeFilters(devices); err != nil {
+			return nil, err
+		}
+	}
+	return without, k.detachOthers(keep)
+}
 
-// attach makes a device run our program, in the place of an older one of ours without a gap.
+// attach makes a device run our program at its ingress.
 func (k *kernel) attach(index int) error {
 	if k.noTCX {
 		return k.attachFilter(index)
 	}
-	path := k.linkPath(index)
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return k.attachNew(index, path)
-	}
-	if err != nil {
-		return fmt.Errorf("open pinned link: %w", err)
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return fmt.Errorf("ask for link: %w", err)
-	}
-	if t := info.TCX(); t == nil || int(t.Ifindex) != index {
-		// The device it was for is gone, and its number was given anew; or somebody has detached it.
-		if err := os.Remove(path); err != nil {
-			return fmt.Errorf("remove pin: %w", err)
-		}
-		return k.attachNew(index, path)
-	}
-	if err := l.Update(k.prog); err != nil {
-		return fmt.Errorf("replace program: %w", err)
-	}
-	return nil
+	return k.put(k.ingress(), index)
 }
 
-func (k *kernel) attachNew(index int, path string) error {
-	l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: k.prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	if err := l.Pin(path); err != nil {
-		return fmt.Errorf("pin link: %w", err)
-	}
-	return nil
-}
-
-// detach takes the program off a device.
-func (k *kernel) detach(path string) error {
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open pinned link: %w", err)
-	}
-	if err := errors.Join(l.Detach(), l.Close(), os.Remove(path)); err != nil {
-		return fmt.Errorf("detach %s: %w", path, err)
-	}
-	return nil
-}
-
-// place puts the program on these devices, and takes it off all others.
-func (k *kernel) place(devices map[int]string) error {
-	for index, name := range devices {
-		if err := k.attach(index); err != nil {
-			return fmt.Errorf("attach to device %s: %w", name, err)
-		}
-	}
-	if k.noTCX {
-		if err := k.removeFilters(devices); err != nil {
-			return err
-		}
-	}
-	pinned, err := os.ReadDir(k.links())
-	if err != nil {
-		return fmt.Errorf("list pins: %w", err)
-	}
-	for _, e := range pinned {
-		if index, err := strconv.Atoi(e.Name()); err != nil || devices[index] == "" {
-			if err := k.detach(filepath.Join(k.links(), e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// runs reports whether a device runs our program.
+// runs reports whether a device runs our program at its ingress.
 func (k *kernel) runs(index int) (bool, error) {
 	if k.noTCX {
 		return k.runsFilter(index)
 	}
-	l, err := link.LoadPinnedLink(k.linkPath(index), nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("open pinned link: %w", err)
-	}
-	defer l.Close()
-	have, err := l.Info()
-	if err != nil {
-		return false, fmt.Errorf("ask for link: %w", err)
-	}
-	id, err := k.programID()
-	if err != nil {
-		return false, err
-	}
-	t := have.TCX()
-	return t != nil && int(t.Ifindex) == index && have.Program == id, nil
+	return k.has(k.ingress(), index)
 }
 
 // addressTowards returns this machine's own address for packets to another.

@@ -226,10 +226,15 @@ func TestAnswerWithoutFlow(t *testing.T) {
 	}
 }
 
-// Flows of a backend that is gone end at once; those of one that drains go on.
 func TestBackendsGo(t *testing.T) {
 	w := newWorld(t)
 	w.serve()
+	backendsGo(t, w)
+}
+
+// Flows of a backend that is gone end at once; those of one that drains go on.
+func backendsGo(t *testing.T, w *world) {
+	t.Helper()
 	w.apply(state(desired.Routed, 1, 2))
 	var open []*conn
 	met := map[netip.Addr]int{}

@@ -106,7 +106,7 @@ func (k *kernel) runsFilter(index int) (bool, error) {
 	if err != nil || own == nil {
 		return false, err
 	}
-	id, err := k.programID()
+	id, err := programID(k.prog)
 	return err == nil && own.Id == int(id), err
 }
 

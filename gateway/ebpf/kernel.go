@@ -19,13 +19,14 @@ import (
 // the place of the other.
 const folder = "isthmus-gateway"
 
-// kernel is the program and its maps.
+// kernel is the programs and their maps.
 type kernel struct {
 	dir   string // folder, below the BPF filesystem
 	abi   int
 	noTCX bool // then the program is a filter
 	maps  map[string]*ebpf.Map
 	prog  *ebpf.Program
+	xdp   *ebpf.Program // for drivers
 	seed  maphash.Seed
 	// predecessors may run still. There are none once ours is on all devices.
 	predecessors []predecessor
@@ -35,7 +36,7 @@ func (k *kernel) mapsDir() string { return filepath.Join(k.dir, fmt.Sprint(mapsP
 
 func (k *kernel) links() string { return filepath.Join(k.dir, "links") }
 
-// load opens what is pinned, makes what is not, and loads the program, which runs nowhere yet.
+// load opens what is pinned, makes what is not, and loads the programs, which run nowhere yet.
 func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	k = &kernel{dir: filepath.Join(bpffs, folder), abi: v.abi, noTCX: v.noTCX, maps: map[string]*ebpf.Map{}, seed: maphash.MakeSeed()}
 	for _, dir := range []string{k.dir, k.mapsDir(), k.links()} {
@@ -58,21 +59,11 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: k.maps})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("load the balancer's program: %w", err), k.close())
+		return nil, errors.Join(fmt.Errorf("load the balancer's programs: %w", err), k.close())
 	}
-	k.prog = coll.DetachProgram(bpf.ProgGateway)
+	k.prog, k.xdp = coll.DetachProgram(bpf.ProgGateway), coll.DetachProgram(bpf.ProgGatewayXDP)
 	coll.Close()
 	return k, nil
-}
-
-// programID is the kernel's number of our program.
-func (k *kernel) programID() (ebpf.ProgramID, error) {
-	info, err := k.prog.Info()
-	if err != nil {
-		return 0, fmt.Errorf("ask for program: %w", err)
-	}
-	id, _ := info.ID()
-	return id, nil
 }
 
 // openMap returns the pinned map of that name, that of a predecessor, or a new one. How many flows there is room for stays as it was pinned.
@@ -114,7 +105,7 @@ func (k *kernel) close() error {
 		errs = append(errs, m.Close())
 	}
 	if k.prog != nil {
-		errs = append(errs, k.prog.Close())
+		errs = append(errs, k.prog.Close(), k.xdp.Close())
 	}
 	return errors.Join(errs...)
 }

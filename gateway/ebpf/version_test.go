@@ -39,9 +39,13 @@ func next(t *testing.T, tcx bool) version {
 // A balancer that is started anew, with another program in the place of the old one, or one of another ABI, takes nothing from
 // anybody: no datagram, and no connection.
 func TestVersionsUnderTraffic(t *testing.T) {
-	for _, tcx := range []bool{true, false} {
-		t.Run(fmt.Sprint("TCX ", tcx), func(t *testing.T) {
+	for name, tcx := range map[string]bool{"TCX and XDP": true, "clsact": false} {
+		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
+			if tcx {
+				w.accelerate()
+				w.sumUp(true)
+			}
 			w.serve()
 			w.check(w.balancers[0].Close(context.Background(), false))
 			w.openVersion(0, ours(t, tcx))
@@ -54,6 +58,9 @@ func TestVersionsUnderTraffic(t *testing.T) {
 				before := q.asked.Load()
 				w.check(w.applyTo(0, s))
 				w.until(func() bool { return q.asked.Load() > before+200 || q.lost.Load() > 0 }, "traffic goes on")
+				if sent := w.balancers[0].Sent() > 0; sent != tcx {
+					t.Errorf("drivers send packets: %t", sent)
+				}
 				pins, err := os.ReadDir(w.balancers[0].k.dir)
 				w.check(err)
 				if others := slices.DeleteFunc(pins, func(e os.DirEntry) bool {

@@ -29,6 +29,7 @@ type world struct {
 	machine   *netlab.Namespace
 	balancers [2]*Balancer
 	bpffs     [2]string
+	xdp       XDP // of balancers that are opened
 
 	uploads  sync.Mutex
 	uploaded map[string]int // lines by name; guarded by uploads
@@ -121,7 +122,7 @@ func (w *world) open(g int) {
 func (w *world) openVersion(g int, v version) {
 	w.t.Helper()
 	w.check(w.Gateways[g].Do(func() (err error) {
-		w.balancers[g], err = openVersion(Config{BPFFS: w.bpffs[g], Flows: 4096, Log: slog.New(slog.DiscardHandler)}, v)
+		w.balancers[g], err = openVersion(Config{BPFFS: w.bpffs[g], Flows: 4096, XDP: w.xdp, Log: slog.New(slog.DiscardHandler)}, v)
 		return err
 	}))
 }

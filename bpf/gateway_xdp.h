@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The program that a gateway's driver runs itself, before the kernel makes a packet of a frame (XDP): it sends frames
+ * of flows that are under way, and leaves all else to the program at the ingress, which sees it next.
+ *
+ * It changes no flow. Whatever could is left: a SYN, FIN or RST, what is of a flow that was not answered, and some
+ * times a second a packet of each flow, when it is due to be tended. So the program at the ingress finds out all by
+ * itself that a flow is over or its backend gone, and the kernel, through which that packet goes, that a neighbour is.
+ *
+ * It also leaves what it could only do by halves: fragments, options and extension headers, what would have to be
+ * answered with an ICMP error, what has no known neighbour on its way, and a transport checksum that is still to be
+ * computed. A driver does not say which frames have such a one, but it then is the sum of the pseudo header. One
+ * checksum in 65,535 is that by chance, and left as well.
+ */
+#ifndef ISTHMUS_GATEWAY_XDP_H
+#define ISTHMUS_GATEWAY_XDP_H
+
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "conntrack.h"
+#include "gateway.h"
+#include "gateway_maps.h"
+#include "packet_parse.h"
+#include "packet_rewrite.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+
+struct ethernet_header {
+	__u8 to[6];
+	__u8 from[6];
+	__be16 protocol;
+};
+_Static_assert(sizeof(struct ethernet_header) == 14, "an Ethernet header is 14 bytes");
+
+/* Who speaks to whom. */
+struct ends {
+	__u8 source[16] ADDR_ALIGNED;
+	__u8 destination[16] ADDR_ALIGNED;
+	__u16 source_port; /* host order */
+	__u16 destination_port;
+};
+
+/* A frame that has all its headers where nearly every one has them. */
+struct frame {
+	struct ethernet_header *link;
+	void *ip;
+	struct port_pair *ports; /* and what follows them of the transport header */
+	__u16 *check;		 /* of the transport header */
+	struct ends ends;
+	__u64 header; /* length of the IP header: 64 bits, or the verifier would forget it on the stack */
+	__u32 length; /* of the IP packet */
+	__u8 proto;
+};
+
+static __always_inline bool is_ipv6(const struct frame *f)
+{
+	return f->header == sizeof(struct ipv6_header);
+}
+
+/* Reads the IP header. */
+static __always_inline bool read_frame_ip(struct frame *f, void *end)
+{
+	struct ipv4_header *v4 = f->ip;
+	struct ipv6_header *v6 = f->ip;
+
+	if (f->link->protocol == bpf_htons(ETH_P_IP)) {
+		if ((void *)(v4 + 1) > end || v4->version_ihl != 0x45 || v4->fragment & bpf_htons(0x3fff) ||
+		    v4->hops <= 1)
+			return false;
+		write_mapped(f->ends.source, v4->source);
+		write_mapped(f->ends.destination, v4->destination);
+		f->header = sizeof(*v4);
+		f->length = bpf_ntohs(v4->total);
+		f->proto = v4->proto;
+		f->ports = (void *)(v4 + 1);
+		return true;
+	}
+	if (f->link->protocol != bpf_htons(ETH_P_IPV6) || (void *)(v6 + 1) > end ||
+	    bpf_ntohl(v6->version_class_flow) >> 28 != 6 || v6->hops <= 1)
+		return false;
+	__builtin_memcpy(f->ends.source, v6->source, sizeof(v6->source));
+	__builtin_memcpy(f->ends.destination, v6->destination, sizeof(v6->destination));
+	f->header = sizeof(*v6);
+	f->length = sizeof(*v6) + bpf_ntohs(v6->payload);
+	f->proto = v6->next;
+	f->ports = (void *)(v6 + 1);
+	return true;
+}
+
+/* Reads the transport header, of which `rest` bytes and the payload are in the packet. */
+static __always_inline bool read_frame_transport(struct frame *f, void *end, __u32 rest)
+{
+	struct tcp_header *tcp = (void *)f->ports;
+	struct udp_header *udp = (void *)f->ports;
+	struct port_pair ports;
+
+	if (f->proto == IPPROTO_TCP) {
+		if ((void *)(tcp + 1) > end || rest < sizeof(*tcp) || tcp->offset >> 4 < 5 ||
+		    (tcp->offset >> 4) * 4U > rest || tcp->flags & (TCP_SYN | TCP_FIN | TCP_RST))
+			return false;
+		f->check = &tcp->check;
+	} else {
+		if (f->proto != IPPROTO_UDP || (void *)(udp + 1) > end || rest < sizeof(*udp) ||
+		    bpf_ntohs(udp->length) < sizeof(*udp) || bpf_ntohs(udp->length) > rest)
+			return false;
+		f->check = &udp->check;
+	}
+	ports = *f->ports;
+	f->ends.source_port = bpf_ntohs(ports.source);
+	f->ends.destination_port = bpf_ntohs(ports.destination);
+	return true;
+}
+
+static __always_inline __u64 sum_of_addr(const __u8 addr[16])
+{
+	const __u32 *words = ADDR(addr);
+
+	return (__u64)words[0] + words[1] + words[2] + words[3];
+}
+
+/* Reports whether the transport checksum is still to be computed. What marks an address as IPv4 adds nothing to a ones'
+ * complement sum. */
+static __always_inline bool lacks_check(const struct frame *f, __u32 rest)
+{
+	__u64 pseudo =
+		sum_of_addr(f->ends.source) + sum_of_addr(f->ends.destination) + bpf_htons(rest) + bpf_htons(f->proto);
+
+	return *f->check == fold(pseudo);
+}
+
+/* Reads a frame. Returns false when it is none of those that are sent on from here. */
+static __always_inline bool read_frame(struct xdp_md *ctx, struct frame *f)
+{
+	void *start = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u32 rest;
+
+	f->link = start;
+	f->ip = start + sizeof(*f->link);
+	if (f->ip > end || !read_frame_ip(f, end))
+		return false;
+	if (f->length < f->header || f->length > end - f->ip)
+		return false;
+	rest = f->length - f->header;
+	return read_frame_transport(f, end, rest) && !lacks_check(f, rest);
+}
+
+/* Puts into a frame's ends what its flow says. Returns the flow's entry, NULL when it needs more than that. */
+static __always_inline struct conn *put_ends(struct ends *e, __u8 proto, bool reply)
+{
+	struct conn_key key = {
+		.client_port = reply ? e->destination_port : e->source_port,
+		.server_port = reply ? e->source_port : e->destination_port,
+		.proto = proto,
+		.reply = reply,
+	};
+	struct conn *c;
+
+	__builtin_memcpy(key.client, ADDR(reply ? e->destination : e->source), sizeof(key.client));
+	__builtin_memcpy(key.server, ADDR(reply ? e->source : e->destination), sizeof(key.server));
+	c = bpf_map_lookup_elem(&conns, &key);
+	if (!c || c->state < CONN_OPEN || is_due(c))
+		return NULL;
+	if (reply)
+		__builtin_memcpy(e->source, c->addr, sizeof(e->source));
+	else
+		__builtin_memcpy(e->destination, c->addr, sizeof(e->destination));
+	e->source_port = reply ? c->server_port : c->client_port;
+	e->destination_port = reply ? c->client_port : c->server_port;
+	return c;
+}
+
+/* Asks the kernel's routes and neighbours for the way. Returns false when they do not know it all, or the packet does
+ * not fit. */
+static __always_inline bool find_way(struct xdp_md *ctx, const struct frame *f, const struct ends *to,
+				     struct bpf_fib_lookup *fib)
+{
+	fib->l4_protocol = f->proto;
+	fib->tot_len = f->length;
+	fib->ifindex = ctx->ingress_ifindex;
+	if (is_ipv6(f)) {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, to->source, sizeof(fib->ipv6_src));
+		__builtin_memcpy(fib->ipv6_dst, to->destination, sizeof(fib->ipv6_dst));
+	} else {
+		fib->family = AF_INET;
+		fib->ipv4_src = last_word(to->source);
+		fib->ipv4_dst = last_word(to->destination);
+	}
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) == BPF_FIB_LKUP_RET_SUCCESS;
+}
+
+/* Finds what a frame is to become, and its way. */
+static __always_inline bool find_flow_and_way(struct xdp_md *ctx, const struct frame *f, struct ends *to,
+					      struct bpf_fib_lookup *fib)
+{
+	bool reply = !bpf_map_lookup_elem(&vips, f->ends.destination);
+	struct conn *c;
+	bool twice;
+
+	*to = f->ends;
+	c = put_ends(to, f->proto, reply);
+	if (!c || !(c->flags & CONN_FAST))
+		return false;
+	twice = c->flags & GATEWAY_TWICE;
+	if (twice && reply) /* its packets go to its source */
+		return false;
+	return find_way(ctx, f, to, fib) && (!twice || put_ends(to, f->proto, true));
+}
+
+static __always_inline void write_frame(struct frame *f, const struct ends *to, const struct bpf_fib_lookup *fib)
+{
+	__u64 addrs = replaced_addr(f->ends.source, to->source) + replaced_addr(f->ends.destination, to->destination);
+	struct port_pair old = pair_ports(f->ends.source_port, f->ends.destination_port, false);
+	struct port_pair new = pair_ports(to->source_port, to->destination_port, false);
+	struct ipv4_header *v4 = f->ip;
+	struct ipv6_header *v6 = f->ip;
+
+	if (is_ipv6(f)) {
+		v6->hops--;
+		__builtin_memcpy(v6->source, to->source, sizeof(v6->source));
+		__builtin_memcpy(v6->destination, to->destination, sizeof(v6->destination));
+	} else {
+		v4->hops--;
+		v4->source = last_word(to->source);
+		v4->destination = last_word(to->destination);
+		/* one less in the upper half of a word */
+		v4->check = replace_in_check(v4->check, addrs + bpf_htons(0xfeff));
+	}
+	*f->ports = new;
+	addrs += replaced(port_word(&old), port_word(&new));
+	if (f->proto == IPPROTO_TCP)
+		*f->check = replace_in_check(*f->check, addrs);
+	else if (*f->check != 0) /* as in make_transport */
+		*f->check = replace_in_check(*f->check, addrs) ?: 0xffff;
+	__builtin_memcpy(f->link->to, fib->dmac, sizeof(f->link->to));
+	__builtin_memcpy(f->link->from, fib->smac, sizeof(f->link->from));
+}
+
+static __always_inline bool is_for(const struct gateway_xdp_device *device, const struct frame *f)
+{
+	return __builtin_memcmp(device->mac, f->link->to, sizeof(device->mac)) == 0;
+}
+
+/* Sends a frame of a flow that is under way. */
+static __always_inline int send_known(struct xdp_md *ctx)
+{
+	__u32 in = ctx->ingress_ifindex, out, zero = 0;
+	struct gateway_xdp_device *device = bpf_map_lookup_elem(&xdp_devices, &in);
+	struct bpf_fib_lookup fib = {};
+	struct frame f = {};
+	struct ends to;
+	__u64 *sent;
+
+	/* What is for another machine comes here as well, when somebody listens to all. */
+	if (!device || !read_frame(ctx, &f) || !is_for(device, &f) || !find_flow_and_way(ctx, &f, &to, &fib))
+		return XDP_PASS;
+	out = fib.ifindex;
+	device = bpf_map_lookup_elem(&xdp_devices, &out);
+	if (!device || !device->sends)
+		return XDP_PASS;
+	write_frame(&f, &to, &fib);
+	sent = bpf_map_lookup_elem(&xdp_sent, &zero);
+	if (sent)
+		++*sent;
+	return out == in ? XDP_TX : bpf_redirect(out, 0);
+}
+
+#endif
