@@ -9,11 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 )
 
-// kept is what a cloud that was just filled consists of, besides its two databases.
+// kept is what a cloud that was just filled consists of, besides its databases.
 var kept = []string{"fernet", "credential", "clouds.yaml", "ids.json", "keystone.made", "identities.made", "neutron.made", "networks.made"}
 
 var databases = []string{"keystone.db", "neutron.db"}
@@ -21,12 +22,15 @@ var databases = []string{"keystone.db", "neutron.db"}
 // likeness is the folder of clouds that begin like this one: of the same packages and configuration. To fill one takes
 // half a minute, to copy one none.
 func (c *Cloud) likeness(ctx context.Context) (string, error) {
-	versions, err := exec.CommandContext(ctx, "dpkg-query", append([]string{"--show"}, packages...)...).Output()
+	versions, err := exec.CommandContext(ctx, "dpkg-query", append([]string{"--show"}, c.packages()...)...).Output()
 	if err != nil {
 		return "", fmt.Errorf("versions of packages: %w", err)
 	}
 	sum := sha256.New()
-	fmt.Fprintf(sum, "1 %s %s %v %v %v %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema)
+	fmt.Fprintf(sum, "2 %s %s %v %v %v %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema)
+	if c.cfg.Compute {
+		fmt.Fprint(sum, compute)
+	}
 	return filepath.Join(cluster.CacheDir(), fmt.Sprintf("cloud-%x", sum.Sum(nil)[:8])), nil
 }
 
@@ -59,7 +63,11 @@ func (c *Cloud) remember(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(temporary)
-	for _, db := range databases { // both are in use
+	databases, kept := databases, kept
+	if c.cfg.Compute {
+		databases, kept = slices.Concat(databases, novaDatabases), append(slices.Clone(kept), "nova.made")
+	}
+	for _, db := range databases { // all are in use
 		const backup = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).backup(sqlite3.connect(sys.argv[2]))"
 		if err := c.run(ctx, "/usr/bin/python3", "-c", backup, c.path(db), filepath.Join(temporary, db)); err != nil {
 			return err

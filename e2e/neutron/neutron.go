@@ -1,5 +1,6 @@
 // Package neutron runs a real Keystone and a real Neutron from Debian's packages: with SQLite, without a message queue and
-// without agents, so ports stay DOWN and nobody forwards packets; every answer of the API is the real one.
+// without agents, so ports stay DOWN and nobody forwards packets; every answer of the API is the real one. Where it is
+// asked for, a real Nova as well, whose servers are pretended.
 //
 // In: a Config. Out: a cloud with an external and an internal network, a router between them, a port for each gateway
 // node, two projects, and a clouds.yaml for them. Up keeps what is there, Down ends what runs and removes all of it.
@@ -43,6 +44,7 @@ type Config struct {
 	TokenLifetime time.Duration // of whole seconds; default an hour
 	TrustTokens   bool          // a token is good for five minutes once it was, also if it is revoked, as in most clouds
 	MaxPairs      int           // allowed address pairs a port; default 10, as Neutron's
+	Compute       bool          // Nova too
 	Progress      io.Writer     // gets one line a step; default: none
 }
 
@@ -63,7 +65,7 @@ type Gateway struct {
 	Addrs [2]netip.Addr `json:"addrs"`
 }
 
-// Cloud is a Keystone and a Neutron that may or may not run.
+// Cloud is a Keystone, a Neutron and perhaps a Nova that may or may not run.
 type Cloud struct{ cfg Config }
 
 // Open returns the cloud that cfg describes. It starts nothing.
@@ -104,10 +106,10 @@ func (c *Cloud) IDs() (IDs, error) {
 	return ids, json.Unmarshal(b, &ids)
 }
 
-// Up installs and starts what is missing, and fills a cloud that is empty. Both APIs answer when it returns.
+// Up installs and starts what is missing, and fills a cloud that is empty. All APIs answer when it returns.
 func (c *Cloud) Up(ctx context.Context) error {
 	begin := time.Now()
-	if err := Install(ctx, c.cfg.Progress); err != nil {
+	if err := c.Install(ctx); err != nil {
 		return err
 	}
 	for _, dir := range []string{c.cfg.Dir, c.path("lock"), c.path("fernet"), c.path("credential")} {
@@ -115,23 +117,30 @@ func (c *Cloud) Up(ctx context.Context) error {
 			return err
 		}
 	}
-	for file, text := range map[string]string{"keystone.conf": c.keystoneConf(), "neutron.conf": c.neutronConf(), "ml2.ini": ml2Conf} {
+	for file, text := range map[string]string{"keystone.conf": c.keystoneConf(), "neutron.conf": c.neutronConf(), "ml2.ini": ml2Conf, "nova.conf": c.novaConf(), "placement.conf": c.placementConf()} {
 		if err := os.WriteFile(c.path(file), []byte(text), 0o600); err != nil {
 			return err
 		}
 	}
-	steps := []struct {
+	type step struct {
 		name string
 		do   func(context.Context) error
-	}{
+	}
+	steps := []step{
 		{"what one like it began with", c.recall},
 		{"identities", c.makeKeystone},
 		{"Keystone", func(ctx context.Context) error { return c.Start(ctx, Keystone) }},
 		{"projects", c.seedIdentities},
 		{"tables of Neutron", c.makeNeutron},
 		{"Neutron", func(ctx context.Context) error { return c.Start(ctx, Neutron) }},
-		{"networks", c.seedNetworks},
+		{"networks", c.makeNetworks},
 	}
+	if c.cfg.Compute {
+		steps = append(steps, step{"databases of Nova", c.makeNova}, step{"Nova", func(ctx context.Context) error { return c.Start(ctx, Nova) }})
+	}
+	steps = append(steps, step{"what others like it begin with", func(ctx context.Context) error {
+		return c.once("remembered", func() error { return c.remember(ctx) })
+	}})
 	for _, step := range steps {
 		fmt.Fprintf(c.cfg.Progress, "[%4.0fs] cloud: %s\n", time.Since(begin).Seconds(), step.name)
 		if err := step.do(ctx); err != nil {
@@ -141,9 +150,9 @@ func (c *Cloud) Up(ctx context.Context) error {
 	return nil
 }
 
-// Down ends both services and removes all state.
+// Down ends all services and removes all state.
 func (c *Cloud) Down(ctx context.Context) error {
-	return errors.Join(c.Stop(ctx, Neutron), c.Stop(ctx, Keystone), os.RemoveAll(c.cfg.Dir))
+	return errors.Join(c.Stop(ctx, Nova), c.Stop(ctx, Neutron), c.Stop(ctx, Keystone), os.RemoveAll(c.cfg.Dir))
 }
 
 // host is the nth address of a prefix.
@@ -173,12 +182,19 @@ func (c *Cloud) once(name string, do func() error) error {
 	return os.WriteFile(c.path(name), nil, 0o600)
 }
 
-// packages are Keystone, Neutron and a web server for the first; the second brings its own.
-var packages = []string{"keystone", "neutron-server", "uwsgi-core", "uwsgi-plugin-python3"}
+// packages are Keystone, Neutron and a web server for the first, and where it is asked for Nova; those bring their own. Of
+// Nova and of Placement the programs are not needed.
+func (c *Cloud) packages() []string {
+	all := []string{"keystone", "neutron-server", "uwsgi-core", "uwsgi-plugin-python3"}
+	if c.cfg.Compute {
+		all = append(all, "python3-nova", "python3-placement")
+	}
+	return all
+}
 
-// Install installs what Up needs. Without answers beforehand the packages would ask where their databases are.
-func Install(ctx context.Context, progress io.Writer) error {
-	missing, err := debian.Missing(ctx, packages...)
+// Install installs what Up needs, which Up does too. Without answers beforehand the packages would ask where their databases are.
+func (c *Cloud) Install(ctx context.Context) error {
+	missing, err := debian.Missing(ctx, c.packages()...)
 	if err != nil || len(missing) == 0 {
 		return err
 	}
@@ -193,5 +209,5 @@ func Install(ctx context.Context, progress io.Writer) error {
 	); err != nil {
 		return err
 	}
-	return debian.Ensure(ctx, progress, packages...)
+	return debian.Ensure(ctx, c.cfg.Progress, c.packages()...)
 }

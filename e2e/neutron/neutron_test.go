@@ -74,7 +74,7 @@ func connect(t testing.TB, cloud *neutron.Cloud, as, cluster string) *openstack.
 // The real Neutron keeps the contract that the fake keeps in its own tests, and lives through a crash.
 func TestNeutron(t *testing.T) {
 	netlab.Privileged(t)
-	cloud := neutron.Open(neutron.Config{Dir: t.TempDir(), Progress: t.Output()})
+	cloud := neutron.Open(neutron.Config{Dir: t.TempDir(), Compute: true, Progress: t.Output()})
 	t.Cleanup(func() {
 		if err := cloud.Down(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
@@ -107,6 +107,7 @@ func TestNeutron(t *testing.T) {
 			},
 		})
 	})
+	t.Run("servers", func(t *testing.T) { serversOf(t, cloud, ids) })
 	if fullLength {
 		t.Run("cycles", func(t *testing.T) { cycles(t, cloud, ids) })
 	}

@@ -80,7 +80,7 @@ func (c *Cloud) identities(ctx context.Context, user string) (*gophercloud.Provi
 	return p, identity, err
 }
 
-// seedIdentities makes projects and users, the catalog's entry of Neutron, and clouds.yaml.
+// seedIdentities makes projects and users, the catalog's entries, and clouds.yaml.
 func (c *Cloud) seedIdentities(ctx context.Context) error {
 	return c.once("identities.made", func() error {
 		_, identity, err := c.identities(ctx, "admin")
@@ -112,15 +112,17 @@ func (c *Cloud) seedIdentities(ctx context.Context) error {
 				return fmt.Errorf("role of %s: %w", u.user, err)
 			}
 		}
-		service, err := services.Create(ctx, identity, services.CreateOpts{Type: "network", Extra: map[string]any{"name": "neutron"}}).Extract()
-		if err != nil {
-			return err
-		}
-		_, err = endpoints.Create(ctx, identity, endpoints.CreateOpts{
-			Availability: gophercloud.AvailabilityPublic, Name: "neutron", Region: region, ServiceID: service.ID, URL: c.neutronURL(),
-		}).Extract()
-		if err != nil {
-			return err
+		for _, s := range []struct{ kind, name, url string }{{"network", "neutron", c.neutronURL()}, {"compute", "nova", c.novaURL()}} {
+			service, err := services.Create(ctx, identity, services.CreateOpts{Type: s.kind, Extra: map[string]any{"name": s.name}}).Extract()
+			if err != nil {
+				return err
+			}
+			_, err = endpoints.Create(ctx, identity, endpoints.CreateOpts{
+				Availability: gophercloud.AvailabilityPublic, Name: s.name, Region: region, ServiceID: service.ID, URL: s.url,
+			}).Extract()
+			if err != nil {
+				return err
+			}
 		}
 		return c.writeClouds(ctx)
 	})
@@ -174,17 +176,7 @@ func (c *Cloud) warm(ctx context.Context) error {
 	return err
 }
 
-// seedNetworks makes networks, the router between them and the ports of gateways.
-func (c *Cloud) seedNetworks(ctx context.Context) error {
-	if c.exists("networks.made") {
-		return nil
-	}
-	if err := c.makeNetworks(ctx); err != nil {
-		return err
-	}
-	return c.remember(ctx)
-}
-
+// makeNetworks makes networks, the router between them and the ports of gateways.
 func (c *Cloud) makeNetworks(ctx context.Context) error {
 	return c.once("networks.made", func() error {
 		_, identity, err := c.identities(ctx, "admin")

@@ -15,13 +15,14 @@ import (
 	"time"
 )
 
-// Service is one of the two.
+// Service is one of those of a cloud.
 type Service string
 
 // The services.
 const (
 	Keystone Service = "keystone"
 	Neutron  Service = "neutron"
+	Nova     Service = "nova" // with Placement
 )
 
 // environment keeps Debian's Python from the packages of another one, and requests from a proxy.
@@ -75,6 +76,9 @@ func (c *Cloud) makeKeystone(ctx context.Context) error {
 	})
 }
 
+// computeHost is where Nova's servers are, as Neutron and Nova call it.
+const computeHost = "compute"
+
 //go:embed schema.py
 var schema string
 
@@ -87,7 +91,7 @@ func (c *Cloud) makeNeutron(ctx context.Context) error {
 		if err := c.writeAhead(ctx, c.path("neutron.db")); err != nil {
 			return err
 		}
-		return c.run(ctx, "/usr/bin/python3", "-c", schema, c.database("neutron"))
+		return c.run(ctx, "/usr/bin/python3", "-c", schema, c.database("neutron"), computeHost)
 	})
 }
 
@@ -99,6 +103,9 @@ func (c *Cloud) arguments(s Service) (argv []string, url string) {
 			"--wsgi-file", "/usr/bin/keystone-wsgi-public", "--master", "--processes", "1", "--threads", "4", "--enable-threads",
 			"--lazy-apps", "--post-buffering", "65536", "--add-header", "Connection: close", "--die-on-term", "--no-orphans", "--buffer-size", "65535",
 		}, c.keystoneURL()
+	}
+	if s == Nova {
+		return []string{"/usr/bin/python3", "-c", compute, c.cfg.Dir, c.cfg.Addr.String(), strconv.Itoa(novaPort), strconv.Itoa(innerPort)}, c.novaURL()
 	}
 	return []string{"neutron-server", "--config-file", c.path("neutron.conf"), "--config-file", c.path("ml2.ini")}, c.neutronURL()
 }

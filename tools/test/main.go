@@ -167,7 +167,7 @@ func prepare(ctx context.Context, soak int) (env []string, strict bool, err erro
 	if soak > 0 {
 		env = append(env, "CGO_ENABLED=1") // the race detector is C
 	}
-	if err := errors.Join(debian.Ensure(ctx, os.Stdout, hostPackages...), neutron.Install(ctx, os.Stdout)); err != nil {
+	if err := errors.Join(debian.Ensure(ctx, os.Stdout, hostPackages...), neutron.Open(neutron.Config{Compute: true, Progress: os.Stdout}).Install(ctx)); err != nil {
 		return nil, false, err
 	}
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
