@@ -163,25 +163,24 @@ __noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *
 {
 	__u32 backend_id;
 	__u64 now = now_ns();
-	bool first;
+	bool first, young;
 
 	if (!p || !c)
 		return false;
 	backend_id = c->backend_id;
+	young = since(c->seen, now) < NS_PER_S && !(c->flags & GATEWAY_STANDBY);
 	first = !(c->flags & GATEWAY_TWICE) || !p->key.reply;
 	if (!is_alive(p->key.proto, c, now))
 		return false;
-	c->looked = ticks();
-	if (since(c->seen, now) >= NS_PER_S || c->flags & GATEWAY_STANDBY) {
+	if (!young) {
 		if (!bpf_map_lookup_elem(&backends, &backend_id))
-			return false;
+			return false; /* it stays due: the next packet is told so, too */
 		c->seen = now;
 		c->flags &= ~GATEWAY_STANDBY;
 		tend_other(&p->key, c, 0);
-	} else if (c->flags & CONN_FAST) {
-		return true;
 	}
-	if (first)
+	c->looked = ticks();
+	if (first && !(young && c->flags & CONN_FAST))
 		find_road(skb, p, c);
 	return true;
 }

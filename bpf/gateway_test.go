@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -130,6 +131,28 @@ func TestGatewayKeepsClientsApart(t *testing.T) {
 			}
 			if len(seen) != 2 {
 				t.Errorf("two clients have %d ports", len(seen))
+			}
+		})
+	}
+}
+
+// When a backend is gone no packet of its flows goes there any more, not even one that follows another at once.
+func TestGatewayBackendGone(t *testing.T) {
+	for family, s := range sides {
+		t.Run(family, func(t *testing.T) {
+			p := newGateway(t)
+			p.balance(1, tcp, s.vip, s.backend, netip.Addr{})
+			in, back := s.opening(tcp), s.answer(tcp)
+			p.translated(bpf.ProgGateway, in, in.to(s.backend))
+			p.translated(bpf.ProgGateway, back, back.from(s.vip))
+			in = s.tcp(ack)
+			p.translated(bpf.ProgGateway, in, in.to(s.backend))
+			p.delete(bpf.MapBackends, uint32(1))
+			p.age(2 * time.Second)
+			for range 3 {
+				if verdict, out := p.run(bpf.ProgGateway, in.bytes()); verdict == passed || bytes.Equal(out, in.to(s.backend).bytes()) {
+					t.Errorf("verdict %d", int32(verdict))
+				}
 			}
 		})
 	}
