@@ -23,7 +23,7 @@ const (
 	// window is how many questions over UDP are under way at a time.
 	window = 128
 	// batch is how many packets cross into the kernel at a time, and back.
-	batch = 64
+	batch = 32
 	// connections is how many clients ask over TCP, one question at a time each.
 	connections = 16
 	// patience is how long an answer is waited for.
