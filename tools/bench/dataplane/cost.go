@@ -158,15 +158,15 @@ const (
 )
 
 // costRows are the rows about programs: of packets those of known flows, which the bars are about, and then those of
-// short connections; of sockets all, nearly all of which are short connections.
+// short connections; of sockets only these, where they call the program at all.
 func costRows(c costs) []metric.Metric {
 	var rows, ratios []metric.Metric
 	for _, p := range c.known.programs() {
-		if p.ofSockets() {
+		if p.ofSockets() && c.short[p] != nil {
 			continue
 		}
 		row := c.known.row(p, "a run")
-		if l, ok := least(p); ok {
+		if l, ok := least(p); ok && !p.ofSockets() {
 			row.Bar, row.Why = new(packetBar), slower(c.known.packetFactor(), packetBar)
 			if l.plane != floor {
 				ratios = append(ratios, c.known.ratioRow(p, l, new(packetBar/packetLeast)))

@@ -42,10 +42,12 @@ func TestRun(t *testing.T) {
 		"kube-proxy at 10,000 services: UDP with 32 in flight, replies / direct",
 		"socket path: share of kube-proxy's added CPU removed",
 		"packet fast path: share of kube-proxy's added CPU removed",
-		"packet fast path: CPU per short TCP connection / redirected, no load balancer",
+		"packet fast path at 10,000 services: CPU per short TCP connection / redirected, no load balancer",
+		"packet fast path at 10,000 services: UDP with 32 in flight, replies / redirected, no load balancer",
 		"BPF, socket path: connect4, a run",
 		"BPF, socket path, many: recvmsg4, a run",
 		"BPF, packet slow path: from_client, a run",
+		"BPF, packet slow path: from_client, a run with short connections",
 		"BPF, empty program: connect4, a run",
 		"BPF, empty program: classifier, a run",
 		"BPF, socket path: connect4 / reference, socket path with socket storage",
@@ -114,12 +116,14 @@ func TestCostRows(t *testing.T) {
 		{floor, "classifier"}: {10, 10, 10}, {leastSlow, "from_client"}: {90, 90, 90}, {leastSlow, "to_client"}: {90, 90, 90},
 		{leastFast, "from_client"}: {180, 180, 180}, {leastFast, "from_network"}: {180, 180, 180},
 		{packetSlow, "to_client"}: {135, 900, 120}, {packetSlow, "to_network"}: {12, 12, 12}, {socketOne, "connect4"}: {1, 1, 1},
+		{socketOne, "recvmsg4"}: {20, 20, 20}, {floor, "recvmsg4"}: {5, 5, 5},
 	}, short: runCosts{
 		{leastSocket, "connect4"}: {100, 100, 100}, {leastStorage, "connect4"}: {473, 946, 473}, {socketOne, "connect4"}: {200, 1892, 400},
 		{leastSlow, "to_client"}: {95, 95, 95}, {packetSlow, "to_client"}: {300, 300, 300},
 	}}
 	want := map[string]struct{ value, limit float64 }{
 		"BPF, socket path: connect4, a run":                                                     {400, 100},
+		"BPF, socket path: recvmsg4, a run":                                                     {20, 5},
 		"BPF, socket path: connect4 / reference, socket path":                                   {4, 1},
 		"BPF, socket path: connect4 / reference, socket path with socket storage":               {400.0 / 473, 1},
 		"BPF, packet slow path: to_client, a run":                                               {135, 90},
