@@ -115,16 +115,25 @@ func connectOnce(to netip.AddrPort) error {
 	}
 	var b [8]byte
 	if _, err = unix.Write(fd, b[:1]); err == nil {
-		_, err = unix.Read(fd, b[:])
+		_, err = read(fd, b[:])
 	}
 	if err == nil {
-		_, err = unix.Read(fd, b[:])
+		_, err = read(fd, b[:])
 	}
 	return errors.Join(err, unix.Close(fd))
 }
 
 // window is how many questions are under way at a time.
 const window = 32
+
+// read is read(2). A signal ends one that waits for so long at most, and is no reason to stop.
+func read(fd int, b []byte) (n int, err error) {
+	for {
+		if n, err = unix.Read(fd, b); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
 
 func udpReplies(to netip.AddrPort) (pace, error) {
 	fd, err := dial(unix.SOCK_DGRAM, to)
@@ -138,7 +147,7 @@ func udpReplies(to netip.AddrPort) (pace, error) {
 		}
 	}
 	p, err := repeat(func() error {
-		if _, err := unix.Read(fd, b[:]); err != nil {
+		if _, err := read(fd, b[:]); err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
 		_, err := unix.Write(fd, b[:1])
