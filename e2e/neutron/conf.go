@@ -73,23 +73,15 @@ state_path = %s
 connection = %s
 sqlite_synchronous = false
 [keystone_authtoken]
-auth_url = %s
-www_authenticate_uri = %[7]s
-auth_type = password
-project_domain_name = Default
-user_domain_name = Default
-project_name = service
-username = neutron
-password = %s
-region_name = %s
-service_type = network
+www_authenticate_uri = %s
+%sservice_type = network
 token_cache_time = %d
 [oslo_concurrency]
 lock_path = %s
 [oslo_messaging_notifications]
 driver = noop
 `, c.path("neutron.log"), c.cfg.Addr, neutronPort, c.cfg.MaxPairs, c.cfg.Dir, c.database("neutron"),
-		c.keystoneURL(), password, region, remember, c.path("lock"))
+		c.keystoneURL(), c.serviceUser(), remember, c.path("lock"))
 }
 
 const ml2Conf = `[ml2]
