@@ -186,6 +186,9 @@ func (b *Balancer) place(devices map[int]string) error {
 		}
 	}
 	b.fast, b.without = fast, without
+	if len(fast)+len(failed) == 0 {
+		return nil
+	}
 	return b.k.tell(fast) // again: some drivers send for others only now
 }
 

@@ -49,7 +49,10 @@ func (b *testbed) programCosts(ctx context.Context, rounds int) (c costs, err er
 	known := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.name == shortTCP })
 	c = costs{runCosts{}, runCosts{}}
 	for round := range rounds {
-		if err := errors.Join(b.takeCosts(ctx, known, roads, others, c.known), b.takeCosts(ctx, short, roads, others, c.short)); err != nil {
+		if err := b.takeCosts(ctx, known, roads, others, c.known); err != nil {
+			return c, err
+		}
+		if err := b.takeCosts(ctx, short, roads, others, c.short); err != nil {
 			return c, err
 		}
 		fmt.Fprintf(b.progress, "round %d/%d  run times of %d programs\n", round+1, rounds, len(c.short))
