@@ -36,12 +36,12 @@ type kind struct {
 }
 
 var kinds = []kind{
-	// Of these a phase has but twenty, and their bars are hundredths: with 60 turns and 3 rounds the median of 1,440 pairs,
-	// a middle half of which are within a tenth, is right within half a hundredth.
+	// Bars of hundredths want many turns: with 60 turns and 3 rounds the median of 1,440 pairs, a middle half of which are
+	// within a tenth, is right within half a hundredth.
 	{shortTCP, 8, nil, func(_ int, to *unix.SockaddrInet4) error { return connectAskClose(to) }},
 	{rrTCP, 1, dialer(unix.SOCK_STREAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
 	{rrUDP, 1, dialer(unix.SOCK_DGRAM), func(fd int, _ *unix.SockaddrInet4) error { return ask(fd, goOn) }},
-	{windowUDP, 1, dialWindow, func(fd int, _ *unix.SockaddrInet4) error { return answerAsk(fd) }},
+	{windowUDP, 8, dialWindow, func(fd int, _ *unix.SockaddrInet4) error { return answerAsk(fd) }},
 	{rrUDPUnconnected, 1, func(netip.AddrPort) (int, error) { return socket(unix.SOCK_DGRAM) }, askFrom},
 }
 
