@@ -78,12 +78,32 @@ type Edge struct {
 	stop   context.CancelFunc
 }
 
-// Up brings all of it up.
-func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
+// Prepare installs the packages and compiles the programs that Up and Install need, which they do too: on a new machine that
+// takes minutes, which pass while the lab comes up.
+func Prepare(ctx context.Context, cfg Config) error {
+	if err := install(ctx, &cfg); err != nil {
+		return err
+	}
+	if err := neutron.Open(neutron.Config{Progress: cfg.Progress}).Install(ctx); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return err
+	}
+	return Build(ctx, cfg.Dir, programs...)
+}
+
+// install installs what the router needs.
+func install(ctx context.Context, cfg *Config) error {
 	if cfg.Progress == nil {
 		cfg.Progress = io.Discard
 	}
-	if err := debian.Ensure(ctx, cfg.Progress, frr.Package, "nftables"); err != nil {
+	return debian.Ensure(ctx, cfg.Progress, frr.Package, "nftables")
+}
+
+// Up brings all of it up.
+func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
+	if err := install(ctx, &cfg); err != nil {
 		return nil, err
 	}
 	e = &Edge{}

@@ -66,7 +66,7 @@ func Install(ctx context.Context, e *Edge, lab *cluster.Lab, clusterName, dir st
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return i, err
 	}
-	if err := Build(ctx, dir, "isthmus-gateway", "isthmus-gateway-controller", "isthmusctl"); err != nil {
+	if err := Build(ctx, dir, programs...); err != nil {
 		return i, err
 	}
 	if err := i.certificates(ctx); err != nil {

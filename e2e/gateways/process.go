@@ -17,6 +17,9 @@ import (
 // grace is how long a program may take to end.
 const grace = 20 * time.Second
 
+// programs are what an installation runs.
+var programs = []string{"isthmus-gateway", "isthmus-gateway-controller", "isthmusctl"}
+
 // Build compiles programs of cmd/ into a folder.
 func Build(ctx context.Context, dir string, names ...string) error {
 	for _, name := range names {

@@ -23,6 +23,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/isthmus-net/isthmus/e2e/gateways"
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 	"github.com/isthmus-net/isthmus/e2e/testbed"
@@ -81,15 +83,19 @@ func (d *demonstration) step(format string, args ...any) {
 // demo runs all steps. The error says which one failed.
 func demo(ctx context.Context, lab *cluster.Lab) (err error) {
 	d := &demonstration{begin: time.Now()}
-	d.step("a Kubernetes cluster with one node")
-	if err := lab.Up(ctx); err != nil {
+	d.step("a Kubernetes cluster with one node; beside it, what all the rest needs")
+	dir := filepath.Join(lab.Dir(), "edge")
+	cfg := gateways.Config{Lab: lab, Dir: dir, Progress: os.Stdout}
+	preparing, preparingCtx := errgroup.WithContext(ctx)
+	preparing.Go(func() error { return lab.Up(preparingCtx) })
+	preparing.Go(func() error { return gateways.Prepare(preparingCtx, cfg) })
+	if err := preparing.Wait(); err != nil {
 		return err
 	}
 	d.client = lab.EchoProgram()
-	dir := filepath.Join(lab.Dir(), "edge")
 	d.step("before it: a client, a router (FRR), two gateways; and a real Keystone and Neutron")
 	d.step("Neutron has no agents here: the lab's router applies the L3 agent's NAT, and refuses addresses without an allowed pair")
-	edge, err := gateways.Up(ctx, gateways.Config{Lab: lab, Dir: dir, Progress: os.Stdout})
+	edge, err := gateways.Up(ctx, cfg)
 	if err != nil {
 		return err
 	}

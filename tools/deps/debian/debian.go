@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Ensure installs those of packages that are missing, and does nothing when none is. It says on progress
@@ -44,8 +45,13 @@ func Preseed(ctx context.Context, answers ...string) error {
 // the end of what apt-get said.
 func AptGet(ctx context.Context, args ...string) error { return aptGet(ctx, "", args...) }
 
+// serial is held by who runs apt-get: it waits for others with some of its locks alone.
+var serial sync.Mutex
+
 // aptGet is AptGet in the folder dir.
 func aptGet(ctx context.Context, dir string, args ...string) error {
+	serial.Lock()
+	defer serial.Unlock()
 	if _, err := apt(ctx, dir, args...); err == nil {
 		return nil
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -87,8 +89,9 @@ func (c Cache) component(ctx context.Context, part component, version string) (s
 	}
 	return c.entry(part.name, key, func(path string) error {
 		c.Report("building %s (%s): minutes the first time", part.name, strings.Join(part.programs, ", "))
-		// -v names each package as it is compiled, which is all the progress there is.
-		args := append([]string{"build", "-v", "-trimpath", "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
+		// -v names each package as it is compiled, which is all the progress there is. Twice as many compilers as CPUs leave no CPU
+		// without work.
+		args := append([]string{"build", "-v", "-p", strconv.Itoa(2 * runtime.NumCPU()), "-trimpath", "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
 		if err := c.goBuild(ctx, module, part.name, args); err != nil {
 			return err
 		}
