@@ -11,9 +11,9 @@ import (
 // Kubernetes itself has the versions of its release, and the linters have theirs.
 func TestModulesShareVersions(t *testing.T) {
 	t.Parallel()
-	ours := versions(t, "../../..")
+	ours := versions(t, root)
 	for _, dir := range []string{"e2e/lab/components/coredns", "e2e/lab/components/etcd", "tools/helm"} {
-		theirs := versions(t, filepath.Join("../../..", dir))
+		theirs := versions(t, filepath.Join(root, dir))
 		shared := 0
 		for path, version := range theirs {
 			want, ok := ours[path]
