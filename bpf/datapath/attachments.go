@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
@@ -134,7 +135,7 @@ func (p pins) addStats(a *Attachment) error {
 		if err != nil {
 			return fmt.Errorf("open pinned program %s: %w", a.Hook, err)
 		}
-		id, idErr := programID(prog)
+		id, idErr := bpf.ProgramID(prog)
 		stats, statsErr := prog.Stats()
 		if err := errors.Join(idErr, statsErr, prog.Close()); err != nil {
 			return fmt.Errorf("ask for program %s: %w", a.Hook, err)

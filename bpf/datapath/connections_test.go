@@ -223,7 +223,7 @@ func TestPacketPath(t *testing.T) {
 				if few, err := d.Connections(0); err != nil || len(few) != 0 {
 					t.Errorf("at most none: %v, %v", few, err)
 				}
-				id, err := programID(d.packets.progs[bpf.ProgFromClient])
+				id, err := bpf.ProgramID(d.packets.progs[bpf.ProgFromClient])
 				if err != nil {
 					t.Fatal(err)
 				}

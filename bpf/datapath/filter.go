@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
@@ -45,7 +46,7 @@ func (p *packets) attachFilter(d device.Device, h packetHook) error {
 	if err != nil {
 		return err
 	}
-	id, err := programID(p.progs[h.name])
+	id, err := bpf.ProgramID(p.progs[h.name])
 	if err != nil {
 		return err
 	}

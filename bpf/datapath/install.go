@@ -193,11 +193,11 @@ func (in *installer) settle(h bpf.Hook, running *ebpf.Program) error {
 		return fmt.Errorf("open pinned program %s: %w", staged(path), err)
 	}
 	in.onClose(pinned.Close)
-	a, err := programID(pinned)
+	a, err := bpf.ProgramID(pinned)
 	if err != nil {
 		return err
 	}
-	b, err := programID(running)
+	b, err := bpf.ProgramID(running)
 	if err != nil {
 		return err
 	}
@@ -224,7 +224,7 @@ func (p pins) runningProgram(hook string, l link.Link) (*ebpf.Program, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open pinned program %s: %w", path, err)
 		}
-		id, err := programID(prog)
+		id, err := bpf.ProgramID(prog)
 		if err != nil {
 			return nil, errors.Join(err, prog.Close())
 		}
@@ -236,15 +236,6 @@ func (p pins) runningProgram(hook string, l link.Link) (*ebpf.Program, error) {
 		}
 	}
 	return nil, nil
-}
-
-func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
-	info, err := p.Info()
-	if err != nil {
-		return 0, fmt.Errorf("ask for program: %w", err)
-	}
-	id, _ := info.ID()
-	return id, nil
 }
 
 // stageProgram pins our program beside the one that is pinned, to take its place in the end.

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
@@ -64,7 +65,7 @@ func (p *packets) inPlace(index int, h packetHook, own ebpf.ProgramID) (ok bool,
 
 // pinnedInPlace reports whether the program of a hook that another process has left is in its place on every device.
 func (p *packets) pinnedInPlace(h packetHook, pinned *ebpf.Program) (bool, error) {
-	own, err := programID(pinned)
+	own, err := bpf.ProgramID(pinned)
 	if err != nil {
 		return false, err
 	}
@@ -103,7 +104,7 @@ func (p *packets) neighbours() ([]device.Device, []Finding, error) {
 	defer p.mu.Unlock()
 	var found []Finding
 	for _, h := range p.hooks {
-		own, err := programID(p.progs[h.name])
+		own, err := bpf.ProgramID(p.progs[h.name])
 		if err != nil {
 			return nil, nil, err
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -26,7 +27,7 @@ func places(t *testing.T, p pod, at ebpf.AttachType, theirs ...*ebpf.Program) (b
 	met := 0
 	for _, a := range q.Programs {
 		their := slices.ContainsFunc(theirs, func(prog *ebpf.Program) bool {
-			id, err := programID(prog)
+			id, err := bpf.ProgramID(prog)
 			return err == nil && id == a.ID
 		})
 		switch {
@@ -117,7 +118,7 @@ func TestOrderIsKept(t *testing.T) {
 				}
 				return
 			}
-			id, err := programID(in)
+			id, err := bpf.ProgramID(in)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -167,7 +167,7 @@ func (p *packets) attachTCX(d device.Device, h packetHook) error {
 		}
 		return p.newTCX(d, h, path)
 	}
-	id, err := programID(p.progs[h.name])
+	id, err := bpf.ProgramID(p.progs[h.name])
 	if err != nil || id == info.Program {
 		return err
 	}
@@ -336,7 +336,7 @@ func (p *packets) adoptPinned() error {
 // pinProgram makes the pin of a hook lead to our program. The caller holds mu.
 func (p *packets) pinProgram(name string) error {
 	path := p.pins.progPath(name)
-	id, err := programID(p.progs[name])
+	id, err := bpf.ProgramID(p.progs[name])
 	if err != nil {
 		return err
 	}
@@ -345,7 +345,7 @@ func (p *packets) pinProgram(name string) error {
 	case err != nil:
 		return fmt.Errorf("open pinned program %s: %w", name, err)
 	default:
-		old, err := programID(pinned)
+		old, err := bpf.ProgramID(pinned)
 		if err := errors.Join(err, pinned.Close()); err != nil || old == id {
 			return err
 		}

@@ -295,7 +295,7 @@ func TestPacketProgramsAreReplacedInPlace(t *testing.T) {
 				}
 				var err error
 				d.packets.mu.Lock()
-				ids[round], err = programID(d.packets.progs[hookIn])
+				ids[round], err = bpf.ProgramID(d.packets.progs[hookIn])
 				d.packets.mu.Unlock()
 				if err != nil {
 					t.Fatal(err)
@@ -317,7 +317,7 @@ func runsProgram(t *testing.T, cfg Config, d *Datapath, p pod) bool {
 		if h.name == bpf.ProgFromNetwork || h.name == bpf.ProgToNetwork {
 			continue // it is for uplinks
 		}
-		want, err := programID(d.packets.progs[h.name])
+		want, err := bpf.ProgramID(d.packets.progs[h.name])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -617,7 +617,7 @@ func TestOrderAmongNeighbours(t *testing.T) {
 			}
 			d := openPackets(t, cfg, withPackets(ourVersion(t), false, 0))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
-			theirs, err := programID(neighbour)
+			theirs, err := bpf.ProgramID(neighbour)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -117,7 +117,11 @@ func (c *Cloud) Up(ctx context.Context) error {
 			return err
 		}
 	}
-	for file, text := range map[string]string{"keystone.conf": c.keystoneConf(), "neutron.conf": c.neutronConf(), "ml2.ini": ml2Conf, "nova.conf": c.novaConf(), "placement.conf": c.placementConf()} {
+	files := map[string]string{"keystone.conf": c.keystoneConf(), "neutron.conf": c.neutronConf(), "ml2.ini": ml2Conf}
+	if c.cfg.Compute {
+		files["nova.conf"], files["placement.conf"] = c.novaConf(), c.placementConf()
+	}
+	for file, text := range files {
 		if err := os.WriteFile(c.path(file), []byte(text), 0o600); err != nil {
 			return err
 		}

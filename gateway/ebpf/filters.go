@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/bpf"
 )
 
 // Kernels before 6.6 have no TCX: there the program is a filter of the qdisc clsact, with actions of its own ("direct action").
@@ -106,7 +108,7 @@ func (k *kernel) runsFilter(index int) (bool, error) {
 	if err != nil || own == nil {
 		return false, err
 	}
-	id, err := programID(k.prog)
+	id, err := bpf.ProgramID(k.prog)
 	return err == nil && own.Id == int(id), err
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/isthmus-net/isthmus/bpf"
 )
 
 // hook is a place for one of our programs, which every device has. A link keeps the program there, and is pinned.
@@ -139,19 +141,9 @@ func (k *kernel) has(h hook, index int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("ask for link: %w", err)
 	}
-	id, err := programID(h.prog)
+	id, err := bpf.ProgramID(h.prog)
 	if err != nil {
 		return false, err
 	}
 	return h.device(have) == uint32(index) && have.Program == id, nil
-}
-
-// programID is the kernel's number of a program.
-func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
-	info, err := p.Info()
-	if err != nil {
-		return 0, fmt.Errorf("ask for program: %w", err)
-	}
-	id, _ := info.ID()
-	return id, nil
 }
