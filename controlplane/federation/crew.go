@@ -141,7 +141,11 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 		v := &view{Member: s.Member}
 		v.Memory, err = memory.New(scheme, p.Watches(), func(w part.Watch, was, is client.Object) {
 			for _, o := range []client.Object{was, is} {
-				if o != nil {
+				switch {
+				case o == nil:
+				case w.Local != nil && w.Local(o):
+					c.enqueueAt(i, s.Member, w.Keys(v, o)...)
+				default:
 					c.enqueue(i, w.Keys(v, o)...)
 				}
 			}
@@ -230,11 +234,14 @@ func (c *crew) release(id clusterset.ClusterID) {
 }
 
 // enqueue asks to look at keys of Part i in every member that is led here.
-func (c *crew) enqueue(i int, keys ...part.Key) {
+func (c *crew) enqueue(i int, keys ...part.Key) { c.enqueueAt(i, nil, keys...) }
+
+// enqueueAt does so in one member, if it is led here; nil is all.
+func (c *crew) enqueueAt(i int, m *fleet.Member, keys ...part.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for q := range c.queues {
-		if q.index == i {
+		if q.index == i && (m == nil || q.site.Member == m) {
 			q.add(keys...)
 		}
 	}

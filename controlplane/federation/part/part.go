@@ -84,6 +84,8 @@ type Watch struct {
 	// Keys returns what has to be looked at when o came, changed (called with the old and the new one) or went. It
 	// may read from, which has the change, but perhaps not yet what else changed with it.
 	Keys func(from Member, o client.Object) []Key
+	// Local, if not nil, reports whether o matters in its own member alone: in others its keys are not looked at.
+	Local func(o client.Object) bool
 	// Optional says that the kind may be missing in a member: reads then return ErrKindMissing.
 	Optional bool
 }

@@ -32,7 +32,11 @@ func memberOf(name clusterset.ServiceName) string { return name.Name + "." + nam
 func (p *Part) Watches() []part.Watch {
 	return []part.Watch{
 		{Object: &corev1.Service{}, Trim: p.trimService, Pack: pack[corev1.Service], IndexLabel: labelMemberOf, Keys: p.keysOfService},
-		{Object: &discoveryv1.EndpointSlice{}, Keep: ofService, Trim: trimSlice, Pack: packSlice, IndexLabel: discoveryv1.LabelServiceName, Keys: p.keysOfSlice},
+		// A slice of ours comes of what is known already: in other members nothing follows of it.
+		{
+			Object: &discoveryv1.EndpointSlice{}, Keep: ofService, Trim: trimSlice, Pack: packSlice, IndexLabel: discoveryv1.LabelServiceName,
+			Keys: p.keysOfSlice, Local: func(o client.Object) bool { return offers.IsOurs(o) },
+		},
 		{Object: &corev1.Node{}, Trim: trimNode, Keys: p.keysOfNode},
 		{Object: &corev1.Namespace{}, Trim: trimNamespace, Keys: p.keysOfNamespace},
 		{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Keys: p.keysOfImport, Optional: true},

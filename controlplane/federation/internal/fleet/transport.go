@@ -33,6 +33,10 @@ type transport struct {
 	line   atomic.Pointer[line]
 }
 
+// receiveBuffer is how many bytes of a watch may wait for this process. The library's 4 MiB come to hundreds for all members when
+// the processor is busy; the rest waits at the API server.
+const receiveBuffer = 256 << 10
+
 // line is what a transport has for one Target.
 type line struct {
 	base   *url.URL
@@ -60,6 +64,7 @@ func (t *transport) set(target Target) error {
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var dialer net.Dialer
 	l.rt = utilnet.SetTransportDefaults(&http.Transport{
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: receiveBuffer},
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dialer.DialContext(ctx, network, address)
