@@ -164,13 +164,16 @@ func (f *Federation) startSupervisors(ctx context.Context) error {
 	return nil
 }
 
+// fillTimeout is for 200,000 slices, which two CPUs write 150 of a second into real API servers.
+const fillTimeout = time.Hour
+
 // awaitWritten waits until all members have all federated Services, with the slices of all members.
 func (f *Federation) awaitWritten(ctx context.Context) error {
 	want, said := 0, time.Now()
 	for _, x := range f.world.exporters {
 		want += len(x.slices)
 	}
-	return f.world.await(ctx, importTimeout, time.Second, "not everything is written", func() (bool, error) {
+	return f.world.await(ctx, fillTimeout, time.Second, "not everything is written", func() (bool, error) {
 		least := want
 		for _, m := range f.world.federated {
 			n, err := count(ctx, m)

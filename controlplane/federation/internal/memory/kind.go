@@ -33,8 +33,55 @@ type Kind struct {
 	changed func(was, is client.Object)
 	settled func() // may be nil
 
-	mu  sync.Mutex
-	err error // why nothing can be read: part.ErrUnread at first
+	mu   sync.Mutex
+	err  error // why nothing can be read: part.ErrUnread at first
+	turn bool  // it has a place of reading
+}
+
+// reading has as many places as kinds of all members may be read whole at a time: until it is packed, an object takes a multiple
+// of what is kept of it.
+var reading = make(chan struct{}, 4)
+
+// longest is how long a kind waits for its turn: a member that answers slowly holds the others up no longer.
+const longest = 5 * time.Second
+
+// begin waits for the kind's turn to be read whole.
+func (k *Kind) begin(ctx context.Context) {
+	if k.hasTurn() {
+		return
+	}
+	late := time.NewTimer(longest)
+	defer late.Stop()
+	select {
+	case reading <- struct{}{}:
+	case <-late.C:
+		return
+	case <-ctx.Done():
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if ctx.Err() != nil || k.turn { // whoever asked is gone, and would not end it
+		<-reading
+		return
+	}
+	k.turn = true
+}
+
+func (k *Kind) hasTurn() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.turn
+}
+
+// end gives the turn to another kind.
+func (k *Kind) end() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.turn {
+		k.turn = false
+		<-reading
+	}
 }
 
 func newKind(gvk schema.GroupVersionKind, w part.Watch, changed func(was, is client.Object)) *Kind {
@@ -88,15 +135,20 @@ func (k *Kind) Follower(c client.WithWatch) func(context.Context) error {
 	source := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list := k.newList(c.Scheme())
+			k.begin(ctx)
 			return list, note(c.List(ctx, list, k.options(&o)))
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w, err := c.Watch(ctx, k.newList(c.Scheme()), k.options(&o))
+			if err == nil && o.SendInitialEvents != nil && *o.SendInitialEvents {
+				k.begin(ctx) // it answers; what it sends waits
+			}
 			return w, note(err)
 		},
 	}
 	reflector := toolscache.NewReflectorWithOptions(source, k.watch.Object, k, toolscache.ReflectorOptions{Name: k.gvk.Kind, Backoff: &retry})
 	return func(ctx context.Context) error {
+		defer k.end()
 		err := reflector.ListAndWatchWithContext(ctx)
 		if last := failed.Load(); err == nil && last != nil {
 			err = *last // which a Reflector may keep to itself
@@ -208,6 +260,7 @@ func (k *Kind) Delete(obj any) error {
 
 // Replace takes a whole list. What is not in it has gone while nobody looked.
 func (k *Kind) Replace(list []any, _ string) error {
+	defer k.end()
 	listed := make(map[types.NamespacedName]bool, len(list))
 	for _, obj := range list {
 		o, err := meta.Accessor(obj)
