@@ -164,8 +164,8 @@ func (f *Federation) startSupervisors(ctx context.Context) error {
 	return nil
 }
 
-// fillTimeout is for 200,000 slices, which two CPUs write 150 of a second into real API servers.
-const fillTimeout = time.Hour
+// writtenTimeout is for 200,000 slices, which two CPUs write 150 of a second into real API servers.
+const writtenTimeout = time.Hour
 
 // awaitWritten waits until all members have all federated Services, with the slices of all members.
 func (f *Federation) awaitWritten(ctx context.Context) error {
@@ -173,7 +173,7 @@ func (f *Federation) awaitWritten(ctx context.Context) error {
 	for _, x := range f.world.exporters {
 		want += len(x.slices)
 	}
-	return f.world.await(ctx, fillTimeout, time.Second, "not everything is written", func() (bool, error) {
+	return f.world.await(ctx, writtenTimeout, time.Second, "not everything is written", func() (bool, error) {
 		least := want
 		for _, m := range f.world.federated {
 			n, err := count(ctx, m)

@@ -64,7 +64,7 @@ func (t *transport) set(target Target) error {
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var dialer net.Dialer
 	l.rt = utilnet.SetTransportDefaults(&http.Transport{
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: receiveBuffer},
+		HTTP2:           &http.HTTP2Config{MaxReceiveBufferPerStream: receiveBuffer},
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dialer.DialContext(ctx, network, address)
