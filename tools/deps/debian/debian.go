@@ -29,9 +29,14 @@ func Ensure(ctx context.Context, progress io.Writer, packages ...string) error {
 	return AptGet(ctx, append([]string{"install", "--yes", "--no-install-recommends"}, missing...)...)
 }
 
+// serial is held by who installs: of some locks, debconf's among them, the tools do not wait for others to let go.
+var serial sync.Mutex
+
 // Preseed answers the questions that packages will ask when they are installed, which would otherwise be answered by their
 // defaults. Each answer is a line of debconf-set-selections(1).
 func Preseed(ctx context.Context, answers ...string) error {
+	serial.Lock()
+	defer serial.Unlock()
 	cmd := exec.CommandContext(ctx, "debconf-set-selections")
 	cmd.Stdin = strings.NewReader(strings.Join(answers, "\n") + "\n")
 	if said, err := cmd.CombinedOutput(); err != nil {
@@ -44,9 +49,6 @@ func Preseed(ctx context.Context, answers ...string) error {
 // empty or name versions that are gone. Daemons that packages bring are not started. The error carries
 // the end of what apt-get said.
 func AptGet(ctx context.Context, args ...string) error { return aptGet(ctx, "", args...) }
-
-// serial is held by who runs apt-get: it waits for others with some of its locks alone.
-var serial sync.Mutex
 
 // aptGet is AptGet in the folder dir.
 func aptGet(ctx context.Context, dir string, args ...string) error {
