@@ -103,7 +103,8 @@ func TestRestartLosesNothing(t *testing.T) {
 		bfd  bool
 		kill bool
 	}{
-		"killed":           {},
+		"killed":           {kill: true},
+		"ended":            {},
 		"killed, with BFD": {bfd: true, kill: true},
 		"ended, with BFD":  {bfd: true},
 	} {
@@ -121,6 +122,9 @@ func TestRestartLosesNothing(t *testing.T) {
 			}
 			l.awaitBFD(t, 0)
 			l.awaitRoutes(t, vip, 0, 1)
+			first := l.probe(t, vip)
+			awaitAnswers(t, first, 0) // before that gateway 1 may have: its route can be the older one
+			first.Stop()
 			p := l.probe(t, vip)
 			awaitAnswers(t, p, 0)
 			if tt.kill {
