@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -59,8 +60,8 @@ func (f *Fleet) Leave(id clusterset.ClusterID) {
 	f.members = slices.DeleteFunc(f.members, func(m *Member) bool { return m.id == id })
 }
 
-// Sync reads all members that are not away and calls Sync for every key, in an order of its own, in each of into, or
-// in all members that are not away. It returns what failed.
+// Sync reads all members that are not away and calls Sync for every key that matters in a member, in an order of its own, in each of
+// into, or in all members that are not away. It returns what failed.
 func (f *Fleet) Sync(ctx context.Context, into ...clusterset.ClusterID) error {
 	var all []part.Member
 	var errs []error
@@ -70,11 +71,16 @@ func (f *Fleet) Sync(ctx context.Context, into ...clusterset.ClusterID) error {
 		}
 		all = append(all, m)
 	}
-	keys := map[part.Key]bool{}
+	keys, local := map[part.Key]bool{}, map[*Member]map[part.Key]bool{}
 	for _, m := range f.members {
+		local[m] = map[part.Key]bool{}
 		m.Each(func(w part.Watch, o client.Object) {
+			matter := keys
+			if w.Local != nil && w.Local(o) {
+				matter = local[m]
+			}
 			for _, key := range w.Keys(m, o) {
-				keys[key] = true
+				matter[key] = true
 			}
 		})
 	}
@@ -83,7 +89,8 @@ func (f *Fleet) Sync(ctx context.Context, into ...clusterset.ClusterID) error {
 			continue
 		}
 		leader := m.Lead(1)
-		for key := range keys {
+		maps.Copy(local[m], keys)
+		for key := range local[m] {
 			if err := f.part.Sync(ctx, key, leader, all); err != nil {
 				errs = append(errs, fmt.Errorf("sync %v in %s: %w", key, m.id, err))
 			}
