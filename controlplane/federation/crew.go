@@ -56,6 +56,27 @@ type site struct {
 type view struct {
 	*fleet.Member
 	*memory.Memory
+
+	keys  lasting[[]part.Key] // what the Part has to look at because of the member
+	count lasting[int]        // what the Part counts in it
+}
+
+// lasting is what follows from a memory, which lasts until that changes.
+type lasting[T any] struct {
+	mu    sync.Mutex
+	found bool
+	at    uint64
+	what  T
+}
+
+// of returns what find finds. The caller does not change it.
+func (l *lasting[T]) of(m *memory.Memory, find func() T) T {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now := m.Changes(); !l.found || l.at != now {
+		l.what, l.at, l.found = find(), now, true
+	}
+	return l.what
 }
 
 // newCrew starts a crew without members.
@@ -215,13 +236,16 @@ func (c *crew) all(i int) []part.Member {
 
 // keys returns everything that Part i has to look at because of one member.
 func (c *crew) keys(i int, s *site) []part.Key {
-	found := map[part.Key]bool{}
-	s.views[i].Each(func(w part.Watch, o client.Object) {
-		for _, key := range w.Keys(s.views[i], o) {
-			found[key] = true
-		}
+	v := s.views[i]
+	return v.keys.of(v.Memory, func() []part.Key {
+		found := map[part.Key]bool{}
+		v.Each(func(w part.Watch, o client.Object) {
+			for _, key := range w.Keys(v, o) {
+				found[key] = true
+			}
+		})
+		return slices.Collect(maps.Keys(found))
 	})
-	return slices.Collect(maps.Keys(found))
 }
 
 // release believes all that is held of a member.

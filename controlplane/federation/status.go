@@ -37,7 +37,8 @@ func (c *crew) states() []MemberState {
 		m.Leading = m.Leader == c.cfg.identity
 		m.Leader, _, _ = strings.Cut(m.Leader, "_")
 		for i, p := range c.parts {
-			m.Counts[p.Name()] = p.Count(s.views[i])
+			v := s.views[i]
+			m.Counts[p.Name()] = v.count.of(v.Memory, func() int { return p.Count(v) })
 			if g, ok := p.(part.Guarded); ok {
 				for _, hold := range g.Holds() {
 					if hold.Source == id {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/discovery"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -70,7 +71,11 @@ func NewMember(cfg Config, spec federationv1alpha1.MemberCluster, uid string) (*
 	if err != nil {
 		return nil, err
 	}
-	m.client, err = client.NewWithWatch(m.config, client.Options{Scheme: cfg.Scheme, HTTPClient: httpClient})
+	asked, err := discovery.NewDiscoveryClientForConfigAndClient(m.config, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("member %s: %w", spec.ClusterID, err)
+	}
+	m.client, err = client.NewWithWatch(m.config, client.Options{Scheme: cfg.Scheme, HTTPClient: httpClient, Mapper: newMapper(asked)})
 	if err != nil {
 		return nil, fmt.Errorf("member %s: %w", spec.ClusterID, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,6 +25,8 @@ type Memory struct {
 	scheme *runtime.Scheme
 	kinds  []*Kind
 	byGVK  map[schema.GroupVersionKind]*Kind
+
+	changes atomic.Uint64
 }
 
 // New returns a Memory of watches that knows nothing yet. changed is told of each change after it can be read: was is
@@ -39,8 +42,16 @@ func New(scheme *runtime.Scheme, watches []part.Watch, changed func(w part.Watch
 		if m.byGVK[gvk] != nil {
 			return nil, fmt.Errorf("watch %s: it is watched twice", gvk)
 		}
-		k := newKind(gvk, w, func(was, is client.Object) { changed(w, was, is) })
-		k.settled = settled
+		k := newKind(gvk, w, func(was, is client.Object) {
+			m.changes.Add(1)
+			changed(w, was, is)
+		})
+		k.settled = func() {
+			m.changes.Add(1)
+			if settled != nil {
+				settled()
+			}
+		}
 		m.kinds, m.byGVK[gvk] = append(m.kinds, k), k
 	}
 	return m, nil
@@ -58,6 +69,10 @@ func (m *Memory) Read() bool {
 	}
 	return true
 }
+
+// Changes is another number after each change of what can be read: what was read before and what follows from it holds as long
+// as it stays.
+func (m *Memory) Changes() uint64 { return m.changes.Load() }
 
 // Each calls f with everything that is known. What f gets is shared and must not be changed.
 func (m *Memory) Each(f func(part.Watch, client.Object)) {
