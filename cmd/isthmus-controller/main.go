@@ -46,6 +46,9 @@ func main() {
 // controller costs all day, processor time only while something changes. GOGC overrules it.
 const gcPercent = 50
 
+// federationGCPercent is that of a supervisor, who keeps what all members of the federation have.
+const federationGCPercent = 25
+
 // settings are the flags.
 type settings struct {
 	kubeconfig       string
@@ -122,7 +125,11 @@ changes nothing, is not ready, and keeps trying.`,
 // run wires the control plane to its HTTP door and runs both until ctx ends.
 func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+		percent := gcPercent
+		if s.federation {
+			percent = federationGCPercent
+		}
+		debug.SetGCPercent(percent)
 	}
 	log, err := program.Logger(s.logFormat, s.logLevel, stderr)
 	if err != nil {

@@ -38,7 +38,7 @@ func (c *crew) states() []MemberState {
 		m.Leader, _, _ = strings.Cut(m.Leader, "_")
 		for i, p := range c.parts {
 			v := s.views[i]
-			m.Counts[p.Name()] = v.count.of(v.Memory, func() int { return p.Count(v) })
+			m.Counts[p.Name()] = v.count.of(v.Memory, v.Count)
 			if g, ok := p.(part.Guarded); ok {
 				for _, hold := range g.Holds() {
 					if hold.Source == id {

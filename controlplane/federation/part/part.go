@@ -40,8 +40,6 @@ type Part interface {
 	// went; never for one key and one member twice at a time. all is sorted by id and contains into. ctx ends when
 	// leadership does.
 	Sync(ctx context.Context, key Key, into Leader, all []Member) error
-	// Count returns how many things that the Part made are in a member.
-	Count(in Member) int
 }
 
 // Runner is a Part that has something to do beside Sync, such as to wait for something that is no Watch.
@@ -86,6 +84,8 @@ type Watch struct {
 	Keys func(from Member, o client.Object) []Key
 	// Local, if not nil, reports whether o matters in its own member alone: in others its keys are not looked at.
 	Local func(o client.Object) bool
+	// Counted, if not nil, reports whether o is one of the things that the Part made, as the status counts them.
+	Counted func(o client.Object) bool
 	// Optional says that the kind may be missing in a member: reads then return ErrKindMissing.
 	Optional bool
 }

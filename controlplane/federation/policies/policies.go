@@ -22,6 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // Config says which policies travel.
@@ -77,11 +78,11 @@ func (*policies) Name() string { return "policies" }
 func (p *policies) Watches() []part.Watch {
 	watches := []part.Watch{
 		{Object: partial("Namespace"), Trim: trimNamespace, Keys: p.ofNamespace},
-		{Object: partial("Service"), Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}), Keep: isFederatedService, Keys: p.naming},
+		{Object: partial("Service"), Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}), Keep: isFederatedService, Trim: trimFederatedService, Keys: p.naming},
 		{Object: &corev1.ConfigMap{}, Namespace: p.config.Namespace, Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}), Keys: keyOfRefusal},
 	}
 	for _, kind := range p.config.Kinds {
-		watches = append(watches, part.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Optional: true})
+		watches = append(watches, part.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Counted: isCopy, Optional: true})
 	}
 	return watches
 }
@@ -115,9 +116,28 @@ func trimPolicy(o any) (any, error) {
 	return u, nil
 }
 
+func isCopy(o client.Object) bool {
+	_, ok := copyOf(o)
+	return ok
+}
+
 func isFederatedService(o client.Object) bool {
 	_, ok := o.GetAnnotations()[federationv1alpha1.MarkFederatedService]
 	return ok
+}
+
+// marked are the annotations that are kept of every federated Service. Nobody changes them.
+var marked = map[string]string{federationv1alpha1.MarkFederatedService: ""}
+
+// trimFederatedService leaves of a federated Service that it is one.
+func trimFederatedService(obj any) (any, error) {
+	o, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return obj, nil
+	}
+	return &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Namespace: mcs.Share(o.Namespace), Name: mcs.Share(o.Name), UID: o.UID, ResourceVersion: o.ResourceVersion, Annotations: marked,
+	}}, nil
 }
 
 // ofPolicy returns the key of a policy, and remembers where there are federated ones.
@@ -178,23 +198,6 @@ func (*policies) list(ctx context.Context, from client.Reader, kind federationv1
 	gvk.Kind += "List"
 	list.SetGroupVersionKind(gvk)
 	return list, from.List(ctx, list)
-}
-
-// Count is part of part.Part.
-func (p *policies) Count(in part.Member) int {
-	n := 0
-	for _, kind := range p.config.Kinds {
-		list, err := p.list(context.Background(), in, kind)
-		if err != nil {
-			continue // a kind that is missing has no copies
-		}
-		for i := range list.Items {
-			if _, ok := copyOf(&list.Items[i]); ok {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // Sync is part of part.Part.

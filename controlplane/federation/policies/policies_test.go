@@ -297,7 +297,7 @@ spec:
 	if again := get(t, b, origin).GetResourceVersion(); again != version {
 		t.Errorf("it was written again, from %s to %s", version, again)
 	}
-	if n := New(Config{Kinds: Kinds(federationv1alpha1.PoliciesSpec{})}).Count(b); n != 1 {
+	if n := b.Count(); n != 1 {
 		t.Errorf("%d copies are counted in b", n)
 	}
 

@@ -6,12 +6,15 @@ import (
 	"maps"
 	"strconv"
 	"strings"
+	"unique"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
@@ -57,18 +60,43 @@ func packSlice(o client.Object) part.Packed {
 
 // ownSlice is a slice of ours as trimSlice leaves it. A federation of 20 members with 500 Services each has 200,000.
 type ownSlice struct {
-	namespace, name     string
-	labels, annotations map[string]string // shared
-	uid                 [16]byte
-	version, digest     uint64
+	name            unique.Handle[string]
+	leads           unique.Handle[way]
+	uid             [16]byte
+	version, digest uint64
 }
 
-// packOwn returns a slice of ours packed, if its uid and resourceVersion are as those of API servers are, else nil.
+// way is what a slice of ours has its labels and annotations from: all members have the same ones. imported says that a
+// ServiceImport has the slice as well.
+type way struct {
+	namespace, service, cluster, source string
+	imported                            bool
+}
+
+// labels returns them as Federated.Slices and wantSlices make them.
+func (w way) labels() map[string]string {
+	m := map[string]string{discoveryv1.LabelServiceName: w.service, discoveryv1.LabelManagedBy: v1alpha1.ManagedBy, v1alpha1.MarkCluster: w.cluster}
+	if w.imported {
+		m[v1beta1.LabelServiceName], m[v1beta1.LabelSourceCluster] = w.service, w.cluster
+	}
+	return m
+}
+
+func (w way) annotations() map[string]string {
+	return map[string]string{offers.AnnotationSource: w.source}
+}
+
+// packOwn returns a slice of ours packed, if it is as we make them and as API servers keep them, else nil.
 func packOwn(es *discoveryv1.EndpointSlice) *ownSlice {
-	if !offers.IsOurs(es) {
+	_, imported := es.Labels[v1beta1.LabelServiceName]
+	w := way{
+		namespace: es.Namespace, service: es.Labels[discoveryv1.LabelServiceName], cluster: es.Labels[v1alpha1.MarkCluster],
+		source: es.Annotations[offers.AnnotationSource], imported: imported,
+	}
+	if !maps.Equal(es.Labels, w.labels()) || !maps.Equal(es.Annotations, w.annotations()) {
 		return nil
 	}
-	p := &ownSlice{namespace: es.Namespace, name: es.Name, labels: es.Labels, annotations: es.Annotations}
+	p := &ownSlice{name: unique.Make(es.Name)}
 	digits, err := hex.DecodeString(strings.ReplaceAll(string(es.UID), "-", ""))
 	if err != nil || copy(p.uid[:], digits) != len(p.uid) || formatUID(p.uid) != es.UID {
 		return nil
@@ -79,6 +107,7 @@ func packOwn(es *discoveryv1.EndpointSlice) *ownSlice {
 	if p.digest, err = strconv.ParseUint(es.GenerateName, 16, 64); err != nil {
 		return nil
 	}
+	p.leads = unique.Make(w)
 	return p
 }
 
@@ -90,8 +119,9 @@ func formatUID(u [16]byte) types.UID {
 
 // Unpack is part of part.Packed.
 func (p *ownSlice) Unpack() client.Object {
+	w := p.leads.Value()
 	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
-		Namespace: p.namespace, Name: p.name, UID: formatUID(p.uid), ResourceVersion: strconv.FormatUint(p.version, 10),
-		GenerateName: strconv.FormatUint(p.digest, 16), Labels: maps.Clone(p.labels), Annotations: maps.Clone(p.annotations),
+		Namespace: w.namespace, Name: p.name.Value(), UID: formatUID(p.uid), ResourceVersion: strconv.FormatUint(p.version, 10),
+		GenerateName: strconv.FormatUint(p.digest, 16), Labels: w.labels(), Annotations: w.annotations(),
 	}}
 }

@@ -8,6 +8,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
@@ -17,8 +18,14 @@ import (
 func TestUnpackReturnsWhatWasPacked(t *testing.T) {
 	meta := metav1.ObjectMeta{Namespace: "demo", Name: "web-1", UID: "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", ResourceVersion: "1234"}
 	own := &discoveryv1.EndpointSlice{ObjectMeta: meta}
-	own.GenerateName, own.Labels = "ff00ff", map[string]string{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy, discoveryv1.LabelServiceName: "web"}
+	own.GenerateName, own.Labels = "ff00ff", map[string]string{
+		discoveryv1.LabelManagedBy: v1alpha1.ManagedBy, discoveryv1.LabelServiceName: "web", v1alpha1.MarkCluster: "a",
+	}
 	own.Annotations = map[string]string{"federation.isthmus.dev/source": "demo/web"}
+	imported := own.DeepCopy()
+	imported.Labels[v1beta1.LabelServiceName], imported.Labels[v1beta1.LabelSourceCluster] = "web", "a"
+	labeled := own.DeepCopy()
+	labeled.Labels["somebody"] = "else's"
 	odd := own.DeepCopy()
 	odd.UID, odd.AddressType = "of-no-api-server", discoveryv1.AddressTypeIPv6
 	theirs := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
@@ -30,7 +37,10 @@ func TestUnpackReturnsWhatWasPacked(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pack func(client.Object) part.Packed
 		o    client.Object
-	}{"own slice": {packSlice, own}, "own slice with an odd uid": {packSlice, odd}, "slice": {packSlice, theirs}, "service": {pack[corev1.Service], svc}} {
+	}{
+		"own slice": {packSlice, own}, "own slice of an import": {packSlice, imported}, "own slice with one more label": {packSlice, labeled},
+		"own slice with an odd uid": {packSlice, odd}, "slice": {packSlice, theirs}, "service": {pack[corev1.Service], svc},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			packed := tc.pack(tc.o)
@@ -40,7 +50,9 @@ func TestUnpackReturnsWhatWasPacked(t *testing.T) {
 			}
 		})
 	}
-	if _, small := packSlice(own).(*ownSlice); !small {
-		t.Error("a slice of ours does not take the least memory")
+	for _, es := range []*discoveryv1.EndpointSlice{own, imported} {
+		if _, small := packSlice(es).(*ownSlice); !small {
+			t.Errorf("a slice of ours with labels %v does not take the least memory", es.Labels)
+		}
 	}
 }

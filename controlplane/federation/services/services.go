@@ -24,12 +24,9 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
@@ -139,15 +136,6 @@ func (p *Part) Run(ctx context.Context, again func(part.Key)) error {
 		return p.hosts.Run(ctx, func(name clusterset.ServiceName) { again(keyOf(name)) })
 	})
 	return group.Wait()
-}
-
-// Count returns how many federated Services are in a member.
-func (p *Part) Count(in part.Member) int {
-	var all corev1.ServiceList
-	if !in.Read() || in.List(context.Background(), &all, client.MatchingLabels{isthmus.LabelManagedBy: v1alpha1.ManagedBy}) != nil {
-		return 0
-	}
-	return len(all.Items)
 }
 
 // The kinds of keys.

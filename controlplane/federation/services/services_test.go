@@ -53,14 +53,14 @@ func TestServicesOfSeveralTypesAreOneInEveryCluster(t *testing.T) {
 			svc.Annotations["fed-svc.antreaplus.vmware-tanzu.com"] == "" {
 			t.Errorf("in cluster %s stands %+v", id, svc)
 		}
-		if n := w.part.Count(w.Member(id)); n != 0 {
+		if n := w.Member(id).Count(); n != 0 {
 			t.Errorf("%d federated Services are counted before any was read", n)
 		}
 	}
 
 	before := w.versions()
 	w.sync() // told of what became of it
-	if n := w.part.Count(w.Member("a")); n != 1 {
+	if n := w.Member("a").Count(); n != 1 {
 		t.Errorf("%d federated Services are counted, want 1", n)
 	}
 	w.restart(v1alpha1.FederationSpec{})

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
@@ -31,7 +32,10 @@ func memberOf(name clusterset.ServiceName) string { return name.Name + "." + nam
 // Watches is part of part.Part.
 func (p *Part) Watches() []part.Watch {
 	return []part.Watch{
-		{Object: &corev1.Service{}, Trim: p.trimService, Pack: pack[corev1.Service], IndexLabel: labelMemberOf, Keys: p.keysOfService},
+		{
+			Object: &corev1.Service{}, Trim: p.trimService, Pack: pack[corev1.Service], IndexLabel: labelMemberOf, Keys: p.keysOfService,
+			Counted: func(o client.Object) bool { return o.GetLabels()[isthmus.LabelManagedBy] == v1alpha1.ManagedBy },
+		},
 		// A slice of ours comes of what is known already: in other members nothing follows of it.
 		{
 			Object: &discoveryv1.EndpointSlice{}, Keep: ofService, Trim: trimSlice, Pack: packSlice, IndexLabel: discoveryv1.LabelServiceName,
@@ -164,8 +168,8 @@ func trimSlice(obj any) (any, error) {
 	kept := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Name), UID: es.UID, ResourceVersion: es.ResourceVersion,
 		GenerateName: digest(es),
-		Labels:       shared(es.Labels),
-		Annotations:  shared(map[string]string{offers.AnnotationSource: es.Annotations[offers.AnnotationSource]}),
+		Labels:       es.Labels,
+		Annotations:  map[string]string{offers.AnnotationSource: es.Annotations[offers.AnnotationSource]},
 	}}
 	return kept, nil
 }

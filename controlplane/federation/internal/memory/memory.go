@@ -86,6 +86,21 @@ func (m *Memory) Each(f func(part.Watch, client.Object)) {
 	}
 }
 
+// Count returns how many objects are Counted.
+func (m *Memory) Count() (n int) {
+	for _, k := range m.kinds {
+		if k.watch.Counted == nil || k.check() != nil {
+			continue
+		}
+		for _, v := range k.objects.in("") {
+			if k.watch.Counted(open(v)) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Get is client.Reader's.
 func (m *Memory) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
 	gvk, err := apiutil.GVKForObject(into, m.scheme)

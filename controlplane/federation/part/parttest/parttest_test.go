@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 // label is on the ConfigMaps that copier copies.
 const label = "copied"
 
-// copier is a Part that copies labelled ConfigMaps to where they are not, and counts no member that is unread.
+// copier is a Part that copies labelled ConfigMaps to where they are not.
 type copier struct{}
 
 func (copier) Name() string { return "copier" }
@@ -45,21 +45,14 @@ func (copier) Watches() []part.Watch {
 	return []part.Watch{
 		{
 			Object: &corev1.ConfigMap{}, IndexLabel: label,
-			Keep: func(o client.Object) bool { _, ok := o.GetLabels()[label]; return ok },
+			Counted: func(o client.Object) bool { return o.GetLabels()[label] == "yes" },
+			Keep:    func(o client.Object) bool { _, ok := o.GetLabels()[label]; return ok },
 			Keys: func(_ part.Member, o client.Object) []part.Key {
 				return []part.Key{{Namespace: o.GetNamespace(), Name: o.GetName()}}
 			},
 		},
 		{Object: widget, Optional: true, Keys: none},
 	}
-}
-
-func (copier) Count(in part.Member) int {
-	var list corev1.ConfigMapList
-	if err := in.List(context.Background(), &list, client.MatchingLabels{label: "yes"}); err != nil {
-		return 0
-	}
-	return len(list.Items)
 }
 
 func (copier) Sync(ctx context.Context, key part.Key, into part.Leader, all []part.Member) error {
@@ -119,8 +112,9 @@ func TestAPartIsSyncedWithWhatMembersSay(t *testing.T) {
 	if len(copies.Items) != 1 || copies.Items[0].Data["k"] != "v" || copies.Items[0].Annotations[federationv1alpha1.AnnotationEpoch] != "1" {
 		t.Errorf("copies in b: %+v", copies.Items)
 	}
-	if n := (copier{}).Count(there); n != 1 {
-		t.Errorf("%d copies are found by their label, want 1", n)
+	var labeled corev1.ConfigMapList
+	if err := there.List(ctx, &labeled, client.MatchingLabels{label: "yes"}); err != nil || len(labeled.Items) != 1 || there.Count() != 1 {
+		t.Errorf("%d copies are found by their label, and %d counted, want 1: %v", len(labeled.Items), there.Count(), err)
 	}
 	if events := there.Events(); len(events) != 1 {
 		t.Errorf("events: %q, want one", events)
