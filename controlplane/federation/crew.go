@@ -57,7 +57,7 @@ type view struct {
 	*fleet.Member
 	*memory.Memory
 
-	keys  lasting[[]part.Key] // what the Part has to look at because of the member
+	keys  lasting[[]part.Key] // what the Part has to look at in every member because of this one
 	count lasting[int]        // what the Part counts in it
 }
 
@@ -173,6 +173,7 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 		}, func() {
 			if v.Read() { // what was looked at before was put off until now
 				c.enqueue(i, c.keys(i, s)...)
+				c.enqueueAt(i, s.Member, v.keysOf(v.Each)...)
 			}
 		})
 		if err != nil {
@@ -234,18 +235,21 @@ func (c *crew) all(i int) []part.Member {
 	return all
 }
 
-// keys returns everything that Part i has to look at because of one member.
+// keys returns everything that Part i has to look at in every member because of one.
 func (c *crew) keys(i int, s *site) []part.Key {
 	v := s.views[i]
-	return v.keys.of(v.Memory, func() []part.Key {
-		found := map[part.Key]bool{}
-		v.Each(func(w part.Watch, o client.Object) {
-			for _, key := range w.Keys(v, o) {
-				found[key] = true
-			}
-		})
-		return slices.Collect(maps.Keys(found))
+	return v.keys.of(v.Memory, func() []part.Key { return v.keysOf(v.EachShared) })
+}
+
+// keysOf returns the keys of all objects that each has.
+func (v *view) keysOf(each func(func(part.Watch, client.Object))) []part.Key {
+	found := map[part.Key]bool{}
+	each(func(w part.Watch, o client.Object) {
+		for _, key := range w.Keys(v, o) {
+			found[key] = true
+		}
 	})
+	return slices.Collect(maps.Keys(found))
 }
 
 // release believes all that is held of a member.
@@ -297,7 +301,12 @@ func (c *crew) fill(q *queue) {
 	sites := slices.Collect(maps.Values(c.sites))
 	c.mu.Unlock()
 	for _, s := range sites {
-		q.add(c.keys(q.index, s)...)
+		if s == q.site {
+			v := s.views[q.index]
+			q.add(v.keysOf(v.Each)...)
+		} else {
+			q.add(c.keys(q.index, s)...)
+		}
 	}
 }
 

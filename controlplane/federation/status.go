@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -28,9 +29,10 @@ const (
 // states returns how the members look, sorted by id.
 func (c *crew) states() []MemberState {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	sites := maps.Clone(c.sites)
+	c.mu.Unlock()
 	var states []MemberState
-	for id, s := range c.sites {
+	for id, s := range sites { // which are counted without the lock
 		is := s.State()
 		m := MemberState{ID: id, Reachable: s.Reachable(), Supervisor: is.Supervisor, Problem: is.Problem, UID: is.UID, Counts: map[string]int{}}
 		m.Leader, m.Epoch = s.candidate.Seen()

@@ -90,7 +90,8 @@ type Watch struct {
 	Optional bool
 }
 
-// Packed is an object in a form that takes little memory.
+// Packed is an object in a form that takes little memory. One that has a method Local() bool says by it what the Watch's Local
+// would say, without being unpacked.
 type Packed interface {
 	// Unpack returns the object as it was trimmed. It is the caller's.
 	Unpack() client.Object

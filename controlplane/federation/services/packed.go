@@ -117,6 +117,9 @@ func formatUID(u [16]byte) types.UID {
 	return types.UID(h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:])
 }
 
+// Local is that of part.Packed: all slices of ours are.
+func (*ownSlice) Local() bool { return true }
+
 // Unpack is part of part.Packed.
 func (p *ownSlice) Unpack() client.Object {
 	w := p.leads.Value()

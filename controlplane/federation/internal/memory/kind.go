@@ -208,27 +208,54 @@ func (k *Kind) candidates(namespace string, selector labels.Selector) []any {
 // dropped is what becomes of an object that the Watch does not keep.
 type dropped struct{ metav1.ObjectMeta }
 
-// Transformer cuts objects down while they stream in, before a list is complete.
+// arrived is an object of a list that is not complete, packed.
+type arrived struct {
+	part.Packed
+
+	namespace, name string
+}
+
+// GetObjectMeta tells a Reflector the object's name.
+func (a *arrived) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: a.namespace, Name: a.name}
+}
+
+// Transformer cuts objects down and packs them while they stream in, before a list is complete.
 func (k *Kind) Transformer() toolscache.TransformFunc {
 	return func(obj any) (any, error) {
-		o, ok := obj.(client.Object)
-		if !ok {
-			return obj, nil // already dropped
+		trimmed, err := k.trim(obj)
+		if o, ok := trimmed.(client.Object); ok && err == nil && k.watch.Pack != nil {
+			if packed := k.watch.Pack(o); packed != nil {
+				return &arrived{packed, o.GetNamespace(), o.GetName()}, nil
+			}
 		}
-		if k.watch.Keep != nil && !k.watch.Keep(o) {
-			return &dropped{metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), ResourceVersion: o.GetResourceVersion()}}, nil
-		}
-		o.SetManagedFields(nil)
-		if k.watch.Trim == nil {
-			return o, nil
-		}
-		return k.watch.Trim(o)
+		return trimmed, err
 	}
+}
+
+// trim returns what is kept of an object, or a dropped.
+func (k *Kind) trim(obj any) (any, error) {
+	o, ok := obj.(client.Object)
+	if !ok {
+		return obj, nil // already dropped, or packed
+	}
+	if k.watch.Keep != nil && !k.watch.Keep(o) {
+		return &dropped{metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), ResourceVersion: o.GetResourceVersion()}}, nil
+	}
+	o.SetManagedFields(nil)
+	if k.watch.Trim == nil {
+		return o, nil
+	}
+	return k.watch.Trim(o)
 }
 
 // Add takes an object as it is now.
 func (k *Kind) Add(obj any) error {
-	trimmed, err := k.Transformer()(obj)
+	if a, ok := obj.(*arrived); ok {
+		k.add(a.Unpack(), a.Packed)
+		return nil
+	}
+	trimmed, err := k.trim(obj)
 	if err != nil {
 		return err
 	}
@@ -236,13 +263,18 @@ func (k *Kind) Add(obj any) error {
 	if !keep {
 		return k.Delete(trimmed)
 	}
+	k.add(o, k.objects.pack(o))
+	return nil
+}
+
+// add takes a trimmed object, which is kept as v.
+func (k *Kind) add(o client.Object, v any) {
 	was := k.known(o.GetNamespace(), o.GetName())
 	if was != nil && was.GetUID() == o.GetUID() && was.GetResourceVersion() == o.GetResourceVersion() {
-		return nil
+		return
 	}
-	k.objects.put(o)
+	k.objects.put(o, v)
 	k.changed(was, o)
-	return nil
 }
 
 // Update is Add.

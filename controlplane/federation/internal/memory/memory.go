@@ -75,13 +75,24 @@ func (m *Memory) Read() bool {
 func (m *Memory) Changes() uint64 { return m.changes.Load() }
 
 // Each calls f with everything that is known. What f gets is shared and must not be changed.
-func (m *Memory) Each(f func(part.Watch, client.Object)) {
+func (m *Memory) Each(f func(part.Watch, client.Object)) { m.each(true, f) }
+
+// EachShared calls f with everything that is known but for what is Local.
+func (m *Memory) EachShared(f func(part.Watch, client.Object)) { m.each(false, f) }
+
+func (m *Memory) each(locals bool, f func(part.Watch, client.Object)) {
 	for _, k := range m.kinds {
 		if k.check() != nil {
 			continue
 		}
 		for _, v := range k.objects.in("") {
-			f(k.watch, open(v))
+			told, tells := v.(interface{ Local() bool })
+			if !locals && tells && told.Local() {
+				continue
+			}
+			if o := open(v); locals || tells || k.watch.Local == nil || !k.watch.Local(o) {
+				f(k.watch, o)
+			}
 		}
 	}
 }

@@ -40,14 +40,18 @@ func own(v any, o client.Object) client.Object {
 	return o.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
 }
 
-// put stores an object, in the place of one of the same name.
-func (s *store) put(o client.Object) {
-	var v any = o
+// pack returns what is stored of an object.
+func (s *store) pack(o client.Object) any {
 	if s.watch.Pack != nil {
 		if packed := s.watch.Pack(o); packed != nil {
-			v = packed
+			return packed
 		}
 	}
+	return o
+}
+
+// put stores an object as v, in the place of one of the same name.
+func (s *store) put(o client.Object, v any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.take(o.GetNamespace(), o.GetName())

@@ -33,7 +33,8 @@ func TestStoreFindsWhatIsThere(t *testing.T) {
 			t.Parallel()
 			s := newStore(part.Watch{IndexLabel: "app", Pack: pack})
 			put := func(namespace, name, app string) {
-				s.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": app}}})
+				o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": app}}}
+				s.put(o, s.pack(o))
 			}
 			names := func(stored []any) string {
 				var all []string
