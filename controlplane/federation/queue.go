@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// workers is how many keys a Part works on at a time, in each member.
-	workers = 4
+	// workers is how many keys a Part works on at a time, in each member; in a federation of more than many members it is fewer:
+	// each look at a key holds what all members offer under it.
+	workers, many, fewer = 4, 8, 2
 	// coalesce is how long a key waits for more changes of the same thing.
 	coalesce = 20 * time.Millisecond
 	// firstRetry and lastRetry bound how long a key waits after an error.
@@ -49,11 +50,18 @@ func (q *queue) add(keys ...part.Key) {
 	}
 }
 
+func (q *queue) workers() int {
+	if len(q.crew.all(q.index)) > many {
+		return fewer
+	}
+	return workers
+}
+
 // run works until ctx ends.
 func (q *queue) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, q.keys.ShutDown)()
 	var working sync.WaitGroup
-	for range workers {
+	for range q.workers() {
 		working.Go(func() {
 			for q.next(ctx) {
 			}
