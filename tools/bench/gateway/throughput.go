@@ -80,7 +80,7 @@ func lanes(ctx context.Context, rounds int, progress io.Writer) (throughput, err
 }
 
 // round measures each of all lanes, which it makes and removes, in many turns.
-func (seen throughput) round(ctx context.Context, all []*lane) (err error) {
+func (t throughput) round(ctx context.Context, all []*lane) (err error) {
 	var undo []func() error
 	defer func() {
 		for _, u := range slices.Backward(undo) {
@@ -121,10 +121,10 @@ func (seen throughput) round(ctx context.Context, all []*lane) (err error) {
 				if err := client.Do(func() (err error) { n, err = k.run(l.vip); return err }); err != nil {
 					return fmt.Errorf("%s, %s: %w", l.name, k.name, err)
 				}
-				if seen[l.name] == nil {
-					seen[l.name] = map[string][]pace{}
+				if t[l.name] == nil {
+					t[l.name] = map[string][]pace{}
 				}
-				seen[l.name][k.name] = append(seen[l.name][k.name], n)
+				t[l.name][k.name] = append(t[l.name][k.name], n)
 			}
 		}
 	}
