@@ -152,11 +152,6 @@ var (
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg(scratch)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: []byte{0}},
 	}
-	// toGateway is what has an address of this machine for its destination.
-	toGateway = []expr.Any{
-		&expr.Fib{Register: reg(scratch), FlagDADDR: true, ResultADDRTYPE: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(scratch), Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)},
-	}
 	count       = one(&expr.Counter{})
 	accept      = one(&expr.Verdict{Kind: expr.VerdictAccept})
 	drop        = one(&expr.Verdict{Kind: expr.VerdictDrop})

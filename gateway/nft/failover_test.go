@@ -3,7 +3,6 @@ package nft
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -180,7 +179,11 @@ func TestFailoverAfterChange(t *testing.T) {
 func TestReturnWithoutState(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.apply(w.state(twice))
+	w.apply(w.state(func(v *desired.VIP) {
+		twice := v.Frontends[0]
+		twice.Port = 81
+		v.Frontends = append(v.Frontends, twice)
+	}))
 	w.serve()
 	w.open(0, "download")
 	seen := w.listen()
@@ -189,47 +192,6 @@ func TestReturnWithoutState(t *testing.T) {
 	for _, source := range seen() {
 		if backendNets[0].Contains(source) {
 			t.Errorf("the client got a packet from %v", source)
-		}
-	}
-}
-
-// twice has the VIP's frontends on another port, too: of which one a backend's packet is cannot be told.
-func twice(v *desired.VIP) {
-	for _, f := range v.Frontends {
-		f.Port = vipPort + 1
-		v.Frontends = append(v.Frontends, f)
-	}
-}
-
-// What a backend sends to the gateway itself, from the port that it serves, is for the gateway.
-func TestBackendMeansGateway(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.apply(w.state(twice))
-	for family, name := range familyNames {
-		at, _ := link(family, 60, 0)
-		var here net.PacketConn
-		in(t, w.gateways[0].ns, func() (err error) {
-			here, err = net.ListenPacket("udp", netip.AddrPortFrom(at.Addr(), backendPort).String())
-			return err
-		})
-		t.Cleanup(func() { _ = here.Close() })
-		go echo(here)
-		var backend net.Conn
-		in(t, w.servers, func() (err error) {
-			from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(backendAddr(family, 1), backendPort))
-			backend, err = net.DialUDP("udp", from, net.UDPAddrFromAddrPort(netip.AddrPortFrom(at.Addr(), backendPort)))
-			return err
-		})
-		t.Cleanup(func() { _ = backend.Close() })
-		if err := backend.SetDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := backend.Write([]byte("hello")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := backend.Read(make([]byte, 100)); err != nil {
-			t.Errorf("%s: the gateway did not hear it: %v", name, err)
 		}
 	}
 }

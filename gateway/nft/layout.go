@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -86,27 +85,30 @@ type rule struct {
 	exprs []expr.Any
 }
 
-// toSource is the chain of what leaves translated.
-const toSource = "source-translated"
-
-// chains are the table's, in the order in which packets see them. What goes on in a connection meets one rule, the first of
-// refuse, whichever way it goes.
+// chains are the table's, in the order in which packets see them.
 func chains() []chain {
-	both := func(rules func(family) []rule) []rule { return append(rules(ipv4), rules(ipv6)...) }
-	refuse := []rule{
-		{"what goes on is no news", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
-		{"it was taken", join(destinationTranslated, accept)},
-	}
-	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules []rule) chain {
-		return chain{Chain: &nftables.Chain{Name: name, Table: ourTable, Type: kind, Hooknum: hook, Priority: priority}, rules: rules}
+	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules ...func(family) []rule) chain {
+		made := chain{Chain: &nftables.Chain{Name: name, Table: ourTable, Type: kind, Hooknum: hook, Priority: priority}}
+		if name == "refuse" {
+			made.rules = append(made.rules,
+				rule{"what goes on is no news", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
+				rule{"it was taken", join(destinationTranslated, accept)})
+		}
+		if name == "returns" {
+			made.rules = append(made.rules, rule{"what is translated belongs to a connection", join(destinationTranslated, accept)})
+		}
+		for _, f := range []family{ipv4, ipv6} {
+			for _, r := range rules {
+				made.rules = append(made.rules, r(f)...)
+			}
+		}
+		return made
 	}
 	return []chain{
-		c("balance", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, both(family.balance)),
-		c("refuse", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter,
-			slices.Concat(refuse, both(family.refuse), both(family.returns))),
-		{Chain: &nftables.Chain{Name: toSource, Table: ourTable}, rules: both(family.translated)},
-		c("source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
-			append([]rule{{"what was sent to a VIP", join(destinationTranslated, one(&expr.Verdict{Kind: expr.VerdictGoto, Chain: toSource}))}}, both(family.source)...)),
+		c("balance", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, family.balance),
+		c("refuse", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter, family.refuse),
+		c("returns", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter, family.returns),
+		c("source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource, family.source),
 	}
 }
 
@@ -144,31 +146,23 @@ func (f family) refuse() []rule {
 	return rules
 }
 
-// returns sees what backends send through the gateway. What belongs to no connection must not leave with the backend's address.
+// returns sees what backends send. What belongs to no connection must not leave with the backend's address.
 func (f family) returns() []rule {
 	from := join(f.is, f.sender, f.in(backends))
 	return []rule{
-		{"a backend means the gateway itself", join(from, toGateway, accept)},
 		{"it belongs to nothing", join(from, state(expr.CtStateBitINVALID), count, drop)},
 		{"a backend connects, from the port that it serves", join(from, protocolIs(unix.IPPROTO_TCP), flags(synAck, syn), accept)},
 		{"of which frontend it is cannot be told", join(from, original, untranslated, f.notIn(origins), count, drop)},
 	}
 }
 
-// translated sees the first packet of a client's connection when it leaves.
-func (f family) translated() []rule {
-	to := f.key // behind the key
-	return []rule{
-		{"the gateway's address", join(f.is, asked, f.in(masquerade), one(&expr.Masq{}))},
-		{"the VIP's address", join(f.is, asked, f.mapped(snat, to), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)}))},
-	}
-}
-
-// source sees the first packet of any other connection when it leaves.
+// source sees the first packet of a connection when it leaves.
 func (f family) source() []rule {
 	to := f.key // behind the key
 	shown := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(to + f.addr)}
 	return []rule{
+		{"the gateway's address", join(f.is, destinationTranslated, asked, f.in(masquerade), one(&expr.Masq{}))},
+		{"the VIP's address", join(f.is, destinationTranslated, asked, f.mapped(snat, to), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)}))},
 		{"a connection that began elsewhere, told by its backend", join(f.is, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(origins, to), one(shown))},
 		{"datagrams of a connection that began elsewhere", join(f.is, protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(origins, to), one(shown))},
 	}

@@ -206,11 +206,6 @@ func (b *Balancer) read(s *sockets) (have map[place]map[string]string, anew bool
 	return have, false, nil
 }
 
-// alike tells whether both point to the same value or to nothing.
-func alike[T comparable](a, b *T) bool {
-	return a == nil && b == nil || a != nil && b != nil && *a == *b
-}
-
 // recognise reports whether table, sets, chains and rules are as this version makes them.
 func (b *Balancer) recognise(s *sockets) (bool, error) {
 	tables, err := s.rules.ListTablesOfFamily(ourTable.Family)
@@ -239,7 +234,7 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 	}
 	for _, c := range b.chains {
 		there := func(o *nftables.Chain) bool {
-			return o.Table.Name == Table && o.Name == c.Name && o.Type == c.Type && alike(o.Hooknum, c.Hooknum) && alike(o.Priority, c.Priority)
+			return o.Table.Name == Table && o.Name == c.Name && o.Type == c.Type && o.Hooknum != nil && *o.Hooknum == *c.Hooknum && *o.Priority == *c.Priority
 		}
 		if !slices.ContainsFunc(is, there) || !b.complete(c, all) {
 			return false, nil
