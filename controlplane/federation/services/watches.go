@@ -228,5 +228,5 @@ func shared(m map[string]string) map[string]string {
 	return known.(map[string]string) //nolint:forcetypeassert // nothing else is in there
 }
 
-// sharedMaps are all that shared was asked for: as many as there are federated Services, times members.
+// sharedMaps are all that shared was asked for: one for each name of a Service that has slices, and one for each zone.
 var sharedMaps sync.Map

@@ -224,8 +224,8 @@ func (a *arrived) GetObjectMeta() metav1.Object {
 func (k *Kind) Transformer() toolscache.TransformFunc {
 	return func(obj any) (any, error) {
 		trimmed, err := k.trim(obj)
-		if o, ok := trimmed.(client.Object); ok && err == nil && k.watch.Pack != nil {
-			if packed := k.watch.Pack(o); packed != nil {
+		if o, ok := trimmed.(client.Object); ok && err == nil {
+			if packed, ok := k.objects.pack(o).(part.Packed); ok {
 				return &arrived{packed, o.GetNamespace(), o.GetName()}, nil
 			}
 		}
