@@ -78,6 +78,7 @@ var (
 	metricMended     = prometheus.NewDesc("isthmus_gateway_mended_total", "How often that was put right at once.", []string{"part"}, nil)
 
 	metricFlowsRefused  = prometheus.NewDesc("isthmus_gateway_flows_refused_total", "Requests with flows that were refused here.", nil, nil)
+	metricFlowsEarly    = prometheus.NewDesc("isthmus_gateway_flows_early", "Flows of other gateways whose VIP or backend this gateway does not have yet.", nil, nil)
 	metricFlowsSent     = ofMate("flows_sent_total", "Flows that another gateway took.")
 	metricFlowsReceived = ofMate("flows_received_total", "Flows that another gateway told of.")
 	metricFlowsBehind   = ofMate("flows_behind", "Flows that wait to be sent to another gateway.")
@@ -94,7 +95,7 @@ func ofMate(name, help string) *prometheus.Desc {
 func (metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		metricReady, metricGeneration, metricApplied, metricAnnounced, metricRequests, metricDrifts, metricMended,
-		metricFlowsRefused, metricFlowsSent, metricFlowsReceived, metricFlowsBehind, metricFlowsLeftOut, metricFlowsFailed, metricMateReachable,
+		metricFlowsRefused, metricFlowsEarly, metricFlowsSent, metricFlowsReceived, metricFlowsBehind, metricFlowsLeftOut, metricFlowsFailed, metricMateReachable,
 	} {
 		ch <- d
 	}
@@ -130,6 +131,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 func (m metrics) collectFlows(ch chan<- prometheus.Metric) {
 	s := m.flows()
 	ch <- prometheus.MustNewConstMetric(metricFlowsRefused, prometheus.CounterValue, float64(s.Refused))
+	ch <- prometheus.MustNewConstMetric(metricFlowsEarly, prometheus.GaugeValue, float64(s.Early))
 	for _, mate := range s.Mates {
 		for d, n := range map[*prometheus.Desc]uint64{
 			metricFlowsSent: mate.Sent, metricFlowsReceived: mate.Received, metricFlowsLeftOut: mate.LeftOut, metricFlowsFailed: mate.Failed,

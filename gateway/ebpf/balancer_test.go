@@ -208,7 +208,7 @@ func affinity(t *testing.T, w *world) {
 			return slices.ContainsFunc(told.all(), func(o flows.Flow) bool { return o.Client.String() == from.String() })
 		}, "its flow is told")
 		told.stop()
-		w.check(w.balancers[1].Import(told.all()))
+		w.knows(1, told.all())
 		stays(60, 1, 2, 3, 4)
 		for i := range 20 {
 			w.lead(i % 2)

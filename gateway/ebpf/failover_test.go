@@ -142,6 +142,16 @@ func (o *told) all() (all []flows.Flow) {
 	return all
 }
 
+// knows makes flows known to a gateway, which has their backends.
+func (w *world) knows(g int, all []flows.Flow) {
+	w.t.Helper()
+	early, err := w.balancers[g].Import(all)
+	w.check(err)
+	if len(early) > 0 {
+		w.t.Fatalf("%d flows of %d are early: %s", len(early), len(all), early[0])
+	}
+}
+
 // Backends come, which leads the hash of some clients elsewhere, and then a gateway dies. What it told the other one of goes
 // on, whoever speaks first.
 func TestFailoverAfterChange(t *testing.T) {
@@ -157,7 +167,7 @@ func TestFailoverAfterChange(t *testing.T) {
 			}
 			w.until(func() bool { return len(told.all()) == 2*3*each }, "all flows are told")
 			w.apply(state(way, 1, 2, 3, 4))
-			w.check(w.balancers[1].Import(told.all()))
+			w.knows(1, told.all())
 			w.check(w.Cut(0))
 			w.lead(1)
 			for f := range vips {

@@ -160,9 +160,9 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, tell func
 }
 
 // Import makes flows of another gateway known here, as standby until a packet of theirs comes. Those that are known already
-// stay as they are, and those whose VIP or backend this gateway does not have are left out. All are kept for five minutes
+// stay as they are, and those whose VIP or backend this gateway does not have are returned. All are kept for five minutes
 // at least. Clients that stay with a backend stay with it here, too.
-func (b *Balancer) Import(all []flows.Flow) error {
+func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, f := range all {
@@ -170,19 +170,20 @@ func (b *Balancer) Import(all []flows.Flow) error {
 		service, served := b.ids.frontends[endpoint(f.VIP, proto)]
 		number, known := b.ids.backends[endpoint(f.Backend, proto)]
 		if !served || !known {
+			early = append(early, f)
 			continue
 		}
 		c := bpf.GatewayConn{
 			BackendId: number, Service: service, State: uint8(bpf.ConnOpen), Flags: bpf.GatewayStandby, Seen: now() - uint64(max(0, kept(proto)-standby)),
 		}
 		if err := b.insert(&f, proto, c); err != nil {
-			return err
+			return nil, err
 		}
 		if err := b.meet(&f, proto, bpf.GatewayClient{BackendId: number, FrontendId: service}); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return early, nil
 }
 
 // meet makes known with which backend another gateway's client stays. One that has come here before stays where it is.

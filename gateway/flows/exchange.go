@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -30,6 +31,8 @@ const (
 	maxBody = 4 << 20
 	// backlog is how many wait for a gateway that does not answer. More are left out: all are told again in time.
 	backlog = 1 << 18
+	// keepEarly is how long flows wait for their backends: by then they are told again, or have ended.
+	keepEarly = 2 * time.Minute
 	// patience is how long a request may take, and pause until it is made again when it failed.
 	patience = 5 * time.Second
 	pause    = time.Second
@@ -40,12 +43,16 @@ type Sharer interface {
 	// Export tells of all flows that are there, then of each that opens, and of all again in time, until ctx is done or
 	// tell fails. One at a time may run.
 	Export(ctx context.Context, tell func(Flow) error) error
-	// Import makes flows of another gateway known. Any goroutine may call it.
-	Import(all []Flow) error
+	// Import makes flows of another gateway known, and returns those whose VIP or backend this gateway does not have.
+	// Any goroutine may call it.
+	Import(all []Flow) (early []Flow, err error)
 }
 
 // Exchange tells the other gateways of the group of a balancer's flows, and the balancer of theirs. What gets lost on the
 // way is told again: nothing waits for it.
+//
+// A controller tells gateways of a backend one after another, so connections with it are told of before the next gateway
+// has it. These are kept here until it does.
 type Exchange struct {
 	sharer Sharer
 	own    *certs.Source
@@ -53,13 +60,19 @@ type Exchange struct {
 
 	mu      sync.Mutex
 	mates   map[desired.Mate]*mate
-	changed chan struct{} // closed when there is somebody new, who knows nothing yet
-	refused uint64        // requests
+	changed chan struct{}      // closed when there is somebody new, who knows nothing yet
+	refused uint64             // requests
+	early   map[Flow]time.Time // flows that came before their backends, and when
+	told    uint64             // how often Tell was called
+	again   chan struct{}      // has something when early is to be looked at
 }
 
 // New returns an exchange that tells nobody yet.
 func New(s Sharer, own *certs.Source, log *slog.Logger) *Exchange {
-	return &Exchange{sharer: s, own: own, log: log, mates: map[desired.Mate]*mate{}, changed: make(chan struct{})}
+	return &Exchange{
+		sharer: s, own: own, log: log, mates: map[desired.Mate]*mate{}, changed: make(chan struct{}),
+		early: map[Flow]time.Time{}, again: make(chan struct{}, 1),
+	}
 }
 
 // mate is another gateway, and what it is to be told.
@@ -75,10 +88,12 @@ type mate struct {
 	seen  MateSight // but for what the queue says
 }
 
-// Tell says who the other gateways are, from now on.
+// Tell says who the other gateways are, from now on. It is called after the balancer has its VIPs and backends.
 func (x *Exchange) Tell(mates []desired.Mate) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.told++
+	rouse(x.again)
 	for id, m := range x.mates {
 		if !slices.Contains(mates, id) {
 			m.stop()
@@ -118,6 +133,9 @@ func (x *Exchange) client(id desired.Mate) *tls.Config { return x.own.Client(id.
 // Run tells of the balancer's flows until ctx is done.
 func (x *Exchange) Run(ctx context.Context) {
 	defer x.Tell(nil)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	waiting.Go(func() { x.retry(ctx) })
 	for ctx.Err() == nil {
 		x.mu.Lock()
 		changed := x.changed
@@ -165,13 +183,13 @@ func (m *mate) add(f Flow) {
 		return
 	}
 	m.queue[f] = struct{}{}
-	m.rouse()
+	rouse(m.waits)
 }
 
-// rouse lets talk look into the queue.
-func (m *mate) rouse() {
+// rouse lets whoever waits look again.
+func rouse(waits chan<- struct{}) {
 	select {
-	case m.waits <- struct{}{}:
+	case waits <- struct{}{}:
 	default:
 	}
 }
@@ -182,7 +200,7 @@ func (m *mate) take() (some []Flow) {
 	defer m.mu.Unlock()
 	for f := range m.queue {
 		if len(some) == batch {
-			m.rouse()
+			rouse(m.waits)
 			break
 		}
 		some = append(some, f)
@@ -277,13 +295,81 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if err := x.sharer.Import(some); err != nil {
+	if err := x.take(some, time.Now()); err != nil {
 		x.log.Warn("connections of another gateway are not known here", "err", err)
 		refuse(http.StatusInternalServerError, "%v", err)
 		return
 	}
 	from.heard(len(some))
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// take makes flows known that were told at a moment. Those that are early are kept.
+func (x *Exchange) take(some []Flow, at time.Time) error {
+	for len(some) > 0 {
+		x.mu.Lock()
+		told := x.told
+		x.mu.Unlock()
+		early, err := x.sharer.Import(some)
+		if err != nil {
+			return err
+		}
+		if x.keep(early, at, told) {
+			return nil
+		}
+		some = early // there are other backends since then
+	}
+	return nil
+}
+
+// keep keeps flows until the next Tell, unless there was one since told was read; it reports whether it did.
+func (x *Exchange) keep(early []Flow, at time.Time, told uint64) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.told != told {
+		return false
+	}
+	for _, f := range early {
+		if len(x.early) < backlog {
+			x.early[f] = at
+		}
+	}
+	return true
+}
+
+// retry makes flows known that came early, after each Tell, and forgets those that waited for too long, until ctx is done.
+func (x *Exchange) retry(ctx context.Context) {
+	tick := time.NewTicker(keepEarly / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			x.forget()
+			continue
+		case <-x.again:
+		}
+		x.mu.Lock()
+		byTime := map[time.Time][]Flow{}
+		for f, at := range x.early {
+			byTime[at] = append(byTime[at], f)
+		}
+		clear(x.early)
+		x.mu.Unlock()
+		for at, some := range byTime {
+			if err := x.take(some, at); err != nil {
+				x.log.Warn("connections of another gateway are not known here", "err", err)
+			}
+		}
+	}
+}
+
+// forget forgets flows that waited for too long.
+func (x *Exchange) forget() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	maps.DeleteFunc(x.early, func(_ Flow, at time.Time) bool { return time.Since(at) > keepEarly })
 }
 
 // verify returns which of the group's gateways is at the other end.

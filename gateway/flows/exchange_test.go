@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/isthmus-net/isthmus/gateway/certs"
@@ -25,6 +26,7 @@ type fake struct {
 	mu    sync.Mutex
 	has   []Flow // from the beginning
 	heard []Flow
+	late  map[netip.AddrPort]bool // backends that it does not have yet
 }
 
 func (f *fake) Export(ctx context.Context, tell func(Flow) error) error {
@@ -45,11 +47,24 @@ func (f *fake) Export(ctx context.Context, tell func(Flow) error) error {
 	}
 }
 
-func (f *fake) Import(all []Flow) error {
+func (f *fake) Import(all []Flow) (early []Flow, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.heard = append(f.heard, all...)
-	return nil
+	for _, o := range all {
+		if f.late[o.Backend] {
+			early = append(early, o)
+		} else {
+			f.heard = append(f.heard, o)
+		}
+	}
+	return early, nil
+}
+
+// comes gives it a backend that was late.
+func (f *fake) comes(backend netip.AddrPort) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.late, backend)
 }
 
 func (f *fake) knows(o Flow) bool {
@@ -175,6 +190,79 @@ func TestExchange(t *testing.T) {
 	if g[1].balancer.knows(flow(4)) {
 		t.Error("who left the group is told")
 	}
+}
+
+// A flow whose backend is not there yet is known as soon as it is, and the gateway that told of it need not live so long.
+func TestFlowComesBeforeItsBackend(t *testing.T) {
+	t.Parallel()
+	g := newGateways(t, "gateway-1", "gateway-2")
+	g[1].balancer.late = map[netip.AddrPort]bool{flow(1).Backend: true}
+	g[0].Tell([]desired.Mate{g[1].mate})
+	g[1].Tell([]desired.Mate{g[0].mate})
+	g[0].balancer.opens <- flow(1)
+	await(t, func() bool { return g[1].Sight().Early == 1 }, "what came early does not wait")
+	if err := g[0].server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g[1].Tell([]desired.Mate{g[0].mate}) // of something else
+	await(t, func() bool { return len(g[1].again) == 0 && g[1].Sight().Early == 1 }, "what came early waits no more")
+	g[1].balancer.comes(flow(1).Backend)
+	g[1].Tell([]desired.Mate{g[0].mate})
+	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Sight().Early == 0 }, "what came early is not known later")
+}
+
+// A backend that comes while flows with it are looked at is not missed, and flows do not wait for ever.
+func TestEarlyFlows(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &meanwhile{}
+		x := New(s, nil, slog.New(slog.DiscardHandler))
+		s.applied = func() { x.Tell(nil) }
+		if err := x.take([]Flow{flow(1)}, time.Now()); err != nil || s.known != 1 || x.Sight().Early != 0 {
+			t.Errorf("%d flows are known and %d wait: %v", s.known, x.Sight().Early, err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			x.retry(ctx)
+		}()
+		synctest.Wait()
+		s.applied = func() {}
+		s.never = true
+		if err := x.take([]Flow{flow(2)}, time.Now()); err != nil || x.Sight().Early != 1 {
+			t.Errorf("%d flows wait: %v", x.Sight().Early, err)
+		}
+		<-time.After(keepEarly)
+		if n := x.Sight().Early; n != 1 {
+			t.Errorf("%d flows wait after %s", n, keepEarly)
+		}
+		<-time.After(keepEarly)
+		if n := x.Sight().Early; n != 0 {
+			t.Errorf("%d flows wait after %s", n, 2*keepEarly)
+		}
+		stop()
+		<-ended
+	})
+}
+
+// meanwhile is a balancer that gets its backends while it is told of flows with them for the first time.
+type meanwhile struct {
+	Sharer
+	applied func()
+	never   bool
+	asked   int
+	known   int
+}
+
+func (m *meanwhile) Import(all []Flow) ([]Flow, error) {
+	m.asked++
+	if m.asked == 1 || m.never {
+		m.applied()
+		return all, nil
+	}
+	m.known += len(all)
+	return nil, nil
 }
 
 // Only the group is heard, and only with flows that can be.

@@ -11,6 +11,8 @@ type Sight struct {
 	Mates []MateSight `json:"mates"`
 	// Refused counts requests that were refused here: of strangers, or that could not be read or kept.
 	Refused uint64 `json:"refused"`
+	// Early counts flows that others told of and whose VIP or backend this gateway does not have yet.
+	Early int `json:"early"`
 }
 
 // MateSight is what there is to see of another gateway.
@@ -29,7 +31,7 @@ type MateSight struct {
 func (x *Exchange) Sight() Sight {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s := Sight{Mates: []MateSight{}, Refused: x.refused}
+	s := Sight{Mates: []MateSight{}, Refused: x.refused, Early: len(x.early)}
 	for _, m := range x.mates {
 		m.mu.Lock()
 		seen := m.seen

@@ -220,7 +220,7 @@ func TestClientsOfOthers(t *testing.T) {
 				Protocol: "TCP", Client: from, VIP: netip.AddrPortFrom(vips[0], vipPort), Backend: netip.AddrPortFrom(backendAddr(0, n), backendPort), Source: from,
 			})
 		}
-		in(t, w.gateways[1].ns, func() error { return w.gateways[1].Import(all) })
+		in(t, w.gateways[1].ns, func() error { return w.gateways[1].knows(all) })
 	}
 	tell(map[netip.Addr]int{clientAddrs[0]: 1})
 	w.restart(1)

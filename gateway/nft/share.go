@@ -163,16 +163,16 @@ func (b *Balancer) export(e *entry, tell func(flows.Flow) error) error {
 }
 
 // Import makes connections of another gateway known here. Those that are known already stay as they are, and those whose
-// VIP or backend this gateway does not have are left out. All are kept for four minutes at least. Clients that stay with a
+// VIP or backend this gateway does not have are returned. All are kept for four minutes at least. Clients that stay with a
 // backend stay with it here, too.
-func (b *Balancer) Import(all []flows.Flow) error {
+func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 	is := b.serves.Load()
 	if is == nil {
-		return nil
+		return all, nil
 	}
 	c, err := reach()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer c.Close()
 	var known []*flows.Flow
@@ -183,21 +183,22 @@ func (b *Balancer) Import(all []flows.Flow) error {
 			protocol = unix.IPPROTO_UDP
 		}
 		if !is.has(f) {
+			early = append(early, *f)
 			continue
 		}
 		m, err := encode(f, protocol, standby)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if _, err = c.Execute(m); errors.Is(err, unix.EEXIST) {
 			err = b.prolong(c, f, protocol)
 		}
 		if err != nil {
-			return fmt.Errorf("make connection %s known: %w", f, err)
+			return nil, fmt.Errorf("make connection %s known: %w", f, err)
 		}
 		known = append(known, f)
 	}
-	return b.meet(*is, known)
+	return early, b.meet(*is, known)
 }
 
 // prolong gives a connection that waits for its gateway's death as long again. One of our own lives longer: it stays.

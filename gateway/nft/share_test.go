@@ -26,7 +26,10 @@ func (w *world) tells(from, to int) (end func() int) {
 		return w.gateways[from].ns.Do(func() error {
 			return w.gateways[from].Export(ctx, func(f flows.Flow) error {
 				told++
-				return w.gateways[to].ns.Do(func() error { return w.gateways[to].Import([]flows.Flow{f}) })
+				return w.gateways[to].ns.Do(func() error {
+					_, err := w.gateways[to].Import([]flows.Flow{f})
+					return err
+				})
 			})
 		})
 	})
@@ -38,6 +41,15 @@ func (w *world) tells(from, to int) (end func() int) {
 		}
 		return told
 	}
+}
+
+// knows makes flows known, whose backends must be there.
+func (b *Balancer) knows(all []flows.Flow) error {
+	early, err := b.Import(all)
+	if err == nil && len(early) > 0 {
+		err = fmt.Errorf("%d flows are early: %s", len(early), early[0])
+	}
+	return err
 }
 
 // A backend comes and another one drains, and then the gateway dies: with what it has told no connection breaks, whichever
