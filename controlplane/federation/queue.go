@@ -70,13 +70,17 @@ func (q *queue) run(ctx context.Context) {
 	working.Wait()
 }
 
-// next looks at one key. It returns false when the queue has ended.
+// next looks at one key. It returns false when the queue has ended, whatever is left in it: the next leader looks at
+// everything.
 func (q *queue) next(ctx context.Context) bool {
 	key, ended := q.keys.Get()
 	if ended {
 		return false
 	}
 	defer q.keys.Done(key)
+	if ctx.Err() != nil {
+		return false
+	}
 	p := q.crew.parts[q.index]
 	syncing, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
@@ -85,7 +89,7 @@ func (q *queue) next(ctx context.Context) bool {
 	syncSeconds.WithLabelValues(p.Name()).Observe(time.Since(began).Seconds())
 	switch {
 	case ctx.Err() != nil, errors.Is(err, part.ErrNotLeader):
-		return true // the next leader looks at everything
+		return true
 	case err == nil:
 		q.keys.Forget(key)
 		return true
