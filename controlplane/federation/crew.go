@@ -31,6 +31,7 @@ type crew struct {
 	parts   []part.Part
 	fleet   fleet.Config
 	changed func() // something that the status says may have changed
+	looks   looks
 
 	running sync.WaitGroup
 	ctx     context.Context //nolint:containedctx // members come and go while it runs
@@ -81,7 +82,7 @@ func (l *lasting[T]) of(m *memory.Memory, find func() T) T {
 
 // newCrew starts a crew without members.
 func newCrew(ctx context.Context, cfg Config, parts []part.Part, changed func()) *crew {
-	c := &crew{cfg: cfg, parts: parts, changed: changed, sites: map[clusterset.ClusterID]*site{}, queues: map[*queue]bool{}}
+	c := &crew{cfg: cfg, parts: parts, changed: changed, looks: newLooks(), sites: map[clusterset.ClusterID]*site{}, queues: map[*queue]bool{}}
 	c.ctx, c.cancel = context.WithCancel(ctx)
 	c.fleet = fleet.Config{Scheme: scheme, Namespace: cfg.Namespace, Interval: cfg.Times.Probe, Log: cfg.Log, Changed: c.answered}
 	for i, p := range parts {

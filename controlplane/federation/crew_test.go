@@ -4,12 +4,14 @@ import (
 	"context"
 	"log/slog"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fleet"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
@@ -70,13 +72,79 @@ func TestQueueEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := &endless{end: cancel}
-		q := newQueue(&crew{parts: []part.Part{p}}, 0, &site{}, nil, slog.New(slog.DiscardHandler))
+		q := newQueue(&crew{parts: []part.Part{p}, looks: newLooks()}, 0, &site{}, nil, slog.New(slog.DiscardHandler))
 		for i := range 100 {
 			q.add(part.Key{Name: strconv.Itoa(i)})
 		}
 		q.run(ctx)
 		if n := p.looks.Load(); n < 1 || n > workers {
 			t.Errorf("%d keys were looked at, want no more than the %d that may be under way", n, workers)
+		}
+	})
+}
+
+// silent is a Leader of a member whose API server answers when answer is closed.
+type silent struct {
+	part.Leader
+	asked  *atomic.Int64
+	answer chan struct{}
+}
+
+func (l silent) Create(context.Context, client.Object) error {
+	l.asked.Add(1)
+	<-l.answer
+	return nil
+}
+
+// crowded is a Part that notes how many of its looks go on at a time.
+type crowded struct {
+	part.Part
+	now, most atomic.Int64
+}
+
+func (*crowded) Name() string { return "crowded" }
+
+func (p *crowded) Sync(ctx context.Context, _ part.Key, into part.Leader, _ []part.Member) error {
+	look := func() {
+		n := p.now.Add(1)
+		for m := p.most.Load(); n > m && !p.most.CompareAndSwap(m, n); m = p.most.Load() {
+		}
+		<-time.After(time.Millisecond)
+		p.now.Add(-1)
+	}
+	look()
+	err := into.Create(ctx, nil)
+	look()
+	return err
+}
+
+// However many members there are, few keys are looked at a time; API servers that are silent hold no look up.
+func TestFewLooksAtATime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const members = 10
+		ctx, cancel := context.WithCancel(t.Context())
+		p := new(crowded)
+		c := &crew{parts: []part.Part{p}, looks: newLooks()}
+		leader := silent{asked: new(atomic.Int64), answer: make(chan struct{})}
+		var running sync.WaitGroup
+		for range members {
+			q := newQueue(c, 0, &site{}, leader, slog.New(slog.DiscardHandler))
+			for i := range workers {
+				q.add(part.Key{Name: strconv.Itoa(i)})
+			}
+			running.Go(func() { q.run(ctx) })
+		}
+		<-time.After(time.Second)
+		if n := leader.asked.Load(); n != members*workers {
+			t.Errorf("%d writes are under way, want %d", n, members*workers)
+		}
+		close(leader.answer)
+		<-time.After(time.Second)
+		cancel()
+		running.Wait()
+		if n := p.most.Load(); n != int64(cap(c.looks)) || len(c.looks) != 0 {
+			t.Errorf("%d keys were looked at a time and %d still are, want %d and none", n, len(c.looks), cap(c.looks))
 		}
 	})
 }

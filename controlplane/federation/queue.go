@@ -78,6 +78,10 @@ func (q *queue) next(ctx context.Context) bool {
 		return false
 	}
 	defer q.keys.Done(key)
+	if !q.crew.looks.begin(ctx) {
+		return false
+	}
+	defer q.crew.looks.end()
 	if ctx.Err() != nil {
 		return false
 	}
@@ -85,7 +89,7 @@ func (q *queue) next(ctx context.Context) bool {
 	syncing, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	began := time.Now()
-	err := p.Sync(syncing, key, q.leader, q.crew.all(q.index))
+	err := p.Sync(syncing, key, pausing{q.leader, q.crew.looks}, q.crew.all(q.index))
 	syncSeconds.WithLabelValues(p.Name()).Observe(time.Since(began).Seconds())
 	switch {
 	case ctx.Err() != nil, errors.Is(err, part.ErrNotLeader):
