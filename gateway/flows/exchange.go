@@ -295,7 +295,7 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if err := x.take(some, time.Now()); err != nil {
+	if err := x.take(some, nil); err != nil {
 		x.log.Warn("connections of another gateway are not known here", "err", err)
 		refuse(http.StatusInternalServerError, "%v", err)
 		return
@@ -304,8 +304,8 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// take makes flows known that were told at a moment. Those that are early are kept.
-func (x *Exchange) take(some []Flow, at time.Time) error {
+// take makes flows known. Those that are early are kept; since tells of those that were kept before when they came.
+func (x *Exchange) take(some []Flow, since map[Flow]time.Time) error {
 	for len(some) > 0 {
 		x.mu.Lock()
 		told := x.told
@@ -314,7 +314,7 @@ func (x *Exchange) take(some []Flow, at time.Time) error {
 		if err != nil {
 			return err
 		}
-		if x.keep(early, at, told) {
+		if x.keep(early, since, told) {
 			return nil
 		}
 		some = early // there are other backends since then
@@ -323,13 +323,17 @@ func (x *Exchange) take(some []Flow, at time.Time) error {
 }
 
 // keep keeps flows until the next Tell, unless there was one since told was read; it reports whether it did.
-func (x *Exchange) keep(early []Flow, at time.Time, told uint64) bool {
+func (x *Exchange) keep(early []Flow, since map[Flow]time.Time, told uint64) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.told != told {
 		return false
 	}
 	for _, f := range early {
+		at, waited := since[f]
+		if !waited {
+			at = time.Now()
+		}
 		if len(x.early) < backlog {
 			x.early[f] = at
 		}
@@ -351,16 +355,11 @@ func (x *Exchange) retry(ctx context.Context) {
 		case <-x.again:
 		}
 		x.mu.Lock()
-		byTime := map[time.Time][]Flow{}
-		for f, at := range x.early {
-			byTime[at] = append(byTime[at], f)
-		}
-		clear(x.early)
+		waiting := x.early
+		x.early = map[Flow]time.Time{}
 		x.mu.Unlock()
-		for at, some := range byTime {
-			if err := x.take(some, at); err != nil {
-				x.log.Warn("connections of another gateway are not known here", "err", err)
-			}
+		if err := x.take(slices.Collect(maps.Keys(waiting)), waiting); err != nil {
+			x.log.Warn("connections of another gateway are not known here", "err", err)
 		}
 	}
 }

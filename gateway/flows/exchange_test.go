@@ -218,7 +218,7 @@ func TestEarlyFlows(t *testing.T) {
 		s := &meanwhile{}
 		x := New(s, nil, slog.New(slog.DiscardHandler))
 		s.applied = func() { x.Tell(nil) }
-		if err := x.take([]Flow{flow(1)}, time.Now()); err != nil || s.known != 1 || x.Sight().Early != 0 {
+		if err := x.take([]Flow{flow(1)}, nil); err != nil || s.known != 1 || x.Sight().Early != 0 {
 			t.Errorf("%d flows are known and %d wait: %v", s.known, x.Sight().Early, err)
 		}
 		ctx, stop := context.WithCancel(t.Context())
@@ -230,7 +230,7 @@ func TestEarlyFlows(t *testing.T) {
 		synctest.Wait()
 		s.applied = func() {}
 		s.never = true
-		if err := x.take([]Flow{flow(2)}, time.Now()); err != nil || x.Sight().Early != 1 {
+		if err := x.take([]Flow{flow(2)}, nil); err != nil || x.Sight().Early != 1 {
 			t.Errorf("%d flows wait: %v", x.Sight().Early, err)
 		}
 		<-time.After(keepEarly)
