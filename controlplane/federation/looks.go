@@ -16,22 +16,15 @@ type looks chan struct{}
 
 func newLooks() looks { return make(looks, max(2, runtime.GOMAXPROCS(0))) }
 
-// begin waits for a place, which end gives away. It returns false when ctx has ended.
-func (l looks) begin(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case l <- struct{}{}:
-		return true
-	}
-}
+// begin waits for a place, which end gives away. None is held for long.
+func (l looks) begin() { l <- struct{}{} }
 
 func (l looks) end() { <-l }
 
 // pause gives the place away while f runs.
 func (l looks) pause(f func() error) error {
 	l.end()
-	defer func() { l <- struct{}{} }()
+	defer l.begin()
 	return f()
 }
 

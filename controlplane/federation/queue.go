@@ -78,9 +78,7 @@ func (q *queue) next(ctx context.Context) bool {
 		return false
 	}
 	defer q.keys.Done(key)
-	if !q.crew.looks.begin(ctx) {
-		return false
-	}
+	q.crew.looks.begin()
 	defer q.crew.looks.end()
 	if ctx.Err() != nil {
 		return false
