@@ -112,7 +112,8 @@ func TestSilentMemberIsNotAnswered_L61_L63(t *testing.T) {
 
 // Who is drained is known to a server that begins to listen later, too.
 func TestSilentMemberBeforeTheServerListens(t *testing.T) {
-	blocker, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
+	// an address of its own: from 127.0.0.1 somebody's TCP connection may have the port that is free for UDP
+	blocker, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.4:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +137,8 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 	await(t, func() error {
 		have := resolve(t.Context(), at.String(), "pods.demo.svc.clusterset.local")
 		if have.err != nil || len(have.addrs) != 1 || have.addrs[0].String() != "10.0.0.1" {
-			return fmt.Errorf("answer %v, %w", have.addrs, have.err)
+			is, _ := n.Status()
+			return fmt.Errorf("answer %v, %w; the server: %s", have.addrs, have.err, is.Error)
 		}
 		return nil
 	})

@@ -141,9 +141,10 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, tell func
 	b.mu.Lock()
 	vip, ok := b.have.vips[key.Server]
 	_, served := b.have.frontends[bpf.GatewayFrontendKey{Addr: key.Server, Port: key.ServerPort, Proto: key.Proto}]
+	_, serves := b.have.backends[c.BackendId]
 	b.mu.Unlock()
-	if !ok || !served {
-		return nil // an entry of the way back, or of a VIP that has gone
+	if !ok || !served || !serves {
+		return nil // an entry of the way back, or of a VIP or backend that has gone
 	}
 	f := flows.Flow{
 		Protocol: protocolName(key.Proto),
