@@ -158,7 +158,9 @@ func TestStandbyIsNotOurs(t *testing.T) {
 	w.apply(w.state())
 	w.serve()
 	all := w.openStreams(0, 2)
-	w.tells(0, 1)()
+	stop := w.tells(0, 1)
+	w.poll(func() bool { return w.tracked(1) >= 6 }, "the other gateway does not know all connections")
+	stop()
 	told := func(gateway int) (n int) {
 		in(t, w.gateways[gateway].ns, func() error {
 			return w.gateways[gateway].exportAll(func(flows.Flow) error { n++; return nil })
