@@ -152,13 +152,16 @@ func (s *Speaker) addPeers(ctx context.Context, want map[netip.Addr]neighbour) e
 		return err
 	}
 	for i, a := range missing {
-		if err := s.server.addPeer(ctx, a, want[a], s.sessions[a].restarted); err != nil {
+		have := s.sessions[a]
+		bfdFirst := have.restarted && want[a].bfd != noBFD
+		if err := s.server.addPeer(ctx, a, want[a], have.restarted, bfdFirst); err != nil {
 			for _, a := range missing[i:] {
 				delete(s.have.peers, a)
 				delete(s.sessions, a)
 			}
 			return err
 		}
+		have.bfdFirst, have.held = bfdFirst, bfdFirst
 	}
 	return nil
 }

@@ -307,18 +307,33 @@ func TestRouterHasWhatTheStateSays(t *testing.T) {
 // sessions returns how often the router had a session with a gateway.
 func (l *lab) sessions(t *testing.T, gateway int) int {
 	t.Helper()
+	n := l.neighbour(t, gateway)
+	if n.Established == 0 {
+		t.Fatalf("no session with gateway %d", gateway)
+	}
+	return n.Established
+}
+
+// neighbour is what the router's bgpd knows of a gateway.
+type neighbour struct {
+	Established int `json:"connectionsEstablished"`
+	BFD         struct {
+		Status string `json:"status"`
+	} `json:"peerBfdInfo"`
+}
+
+func (l *lab) neighbour(t *testing.T, gateway int) neighbour {
+	t.Helper()
 	addr := edge.Gateways[gateway][0].String()
 	out, err := l.router.Ask(t.Context(), fmt.Sprintf("show bgp neighbors %s json", addr))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all map[string]struct {
-		Established int `json:"connectionsEstablished"`
+	var all map[string]neighbour
+	if err := json.Unmarshal(out, &all); err != nil {
+		t.Fatalf("what bgpd knows of gateway %d: %v, %s", gateway, err, out)
 	}
-	if err := json.Unmarshal(out, &all); err != nil || all[addr].Established == 0 {
-		t.Fatalf("no session with gateway %d: %v, %s", gateway, err, out)
-	}
-	return all[addr].Established
+	return all[addr]
 }
 
 // A state that fails in the middle changes nothing.

@@ -12,8 +12,8 @@ import (
 )
 
 // millis is BFD's interval where a test waits for a death, and patientMillis where there is none to notice: three times it is
-// what a machine that does much else may take for a packet.
-const millis, patientMillis = 200, 600
+// what a machine that does much else may take for a packet, and more than a successor takes to start.
+const millis, patientMillis = 200, 1000
 
 // withBFD adds BFD to a state.
 func withBFD(s *desired.State, millis uint32) *desired.State {
@@ -96,17 +96,19 @@ func TestNothingIsAnnouncedBeforeBFD(t *testing.T) {
 	}
 }
 
-// A speaker is killed and its successor starts: traffic stays where it is, and none is lost, with BFD and without.
+// A speaker is killed and its successor starts: traffic stays where it is, and none is lost, without BFD, with it, and where
+// the router's BFD notices before the successor starts.
 func TestRestartLosesNothing(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		bfd  bool
-		kill bool
+		bfd, noticed bool
+		kill         bool
 	}{
-		"killed":           {kill: true},
-		"ended":            {},
-		"killed, with BFD": {bfd: true, kill: true},
-		"ended, with BFD":  {bfd: true},
+		"killed":              {kill: true},
+		"ended":               {},
+		"killed, with BFD":    {bfd: true, kill: true},
+		"ended, with BFD":     {bfd: true},
+		"killed, BFD notices": {bfd: true, noticed: true, kill: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -135,6 +137,9 @@ func TestRestartLosesNothing(t *testing.T) {
 			eventually(t, func() string {
 				if r, ok := l.routes(t, vip)[0]; !ok || !r.Stale {
 					return fmt.Sprintf("the router does not keep the route: %+v", r)
+				}
+				if tt.noticed && l.neighbour(t, 0).BFD.Status != "Down" {
+					return "the router's BFD does not notice"
 				}
 				return ""
 			})

@@ -66,8 +66,8 @@ func (s *Speaker) redial(ctx context.Context, a netip.Addr, n *session) error {
 	if err := s.server.deletePeer(ctx, a); err != nil {
 		return err
 	}
-	n.bfd = noBFD
-	if err := s.server.addPeer(ctx, a, s.have.peers[a], false); err != nil {
+	n.bfd, n.bfdFirst = noBFD, false
+	if err := s.server.addPeer(ctx, a, s.have.peers[a], false, false); err != nil {
 		delete(s.have.peers, a) // the next Apply adds it
 		delete(s.sessions, a)
 		return err
@@ -114,7 +114,24 @@ func (s *Speaker) evaluate(ctx context.Context) error {
 		}
 		s.told = told
 	}
+	if err := s.begin(ctx, now); err != nil {
+		return err
+	}
 	return s.evaluateBFD(ctx, now)
+}
+
+// begin lets sessions that are held begin, when it is time.
+func (s *Speaker) begin(ctx context.Context, now time.Time) error {
+	for a, have := range s.sessions {
+		if !have.held || !have.mayBegin(s.have.peers[a], now) {
+			continue
+		}
+		if err := s.server.beginSession(ctx, a); err != nil {
+			return err
+		}
+		have.held = false
+	}
+	return nil
 }
 
 // changedFor returns the neighbours who must be told again because what they are told changes, or because their session
@@ -172,7 +189,7 @@ func (s *Speaker) evaluateBFD(ctx context.Context, now time.Time) error {
 		}
 		// Other times are a stop and, at the next look, a start.
 		on = on && have.bfd == noBFD
-		if err := s.server.setBFD(ctx, a, n, on); err != nil {
+		if err := s.server.setBFD(ctx, a, n, on, have.bfdFirst); err != nil {
 			return err
 		}
 		have.bfd, have.bfdUp = noBFD, false

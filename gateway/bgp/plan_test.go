@@ -116,6 +116,38 @@ func TestWhoMayBeTold(t *testing.T) {
 	}
 }
 
+// A session that waits for BFD begins with it, without it after half the time that the neighbour remembers, and at once when there
+// is to be no BFD any more; meanwhile BFD runs.
+func TestWhoMayBegin(t *testing.T) {
+	t.Parallel()
+	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
+	without := neighbour{restart: 10 * time.Second}
+	for name, tt := range map[string]struct {
+		n      neighbour
+		second int
+		up     bool
+		want   bool
+	}{
+		"at first":         {n: with},
+		"BFD is up":        {n: with, up: true, want: true},
+		"not yet":          {n: with, second: 4},
+		"for too long":     {n: with, second: 5, want: true},
+		"no BFD after all": {n: without, want: true},
+	} {
+		begin := time.Now()
+		now := begin.Add(time.Duration(tt.second) * time.Second)
+		s := &session{since: begin, restarted: true, bfdFirst: true, held: true}
+		if bfd := s.wantsBFD(tt.n, now); bfd != (tt.n.bfd != noBFD) {
+			t.Errorf("%s: BFD runs: %t", name, bfd)
+		}
+		s.bfd = tt.n.bfd
+		s.setBFDUp(tt.up)
+		if have := s.mayBegin(tt.n, now); have != tt.want {
+			t.Errorf("%s: %t, want %t", name, have, tt.want)
+		}
+	}
+}
+
 // What a session begins with is told from what changes while it goes on.
 func TestSameSession(t *testing.T) {
 	t.Parallel()

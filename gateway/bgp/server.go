@@ -195,17 +195,30 @@ func apiFamily(i int) *api.Family {
 	return &api.Family{Afi: api.Family_Afi(families[i].Afi()), Safi: api.Family_Safi(families[i].Safi())}
 }
 
-// addPeer begins a session. With restarting, the neighbour is told that it may keep the routes that it has of us.
-func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting bool) error {
-	if err := g.s.AddPeer(ctx, &api.AddPeerRequest{Peer: apiPeer(a, n, false, restarting)}); err != nil {
+// addPeer begins a session, or with held lets beginSession do so. With restarting, the neighbour is told that it may keep the
+// routes that it has of us.
+func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting, held bool) error {
+	p := apiPeer(a, n, false, held)
+	if p.GracefulRestart != nil {
+		p.GracefulRestart.LocalRestarting = restarting
+	}
+	if err := g.s.AddPeer(ctx, &api.AddPeerRequest{Peer: p}); err != nil {
 		return fmt.Errorf("add peer %s: %w", a, err)
 	}
 	return nil
 }
 
-// setBFD starts or stops BFD with a neighbour; its session stays.
-func (g *speaking) setBFD(ctx context.Context, a netip.Addr, n neighbour, on bool) error {
-	if _, err := g.s.UpdatePeer(ctx, &api.UpdatePeerRequest{Peer: apiPeer(a, n, on, false)}); err != nil {
+// beginSession begins a session that was held.
+func (g *speaking) beginSession(ctx context.Context, a netip.Addr) error {
+	if err := g.s.EnablePeer(ctx, &api.EnablePeerRequest{Address: a.String()}); err != nil {
+		return fmt.Errorf("begin the session with peer %s: %w", a, err)
+	}
+	return nil
+}
+
+// setBFD starts or stops BFD with a neighbour; its session stays when wasHeld is what addPeer was told.
+func (g *speaking) setBFD(ctx context.Context, a netip.Addr, n neighbour, on, wasHeld bool) error {
+	if _, err := g.s.UpdatePeer(ctx, &api.UpdatePeerRequest{Peer: apiPeer(a, n, on, wasHeld)}); err != nil {
 		return fmt.Errorf("change BFD with peer %s: %w", a, err)
 	}
 	return nil
@@ -222,10 +235,10 @@ func (g *speaking) deletePeer(ctx context.Context, a netip.Addr) error {
 // any of that, and 0 means minutes.
 const deferral = 1
 
-func apiPeer(a netip.Addr, n neighbour, bfd, restarting bool) *api.Peer {
+func apiPeer(a netip.Addr, n neighbour, bfd, held bool) *api.Peer {
 	hold := uint64(n.hold.Seconds())
 	p := &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: a.String(), PeerAsn: n.asn, AuthPassword: n.password},
+		Conf:      &api.PeerConf{NeighborAddress: a.String(), PeerAsn: n.asn, AuthPassword: n.password, AdminDown: held},
 		Transport: &api.Transport{RemotePort: uint32(n.port)},
 		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: hold, KeepaliveInterval: hold / 3, ConnectRetry: 1, IdleHoldTimeAfterReset: 1}},
 	}
@@ -237,7 +250,7 @@ func apiPeer(a netip.Addr, n neighbour, bfd, restarting bool) *api.Peer {
 		p.AfiSafis = append(p.AfiSafis, f)
 	}
 	if n.restart > 0 {
-		p.GracefulRestart = &api.GracefulRestart{Enabled: true, RestartTime: uint32(n.restart.Seconds()), DeferralTime: deferral, LocalRestarting: restarting}
+		p.GracefulRestart = &api.GracefulRestart{Enabled: true, RestartTime: uint32(n.restart.Seconds()), DeferralTime: deferral}
 	}
 	if bfd {
 		micros := n.bfd.IntervalMillis * 1000

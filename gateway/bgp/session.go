@@ -16,6 +16,9 @@ const bfdPatience = 15 * time.Second
 // (draft-ietf-idr-bgp-bfd-strict-mode).
 const bfdAlone = 10 * time.Second
 
+// heldBack is for which part of the time that a neighbour remembers our process's predecessor its session may wait for BFD.
+const heldBack = 2
+
 // session is what is known of a neighbour now.
 type session struct {
 	established bool
@@ -31,6 +34,11 @@ type session struct {
 	told bool
 	// restarted says that it was told by our process's predecessor, and would forget when we are silent.
 	restarted bool
+	// bfdFirst says that the session begins when BFD is up. The neighbour's BFD goes down when it misses the predecessor: in
+	// graceful restart it lets that pass (RFC 5882, 4.3.2), but would end the successor's session for it.
+	bfdFirst bool
+	// held says that bfdFirst keeps it from beginning.
+	held bool
 }
 
 // noBFD is what a neighbour without BFD has.
@@ -73,7 +81,12 @@ func (s *session) mayBeTold(n neighbour, now time.Time) bool {
 // wantsBFD reports whether we should send to n. Routers begin BFD anew with each session, and gobgp takes the first
 // packets for those of the old one unless it begins anew, too.
 func (s *session) wantsBFD(n neighbour, now time.Time) bool {
-	return n.bfd != noBFD && (s.established || now.Sub(s.since) >= bfdAlone)
+	return n.bfd != noBFD && (s.established || s.bfdFirst || now.Sub(s.since) >= bfdAlone)
+}
+
+// mayBegin reports whether a session that is held may begin.
+func (s *session) mayBegin(n neighbour, now time.Time) bool {
+	return s.bfdUp || n.bfd == noBFD || now.Sub(s.since) >= n.restart/heldBack
 }
 
 // waits reports whether time alone may change something.
