@@ -11,9 +11,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	eventsv1client "k8s.io/client-go/kubernetes/typed/events/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
@@ -48,7 +45,7 @@ type site struct {
 
 	views     []*view // one for each Part
 	candidate *election.Candidate
-	events    events.EventBroadcaster
+	events    *diary
 	cancel    context.CancelFunc
 	ended     chan struct{}
 }
@@ -182,11 +179,9 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 		}
 		s.views, memories = append(s.views, v), append(memories, v.Memory)
 	}
-	sink, err := recordEvents(s.Config())
-	if err != nil {
+	if s.events, err = newDiary(s.Config()); err != nil {
 		return nil, err
 	}
-	s.events = sink
 	lease := types.NamespacedName{Namespace: c.cfg.Namespace, Name: m.ClusterID}
 	s.candidate = election.New(s.Leases(), lease, c.cfg.identity, c.cfg.Times.Times)
 	ctx, cancel := context.WithCancel(c.ctx)
@@ -208,20 +203,6 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 		connection.Wait()
 	})
 	return s, nil
-}
-
-// recordEvents returns what writes events into a member.
-func recordEvents(config *rest.Config) (events.EventBroadcaster, error) {
-	httpClient, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, err
-	}
-	sink, err := eventsv1client.NewForConfigAndClient(config, httpClient)
-	if err != nil {
-		return nil, err
-	}
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: sink})
-	return broadcaster, nil
 }
 
 // all returns the members as Part i sees them, sorted by id.
@@ -334,7 +315,7 @@ func (c *crew) lead(ctx context.Context, s *site, term lead.Term) {
 	}
 	recording, stopRecording := context.WithCancel(ctx)
 	defer stopRecording()
-	if err := s.events.StartRecordingToSinkWithContext(recording); err != nil {
+	if err := s.events.write(recording, log); err != nil {
 		log.Error("events cannot be written", "err", err)
 	}
 	recorder := s.events.NewRecorder(scheme, "isthmus-federation")

@@ -90,6 +90,13 @@ type Watch struct {
 	Optional bool
 }
 
+// Local asks a Member's List for what its Watch calls Local alone (true), or for all but that (false). What is not asked for
+// is not unpacked.
+type Local bool
+
+// ApplyToList is part of client.ListOption.
+func (Local) ApplyToList(*client.ListOptions) {}
+
 // Packed is an object in a form that takes little memory. One that has a method Local() bool says by it what the Watch's Local
 // would say, without being unpacked.
 type Packed interface {
@@ -100,7 +107,7 @@ type Packed interface {
 // Member is a member cluster as this supervisor sees it. Reads come from memory that was complete once; while the
 // member's API server is silent they are what was seen last, and Reachable is false. Before that they fail with
 // ErrUnread. Get and List know the Part's own Watches only; what they return is the caller's. List knows
-// InNamespace, MatchingLabels and MatchingLabelsSelector.
+// InNamespace, MatchingLabels, MatchingLabelsSelector and Local.
 type Member interface {
 	ID() clusterset.ClusterID
 	client.Reader

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -52,8 +53,7 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 	if err != nil {
 		return err
 	}
-	want := p.wantSlices(w, fed, svc)
-	if err := p.applySlices(ctx, into, w, want, kept); err != nil {
+	if err := p.applySlices(ctx, into, w, p.wantSlices(w, fed, svc), kept); err != nil {
 		return err
 	}
 	return errors.Join(
@@ -130,30 +130,33 @@ func keptOffers(kept []clusterset.ClusterID, w *world) []offers.Offer {
 	return all
 }
 
-// wantSlices returns the slices of w's offers, sorted by name, as they are to stand in the member.
-func (p *Part) wantSlices(w *world, fed offers.Federated, svc *corev1.Service) []*discoveryv1.EndpointSlice {
-	var want []*discoveryv1.EndpointSlice
-	for _, o := range w.offers {
-		want = append(want, fed.Slices(w.name, o)...)
-	}
-	for _, es := range want {
-		es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}
-		if p.vips.on() { // the same slices serve both
-			es.Labels[v1beta1.LabelServiceName] = w.name.Name
-			es.Labels[v1beta1.LabelSourceCluster] = es.Labels[v1alpha1.MarkCluster]
+// wantSlices returns the slices of w's offers as they are to stand in the member. They are made one offer at a time: where many
+// clusters offer, all of them together would stay in memory until the last one is written.
+func (p *Part) wantSlices(w *world, fed offers.Federated, svc *corev1.Service) iter.Seq[*discoveryv1.EndpointSlice] {
+	return func(yield func(*discoveryv1.EndpointSlice) bool) {
+		for _, o := range w.offers {
+			for _, es := range fed.Slices(w.name, o) {
+				es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}
+				if p.vips.on() { // the same slices serve both
+					es.Labels[v1beta1.LabelServiceName] = w.name.Name
+					es.Labels[v1beta1.LabelSourceCluster] = es.Labels[v1alpha1.MarkCluster]
+				}
+				if !yield(es) {
+					return
+				}
+			}
 		}
 	}
-	return want
 }
 
 // applySlices makes want the slices of a federated Service. New ones come before old ones go; those that lead to
 // clusters in kept stay as they are.
-func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want []*discoveryv1.EndpointSlice, kept []clusterset.ClusterID) error {
+func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want iter.Seq[*discoveryv1.EndpointSlice], kept []clusterset.ClusterID) error {
 	old := map[string]*discoveryv1.EndpointSlice{}
 	for _, es := range w.slices {
 		old[es.Name] = es
 	}
-	for _, es := range want {
+	for es := range want {
 		before := old[es.Name]
 		delete(old, es.Name)
 		if before != nil && before.GenerateName == digest(es) {
@@ -180,7 +183,7 @@ func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want
 
 // removeSlices deletes all slices of a federated Service.
 func (p *Part) removeSlices(ctx context.Context, into part.Leader, w *world) error {
-	return p.applySlices(ctx, into, w, nil, nil)
+	return p.applySlices(ctx, into, w, slices.Values([]*discoveryv1.EndpointSlice{}), nil)
 }
 
 // remove deletes what stands in the member of a federated Service that nobody offers.

@@ -126,14 +126,12 @@ func (p *Part) source(ctx context.Context, m part.Member, svc *corev1.Service) (
 // slicesOf returns the slices of a Service in a member: a federation's, or all others.
 func slicesOf(ctx context.Context, m part.Member, of clusterset.ServiceName, ours bool) ([]*discoveryv1.EndpointSlice, error) {
 	var list discoveryv1.EndpointSliceList
-	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}); err != nil {
+	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}, part.Local(ours)); err != nil {
 		return nil, err
 	}
 	var all []*discoveryv1.EndpointSlice
 	for i := range list.Items {
-		if offers.IsOurs(&list.Items[i]) == ours {
-			all = append(all, &list.Items[i])
-		}
+		all = append(all, &list.Items[i])
 	}
 	return all, nil
 }

@@ -205,6 +205,20 @@ func (k *Kind) candidates(namespace string, selector labels.Selector) []any {
 	return k.objects.in(namespace)
 }
 
+// local reports whether what is stored as v is Local, and returns it if that is not. What is packed is opened for it once at most.
+func (k *Kind) local(v any) (local bool, o client.Object) {
+	if told, tells := v.(interface{ Local() bool }); tells {
+		local = told.Local()
+	} else if k.watch.Local != nil {
+		o = open(v)
+		local = k.watch.Local(o)
+	}
+	if o == nil && !local {
+		o = open(v)
+	}
+	return local, o
+}
+
 // dropped is what becomes of an object that the Watch does not keep.
 type dropped struct{ metav1.ObjectMeta }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -86,11 +87,9 @@ func (m *Memory) each(locals bool, f func(part.Watch, client.Object)) {
 			continue
 		}
 		for _, v := range k.objects.in("") {
-			told, tells := v.(interface{ Local() bool })
-			if !locals && tells && told.Local() {
-				continue
-			}
-			if o := open(v); locals || tells || k.watch.Local == nil || !k.watch.Local(o) {
+			if locals {
+				f(k.watch, open(v))
+			} else if local, o := k.local(v); !local {
 				f(k.watch, o)
 			}
 		}
@@ -152,12 +151,23 @@ func (m *Memory) List(_ context.Context, into client.ObjectList, opts ...client.
 	}
 	var found []runtime.Object
 	for _, v := range k.candidates(options.Namespace, selector) {
-		o := open(v)
+		local, o := k.local(v)
+		if !asksFor(opts, local) {
+			continue
+		}
+		if o == nil {
+			o = open(v)
+		}
 		if (options.Namespace == "" || o.GetNamespace() == options.Namespace) && selector.Matches(labels.Set(o.GetLabels())) {
 			found = append(found, own(v, o))
 		}
 	}
 	return meta.SetList(into, found)
+}
+
+// asksFor reports whether options of List ask for what is Local, or else for what is not.
+func asksFor(opts []client.ListOption, local bool) bool {
+	return !slices.Contains(opts, client.ListOption(part.Local(!local)))
 }
 
 // listed returns the kind of the items of a list.

@@ -121,7 +121,7 @@ func podGroups(src Source, ports []clusterset.Port) []Group {
 		if !ok {
 			continue // host names: no Service can have them behind it
 		}
-		g := Group{Name: es.Name, Family: family}
+		g := Group{Name: es.Name, Family: family, Endpoints: make([]discoveryv1.Endpoint, 0, len(es.Endpoints))}
 		for _, p := range es.Ports {
 			if i := slices.IndexFunc(ports, func(q clusterset.Port) bool {
 				return p.Name != nil && q.Name == *p.Name || p.Name == nil && q.Name == ""

@@ -86,7 +86,9 @@ func split(endpoints []discoveryv1.Endpoint, depth int, path string) map[string]
 		return nil
 	}
 	if len(endpoints) <= perSlice || depth == bits {
-		return map[string][]discoveryv1.Endpoint{path: slices.SortedStableFunc(slices.Values(endpoints), byAddress)}
+		sorted := slices.Clone(endpoints)
+		slices.SortStableFunc(sorted, byAddress)
+		return map[string][]discoveryv1.Endpoint{path: sorted}
 	}
 	var halves [2][]discoveryv1.Endpoint
 	for _, e := range endpoints {
