@@ -62,8 +62,16 @@ func (s *store) put(o client.Object, v any) {
 	}
 	named[o.GetName()] = v
 	if value, ok := s.value(o); ok {
-		s.labeled[value] = append(s.labeled[value], v)
+		s.labeled[value] = with(s.labeled[value], v)
 	}
+}
+
+// with appends v to a list, which gets a fifth longer than it must be: there are many, and append would double them.
+func with(list []any, v any) []any {
+	if n := len(list); n == cap(list) {
+		list = append(make([]any, 0, n+1+n/5), list...)
+	}
+	return append(list, v)
 }
 
 // value returns by which value of the IndexLabel an object is found.
