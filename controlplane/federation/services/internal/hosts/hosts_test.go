@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,33 +17,50 @@ import (
 
 var shop = clusterset.ServiceName{Namespace: "demo", Name: "shop"}
 
-// answers is a resolver of one answer, which the test changes between waits.
+// answers is a resolver of one answer, which the test changes, and counts who was told.
 type answers struct {
-	addrs []netip.Addr
-	ttl   time.Duration
-	err   error
-	asked int
+	mu          sync.Mutex
+	addrs       []netip.Addr
+	ttl         time.Duration
+	err         error
+	asked, told int
 }
 
 func (a *answers) query(context.Context, string) ([]netip.Addr, time.Duration, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.asked++
 	return a.addrs, a.ttl, a.err
+}
+
+func (a *answers) tell(clusterset.ServiceName) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.told++
+}
+
+func (a *answers) are(addrs []netip.Addr, ttl time.Duration, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.addrs, a.ttl, a.err = addrs, ttl, err
 }
 
 func TestAddressesFollowTheirTimeToLive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := []netip.Addr{netip.MustParseAddr("203.0.113.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.2")}
-		a := &answers{addrs: one, ttl: time.Minute}
+		a := new(answers)
+		a.are(one, time.Minute, nil)
 		h := hosts.New(a.query, slog.New(slog.DiscardHandler))
-		told := 0
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- h.Run(ctx, func(clusterset.ServiceName) { told++ }) }()
+		go func() { done <- h.Run(ctx, a.tell) }()
 		check := func(when string, want []netip.Addr, wantTold, wantAsked int) {
 			t.Helper()
 			synctest.Wait()
-			if got := h.Lookup("lb.example.org"); !slices.Equal(got, want) || told != wantTold || a.asked != wantAsked {
-				t.Errorf("%s: %v, told %d times, asked %d times; want %v, %d, %d", when, got, told, a.asked, want, wantTold, wantAsked)
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if got := h.Lookup("lb.example.org"); !slices.Equal(got, want) || a.told != wantTold || a.asked != wantAsked {
+				t.Errorf("%s: %v, told %d times, asked %d times; want %v, %d, %d", when, got, a.told, a.asked, want, wantTold, wantAsked)
 			}
 		}
 		pass := func(d time.Duration) { <-time.After(d) }
@@ -51,15 +69,15 @@ func TestAddressesFollowTheirTimeToLive(t *testing.T) {
 		check("at first", one, 1, 1)
 		pass(59 * time.Second)
 		check("within a minute", one, 1, 1)
-		a.addrs, a.ttl = two, 0
+		a.are(two, 0, nil)
 		pass(time.Second)
 		check("after a minute", two, 2, 2)
-		a.err = errors.New("no answer")
+		a.are(two, 0, errors.New("no answer"))
 		pass(5 * time.Second)
 		check("a time to live of 0 is 5 s, and silence changes nothing", two, 2, 3)
 		pass(20 * time.Second)
 		check("it is asked again", two, 2, 5)
-		a.addrs, a.err = nil, nil
+		a.are(nil, 0, nil)
 		pass(10 * time.Second)
 		check("a name without addresses has none", nil, 3, 6)
 		h.Use(shop, nil)
