@@ -170,7 +170,7 @@ func TestStuck(t *testing.T) {
 		if a.Sight().Ready {
 			t.Error("ready, and one part is not")
 		}
-		delete(m.refuse, desired.PartBGP)
+		m.change(func() { delete(m.refuse, desired.PartBGP) })
 		<-time.After(2 * DefaultCheckEvery)
 		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 {
 			t.Errorf("%+v", s)
@@ -205,12 +205,12 @@ func TestDrift(t *testing.T) {
 		m := newMachine()
 		a := newAgent(t, m, statePath(t))
 		must(t, a, request(1, one))
-		m.calls = nil
+		m.change(func() { m.calls = nil })
 		stop := run(t, a)
 		synctest.Wait()
 		wantCalls(t, m)
 		a.mu.Lock()
-		m.is[desired.PartBalancer] = nil
+		m.change(func() { m.is[desired.PartBalancer] = nil })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
 		stop()
@@ -227,14 +227,14 @@ func TestDriftThatStays(t *testing.T) {
 		m := newMachine()
 		a := newAgent(t, m, statePath(t))
 		must(t, a, request(1, one))
-		m.away[desired.PartBGP] = true
+		m.change(func() { m.away[desired.PartBGP] = true })
 		stop := run(t, a)
 		<-time.After(5 * DefaultCheckEvery)
 		if s := a.Sight(); len(s.Status.Drift) != 1 || s.Drifts[desired.PartBGP] != 1 || s.Mended[desired.PartBGP] != 0 || s.Ready {
 			t.Errorf("%+v", s)
 		}
 		a.mu.Lock()
-		delete(m.away, desired.PartBGP)
+		m.change(func() { delete(m.away, desired.PartBGP) })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
 		if s := a.Sight(); len(s.Status.Drift) != 0 || !s.Ready {
@@ -250,7 +250,7 @@ func TestRestart(t *testing.T) {
 		path := statePath(t)
 		must(t, newAgent(t, newMachine(), path), request(7, one, two))
 		m := newMachine()
-		m.stuck[desired.PartBGP] = true
+		m.change(func() { m.stuck[desired.PartBGP] = true })
 		a := newAgent(t, m, path)
 		stop := run(t, a)
 		synctest.Wait()
@@ -259,7 +259,7 @@ func TestRestart(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		a.mu.Lock()
-		delete(m.stuck, desired.PartBGP)
+		m.change(func() { delete(m.stuck, desired.PartBGP) })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
 		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 || len(s.Status.Announced) != 2 {

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// machine is what fake parts work on: who did what, in order.
+// machine is what fake parts work on: who did what, in order. While an agent runs, a test changes it by change.
 type machine struct {
+	mu    sync.Mutex
 	calls []string
 	// refuse says which VIP a part cannot have; stuck which part fails whatever it is told.
 	refuse map[string]netip.Addr
@@ -21,6 +23,13 @@ type machine struct {
 
 func newMachine() *machine {
 	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, away: map[string]bool{}, is: map[string][]netip.Addr{}}
+}
+
+// change does something to a machine whose agent runs.
+func (m *machine) change(do func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	do()
 }
 
 func (m *machine) parts() []Part {
@@ -40,6 +49,8 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
 	var vips []netip.Addr
 	for _, v := range s.VIPs {
 		vips = append(vips, v.Addr)
@@ -60,6 +71,8 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 }
 
 func (f fake) Drift(context.Context) ([]desired.Fault, error) {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
 	if f.m.stuck[f.name] {
 		return nil, errors.New("cannot look")
 	}
@@ -77,6 +90,8 @@ func (f fake) Close(_ context.Context, drain bool) error {
 	if drain {
 		call = f.name + " drains"
 	}
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
 	f.m.calls = append(f.m.calls, call)
 	return nil
 }
@@ -85,5 +100,7 @@ func (f fake) Announced() []netip.Addr {
 	if f.name != desired.PartBGP {
 		return nil
 	}
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
 	return f.m.is[f.name]
 }
