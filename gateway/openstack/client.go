@@ -74,16 +74,16 @@ func Connect(ctx context.Context, c Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("authenticate at %s: %w", auth.IdentityEndpoint, explain(err))
 	}
+	network, err := openstack.NewNetworkV2(provider, endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("find the network service in the catalog: %w", err)
+	}
 	if c.Wrap != nil {
 		to := provider.HTTPClient.Transport
 		if to == nil {
 			to = http.DefaultTransport
 		}
 		provider.HTTPClient.Transport = c.Wrap(to)
-	}
-	network, err := openstack.NewNetworkV2(provider, endpoint)
-	if err != nil {
-		return nil, fmt.Errorf("find the network service in the catalog: %w", err)
 	}
 	project, err := projectOf(provider)
 	if err != nil {

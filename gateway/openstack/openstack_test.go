@@ -36,6 +36,28 @@ func TestContract(t *testing.T) {
 	})
 }
 
+// What stands between the client and the cloud begins when the client is made, however much Connect has to ask for that.
+func TestWrap(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	var seen atomic.Int32
+	c := connect(t, f, openstack.Config{Cluster: "a", Wrap: func(to http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			seen.Add(1)
+			return to.RoundTrip(r)
+		})
+	}})
+	if n := seen.Load(); n != 0 {
+		t.Errorf("%d requests of Connect went through", n)
+	}
+	if _, err := c.Ports(t.Context()); err != nil || seen.Load() != 1 {
+		t.Errorf("%d requests went through, want that for the ports; %v", seen.Load(), err)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 var request = openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: "uid-1"}
 
 // once breaks the first request with a method.
