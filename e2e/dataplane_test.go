@@ -43,16 +43,16 @@ func offer(t *testing.T, service, preStop string, members ...string) netip.Addr 
 	return vip
 }
 
-// allServe waits until servers of all members answer a pod of a.
+// allServe waits until both servers of each member answer a pod of a.
 func allServe(t *testing.T, vip netip.Addr, members ...string) {
 	t.Helper()
 	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
-		r, err := client(podClient).run(ctx, "--connections", "20", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
+		r, err := client(podClient).run(ctx, "--connections", "40", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
 		if err != nil {
 			return err
 		}
-		if r.Failures > 0 || !slices.Equal(r.clusters(), members) {
-			return fmt.Errorf("%s leads to %v: %v", vip, r.clusters(), r.Errors)
+		if r.Failures > 0 || !slices.Equal(r.clusters(), members) || len(r.Backends) != 2*len(members) {
+			return fmt.Errorf("%s leads to %v, want two servers of each of %v: %v", vip, r.Backends, members, r.Errors)
 		}
 		return nil
 	})
