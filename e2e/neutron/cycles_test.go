@@ -30,8 +30,9 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
-// names are how many Services a cluster has at most: each may need an address pair, of which a port has 10.
-const names = 6
+// names are how many Services a cluster has at most: each may need two address pairs, of which a port has 10, one of them
+// somebody else's.
+const names = 4
 
 // foreign is an address pair that somebody else has set at the gateways' ports.
 var foreign = netip.MustParsePrefix("198.51.100.7/32")
