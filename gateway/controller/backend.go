@@ -62,6 +62,8 @@ func familyOf(a netip.Addr) corev1.IPFamily {
 type request struct {
 	Pool     *Pool
 	Families []corev1.IPFamily
+	// Floating is for float, afterwards: what that would refuse for ever is refused before anything is made.
+	Floating service.FloatingIP
 	// Purpose is for whom it is: a request that is made again after a crash finds what the first one made.
 	Purpose string
 }

@@ -230,8 +230,10 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 	if s.UID == "" {
 		return nil
 	}
-	_, err = w.step(ctx, &s, single)
-	return err
+	if _, err := w.step(ctx, &s, single); err != nil || !w.unclean {
+		return err
+	}
+	return w.giveBack(ctx)
 }
 
 // lost returns the UID of a Service that had a name and is no longer there.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/service"
@@ -68,6 +69,11 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port, he
 		}
 		purpose = fmt.Sprintf("%s.%s.%d", r.Pool.Name, r.Purpose, i)
 	}
+	if slices.Contains(r.Families, corev1.IPv4Protocol) {
+		if _, err := n.offers(ctx, r.Pool, r.Floating); err != nil {
+			return port{}, err
+		}
+	}
 	ask := openstack.PortRequest{Network: r.Pool.Neutron.Network, Purpose: purpose}
 	for _, f := range r.Families {
 		ask.Subnets = append(ask.Subnets, r.Pool.subnet(f))
@@ -81,19 +87,13 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port, he
 
 func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (port, error) {
 	fixed, ok := ipv4(p.VIPs)
-	pool := n.pool(p.Pool)
 	if !ok || floats(p.Floating, want) {
 		return p, nil
 	}
-	if pool == nil || pool.Neutron.FloatingNetwork == "" && want.Allocate {
-		return p, fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", p.Pool, service.AnnotationFloatingIP)
-	}
-	use := openstack.FloatingIP{}
-	if want.Use != "" {
-		var err error
-		if use, err = n.lent(ctx, want.Use); err != nil {
-			return p, err
-		}
+	pool := n.pool(p.Pool)
+	use, err := n.offers(ctx, pool, want)
+	if err != nil {
+		return p, err
 	}
 	if p.Floating.ID != "" && (want.Use != "" || !want.Allocate) { // it makes room
 		if err := n.part(ctx, p.Floating); err != nil {
@@ -109,7 +109,6 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 		use.Port, use.Fixed, p.Floating = p.ID, fixed, use
 	case want.Allocate:
 		if p.Floating.ID == "" {
-			var err error
 			if p.Floating, err = n.cloud.CreateFloatingIP(ctx, pool.Neutron.FloatingNetwork, p.ID, fixed); err != nil {
 				return p, err
 			}
@@ -122,6 +121,17 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 		}
 	}
 	return p, nil
+}
+
+// offers returns the floating IP that a user named, if one was named, and an error when a pool has none as wanted.
+func (n *neutron) offers(ctx context.Context, pool *Pool, want service.FloatingIP) (openstack.FloatingIP, error) {
+	if want.Allocate && pool.Neutron.FloatingNetwork == "" {
+		return openstack.FloatingIP{}, fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", pool.Name, service.AnnotationFloatingIP)
+	}
+	if want.Use == "" {
+		return openstack.FloatingIP{}, nil
+	}
+	return n.lent(ctx, want.Use)
 }
 
 // lent returns a floating IP that a user named. One that leads to what is not ours is left there.

@@ -64,7 +64,7 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 		return w.refuse(ctx, s, err)
 	}
 	want.Floating = floating(s, want.Floating, pool, families)
-	had := s.Annotations[service.AnnotationPort]
+	had, unclean := s.Annotations[service.AnnotationPort], w.unclean
 	p, settled := w.settled(s, want, families)
 	if !settled || sc == batch {
 		var err error
@@ -72,13 +72,14 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 			return w.refuse(ctx, s, err)
 		}
 	}
-	if err := w.book.Take(claim(s, want, p.ID)); err != nil {
-		return err // place has looked
-	}
 	addresses := p.external(families)
 	if err := w.assign(ctx, s, p, want, addresses); err != nil {
 		return err
 	}
+	if err := w.book.Take(claim(s, want, p.ID)); err != nil {
+		return err // place has looked
+	}
+	w.unclean = unclean || had != "" && had != p.ID // what was made is the Service's now
 	before := w.services[s.UID]
 	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	for _, m := range w.sharers(p.ID, s.UID) { // its floating IP may be another one now
@@ -98,16 +99,7 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	case had != p.ID, before != nil && !slices.Equal(before.port.external(families), addresses):
 		w.tell(s, corev1.EventTypeNormal, "Remapped", "reached at "+join(addresses)+" from now on")
 	}
-	if err := w.reportMapped(ctx, s, addresses); err != nil {
-		return err
-	}
-	if had != "" && had != p.ID {
-		w.unclean = true
-	}
-	if w.unclean && sc == single {
-		return w.giveBack(ctx)
-	}
-	return nil
+	return w.reportMapped(ctx, s, addresses)
 }
 
 // RemapService is MapService for a Service that has an L2 port, which it keeps as long as that is there and satisfies it.
@@ -155,7 +147,11 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 	id, ok := w.book.Choose(c, candidates)
 	p := ports[id]
 	if !ok {
-		if p, err = w.CreateAndAssignPort(ctx, s, pool, families, ports); err != nil {
+		p, err = w.CreateAndAssignPort(ctx, s, want, pool, families, ports)
+		if !errors.As(err, new(invalid)) {
+			w.unclean = true // until the Service says that it has it: it may ask for something else by then
+		}
+		if err != nil {
 			return port{}, err
 		}
 	}
@@ -178,8 +174,9 @@ func (w *worker) known(ctx context.Context, has string) (map[string]port, error)
 }
 
 // CreateAndAssignPort makes a port for a Service; place leads a floating IP there.
-func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, pool *Pool, families []corev1.IPFamily, all map[string]port) (port, error) {
-	return w.backends[pool.Name].create(ctx, request{Pool: pool, Families: families, Purpose: string(s.UID)}, all, w.held())
+func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily, all map[string]port) (port, error) {
+	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID)}
+	return w.backends[pool.Name].create(ctx, r, all, w.held())
 }
 
 // floating is what a Service gets of floating IPs: the default is nothing where there are none.

@@ -167,11 +167,22 @@ func TestFloatingIPByName(t *testing.T) {
 	w.noError(err)
 	f, err := w.connect("theirs").CreateFloatingIP(t.Context(), openstacktest.External, p.ID, p.Addrs[0])
 	w.noError(err)
+	made := 0
+	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+		if r.Method == http.MethodPost {
+			made++
+		}
+		return openstacktest.None
+	}
 	w.create(w.balanced("a", annotation(service.AnnotationFloatingIP, f.Addr.String()), 80))
 	w.noError(w.settle())
 	if c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionMapped); c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, "leads to port "+p.ID) {
 		t.Errorf("a floating IP that leads elsewhere: %+v", c)
 	}
+	if made > 0 {
+		t.Errorf("%d objects were made for nothing", made)
+	}
+	w.fake.Fault = nil
 	w.noError(w.connect("theirs").LeadFloatingIP(t.Context(), f.ID, "", netip.Addr{}))
 	w.noError(w.settle())
 	if got := addresses(w.get("a")); !slices.Equal(got, []string{f.Addr.String()}) {
@@ -518,5 +529,66 @@ func TestGoneOnlyWhenAllIsGivenBack(t *testing.T) {
 	w.noError(w.settle())
 	if ports, fips := w.fake.Objects(); len(ports)+len(fips)+len(w.names()) > 0 {
 		t.Errorf("left: %v %v %v", ports, fips, w.names())
+	}
+}
+
+// A port is made before the Service says that it has it. When that could not be written, and the Service asks for something
+// else by the next attempt, the port does not stay until everything is looked at again.
+func TestPortsThatNobodyWasToldOf(t *testing.T) {
+	both := func(s *corev1.Service) {
+		s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
+		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	}
+	for name, tc := range map[string]struct {
+		fails  string // the first write of this kind to the API server
+		has    bool   // a port, before
+		sync   bool   // it is Sync's attempt
+		change func(*world)
+	}{
+		"it asks for another one":          {fails: "Patch", change: func(w *world) { w.edit("a", both) }},
+		"it asks for another one, at Sync": {fails: "Patch", sync: true, change: func(w *world) { w.edit("a", both) }},
+		"it moves to another one":          {fails: "Patch", has: true, change: func(w *world) { w.edit("a", func(s *corev1.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }) }},
+		"it moves, and its status is late": {fails: "Status", has: true, change: func(*world) {}},
+		"it goes":                          {fails: "Patch", change: func(w *world) { w.remove("a") }},
+		"it is let go":                     {fails: "Patch", change: func(w *world) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
+		"it cannot be as it asks":          {fails: "Patch", change: func(w *world) { w.edit("a", annotation(service.AnnotationPool, "none such")) }},
+		"all is given back, then it changes": {fails: "Patch", change: func(w *world) {
+			w.noError(w.giveBack(w.t.Context()))
+			w.edit("a", both)
+		}},
+		"all is given back, then it goes": {fails: "Patch", change: func(w *world) {
+			w.noError(w.giveBack(w.t.Context()))
+			w.remove("a")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			k := &killer{way: way{kind: tc.fails, fails: true}}
+			w.startWith(testSettings(), k)
+			w.noError(w.Sync(t.Context()))
+			s := w.balanced("a", annotation(service.AnnotationManaged, "true"), 80)
+			s.Finalizers = []string{service.Finalizer}
+			w.create(s)
+			if tc.has {
+				w.noError(w.settle())
+				w.edit("a", both)
+			}
+			k.armed = true
+			if tc.sync {
+				w.noError(w.Sync(t.Context()))
+			} else if err := w.settle(); !errors.Is(err, errFailed) {
+				t.Fatalf("%v, want that a write fails", err)
+			}
+			k.armed = false
+			tc.change(w)
+			w.noError(w.settle())
+			if name == "it cannot be as it asks" {
+				if made, _ := w.fake.Objects(); len(made) > 0 {
+					t.Errorf("ports %v leaked", made)
+				}
+				return
+			}
+			w.check()
+		})
 	}
 }
