@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -55,6 +56,7 @@ type worker struct {
 	learned  bool               // the gateways' generations
 	restored bool               // the book, at least once
 	unclean  bool               // something may have to be given back
+	cleaning bool               // Clean was asked for
 	paired   map[string]string  // by gateway: the port at which its pairs were set since the last start
 	secrets  map[string]string
 	verdicts map[types.NamespacedName]verdict
@@ -166,7 +168,10 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		if !ok || !managed(s) {
 			continue
 		}
-		want, _ := w.settings.services().Read(s) // what is wrong with it is said when its turn comes
+		want, err := w.settings.services().Read(s) // what is wrong with it is said when its turn comes
+		if err != nil {
+			want = closed(s, want)
+		}
 		if was := w.services[s.UID]; was != nil {
 			want = was.want // the last that was right
 		}
@@ -188,6 +193,18 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		w.services[types.UID(uid)] = m
 	}
 	return nil
+}
+
+// noSource matches no packet.
+var noSource = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("::/128")}
+
+// closed is what a Service has, after a restart, whose present request is wrong and whose last right one nobody remembers: as
+// much of the request as can be read, but never more sources than it names.
+func closed(s *corev1.Service, read service.Want) service.Want {
+	if len(s.Spec.LoadBalancerSourceRanges) > 0 && len(read.Sources) == 0 {
+		read.Sources = noSource
+	}
+	return read
 }
 
 // ports returns all ports of all backends, by id.
@@ -230,10 +247,26 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 	if s.UID == "" {
 		return nil
 	}
-	if _, err := w.step(ctx, &s, single); err != nil || !w.unclean {
-		return err
+	_, err = w.step(ctx, &s, single)
+	if err == nil && w.unclean && !w.cleaning {
+		w.cleaning = true
+		w.again(cleanKey) // by itself: no Service waits for a cloud that is away because of what another one left
 	}
-	return w.giveBack(ctx)
+	return err
+}
+
+// cleanKey asks the worker for Clean.
+var cleanKey = types.NamespacedName{Name: "clean"}
+
+// Clean gives back what Services have left.
+func (w *worker) Clean(ctx context.Context) error {
+	if w.unclean {
+		if err := w.giveBack(ctx); err != nil {
+			return err
+		}
+	}
+	w.cleaning = false
+	return nil
 }
 
 // lost returns the UID of a Service that had a name and is no longer there.

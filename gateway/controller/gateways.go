@@ -254,13 +254,11 @@ func vrrp(v *v1alpha1.VRRP) *desired.VRRP {
 	return is
 }
 
-// targets are the gateways that can be told.
+// targets are all gateways; one whose state cannot be told keeps what it has, and is asked how it is.
 func targets(plans []plan) map[string]agents.Target {
 	all := map[string]agents.Target{}
 	for _, p := range plans {
-		if p.err == nil {
-			all[p.node.Name] = agents.Target{URL: p.node.Spec.URL, Identity: identity(p.node), State: p.state}
-		}
+		all[p.node.Name] = agents.Target{URL: p.node.Spec.URL, Identity: identity(p.node), State: p.state, Hold: p.err != nil}
 	}
 	return all
 }
@@ -290,7 +288,7 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + err.Error()}
 				break
 			}
-			if r.Applied {
+			if r.Applied && p.err == nil {
 				v = verdict{service.ReasonApplied, "gateways of group " + pool.Group + " have it"}
 				if pool.Moved != nil {
 					v.message = "gateway " + p.node.Name + " has it; when its floating IP moves to another one, connections end"

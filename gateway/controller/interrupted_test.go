@@ -6,7 +6,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 	"github.com/isthmus-net/isthmus/gateway/service"
@@ -197,7 +200,28 @@ func TestInterruptedUpdateOfAgents(t *testing.T) {
 // UpdateAgents 3, tell Services what is wrong: "initial sync calls this".
 func TestInterruptedReportToServices(t *testing.T) {
 	w := newWorld(t)
-	w.interrupt("Status", func() { w.create(w.balanced("a", nil, 80)) })
+	w.create(w.balanced("a", nil, 80))
 	w.recover()
+	reason := func() string {
+		return meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionApplied).Reason
+	}
+	had := reason()
+	k := &killer{way: way{kind: "Status"}}
+	w.startWith(testSettings(), k)
+	w.noError(w.Sync(t.Context()))
+	w.noError(w.settle())
+	k.armed = true // before it has an effect
+	w.fleet.refuse["gw2"] = &agents.Refused{Status: 422, Refusal: desired.Refusal{Message: "no", Faults: []desired.Fault{{Part: "balancer", Services: []string{w.ns + "/a"}, Message: "map full"}}}}
+	w.settled = append(w.settled, gatewaysKey)
+	_ = w.settle()
+	if got := reason(); !k.dead || had != service.ReasonApplied || got != had {
+		t.Fatalf("it was killed elsewhere: the Service says %s, before %s", got, had)
+	}
+	w.start()
+	w.noError(w.Sync(t.Context()))
+	w.noError(w.settle())
+	if got := reason(); got != service.ReasonRefused {
+		t.Errorf("the Service says %s", got)
+	}
 	w.check()
 }

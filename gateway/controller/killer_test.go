@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
@@ -88,7 +89,11 @@ func (k *killer) client(c client.WithWatch) client.WithWatch {
 			return k.call("Patch", func() error { return c.Patch(ctx, obj, patch, opts...) })
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-			return k.call("Status", func() error { return c.SubResource(sub).Patch(ctx, obj, patch, opts...) })
+			kind := "Status"
+			if _, ok := obj.(*v1alpha1.GatewayNode); ok {
+				kind = "NodeStatus"
+			}
+			return k.call(kind, func() error { return c.SubResource(sub).Patch(ctx, obj, patch, opts...) })
 		},
 	})
 }

@@ -126,7 +126,7 @@ func (w *worker) listen(plans []plan, reports map[string]agents.Report) {
 	silent := map[string]time.Time{}
 	w.wait = 0
 	for _, p := range plans {
-		if reports[p.node.Name].Err == nil {
+		if answers(p, reports[p.node.Name]) {
 			continue
 		}
 		since, ok := w.silent[p.node.Name]
@@ -146,8 +146,11 @@ func (w *worker) keeps(p plan, r agents.Report) bool {
 	if p.node.Spec.Cordoned || p.node.DeletionTimestamp != nil {
 		return false
 	}
-	return r.Err == nil || w.now().Sub(w.silent[p.node.Name]) < silence
+	return answers(p, r) || w.now().Sub(w.silent[p.node.Name]) < silence
 }
+
+// answers reports whether a gateway does. One whose state cannot be told, and that did not answer before, is not asked.
+func answers(p plan, r agents.Report) bool { return r.Err == nil && (p.err == nil || r.Asked) }
 
 // move lets a floating IP lead to the first gateway that can have it.
 func (w *worker) move(ctx context.Context, pool *Pool, f openstack.FloatingIP, plans []plan, reports map[string]agents.Report) error {

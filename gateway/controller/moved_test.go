@@ -2,6 +2,7 @@ package controller
 
 import (
 	"errors"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
@@ -135,6 +137,73 @@ func TestMovedFloatingIP(t *testing.T) {
 	w.noError(w.settle())
 	if _, fips := w.fake.Objects(); len(fips) > 0 {
 		t.Errorf("left: %v", fips)
+	}
+}
+
+// A gateway whose GatewayNode is wrong keeps its floating IP while it answers, and only then.
+func TestMovedFloatingIPOfAWrongGateway(t *testing.T) {
+	for name, restarts := range map[string]bool{"it dies": false, "it dies, and the controller restarts": true} {
+		t.Run(name, func(t *testing.T) {
+			w := movingWorld(t)
+			clock := time.Now()
+			now := func() time.Time { return clock }
+			w.now = now
+			w.create(w.balanced("a", annotation(service.AnnotationPool, "moving"), 80))
+			w.noError(w.settle())
+			leads := func(step, to string) {
+				t.Helper()
+				w.refresh()
+				if all, err := w.cloud.FloatingIPs(t.Context()); err != nil || len(all) != 1 || all[0].Port != to {
+					t.Errorf("%s: floating IPs %+v, %v; want one that leads to %s", step, all, err, to)
+				}
+			}
+			has := w.fleet.states["gw1"]
+			n := w.gateway("gw1")
+			n.Spec.BGP.Peers[0].PasswordSecret = "none-such"
+			w.noError(w.api.Update(t.Context(), n))
+			leads("while it answers", openstacktest.Gateway1)
+			if is := w.fleet.states["gw1"]; is.Hash() != has.Hash() {
+				t.Errorf("it has %+v now, before %+v", is, has)
+			}
+			clock = clock.Add(2 * silence)
+			leads("a while later", openstacktest.Gateway1)
+			w.fleet.away["gw1"] = errors.New("connection refused")
+			if restarts {
+				delete(w.fleet.states, "gw1") // that it ever answered nobody remembers
+				w.startWith(movingSettings(), nil)
+				w.now = now
+				w.noError(w.Sync(t.Context()))
+			}
+			leads("while it may come back", openstacktest.Gateway1)
+			clock = clock.Add(silence)
+			leads("when it is dead", openstacktest.Gateway2)
+		})
+	}
+}
+
+// What fails at one gateway's port does not put off the moment at which another one is given up.
+func TestSilentGatewayBesideAnError(t *testing.T) {
+	w := movingWorld(t)
+	w.create(w.balanced("a", annotation(service.AnnotationPool, "moving"), 80))
+	w.noError(w.settle())
+	l := &loop{worker: w.worker, controller: &Controller{}}
+	l.controller.synced.Store(true)
+	w.fleet.away["gw1"] = errors.New("connection refused")
+	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+		if r.Method == http.MethodPut {
+			return openstacktest.Refuse
+		}
+		return openstacktest.None
+	}
+	w.create(w.balanced("b", nil, 80))
+	_ = w.settle() // pairs cannot be set
+	r, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: gatewaysKey})
+	if err != nil || r.RequeueAfter <= 0 || r.RequeueAfter > silence {
+		t.Errorf("the next look is in %v, %v; want one within %v", r.RequeueAfter, err, silence)
+	}
+	delete(w.fleet.away, "gw1")
+	if r, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: gatewaysKey}); err == nil {
+		t.Errorf("with no gateway silent: %v, no error", r)
 	}
 }
 

@@ -141,7 +141,7 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 	if w.book.Port(c.Service) == "" && slices.Contains(candidates, has) {
 		_ = w.book.Take(c) // another Service may have its L4 ports there; then it moves
 	}
-	if err := w.lent(ports, want, s); err != nil {
+	if err := w.lent(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
 	id, ok := w.book.Choose(c, candidates)
@@ -193,7 +193,7 @@ func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families [
 }
 
 // lent refuses a floating IP by name that other Services use in a way that cannot be shared.
-func (w *worker) lent(ports map[string]port, want service.Want, s *corev1.Service) error {
+func (w *worker) lent(ports map[string]port, want service.Want, s *corev1.Service, satisfies func(port) bool) error {
 	if want.Floating.Use == "" {
 		return nil
 	}
@@ -210,6 +210,10 @@ func (w *worker) lent(ports map[string]port, want service.Want, s *corev1.Servic
 			if i := slices.IndexFunc(want.L4, func(l portmap.L4) bool { return slices.Contains(m.want.L4, l) }); i >= 0 {
 				return invalid{fmt.Errorf("spec.ports: %s of floating IP %s is of service %s already; choose another port or another floating IP", want.L4[i], want.Floating.Use, m.name)}
 			}
+		}
+		if !satisfies(p) { // to lead it elsewhere would take it away from them
+			return invalid{fmt.Errorf("annotation %s: floating IP %s leads to the address of service %s, which is of pool %s and of other families; ask for the same spec.ipFamilies and annotation %s, or name another floating IP",
+				service.AnnotationFloatingIP, want.Floating.Use, others[0].name, p.Pool, service.AnnotationPool)}
 		}
 	}
 	return nil

@@ -509,6 +509,104 @@ func TestSettledServicesNeedNoCloud(t *testing.T) {
 	}
 }
 
+// Nor is it because another Service left something that cannot be given back now.
+func TestSettledServicesDoNotWaitForOthers(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", nil, 80))
+	w.noError(w.settle())
+	w.create(w.balanced("b", nil, 80))
+	name := types.NamespacedName{Namespace: w.ns, Name: "b"}
+	w.noError(w.Handle(t.Context(), name)) // it is taken over
+	asked := 0
+	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+		asked++
+		if r.Method == http.MethodPost {
+			return openstacktest.Lose
+		}
+		return openstacktest.None
+	}
+	if err := w.Handle(t.Context(), name); err == nil || asked == 0 {
+		t.Fatalf("%v after %d requests, want an answer that is lost", err, asked)
+	}
+	w.fake.Fault = func(*http.Request) openstacktest.Fault { asked++; return openstacktest.Refuse }
+	asked = 0
+	for range 3 {
+		w.noError(w.Handle(t.Context(), types.NamespacedName{Namespace: w.ns, Name: "a"}))
+	}
+	if n := len(slices.DeleteFunc(slices.Clone(w.settled), func(n types.NamespacedName) bool { return n != cleanKey })); asked > 0 || n != 1 {
+		t.Errorf("the cloud was asked %d times, and Clean %d times", asked, n)
+	}
+	if err := w.Clean(t.Context()); err == nil {
+		t.Error("with the cloud away all was given back")
+	}
+	w.fake.Fault = nil
+	w.noError(w.settle())
+	w.check()
+}
+
+// A floating IP that leads to what Services have stays there, whoever names it.
+func TestFloatingIPThatServicesHave(t *testing.T) {
+	for name, change := range map[string]func(*corev1.Service){
+		"other families": func(s *corev1.Service) {
+			s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
+			s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+		},
+		"another pool": annotation(service.AnnotationPool, "second"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			settings := testSettings()
+			second := settings.Pools[0]
+			second.Name = "second"
+			settings.Pools = append(settings.Pools, second)
+			w.startWith(settings, nil)
+			w.noError(w.Sync(t.Context()))
+			w.create(w.balanced("theirs", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
+			w.noError(w.settle())
+			addr := addresses(w.get("theirs"))[0]
+			w.remove("theirs")
+			w.noError(w.settle())
+			named := annotation(service.AnnotationFloatingIP, addr)
+			w.create(w.balanced("a", named, 80))
+			w.noError(w.settle())
+			port := w.get("a").Annotations[service.AnnotationPort]
+			w.create(w.balanced("b", func(s *corev1.Service) { named(s); change(s) }, 443))
+			for range 3 {
+				w.noError(errors.Join(w.settle(), w.Sync(t.Context())))
+				all, err := w.cloud.AllFloatingIPs(t.Context())
+				w.noError(err)
+				if len(all) != 1 || all[0].Port != port {
+					t.Errorf("floating IPs %+v, want that of a to lead to %s", all, port)
+				}
+			}
+			c := meta.FindStatusCondition(w.get("b").Status.Conditions, service.ConditionMapped)
+			if c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, "leads to the address of service "+w.ns+"/a") {
+				t.Errorf("b: %+v", c)
+			}
+		})
+	}
+}
+
+// Sources that cannot be read let nobody in, when nobody remembers those before.
+func TestSourcesThatCannotBeRead(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} }, 80))
+	w.noError(w.settle())
+	sources := func() []netip.Prefix { return w.fleet.states["gw1"].VIPs[0].Frontends[0].Sources }
+	had := sources()
+	w.edit("a", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"010.0.0.0/8"} })
+	w.noError(w.settle())
+	if got := sources(); len(had) != 1 || !slices.Equal(got, had) {
+		t.Errorf("sources %v, before %v", got, had)
+	}
+	w.recover()
+	if got := sources(); !slices.Equal(got, noSource) {
+		t.Errorf("sources %v after a restart, want %v", got, noSource)
+	}
+}
+
 // A Service that goes while the cloud is away stays until what it had is given back.
 func TestGoneOnlyWhenAllIsGivenBack(t *testing.T) {
 	w := newWorld(t)

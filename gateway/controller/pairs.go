@@ -54,7 +54,7 @@ func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error
 // nothing any more, and has time to do so: packets that still come would find no way.
 func (w *worker) dismiss(ctx context.Context, p plan, r agents.Report) error {
 	n := p.node
-	if !controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) || p.err == nil && !drained(r) {
+	if !controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) || p.err == nil && !w.drained(n, r) {
 		return nil
 	}
 	if w.cloud == nil {
@@ -70,9 +70,13 @@ func (w *worker) dismiss(ctx context.Context, p plan, r agents.Report) error {
 	return nil
 }
 
-// drained reports whether a gateway announces nothing, or does not answer. One that was not asked yet is neither.
-func drained(r agents.Report) bool {
-	return r.Asked && (r.Err != nil || r.Applied && len(r.Status.Announced) == 0)
+// drained reports whether a gateway announces nothing, or has not answered for a while. One that was not asked yet is neither.
+func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
+	if r.Err != nil {
+		since, silent := w.silent[n.Name]
+		return silent && w.now().Sub(since) >= silence
+	}
+	return r.Asked && r.Applied && len(r.Status.Announced) == 0
 }
 
 // wantedPairs are those of a gateway, sorted.
@@ -106,10 +110,14 @@ func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip
 			return err
 		}
 	}
-	had := ourPairs(n)
-	if slices.Equal(had, want) && w.paired[n.Name] == n.Spec.NeutronPort {
+	if slices.Equal(ourPairs(n), want) && w.paired[n.Name] == n.Spec.NeutronPort {
 		return nil
 	}
+	// What a cache has of it may be older than what we wrote, and a pair that is forgotten is somebody else's for ever.
+	if err := w.live.Get(ctx, client.ObjectKeyFromObject(n), n); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	had := ourPairs(n)
 	both := append(slices.Clone(had), want...)
 	slices.SortFunc(both, netip.Prefix.Compare)
 	both = slices.Compact(both)

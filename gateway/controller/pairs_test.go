@@ -1,13 +1,16 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
@@ -74,11 +77,19 @@ func TestPairsOfADeletedGateway(t *testing.T) {
 // A gateway whose port is gone from Neutron, or that does not answer, goes as well.
 func TestPairsOfADeadGateway(t *testing.T) {
 	w, _ := pairedWorld(t)
+	clock := time.Now()
+	w.now = func() time.Time { return clock }
 	w.fake.Remove(openstacktest.Gateway1)
 	w.fleet.away["gw1"] = errors.New("connection refused")
 	w.noError(w.api.Delete(t.Context(), w.gateway("gw1")))
-	w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
 	var n v1alpha1.GatewayNode
+	for _, passes := range []time.Duration{0, silence - time.Second} { // its agent may be about to come back, and announce
+		clock = clock.Add(passes)
+		w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
+		w.noError(w.api.Get(t.Context(), types.NamespacedName{Name: "gw1"}, &n))
+	}
+	clock = clock.Add(time.Second)
+	w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
 	if err := w.api.Get(t.Context(), types.NamespacedName{Name: "gw1"}, &n); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there still: %v", err)
 	}
@@ -111,4 +122,44 @@ func TestPairsOfAChangedPort(t *testing.T) {
 			}
 		})
 	}
+}
+
+// stale has read GatewayNodes some time ago.
+type stale struct {
+	client.Client
+	nodes []v1alpha1.GatewayNode
+}
+
+func (s stale) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if nodes, ok := list.(*v1alpha1.GatewayNodeList); ok {
+		for i := range s.nodes {
+			nodes.Items = append(nodes.Items, *s.nodes[i].DeepCopy())
+		}
+		return nil
+	}
+	return s.Client.List(ctx, list, opts...)
+}
+
+// What a cache does not know yet, that a pair is ours, is not forgotten.
+func TestPairsOfACacheThatIsLate(t *testing.T) {
+	w, foreign := pairedWorld(t)
+	late := stale{Client: w.client}
+	for _, name := range []string{"gw1", "gw2"} {
+		late.nodes = append(late.nodes, *w.gateway(name))
+	}
+	w.create(w.balanced("b", nil, 80))
+	w.noError(w.settle())
+	w.pairsAt("with two Services", openstacktest.Gateway1, foreign, 3)
+	w.client = late
+	w.create(w.balanced("c", nil, 80))
+	w.noError(w.settle())
+	w.remove("b")
+	w.noError(w.settle())
+	w.client = late.Client
+	for _, name := range []string{"a", "c"} {
+		w.remove(name)
+	}
+	w.noError(w.settle())
+	w.pairsAt("after all went", openstacktest.Gateway1, foreign, 1)
+	w.pairsAt("after all went", openstacktest.Gateway2, foreign, 1)
 }

@@ -134,7 +134,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // +kubebuilder:rbac:groups="",resources=services/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
-// +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=list;watch;patch
+// +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes/status,verbs=patch
 
 // work goes on while the Lease is held: the fleet of gateways, and a controller with one worker.
@@ -233,13 +233,19 @@ func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Re
 	}
 	var err error
 	again := reconcile.Result{}
-	if r.NamespacedName == gatewaysKey {
+	switch r.NamespacedName {
+	case gatewaysKey:
 		err = l.Refresh(ctx)
 		again.RequeueAfter = l.wait
-	} else {
+	case cleanKey:
+		err = l.Clean(ctx)
+	default:
 		err = l.Handle(ctx, r.NamespacedName)
 	}
 	switch {
+	case err != nil && again.RequeueAfter > 0 && ctx.Err() == nil: // whatever else fails, a silent gateway's time is up then
+		l.log.Error("gateways", "err", err)
+		return again, nil
 	case apierrors.IsConflict(err): // the cache has not seen yet what somebody, or we, wrote
 		return reconcile.Result{RequeueAfter: firstRetry}, nil
 	case err != nil:

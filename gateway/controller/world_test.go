@@ -319,13 +319,16 @@ func (w *world) settle() (err error) {
 		slices.SortFunc(names, func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
 		err = nil
 		for _, name := range slices.Compact(names) {
-			if name == gatewaysKey {
+			switch name {
+			case gatewaysKey:
 				err = errors.Join(err, w.Refresh(w.t.Context()))
-				continue
+			case cleanKey:
+				err = errors.Join(err, w.Clean(w.t.Context()))
+			default:
+				err = errors.Join(err, w.Handle(w.t.Context(), name))
 			}
-			err = errors.Join(err, w.Handle(w.t.Context(), name))
 		}
-		if errors.Is(err, errKilled) || w.writes.Load() == before {
+		if errors.Is(err, errKilled) || w.writes.Load() == before && !slices.Contains(w.settled, cleanKey) {
 			return err
 		}
 	}
@@ -463,7 +466,7 @@ func (f *fleetFake) Set(_ context.Context, targets map[string]agents.Target) {
 	f.targets = targets
 	f.sets++
 	for name, t := range targets {
-		if f.away[name] == nil && f.refuse[name] == nil {
+		if !t.Hold && f.away[name] == nil && f.refuse[name] == nil {
 			f.states[name] = t.State
 		}
 	}
@@ -472,7 +475,13 @@ func (f *fleetFake) Set(_ context.Context, targets map[string]agents.Target) {
 func (f *fleetFake) Reports() map[string]agents.Report {
 	all := map[string]agents.Report{}
 	for name, t := range f.targets {
-		s := f.states[name]
+		s, told := f.states[name]
+		if t.Hold {
+			if !told {
+				continue
+			}
+			t.State = s
+		}
 		all[name] = agents.Report{
 			Err: f.away[name], Refused: f.refuse[name], Applied: f.away[name] == nil && s.Hash() == t.State.Hash(), Asked: true,
 			Status: desired.Status{Generation: 1, Hash: s.Hash(), Version: "test", Announced: f.announced[name]},

@@ -41,6 +41,8 @@ type Target struct {
 	// Identity is what the agent's certificate must say.
 	Identity string
 	State    desired.State
+	// Hold says that State is none, and that it keeps what it has.
+	Hold bool
 }
 
 // Report is how a gateway is doing.
@@ -136,6 +138,9 @@ func (f *Fleet) Set(ctx context.Context, targets map[string]Target) {
 	var told []<-chan struct{}
 	for name, t := range targets {
 		l := f.links[name]
+		if t.Hold {
+			continue
+		}
 		if l == nil {
 			l = f.newLink(name, t)
 			f.links[name] = l

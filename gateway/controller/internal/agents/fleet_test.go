@@ -176,6 +176,28 @@ func TestSet(t *testing.T) {
 	}
 }
 
+// A gateway whose state cannot be told keeps what it has and is asked how it is; one that was not known is left alone.
+func TestHold(t *testing.T) {
+	l := newLab(t)
+	one, two := l.gateway("gw1"), l.gateway("gw2")
+	f := l.fleet(nil)
+	has := one.target("192.0.2.1")
+	f.Set(t.Context(), map[string]Target{"gw1": has})
+	hold := func(t Target) Target {
+		t.State, t.Hold = desired.State{}, true
+		return t
+	}
+	f.Set(t.Context(), map[string]Target{"gw1": hold(has), "gw2": hold(two.target("192.0.2.1"))})
+	if r, ok := f.Reports()["gw1"]; !ok || !r.Applied || one.hash() != hashOf(has) {
+		t.Errorf("%+v, and it has %s, want %s", r, one.hash(), hashOf(has))
+	}
+	if r, ok := f.Reports()["gw2"]; ok || two.hash() != "" {
+		t.Errorf("one that was not known: %+v, and it has %q", r, two.hash())
+	}
+	one.end()
+	await(t, "the report says that it does not answer", func() bool { return f.Reports()["gw1"].Err != nil })
+}
+
 // A gateway that does not answer keeps nobody waiting, and gets what it should have when it is back.
 func TestGatewayAway(t *testing.T) {
 	l := newLab(t)
