@@ -21,7 +21,7 @@ func showCommand(cfg *Config) *cobra.Command {
 		Long: `Show what was applied last on this gateway, read from its disk.
 
 FAILOVER says what becomes of connections when this gateway dies. "kept" ones go on at another gateway of the
-group, as long as backends have not changed since they began; "broken" ones are masqueraded with this
+group, whatever became of other backends since they began; "broken" ones are masqueraded with this
 gateway's own address, to which backends answer: they end with it.`,
 		Example: `  isthmus-gateway show
   isthmus-gateway show mates
