@@ -57,7 +57,7 @@ func New(c Config) *Speaker {
 func (s *Speaker) Name() string { return desired.PartBGP }
 
 // Apply makes the speaker as state says. It does not wait for sessions; it does wait until what is withdrawn was sent, a
-// second at most. Sessions that did not change stay; routes whose attributes change are replaced, never withdrawn. On
+// second at most, and before that half a second where the gateway is cordoned. Sessions that did not change stay; routes whose attributes change are replaced, never withdrawn. On
 // an error, which may be desired.Faults, all is as it was.
 func (s *Speaker) Apply(ctx context.Context, state *desired.State) error {
 	want, err := newPlan(state)
@@ -130,6 +130,9 @@ func (s *Speaker) convergeRoutes(ctx context.Context, want *plan) error {
 		s.have.routes[a] = true
 	}
 	s.have.attrs = want.attrs
+	if want.leaves {
+		return s.leave(ctx, gone)
+	}
 	return s.withdraw(ctx, gone)
 }
 
@@ -293,18 +296,26 @@ func (s *Speaker) drain(ctx context.Context) error {
 	if len(all) == 0 {
 		return nil
 	}
+	if err := s.leave(ctx, all); err != nil {
+		return err
+	}
+	return wait(ctx, settle)
+}
+
+// leave asks routers to prefer other gateways (RFC 8326), and withdraws routes when they had the time to follow.
+func (s *Speaker) leave(ctx context.Context, routes []netip.Addr) error {
+	if len(routes) == 0 {
+		return nil
+	}
 	attrs := s.have.attrs
 	attrs.standard = append(slices.Clone(attrs.standard), gracefulShutdown)
-	if err := s.server.announce(all, attrs); err != nil {
+	if err := s.server.announce(routes, attrs); err != nil {
 		return err
 	}
 	if err := wait(ctx, settle); err != nil {
 		return err
 	}
-	if err := s.withdraw(ctx, all); err != nil {
-		return err
-	}
-	return wait(ctx, settle)
+	return s.withdraw(ctx, routes)
 }
 
 // Announced returns the VIPs that a neighbour is told about now, sorted.

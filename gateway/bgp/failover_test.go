@@ -161,6 +161,29 @@ func TestRestartLosesNothing(t *testing.T) {
 // Two gateways share traffic; one is drained, and no question is lost.
 func TestDrainLosesNothing(t *testing.T) {
 	t.Parallel()
+	for name, leave := range map[string]func(*testing.T, *lab, int){
+		"stopped": func(t *testing.T, l *lab, owner int) {
+			t.Helper()
+			if err := l.speakers[owner].Close(true); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"cordoned": func(t *testing.T, l *lab, owner int) {
+			t.Helper()
+			s := withRestart(state(owner, 0))
+			s.Cordoned = true
+			l.apply(t, owner, s)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			drainLosesNothing(t, leave)
+		})
+	}
+}
+
+func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
+	t.Helper()
 	l := newLab(t, frr.Config{Paths: 2}, frr.Peer{})
 	for i := range l.speakers {
 		l.speak(t, i, anew, withRestart(state(i, 0)))
@@ -184,9 +207,7 @@ func TestDrainLosesNothing(t *testing.T) {
 		}
 		return "nobody answers"
 	})
-	if err := l.speakers[owner].Close(true); err != nil {
-		t.Fatal(err)
-	}
+	leave(t, l, owner)
 	if r := l.routes(t, vip)[owner]; r.Stale {
 		t.Errorf("graceful restart keeps the route of a drained gateway: %+v", r)
 	}

@@ -17,6 +17,7 @@ type plan struct {
 	peers  map[netip.Addr]neighbour
 	routes map[netip.Addr]bool // VIPs
 	attrs  attributes          // of all routes
+	leaves bool                // the gateway is cordoned: routers go elsewhere before routes go
 }
 
 // identity is what all sessions of a speaker share: with another one, all of them are made anew.
@@ -64,7 +65,7 @@ func newPlan(s *desired.State) (*plan, error) {
 	}
 	p := &plan{
 		id:    identity{asn: s.BGP.ASN, routerID: s.BGP.RouterID},
-		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{},
+		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}, leaves: s.Cordoned,
 		attrs: attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference},
 	}
 	var faults desired.Faults

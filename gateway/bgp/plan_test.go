@@ -2,10 +2,15 @@ package bgp
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	packet "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -159,5 +164,63 @@ func TestSameSession(t *testing.T) {
 	}
 	if have := []bool{(attributes{med: new(uint32(1))}).equal(attributes{med: new(uint32(1))}), (attributes{med: new(uint32(1))}).equal(attributes{})}; !slices.Equal(have, []bool{true, false}) {
 		t.Errorf("equal: %v", have)
+	}
+}
+
+// Routers are asked to go elsewhere before the routes of a gateway that is cordoned go.
+func TestCordonAsksFirst(t *testing.T) {
+	t.Parallel()
+	vip := netip.MustParseAddr("192.0.2.1")
+	state := &desired.State{BGP: &desired.BGP{ASN: 65001, RouterID: vip}, VIPs: []desired.VIP{
+		{Addr: vip, Announce: desired.ByBGP, Frontends: []desired.Frontend{{Backends: []desired.Backend{{Weight: 1}}}}},
+	}}
+	s := New(Config{Log: slog.New(slog.DiscardHandler)})
+	defer func() {
+		if err := s.Close(t.Context(), false); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := s.Apply(t.Context(), state); err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	look := func() {
+		is := "gone"
+		err := s.server.s.ListPath(apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: families[ipv4]}, func(_ packet.NLRI, paths []*apiutil.Path) {
+			is = "there"
+			for _, a := range paths[0].Attrs {
+				if c, ok := a.(*packet.PathAttributeCommunities); ok && slices.Contains(c.Value, uint32(gracefulShutdown)) {
+					is = "leaving"
+				}
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if len(seen) == 0 || seen[len(seen)-1] != is {
+			seen = append(seen, is)
+		}
+	}
+	look()
+	cordoned := *state
+	cordoned.Cordoned = true
+	done := make(chan error, 1)
+	go func() { done <- s.Apply(t.Context(), &cordoned) }()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for over := false; !over; {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+			over = true
+		case <-tick.C:
+			look()
+		}
+	}
+	look()
+	if want := []string{"there", "leaving", "gone"}; !slices.Equal(seen, want) {
+		t.Errorf("the route was %v, want %v", seen, want)
 	}
 }
