@@ -77,6 +77,10 @@ type backend interface {
 	create(ctx context.Context, r request, all map[string]port, held []string) (port, error)
 	// float lets a floating IP lead to a port, or none.
 	float(ctx context.Context, p port, want service.FloatingIP) (port, error)
+}
+
+// cleaner is a backend with something to give back.
+type cleaner interface {
 	// clean gives back all that no Service has and returns what that was, for people.
 	clean(ctx context.Context, used func(id string) bool) (gone []string, err error)
 }

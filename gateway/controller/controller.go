@@ -52,6 +52,7 @@ type worker struct {
 	book     *portmap.Map
 	services map[types.UID]*mapped
 	backends map[string]backend // by pool
+	cleaners []cleaner          // of the cloud, whether there is a pool of theirs or not
 	seen     map[string]port    // all ports, while Sync goes on
 	learned  bool               // the gateways' generations
 	restored bool               // the book, at least once
@@ -80,6 +81,9 @@ func (w *worker) init() {
 	w.book, w.services = new(portmap.Map), map[types.UID]*mapped{}
 	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &moved{w.cloud}
 	w.backends = map[string]backend{}
+	if w.cloud != nil {
+		w.cleaners = []cleaner{network, moving}
+	}
 	for i := range w.settings.Pools {
 		switch p := &w.settings.Pools[i]; {
 		case p.Neutron != nil:

@@ -140,6 +140,38 @@ func TestMovedFloatingIP(t *testing.T) {
 	}
 }
 
+// What a pool had that the settings have no more is given back.
+func TestPoolsThatAreNoMore(t *testing.T) {
+	list := func() Settings {
+		s := testSettings()
+		s.Pools = s.Pools[1:]
+		return s
+	}
+	for name, tc := range map[string]struct {
+		pool  string
+		after Settings
+	}{
+		"of a floating IP that moves": {"moving", testSettings()},
+		"of Neutron":                  {"public", list()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := movingWorld(t)
+			w.create(w.balanced("a", annotation(service.AnnotationPool, tc.pool), 80))
+			w.noError(w.settle())
+			w.edit("a", func(s *corev1.Service) { delete(s.Annotations, service.AnnotationPool) })
+			w.startWith(tc.after, nil)
+			w.noError(w.Sync(t.Context()))
+			w.noError(w.settle())
+			w.check()
+			w.remove("a")
+			w.noError(w.settle())
+			if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
+				t.Errorf("left: %v %v", ports, fips)
+			}
+		})
+	}
+}
+
 // A gateway whose GatewayNode is wrong keeps its floating IP while it answers, and only then.
 func TestMovedFloatingIPOfAWrongGateway(t *testing.T) {
 	for name, restarts := range map[string]bool{"it dies": false, "it dies, and the controller restarts": true} {

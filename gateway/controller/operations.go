@@ -272,8 +272,8 @@ func (w *worker) CleanUnusedPorts(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for _, b := range w.each() {
-		gone, err := b.clean(ctx, func(id string) bool { return used[id] || w.book.Used(id) })
+	for _, c := range w.cleaners {
+		gone, err := c.clean(ctx, func(id string) bool { return used[id] || w.book.Used(id) })
 		errs = append(errs, err)
 		for _, what := range gone {
 			w.log.Info("given back", "what", what)

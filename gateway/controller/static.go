@@ -95,6 +95,3 @@ func (s *static) float(_ context.Context, p port, want service.FloatingIP) (port
 	}
 	return p, nil
 }
-
-// clean has nothing to do: what no Service has is free.
-func (*static) clean(context.Context, func(string) bool) ([]string, error) { return nil, nil }
