@@ -146,7 +146,13 @@ func (w *worker) keeps(p plan, r agents.Report) bool {
 	if p.node.Spec.Cordoned || p.node.DeletionTimestamp != nil {
 		return false
 	}
-	return answers(p, r) || w.now().Sub(w.silent[p.node.Name]) < silence
+	return answers(p, r) || !w.gaveUp(p.node.Name)
+}
+
+// gaveUp reports whether a gateway has not answered for too long.
+func (w *worker) gaveUp(name string) bool {
+	since, silent := w.silent[name]
+	return silent && w.now().Sub(since) >= silence
 }
 
 // answers reports whether a gateway does. One whose state cannot be told, and that did not answer before, is not asked.

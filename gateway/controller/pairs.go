@@ -57,6 +57,9 @@ func (w *worker) dismiss(ctx context.Context, p plan, r agents.Report) error {
 	if !controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) || p.err == nil && !w.drained(n, r) {
 		return nil
 	}
+	if err := w.reread(ctx, n); err != nil {
+		return client.IgnoreNotFound(err)
+	}
 	if w.cloud == nil {
 		w.log.Warn("address pairs stay in Neutron: the controller has no cloud", "gateway", n.Name, "port", n.Status.AddressPairsPort)
 	} else if err := w.unpair(ctx, n); err != nil {
@@ -73,8 +76,7 @@ func (w *worker) dismiss(ctx context.Context, p plan, r agents.Report) error {
 // drained reports whether a gateway announces nothing, or has not answered for a while. One that was not asked yet is neither.
 func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
 	if r.Err != nil {
-		since, silent := w.silent[n.Name]
-		return silent && w.now().Sub(since) >= silence
+		return w.gaveUp(n.Name)
 	}
 	return r.Asked && r.Applied && len(r.Status.Announced) == 0
 }
@@ -105,17 +107,19 @@ func has(p *Pool, a netip.Addr) bool {
 
 // pair sets the pairs of one gateway's port, and takes away those at the port that it had before.
 func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip.Prefix) error {
+	if n.Spec.NeutronPort == "" {
+		want = nil
+	}
+	if n.Spec.NeutronPort == pairsPort(n) && slices.Equal(ourPairs(n), want) && w.paired[n.Name] == n.Spec.NeutronPort {
+		return nil
+	}
+	if err := w.reread(ctx, n); err != nil {
+		return client.IgnoreNotFound(err)
+	}
 	if n.Spec.NeutronPort != pairsPort(n) || n.Spec.NeutronPort == "" {
 		if err := w.unpair(ctx, n); err != nil || n.Spec.NeutronPort == "" {
 			return err
 		}
-	}
-	if slices.Equal(ourPairs(n), want) && w.paired[n.Name] == n.Spec.NeutronPort {
-		return nil
-	}
-	// What a cache has of it may be older than what we wrote, and a pair that is forgotten is somebody else's for ever.
-	if err := w.live.Get(ctx, client.ObjectKeyFromObject(n), n); err != nil {
-		return client.IgnoreNotFound(err)
 	}
 	had := ourPairs(n)
 	both := append(slices.Clone(had), want...)
@@ -131,6 +135,12 @@ func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip
 		return err
 	}
 	return w.notePairs(ctx, n, n.Spec.NeutronPort, want)
+}
+
+// reread makes n what the API server has. A cache may have it older than what we wrote, and a pair that is forgotten is somebody
+// else's for ever.
+func (w *worker) reread(ctx context.Context, n *v1alpha1.GatewayNode) error {
+	return w.live.Get(ctx, client.ObjectKeyFromObject(n), n)
 }
 
 // unpair takes away all pairs that we set for a gateway. A port that is gone has none.

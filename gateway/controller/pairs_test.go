@@ -163,3 +163,34 @@ func TestPairsOfACacheThatIsLate(t *testing.T) {
 	w.pairsAt("after all went", openstacktest.Gateway1, foreign, 1)
 	w.pairsAt("after all went", openstacktest.Gateway2, foreign, 1)
 }
+
+// Nor is it when the gateway gets another port meanwhile, or goes.
+func TestPairsOfACacheThatIsLateForAChange(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"another port": func(w *world) {
+			n := w.gateway("gw1")
+			n.Spec.NeutronPort = ""
+			w.noError(w.api.Update(w.t.Context(), n))
+		},
+		"it goes": func(w *world) { w.noError(w.api.Delete(w.t.Context(), w.gateway("gw1"))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, foreign := pairedWorld(t)
+			was := *w.gateway("gw1")
+			w.create(w.balanced("b", nil, 80))
+			w.noError(w.settle())
+			w.pairsAt("with two Services", openstacktest.Gateway1, foreign, 3)
+			fresh := w.client
+			change(w)
+			is := w.gateway("gw1")
+			is.Status = was.Status // it has the change, and not yet what we wrote
+			w.client = stale{Client: fresh, nodes: []v1alpha1.GatewayNode{*is, *w.gateway("gw2")}}
+			for range 3 {
+				_ = w.Refresh(t.Context())
+			}
+			w.client = fresh
+			w.noError(errors.Join(w.Refresh(t.Context()), w.Refresh(t.Context())))
+			w.pairsAt("afterwards", openstacktest.Gateway1, foreign, 1)
+		})
+	}
+}
