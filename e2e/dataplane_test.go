@@ -49,7 +49,7 @@ func offer(t *testing.T, service, preStop string, members ...string) netip.Addr 
 func allServe(t *testing.T, vip netip.Addr, members ...string) {
 	t.Helper()
 	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
-		r, err := client(podClient).run(ctx, "--connections", "40", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
+		r, err := sample(ctx, vip)
 		if err != nil {
 			return err
 		}
@@ -61,6 +61,11 @@ func allServe(t *testing.T, vip netip.Addr, members ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// sample lets a pod of a make connections to a VIP, enough to meet each of a few servers.
+func sample(ctx context.Context, vip netip.Addr) (report, error) {
+	return client(podClient).run(ctx, "--connections", "40", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
 }
 
 // publish exports a Service from members, the first of them first, until the test ends. It returns the IPv4 VIP once
@@ -147,7 +152,7 @@ func replaceUnderLoad(t *testing.T, name string, vip netip.Addr) report {
 		if len(pods) != 2 {
 			return fmt.Errorf("there are %v, want the 2 new ones", pods)
 		}
-		r, err := client(podClient).run(ctx, "--connections", "40", "--timeout", "2s", "--url", "http://"+netip.AddrPortFrom(vip, 80).String())
+		r, err := sample(ctx, vip)
 		if err != nil {
 			return err
 		}

@@ -57,8 +57,8 @@ func New(c Config) *Speaker {
 func (s *Speaker) Name() string { return desired.PartBGP }
 
 // Apply makes the speaker as state says. It does not wait for sessions; it does wait until what is withdrawn was sent, a
-// second at most, and before that half a second where the gateway is cordoned. Sessions that did not change stay; routes whose attributes change are replaced, never withdrawn. On
-// an error, which may be desired.Faults, all is as it was.
+// second at most, and before that half a second where the gateway is cordoned. Sessions that did not change stay; routes
+// whose attributes change are replaced, never withdrawn. On an error, which may be desired.Faults, all is as it was.
 func (s *Speaker) Apply(ctx context.Context, state *desired.State) error {
 	want, err := newPlan(state)
 	if err != nil {

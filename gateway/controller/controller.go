@@ -173,11 +173,10 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 			continue
 		}
 		want, err := w.settings.services().Read(s) // what is wrong with it is said when its turn comes
-		if err != nil {
-			want = closed(s, want)
-		}
 		if was := w.services[s.UID]; was != nil {
 			want = was.want // the last that was right
+		} else if err != nil {
+			want = closed(s, want)
 		}
 		if pool := w.settings.pool(p.Pool); pool != nil {
 			want.Floating = floating(s, want.Floating, pool, common(want.Families, pool.families()))

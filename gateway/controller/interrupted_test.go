@@ -8,8 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
-	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 	"github.com/isthmus-net/isthmus/gateway/service"
@@ -211,7 +209,7 @@ func TestInterruptedReportToServices(t *testing.T) {
 	w.noError(w.Sync(t.Context()))
 	w.noError(w.settle())
 	k.armed = true // before it has an effect
-	w.fleet.refuse["gw2"] = &agents.Refused{Status: 422, Refusal: desired.Refusal{Message: "no", Faults: []desired.Fault{{Part: "balancer", Services: []string{w.ns + "/a"}, Message: "map full"}}}}
+	w.fleet.refuse["gw2"] = w.mapFull("a")
 	w.settled = append(w.settled, gatewaysKey)
 	_ = w.settle()
 	if got := reason(); !k.dead || had != service.ReasonApplied || got != had {

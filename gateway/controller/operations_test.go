@@ -474,7 +474,7 @@ func TestGatewaysThatFail(t *testing.T) {
 	}
 	w.fleet.away = map[string]error{}
 	want("both are back", "Applied", "Applied", "Applied")
-	w.fleet.refuse["gw2"] = &agents.Refused{Status: 422, Refusal: desired.Refusal{Message: "no", Faults: []desired.Fault{{Part: "balancer", Services: []string{w.ns + "/a"}, Message: "map full"}}}}
+	w.fleet.refuse["gw2"] = w.mapFull("a")
 	want("gw2 refuses the Service", "Refused", "Applied", "Refused")
 	if !w.saw("Refused a: gateway gw2: map full") {
 		t.Error("no event says so")
@@ -642,6 +642,7 @@ func TestPortsThatNobodyWasToldOf(t *testing.T) {
 		has    bool   // a port, before
 		sync   bool   // it is Sync's attempt
 		change func(*world)
+		wrong  bool // what it asks for then
 	}{
 		"it asks for another one":          {fails: "Patch", change: func(w *world) { w.edit("a", both) }},
 		"it asks for another one, at Sync": {fails: "Patch", sync: true, change: func(w *world) { w.edit("a", both) }},
@@ -649,7 +650,7 @@ func TestPortsThatNobodyWasToldOf(t *testing.T) {
 		"it moves, and its status is late": {fails: "Status", has: true, change: func(*world) {}},
 		"it goes":                          {fails: "Patch", change: func(w *world) { w.remove("a") }},
 		"it is let go":                     {fails: "Patch", change: func(w *world) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
-		"it cannot be as it asks":          {fails: "Patch", change: func(w *world) { w.edit("a", annotation(service.AnnotationPool, "none such")) }},
+		"it cannot be as it asks":          {fails: "Patch", change: func(w *world) { w.edit("a", annotation(service.AnnotationPool, "none such")) }, wrong: true},
 		"all is given back, then it changes": {fails: "Patch", change: func(w *world) {
 			w.noError(w.giveBack(w.t.Context()))
 			w.edit("a", both)
@@ -680,7 +681,7 @@ func TestPortsThatNobodyWasToldOf(t *testing.T) {
 			k.armed = false
 			tc.change(w)
 			w.noError(w.settle())
-			if name == "it cannot be as it asks" {
+			if tc.wrong {
 				if made, _ := w.fake.Objects(); len(made) > 0 {
 					t.Errorf("ports %v leaked", made)
 				}

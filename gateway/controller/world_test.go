@@ -472,6 +472,12 @@ func (f *fleetFake) Set(_ context.Context, targets map[string]agents.Target) {
 	}
 }
 
+// mapFull is what a gateway says that has no room for a Service.
+func (w *world) mapFull(name string) *agents.Refused {
+	fault := desired.Fault{Part: desired.PartBalancer, Services: []string{w.ns + "/" + name}, Message: "map full"}
+	return &agents.Refused{Status: 422, Refusal: desired.Refusal{Message: "no", Faults: []desired.Fault{fault}}}
+}
+
 func (f *fleetFake) Reports() map[string]agents.Report {
 	all := map[string]agents.Report{}
 	for name, t := range f.targets {

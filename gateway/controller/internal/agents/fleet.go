@@ -137,10 +137,10 @@ func (f *Fleet) Set(ctx context.Context, targets map[string]Target) {
 	}
 	var told []<-chan struct{}
 	for name, t := range targets {
-		l := f.links[name]
 		if t.Hold {
 			continue
 		}
+		l := f.links[name]
 		if l == nil {
 			l = f.newLink(name, t)
 			f.links[name] = l
