@@ -340,12 +340,12 @@ func TestControlPlaneDies(t *testing.T) {
 		t.Error(err)
 	}
 	_, open := wall(t, strings.Fields(controllers), nil)
-	if err := bed.Lab.Cut("b"); err != nil {
+	if err := bed.Lab.Cut(ctx, "b"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		// Kubernetes would start b's controller again after a while; that of scaleTimes starts another one.
-		if err := bed.Lab.Heal("b"); err != nil {
+		if err := bed.Lab.Heal(context.WithoutCancel(ctx), "b"); err != nil {
 			t.Error(err)
 		}
 	})

@@ -257,7 +257,7 @@ func healCommand(open opener) *cobra.Command {
 	return linkCommand(open, "heal", "Bring a node back to the network", (*cluster.Lab).Heal)
 }
 
-func linkCommand(open opener, verb, short string, do func(*cluster.Lab, string) error) *cobra.Command {
+func linkCommand(open opener, verb, short string, do func(*cluster.Lab, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:     verb + " NODE",
 		Short:   short,
@@ -268,7 +268,7 @@ func linkCommand(open opener, verb, short string, do func(*cluster.Lab, string) 
 			if err != nil {
 				return err
 			}
-			return do(l, args[0])
+			return do(l, cmd.Context(), args[0])
 		},
 	}
 }

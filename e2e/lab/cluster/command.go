@@ -2,16 +2,20 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os/exec"
 	"slices"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/internal/kube"
 	"github.com/isthmus-net/isthmus/e2e/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/e2e/lab/topology"
 )
 
 // NodeCommand returns a command that will run on a machine: in its cgroups, so that hooks
@@ -83,10 +87,33 @@ func (l *Lab) RESTConfig(cluster string) (*rest.Config, error) {
 }
 
 // Cut takes a machine off the network; Heal brings it back.
-func (l *Lab) Cut(node string) error { return l.setLink(node, false) }
+func (l *Lab) Cut(_ context.Context, node string) error { return l.setLink(node, false) }
 
-// Heal undoes Cut.
-func (l *Lab) Heal(node string) error { return l.setLink(node, true) }
+// Heal undoes Cut. It waits until the machine is reached from the fabric: whoever asked for its address before has to find
+// out first that nobody answered, and cannot connect until then.
+func (l *Lab) Heal(ctx context.Context, node string) error {
+	if err := l.setLink(node, true); err != nil {
+		return err
+	}
+	machines := l.topology.Machines()
+	m := machines[slices.IndexFunc(machines, func(m topology.Machine) bool { return m.Name == node })]
+	return waitFor(ctx, node, func(ctx context.Context) error {
+		for _, addr := range []netip.Addr{m.IPv4, m.IPv6} {
+			conn, err := l.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, tcpmux).String())
+			switch {
+			case errors.Is(err, unix.ECONNREFUSED):
+			case err != nil:
+				return err
+			default:
+				_ = conn.Close()
+			}
+		}
+		return nil
+	})
+}
+
+// tcpmux is a port nobody listens at; that a machine refuses it is as good as an answer.
+const tcpmux = 1
 
 func (l *Lab) setLink(node string, up bool) error {
 	if _, err := l.find(node); err != nil {

@@ -41,7 +41,7 @@ func TestLabThatWasNeverMade(t *testing.T) {
 		for what, err := range map[string]error{
 			"status":  statusErr,
 			"load":    l.LoadImages(t.Context(), testArchive(t)),
-			"cut":     l.Cut("a1"),
+			"cut":     l.Cut(t.Context(), "a1"),
 			"start":   l.Start(t.Context(), "a1", "kubelet"),
 			"node":    l.NodeCommand(t.Context(), "a1", "true").Run(),
 			"kubectl": l.Kubectl(t.Context(), "a", "version").Run(),
