@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -33,7 +34,8 @@ spec:
 
 // TestGatewayDies: with each balancer, a Service gets a floating IP of a real Neutron, and a client behind a router has
 // connections with it: idle ones, downloads, uploads, and many short ones. After a server has been added the gateway dies that
-// all of it goes through; nothing breaks. When the Service goes, so does what was made for it.
+// all of it goes through; nothing breaks. When the Service goes, so does what was made for it. Before it goes it is reached
+// through node ports, too.
 func TestGatewayDies(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -88,6 +90,9 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 		t.Fatal(err)
 	}
 	dieUnderTraffic(t, g, address)
+	if balancer == desired.NFTables { // which of them it is does not matter to nodes
+		nodePorts(t, g, address)
+	}
 	if err := gone(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -148,6 +153,62 @@ func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr)
 	if !g.Agents[1].Runs() {
 		t.Errorf("the other agent has ended:\n%s", g.Agents[1].Said())
 	}
+}
+
+// nodePorts lets the Service be reached through node ports, with externalTrafficPolicy Local. When a node's kube-proxy ends, whose
+// rules stay and whose Node stays ready, its health check port says nothing any more: new connections go to the others.
+func nodePorts(t *testing.T, g *gateways.Installation, address netip.Addr) {
+	t.Helper()
+	ctx := t.Context()
+	patch(t, "a", "service", "outside", `{"metadata": {"annotations": {"gateway.isthmus.dev/backends": "nodeports"}}, "spec": {"externalTrafficPolicy": "Local"}}`)
+	said, err := bed.Kubectl(ctx, "a", "get", "pods", "--namespace", namespace, "--selector", "app=outside", "--output", `jsonpath={range .items[*]}{.spec.nodeName} a/{.metadata.name}{"\n"}{end}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := map[string][]string{} // by node
+	for line := range strings.Lines(said) {
+		node, pod, _ := strings.Cut(strings.TrimSpace(line), " ")
+		on[node] = append(on[node], pod)
+	}
+	if len(on) != 2 {
+		t.Fatalf("the servers are on %v, want two nodes", on)
+	}
+	answer := func(nodes ...string) {
+		t.Helper()
+		var want []string
+		for _, n := range nodes {
+			want = append(want, on[n]...)
+		}
+		slices.Sort(want)
+		began := time.Now()
+		if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+			r, err := edgeClient(g).run(ctx, "--connections", "60", "--timeout", "2s", "--url", "http://"+address.String())
+			if err != nil {
+				return err
+			}
+			if have := slices.Sorted(maps.Keys(r.Backends)); r.Failures > 0 || !slices.Equal(have, want) {
+				return fmt.Errorf("answers from %v, want %v: %v", have, want, r.Errors)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("node ports of %v after %s", nodes, time.Since(began).Round(time.Second))
+	}
+	answer("a1", "a2")
+	if err := bed.Lab.Stop(ctx, "a1", "kube-proxy"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bed.Lab.Start(context.WithoutCancel(ctx), "a1", "kube-proxy"); err != nil {
+			t.Error(err)
+		}
+	})
+	answer("a2")
+	if err := bed.Lab.Start(ctx, "a1", "kube-proxy"); err != nil {
+		t.Fatal(err)
+	}
+	answer("a1", "a2")
 }
 
 // edgeClient is the echo client in the network of the edge's client.

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
 	"github.com/isthmus-net/isthmus/gateway/portmap"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
@@ -41,6 +42,7 @@ type worker struct {
 	live      client.Reader // not a cache: it says what is so now
 	cloud     Cloud         // nil without OpenStack
 	fleet     fleet
+	probes    *probes.Prober
 	events    events.EventRecorder
 	log       *slog.Logger
 	// again asks for a look at a Service, soon.

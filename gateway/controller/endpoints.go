@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
@@ -21,6 +22,9 @@ type endpoints struct {
 	services map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	imports  map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	nodes    []*corev1.Node
+	// answers are those of nodes' health check ports, and asks the ports that matter now.
+	answers map[netip.AddrPort]probes.Answer
+	asks    map[netip.AddrPort]bool
 }
 
 // readEndpoints reads all EndpointSlices and Nodes.
@@ -33,7 +37,10 @@ func (w *worker) readEndpoints(ctx context.Context) (*endpoints, error) {
 	if err := w.client.List(ctx, &nodes); err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}
-	e := &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}}
+	e := &endpoints{
+		services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+		answers: w.probes.Answers(), asks: map[netip.AddrPort]bool{},
+	}
 	for i := range slices.Items {
 		s := &slices.Items[i]
 		for label, by := range map[string]map[types.NamespacedName][]*discoveryv1.EndpointSlice{discoveryv1.LabelServiceName: e.services, mcsv1beta1.LabelServiceName: e.imports} {
@@ -116,7 +123,8 @@ func podsOf(e *discoveryv1.Endpoint, port uint16) (pods []pod) {
 }
 
 // nodeBackends are the nodes' addresses at a Service's node port. With externalTrafficPolicy Local only those nodes count that
-// have endpoints which take new connections, each for as much as it has of them.
+// have endpoints which take new connections, each for as much as it has of them; one whose health check port says that it
+// has none, or nothing, gets no new connections while another one says that it has.
 func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFamily, pods []pod) (all []pod) {
 	if p.NodePort == 0 {
 		return nil
@@ -127,6 +135,7 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 			here[pod.node]++
 		}
 	}
+	serving, out := false, []int{}
 	for _, n := range e.usable() {
 		weight := uint16(1)
 		if m.want.Local {
@@ -136,7 +145,23 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 		if weight == 0 || !ok {
 			continue
 		}
+		if m.want.HealthCheckPort != 0 {
+			at := netip.AddrPortFrom(addr, m.want.HealthCheckPort)
+			e.asks[at] = true
+			switch e.answers[at] {
+			case probes.Serving:
+				serving = serving || !leaving(n)
+			case probes.Refusing, probes.Silent:
+				out = append(out, len(all))
+			case probes.Unknown:
+			}
+		}
 		all = append(all, pod{Backend: desired.Backend{Addr: addr, Port: uint16(p.NodePort), Weight: weight, Draining: leaving(n)}, serving: true})
+	}
+	if serving { // else it is us who cannot ask, or all is about to end
+		for _, i := range out {
+			all[i].Draining = true
+		}
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/portmap"
 	"github.com/isthmus-net/isthmus/gateway/service"
@@ -55,6 +57,19 @@ func node(name, flags string) *corev1.Node {
 func TestBackends(t *testing.T) {
 	port := corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}
 	key := types.NamespacedName{Namespace: "demo", Name: "a"}
+	checked := service.Want{Backends: service.NodePorts, Local: true, HealthCheckPort: 31000}
+	// local are nodes with an endpoint each, and what their health check ports said.
+	local := func(nodes string, answers ...probes.Answer) *endpoints {
+		e := &endpoints{answers: map[netip.AddrPort]probes.Answer{}}
+		var at []discoveryv1.Endpoint
+		for i, name := range strings.Fields(nodes) {
+			n := node(name[:2], "r"+name[2:])
+			e.nodes, at = append(e.nodes, n), append(at, endpoint(fmt.Sprintf("10.1.0.%d", i+1), n.Name, "rs"))
+			e.answers[netip.MustParseAddrPort("10.0.0."+n.Name[1:]+":31000")] = answers[i]
+		}
+		e.services = map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, at...)}}
+		return e
+	}
 	for name, tc := range map[string]struct {
 		of     *endpoints
 		want   service.Want
@@ -117,11 +132,28 @@ func TestBackends(t *testing.T) {
 			want: service.Want{Backends: service.NodePorts, Local: true},
 			have: "10.0.0.1:30080*2 10.0.0.2:30080",
 		},
+		"Local: a node that refuses, one that is silent and one not asked yet, beside one that serves": {
+			of:   local("n1 n2 n3 n4", probes.Refusing, probes.Silent, probes.Unknown, probes.Serving),
+			want: checked, have: "10.0.0.1:30080(draining) 10.0.0.2:30080(draining) 10.0.0.3:30080 10.0.0.4:30080",
+		},
+		"Local: no node serves": {
+			of:   local("n1 n2 n3", probes.Refusing, probes.Silent, probes.Unknown),
+			want: checked, have: "10.0.0.1:30080 10.0.0.2:30080 10.0.0.3:30080",
+		},
+		"Local: only a node that goes serves": {
+			of:   local("n1 n2d", probes.Silent, probes.Serving),
+			want: checked, have: "10.0.0.1:30080 10.0.0.2:30080(draining)",
+		},
+		"Local without a health check port": {
+			of:   local("n1 n2", probes.Refusing, probes.Serving),
+			want: service.Want{Backends: service.NodePorts, Local: true}, have: "10.0.0.1:30080 10.0.0.2:30080",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.family == "" {
 				tc.family = corev1.IPv4Protocol
 			}
+			tc.of.asks = map[netip.AddrPort]bool{}
 			have := ""
 			for _, b := range tc.of.backends(&mapped{name: key, want: tc.want}, port, tc.family) {
 				have += " " + netip.AddrPortFrom(b.Addr, b.Port).String()
@@ -137,6 +169,9 @@ func TestBackends(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.have, have); diff != "" {
 				t.Errorf("backends (-want +have):\n%s", diff)
+			}
+			if asks := len(tc.of.asks); tc.want.HealthCheckPort == 0 && asks != 0 || tc.want.HealthCheckPort != 0 && asks != len(tc.of.nodes) {
+				t.Errorf("asks at %v", tc.of.asks)
 			}
 		})
 	}

@@ -123,6 +123,7 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 			all[i].reason = v1alpha1.ReasonInvalid
 		}
 	}
+	w.probes.Ask(e.asks)
 	slices.SortFunc(all, func(a, b plan) int { return strings.Compare(a.node.Name, b.node.Name) })
 	return all, nil
 }

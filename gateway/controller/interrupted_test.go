@@ -16,7 +16,7 @@ import (
 // One test for each 'If interrupted' of the seed design, with its words; TestKilledAtEveryCall has all the moments between.
 
 // interrupt lets the worker die at the first call of a kind, after it had its effect, while it settles a change.
-func (w *world) interrupt(kind string, change func()) {
+func (w *world) interrupt(kind string, change func()) *killer {
 	w.t.Helper()
 	k := &killer{way: way{kind: kind, after: true}}
 	w.startWith(testSettings(), k)
@@ -26,21 +26,40 @@ func (w *world) interrupt(kind string, change func()) {
 	if err := w.settle(); !errors.Is(err, errKilled) && !k.dead {
 		w.t.Fatalf("there was no %s to be killed at: %v", kind, err)
 	}
+	return k
 }
 
-// AddFunc and UpdateFunc, managed and can not be managed, UnmapService: "initial sync will clear the managed flag and the
-// usual recovery of an interrupted UnmapService will clean up the rest".
-func TestInterruptedHandlerOfAServiceThatCannotBeManaged(t *testing.T) {
+// AddFunc, managed and can not be managed, UnmapService: "initial sync will clear the managed flag and the usual recovery of an
+// interrupted UnmapService will clean up the rest". A controller that starts finds a Service which became so meanwhile.
+func TestInterruptedAddOfAServiceThatCannotBeManaged(t *testing.T) {
 	w := newWorld(t)
 	w.create(w.balanced("a", nil, 80))
 	w.recover()
-	w.interrupt("Patch", func() { w.edit("a", annotation(service.AnnotationManaged, "false")) })
-	if s := w.get("a"); !managed(s) || s.Annotations[service.AnnotationPort] != "" {
-		t.Fatalf("it was killed elsewhere: %v", s.Annotations)
+	w.edit("a", annotation(service.AnnotationManaged, "false"))
+	k := &killer{way: way{kind: "Patch", after: true}, armed: true}
+	w.startWith(testSettings(), k)
+	_ = errors.Join(w.Sync(t.Context()), w.settle())
+	w.unmappedAndManaged("a", k)
+}
+
+// UpdateFunc, managed and can not be managed, UnmapService: the same words. The controller was there when it became so.
+func TestInterruptedUpdateOfAServiceThatCannotBeManaged(t *testing.T) {
+	w := newWorld(t)
+	w.create(w.balanced("a", nil, 80))
+	w.recover()
+	k := w.interrupt("Patch", func() { w.edit("a", annotation(service.AnnotationManaged, "false")) })
+	w.unmappedAndManaged("a", k)
+}
+
+// unmappedAndManaged lets another controller recover, which finds a Service without a port, and with the finalizer.
+func (w *world) unmappedAndManaged(name string, k *killer) {
+	w.t.Helper()
+	if s := w.get(name); !k.dead || !managed(s) || s.Annotations[service.AnnotationPort] != "" {
+		w.t.Fatalf("it was killed elsewhere: %v", s.Annotations)
 	}
 	w.recover()
-	if s := w.get("a"); managed(s) || len(addresses(s)) > 0 {
-		t.Errorf("it is managed on: %v %v", s.Finalizers, s.Annotations)
+	if s := w.get(name); managed(s) || len(addresses(s)) > 0 {
+		w.t.Errorf("it is managed on: %v %v", s.Finalizers, s.Annotations)
 	}
 	w.check()
 }

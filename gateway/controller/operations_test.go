@@ -691,3 +691,35 @@ func TestPortsThatNobodyWasToldOf(t *testing.T) {
 		})
 	}
 }
+
+// A Service with externalTrafficPolicy Local says so where its servers do not see clients' addresses, as long as it is so.
+func TestLocalWithoutClientsAddresses(t *testing.T) {
+	w := newWorld(t)
+	w.startWith(func() Settings {
+		s := testSettings()
+		s.Pools[1].Return = desired.Routed
+		return s
+	}(), nil)
+	w.noError(w.Sync(t.Context()))
+	policy := func(p corev1.ServiceExternalTrafficPolicy) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = p }
+	}
+	w.create(w.balanced("snat", policy(corev1.ServiceExternalTrafficPolicyCluster), 80))
+	w.create(w.balanced("routed", func(s *corev1.Service) {
+		policy(corev1.ServiceExternalTrafficPolicyLocal)(s)
+		annotation(service.AnnotationPool, "list")(s)
+	}, 80))
+	says := func(name, want string) {
+		t.Helper()
+		w.noError(w.settle())
+		if c := meta.FindStatusCondition(w.get(name).Status.Conditions, service.ConditionMapped); c == nil || c.Status != metav1.ConditionTrue || c.Message != want {
+			t.Errorf("%s: %+v, want %q", name, c, want)
+		}
+	}
+	says("snat", "it has addresses of pool public")
+	says("routed", "it has addresses of pool list")
+	w.edit("snat", policy(corev1.ServiceExternalTrafficPolicyLocal))
+	says("snat", "it has addresses of pool public; externalTrafficPolicy is Local, but its servers do not see clients' addresses: the pool's return is snat, where routed keeps them")
+	w.edit("snat", policy(corev1.ServiceExternalTrafficPolicyCluster))
+	says("snat", "it has addresses of pool public")
+}

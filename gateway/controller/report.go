@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/portmap"
 	"github.com/isthmus-net/isthmus/gateway/service"
@@ -71,12 +72,17 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 	if was := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); was != nil {
 		said = was.Message
 	}
-	has := "it has addresses of pool " + w.services[s.UID].port.Pool
-	if pool := w.settings.pool(w.services[s.UID].port.Pool); pool != nil && pool.Moved != nil {
+	m := w.services[s.UID]
+	has := "it has addresses of pool " + m.port.Pool
+	pool := w.settings.pool(m.port.Pool)
+	if pool != nil && pool.Moved != nil {
 		has = "it has the floating IP of pool " + pool.Name + ", which moves from one gateway to another: its connections end then"
 	}
+	if pool != nil && m.want.Local && pool.Return != desired.Routed {
+		has += fmt.Sprintf("; externalTrafficPolicy is Local, but its servers do not see clients' addresses: the pool's return is %s, where %s keeps them", pool.Return, desired.Routed)
+	}
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
-		s.Status.LoadBalancer.Ingress = ingress(addresses, w.services[s.UID].want.L4)
+		s.Status.LoadBalancer.Ingress = ingress(addresses, m.want.L4)
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{
 			Type: service.ConditionMapped, Status: metav1.ConditionTrue, Reason: service.ReasonMapped, Message: has,
 		})

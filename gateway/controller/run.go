@@ -31,6 +31,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
 )
 
 const (
@@ -137,16 +138,18 @@ func (c *Controller) Run(ctx context.Context) error {
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes/status,verbs=patch
 
-// work goes on while the Lease is held: the fleet of gateways, and a controller with one worker.
+// work goes on while the Lease is held: the fleet of gateways, the questions to nodes, and a controller with one worker.
 func (c *Controller) work(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ask := func(name types.NamespacedName) { c.ask(ctx, name) }
 	f := agents.New(ctx, agents.Config{TLS: c.cfg.TLS, Fence: c.fence, Changed: func() { ask(gatewaysKey) }, Log: c.cfg.Log})
 	defer f.Wait()
+	nodes := probes.New(ctx, probes.Config{Changed: func() { ask(gatewaysKey) }})
+	defer nodes.Wait()
 	defer cancel()
 	w := &worker{
 		settings: c.cfg.Settings, namespace: c.cfg.Namespace, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
-		cloud: c.cfg.Cloud, fleet: f, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, again: ask,
+		cloud: c.cfg.Cloud, fleet: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, again: ask,
 	}
 	w.init()
 	unnamed := true

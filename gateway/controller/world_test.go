@@ -33,6 +33,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
+	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
@@ -195,6 +196,7 @@ func (w *world) startWith(s Settings, k *killer) {
 	}))
 	w.worker = &worker{
 		settings: s, namespace: w.ns, client: api, live: api, cloud: killableCloud{w.cloud, k}, fleet: killableFleet{w.fleet, k},
+		probes: probes.New(w.t.Context(), probes.Config{Changed: func() {}}),
 		events: recorder{w}, log: slog.New(slog.DiscardHandler), again: func(n types.NamespacedName) { w.settled = append(w.settled, n) },
 	}
 	w.init()
