@@ -147,7 +147,7 @@ func (i *Installation) StartController(ctx context.Context) (err error) {
 		return err
 	}
 	args := append(i.certs(certs.Controller), "--config", i.path("settings.yaml"), "--kubeconfig", i.lab.Kubeconfig(i.cluster),
-		"--cloud", neutron.UserByCredential, "--clouds", i.Cloud.CloudsYAML())
+		"--cloud", neutron.GatewaysCredential, "--clouds", i.Cloud.CloudsYAML())
 	i.Controller, err = Start(ctx, i.fabric, i.path("controller.log"), i.path("isthmus-gateway-controller"), args...)
 	return err
 }

@@ -27,7 +27,7 @@ func (c *Cloud) likeness(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("versions of packages: %w", err)
 	}
 	sum := sha256.New()
-	fmt.Fprintf(sum, "2 %s %s %v %v %v %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema)
+	fmt.Fprintf(sum, "3 %s %s %v %v %v %s %s", versions, c.cfg.Addr, c.cfg.External, c.cfg.Internal, c.cfg.Gateways, schema, credentials)
 	if c.cfg.Compute {
 		fmt.Fprint(sum, compute)
 	}

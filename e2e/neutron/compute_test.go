@@ -28,7 +28,7 @@ func serversOf(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 		}
 	}
 	novatest.Contract(t, novatest.Cloud{
-		Mine:    nova.New(nova.Config{Cloud: neutron.UserByCredential, File: cloud.CloudsYAML(), Timeout: patience}),
+		Mine:    nova.New(nova.Config{Cloud: neutron.MachinesCredential, File: cloud.CloudsYAML(), Timeout: patience}),
 		Strange: nova.New(nova.Config{Cloud: neutron.Stranger, File: cloud.CloudsYAML(), Timeout: patience}),
 		Boot: func(t testing.TB, name string, metadata map[string]string, tags ...string) string {
 			t.Helper()

@@ -25,10 +25,12 @@ import (
 // Clouds of clouds.yaml.
 const (
 	Admin = "admin" // of everything
-	// User is an ordinary member of the project that has the networks; UserByCredential is the same one by an application credential.
-	User             = "user"
-	UserByCredential = "user-credential"
-	Stranger         = "stranger" // a member of another project
+	// User is an ordinary member of the project that has the networks. The others are the same one by application credentials,
+	// which may do what deploy/openstack says and nothing else.
+	User               = "user"
+	GatewaysCredential = "gateways"
+	MachinesCredential = "machines"
+	Stranger           = "stranger" // a member of another project
 )
 
 // Config says where the cloud is. The zero value, but for Dir, is one on loopback.
@@ -91,6 +93,13 @@ func Open(cfg Config) *Cloud {
 		cfg.Progress = io.Discard
 	}
 	return &Cloud{cfg: cfg}
+}
+
+// WithTokens returns the same cloud, whose Keystone gives tokens of another lifetime from its next start on.
+func (c *Cloud) WithTokens(lifetime time.Duration) *Cloud {
+	cfg := c.cfg
+	cfg.TokenLifetime = lifetime
+	return &Cloud{cfg}
 }
 
 // CloudsYAML is the file that has Clouds. Its addresses are reachable from the cloud's network namespace.

@@ -5,12 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/gophercloud/gophercloud/v2"
+	gophercloudopenstack "github.com/gophercloud/gophercloud/v2/openstack"
+	"github.com/gophercloud/gophercloud/v2/openstack/config"
+	"github.com/gophercloud/gophercloud/v2/openstack/config/clouds"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"github.com/gophercloud/gophercloud/v2/pagination"
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -91,7 +100,7 @@ func TestNeutron(t *testing.T) {
 		openstacktest.Contract(t, openstacktest.Cloud{
 			Connect: func(t testing.TB, cluster string) *openstack.Client {
 				t.Helper()
-				return connect(t, cloud, neutron.UserByCredential, cluster)
+				return connect(t, cloud, neutron.GatewaysCredential, cluster)
 			},
 			Network: ids.Network, Subnets: ids.Subnets[:], External: ids.External, Gateway: ids.Gateways[0].Port, Second: ids.Gateways[1].Port,
 			GatewayAddrs: [2]netip.Addr{ids.Gateways[0].Addrs[0], ids.Gateways[1].Addrs[0]}, MaxPairs: 10,
@@ -130,9 +139,77 @@ func TestNeutron(t *testing.T) {
 			t.Errorf("ports %v, %v; want %s alone", all, err, made.ID)
 		}
 	})
+	t.Run("access rules", func(t *testing.T) { accessRules(t, cloud) })
 	t.Run("a stranger sees nothing", func(t *testing.T) {
 		if all, err := connect(t, cloud, neutron.Stranger, "survivor").Ports(t.Context()); err != nil || len(all) != 0 {
 			t.Errorf("ports %v, %v", all, err)
 		}
 	})
+	t.Run("a token's end", func(t *testing.T) { tokenEnds(t, cloud, ids) })
+}
+
+// accessRules holds that the application credentials may do nothing else than what the contracts above need.
+func accessRules(t *testing.T, cloud *neutron.Cloud) {
+	t.Helper()
+	for of, list := range map[string]func(*gophercloud.ServiceClient) pagination.Pager{
+		neutron.User:               func(c *gophercloud.ServiceClient) pagination.Pager { return networks.List(c, networks.ListOpts{}) },
+		neutron.GatewaysCredential: func(c *gophercloud.ServiceClient) pagination.Pager { return networks.List(c, networks.ListOpts{}) },
+		neutron.MachinesCredential: func(c *gophercloud.ServiceClient) pagination.Pager { return ports.List(c, ports.ListOpts{}) },
+	} {
+		_, err := list(networkOf(t, cloud, of)).AllPages(t.Context())
+		if refused := gophercloud.ResponseCodeIs(err, http.StatusUnauthorized); refused != (of != neutron.User) {
+			t.Errorf("%s: %v", of, err)
+		}
+	}
+}
+
+// networkOf is Neutron as one of clouds.yaml sees it.
+func networkOf(t testing.TB, cloud *neutron.Cloud, of string) *gophercloud.ServiceClient {
+	t.Helper()
+	auth, endpoint, _, err := clouds.Parse(clouds.WithLocations(cloud.CloudsYAML()), clouds.WithCloudName(of))
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider, err := config.NewProviderClient(t.Context(), auth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, err := gophercloudopenstack.NewNetworkV2(provider, endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return network
+}
+
+// tokenEnds holds that a controller outlives its token: one that nobody renewed is refused, and the controller, whose own is as
+// old, is not. It is for the last of the tests, for all tokens are short ones then.
+func tokenEnds(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
+	t.Helper()
+	if err := cloud.Kill(t.Context(), neutron.Keystone); err != nil {
+		t.Fatal(err)
+	}
+	if err := cloud.WithTokens(2 * time.Second).Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range []string{neutron.User, neutron.GatewaysCredential} {
+		client := connect(t, cloud, of, "lasting")
+		if _, err := client.Ports(t.Context()); err != nil {
+			t.Fatalf("%s: %v", of, err)
+		}
+		old := networkOf(t, cloud, of)
+		old.ReauthFunc = nil
+		deadline := time.Now().Add(patience)
+		for {
+			_, err := ports.List(old, ports.ListOpts{NetworkID: ids.Network}).AllPages(t.Context())
+			if gophercloud.ResponseCodeIs(err, http.StatusUnauthorized) {
+				break
+			}
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("%s: a token of 2 s that was never renewed: %v", of, err)
+			}
+		}
+		if _, err := client.Ports(t.Context()); err != nil {
+			t.Errorf("%s: with a token that has ended: %v", of, err)
+		}
+	}
 }

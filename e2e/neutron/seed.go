@@ -27,6 +27,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 	"sigs.k8s.io/yaml"
 
+	deployed "github.com/isthmus-net/isthmus/deploy/openstack"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -128,7 +129,10 @@ func (c *Cloud) seedIdentities(ctx context.Context) error {
 	})
 }
 
-// writeClouds makes the application credential and writes clouds.yaml.
+// credentials are the application credentials of User, and what each may do.
+var credentials = map[string][]byte{GatewaysCredential: deployed.Gateways, MachinesCredential: deployed.Machines}
+
+// writeClouds makes the application credentials and writes clouds.yaml.
 func (c *Cloud) writeClouds(ctx context.Context) error {
 	user, identity, err := c.identities(ctx, User)
 	if err != nil {
@@ -138,14 +142,21 @@ func (c *Cloud) writeClouds(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	credential, err := applicationcredentials.Create(ctx, identity, id, applicationcredentials.CreateOpts{Name: "controller", Secret: password}).Extract()
-	if err != nil {
-		return err
+	clouds := map[string]any{}
+	for name, rules := range credentials {
+		opts := applicationcredentials.CreateOpts{Name: name, Secret: password}
+		if err := json.Unmarshal(rules, &opts.AccessRules); err != nil {
+			return fmt.Errorf("access rules of %s: %w", name, err)
+		}
+		credential, err := applicationcredentials.Create(ctx, identity, id, opts).Extract()
+		if err != nil {
+			return fmt.Errorf("application credential %s: %w", name, err)
+		}
+		clouds[name] = map[string]any{
+			"auth_type": "v3applicationcredential", "region_name": region, "identity_api_version": 3,
+			"auth": map[string]string{"auth_url": c.keystoneURL(), "application_credential_id": credential.ID, "application_credential_secret": password},
+		}
 	}
-	clouds := map[string]any{UserByCredential: map[string]any{
-		"auth_type": "v3applicationcredential", "region_name": region, "identity_api_version": 3,
-		"auth": map[string]string{"auth_url": c.keystoneURL(), "application_credential_id": credential.ID, "application_credential_secret": password},
-	}}
 	for _, name := range []string{Admin, User, Stranger} {
 		clouds[name] = map[string]any{
 			"region_name": region, "identity_api_version": 3,

@@ -149,7 +149,10 @@ func (c *Controller) work(ctx context.Context) error {
 	defer cancel()
 	w := &worker{
 		settings: c.cfg.Settings, namespace: c.cfg.Namespace, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
-		cloud: c.cfg.Cloud, fleet: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, again: ask,
+		fleet: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, again: ask,
+	}
+	if c.cfg.Cloud != nil {
+		w.cloud = fenced{c.cfg.Cloud, c.fence}
 	}
 	w.init()
 	unnamed := true
@@ -215,6 +218,30 @@ func (c *Controller) fence(ctx context.Context) error {
 		return fmt.Errorf("the Lease is %s's and no longer %s's", holder, was)
 	}
 	return nil
+}
+
+// fenced is a cloud where whoever has lost the Lease deletes nothing: its successor may just have given to a Service what it
+// thinks nobody has.
+type fenced struct {
+	Cloud
+
+	fence func(context.Context) error
+}
+
+// DeletePort is that of Cloud.
+func (f fenced) DeletePort(ctx context.Context, id string) error {
+	if err := f.fence(ctx); err != nil {
+		return fmt.Errorf("delete port %s: %w", id, err)
+	}
+	return f.Cloud.DeletePort(ctx, id)
+}
+
+// DeleteFloatingIP is that of Cloud.
+func (f fenced) DeleteFloatingIP(ctx context.Context, id string) error {
+	if err := f.fence(ctx); err != nil {
+		return fmt.Errorf("delete floating IP %s: %w", id, err)
+	}
+	return f.Cloud.DeleteFloatingIP(ctx, id)
 }
 
 // syncKey asks the worker for Sync.

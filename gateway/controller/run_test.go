@@ -173,6 +173,12 @@ func TestTwoControllersAndALease(t *testing.T) {
 	if _, err := (&loop{worker: w.worker, controller: leader.Controller}).sync(t.Context()); err == nil || asked > 0 {
 		t.Errorf("its next look: %v, %d requests of Neutron", err, asked)
 	}
+	cloud := fenced{w.cloud, leader.fence}
+	for what, err := range map[string]error{"port": cloud.DeletePort(t.Context(), "p"), "floating IP": cloud.DeleteFloatingIP(t.Context(), "f")} {
+		if err == nil || !strings.Contains(err.Error(), "the Lease is third's") || asked > 0 {
+			t.Errorf("it deletes a %s: %v, %d requests of Neutron", what, err, asked)
+		}
+	}
 	if isElected(standby) {
 		t.Error("the other one works")
 	}

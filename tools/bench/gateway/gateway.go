@@ -1,5 +1,5 @@
-// Package gateway measures the gateways, in phases: how soon traffic goes on when one dies, and what is lost when one is
-// drained, or its agent crashes; what the balancers can do, each in turns with rules that a person would write; which open
+// Package gateway measures the gateways, in phases: how soon traffic goes on when one dies, and what is lost when one is cordoned,
+// or drained, or its agent crashes; what the balancers can do, each in turns with rules that a person would write; which open
 // connections a death breaks, and how long a gateway with many VIPs takes for a change; and how soon a new Service
 // answers, on a cluster with a real Neutron.
 //
@@ -21,6 +21,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
 
@@ -88,13 +89,20 @@ func build(ctx context.Context, pkg, program string) error {
 
 // failover is what was seen of one way to announce, in all rounds.
 type failover struct {
-	deaths                     []time.Duration // from the cut to the first answer
-	lostByDrain, lostByCrash   int
-	askedInDrain, askedInCrash int
+	deaths               []time.Duration // from the cut to the first answer
+	cordon, drain, crash requests
+}
+
+// requests are those of a time in which something was done to a gateway.
+type requests struct{ asked, lost int }
+
+func (q *requests) add(r edge.Result) {
+	q.asked += r.Sent()
+	q.lost += r.Lost()
 }
 
 // failovers measures one way to announce. In each round gateway 0 has the traffic; its agent crashes and starts again; it
-// is drained and then dead, and returns; it dies, and returns.
+// is cordoned, and is not any more; it is drained and then dead, and returns; it dies, and returns.
 func failovers(ctx context.Context, rounds int, progress io.Writer, make func() (*testbed, error)) (all failover, err error) {
 	b, err := make()
 	if err != nil {
@@ -111,6 +119,10 @@ func failovers(ctx context.Context, rounds int, progress io.Writer, make func() 
 		if err != nil {
 			return all, fmt.Errorf("crash: %w", err)
 		}
+		cordon, err := b.cordon(ctx)
+		if err != nil {
+			return all, fmt.Errorf("cordon: %w", err)
+		}
 		drain, err := b.drain(ctx)
 		if err != nil {
 			return all, fmt.Errorf("drain: %w", err)
@@ -120,11 +132,10 @@ func failovers(ctx context.Context, rounds int, progress io.Writer, make func() 
 			return all, fmt.Errorf("death: %w", err)
 		}
 		all.deaths = append(all.deaths, death)
-		all.lostByCrash += crash.Lost()
-		all.askedInCrash += crash.Sent()
-		all.lostByDrain += drain.Lost()
-		all.askedInDrain += drain.Sent()
-		fmt.Fprintf(progress, "round %d/%d  %-4s  death %s  crash: %s  drain: %s\n", round+1, rounds, b.name, death.Round(time.Millisecond), crash, drain)
+		all.crash.add(crash)
+		all.cordon.add(cordon)
+		all.drain.add(drain)
+		fmt.Fprintf(progress, "round %d/%d  %-4s  death %s  crash: %s  cordon: %s  drain: %s\n", round+1, rounds, b.name, death.Round(time.Millisecond), crash, cordon, drain)
 	}
 	return all, nil
 }
@@ -153,16 +164,18 @@ func rows(byBGP, byVRRP failover) []metric.Metric {
 			Name: "node death to traffic on the other gateway, VRRP, advertisements each 100 ms", Value: vrrp, Unit: "ms",
 			Better: metric.Lower, Quartiles: middleVRRP,
 		},
-		lost("planned drain, BGP", byBGP.lostByDrain, byBGP.askedInDrain, true),
-		lost("agent crash and restart, BGP", byBGP.lostByCrash, byBGP.askedInCrash, true),
-		lost("planned drain, VRRP", byVRRP.lostByDrain, byVRRP.askedInDrain, false),
-		lost("agent crash and restart, VRRP", byVRRP.lostByCrash, byVRRP.askedInCrash, true),
+		lost("cordon and back, BGP", byBGP.cordon, true),
+		lost("planned drain, BGP", byBGP.drain, true),
+		lost("agent crash and restart, BGP", byBGP.crash, true),
+		lost("cordon and back, VRRP", byVRRP.cordon, false),
+		lost("planned drain, VRRP", byVRRP.drain, false),
+		lost("agent crash and restart, VRRP", byVRRP.crash, true),
 	}
 }
 
 // lost is a row of what may not be lost.
-func lost(what string, n, of int, barred bool) metric.Metric {
-	m := metric.Metric{Name: fmt.Sprintf("%s: requests lost of %d", what, of), Value: float64(n), Unit: "requests", Better: metric.Lower}
+func lost(what string, of requests, barred bool) metric.Metric {
+	m := metric.Metric{Name: fmt.Sprintf("%s: requests lost of %d", what, of.asked), Value: float64(of.lost), Unit: "requests", Better: metric.Lower}
 	if barred {
 		m.Bar = new(0.0)
 	}

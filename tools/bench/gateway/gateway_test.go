@@ -9,9 +9,9 @@ import (
 func TestRows(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond
-	good := failover{deaths: []time.Duration{300 * ms, 900 * ms, 400 * ms}, askedInDrain: 10, askedInCrash: 10}
+	good := failover{deaths: []time.Duration{300 * ms, 900 * ms, 400 * ms}, cordon: requests{asked: 10}, drain: requests{asked: 10}, crash: requests{asked: 10}}
 	bad := good
-	bad.lostByCrash, bad.lostByDrain, bad.deaths = 1, 1, []time.Duration{501 * ms}
+	bad.crash.lost, bad.cordon.lost, bad.drain.lost, bad.deaths = 1, 1, 1, []time.Duration{501 * ms}
 	barred := 0
 	for i, r := range rows(good, good) {
 		if r.Bar != nil {
@@ -24,7 +24,7 @@ func TestRows(t *testing.T) {
 			t.Errorf("%s is %v: met", missed.Name, missed.Value)
 		}
 	}
-	if have := rows(good, good)[0]; barred != 4 || have.Value != 400 || *have.Peer != 400 {
+	if have := rows(good, good)[0]; barred != 5 || have.Value != 400 || *have.Peer != 400 {
 		t.Errorf("%d bars, and the first row is %+v", barred, have)
 	}
 }

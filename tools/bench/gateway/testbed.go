@@ -242,6 +242,24 @@ func (b *testbed) crash(ctx context.Context) (edge.Result, error) {
 	})
 }
 
+// cordon cordons gateway 0, and undoes that when the other one has the traffic.
+func (b *testbed) cordon(ctx context.Context) (edge.Result, error) {
+	return b.asking(ctx, 0, func(p *edge.Probe) error {
+		cordoned := b.state(0)
+		cordoned.Cordoned = true
+		if err := b.parts[0].Apply(cordoned); err != nil {
+			return err
+		}
+		if err := answered(ctx, p, 1); err != nil {
+			return err
+		}
+		if err := b.parts[0].Apply(b.state(0)); err != nil {
+			return err
+		}
+		return b.settled(ctx, 0)
+	})
+}
+
 // drain drains gateway 0, and then it is dead; it returns afterwards.
 func (b *testbed) drain(ctx context.Context) (edge.Result, error) {
 	r, err := b.asking(ctx, 1, func(p *edge.Probe) error {
