@@ -74,6 +74,7 @@ type Edge struct {
 	Router *frr.Router
 	L3     *l3.Router
 
+	hub    *netlab.Namespace // the lab's fabric
 	follow *errgroup.Group
 	stop   context.CancelFunc
 }
@@ -140,29 +141,36 @@ func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
 	return e, e.lead(ctx, cfg.Progress)
 }
 
-// join lays the trunk, and routes on both sides of it.
-func (e *Edge) join(lab *cluster.Lab) error {
-	hub, err := netlab.OpenNamespace(lab.FabricPath())
-	if err != nil {
+// join lays the trunk, and routes on both sides of it. It removes one that an edge has left that was never closed.
+func (e *Edge) join(lab *cluster.Lab) (err error) {
+	if e.hub, err = netlab.OpenNamespace(lab.FabricPath()); err != nil {
 		return err
 	}
-	defer hub.Close()
-	if err := hub.Do(forward); err != nil {
+	if err := errors.Join(e.part(), e.hub.Do(forward)); err != nil {
 		return err
 	}
 	for i, ends := range trunk {
-		if err := e.Lab.Router.Connect(hub, ends[0], ends[1]); err != nil {
+		if err := e.Lab.Router.Connect(e.hub, ends[0], ends[1]); err != nil {
 			return err
 		}
 		err := errors.Join(
 			e.Lab.Router.RouteTo(machines[i], ends[1].Addr()),
-			hub.RouteTo(internal[i], ends[0].Addr()), hub.RouteTo(clients[i], ends[0].Addr()),
+			e.hub.RouteTo(internal[i], ends[0].Addr()), e.hub.RouteTo(clients[i], ends[0].Addr()),
 		)
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// part removes the trunk.
+func (e *Edge) part() error {
+	var errs []error
+	for _, ends := range trunk {
+		errs = append(errs, e.hub.Disconnect(ends[1]))
+	}
+	return errors.Join(errs...)
 }
 
 // forward makes the namespace that it runs in a router.
@@ -217,6 +225,9 @@ func (e *Edge) Close(ctx context.Context) error {
 	}
 	if e.Router != nil {
 		errs = append(errs, e.Router.Close())
+	}
+	if e.hub != nil {
+		errs = append(errs, e.part(), e.hub.Close())
 	}
 	if e.Lab != nil {
 		errs = append(errs, e.Lab.Close())

@@ -89,6 +89,21 @@ func (n *Namespace) Connect(other *Namespace, here, there netip.Prefix) error {
 	})
 }
 
+// Disconnect removes the device with address p, and the other end with it. That there is none is no error. A namespace that was
+// closed keeps its ends for as long as connections of it are about to end, which may be minutes.
+func (n *Namespace) Disconnect(p netip.Prefix) error {
+	return n.Do(func() error {
+		link, err := netlink.LinkByName(DeviceName(p))
+		if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("find %s: %w", DeviceName(p), err)
+		}
+		return netlink.LinkDel(link)
+	})
+}
+
 // DeviceName returns the name, of at most 15 characters, that Connect gives to the device with address p.
 func DeviceName(p netip.Prefix) string {
 	b := p.Addr().As16()

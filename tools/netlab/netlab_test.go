@@ -1,6 +1,7 @@
 package netlab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -85,5 +86,29 @@ func TestCgroup(t *testing.T) {
 	}
 	if own, err = ownCgroup(); err != nil || strings.HasPrefix(own, c.Path) {
 		t.Errorf("in cgroup %s, %v, having left %s", own, err, c.Path)
+	}
+}
+
+// What was disconnected can be connected again, at both ends, and there is no need to know whether it was.
+func TestDisconnect(t *testing.T) {
+	Privileged(t)
+	var ends [2]*Namespace
+	for i := range ends {
+		n, err := NewNamespace()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = n
+		t.Cleanup(func() {
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	here, there := netip.MustParsePrefix("10.99.2.1/30"), netip.MustParsePrefix("10.99.2.2/30")
+	for range 2 {
+		if err := errors.Join(ends[1].Disconnect(there), ends[0].Connect(ends[1], here, there)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
