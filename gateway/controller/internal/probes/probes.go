@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// DefaultPeriod is from one question to the next, DefaultTimeout how long an answer may take.
-	DefaultPeriod  = 2 * time.Second
+	// DefaultPeriod is from one question to the next.
+	DefaultPeriod = 2 * time.Second
+	// DefaultTimeout is how long an answer may take.
 	DefaultTimeout = time.Second
 	// patience is after how many questions in a row without an answer a node is silent.
 	patience = 3
