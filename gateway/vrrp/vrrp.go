@@ -170,9 +170,12 @@ func (r *Router) restore(ctx context.Context, before []byte, ran bool) error {
 	return r.process.start(ctx)
 }
 
-// leave stops keepalived, and takes its addresses away.
+// leave hands the VIPs over, stops keepalived, and takes its addresses away.
 func (r *Router) leave(ctx context.Context) error {
 	r.unwatch()
+	if err := r.handOver(ctx); err != nil {
+		r.log.Warn("no peer took the VIPs; they are withdrawn", "err", err)
+	}
 	if err := r.sweep(ctx); err != nil {
 		return err
 	}
@@ -181,6 +184,41 @@ func (r *Router) leave(ctx context.Context) error {
 	}
 	r.have = nil
 	return nil
+}
+
+// longestHandOver is less than the controller waits for an answer. Four intervals of more than a second do not fit in it.
+const longestHandOver = 4500 * time.Millisecond
+
+// handOver lets a peer take the VIPs while this gateway still has them. A master that just ends says so, and its backup waits for
+// up to an interval before it takes them (RFC 9568, 6.4.2, skew time), when nobody has them. One whose priority is the least is
+// replaced by a backup first, and ends after that.
+func (r *Router) handOver(ctx context.Context) error {
+	if r.have == nil || len(r.have.config.Peers) == 0 || !r.process.runs() {
+		return nil
+	}
+	gone := func() error {
+		have, err := on(r.have.config.Interface, r.have.vips)
+		if err == nil && len(have) > 0 {
+			err = errNotYet
+		}
+		return err
+	}
+	if err := gone(); !errors.Is(err, errNotYet) {
+		return err // a backup has nothing to hand over
+	}
+	least := *r.have
+	least.config.Priority = 1
+	if err := replace(r.process.config(), least.render()); err != nil {
+		return fmt.Errorf("write keepalived's configuration: %w", err)
+	}
+	if err := r.process.reload(); err != nil {
+		return err
+	}
+	// The backup hears of it by the next advertisement, and takes over when it has discarded three; a reload takes a while.
+	interval := time.Duration(r.have.config.IntervalMillis) * time.Millisecond
+	ctx, cancel := context.WithTimeout(ctx, min(5*interval+time.Second, longestHandOver))
+	defer cancel()
+	return await(ctx, gone)
 }
 
 // sweep stops what runs of keepalived and removes the addresses that it left on devices.

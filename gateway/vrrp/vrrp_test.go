@@ -322,6 +322,54 @@ func TestCordonAndDrain(t *testing.T) {
 	l.awaitHolder(t, 1, vip, vip6)
 }
 
+// A master that leaves loses nothing, though clients learn late who has a VIP, and both gateways know of each other from before.
+// When nobody is there to take the VIPs it leaves all the same.
+func TestLeavingLosesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.begin(t, 0, vip, vip6)
+	l.begin(t, 1, vip, vip6)
+	l.awaitHolder(t, 0, vip, vip6)
+	probes := []*edge.Probe{l.probe(t, vip), l.probe(t, vip6)}
+	answers := func(gateway int) {
+		t.Helper()
+		for _, p := range probes {
+			l.awaitAnswers(t, p, gateway)
+		}
+	}
+	answers(0)
+	cordoned := state(0, vip, vip6)
+	cordoned.Cordoned = true
+	for range 2 {
+		l.apply(t, 0, cordoned)
+		l.awaitHolder(t, 1, vip, vip6) // gone from gateway 0 when Apply returns
+		answers(1)
+		l.apply(t, 0, state(0, vip, vip6))
+		l.awaitHolder(t, 0, vip, vip6)
+		answers(0)
+	}
+	if err := l.parts[0].Close(true); err != nil {
+		t.Fatal(err)
+	}
+	answers(1)
+	for _, p := range probes {
+		if r := p.Stop(); r.Lost() > 0 {
+			t.Errorf("%s", r)
+		}
+	}
+	if err := l.Cut(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.parts[1].Close(true); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []netip.Addr{vip, vip6} {
+		if has, err := l.Has(1, a); err != nil || has {
+			t.Errorf("gateway 1, alone, has %s: %t, %v", a, has, err)
+		}
+	}
+}
+
 // What cannot work is refused by its field, and what worked goes on.
 func TestRefusals(t *testing.T) {
 	t.Parallel()

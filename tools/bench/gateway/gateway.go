@@ -164,20 +164,18 @@ func rows(byBGP, byVRRP failover) []metric.Metric {
 			Name: "node death to traffic on the other gateway, VRRP, advertisements each 100 ms", Value: vrrp, Unit: "ms",
 			Better: metric.Lower, Quartiles: middleVRRP,
 		},
-		lost("cordon and back, BGP", byBGP.cordon, true),
-		lost("planned drain, BGP", byBGP.drain, true),
-		lost("agent crash and restart, BGP", byBGP.crash, true),
-		lost("cordon and back, VRRP", byVRRP.cordon, false),
-		lost("planned drain, VRRP", byVRRP.drain, false),
-		lost("agent crash and restart, VRRP", byVRRP.crash, true),
+		lost("cordon and back, BGP", byBGP.cordon),
+		lost("planned drain, BGP", byBGP.drain),
+		lost("agent crash and restart, BGP", byBGP.crash),
+		lost("cordon and back, VRRP", byVRRP.cordon),
+		lost("planned drain, VRRP", byVRRP.drain),
+		lost("agent crash and restart, VRRP", byVRRP.crash),
 	}
 }
 
 // lost is a row of what may not be lost.
-func lost(what string, of requests, barred bool) metric.Metric {
-	m := metric.Metric{Name: fmt.Sprintf("%s: requests lost of %d", what, of.asked), Value: float64(of.lost), Unit: "requests", Better: metric.Lower}
-	if barred {
-		m.Bar = new(0.0)
+func lost(what string, of requests) metric.Metric {
+	return metric.Metric{
+		Name: fmt.Sprintf("%s: requests lost of %d", what, of.asked), Value: float64(of.lost), Unit: "requests", Bar: new(0.0), Better: metric.Lower,
 	}
-	return m
 }
