@@ -83,9 +83,6 @@ func newLabOver(t *testing.T, family int, cfg frr.Config, peer frr.Peer) *lab {
 		}
 		cfg.Peers = append(cfg.Peers, p)
 		for _, a := range []netip.Addr{vip, vip6} {
-			if err := e.Own(i, a); err != nil {
-				t.Fatal(err)
-			}
 			stop, err := e.Echo(i, a)
 			if err != nil {
 				t.Fatal(err)

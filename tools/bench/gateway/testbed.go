@@ -54,9 +54,6 @@ func newBGP(ctx context.Context, program string) (*testbed, error) {
 	}
 	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0]}
 	for i := range b.Gateways {
-		if err := b.Own(i, b.vip); err != nil {
-			return nil, errors.Join(err, b.close())
-		}
 		cfg.Peers = append(cfg.Peers, frr.Peer{Addr: edge.Gateways[i][0], ASN: gatewayASN, BFDMillis: millis})
 	}
 	router, err := frr.Start(ctx, b.Router, cfg)

@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -214,19 +215,24 @@ func (l *Lab) Has(gateway int, addr netip.Addr) (has bool, err error) {
 	return has, err
 }
 
-// Own gives an address to a gateway's loopback, as a balancer would take it.
-func (l *Lab) Own(gateway int, addr netip.Addr) error {
+// take lets a gateway take packets to an address that no device of it has, as a balancer does, which translates them before the
+// kernel asks where they go. Nobody is told of the address who asks for it.
+func (l *Lab) take(gateway int, addr netip.Addr) error {
 	return l.Gateways[gateway].Do(func() error {
+		// A device answers for its own addresses, and not for all that are local.
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/all/arp_ignore", []byte("1"), 0); err != nil {
+			return fmt.Errorf("set arp_ignore: %w", err)
+		}
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
 			return fmt.Errorf("find loopback: %w", err)
 		}
-		a, err := netlink.ParseAddr(netip.PrefixFrom(addr, addr.BitLen()).String())
-		if err != nil {
-			return err
+		local := &netlink.Route{
+			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+			Dst: netlink.NewIPNet(addr.AsSlice()),
 		}
-		if err := netlink.AddrAdd(lo, a); err != nil {
-			return fmt.Errorf("give %s to gateway %d: %w", addr, gateway, err)
+		if err := netlink.RouteAdd(local); err != nil {
+			return fmt.Errorf("let gateway %d take %s: %w", gateway, addr, err)
 		}
 		return nil
 	})

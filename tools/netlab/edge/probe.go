@@ -19,9 +19,12 @@ import (
 // echoPort is where gateways answer.
 const echoPort = 9000
 
-// Echo answers datagrams to vip on a gateway, also before the gateway has the address. The answer is the question and
+// Echo answers datagrams to vip on a gateway, whether or not a device of it has the address. The answer is the question and
 // the gateway's number. It ends when the result is closed.
 func (l *Lab) Echo(gateway int, vip netip.Addr) (stop func() error, err error) {
+	if err := l.take(gateway, vip); err != nil {
+		return nil, err
+	}
 	var conn net.PacketConn
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return freebind(c, vip) }}
 	if err := l.Gateways[gateway].Do(func() error {
