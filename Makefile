@@ -1,10 +1,10 @@
 # Isthmus. Every target works alone on a fresh Debian 12 machine with Go, and installs what it needs.
 # There is no logic here: a Go program or a test holds it.
 
-# One way to compile, for programs, images, tests and linters alike: the build cache then holds everything
+# One way to compile, for programs, images, tests and linters alike (tools/compile): the build cache then holds everything
 # once. It also gives static binaries with the same bytes in every checkout.
 export CGO_ENABLED = 0
-export GOFLAGS = -trimpath -buildvcs=false
+export GOFLAGS = -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 
 .DEFAULT_GOAL := help
 .PHONY: help generate build images check test test-kernels soak demo demo-down demo-gateway demo-gateway-down

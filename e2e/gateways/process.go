@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -22,11 +23,12 @@ var programs = []string{"isthmus-gateway", "isthmus-gateway-controller", "isthmu
 
 // Build compiles programs of cmd/ into a folder.
 func Build(ctx context.Context, dir string, names ...string) error {
+	args := []string{"build", "-o", dir + "/"}
 	for _, name := range names {
-		out, err := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, name), "github.com/isthmus-net/isthmus/cmd/"+name).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("build %s: %w\n%s", name, err, out)
-		}
+		args = append(args, "github.com/isthmus-net/isthmus/cmd/"+name)
+	}
+	if said, err := compile.Go(ctx, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", strings.Join(names, ", "), err, said)
 	}
 	return nil
 }

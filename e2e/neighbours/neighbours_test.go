@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/scale/kubeproxy"
 )
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(envProgram) != "" { // the same binary again, in its own network
 		program = os.Getenv(envProgram)
 		code = netlab.Main(m)
-	} else if output, err := exec.CommandContext(context.Background(), "go", "build", "-o", program, "github.com/isthmus-net/isthmus/cmd/isthmus-agent").CombinedOutput(); err != nil {
+	} else if output, err := compile.Go(context.Background(), "build", "-o", program, "github.com/isthmus-net/isthmus/cmd/isthmus-agent").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build isthmus-agent: %v\n%s", err, output)
 	} else if err := os.Setenv(envProgram, program); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -29,6 +29,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
 	"github.com/isthmus-net/isthmus/e2e/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // Namespace is where Isthmus is installed in each member.
@@ -211,11 +212,11 @@ func (tb *Testbed) AnotherAgent(ctx context.Context, tag string, replaced map[st
 	return tb.Lab.LoadImages(ctx, filepath.Join(dir, "agent.tar"))
 }
 
-// compile runs the go command in the repository, as the Makefile does, with further flags of its builds.
+// compile runs the go command in the repository, with further flags of its builds.
 func (tb *Testbed) compile(ctx context.Context, flags []string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := compile.Go(ctx, args...)
 	cmd.Dir = tb.root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+strings.Join(append([]string{"-trimpath", "-buildvcs=false"}, flags...), " "))
+	cmd.Env = append(cmd.Env, "GOFLAGS="+strings.Join(append([]string{compile.Flags}, flags...), " "))
 	_, err := Output(cmd)
 	return err
 }

@@ -13,13 +13,13 @@ import (
 	"io"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 )
 
@@ -79,10 +79,9 @@ func build(ctx context.Context, out io.Writer, dir, name, tag string) (err error
 
 	program := "isthmus-" + name
 	binary := filepath.Join(tmp, program)
-	compile := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w",
-		"-o", binary, "github.com/isthmus-net/isthmus/cmd/"+program)
-	compile.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
-	if output, err := compile.CombinedOutput(); err != nil {
+	build := compile.Go(ctx, "build", "-ldflags=-s -w", "-o", binary, "github.com/isthmus-net/isthmus/cmd/"+program)
+	build.Env = append(build.Env, "GOOS=linux")
+	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", program, err, output)
 	}
 	archive := filepath.Join(dir, name+".tar")

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/initramfs"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/kernel"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/vm"
@@ -57,9 +58,8 @@ func newRig(ctx context.Context, out io.Writer) (*rig, error) {
 		return nil, err
 	}
 	r := &rig{dir: dir, guest: filepath.Join(dir, "guest"), out: out}
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", r.guest, "github.com/isthmus-net/isthmus/tools/kernels/guest")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // the initramfs has no C library
-	if output, err := cmd.CombinedOutput(); err != nil {
+	cmd := compile.Go(ctx, "build", "-ldflags=-s -w", "-o", r.guest, "github.com/isthmus-net/isthmus/tools/kernels/guest")
+	if output, err := cmd.CombinedOutput(); err != nil { // without cgo: the initramfs has no C library
 		return nil, errors.Join(fmt.Errorf("build the guest: %w\n%s", err, output), r.close())
 	}
 	return r, nil

@@ -128,7 +128,9 @@ func Open(cfg Config) (*Lab, error) {
 			return nil, err
 		}
 	}
-	l.cache = cache.Cache{Dir: filepath.Join(cfg.Dir, cacheFolder), Source: cfg.Source, Report: l.step}
+	l.cache = cache.Cache{
+		Dir: filepath.Join(cfg.Dir, cacheFolder), Source: cfg.Source, Kubernetes: os.Getenv(cache.KubernetesVariable), Report: l.step,
+	}
 	if err := l.validate(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("lab %q: %w", cfg.Name, err)
 	}

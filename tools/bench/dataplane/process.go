@@ -25,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 const (
@@ -49,7 +50,7 @@ func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err err
 		return err
 	}
 	program := filepath.Join(b.dir, "isthmus-agent")
-	build := exec.CommandContext(ctx, "go", "build", "-o", program, "github.com/isthmus-net/isthmus/cmd/isthmus-agent")
+	build := compile.Go(ctx, "build", "-o", program, "github.com/isthmus-net/isthmus/cmd/isthmus-agent")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build isthmus-agent: %w\n%s", err, output)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/agent"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // size is what many Services took of an agent in a process of its own (program atsize) and of the kernel.
@@ -29,7 +30,7 @@ type size struct {
 // measureSize programs many Services, and leaves them there.
 func (b *testbed) measureSize(ctx context.Context, cfg agent.Config) error {
 	program := filepath.Join(b.dir, "atsize")
-	build := exec.CommandContext(ctx, "go", "build", "-o", program, "github.com/isthmus-net/isthmus/tools/bench/dataplane/atsize")
+	build := compile.Go(ctx, "build", "-o", program, "github.com/isthmus-net/isthmus/tools/bench/dataplane/atsize")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build atsize: %w\n%s", err, output)
 	}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // server is a name server in a process of its own.
@@ -218,10 +219,8 @@ func twoCPUs() (first, last int, err error) {
 
 // build compiles a package of this module into dir, or what dir's module of a component calls its tool.
 func build(ctx context.Context, module, pkg, out string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", out, pkg)
+	cmd := compile.Go(ctx, "build", "-o", out, pkg)
 	cmd.Dir = module
-	// As the Makefile has it, so that the build cache holds everything once.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off")
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, output)
 	}

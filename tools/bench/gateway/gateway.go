@@ -14,12 +14,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
@@ -78,10 +78,7 @@ func announcers(ctx context.Context, rounds int, progress io.Writer) ([]metric.M
 }
 
 func build(ctx context.Context, pkg, program string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, pkg)
-	// As the Makefile has it, so that the build cache holds everything once.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off")
-	if said, err := cmd.CombinedOutput(); err != nil {
+	if said, err := compile.Go(ctx, "build", "-o", program, pkg).CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, said)
 	}
 	return nil

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // assetsVariable names the folder of kube-apiserver and etcd, as for tests.
@@ -33,10 +33,7 @@ func Assets(ctx context.Context, progress io.Writer) (string, error) {
 // returns its path.
 func BuildController(ctx context.Context, dir string) (string, error) {
 	path := filepath.Join(dir, "isthmus-controller")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/isthmus-net/isthmus/cmd/isthmus-controller")
-	// As the Makefile has it, so that the build cache holds everything once.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false")
-	if output, err := cmd.CombinedOutput(); err != nil {
+	if output, err := compile.Go(ctx, "build", "-o", path, "github.com/isthmus-net/isthmus/cmd/isthmus-controller").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build isthmus-controller: %w\n%s", err, output)
 	}
 	return path, nil

@@ -13,10 +13,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // kubernetesVersion is what the binaries say they are. It is that of components/kubernetes/go.mod.
 const kubernetesVersion = "v1.36.3"
+
+const kubernetes = "kubernetes"
 
 // component is a Go module of e2e/lab/components and how it is built.
 type component struct {
@@ -29,7 +33,7 @@ type component struct {
 func components() []component {
 	return []component{
 		{
-			name:     "kubernetes",
+			name:     kubernetes,
 			packages: []string{"tool"},
 			programs: []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"},
 			ldflags:  kubernetesLdflags(),
@@ -63,7 +67,11 @@ func (c Cache) Programs(ctx context.Context) (map[string]string, error) {
 	}
 	programs := map[string]string{}
 	for _, part := range components() {
-		dir, err := c.component(ctx, part, version)
+		source := c.component
+		if part.name == kubernetes && c.Kubernetes != "" {
+			source = c.given
+		}
+		dir, err := source(ctx, part, version)
 		if err != nil {
 			return nil, err
 		}
@@ -83,7 +91,7 @@ func (c Cache) Programs(ctx context.Context) (map[string]string, error) {
 
 func (c Cache) component(ctx context.Context, part component, version string) (string, error) {
 	module := filepath.Join(c.Source, "e2e/lab/components", part.name)
-	key, err := Key([]string{version, part.ldflags, strings.Join(part.packages, " ")}, module)
+	key, err := Key([]string{version, compile.Flags, part.ldflags, strings.Join(part.packages, " ")}, module)
 	if err != nil {
 		return "", err
 	}
@@ -91,12 +99,67 @@ func (c Cache) component(ctx context.Context, part component, version string) (s
 		c.Report("building %s (%s): minutes the first time", part.name, strings.Join(part.programs, ", "))
 		// -v names each package as it is compiled, which is all the progress there is. Twice as many compilers as CPUs leave no CPU
 		// without work.
-		args := append([]string{"build", "-v", "-p", strconv.Itoa(2 * runtime.NumCPU()), "-trimpath", "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
+		args := append([]string{"build", "-v", "-p", strconv.Itoa(2 * runtime.NumCPU()), "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
 		if err := c.goBuild(ctx, module, part.name, args); err != nil {
 			return err
 		}
 		return part.rename(path)
 	})
+}
+
+// given takes the programs of Kubernetes from the folder where somebody has put a release of it.
+func (c Cache) given(ctx context.Context, part component, _ string) (string, error) {
+	var have []string // what tells one release in that folder from another
+	for _, program := range part.programs {
+		path := filepath.Join(c.Kubernetes, program)
+		file, err := os.Stat(path)
+		if err != nil {
+			return "", fmt.Errorf("$%s: %w; it names a folder with %s", KubernetesVariable, err, strings.Join(part.programs, ", "))
+		}
+		have = append(have, fmt.Sprint(path, file.Size(), file.ModTime().UnixNano()))
+	}
+	key, err := Key(have)
+	if err != nil {
+		return "", err
+	}
+	return c.entry(part.name, key, func(dir string) error {
+		c.Report("Kubernetes' programs are those of %s", c.Kubernetes)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		for _, program := range part.programs {
+			if err := c.release(ctx, program); err != nil {
+				return err
+			}
+			// A copy is where every machine of a lab sees it, and stays there.
+			content, err := os.ReadFile(filepath.Join(c.Kubernetes, program))
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(dir, program), content, 0o755); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// release refuses a program of another minor version than the one that the lab is written for.
+func (c Cache) release(ctx context.Context, program string) error {
+	args := []string{"--version"}
+	if program == "kubectl" {
+		args = []string{"version", "--client"}
+	}
+	path := filepath.Join(c.Kubernetes, program)
+	said, err := exec.CommandContext(ctx, path, args...).Output()
+	if err != nil {
+		return fmt.Errorf("$%s: ask %s for its version: %w", KubernetesVariable, path, err)
+	}
+	minor := kubernetesVersion[:strings.LastIndex(kubernetesVersion, ".")+1]
+	if !strings.Contains(string(said), minor) {
+		return fmt.Errorf("$%s: %s says %q, want a %sx", KubernetesVariable, path, strings.TrimSpace(string(said)), minor)
+	}
+	return nil
 }
 
 // rename gives a main package in a versioned directory its program's name: go calls etcd's
@@ -114,28 +177,28 @@ func (part component) rename(dir string) error {
 
 func (c Cache) ownPrograms(ctx context.Context, version string) (string, error) {
 	lab := filepath.Join(c.Source, "e2e/lab")
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", ""}
+	args := []string{"build", "-ldflags", "-s -w", "-o", ""}
 	inputs := []string{filepath.Join(c.Source, "go.sum"), filepath.Join(lab, "internal/machine"), filepath.Join(lab, "internal/supervisor")}
 	for _, p := range own {
 		args = append(args, "./e2e/lab/"+p)
 		inputs = append(inputs, filepath.Join(lab, p))
 	}
-	key, err := Key(append([]string{version}, args...), inputs...)
+	key, err := Key(append([]string{version, compile.Flags}, args...), inputs...)
 	if err != nil {
 		return "", err
 	}
 	return c.entry("own", key, func(path string) error {
 		c.Report("building the lab's own programs")
-		args[6] = path + "/"
+		args[4] = path + "/"
 		return c.goBuild(ctx, c.Source, "own", args)
 	})
 }
 
 // goBuild runs go in a module and says every now and then how far it is.
 func (c Cache) goBuild(ctx context.Context, dir, name string, args []string) error {
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := compile.Go(ctx, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOFLAGS=-mod=readonly -buildvcs=false", "GOWORK=off")
+	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local")
 	out, err := cmd.StderrPipe()
 	if err != nil {
 		return err

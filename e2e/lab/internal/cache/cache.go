@@ -28,10 +28,14 @@ const keepUnused = 7 * 24 * time.Hour
 
 // Cache is a directory of built things and the module they are built from.
 type Cache struct {
-	Dir    string
-	Source string               // root of the Go module
-	Report func(string, ...any) // one line of progress
+	Dir        string
+	Source     string               // root of the Go module
+	Kubernetes string               // a folder with the programs of a Kubernetes release; empty: they are built
+	Report     func(string, ...any) // one line of progress
 }
+
+// KubernetesVariable names the environment variable with Cache.Kubernetes.
+const KubernetesVariable = "ISTHMUS_LAB_KUBERNETES"
 
 // entry returns the path of an entry, made by build if it is not there. build gets a path
 // that does not exist and fills it; only a complete entry appears under its name.

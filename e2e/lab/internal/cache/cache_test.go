@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -93,6 +94,47 @@ func TestEntryIsBuiltOnceAndWhole(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(c.Dir, "*"))
 	if diff := cmp.Diff([]string{first}, left); diff != "" || err != nil {
 		t.Errorf("entries (-want +have): %v\n%s", err, diff)
+	}
+}
+
+// TestGivenKubernetes: a release's programs are taken as they are, if they are all there and of the lab's minor version.
+func TestGivenKubernetes(t *testing.T) {
+	part := components()[0]
+	folder := func(version string, programs ...string) string {
+		dir := t.TempDir()
+		for _, p := range programs {
+			write(t, filepath.Join(dir, p), "#!/bin/sh\necho "+p+" "+version+"\n")
+			if err := os.Chmod(filepath.Join(dir, p), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	for name, test := range map[string]struct {
+		folder string
+		want   string // of the error
+	}{
+		"a release":     {folder("v1.36.99", part.programs...), ""},
+		"another minor": {folder("v1.35.3", part.programs...), "want a v1.36.x"},
+		"one missing":   {folder("v1.36.3", part.programs[1:]...), "no such file"},
+	} {
+		c := Cache{Dir: t.TempDir(), Kubernetes: test.folder, Report: t.Logf}
+		dir, err := c.given(t.Context(), part, "")
+		if test.want != "" {
+			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), KubernetesVariable) {
+				t.Errorf("%s: %v, want %s and %q", name, err, KubernetesVariable, test.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for _, p := range part.programs {
+			if said, err := exec.CommandContext(t.Context(), filepath.Join(dir, p)).Output(); string(said) != p+" v1.36.99\n" {
+				t.Errorf("%s: %s says %q, %v", name, p, said, err)
+			}
+		}
 	}
 }
 

@@ -1,0 +1,20 @@
+// Package compile runs the go command the way the Makefile does, whoever is asked and however it was started: what programs,
+// images, labs and benchmarks need is then in the build cache once, and an executable has the same bytes in every checkout.
+package compile
+
+import (
+	"context"
+	"os"
+	"os/exec"
+)
+
+// Flags are the Makefile's GOFLAGS. Nobody steps through these programs in a debugger, and making what one needs for that
+// (DWARF) is a fifth of a compiler's work.
+const Flags = "-trimpath -buildvcs=false -gcflags=all=-dwarf=false"
+
+// Go is the go command with arguments, for the caller to run. GOOS and the like can be added to its environment.
+func Go(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+Flags, "GOWORK=off")
+	return cmd
+}
