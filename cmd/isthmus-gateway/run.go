@@ -71,21 +71,22 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	err = serve(ctx, cfg, a, exchange, own, m, metricsOf(balancer))
-	drain := false // who fails leaves traffic where it is, for whoever starts next
-	select {
-	case s := <-ended:
-		drain = s != syscall.SIGHUP
-		log.Info("ends", "signal", s.String(), "drain", drain)
-	default:
-	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	err = errors.Join(err, a.Close(closing, drain))
-	if drain {
-		err = errors.Join(err, os.Remove(string(m)))
-	}
-	return err
+	return serve(ctx, cfg, a, exchange, own, m, metricsOf(balancer), func() error {
+		drain := false // who fails leaves traffic where it is, for whoever starts next
+		select {
+		case s := <-ended:
+			drain = s != syscall.SIGHUP
+			log.Info("ends", "signal", s.String(), "drain", drain)
+		default:
+		}
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		err := a.Close(closing, drain)
+		if drain {
+			err = errors.Join(err, os.Remove(string(m)))
+		}
+		return err
+	})
 }
 
 // parts returns what does the work.
@@ -129,30 +130,45 @@ func (s sharing) Apply(ctx context.Context, state *desired.State) error {
 	return nil
 }
 
-// serve runs the agent and what asks it, until ctx is done or one of them fails.
-func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, m mark, counted []prometheus.Collector) error {
-	var listen net.ListenConfig
-	endpoint, err := listen.Listen(ctx, "tcp", cfg.Listen)
+// serve runs the agent and what asks it, until ctx is done or one of them fails, and then calls leave, which closes the agent.
+// Until neighbours have gone elsewhere, connections begin here: so other gateways are told of them, and heard, until leave has
+// returned.
+func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, m mark, counted []prometheus.Collector, leave func() error) error {
+	endpoint, watched, err := listen(ctx, cfg)
 	if err != nil {
-		return fmt.Errorf("--listen: %w", err)
-	}
-	watched, err := listen.Listen(ctx, "tcp", cfg.HTTPListen)
-	if err != nil {
-		return errors.Join(fmt.Errorf("--http-listen: %w", err), endpoint.Close())
+		return errors.Join(err, leave())
 	}
 	if err := m.set(); err != nil {
-		return errors.Join(err, endpoint.Close(), watched.Close())
+		return errors.Join(err, endpoint.Close(), watched.Close(), leave())
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	outlasting, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, serving := errgroup.WithContext(outlasting)
 	group.Go(func() error {
-		a.Run(ctx)
+		exchange.Run(serving)
 		return nil
 	})
+	group.Go(func() error { return a.Serve(serving, endpoint, own, cfg.Controller) })
+	group.Go(func() error { return serveHTTP(serving, watched, a, exchange, counted...) })
 	group.Go(func() error {
-		exchange.Run(ctx)
-		return nil
+		defer end()
+		running, stop := context.WithCancel(ctx)
+		defer stop()
+		defer context.AfterFunc(serving, stop)()
+		a.Run(running)
+		return leave()
 	})
-	group.Go(func() error { return a.Serve(ctx, endpoint, own, cfg.Controller) })
-	group.Go(func() error { return serveHTTP(ctx, watched, a, exchange, counted...) })
 	return group.Wait()
+}
+
+// listen opens the two addresses of a gateway.
+func listen(ctx context.Context, cfg Config) (endpoint, watched net.Listener, err error) {
+	var config net.ListenConfig
+	if endpoint, err = config.Listen(ctx, "tcp", cfg.Listen); err != nil {
+		return nil, nil, fmt.Errorf("--listen: %w", err)
+	}
+	if watched, err = config.Listen(ctx, "tcp", cfg.HTTPListen); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("--http-listen: %w", err), endpoint.Close())
+	}
+	return endpoint, watched, nil
 }

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
@@ -45,6 +46,8 @@ type Agent struct {
 	last *desired.Request
 	// unsure means that parts are perhaps not as last says: they are told again.
 	unsure bool
+	// closed is set before mu is taken to close the parts, which nobody tells anything after that.
+	closed atomic.Bool
 
 	see  sync.Mutex // guards what follows; taken after mu
 	seen Sight
@@ -99,8 +102,10 @@ func (a *Agent) Run(ctx context.Context) {
 	}
 }
 
-// Close ends all parts, announcers first; see Part.Close.
+// Close ends all parts, announcers first; see Part.Close. From its beginning on a controller gets no answer, as from a
+// gateway that is gone: what it says would be undone. Other gateways get theirs as long as Serve runs.
 func (a *Agent) Close(ctx context.Context, drain bool) error {
+	a.closed.Store(true)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	balancers, announcers := split(a.cfg.Parts)
@@ -113,10 +118,16 @@ func (a *Agent) Close(ctx context.Context, drain bool) error {
 	return errors.Join(errs...)
 }
 
-// Reconfigure makes the gateway as r says, all or nothing. The error is a *Refused.
+// errClosed is why an agent does nothing after Close.
+var errClosed = errors.New("the agent is closed")
+
+// Reconfigure makes the gateway as r says, all or nothing. The error is a *Refused, or that the agent is closed.
 func (a *Agent) Reconfigure(ctx context.Context, r desired.Request) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.closed.Load() {
+		return errClosed
+	}
 	if again, err := a.admit(&r); again || err != nil {
 		return err
 	}
@@ -181,7 +192,7 @@ func (a *Agent) admit(r *desired.Request) (again bool, err error) {
 func (a *Agent) check(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.last == nil {
+	if a.last == nil || a.closed.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, applyTimeout)

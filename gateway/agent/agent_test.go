@@ -326,3 +326,19 @@ func TestClose(t *testing.T) {
 	}
 	wantCalls(t, m, "bgp drains", "vrrp drains", "balancer drains", "bgp stays", "vrrp stays", "balancer stays")
 }
+
+// Who leaves is told nothing any more, by a controller or by its own look around: that would bring traffic back.
+func TestClosedStaysClosed(t *testing.T) {
+	m := newMachine()
+	a := newAgent(t, m, statePath(t))
+	must(t, a, request(1, one))
+	if err := a.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	m.calls, m.is[desired.PartBGP] = nil, nil // routes are gone
+	if err := a.Reconfigure(t.Context(), request(2, two)); !errors.Is(err, errClosed) {
+		t.Errorf("error %v", err)
+	}
+	a.check(t.Context())
+	wantCalls(t, m)
+}

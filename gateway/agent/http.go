@@ -77,7 +77,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, id
 // door is what callers meet: other gateways at the path of flows, and everywhere else the controller.
 func (a *Agent) door(own *certs.Source, identity string) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", known(own, identity, a.handler()))
+	mux.Handle("/", known(own, identity, a.open(a.handler())))
 	if a.cfg.Flows != nil {
 		mux.Handle(flows.Path, a.cfg.Flows)
 	}
@@ -98,6 +98,17 @@ func known(own *certs.Source, identity string, next http.Handler) http.Handler {
 	})
 }
 
+// open lets callers through until the agent is closed. After that they get no answer, not even a refusal: their Services have
+// done nothing wrong.
+func (a *Agent) open(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if a.closed.Load() {
+			panic(http.ErrAbortHandler)
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/reconfigure", a.reconfigure)
@@ -107,6 +118,9 @@ func (a *Agent) handler() http.Handler {
 
 func (a *Agent) reconfigure(w http.ResponseWriter, r *http.Request) {
 	err := a.receive(w, r)
+	if errors.Is(err, errClosed) {
+		panic(http.ErrAbortHandler)
+	}
 	code := http.StatusOK
 	no, refused := errors.AsType[*Refused](err)
 	if refused {

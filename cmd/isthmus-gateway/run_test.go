@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/agent"
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/flows"
+)
+
+// opening is a balancer on which connections open when a test says so.
+type opening struct{ opens, heard chan flows.Flow }
+
+func (o opening) Export(ctx context.Context, tell func(flows.Flow) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case f := <-o.opens:
+			if err := tell(f); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (o opening) Import(all []flows.Flow) ([]flows.Flow, error) {
+	for _, f := range all {
+		o.heard <- f
+	}
+	return nil, nil
+}
+
+// A gateway that is drained tells the others of connections, and hears of theirs, until nobody is led to it any more.
+func TestFlowsWhileDraining(t *testing.T) {
+	cfg, client := config(t)
+	own, err := certs.Open(cfg.Files, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan flows.Flow, 1)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Gateways of a group have certificates of one authority; here it is the same one.
+	mate := &http.Server{TLSConfig: own.Server(), ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var some []flows.Flow
+		if err := json.NewDecoder(r.Body).Decode(&some); err == nil {
+			for _, f := range some {
+				told <- f
+			}
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})}
+	go func() { _ = mate.ServeTLS(l, "", "") }()
+	t.Cleanup(func() { _ = mate.Close() })
+
+	balancer := opening{opens: make(chan flows.Flow), heard: make(chan flows.Flow, 1)}
+	exchange := flows.New(balancer, own, slog.New(slog.DiscardHandler))
+	exchange.Tell([]desired.Mate{{URL: "https://" + l.Addr().String(), Name: "gw-1"}})
+	a, err := agent.New(agent.Config{Cluster: "a", Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort("198.51.100.7:80")
+	flow := flows.Flow{Protocol: "TCP", Client: at, VIP: at, Backend: at, Source: at}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- serve(ctx, cfg, a, exchange, own, mark(t.TempDir()+"/serving"), nil, func() error {
+			if err := a.Close(t.Context(), true); err != nil {
+				return err
+			}
+			within(t, "a connection opens", func(late <-chan time.Time) bool {
+				select {
+				case balancer.opens <- flow:
+					return true
+				case <-late:
+					return false
+				}
+			})
+			within(t, "the other gateway is told", func(late <-chan time.Time) bool {
+				select {
+				case <-told:
+					return true
+				case <-late:
+					return false
+				}
+			})
+			// The controller is none of the group, and is told so: that is an answer. To its own requests it gets none.
+			for path, want := range map[string]int{flows.Path: http.StatusForbidden, "/v1/state": 0} {
+				code := 0
+				if resp, err := client.Get("https://" + cfg.Listen + path); err == nil {
+					code = resp.StatusCode
+					_ = resp.Body.Close()
+				}
+				if code != want {
+					t.Errorf("%s: %d, want %d", path, code, want)
+				}
+			}
+			return nil
+		})
+	}()
+	await(t, "http://"+cfg.HTTPListen+"/healthz", 200)
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// within fails a test in which something does not happen.
+func within(t *testing.T, what string, happens func(late <-chan time.Time) bool) {
+	t.Helper()
+	if !happens(time.After(20 * time.Second)) {
+		t.Errorf("it is not so that %s", what)
+	}
+}
