@@ -60,13 +60,14 @@ func (c *content) addVIP(at string, v *desired.VIP, m machine) (faults desired.F
 				return desired.Faults{{Part: desired.PartBalancer, Field: at + ".return", Message: err.Error()}}
 			}
 			vip.Source = bpf.Addr16(own)
-			c.vips[vip.Source] = bpf.GatewayVIP{Flags: bpf.GatewayOwn}
+			c.own(vip.Source)
 		}
 	case desired.Routed:
 	}
 	if v.Announce == desired.ByNone {
 		vip.Flags = bpf.GatewayOwn // what somebody else leads here may be the gateway's own address as well
 	}
+	vip.Flags |= c.vips[bpf.Addr16(v.Addr)].Flags
 	c.vips[bpf.Addr16(v.Addr)] = vip
 	for i := range v.Frontends {
 		if err := c.addFrontend(v, &v.Frontends[i], m); err != nil {
@@ -76,6 +77,13 @@ func (c *content) addVIP(at string, v *desired.VIP, m machine) (faults desired.F
 		}
 	}
 	return faults
+}
+
+// own adds an address of the gateway itself, which may be a VIP as well: that of a floating IP that leads here.
+func (c *content) own(addr [16]byte) {
+	have := c.vips[addr]
+	have.Flags |= bpf.GatewayOwn
+	c.vips[addr] = have
 }
 
 func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) error {

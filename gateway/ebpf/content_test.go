@@ -1,0 +1,35 @@
+package ebpf
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/bpf"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// A VIP that is the gateway's own address, as where a floating IP is moved between gateways, is masqueraded whatever other VIPs
+// are masqueraded with that address, and whatever comes first.
+func TestOwnAddressAsVIP(t *testing.T) {
+	t.Parallel()
+	own := netip.MustParseAddr("10.0.0.11")
+	masqueraded := func(addr netip.Addr, how desired.Announce) desired.VIP {
+		return desired.VIP{Addr: addr, Announce: how, Return: desired.Masquerade, Frontends: []desired.Frontend{{
+			Service: "shop/web", Protocol: "TCP", Port: 80, Backends: []desired.Backend{{Addr: netip.MustParseAddr("10.1.0.5"), Port: 8080, Weight: 1}},
+		}}}
+	}
+	here := bpf.GatewayVIP{Source: bpf.Addr16(own), Flags: bpf.GatewayOwn}
+	for _, how := range []desired.Announce{desired.ByNone, desired.ByBGP} {
+		moved, other := masqueraded(own, how), masqueraded(netip.MustParseAddr("198.51.100.7"), desired.ByBGP)
+		for name, all := range map[string][]desired.VIP{"alone": {moved}, "first": {moved, other}, "last": {other, moved}} {
+			c, faults := build(&desired.State{VIPs: all}, machine{
+				ids:     idsOf(newContent(), 1),
+				table:   func(uint32, uint8, []desired.Backend, []uint32) uint64 { return 0 },
+				address: func(netip.Addr) (netip.Addr, error) { return own, nil },
+			})
+			if have := c.vips[bpf.Addr16(own)]; have != here || len(faults) > 0 {
+				t.Errorf("announced by %s, %s: %+v, %v, want %+v", how, name, have, faults, here)
+			}
+		}
+	}
+}
