@@ -70,7 +70,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.CheckEvery == 0 {
 		cfg.CheckEvery = DefaultCheckEvery
 	}
-	a := &Agent{cfg: cfg, store: store{cfg.StatePath}}
+	a := &Agent{cfg: cfg, store: store{cfg.StatePath, syncFolder}}
 	a.seen = Sight{Reconfigurations: map[int]int{}, Drifts: map[string]int{}, Mended: map[string]int{}}
 	a.seen.Status.Version = cfg.Version
 	last, err := a.store.read()
@@ -144,7 +144,7 @@ func (a *Agent) Reconfigure(ctx context.Context, r desired.Request) error {
 		a.stuck(err)
 		return failed(err)
 	}
-	if err := file.commit(); err != nil {
+	if err := file.commit(a.last); err != nil {
 		file.drop()
 		if back := change(ctx, a.cfg.Parts, &r.State, have); back != nil {
 			err = errors.Join(err, errStuck, back)

@@ -151,6 +151,33 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
+// What was refused because the disk might forget it is not what the gateway serves from when it starts again.
+func TestDiskForgets(t *testing.T) {
+	for _, before := range [][]netip.Addr{nil, {one}} {
+		m := newMachine()
+		path := statePath(t)
+		a := newAgent(t, m, path)
+		for _, v := range before {
+			must(t, a, request(1, v))
+		}
+		forgets := errors.New("input/output error")
+		a.store.sync = func(string) error { return forgets }
+		if err := a.Reconfigure(t.Context(), request(2, two)); err == nil || !strings.Contains(err.Error(), forgets.Error()) {
+			t.Errorf("error %v", err)
+		}
+		next := newMachine()
+		newAgent(t, next, path).check(t.Context())
+		for _, m := range []*machine{m, next} {
+			if diff := cmp.Diff(before, m.is[desired.PartBGP], cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("before %v: %s", before, diff)
+			}
+		}
+		if left, err := filepath.Glob(path + ".*"); err != nil || len(left) > 0 {
+			t.Errorf("%v is left, %v", left, err)
+		}
+	}
+}
+
 // A part that cannot go back is told again until it can, and meanwhile that is said.
 func TestStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

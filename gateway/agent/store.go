@@ -12,7 +12,11 @@ import (
 
 // store is the file with the request that was applied last: a gateway that starts serves from it, whether or not a
 // controller is there.
-type store struct{ path string }
+type store struct {
+	path string
+	// sync makes what a folder's names mean outlast the machine.
+	sync func(folder string) error
+}
 
 // asideSuffix is added to the name of a file that cannot be used.
 const asideSuffix = ".broken"
@@ -44,23 +48,52 @@ func (s store) prepare(r desired.Request) (p *prepared, err error) {
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return nil, fmt.Errorf("save the state: %w", errors.Join(err, os.Remove(f.Name())))
 	}
-	return &prepared{from: f.Name(), to: s.path}, nil
+	return &prepared{store: s, from: f.Name()}, nil
+}
+
+// restore makes before, which may be nil, the one that is read again.
+func (s store) restore(before *desired.Request) error {
+	if before == nil {
+		if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forget the state: %w", err)
+		}
+		return nil
+	}
+	p, err := s.prepare(*before)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(p.from, s.path); err != nil {
+		p.drop()
+		return fmt.Errorf("save the state: %w", err)
+	}
+	return nil
+}
+
+// syncFolder is fsync(2) of a folder.
+func syncFolder(path string) error {
+	folder, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return folder.Sync()
 }
 
 // prepared is a file that is complete and not yet in its place.
-type prepared struct{ from, to string }
+type prepared struct {
+	store
+	from string
+}
 
-func (p *prepared) commit() error {
-	if err := os.Rename(p.from, p.to); err != nil {
+// commit puts the file in its place. On an error before stands there, which may be nil: who starts next must not apply what was
+// refused.
+func (p *prepared) commit(before *desired.Request) error {
+	if err := os.Rename(p.from, p.path); err != nil {
 		return fmt.Errorf("save the state: %w", err)
 	}
-	dir, err := os.Open(filepath.Dir(p.to))
-	if err != nil {
-		return fmt.Errorf("save the state: %w", err)
-	}
-	defer dir.Close()
-	if err := dir.Sync(); err != nil {
-		return fmt.Errorf("save the state: %w", err)
+	if err := p.sync(filepath.Dir(p.path)); err != nil {
+		return fmt.Errorf("save the state: %w", errors.Join(err, p.restore(before)))
 	}
 	return nil
 }
