@@ -41,6 +41,7 @@ type Speaker struct {
 	restarting bool  // until the first Apply
 	punctual   bool  // until the first peer with BFD
 	have       *plan // what was applied, step by step; nil: no server
+	wanted     *plan // what was applied as a whole: it has the peers as well whose sessions could not begin anew
 	server     *speaking
 	sessions   map[netip.Addr]*session
 	told       map[netip.Addr][2]netip.Addr // next hops, by who may be told
@@ -70,7 +71,7 @@ func (s *Speaker) Apply(ctx context.Context, state *desired.State) error {
 	if err := s.converge(ctx, want); err != nil {
 		return errors.Join(err, s.converge(context.WithoutCancel(ctx), before))
 	}
-	s.restarting = false
+	s.restarting, s.wanted = false, want
 	if want != nil {
 		s.hurry(want.peers)
 	}
@@ -338,15 +339,16 @@ func (s *Speaker) Announced() []netip.Addr {
 	return all
 }
 
-// Drift tells what keeps neighbours from hearing what was applied. Speakers mend it themselves, when it can be mended.
+// Drift tells what keeps neighbours from hearing what was applied. Speakers mend it themselves, when it can be mended; but a
+// peer that gobgp would not take again needs another Apply.
 func (s *Speaker) Drift(context.Context) ([]desired.Fault, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.have == nil {
+	if s.have == nil || s.wanted == nil {
 		return nil, nil
 	}
 	var faults []desired.Fault
-	for _, a := range slices.SortedFunc(maps.Keys(s.have.peers), netip.Addr.Compare) {
+	for _, a := range slices.SortedFunc(maps.Keys(s.wanted.peers), netip.Addr.Compare) {
 		for _, message := range s.complaints(a) {
 			faults = append(faults, desired.Fault{Part: desired.PartBGP, Message: fmt.Sprintf("peer %s: %s", a, message)})
 		}
@@ -357,6 +359,9 @@ func (s *Speaker) Drift(context.Context) ([]desired.Fault, error) {
 // complaints tells what is wrong with a neighbour.
 func (s *Speaker) complaints(a netip.Addr) []string {
 	n, have := s.have.peers[a], s.sessions[a]
+	if have == nil {
+		return []string{"no session: it could not begin anew; the log says why"}
+	}
 	if !have.established {
 		return []string{have.absence(n, s.have.id.asn)}
 	}

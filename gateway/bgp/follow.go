@@ -68,7 +68,7 @@ func (s *Speaker) redial(ctx context.Context, a netip.Addr, n *session) error {
 	}
 	n.bfd, n.bfdFirst = noBFD, false
 	if err := s.server.addPeer(ctx, a, s.have.peers[a], false, false); err != nil {
-		delete(s.have.peers, a) // the next Apply adds it
+		delete(s.have.peers, a) // it is drift, and the next Apply adds it
 		delete(s.sessions, a)
 		return err
 	}

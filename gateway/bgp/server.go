@@ -34,6 +34,8 @@ func family(a netip.Addr) int {
 type speaking struct {
 	s      *server.BgpServer
 	silent *atomic.Bool // about errors of an end that is meant
+	// add is s.AddPeer, but in tests.
+	add func(context.Context, *api.AddPeerRequest) error
 }
 
 // event is what gobgp tells of a session.
@@ -49,7 +51,7 @@ func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(even
 	silent := new(atomic.Bool)
 	s := server.NewBgpServer(server.LoggerOption(slog.New(quiet{log.Handler(), silent}), new(slog.LevelVar)))
 	go s.Serve()
-	g := &speaking{s: s, silent: silent}
+	g := &speaking{s: s, silent: silent, add: s.AddPeer}
 	if err := s.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: id.asn, RouterId: id.routerID.String(), ListenPort: -1}}); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("start the speaker: %w", err)
@@ -202,7 +204,7 @@ func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, resta
 	if p.GracefulRestart != nil {
 		p.GracefulRestart.LocalRestarting = restarting
 	}
-	if err := g.s.AddPeer(ctx, &api.AddPeerRequest{Peer: p}); err != nil {
+	if err := g.add(ctx, &api.AddPeerRequest{Peer: p}); err != nil {
 		return fmt.Errorf("add peer %s: %w", a, err)
 	}
 	return nil
