@@ -60,8 +60,13 @@ func Start(ctx context.Context, ns *netlab.Namespace, log, program string, args 
 }
 
 // Stop ends the program in good order. The error says how it ended otherwise, with the end of its log.
-func (p *Process) Stop() error {
-	if err := p.signal(syscall.SIGTERM); err != nil {
+func (p *Process) Stop() error { return p.end(syscall.SIGTERM) }
+
+// Reload ends it as a reload of its unit does, for what starts next to take over.
+func (p *Process) Reload() error { return p.end(syscall.SIGHUP) }
+
+func (p *Process) end(s syscall.Signal) error {
+	if err := p.signal(s); err != nil {
 		return err
 	}
 	if !p.cmd.ProcessState.Success() {

@@ -29,7 +29,7 @@ import (
 var Phases = []struct {
 	Name string
 	Run  func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
-}{{"failover", announcers}, {"balancers", throughputs}, {"groups", groups}, {"services", services}}
+}{{"failover", announcers}, {"planned", planned}, {"balancers", throughputs}, {"groups", groups}, {"services", services}}
 
 // Run measures for the given number of rounds and returns the rows of the table. It needs root. Nothing of it outlives
 // the call.

@@ -71,6 +71,7 @@ type group struct {
 	router     *frr.Router
 	servers    *netlab.Namespace
 	agents     [2]*gateways.Process
+	folders    [2]string // what agents keep
 	controller [2]*http.Client
 	generation uint64
 	undo       []func() error
@@ -100,7 +101,7 @@ func newGroup(ctx context.Context, p *programs, balancer desired.Balancer) (_ *g
 	}
 	g.undo = append(g.undo, g.router.Close)
 	for i := range g.agents {
-		if err := g.start(ctx, i); err != nil {
+		if err := errors.Join(g.prepare(i), g.start(ctx, i)); err != nil {
 			return nil, err
 		}
 	}
@@ -137,33 +138,21 @@ func serverAddr(n int) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// start starts a gateway's agent.
-func (g *group) start(ctx context.Context, i int) error {
-	state, err := os.MkdirTemp(g.dir, gatewayName(i)+"-")
-	if err != nil {
+// prepare makes what a gateway's agent needs, and a controller for it.
+func (g *group) prepare(i int) (err error) {
+	if g.folders[i], err = os.MkdirTemp(g.dir, gatewayName(i)+"-"); err != nil {
 		return err
 	}
-	files := g.certs.Files(gatewayName(i))
-	args := []string{
-		"run", "--cluster", "bench", "--balancer", string(g.balancer), "--listen", g.endpoint(i),
-		"--ca", files.CA, "--cert", files.Cert, "--key", files.Key, "--state-dir", state, "--run-dir", state,
-	}
 	if g.balancer == desired.EBPF {
-		mount := filepath.Join(state, "bpf")
-		if err := os.Mkdir(mount, 0o700); err != nil {
+		if err := os.Mkdir(g.bpffs(i), 0o700); err != nil {
 			return err
 		}
-		unmount, err := netlab.MountBPFFS(mount)
+		unmount, err := netlab.MountBPFFS(g.bpffs(i))
 		if err != nil {
 			return err
 		}
-		g.undo = append(g.undo, func() error { return errors.Join(ebpf.Remove(mount), unmount()) })
-		args = append(args, "--bpffs", mount)
+		g.undo = append(g.undo, func() error { return errors.Join(ebpf.Remove(g.bpffs(i)), unmount()) })
 	}
-	if g.agents[i], err = gateways.Start(ctx, g.Gateways[i], filepath.Join(state, "log"), filepath.Join(g.dir, "isthmus-gateway"), args...); err != nil {
-		return err
-	}
-	g.undo = append(g.undo, g.agents[i].Kill)
 	own, err := certs.Open(g.certs.Files(certs.Controller), slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
@@ -178,8 +167,31 @@ func (g *group) start(ctx context.Context, i int) error {
 	g.controller[i] = &http.Client{Transport: transport, Timeout: patience}
 	g.undo = append(g.undo, func() error {
 		transport.CloseIdleConnections()
-		return nil
+		if g.agents[i] == nil {
+			return nil
+		}
+		return g.agents[i].Kill()
 	})
+	return nil
+}
+
+func (g *group) bpffs(i int) string { return filepath.Join(g.folders[i], "bpf") }
+
+func (g *group) program() string { return filepath.Join(g.dir, "isthmus-gateway") }
+
+// start starts a gateway's agent, or starts it again, and returns when it answers a controller.
+func (g *group) start(ctx context.Context, i int) (err error) {
+	files, folder := g.certs.Files(gatewayName(i)), g.folders[i]
+	args := []string{
+		"run", "--cluster", "bench", "--balancer", string(g.balancer), "--listen", g.endpoint(i),
+		"--ca", files.CA, "--cert", files.Cert, "--key", files.Key, "--state-dir", folder, "--run-dir", folder,
+	}
+	if g.balancer == desired.EBPF {
+		args = append(args, "--bpffs", g.bpffs(i))
+	}
+	if g.agents[i], err = gateways.Start(ctx, g.Gateways[i], filepath.Join(folder, "log"), g.program(), args...); err != nil {
+		return err
+	}
 	return await(ctx, func() (string, error) {
 		if !g.agents[i].Runs() {
 			return "", fmt.Errorf("%s has ended:\n%s", gatewayName(i), g.agents[i].Said())
@@ -215,10 +227,15 @@ func (g *group) ask(ctx context.Context, i int, method, path string, body []byte
 
 // reconfigure tells a gateway what it is to be, and returns how long that took: from the state to the answer.
 func (g *group) reconfigure(ctx context.Context, i int, vips []desired.VIP) (time.Duration, error) {
+	return g.tell(ctx, i, vips, false)
+}
+
+// tell is reconfigure of a gateway that may be cordoned.
+func (g *group) tell(ctx context.Context, i int, vips []desired.VIP, cordoned bool) (time.Duration, error) {
 	g.generation++
 	other := 1 - i
 	s := desired.State{
-		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i),
+		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i), Cordoned: cordoned,
 		Mates: []desired.Mate{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
 	}
 	begin := time.Now()
@@ -242,14 +259,23 @@ func (g *group) reconfigureAll(ctx context.Context, vips []desired.VIP) error {
 
 // leads waits until the router leads all packets to VIPs through a gateway, and not because it keeps what is stale.
 func (g *group) leads(ctx context.Context, gateway int) error {
+	return g.hasRoutes(ctx, gateway, "the router does not lead %s through %s", func(r frr.Route) bool { return r.Best })
+}
+
+// could waits until the router could lead packets through a gateway.
+func (g *group) could(ctx context.Context, gateway int) error {
+	return g.hasRoutes(ctx, gateway, "the router has no route to %s through %s", func(frr.Route) bool { return true })
+}
+
+func (g *group) hasRoutes(ctx context.Context, gateway int, otherwise string, is func(frr.Route) bool) error {
 	return await(ctx, func() (string, error) {
 		for _, w := range ways {
 			routes, err := g.router.Routes(ctx, w.vip)
 			if err != nil {
 				return "", err
 			}
-			if !slices.ContainsFunc(routes, func(r frr.Route) bool { return r.Best && !r.Stale && r.From == edge.Gateways[gateway][0] }) {
-				return fmt.Sprintf("the router does not lead %s through %s", w.vip, gatewayName(gateway)), nil
+			if !slices.ContainsFunc(routes, func(r frr.Route) bool { return is(r) && !r.Stale && r.From == edge.Gateways[gateway][0] }) {
+				return fmt.Sprintf(otherwise, w.vip, gatewayName(gateway)), nil
 			}
 		}
 		return "", nil
