@@ -139,10 +139,18 @@ func TestGateway(t *testing.T) {
 	if have := await(t, "http://"+cfg.HTTPListen+"/metrics", 200); !strings.Contains(have, "isthmus_gateway_generation 3") || !strings.Contains(have, `isthmus_gateway_drifts_total{part="bgp"} 0`) {
 		t.Errorf("metrics:\n%s", have)
 	}
-	if have := await(t, "http://"+cfg.HTTPListen+"/metrics", 200); !strings.Contains(have, `isthmus_gateway_mate_reachable{gateway="gw-2",url="https://127.0.0.1:9"} 1`) {
-		t.Errorf("metrics:\n%s", have)
-	}
-	if have := command(t, "show", "mates", "--http-listen="+cfg.HTTPListen); !strings.Contains(have, "gw-2     https://127.0.0.1:9  0     0         0       0         0") {
+	// The other gateway is told that this one is here, and is not there itself.
+	within(t, "it is to be seen that the other gateway is away", func(late <-chan time.Time) bool {
+		for !strings.Contains(await(t, "http://"+cfg.HTTPListen+"/metrics", 200), `isthmus_gateway_mate_reachable{gateway="gw-2",url="https://127.0.0.1:9"} 0`) {
+			select {
+			case <-late:
+				return false
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+		return true
+	})
+	if have := command(t, "show", "mates", "--http-listen="+cfg.HTTPListen); !strings.Contains(have, "gw-2     https://127.0.0.1:9  0     0         0       0         ") || !strings.Contains(have, "connection refused") {
 		t.Errorf("show mates:\n%s", have)
 	}
 	end(t, done, syscall.SIGTERM)

@@ -3,6 +3,7 @@ package flows
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,9 @@ import (
 
 // Path is where gateways tell one another of flows: POST, with a JSON array of Flow.
 const Path = "/v1/flows"
+
+// instanceHeader tells one process of a gateway from the next one, which may know nothing any more.
+const instanceHeader = "Isthmus-Instance"
 
 const (
 	// gather is how long after a request the next one is made: who comes alone is told of at once, and those that come in
@@ -57,10 +61,12 @@ type Exchange struct {
 	sharer Sharer
 	own    *certs.Source
 	log    *slog.Logger
+	// instance is what others know this process by.
+	instance string
 
 	mu      sync.Mutex
 	mates   map[desired.Mate]*mate
-	changed chan struct{}      // closed when there is somebody new, who knows nothing yet
+	changed chan struct{}      // closed when there is somebody new, or anew, who knows nothing yet
 	refused uint64             // requests
 	early   map[Flow]time.Time // flows that came before their backends, and when
 	told    uint64             // how often Tell was called
@@ -70,7 +76,7 @@ type Exchange struct {
 // New returns an exchange that tells nobody yet.
 func New(s Sharer, own *certs.Source, log *slog.Logger) *Exchange {
 	return &Exchange{
-		sharer: s, own: own, log: log, mates: map[desired.Mate]*mate{}, changed: make(chan struct{}),
+		sharer: s, own: own, log: log, instance: rand.Text(), mates: map[desired.Mate]*mate{}, changed: make(chan struct{}),
 		early: map[Flow]time.Time{}, again: make(chan struct{}, 1),
 	}
 }
@@ -80,8 +86,12 @@ type mate struct {
 	desired.Mate
 	client *http.Client
 	stop   context.CancelFunc
+	as     string       // our instance
+	heed   func(string) // takes note of its own
+	is     string       // that, "" until one is known; the exchange's mu guards it
 
 	waits chan struct{} // has something when the queue may have
+	back  chan struct{} // has something when it has come back, and need not be spared any more
 
 	mu    sync.Mutex
 	queue map[Flow]struct{}
@@ -106,7 +116,8 @@ func (x *Exchange) Tell(mates []desired.Mate) {
 			continue
 		}
 		transport := &http.Transport{TLSClientConfig: x.client(id), ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
-		m := newMate(id, transport)
+		m := newMate(id, x.instance, transport)
+		m.heed = func(instance string) { x.meet(m, instance) }
 		ctx, stop := context.WithCancel(context.Background())
 		m.stop = func() {
 			stop()
@@ -121,10 +132,10 @@ func (x *Exchange) Tell(mates []desired.Mate) {
 	}
 }
 
-func newMate(id desired.Mate, transport http.RoundTripper) *mate {
+func newMate(id desired.Mate, as string, transport http.RoundTripper) *mate {
 	return &mate{
-		Mate: id, client: &http.Client{Transport: transport, Timeout: patience},
-		waits: make(chan struct{}, 1), queue: map[Flow]struct{}{}, seen: MateSight{Gateway: id.Name, URL: id.URL},
+		Mate: id, as: as, heed: func(string) {}, client: &http.Client{Transport: transport, Timeout: patience},
+		waits: make(chan struct{}, 1), back: make(chan struct{}, 1), queue: map[Flow]struct{}{}, seen: MateSight{Gateway: id.Name, URL: id.URL},
 	}
 }
 
@@ -209,16 +220,19 @@ func (m *mate) take() (some []Flow) {
 	return some
 }
 
-// talk sends what waits until ctx is done.
+// talk sends what waits until ctx is done. It begins at once, with whatever there is: who hears of a gateway that has just started
+// tells it what it knows.
 func (m *mate) talk(ctx context.Context, log *slog.Logger) {
-	for silent := false; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-m.waits:
+	for silent, met := false, false; ; {
+		if met {
+			select {
+			case <-ctx.Done():
+				return
+			case <-m.waits:
+			}
 		}
 		some := m.take()
-		if len(some) == 0 {
+		if len(some) == 0 && met {
 			continue
 		}
 		wait := gather
@@ -228,6 +242,7 @@ func (m *mate) talk(ctx context.Context, log *slog.Logger) {
 			for _, f := range some {
 				m.add(f)
 			}
+			m.client.CloseIdleConnections() // with a machine that went without a word
 			wait = pause
 			if !silent {
 				log.Warn("another gateway does not hear of connections", "gateway", m.Name, "err", err)
@@ -236,16 +251,20 @@ func (m *mate) talk(ctx context.Context, log *slog.Logger) {
 		if err == nil && silent {
 			log.Info("another gateway hears of connections again", "gateway", m.Name)
 		}
-		silent = err != nil
+		silent, met = err != nil, met || err == nil
 		select {
 		case <-ctx.Done():
 			return
+		case <-m.back:
 		case <-time.After(wait):
 		}
 	}
 }
 
 func (m *mate) send(ctx context.Context, some []Flow) error {
+	if some == nil {
+		some = []Flow{}
+	}
 	body, err := json.Marshal(some)
 	if err != nil {
 		return err
@@ -255,6 +274,7 @@ func (m *mate) send(ctx context.Context, some []Flow) error {
 		return err
 	}
 	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set(instanceHeader, m.as)
 	response, err := m.client.Do(request)
 	if err != nil {
 		return err
@@ -264,6 +284,7 @@ func (m *mate) send(ctx context.Context, some []Flow) error {
 	if response.StatusCode != http.StatusNoContent {
 		return fmt.Errorf("%s: %s", response.Status, bytes.TrimSpace(said))
 	}
+	m.heed(response.Header.Get(instanceHeader))
 	return nil
 }
 
@@ -301,7 +322,24 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	from.heard(len(some))
+	from.heed(r.Header.Get(instanceHeader))
+	w.Header().Set(instanceHeader, x.instance)
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// meet tells a gateway all flows again when it is another process than before: it was away, and may have lost what it knew. The first
+// one that is heard of has lost nothing: what is to be told waits until somebody takes it, who then says who it is.
+func (x *Exchange) meet(m *mate, instance string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	was := m.is
+	m.is = instance
+	if was == instance || was == "" {
+		return
+	}
+	rouse(m.back)
+	close(x.changed)
+	x.changed = make(chan struct{})
 }
 
 // take makes flows known. Those that are early are kept; since tells of those that were kept before when they came.

@@ -192,6 +192,27 @@ func TestExchange(t *testing.T) {
 	}
 }
 
+// A gateway that starts anew, having forgotten everything, hears at once of what there is, though nothing opens: before its router
+// leads packets of it here.
+func TestGatewayComesBack(t *testing.T) {
+	t.Parallel()
+	g := newGateways(t, "gateway-1", "gateway-2")
+	g[0].balancer.has = []Flow{flow(1)}
+	g[0].Tell([]desired.Mate{g[1].mate})
+	g[1].Tell([]desired.Mate{g[0].mate})
+	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "what was there is not told")
+	if err := g[1].server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := &gateway{own: g[1].own, at: g[1].at}
+	next.Exchange = New(&next.balancer, next.own, slog.New(slog.DiscardHandler))
+	next.Tell([]desired.Mate{g[0].mate})
+	t.Cleanup(func() { next.Tell(nil) })
+	next.listen(t)
+	t.Cleanup(func() { _ = next.server.Close() })
+	await(t, func() bool { return next.balancer.knows(flow(1)) }, "what was there is not told to who has started anew")
+}
+
 // A flow whose backend is not there yet is known as soon as it is, and the gateway that told of it need not live so long.
 func TestFlowComesBeforeItsBackend(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A flow is told at once; those that come while another gateway is told of it, or just after, go together.
+// Another gateway hears at once of one that starts. A flow is told at once; those that come while another gateway is told of it, or just after, go together.
 func TestFlowsAreToldAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestFlowsAreToldAtOnce(t *testing.T) {
 			flows int
 		}
 		requests := make(chan request, 10)
-		m := newMate(desired.Mate{URL: "https://gateway-2"}, roundTrip(func(r *http.Request) (*http.Response, error) {
+		m := newMate(desired.Mate{URL: "https://gateway-2"}, "one", roundTrip(func(r *http.Request) (*http.Response, error) {
 			var some []Flow
 			if err := json.NewDecoder(r.Body).Decode(&some); err != nil {
 				return nil, err
@@ -43,6 +43,12 @@ func TestFlowsAreToldAtOnce(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var talk sync.WaitGroup
 		talk.Go(func() { m.talk(ctx, slog.New(slog.DiscardHandler)) })
+		if have, want := <-requests, (request{0, 0}); have != want {
+			t.Errorf("that we are here is told as %v, want %v", have, want)
+		}
+		<-time.After(road + gather)
+		synctest.Wait()
+		start = time.Now()
 		m.add(flow(1))
 		if have, want := <-requests, (request{0, 1}); have != want {
 			t.Errorf("the first is told as %v, want %v", have, want)
