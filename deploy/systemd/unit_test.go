@@ -62,7 +62,7 @@ func script(all [][]string) string {
 }
 
 func run(program string, args ...string) error {
-	if said, err := exec.Command(program, args...).CombinedOutput(); err != nil { //nolint:noctx // it waits for nobody
+	if said, err := exec.Command(program, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, said)
 	}
 	return nil
@@ -159,7 +159,7 @@ func advertise(device string) error {
 		if !ok || !own.IP.IsLinkLocalUnicast() {
 			continue
 		}
-		raw, err := net.ListenPacket("ip6:ipv6-icmp", own.IP.String()+"%"+device) //nolint:noctx // it waits for nobody
+		raw, err := net.ListenPacket("ip6:ipv6-icmp", own.IP.String()+"%"+device)
 		if err != nil {
 			return err
 		}

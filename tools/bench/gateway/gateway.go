@@ -1,5 +1,5 @@
-// Package gateway measures the gateways, in phases: how soon traffic goes on when one dies, and what is lost when one is cordoned,
-// or drained, or its agent crashes; what the balancers can do, each in turns with rules that a person would write; which open
+// Package gateway measures the gateways, in phases: how soon traffic goes on when one dies; what is lost when one is cordoned, or
+// drained, or its agent crashes or starts anew; what the balancers can do, each in turns with rules that a person would write; which open
 // connections a death breaks, and how long a gateway with many VIPs takes for a change; and how soon a new Service
 // answers, on a cluster with a real Neutron.
 //
@@ -87,7 +87,7 @@ func build(ctx context.Context, pkg, program string) error {
 // failover is what was seen of one way to announce, in all rounds.
 type failover struct {
 	deaths               []time.Duration // from the cut to the first answer
-	cordon, drain, crash requests
+	cordon, drain, crash requests        // with VRRP alone: the phase "planned" has whole gateways with BGP
 }
 
 // requests are those of a time in which something was done to a gateway.
@@ -98,8 +98,8 @@ func (q *requests) add(r edge.Result) {
 	q.lost += r.Lost()
 }
 
-// failovers measures one way to announce. In each round gateway 0 has the traffic; its agent crashes and starts again; it
-// is cordoned, and is not any more; it is drained and then dead, and returns; it dies, and returns.
+// failovers measures one way to announce. In each round gateway 0 has the traffic. It dies, and returns; before that, with VRRP,
+// its agent crashes and starts again; it is cordoned, and is not any more; it is drained and then dead, and returns.
 func failovers(ctx context.Context, rounds int, progress io.Writer, make func() (*testbed, error)) (all failover, err error) {
 	b, err := make()
 	if err != nil {
@@ -107,32 +107,32 @@ func failovers(ctx context.Context, rounds int, progress io.Writer, make func() 
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	for i := range b.Gateways {
-		if err := b.begin(ctx, i, false); err != nil {
+		if err := b.begin(ctx, i); err != nil {
 			return all, err
 		}
 	}
 	for round := range rounds {
-		crash, err := b.crash(ctx)
-		if err != nil {
-			return all, fmt.Errorf("crash: %w", err)
-		}
-		cordon, err := b.cordon(ctx)
-		if err != nil {
-			return all, fmt.Errorf("cordon: %w", err)
-		}
-		drain, err := b.drain(ctx)
-		if err != nil {
-			return all, fmt.Errorf("drain: %w", err)
+		for _, planned := range []struct {
+			name string
+			do   func(context.Context) (edge.Result, error)
+			all  *requests
+		}{{"crash", b.crash, &all.crash}, {"cordon", b.cordon, &all.cordon}, {"drain", b.drain, &all.drain}} {
+			if b.router != nil {
+				break
+			}
+			r, err := planned.do(ctx)
+			if err != nil {
+				return all, fmt.Errorf("%s: %w", planned.name, err)
+			}
+			planned.all.add(r)
+			fmt.Fprintf(progress, "round %d/%d  %-4s  %s: %s\n", round+1, rounds, b.name, planned.name, r)
 		}
 		death, err := b.death(ctx)
 		if err != nil {
 			return all, fmt.Errorf("death: %w", err)
 		}
 		all.deaths = append(all.deaths, death)
-		all.crash.add(crash)
-		all.cordon.add(cordon)
-		all.drain.add(drain)
-		fmt.Fprintf(progress, "round %d/%d  %-4s  death %s  crash: %s  cordon: %s  drain: %s\n", round+1, rounds, b.name, death.Round(time.Millisecond), crash, cordon, drain)
+		fmt.Fprintf(progress, "round %d/%d  %-4s  death: %s\n", round+1, rounds, b.name, death.Round(time.Millisecond))
 	}
 	return all, nil
 }
@@ -161,9 +161,6 @@ func rows(byBGP, byVRRP failover) []metric.Metric {
 			Name: "node death to traffic on the other gateway, VRRP, advertisements each 100 ms", Value: vrrp, Unit: "ms",
 			Better: metric.Lower, Quartiles: middleVRRP,
 		},
-		lost("cordon and back, BGP", byBGP.cordon),
-		lost("planned drain, BGP", byBGP.drain),
-		lost("agent crash and restart, BGP", byBGP.crash),
 		lost("cordon and back, VRRP", byVRRP.cordon),
 		lost("planned drain, VRRP", byVRRP.drain),
 		lost("agent crash and restart, VRRP", byVRRP.crash),

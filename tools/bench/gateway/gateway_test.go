@@ -24,7 +24,7 @@ func TestRows(t *testing.T) {
 			t.Errorf("%s is %v: met", missed.Name, missed.Value)
 		}
 	}
-	if have := rows(good, good)[0]; barred != 7 || have.Value != 400 || *have.Peer != 400 {
+	if have := rows(good, good)[0]; barred != 4 || have.Value != 400 || *have.Peer != 400 {
 		t.Errorf("%d bars, and the first row is %+v", barred, have)
 	}
 }

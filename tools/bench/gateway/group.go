@@ -74,6 +74,7 @@ type group struct {
 	folders    [2]string // what agents keep
 	controller [2]*http.Client
 	generation uint64
+	rest       time.Duration // between what is done to gateways
 	undo       []func() error
 }
 

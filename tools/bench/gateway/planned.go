@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// rest is how long clients ask before, between and after what is done to a gateway.
-	rest = time.Second
+	// resting is how long clients ask before, between and after what is done to a gateway.
+	resting = time.Second
 	// restartAfter is when systemd starts a gateway again (RestartSec of its unit).
 	restartAfter = 100 * time.Millisecond
 	// lasting is how many connections are open all the time, of each way.
@@ -77,7 +77,7 @@ func (g *group) cordon(ctx context.Context) error {
 	if _, err := g.tell(ctx, 0, plannedVIPs(), true); err != nil {
 		return err
 	}
-	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, rest)); err != nil {
+	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, g.rest)); err != nil {
 		return err
 	}
 	if _, err := g.tell(ctx, 0, plannedVIPs(), false); err != nil {
@@ -91,7 +91,7 @@ func (g *group) drain(ctx context.Context) error {
 	if err := g.agents[0].Stop(); err != nil {
 		return err
 	}
-	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, rest), g.Cut(0), g.forget(0), pauseFor(ctx, rest), g.Mend(0)); err != nil {
+	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, g.rest), g.Cut(0), g.forget(0), pauseFor(ctx, g.rest), g.Mend(0)); err != nil {
 		return err
 	}
 	return g.again(ctx)
@@ -232,8 +232,8 @@ func (g *group) asking(ctx context.Context) (*steady, error) {
 	for _, w := range ways {
 		p, err := g.Probe(w.vip)
 		if err != nil {
-			s.stop()
-			return nil, err
+			_, _, asking := s.stop()
+			return nil, errors.Join(err, asking)
 		}
 		s.probes = append(s.probes, p)
 		for range askers {
@@ -274,7 +274,7 @@ func (s *steady) ask(ctx context.Context, to netip.AddrPort) {
 // askOnce is one question, in a connection of its own.
 func askOnce(to netip.AddrPort) error {
 	end := time.Now().Add(longest)
-	c, err := (&net.Dialer{Deadline: end}).Dial("tcp4", to.String()) //nolint:noctx // it ends in good time, and who stops waits for it
+	c, err := (&net.Dialer{Deadline: end}).Dial("tcp4", to.String())
 	if err != nil {
 		return err
 	}
@@ -314,6 +314,8 @@ type disturbed struct {
 	opened, broken int        // connections, by round
 }
 
+func newDisturbed() *disturbed { return &disturbed{lost: make([]requests, len(works))} }
+
 // planned does to gateways what nobody is to notice, with each balancer.
 func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	if err := install(ctx, progress, frr.Package); err != nil {
@@ -330,11 +332,11 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 	}
 	seen := map[desired.Balancer]*disturbed{}
 	for _, b := range balancers {
-		seen[b.kind] = &disturbed{lost: make([]requests, len(works))}
+		seen[b.kind] = newDisturbed()
 	}
 	for round := range rounds {
 		for _, b := range balancers {
-			if err := disturb(ctx, p, b.kind, seen[b.kind], func(format string, args ...any) {
+			if err := disturb(ctx, p, b.kind, resting, seen[b.kind], func(format string, args ...any) {
 				fmt.Fprintf(progress, "round %d/%d  %s: %s\n", round+1, rounds, b.name, fmt.Sprintf(format, args...))
 			}); err != nil {
 				return nil, fmt.Errorf("%s: %w", b.name, err)
@@ -345,12 +347,13 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 }
 
 // disturb is one round of one balancer.
-func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *disturbed, say func(string, ...any)) (err error) {
+func disturb(ctx context.Context, p *programs, balancer desired.Balancer, rest time.Duration, seen *disturbed, say func(string, ...any)) (err error) {
 	g, err := newGroup(ctx, p, balancer)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
+	g.rest = rest
 	stop, err := g.answering(ctx)
 	if err != nil {
 		return err
@@ -401,11 +404,11 @@ func (g *group) during(ctx context.Context, w work) (all requests, why []error, 
 	if err != nil {
 		return all, nil, err
 	}
-	if err = pauseFor(ctx, rest); err == nil {
+	if err = pauseFor(ctx, g.rest); err == nil {
 		err = w.do(g, ctx)
 	}
 	if err == nil {
-		err = pauseFor(ctx, rest)
+		err = pauseFor(ctx, g.rest)
 	}
 	all, why, asking := s.stop()
 	return all, why, errors.Join(err, asking)

@@ -26,7 +26,7 @@ type testbed struct {
 	router  *frr.Router // nil: none that speaks
 	parts   [2]*part.Process
 
-	argument func(gateway int, restarting bool) string // of a part
+	argument func(gateway int) string // of a part
 	state    func(gateway int) *desired.State
 	undo     []func() error
 }
@@ -40,12 +40,7 @@ const (
 // newBGP makes a testbed with a router, BFD and graceful restart.
 func newBGP(ctx context.Context, program string) (*testbed, error) {
 	b := &testbed{name: "BGP", program: program, vip: netip.MustParseAddr("203.0.113.10")}
-	b.argument = func(_ int, restarting bool) string {
-		if restarting {
-			return "bgp:restarting"
-		}
-		return "bgp:anew"
-	}
+	b.argument = func(int) string { return "bgp" }
 	b.state = func(gateway int) *desired.State {
 		return b.withVIP(&desired.State{BGP: speaker(gateway)}, desired.ByBGP)
 	}
@@ -77,7 +72,7 @@ func speaker(gateway int) *desired.BGP {
 func newVRRP(ctx context.Context, program, dir string) (*testbed, error) {
 	b := &testbed{name: "VRRP", program: program, vip: netip.MustParseAddr("10.99.0.100")}
 	folder := func(gateway int) string { return filepath.Join(dir, fmt.Sprint(gateway)) }
-	b.argument = func(gateway int, _ bool) string { return "vrrp:" + folder(gateway) }
+	b.argument = func(gateway int) string { return "vrrp:" + folder(gateway) }
 	b.state = func(gateway int) *desired.State {
 		return b.withVIP(&desired.State{VRRP: &desired.VRRP{
 			Interface: edge.Device, Source: edge.Gateways[gateway][0], Peers: []netip.Addr{edge.Gateways[1-gateway][0]},
@@ -132,8 +127,8 @@ func (b *testbed) close() error {
 }
 
 // begin starts a gateway's part and waits until it has nothing to complain about.
-func (b *testbed) begin(ctx context.Context, gateway int, restarting bool) error {
-	p, err := part.Start(ctx, b.Gateways[gateway], b.program, b.argument(gateway, restarting), os.Stderr)
+func (b *testbed) begin(ctx context.Context, gateway int) error {
+	p, err := part.Start(ctx, b.Gateways[gateway], b.program, b.argument(gateway), os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -235,7 +230,7 @@ func (b *testbed) asking(ctx context.Context, last int, do func(*edge.Probe) err
 func (b *testbed) crash(ctx context.Context) (edge.Result, error) {
 	return b.asking(ctx, 0, func(*edge.Probe) error {
 		b.parts[0].Kill()
-		return b.begin(ctx, 0, true)
+		return b.begin(ctx, 0)
 	})
 }
 
@@ -276,7 +271,7 @@ func (b *testbed) drain(ctx context.Context) (edge.Result, error) {
 	if err := b.Mend(0); err != nil {
 		return r, err
 	}
-	return r, b.begin(ctx, 0, false)
+	return r, b.begin(ctx, 0)
 }
 
 // death cuts gateway 0 off, which returns afterwards. The result is the time from the cut to the first answer of the other

@@ -1,5 +1,5 @@
-// Announcer is a part of a gateway that announces, without the rest. The benchmark of the gateway starts it, as bgp:anew,
-// bgp:restarting or vrrp:FOLDER.
+// Announcer is a part of a gateway that announces, without the rest. The benchmark of the gateway starts it, as bgp or
+// vrrp:FOLDER.
 package main
 
 import (
@@ -18,7 +18,7 @@ func main() {
 		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 		kind, how, _ := strings.Cut(argument, ":")
 		if kind == "bgp" {
-			return bgp.New(bgp.Config{Restarting: how == "restarting", Log: log})
+			return bgp.New(bgp.Config{Log: log})
 		}
 		r, err := vrrp.New(vrrp.Config{Dir: how, Log: log})
 		if err != nil {
