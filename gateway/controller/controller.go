@@ -53,14 +53,15 @@ type worker struct {
 
 	book     *portmap.Map
 	services map[types.UID]*mapped
-	backends map[string]backend // by pool
-	cleaners []cleaner          // of the cloud, whether there is a pool of theirs or not
-	seen     map[string]port    // all ports, while Sync goes on
-	learned  bool               // the gateways' generations
-	restored bool               // the book, at least once
-	unclean  bool               // something may have to be given back
-	cleaning bool               // Clean was asked for
-	paired   map[string]string  // by gateway: the port at which its pairs were set since the last start
+	backends map[string]backend        // by pool
+	cleaners []cleaner                 // of the cloud, whether there is a pool of theirs or not
+	seen     map[string]port           // all ports, while Sync goes on
+	learned  bool                      // the gateways' generations
+	restored bool                      // the book, at least once
+	unclean  bool                      // something may have to be given back
+	cleaning bool                      // Clean was asked for
+	paired   map[string]string         // by gateway: the port at which its pairs were set since the last start
+	passes   map[string][]netip.Prefix // by gateway's port: what Neutron is known to let pass there
 	secrets  map[string]string
 	verdicts map[types.NamespacedName]verdict
 	silent   map[string]time.Time // by gateway: since when it does not answer

@@ -285,7 +285,7 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + text}
 				break
 			}
-			if err := pairs[p.node.Name]; err != nil {
+			if err := w.blocked(p.node, m, pool, pairs[p.node.Name]); err != nil {
 				v = verdict{service.ReasonRefused, "gateway " + p.node.Name + ": " + err.Error()}
 				break
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -417,22 +418,75 @@ func TestAddressPairs(t *testing.T) {
 	if err != nil || len(pairs) != 10 || !slices.Contains(pairs, foreign) {
 		t.Errorf("pairs %v, %v", pairs, err)
 	}
-	w.create(w.balanced("too-many", nil, 80))
-	if err := w.settle(); !errors.Is(err, openstack.ErrPairs) {
-		t.Errorf("one too many: %v", err)
+	w.events = nil
+	for _, name := range []string{"too-many", "more"} {
+		w.create(w.balanced(name, nil, 80))
 	}
-	if c := meta.FindStatusCondition(w.get("too-many").Status.Conditions, service.ConditionApplied); c == nil || c.Reason != service.ReasonRefused || !strings.Contains(c.Message, "max_allowed_address_pair") {
-		t.Errorf("condition of the Service: %+v", c)
+	if err := w.settle(); !errors.Is(err, openstack.ErrPairs) {
+		t.Errorf("two too many: %v", err)
+	}
+	w.full("with two too many", map[string]int{openstacktest.Gateway1: 2, openstacktest.Gateway2: 1})
+	if n := len(slices.DeleteFunc(w.events, func(e string) bool { return !strings.HasPrefix(e, service.ReasonRefused) })); n != 2 {
+		t.Errorf("%d events say it of 2 Services", n)
+	}
+	writes := w.writes.Load()
+	if err := w.Refresh(t.Context()); !errors.Is(err, openstack.ErrPairs) || w.writes.Load() != writes {
+		t.Errorf("another attempt: %v, %d writes to the API server", err, w.writes.Load()-writes)
 	}
 	if c := meta.FindStatusCondition(w.gateway("gw1").Status.Conditions, v1alpha1.ConditionAddressPairs); c == nil || c.Status != metav1.ConditionFalse {
 		t.Errorf("condition of the gateway: %+v", c)
 	}
+	// What a Service leaves is another one's at once, also after a restart, which does not know whose pairs were set.
+	w.remove("s3")
+	_ = w.settle()
+	w.full("with one too many", map[string]int{openstacktest.Gateway1: 1})
+	w.start()
+	_ = errors.Join(w.Sync(t.Context()), w.settle())
+	w.full("after a restart", map[string]int{openstacktest.Gateway1: 1})
+	w.remove("s5")
+	w.noError(w.settle())
+	w.full("when all have room", nil)
 	for _, n := range w.names() {
 		w.remove(n.Name)
 	}
 	w.noError(w.settle())
 	if pairs, err := w.cloud.AddressPairs(t.Context(), openstacktest.Gateway1); err != nil || !slices.Equal(pairs, []netip.Prefix{foreign}) {
 		t.Errorf("in the end pairs %v, %v", pairs, err)
+	}
+}
+
+// full holds that as many Services as there is no room for at a gateway's port say so, and no others, and that a port with too
+// few places has no free one.
+func (w *world) full(step string, want map[string]int) {
+	w.t.Helper()
+	passes := map[string][]netip.Prefix{}
+	for _, gateway := range []string{openstacktest.Gateway1, openstacktest.Gateway2} {
+		pairs, err := w.cloud.AddressPairs(w.t.Context(), gateway)
+		w.noError(err)
+		passes[gateway] = pairs
+		if want[gateway] > 0 && len(pairs) != 10 {
+			w.t.Errorf("%s: port %s has %d pairs of 10", step, gateway, len(pairs))
+		}
+	}
+	missing := map[string]int{}
+	ports, err := w.cloud.Ports(w.t.Context())
+	w.noError(err)
+	for _, n := range w.names() {
+		s := w.get(n.Name)
+		vip := ports[slices.IndexFunc(ports, func(p openstack.Port) bool { return p.ID == s.Annotations[service.AnnotationPort] })].Addrs[0]
+		reason, says := service.ReasonApplied, ""
+		for _, gateway := range []string{openstacktest.Gateway2, openstacktest.Gateway1} {
+			if !slices.Contains(passes[gateway], netip.PrefixFrom(vip, vip.BitLen())) {
+				missing[gateway]++
+				reason, says = service.ReasonRefused, "max_allowed_address_pair"
+			}
+		}
+		if c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); c == nil || c.Reason != reason || !strings.Contains(c.Message, says) {
+			w.t.Errorf("%s: Service %s at %s, want %s: %+v", step, n.Name, vip, reason, c)
+		}
+	}
+	if !maps.Equal(missing, want) {
+		w.t.Errorf("%s: Services without a pair, by port: %v, want %v", step, missing, want)
 	}
 }
 

@@ -35,19 +35,44 @@ func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error
 		})
 	}
 	all.Wait()
-	failed, paired := map[string]error{}, map[string]string{}
+	failed, paired, passes := map[string]error{}, map[string]string{}, map[string][]netip.Prefix{}
 	for i, p := range plans {
+		port := p.node.Spec.NeutronPort
+		passes[port] = w.passes[port]
+		if room, ok := errors.AsType[*openstack.NoRoom](errs[i]); ok {
+			passes[port] = slices.DeleteFunc(w.wantedPairs(p), func(p netip.Prefix) bool { return slices.Contains(room.Left, p) })
+		} else if errs[i] == nil && p.err == nil {
+			passes[port] = w.wantedPairs(p)
+		}
 		switch {
 		case errs[i] != nil:
 			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, errs[i]) // to be tried again
 		case p.err == nil:
-			paired[p.node.Name] = p.node.Spec.NeutronPort
+			paired[p.node.Name] = port
 		default: // it was left as it is
 			paired[p.node.Name] = w.paired[p.node.Name]
 		}
 	}
-	w.paired = paired
+	w.paired, w.passes = paired, passes
 	return failed
+}
+
+// blocked returns what keeps a Service's packets from a gateway whose pairs could not all be set: nothing where Neutron lets
+// all its VIPs pass all the same.
+func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool, failed error) error {
+	if failed == nil || n.Spec.NeutronPort == "" || pool.Moved != nil { // a gateway's own address needs no pair
+		return nil
+	}
+	for _, vip := range m.port.vips(m.families(pool)) {
+		if slices.ContainsFunc(w.passes[n.Spec.NeutronPort], func(p netip.Prefix) bool { return p.Contains(vip) }) {
+			continue
+		}
+		if _, ok := errors.AsType[*openstack.NoRoom](failed); ok { // which others there is no room for is no matter to this one
+			return fmt.Errorf("%w: %s: %w", errPairs, vip, openstack.ErrPairs)
+		}
+		return failed
+	}
+	return nil
 }
 
 // dismiss takes the pairs of a gateway away whose GatewayNode is being deleted, and lets that go. The gateway is told to announce
@@ -131,10 +156,12 @@ func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip
 	if err := w.notePairs(ctx, n, n.Spec.NeutronPort, both); err != nil {
 		return err
 	}
-	if err := w.cloud.SetAddressPairs(ctx, n.Spec.NeutronPort, both, want); err != nil {
+	err := w.cloud.SetAddressPairs(ctx, n.Spec.NeutronPort, both, want)
+	if _, ok := errors.AsType[*openstack.NoRoom](err); err != nil && !ok {
 		return err
 	}
-	return w.notePairs(ctx, n, n.Spec.NeutronPort, want)
+	// What there was no room for is about to be set: the next attempt has nothing to note before it.
+	return errors.Join(err, w.notePairs(ctx, n, n.Spec.NeutronPort, want))
 }
 
 // reread makes n what the API server has. A cache may have it older than what we wrote, and a pair that is forgotten is somebody

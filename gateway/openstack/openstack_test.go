@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -172,6 +173,40 @@ func TestPairsBesideAnother(t *testing.T) {
 	if err := c.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, prefixes("192.0.2.1/32")); err != nil || puts.Load() != 2 {
 		t.Errorf("the same once more took %d writes, %v", puts.Load()-2, err)
 	}
+}
+
+// Of many that there is no room for few requests find out how many fit, and none takes a place away from one that has it.
+func TestMorePairsThanFit(t *testing.T) {
+	f := openstacktest.NewFake(t)
+	c := connect(t, f, openstack.Config{Cluster: "a"})
+	var many []netip.Prefix
+	for i := range 100 {
+		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32))
+	}
+	last := many[len(many)-1:]
+	if err := c.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, last); err != nil {
+		t.Fatal(err)
+	}
+	puts := 0
+	f.Fault = func(r *http.Request) openstacktest.Fault {
+		if r.Method == http.MethodPut {
+			puts++
+		}
+		return openstacktest.None
+	}
+	for range 2 {
+		err := c.SetAddressPairs(t.Context(), openstacktest.Gateway1, last, many)
+		if room, ok := errors.AsType[*openstack.NoRoom](err); !ok || !slices.Equal(room.Left, many[9:99]) {
+			t.Errorf("%v", err)
+		}
+		if got, err := c.AddressPairs(t.Context(), openstacktest.Gateway1); err != nil || !slices.Equal(got, append(slices.Clone(last), many[:9]...)) {
+			t.Errorf("pairs %v, %v", got, err)
+		}
+	}
+	if puts > 20 {
+		t.Errorf("it took %d requests", puts)
+	}
+	t.Logf("%d requests", puts)
 }
 
 func TestConnectErrors(t *testing.T) {

@@ -3,8 +3,11 @@ package openstack
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 )
@@ -12,37 +15,91 @@ import (
 // staleTries is how often a change is tried against others who change the same object.
 const staleTries = 5
 
+// NoRoom is ErrPairs, and says which of the prefixes that were asked for a port does not let pass.
+type NoRoom struct {
+	Left []netip.Prefix // sorted
+
+	said error
+}
+
+// Error is that of error.
+func (n *NoRoom) Error() string {
+	texts := make([]string, len(n.Left))
+	for i, p := range n.Left {
+		texts[i] = textOf(p)
+	}
+	return fmt.Sprintf("no room for %s: %v", strings.Join(texts, ", "), n.said)
+}
+
+// Unwrap returns what Neutron said.
+func (n *NoRoom) Unwrap() error { return n.said }
+
 // SetAddressPairs lets a gateway's port, which is not ours, send and receive packets of the prefixes in want. Of those that
 // it was told before, had, it takes away what is wanted no more; pairs of others stay. It writes nothing when nothing
-// changes, and is ErrPairs when the port may not have so many.
+// changes. A port that may not have so many gets as many as it may: those that it has, so that none is lost to another one,
+// and then the first of the others. The error is a NoRoom then.
 func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error {
 	return c.call(ctx, "set allowed address pairs of port "+port, func(ctx context.Context) error {
-		for try := 1; ; try++ {
-			is, err := ports.Get(ctx, c.network, port).Extract()
-			if err != nil {
+		m, err := c.writePairs(ctx, port, had, want, math.MaxInt)
+		said := explain(err)
+		if !errors.Is(said, ErrPairs) {
+			return err
+		}
+		// How many it may have Neutron tells administrators alone: it is found out by halves.
+		fits, refused, limit := m.old, len(m.pairs), m.old
+		for {
+			m, err := c.writePairs(ctx, port, had, want, limit)
+			switch {
+			case errors.Is(explain(err), ErrPairs) && len(m.pairs) > m.old:
+				refused = len(m.pairs)
+			case err != nil:
 				return err
-			}
-			pairs := mergePairs(is.AllowedAddressPairs, is.MACAddress, had, want)
-			if slices.Equal(pairs, is.AllowedAddressPairs) {
+			case len(m.left) == 0: // somebody has made room
 				return nil
+			case len(m.pairs)+1 >= refused:
+				return &NoRoom{Left: m.left, said: said}
+			default:
+				fits = len(m.pairs)
 			}
-			_, err = ports.Update(ctx, c.network, port, ports.UpdateOpts{AllowedAddressPairs: &pairs, RevisionNumber: &is.RevisionNumber}).Extract()
-			if !errors.Is(explain(err), ErrStale) || try == staleTries {
-				return err
-			}
+			limit = (fits + refused) / 2
 		}
 	})
 }
 
-// mergePairs returns the pairs of a port with want in them and had, as far as it is wanted no more, not. A pair of ours
-// has the port's own MAC address, which Neutron fills in.
-func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix) []ports.AddressPair {
+// writePairs makes one write of SetAddressPairs: it asks for no more than limit pairs in all.
+func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.Prefix, limit int) (m merged, err error) {
+	for try := 1; ; try++ {
+		is, err := ports.Get(ctx, c.network, port).Extract()
+		if err != nil {
+			return m, err
+		}
+		m = mergePairs(is.AllowedAddressPairs, is.MACAddress, had, want, limit)
+		if slices.Equal(m.pairs, is.AllowedAddressPairs) {
+			return m, nil
+		}
+		_, err = ports.Update(ctx, c.network, port, ports.UpdateOpts{AllowedAddressPairs: &m.pairs, RevisionNumber: &is.RevisionNumber}).Extract()
+		if !errors.Is(explain(err), ErrStale) || try == staleTries {
+			return m, err
+		}
+	}
+}
+
+// merged are the pairs of a port as it is to have them.
+type merged struct {
+	pairs []ports.AddressPair
+	old   int            // how many of them it has
+	left  []netip.Prefix // what is wanted and not among them, sorted
+}
+
+// mergePairs returns the pairs of a port with want in them, as long as they are no more than limit, and had, as far as it is
+// wanted no more, not. A pair of ours has the port's own MAC address, which Neutron fills in.
+func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix, limit int) merged {
 	missing := slices.Clone(want)
-	merged := []ports.AddressPair{} // none is an empty list for Neutron, and not null
+	m := merged{pairs: []ports.AddressPair{}} // none is an empty list for Neutron, and not null
 	for _, pair := range pairs {
 		prefix, ok := prefixOf(pair.IPAddress)
 		if !ok || pair.MACAddress != "" && pair.MACAddress != mac {
-			merged = append(merged, pair)
+			m.pairs = append(m.pairs, pair)
 			continue
 		}
 		wanted := slices.Contains(want, prefix)
@@ -50,14 +107,19 @@ func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix)
 			missing = slices.DeleteFunc(missing, func(p netip.Prefix) bool { return p == prefix })
 		}
 		if wanted || !slices.Contains(had, prefix) {
-			merged = append(merged, pair)
+			m.pairs = append(m.pairs, pair)
 		}
 	}
+	m.old = len(m.pairs)
 	slices.SortFunc(missing, netip.Prefix.Compare)
 	for _, p := range slices.Compact(missing) {
-		merged = append(merged, ports.AddressPair{IPAddress: textOf(p)})
+		if len(m.pairs) >= limit {
+			m.left = append(m.left, p)
+			continue
+		}
+		m.pairs = append(m.pairs, ports.AddressPair{IPAddress: textOf(p)})
 	}
-	return merged
+	return m
 }
 
 // prefixOf reads what Neutron has for a prefix: an address alone is one as well.

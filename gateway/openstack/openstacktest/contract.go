@@ -220,7 +220,7 @@ func Contract(t *testing.T, c Cloud) {
 			t.Fatal(err)
 		}
 		defer func() {
-			if err := set(append(vips(c.MaxPairs), foreign), nil); err != nil {
+			if err := set(append(vips(c.MaxPairs+3), foreign), nil); err != nil {
 				t.Error(err)
 			}
 		}()
@@ -231,8 +231,15 @@ func Contract(t *testing.T, c Cloud) {
 		if want := append(vips(1), foreign); err != nil || !sameSet(pairs, want) {
 			t.Errorf("pairs %v, %v, want %v", pairs, err, want)
 		}
-		if err := set(vips(1), vips(c.MaxPairs)); !errors.Is(err, openstack.ErrPairs) {
-			t.Errorf("too many pairs: %v", err)
+		many := vips(c.MaxPairs + 3)
+		err = set(vips(1), many[1:]) // one of those that it has is wanted no more
+		room, ok := errors.AsType[*openstack.NoRoom](err)
+		if !ok || !errors.Is(err, openstack.ErrPairs) || len(room.Left) != 4 || slices.Contains(room.Left, many[len(many)-1]) {
+			t.Fatalf("too many pairs: %v", err)
+		}
+		pairs, err = mine.AddressPairs(ctx, c.Gateway)
+		if want := append(slices.DeleteFunc(slices.Clone(many[1:]), func(p netip.Prefix) bool { return slices.Contains(room.Left, p) }), foreign); err != nil || !sameSet(pairs, want) {
+			t.Errorf("of too many pairs %v, %v, want %v", pairs, err, want)
 		}
 		if err := mine.SetAddressPairs(ctx, "11111111-2222-3333-4444-555555555555", nil, vips(1)); !errors.Is(err, openstack.ErrGone) {
 			t.Errorf("a port that is none: %v", err)
