@@ -126,7 +126,7 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 // offers returns the floating IP that a user named, if one was named, and an error when a pool has none as wanted.
 func (n *neutron) offers(ctx context.Context, pool *Pool, want service.FloatingIP) (openstack.FloatingIP, error) {
 	if want.Allocate && pool.Neutron.FloatingNetwork == "" {
-		return openstack.FloatingIP{}, fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", pool.Name, service.AnnotationFloatingIP)
+		return openstack.FloatingIP{}, invalid{fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", pool.Name, service.AnnotationFloatingIP)}
 	}
 	if want.Use == "" {
 		return openstack.FloatingIP{}, nil

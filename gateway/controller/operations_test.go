@@ -365,6 +365,12 @@ func TestHangingCloud(t *testing.T) {
 
 // A request that is wrong is said, and costs a Service nothing of what it has.
 func TestInvalidKeepsWhatWorked(t *testing.T) {
+	in := func(pool, floating string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			annotation(service.AnnotationPool, pool)(s)
+			annotation(service.AnnotationFloatingIP, floating)(s)
+		}
+	}
 	for name, tc := range map[string]struct {
 		change func(*corev1.Service)
 		says   string
@@ -373,23 +379,37 @@ func TestInvalidKeepsWhatWorked(t *testing.T) {
 		"SCTP":                       {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not balanced by gateways"},
 		"no such address":            {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
 		"a pool of the other family": {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
+		"allocated of a list":        {in("list", "allocate"), "pool list has no floating IPs"},
+		"one by name, of a list":     {in("list", "203.0.113.250"), "pool list has no floating IPs"},
+		"allocated of no network":    {in("plain", "allocate"), "pool plain has no floating IPs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			settings := testSettings()
-			settings.Pools = append(settings.Pools, Pool{Name: "six", Announce: desired.ByNone, Return: desired.Routed, Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8:6::/126")}})
+			plain := settings.Pools[0]
+			of := *plain.Neutron
+			of.FloatingNetwork = ""
+			plain.Name, plain.Neutron = "plain", &of
+			settings.Pools = append(settings.Pools, plain, Pool{Name: "six", Announce: desired.ByNone, Return: desired.Routed, Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8:6::/126")}})
 			w.startWith(settings, nil)
 			w.noError(w.Sync(t.Context()))
 			w.create(w.balanced("a", nil, 80))
 			w.noError(w.settle())
 			had, state := addresses(w.get("a")), w.fleet.states["gw1"]
+			made, _ := w.fake.Objects()
 			w.edit("a", tc.change)
-			for range 2 { // with what is remembered, and without
+			w.create(w.balanced("new", tc.change, 443)) // which has nothing
+			for range 2 {                               // with what is remembered, and without
 				w.noError(w.settle())
 				s := w.get("a")
-				c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionMapped)
-				if c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, tc.says) {
-					t.Errorf("condition %+v", c)
+				for _, of := range []*corev1.Service{s, w.get("new")} {
+					c := meta.FindStatusCondition(of.Status.Conditions, service.ConditionMapped)
+					if c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, tc.says) {
+						t.Errorf("condition of %s: %+v", of.Name, c)
+					}
+				}
+				if now, _ := w.fake.Objects(); !slices.Equal(now, made) {
+					t.Errorf("ports %v, before %v", now, made)
 				}
 				if !slices.Equal(addresses(s), had) {
 					t.Errorf("it is reached at %v, before %v", addresses(s), had)

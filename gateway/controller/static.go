@@ -48,6 +48,9 @@ func (s *static) parse(id string) (port, bool) {
 }
 
 func (s *static) create(_ context.Context, r request, _ map[string]port, held []string) (port, error) {
+	if err := s.offers(r.Pool.Name, r.Floating); err != nil {
+		return port{}, err
+	}
 	taken := map[netip.Addr]bool{}
 	for _, id := range held {
 		p, _ := s.parse(id)
@@ -90,8 +93,13 @@ func firstFree(prefixes []netip.Prefix, f corev1.IPFamily, taken map[netip.Addr]
 }
 
 func (s *static) float(_ context.Context, p port, want service.FloatingIP) (port, error) {
-	if want.Use != "" {
-		return p, fmt.Errorf("pool %s has no floating IPs; remove the annotation %s, or name another pool", p.Pool, service.AnnotationFloatingIP)
+	return p, s.offers(p.Pool, want)
+}
+
+// offers refuses every floating IP: a pool of addresses has none.
+func (*static) offers(pool string, want service.FloatingIP) error {
+	if want.Use == "" && !want.Allocate {
+		return nil
 	}
-	return p, nil
+	return invalid{fmt.Errorf("pool %s has no floating IPs; set the annotation %s to \"none\", or name another pool by %s", pool, service.AnnotationFloatingIP, service.AnnotationPool)}
 }
