@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/agents"
 	"github.com/isthmus-net/isthmus/gateway/controller/internal/probes"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
 const (
@@ -220,15 +222,23 @@ func (c *Controller) fence(ctx context.Context) error {
 	return nil
 }
 
-// fenced is a cloud where whoever has lost the Lease deletes nothing: its successor may just have given to a Service what it
-// thinks nobody has.
+// fenced is a cloud where whoever has lost the Lease writes nothing: its successor may just have given to a Service what it
+// thinks nobody has, led a floating IP elsewhere, or let a VIP pass that it does not know of.
 type fenced struct {
 	Cloud
 
 	fence func(context.Context) error
 }
 
-// DeletePort is that of Cloud.
+// CreatePort is that of Cloud, as are all others.
+func (f fenced) CreatePort(ctx context.Context, r openstack.PortRequest) (openstack.Port, error) {
+	if err := f.fence(ctx); err != nil {
+		return openstack.Port{}, fmt.Errorf("create port: %w", err)
+	}
+	return f.Cloud.CreatePort(ctx, r)
+}
+
+// DeletePort deletes a port.
 func (f fenced) DeletePort(ctx context.Context, id string) error {
 	if err := f.fence(ctx); err != nil {
 		return fmt.Errorf("delete port %s: %w", id, err)
@@ -236,12 +246,52 @@ func (f fenced) DeletePort(ctx context.Context, id string) error {
 	return f.Cloud.DeletePort(ctx, id)
 }
 
-// DeleteFloatingIP is that of Cloud.
+// CreateFloatingIP creates a floating IP.
+func (f fenced) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error) {
+	if err := f.fence(ctx); err != nil {
+		return openstack.FloatingIP{}, fmt.Errorf("create floating IP: %w", err)
+	}
+	return f.Cloud.CreateFloatingIP(ctx, network, port, fixed)
+}
+
+// ReserveFloatingIP creates one that leads nowhere yet.
+func (f fenced) ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error) {
+	if err := f.fence(ctx); err != nil {
+		return openstack.FloatingIP{}, fmt.Errorf("reserve floating IP: %w", err)
+	}
+	return f.Cloud.ReserveFloatingIP(ctx, network, purpose)
+}
+
+// LeadFloatingIP leads a floating IP elsewhere.
+func (f fenced) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+	if err := f.fence(ctx); err != nil {
+		return fmt.Errorf("lead floating IP %s: %w", id, err)
+	}
+	return f.Cloud.LeadFloatingIP(ctx, id, port, fixed)
+}
+
+// KeepFloatingIP makes a floating IP a user's.
+func (f fenced) KeepFloatingIP(ctx context.Context, id string) error {
+	if err := f.fence(ctx); err != nil {
+		return fmt.Errorf("keep floating IP %s: %w", id, err)
+	}
+	return f.Cloud.KeepFloatingIP(ctx, id)
+}
+
+// DeleteFloatingIP deletes a floating IP.
 func (f fenced) DeleteFloatingIP(ctx context.Context, id string) error {
 	if err := f.fence(ctx); err != nil {
 		return fmt.Errorf("delete floating IP %s: %w", id, err)
 	}
 	return f.Cloud.DeleteFloatingIP(ctx, id)
+}
+
+// SetAddressPairs lets VIPs pass.
+func (f fenced) SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error {
+	if err := f.fence(ctx); err != nil {
+		return fmt.Errorf("set address pairs of port %s: %w", port, err)
+	}
+	return f.Cloud.SetAddressPairs(ctx, port, had, want)
 }
 
 // syncKey asks the worker for Sync.

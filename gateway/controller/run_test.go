@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
@@ -148,7 +151,7 @@ func TestRun(t *testing.T) {
 }
 
 // Of two controllers only the one with the Lease does anything, and when somebody takes it away, nobody: the one that had it is
-// fenced before its next look at everything, and the other waits for what it takes for a third one.
+// fenced before its next look at everything, and before each write to Neutron, and the other waits for what it takes for a third one.
 func TestTwoControllersAndALease(t *testing.T) {
 	w := realWorld(t)
 	one, two := w.run(nobody), w.run(nobody)
@@ -173,10 +176,9 @@ func TestTwoControllersAndALease(t *testing.T) {
 	if _, err := (&loop{worker: w.worker, controller: leader.Controller}).sync(t.Context()); err == nil || asked > 0 {
 		t.Errorf("its next look: %v, %d requests of Neutron", err, asked)
 	}
-	cloud := fenced{w.cloud, leader.fence}
-	for what, err := range map[string]error{"port": cloud.DeletePort(t.Context(), "p"), "floating IP": cloud.DeleteFloatingIP(t.Context(), "f")} {
+	for what, err := range writes(t.Context(), fenced{w.cloud, leader.fence}) {
 		if err == nil || !strings.Contains(err.Error(), "the Lease is third's") || asked > 0 {
-			t.Errorf("it deletes a %s: %v, %d requests of Neutron", what, err, asked)
+			t.Errorf("%s: %v, %d requests of Neutron", what, err, asked)
 		}
 	}
 	if isElected(standby) {
@@ -185,6 +187,48 @@ func TestTwoControllersAndALease(t *testing.T) {
 	w.noError(standby.stop())
 	_ = leader.stop() // which may have noticed
 	t.Logf("1 of 2 worked, and then none; %d requests of Neutron", asked)
+}
+
+// writes makes each write of a cloud once.
+func writes(ctx context.Context, c Cloud) map[string]error {
+	port, floating, addr := openstacktest.Gateway1, "floating", openstacktest.GatewayAddrs[0]
+	_, created := c.CreatePort(ctx, openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: "public.x"})
+	_, made := c.CreateFloatingIP(ctx, openstacktest.External, port, addr)
+	_, reserved := c.ReserveFloatingIP(ctx, openstacktest.External, "moving.x")
+	return map[string]error{
+		"CreatePort": created, "CreateFloatingIP": made, "ReserveFloatingIP": reserved,
+		"DeletePort": c.DeletePort(ctx, port), "DeleteFloatingIP": c.DeleteFloatingIP(ctx, floating), "KeepFloatingIP": c.KeepFloatingIP(ctx, floating),
+		"LeadFloatingIP": c.LeadFloatingIP(ctx, floating, port, addr), "SetAddressPairs": c.SetAddressPairs(ctx, port, nil, []netip.Prefix{netip.PrefixFrom(addr, 32)}),
+	}
+}
+
+// Whoever is fenced writes nothing to a cloud, and reads on; whoever is not does all of it.
+func TestFencedCloud(t *testing.T) {
+	w := newWorld(t)
+	asked, out := 0, errors.New("the Lease is another's")
+	w.fake.Fault = func(*http.Request) openstacktest.Fault { asked++; return openstacktest.None }
+	all := writes(t.Context(), fenced{w.cloud, func(context.Context) error { return out }})
+	for what, err := range all {
+		if !errors.Is(err, out) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	reads := []string{"Ports", "FloatingIPs", "AllFloatingIPs", "Quota"}
+	if n := reflect.TypeFor[Cloud]().NumMethod(); asked > 0 || n != len(all)+len(reads) {
+		t.Errorf("%d requests of Neutron by %d writes; a cloud has %d methods, %d of which read", asked, len(all), n, len(reads))
+	}
+	if _, err := (fenced{w.cloud, func(context.Context) error { return out }}).Ports(t.Context()); err != nil {
+		t.Errorf("it reads: %v", err)
+	}
+	asked = 0
+	for what, err := range writes(t.Context(), fenced{w.cloud, func(context.Context) error { return nil }}) {
+		if errors.Is(err, out) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if asked < len(all) {
+		t.Errorf("%d writes ask Neutron %d times", len(all), asked)
+	}
 }
 
 // nobody is how to reach gateways that are not there.
