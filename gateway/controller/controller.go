@@ -74,6 +74,7 @@ type mapped struct {
 	want  service.Want
 	port  port
 	ports []corev1.ServicePort
+	lacks string // which of them its import has not
 }
 
 // families are those in which a Service is reached.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -60,13 +61,85 @@ func (w *worker) readEndpoints(ctx context.Context) (*endpoints, error) {
 func (e *endpoints) backends(m *mapped, p corev1.ServicePort, f corev1.IPFamily) []desired.Backend {
 	of := e.services[m.name]
 	if m.want.Import != "" {
-		of = e.imports[types.NamespacedName{Namespace: m.name.Namespace, Name: m.want.Import}]
+		of = e.imported(m)
+		p.Name, _ = importPort(of, m.ports, p)
 	}
 	pods := podBackends(of, p, f)
 	if m.want.Backends != service.NodePorts {
 		return merge(pods)
 	}
 	return merge(e.nodeBackends(m, p, f, pods))
+}
+
+// imported are the slices of the ServiceImport that a Service names.
+func (e *endpoints) imported(m *mapped) []*discoveryv1.EndpointSlice {
+	return e.imports[types.NamespacedName{Namespace: m.name.Namespace, Name: m.want.Import}]
+}
+
+// importPort returns what the port of a Service, which has others, is called in the slices of an import: the same, but where both
+// have a single one, that is the one. It reports false when they have ports, and none that it can be.
+func importPort(of []*discoveryv1.EndpointSlice, others []corev1.ServicePort, p corev1.ServicePort) (name string, ok bool) {
+	all := slicePorts(of)
+	single := len(all) == 1 && len(others) == 1 && all[0].protocol == protocolOf(p)
+	switch {
+	case len(all) == 0, slices.Contains(all, slicePort{p.Name, protocolOf(p)}):
+		return p.Name, true
+	case single:
+		return all[0].name, true
+	}
+	return p.Name, false
+}
+
+// slicePort is what ports of EndpointSlices are matched by.
+type slicePort struct {
+	name     string
+	protocol corev1.Protocol
+}
+
+// String is for people.
+func (p slicePort) String() string { return fmt.Sprintf("%q (%s)", p.name, p.protocol) }
+
+// slicePorts are those of all slices, sorted, each once.
+func slicePorts(of []*discoveryv1.EndpointSlice) (all []slicePort) {
+	for _, s := range of {
+		for _, p := range s.Ports {
+			if p.Port != nil {
+				all = append(all, slicePort{deref(p.Name), cmp.Or(deref(p.Protocol), corev1.ProtocolTCP)})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b slicePort) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
+	})
+	return slices.Compact(all)
+}
+
+func protocolOf(p corev1.ServicePort) corev1.Protocol { return cmp.Or(p.Protocol, corev1.ProtocolTCP) }
+
+// lacks says which ports of a Service its import does not have, "" for none.
+func (e *endpoints) lacks(m *mapped) string {
+	if m.want.Import == "" {
+		return ""
+	}
+	of := e.imported(m)
+	var none []string
+	for _, p := range m.ports {
+		if _, ok := importPort(of, m.ports, p); !ok {
+			none = append(none, slicePort{p.Name, protocolOf(p)}.String())
+		}
+	}
+	if len(none) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("spec.ports: ServiceImport %s has no %s, but %s; give the Service's ports the names that they have there", m.want.Import, strings.Join(none, ", "), list(slicePorts(of)))
+}
+
+func list[T fmt.Stringer](all []T) string {
+	texts := make([]string, len(all))
+	for i, v := range all {
+		texts[i] = v.String()
+	}
+	return strings.Join(texts, ", ")
 }
 
 // pod is an endpoint as a backend, and the node that it is on.
@@ -84,7 +157,7 @@ func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev
 			continue
 		}
 		for _, sp := range s.Ports {
-			if deref(sp.Name) != p.Name || sp.Port == nil || cmp.Or(deref(sp.Protocol), corev1.ProtocolTCP) != cmp.Or(p.Protocol, corev1.ProtocolTCP) {
+			if deref(sp.Name) != p.Name || sp.Port == nil || cmp.Or(deref(sp.Protocol), corev1.ProtocolTCP) != protocolOf(p) {
 				continue
 			}
 			for i := range s.Endpoints {

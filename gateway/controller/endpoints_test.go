@@ -1,12 +1,13 @@
 package controller
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,6 +75,7 @@ func TestBackends(t *testing.T) {
 		of     *endpoints
 		want   service.Want
 		family corev1.IPFamily
+		port   string
 		have   string
 	}{
 		"pods of two slices, sorted, each once": {
@@ -108,6 +110,15 @@ func TestBackends(t *testing.T) {
 			},
 			want: service.Want{Import: "hello"},
 			have: "10.2.0.1:8080",
+		},
+		"an imported Service whose only port is called otherwise": {
+			of:   &endpoints{imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{{Namespace: "demo", Name: "hello"}: {sliceOf(8080, endpoint("10.2.0.1", "n1", "rs"))}}},
+			want: service.Want{Import: "hello"}, port: "web",
+			have: "10.2.0.1:8080",
+		},
+		"a Service whose only port is called otherwise than its endpoints'": {
+			of:   &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, endpoint("10.1.0.1", "n1", "rs"))}}},
+			port: "web", have: "",
 		},
 		"node ports of ready nodes": {
 			of:   &endpoints{nodes: []*corev1.Node{node("n3", "r"), node("n1", "r"), node("n2", ""), node("n4", "rx"), node("n5", "rd")}},
@@ -154,8 +165,9 @@ func TestBackends(t *testing.T) {
 				tc.family = corev1.IPv4Protocol
 			}
 			tc.of.asks = map[netip.AddrPort]bool{}
-			have := ""
-			for _, b := range tc.of.backends(&mapped{name: key, want: tc.want}, port, tc.family) {
+			have, port := "", port
+			port.Name = cmp.Or(tc.port, port.Name)
+			for _, b := range tc.of.backends(&mapped{name: key, want: tc.want, ports: []corev1.ServicePort{port}}, port, tc.family) {
 				have += " " + netip.AddrPortFrom(b.Addr, b.Port).String()
 				if b.Weight != 1 {
 					have += fmt.Sprintf("*%d", b.Weight)
@@ -167,13 +179,45 @@ func TestBackends(t *testing.T) {
 			if have != "" {
 				have = have[1:]
 			}
-			if diff := cmp.Diff(tc.have, have); diff != "" {
+			if diff := gocmp.Diff(tc.have, have); diff != "" {
 				t.Errorf("backends (-want +have):\n%s", diff)
 			}
 			if asks := len(tc.of.asks); tc.want.HealthCheckPort == 0 && asks != 0 || tc.want.HealthCheckPort != 0 && asks != len(tc.of.nodes) {
 				t.Errorf("asks at %v", tc.of.asks)
 			}
 		})
+	}
+}
+
+// A port of an import is found by its name, or by being the only one on both sides.
+func TestImportPort(t *testing.T) {
+	ports := func(names string) (of []*discoveryv1.EndpointSlice) {
+		for name := range strings.FieldsSeq(names) {
+			text, protocol, _ := strings.Cut(name, "/")
+			s := sliceOf(8080)
+			s.Ports[0].Name, s.Ports[0].Protocol = new(strings.Trim(text, "-")), new(corev1.Protocol(protocol))
+			of = append(of, s)
+		}
+		return of
+	}
+	for name, tc := range map[string]struct{ of, has, lacks string }{
+		"by name":                     {"http/TCP metrics/TCP", "http/TCP", ""},
+		"one and one":                 {"http/TCP http/TCP", "-/TCP", ""},
+		"one and one without a name":  {"-/TCP", "http/TCP", ""},
+		"of two clusters, by name":    {"http/TCP web/TCP", "web/TCP", ""},
+		"no endpoints":                {"", "http/TCP dns/UDP", ""},
+		"one and one of another kind": {"http/UDP", "-/TCP", `has no "" (TCP), but "http" (UDP)`},
+		"one of two":                  {"http/TCP metrics/TCP", "-/TCP", `has no "" (TCP), but "http" (TCP), "metrics" (TCP)`},
+		"two of one":                  {"http/TCP", "http/TCP web/TCP dns/UDP", `has no "web" (TCP), "dns" (UDP), but "http" (TCP)`},
+	} {
+		m := &mapped{name: types.NamespacedName{Namespace: "demo", Name: "a"}, want: service.Want{Import: "hello"}}
+		for i, s := range ports(tc.has) {
+			m.ports = append(m.ports, corev1.ServicePort{Name: *s.Ports[0].Name, Protocol: *s.Ports[0].Protocol, Port: int32(80 + i)})
+		}
+		e := &endpoints{imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{{Namespace: "demo", Name: "hello"}: ports(tc.of)}}
+		if got := e.lacks(m); (got == "") != (tc.lacks == "") || !strings.Contains(got, tc.lacks) {
+			t.Errorf("%s: %q, want %q in it", name, got, tc.lacks)
+		}
 	}
 }
 
@@ -202,10 +246,10 @@ func TestVIPs(t *testing.T) {
 		}
 		return all
 	}
-	if diff := cmp.Diff([]string{"192.0.2.1 bgp routed: 80/TCP=demo/b 443/TCP=demo/a", "2001:db8::1 bgp routed: 443/TCP=demo/a"}, text(DefaultGroup)); diff != "" {
+	if diff := gocmp.Diff([]string{"192.0.2.1 bgp routed: 80/TCP=demo/b 443/TCP=demo/a", "2001:db8::1 bgp routed: 443/TCP=demo/a"}, text(DefaultGroup)); diff != "" {
 		t.Errorf("group default (-want +have):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"198.51.100.1 vrrp snat: 80/TCP=demo/c"}, text("edge")); diff != "" {
+	if diff := gocmp.Diff([]string{"198.51.100.1 vrrp snat: 80/TCP=demo/c"}, text("edge")); diff != "" {
 		t.Errorf("group edge (-want +have):\n%s", diff)
 	}
 }

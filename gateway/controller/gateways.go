@@ -95,6 +95,9 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 		return nil, err
 	}
 	services := w.sorted()
+	for _, m := range services {
+		m.lacks = e.lacks(m)
+	}
 	balancers, groups := map[string][]string{}, map[string][]desired.VIP{}
 	for _, n := range nodes.Items {
 		g := group(&n)
@@ -295,6 +298,9 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 					v.message = "gateway " + p.node.Name + " has it; when its floating IP moves to another one, connections end"
 				}
 			}
+		}
+		if v.reason == service.ReasonApplied && m.lacks != "" {
+			v = verdict{service.ReasonNoSuchPort, m.lacks}
 		}
 		next[m.name] = v
 		if was, ok := w.verdicts[m.name]; !ok || was != v {

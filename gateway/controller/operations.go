@@ -95,9 +95,9 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	}
 	switch {
 	case had == "":
-		w.tell(s, corev1.EventTypeNormal, "Mapped", "reached at "+join(addresses))
+		w.tell(s, corev1.EventTypeNormal, "Mapped", "reached at "+list(addresses))
 	case had != p.ID, before != nil && !slices.Equal(before.port.external(families), addresses):
-		w.tell(s, corev1.EventTypeNormal, "Remapped", "reached at "+join(addresses)+" from now on")
+		w.tell(s, corev1.EventTypeNormal, "Remapped", "reached at "+list(addresses)+" from now on")
 	}
 	return w.reportMapped(ctx, s, addresses)
 }
@@ -328,12 +328,4 @@ func setExternalIPs(s *corev1.Service, want []netip.Addr) {
 	}
 	s.Spec.ExternalIPs = all
 	annotate(s, service.AnnotationOwnExternalIPs, strings.Join(ours, ","))
-}
-
-func join(addrs []netip.Addr) string {
-	texts := make([]string, len(addrs))
-	for i, a := range addrs {
-		texts[i] = a.String()
-	}
-	return strings.Join(texts, ", ")
 }

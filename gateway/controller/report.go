@@ -95,7 +95,7 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 		}
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: service.ConditionApplied, Status: status, Reason: v.reason, Message: v.message})
 	})
-	if err == nil && known && v.reason == service.ReasonRefused && said != v.message {
+	if err == nil && known && (v.reason == service.ReasonRefused || v.reason == service.ReasonNoSuchPort) && said != v.message {
 		w.tell(s, corev1.EventTypeWarning, v.reason, v.message)
 	}
 	return err

@@ -38,7 +38,7 @@ const (
 	// AnnotationOwnExternalIPs lists those of spec.externalIPs that the controller put there. All others are the user's.
 	AnnotationOwnExternalIPs = "gateway.isthmus.dev/own-external-ips"
 	// AnnotationServiceImport names a ServiceImport of the Service's namespace, whose endpoints in all clusters are the
-	// backends. The Service has no selector then.
+	// backends. The Service has no selector then. Ports are those of the same name; where both have one port it is that one.
 	AnnotationServiceImport = "isthmus.dev/service-import"
 )
 
@@ -62,6 +62,8 @@ const (
 	ReasonApplied    = "Applied"
 	// ReasonRefused: a gateway could not apply it.
 	ReasonRefused = "Refused"
+	// ReasonNoSuchPort: gateways have it, but the ServiceImport that it names has none of its ports' names.
+	ReasonNoSuchPort = "NoSuchPort"
 	// ReasonNoGateway: no gateway of the group of the Service's pool has it.
 	ReasonNoGateway = "NoGateway"
 )

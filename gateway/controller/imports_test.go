@@ -1,0 +1,90 @@
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/gateway/service"
+)
+
+// importSlice is one of an import's, of a cluster, with an endpoint for each address.
+func (w *world) importSlice(name, cluster, port string, addrs ...string) *discoveryv1.EndpointSlice {
+	s := w.endpointSlice(name, []int32{80}, addrs...)
+	s.Name = name + "-" + cluster
+	s.Labels = map[string]string{mcsv1beta1.LabelServiceName: name, mcsv1beta1.LabelSourceCluster: cluster}
+	s.Ports[0].Name = &port
+	return s
+}
+
+// A Service before a ServiceImport has an address as any other one, and the import's endpoints of all clusters behind it.
+func TestServiceBeforeAnImport(t *testing.T) {
+	w := newWorld(t)
+	w.noError(w.Sync(t.Context()))
+	imports := func(s *corev1.Service) {
+		s.Spec.Selector = nil
+		annotation(service.AnnotationServiceImport, "hello")(s)
+	}
+	w.create(w.endpointSlice("a", []int32{80}, "10.1.0.9")) // somebody's who thinks that it is a Service as others
+	w.create(w.balanced("a", imports, 80), w.balanced("other", nil, 443))
+	has := func(step string, reason string, want ...string) {
+		t.Helper()
+		w.refresh()
+		s := w.get("a")
+		if _, fips := w.fake.Objects(); len(addresses(s)) != 1 || len(fips) != 1 || !slices.Equal(addresses(s), addresses(w.get("other"))) {
+			t.Errorf("%s: it is reached at %v, the other one at %v; floating IPs %v", step, addresses(s), addresses(w.get("other")), fips)
+		}
+		for gateway, state := range w.fleet.states {
+			var have []string
+			for _, f := range state.VIPs[0].Frontends {
+				for _, b := range f.Backends {
+					have = append(have, fmt.Sprintf("%s %d %s:%d", f.Service, f.Port, b.Addr, b.Port))
+				}
+			}
+			for i, addr := range want {
+				if line := w.ns + "/a 80 " + addr; len(have) != len(want) || have[i] != line {
+					t.Errorf("%s: gateway %s has %v, want %v", step, gateway, have, want)
+				}
+			}
+			if len(want) == 0 && len(have) > 0 {
+				t.Errorf("%s: gateway %s has %v", step, gateway, have)
+			}
+		}
+		if c := meta.FindStatusCondition(s.Status.Conditions, service.ConditionApplied); c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == service.ReasonApplied) {
+			t.Errorf("%s: %+v, want %s", step, c, reason)
+		}
+	}
+	has("no import yet", service.ReasonApplied)
+	b := w.importSlice("hello", "b", "p80", "10.2.0.1", "10.2.0.2")
+	w.create(b)
+	has("of one cluster", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080")
+	w.create(w.importSlice("hello", "c", "p80", "10.3.0.1"))
+	has("of two clusters", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
+	w.recover()
+	has("after a restart", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
+
+	w.edit("a", func(s *corev1.Service) { s.Spec.Ports[0].Name = "" })
+	w.noError(w.settle())
+	has("one port and one, of other names", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
+	w.events = nil
+	b.Ports = append(b.Ports, discoveryv1.EndpointPort{Name: new("more"), Port: new(int32(9090)), Protocol: new(corev1.ProtocolTCP)})
+	w.noError(w.api.Update(t.Context(), b))
+	has("one port and two, of other names", service.ReasonNoSuchPort)
+	said := slices.DeleteFunc(w.events, func(e string) bool {
+		return !strings.HasPrefix(e, `NoSuchPort a: spec.ports: ServiceImport hello has no "" (TCP), but "more" (TCP), "p80" (TCP)`)
+	})
+	if len(said) != 1 {
+		t.Errorf("%d events say so: %v", len(said), w.events)
+	}
+	w.edit("a", func(s *corev1.Service) { s.Spec.Ports[0].Name = "p80" })
+	w.noError(w.settle())
+	has("named again", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
+	w.check()
+}
