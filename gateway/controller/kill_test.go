@@ -31,14 +31,15 @@ func TestKilledAtEveryCall(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, change func(*world)
 		moves          []string // Services whose addresses may change
+		calls          int      // that the change takes, at least
 	}{
 		"MapService": {
 			func(*world) {},
-			func(w *world) { w.create(w.balanced("new", nil, 80)) }, nil,
+			func(w *world) { w.create(w.balanced("new", nil, 80)) }, nil, 16,
 		},
 		"MapService, to a port that another Service has": {
 			func(w *world) { w.create(w.balanced("old", nil, 80)) },
-			func(w *world) { w.create(w.balanced("new", annotate(service.AnnotationExternalIPs, "true"), 443)) }, nil,
+			func(w *world) { w.create(w.balanced("new", annotate(service.AnnotationExternalIPs, "true"), 443)) }, nil, 13,
 		},
 		"MapService, dual stack, a floating IP that is kept": {
 			func(w *world) { w.create(w.balanced("old", nil, 80)) },
@@ -47,7 +48,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 					s.Annotations[service.AnnotationFloatingIPAfterwards] = "retain"
 					s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = new(corev1.IPFamilyPolicyRequireDualStack), []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 				}, 80))
-			}, nil,
+			}, nil, 20,
 		},
 		"RemapService, away from a shared port": {
 			func(w *world) {
@@ -56,32 +57,32 @@ func TestKilledAtEveryCall(t *testing.T) {
 				w.create(w.balanced("b", nil, 443))
 			},
 			func(w *world) { w.edit("a", add(443)) },
-			[]string{"a"},
+			[]string{"a"}, 21,
 		},
 		"RemapService, to no floating IP": {
 			func(w *world) { w.create(w.balanced("a", nil, 80)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationFloatingIP, "none")) },
-			[]string{"a"},
+			[]string{"a"}, 7,
 		},
 		"RemapService, to another pool": {
 			func(w *world) { w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "list")) },
-			[]string{"a"},
+			[]string{"a"}, 19,
 		},
 		"RemapService, to a floating IP that moves": {
 			func(w *world) { w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "moving")) },
-			[]string{"a"},
+			[]string{"a"}, 17,
 		},
 		"UnmapService, of a floating IP that moves": {
 			func(w *world) { w.create(w.balanced("a", annotate(service.AnnotationPool, "moving"), 80)) },
-			func(w *world) { w.remove("a") }, nil,
+			func(w *world) { w.remove("a") }, nil, 10,
 		},
 		"UnmapService, deleted": {
 			func(w *world) {
 				w.create(w.balanced("a", annotate(service.AnnotationExternalIPs, "true"), 80), w.balanced("b", nil, 80))
 			},
-			func(w *world) { w.remove("a") }, nil,
+			func(w *world) { w.remove("a") }, nil, 17,
 		},
 		"UnmapService, of a port that another Service has": {
 			func(w *world) {
@@ -89,12 +90,12 @@ func TestKilledAtEveryCall(t *testing.T) {
 				w.noError(w.settle())
 				w.create(w.balanced("b", nil, 443))
 			},
-			func(w *world) { w.remove("a") }, nil,
+			func(w *world) { w.remove("a") }, nil, 11,
 		},
 		"UnmapService, kept away": {
 			func(w *world) { w.create(w.balanced("a", annotate(service.AnnotationExternalIPs, "true"), 80)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationManaged, "false")) },
-			[]string{"a"},
+			[]string{"a"}, 15,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,6 +142,9 @@ func TestKilledAtEveryCall(t *testing.T) {
 						break
 					}
 					kills++
+				}
+				if kills*steps[i] < tc.calls {
+					t.Errorf("%d calls hit, every %d. of at least %d, %+v", kills, steps[i], tc.calls, way)
 				}
 				t.Logf("%d calls hit: the answer lost %v, the controller living on %v", kills, way.after, way.fails)
 			}

@@ -80,7 +80,6 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 		return err // place has looked
 	}
 	w.unclean = unclean || had != "" && had != p.ID // what was made is the Service's now
-	before := w.services[s.UID]
 	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	for _, m := range w.sharers(p.ID, s.UID) { // its floating IP may be another one now
 		if m.port.Floating != p.Floating {
@@ -96,10 +95,17 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	switch {
 	case had == "":
 		w.tell(s, corev1.EventTypeNormal, "Mapped", "reached at "+list(addresses))
-	case had != p.ID, before != nil && !slices.Equal(before.port.external(families), addresses):
+	case had != p.ID, movedFrom(s, addresses):
 		w.tell(s, corev1.EventTypeNormal, "Remapped", "reached at "+list(addresses)+" from now on")
 	}
 	return w.reportMapped(ctx, s, addresses)
+}
+
+// movedFrom reports whether a Service's status says other addresses than these. Whose doing that is is no matter: of Services that
+// share a port the first one that is looked at gives all of them another floating IP.
+func movedFrom(s *corev1.Service, to []netip.Addr) bool {
+	was := s.Status.LoadBalancer.Ingress
+	return len(was) > 0 && !slices.EqualFunc(was, to, func(i corev1.LoadBalancerIngress, a netip.Addr) bool { return i.IP == a.String() })
 }
 
 // RemapService is MapService for a Service that has an L2 port, which it keeps as long as that is there and satisfies it.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -119,6 +120,37 @@ func TestServicesShareAPort(t *testing.T) {
 	}
 }
 
+// count counts writes to Neutron from now on, by method and kind of object.
+func (w *world) count() (asked func() map[string]int) {
+	var one sync.Mutex
+	n := map[string]int{}
+	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+		if r.Method != http.MethodGet {
+			one.Lock()
+			defer one.Unlock()
+			_, of, _ := strings.Cut(r.URL.Path, "/v2.0/")
+			kind, _, _ := strings.Cut(of, "s")
+			n[r.Method+" "+kind]++
+		}
+		return openstacktest.None
+	}
+	return func() map[string]int {
+		one.Lock()
+		defer one.Unlock()
+		return maps.Clone(n)
+	}
+}
+
+// said is how many events there were for a reason.
+func (w *world) said(reason string) (n int) {
+	for _, e := range w.events {
+		if strings.HasPrefix(e, reason+" ") {
+			n++
+		}
+	}
+	return n
+}
+
 // Of two Services whose annotations claim the same, the older one keeps it.
 func TestClaimsThatCollide(t *testing.T) {
 	w := newWorld(t)
@@ -130,8 +162,16 @@ func TestClaimsThatCollide(t *testing.T) {
 	young.Finalizers = []string{service.Finalizer}
 	young.CreationTimestamp = metav1.NewTime(old.CreationTimestamp.Add(1e9))
 	w.create(young)
+	w.events = nil
+	asked := w.count()
 	w.recover()
 	w.check()
+	if n := w.said("Remapped"); n != 1 || !w.saw("Remapped young") {
+		t.Errorf("%d Services moved, want the younger one", n)
+	}
+	if diff := cmp.Diff(map[string]int{"POST port": 1, "POST floatingip": 1, "PUT port": 2}, asked()); diff != "" {
+		t.Errorf("writes to Neutron (-want +have):\n%s", diff)
+	}
 	if is := w.get("old"); !slices.Equal(addresses(is), addresses(old)) {
 		t.Errorf("the older one moved from %v to %v", addresses(old), addresses(is))
 	}
@@ -219,9 +259,18 @@ func TestKeptFloatingIP(t *testing.T) {
 
 // What somebody takes away by hand is made anew, and the Service says where it is reached now.
 func TestDeletedByHand(t *testing.T) {
-	for name, remove := range map[string]func(w *world, port, floating string){
-		"the floating IP": func(w *world, _, floating string) { w.fake.Remove(floating) },
-		"the port":        func(w *world, port, _ string) { w.fake.Remove(port) },
+	for name, tc := range map[string]struct {
+		remove func(w *world, port, floating string)
+		writes map[string]int // to Neutron
+	}{
+		"the floating IP": {
+			func(w *world, _, floating string) { w.fake.Remove(floating) },
+			map[string]int{"POST floatingip": 1},
+		},
+		"the port": { // of which a floating IP is left
+			func(w *world, port, _ string) { w.fake.Remove(port) },
+			map[string]int{"POST port": 1, "POST floatingip": 1, "PUT port": 2, "DELETE floatingip": 1},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -229,9 +278,18 @@ func TestDeletedByHand(t *testing.T) {
 			w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443))
 			w.noError(w.settle())
 			_, fips := w.fake.Objects()
-			remove(w, w.get("a").Annotations[service.AnnotationPort], fips[0])
+			had := addresses(w.get("a"))
+			tc.remove(w, w.get("a").Annotations[service.AnnotationPort], fips[0])
+			w.events = nil
+			asked := w.count()
 			w.noError(errors.Join(w.Sync(t.Context()), w.settle()))
 			w.check()
+			if diff := cmp.Diff(tc.writes, asked()); diff != "" {
+				t.Errorf("writes to Neutron (-want +have):\n%s", diff)
+			}
+			if n := w.said("Remapped"); n != 2 || slices.Equal(addresses(w.get("a")), had) {
+				t.Errorf("%d events of 2 Services that were at %v and are at %v", n, had, addresses(w.get("a")))
+			}
 			if !w.saw("Remapped a: reached at " + addresses(w.get("a"))[0]) {
 				t.Error("no event says so")
 			}
@@ -279,7 +337,7 @@ func first(n int, fault openstacktest.Fault) func(*http.Request) openstacktest.F
 // Nothing that a cloud does wrong loses what a Service has, or lets anything leak.
 func TestCloudFaults(t *testing.T) {
 	for name, fault := range map[string]openstacktest.Fault{
-		"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire, "401": openstacktest.Deny, "412": openstacktest.Stale,
+		"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire, "401": openstacktest.Deny, "412": openstacktest.Stale, "409": openstacktest.Taken,
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			t.Run(name+" to "+method, func(t *testing.T) {
@@ -537,17 +595,45 @@ func TestGatewaysThatFail(t *testing.T) {
 		}
 	}
 	w.create(w.balanced("a", nil, 80), w.endpointSlice("a", []int32{80}, "10.1.0.1"))
+	asked := w.count()
+	// have holds what the gateways have: how many ports and backends each.
+	have := func(step string, gw1, gw2 [2]int) {
+		t.Helper()
+		for name, want := range map[string][2]int{"gw1": gw1, "gw2": gw2} {
+			is := [2]int{}
+			for _, v := range w.fleet.states[name].VIPs {
+				for _, f := range v.Frontends {
+					is[0]++
+					is[1] += len(f.Backends)
+				}
+			}
+			if is != want {
+				t.Errorf("%s: gateway %s has %d ports with %d backends, want %d with %d", step, name, is[0], is[1], want[0], want[1])
+			}
+		}
+	}
 	want("all is well", "Applied", "Applied", "Applied")
+	have("all is well", [2]int{1, 1}, [2]int{1, 1})
+	wrote := asked()
 	w.fleet.away["gw1"] = errors.New("connection refused")
 	w.create(w.balanced("b", nil, 443))
 	want("gw1 is away", "Applied", "Pending", "Applied")
+	have("gw1 is away", [2]int{1, 1}, [2]int{2, 1})
 	w.fleet.away["gw2"] = w.fleet.away["gw1"]
+	slice := w.endpointSlice("a", []int32{80}, "10.1.0.2", "10.1.0.3")
+	slice.Name = "a-2"
+	w.create(slice)
 	want("both are away", "NoGateway", "Pending", "Pending")
-	if got := addresses(w.get("a")); len(got) != 1 {
-		t.Errorf("with both away it is reached at %v", got)
+	have("both are away", [2]int{1, 1}, [2]int{2, 1})
+	if got := addresses(w.get("a")); len(got) != 1 || !slices.Equal(got, addresses(w.get("b"))) || w.said("Remapped")+w.said("Unmapped") > 0 {
+		t.Errorf("with both away they are reached at %v and %v", got, addresses(w.get("b")))
 	}
 	w.fleet.away = map[string]error{}
 	want("both are back", "Applied", "Applied", "Applied")
+	have("both are back", [2]int{2, 3}, [2]int{2, 3})
+	if diff := cmp.Diff(wrote, asked()); diff != "" {
+		t.Errorf("writes to Neutron meanwhile (-before +after):\n%s", diff)
+	}
 	w.fleet.refuse["gw2"] = w.mapFull("a")
 	want("gw2 refuses the Service", "Refused", "Applied", "Refused")
 	if !w.saw("Refused a: gateway gw2: map full") {

@@ -3,18 +3,21 @@ package controller
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
 // pairedWorld has a Service, and a pair of somebody else's at each gateway's port.
@@ -71,6 +74,36 @@ func TestPairsOfADeletedGateway(t *testing.T) {
 	w.noError(w.Refresh(t.Context()))
 	if _, ok := w.fleet.targets["gw1"]; ok {
 		t.Error("it is told something still")
+	}
+}
+
+// While Neutron does nothing for gateways' ports, only Services say so whose VIPs it was not told of.
+func TestPairsWhileNeutronIsAway(t *testing.T) {
+	w, foreign := pairedWorld(t)
+	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
+		if r.Method == http.MethodPut {
+			return openstacktest.Refuse
+		}
+		return openstacktest.None
+	}
+	w.events = nil
+	w.create(w.balanced("b", nil, 80))
+	if err := w.settle(); err == nil {
+		t.Error("a pair was set")
+	}
+	for name, want := range map[string]string{"a": service.ReasonApplied, "b": service.ReasonRefused} {
+		if c := meta.FindStatusCondition(w.get(name).Status.Conditions, service.ConditionApplied); c == nil || c.Reason != want {
+			t.Errorf("%s: %+v, want %s", name, c, want)
+		}
+	}
+	if n := w.said(service.ReasonRefused); n != 1 {
+		t.Errorf("%d events of 1 Service", n)
+	}
+	w.fake.Fault = nil
+	w.noError(w.settle())
+	w.pairsAt("when it is back", openstacktest.Gateway1, foreign, 3)
+	if c := meta.FindStatusCondition(w.get("b").Status.Conditions, service.ConditionApplied); c == nil || c.Reason != service.ReasonApplied {
+		t.Errorf("when it is back: %+v", c)
 	}
 }
 

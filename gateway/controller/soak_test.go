@@ -1,18 +1,25 @@
 package controller
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
+	"path"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
 // TestTwoClustersOfOneProject lets two clusters come, change and go at random in one project, with controllers that are killed
-// at random calls: in the end nothing is left, and neither ever touched what is the other's.
+// at random calls: in the end nothing is left, and neither ever wrote to what is the other's.
 func TestTwoClustersOfOneProject(t *testing.T) {
 	cycles := 20
 	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
@@ -20,17 +27,30 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(7, uint64(cycles)))
 	a, b := newWorld(t), newWorld(t)
-	b.fake, b.cloud = a.fake, nil
-	b.cloud = b.connect("cluster-b")
+	b.fake = a.fake
+	wrote := [2]map[string]bool{{}, {}} // which objects of Neutron
+	for i, w := range []*world{a, b} {
+		c, err := openstack.Connect(t.Context(), openstack.Config{
+			Cloud: "test", File: w.fake.CloudsYAML(t), Cluster: []string{"cluster-a", "cluster-b"}[i],
+			Wrap: func(to http.RoundTripper) http.RoundTripper { return noting{to, wrote[i]} },
+		})
+		w.noError(err)
+		w.cloud = c
+	}
 	settings := testSettings()
 	settings.AddressPairs = PairNone // the two have the same gateways' ports
 	other := settings
 	other.Cluster = "cluster-b"
 	kills := 0
+	tenants := []struct {
+		*world
+		Settings
+	}{{a, settings}, {b, other}}
 	for range cycles {
-		for w, s := range map[*world]Settings{a: settings, b: other} {
+		for _, x := range tenants {
+			w := x.world
 			k := &killer{way: way{after: random.IntN(2) == 0}}
-			w.startWith(s, k)
+			w.startWith(x.Settings, k)
 			w.noError(w.Sync(t.Context()))
 			k.calls, k.at = 0, random.IntN(40)+1
 			w.change(random)
@@ -39,10 +59,10 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 				kills++
 			}
 		}
-		for w, s := range map[*world]Settings{a: settings, b: other} {
-			w.startWith(s, nil)
-			w.noError(w.Sync(t.Context()))
-			w.noError(w.settle())
+		for _, x := range tenants {
+			x.startWith(x.Settings, nil)
+			x.noError(x.Sync(t.Context()))
+			x.noError(x.settle())
 		}
 		both(t, a, b)
 	}
@@ -55,7 +75,45 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 	if ports, fips := a.fake.Objects(); len(ports)+len(fips) > 0 {
 		t.Errorf("after all Services went: ports %v, floating IPs %v", ports, fips)
 	}
-	t.Logf("%d cycles, %d kills", cycles, kills)
+	for id := range wrote[0] {
+		if wrote[1][id] {
+			t.Errorf("both clusters wrote to %s", id)
+		}
+	}
+	if kills < cycles/2 || len(wrote[0]) < cycles/2 || len(wrote[1]) < cycles/2 {
+		t.Errorf("in %d cycles %d kills, and %d and %d objects of Neutron that the clusters wrote to", cycles, kills, len(wrote[0]), len(wrote[1]))
+	}
+	t.Logf("%d cycles, %d kills; the clusters wrote to %d and %d objects of Neutron", cycles, kills, len(wrote[0]), len(wrote[1]))
+}
+
+// noting remembers the objects of Neutron that a client created, changed or deleted, or tried to, by id.
+type noting struct {
+	to    http.RoundTripper
+	wrote map[string]bool
+}
+
+// RoundTrip is that of http.RoundTripper.
+func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := n.to.RoundTrip(r)
+	if err != nil || r.Method == http.MethodGet {
+		return resp, err
+	}
+	id := path.Base(r.URL.Path)
+	if r.Method == http.MethodPost {
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return nil, err
+		}
+		_ = resp.Body.Close()
+		resp.Body = io.NopCloser(bytes.NewReader(body))
+		var made map[string]struct{ ID string }
+		if json.Unmarshal(body, &made) != nil || resp.StatusCode != http.StatusCreated {
+			return resp, nil // a refusal
+		}
+		id = made[strings.TrimSuffix(id, "s")].ID
+	}
+	n.wrote[id] = true
+	return resp, nil
 }
 
 // change adds, changes or removes a Service or two at random.

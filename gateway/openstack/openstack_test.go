@@ -113,6 +113,7 @@ func TestClouds(t *testing.T) {
 	}{
 		"hangs":               {openstacktest.Hang, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
 		"is away":             {openstacktest.Refuse, func(err error) bool { return err != nil && strings.Contains(err.Error(), "status 503") }},
+		"has it in use":       {openstacktest.Taken, func(err error) bool { return errors.Is(err, openstack.ErrTaken) && !errors.Is(err, openstack.ErrQuota) }},
 		"took the token away": {openstacktest.Expire, func(err error) bool { return err == nil }},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -46,6 +46,7 @@ const (
 	Expire       // 401: the token is no longer valid
 	Deny         // 401 by an access rule, whatever the token
 	Stale        // 412: somebody has changed the object since it was read
+	Taken        // 409: an address is somebody else's, which is not a quota
 )
 
 // object is a resource as Neutron shows it.
@@ -222,6 +223,10 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 		case fault == Stale:
 			no := object{"type": "RevisionNumberConstraintFailed", "message": "Constrained to another revision", "detail": ""}
 			reply(w, http.StatusPreconditionFailed, object{"NeutronError": no})
+			return
+		case fault == Taken:
+			no := object{"type": "IpAddressAlreadyAllocated", "message": "IP address already allocated in subnet", "detail": ""}
+			reply(w, http.StatusConflict, object{"NeutronError": no})
 			return
 		case fault == Hang:
 			f.mu.Unlock()
