@@ -112,6 +112,7 @@ func TestRun(t *testing.T) {
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "router"}, Data: map[string][]byte{"password": []byte("s3cret")}})
 	w.create(w.balanced("a", annotation(service.AnnotationExternalIPs, "true"), 80), w.endpointSlice("a", []int32{80}, "10.1.0.2", "10.1.0.1"))
 
+	quotaLimit.Reset() // of other tests
 	first, second := w.run(connect), w.run(connect)
 	await(t, "the Service is reached", func() bool {
 		c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionApplied)
@@ -121,6 +122,7 @@ func TestRun(t *testing.T) {
 	if len(ports) != 1 || len(fips) != 1 {
 		t.Errorf("ports %v, floating IPs %v", ports, fips)
 	}
+	await(t, "the quota is published", func() bool { return gauges(t)["isthmus_gateway_quota_limit port"] == -1 })
 	generation := a.Sight().Status.Generation
 	slice := w.endpointSlice("a", []int32{80}, "10.1.0.1", "10.1.0.3")
 	slice.Name = "a-2"
@@ -151,7 +153,8 @@ func TestRun(t *testing.T) {
 }
 
 // Of two controllers only the one with the Lease does anything, and when somebody takes it away, nobody: the one that had it is
-// fenced before its next look at everything, and before each write to Neutron, and the other waits for what it takes for a third one.
+// fenced before its next look at everything and before each write to Neutron, and the other waits for what it takes for a third
+// one.
 func TestTwoControllersAndALease(t *testing.T) {
 	w := realWorld(t)
 	one, two := w.run(nobody), w.run(nobody)

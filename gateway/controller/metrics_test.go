@@ -1,0 +1,56 @@
+package controller
+
+import (
+	"net/http"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+)
+
+// gauges are what a scrape says of the project's quota, by metric and resource.
+func gauges(t *testing.T) map[string]float64 {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "resource" {
+					all[f.GetName()+" "+l.GetValue()] = m.GetGauge().GetValue()
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Whoever scrapes sees how far the project's quota is used before it is exhausted, also while Neutron is away.
+func TestQuotaGauges(t *testing.T) {
+	w := newWorld(t)
+	w.fake.SetQuota("floatingip", 5)
+	w.noError(w.Sync(t.Context()))
+	w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 80), w.balanced("c", nil, 81))
+	w.noError(w.settle())
+	says := func(step string) {
+		t.Helper()
+		got := gauges(t)
+		for what, want := range map[string]float64{ // two ports are the gateways'
+			"isthmus_gateway_quota_used port": 4, "isthmus_gateway_quota_limit port": -1, "isthmus_gateway_quota_used floatingip": 2, "isthmus_gateway_quota_limit floatingip": 5,
+		} {
+			if is, ok := got[what]; !ok || is != want {
+				t.Errorf("%s: %s is %v, want %v", step, what, is, want)
+			}
+		}
+	}
+	readQuota(t.Context(), w.cloud, w.log)
+	says("two ports, two floating IPs")
+	w.fake.SetQuota("floatingip", 2)
+	w.fake.Fault = func(*http.Request) openstacktest.Fault { return openstacktest.Refuse }
+	readQuota(t.Context(), w.cloud, w.log)
+	says("with Neutron away")
+}
