@@ -12,7 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gophercloud/gophercloud/v2"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+
 	"github.com/isthmus-net/isthmus/e2e/gateways"
+	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/e2e/testbed"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
@@ -34,8 +39,9 @@ spec:
 
 // TestGatewayDies: with each balancer, a Service gets a floating IP of a real Neutron, and a client behind a router has
 // connections with it: idle ones, downloads, uploads, and many short ones. After a server has been added the gateway dies that
-// all of it goes through; nothing breaks. When the Service goes, so does what was made for it. Before it goes it is reached
-// through node ports, too.
+// all of it goes through; nothing breaks. When the Service goes, so does what was made for it: Neutron has nothing of it left.
+// Before it goes it is reached through node ports, too, and its address is the same after the controller was killed, and Neutron,
+// while they gave addresses to others.
 func TestGatewayDies(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -81,31 +87,45 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 			t.Error(err)
 		}
 	})
-	address := floatingIP(t)
-	url := "http://" + address.String()
-	if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		_, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "2", url)
-		return err
-	}); err != nil {
-		t.Fatal(err)
+	address := floatingIP(t, "outside")
+	reached(t, g, address)
+	if balancer == desired.NFTables { // which of them it is does not matter to the controller
+		controllerDies(t, g, address)
 	}
 	dieUnderTraffic(t, g, address)
-	if balancer == desired.NFTables { // which of them it is does not matter to nodes
+	if balancer == desired.NFTables { // nor to nodes
 		nodePorts(t, g, address)
 	}
 	if err := gone(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "1", url); err == nil {
+	if _, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "1", "http://"+address.String()); err == nil {
 		t.Error("the Service is gone, and its address answers")
+	}
+	has(t, g, "when the Service is gone", objects{})
+}
+
+// reached waits until an address answers the client.
+func reached(t *testing.T, g *gateways.Installation, address netip.Addr) {
+	t.Helper()
+	if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		_, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "2", "http://"+address.String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// floatingIP returns the address that the Service has got.
-func floatingIP(t *testing.T) (addr netip.Addr) {
+// says returns the address that a Service says it has, "" for none.
+func says(ctx context.Context, service string) (string, error) {
+	return bed.Kubectl(ctx, "a", "get", "service", service, "--namespace", namespace, "--output", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+}
+
+// floatingIP returns the address that a Service has got.
+func floatingIP(t *testing.T, service string) (addr netip.Addr) {
 	t.Helper()
 	if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
-		said, err := bed.Kubectl(ctx, "a", "get", "service", "outside", "--namespace", namespace, "--output", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+		said, err := says(ctx, service)
 		if err != nil {
 			return err
 		}
@@ -117,6 +137,124 @@ func floatingIP(t *testing.T) (addr netip.Addr) {
 		t.Fatal(err)
 	}
 	return addr
+}
+
+// objects are how many ports and floating IPs of the controller's there are.
+type objects struct{ Ports, FloatingIPs int }
+
+// inNeutron asks the real Neutron, as its administrator: nothing of ours is between.
+func inNeutron(ctx context.Context, network *gophercloud.ServiceClient) (n objects, err error) {
+	made, err := ports.List(network, ports.ListOpts{DeviceOwner: "isthmus:gateway", DeviceID: gateways.ClusterID}).AllPages(ctx)
+	if err != nil {
+		return n, err
+	}
+	all, err := ports.ExtractPorts(made)
+	if err != nil {
+		return n, err
+	}
+	reserved, err := floatingips.List(network, floatingips.ListOpts{}).AllPages(ctx)
+	if err != nil {
+		return n, err
+	}
+	floating, err := floatingips.ExtractFloatingIPs(reserved) // nobody else has any
+	return objects{len(all), len(floating)}, err
+}
+
+// has holds what Neutron has of ours.
+func has(t *testing.T, g *gateways.Installation, when string, want objects) {
+	t.Helper()
+	network, err := g.Cloud.Networking(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is, err := inNeutron(t.Context(), network); err != nil || is != want {
+		t.Errorf("%s Neutron has %+v of ours, %v, want %+v", when, is, err, want)
+	}
+}
+
+// controllerDies kills the controller when it has just made a port for a second Service, and Neutron when that has just made one for
+// a third. When both run again each Service has one port and one floating IP, no more are there, and the first one has kept its
+// address. The others go again.
+func controllerDies(t *testing.T, g *gateways.Installation, address netip.Addr) {
+	t.Helper()
+	ctx := t.Context()
+	want := objects{1, 1}
+	has(t, g, "with one Service", want)
+	dying := []death{
+		{"second", func() error { return g.Controller.Kill() }, func() error { return g.StartController(ctx) }},
+		{"third", func() error { return g.Cloud.Kill(ctx, neutron.Neutron) }, func() error { return g.Cloud.Start(ctx, neutron.Neutron) }},
+	}
+	for _, d := range dying {
+		t.Cleanup(func() {
+			if err := dismiss(context.WithoutCancel(ctx), d.service); err != nil {
+				t.Error(err)
+			}
+		})
+		tries := 1
+		for ; !whileItWorks(t, g, d, want.Ports); tries++ {
+			if err := dismiss(ctx, d.service); err != nil || tries == 3 {
+				t.Fatalf("%d times it was done before it was killed; %v", tries, err)
+			}
+		}
+		began := time.Now()
+		reached(t, g, floatingIP(t, d.service))
+		t.Logf("%s answers %s after the restart, killed at try %d", d.service, time.Since(began).Round(time.Second), tries)
+		want.Ports, want.FloatingIPs = want.Ports+1, want.FloatingIPs+1
+		has(t, g, "with another Service", want)
+		if is := floatingIP(t, "outside"); is != address {
+			t.Errorf("the first Service was reached at %s, and is at %s", address, is)
+		}
+	}
+	for _, d := range dying {
+		if err := dismiss(ctx, d.service); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has(t, g, "with one Service again", objects{1, 1})
+	reached(t, g, address)
+}
+
+// death is that of a program which works on a Service, and is started again.
+type death struct {
+	service     string
+	kill, start func() error
+}
+
+// whileItWorks makes the Service, kills as soon as Neutron has a port more for it, and starts again. It reports whether that was
+// before the Service had its address.
+func whileItWorks(t *testing.T, g *gateways.Installation, d death, had int) bool {
+	t.Helper()
+	ctx := t.Context()
+	network, err := g.Cloud.Networking(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bed.Apply(ctx, "a", strings.Replace(outside, "name: outside", "name: "+d.service, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
+		now, err := inNeutron(ctx, network)
+		if err == nil && now.Ports == had {
+			err = fmt.Errorf("Neutron has %+v", now)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.kill(); err != nil {
+		t.Fatal(err)
+	}
+	said, err := says(ctx, d.service)
+	if err := errors.Join(err, d.start()); err != nil {
+		t.Fatal(err)
+	}
+	return said == ""
+}
+
+// dismiss deletes a Service, and waits for that.
+func dismiss(ctx context.Context, service string) error {
+	_, err := bed.Kubectl(ctx, "a", "delete", "service", service, "--namespace", namespace, "--ignore-not-found", "--timeout", "60s")
+	return err
 }
 
 // dieUnderTraffic lets the preferred gateway die in the middle of connections, after a change of servers.
