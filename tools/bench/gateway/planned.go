@@ -336,7 +336,7 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 	}
 	for round := range rounds {
 		for _, b := range balancers {
-			if err := disturb(ctx, p, b.kind, resting, seen[b.kind], func(format string, args ...any) {
+			if err := disturb(ctx, p, b.kind, millis, resting, seen[b.kind], func(format string, args ...any) {
 				fmt.Fprintf(progress, "round %d/%d  %s: %s\n", round+1, rounds, b.name, fmt.Sprintf(format, args...))
 			}); err != nil {
 				return nil, fmt.Errorf("%s: %w", b.name, err)
@@ -347,8 +347,8 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 }
 
 // disturb is one round of one balancer.
-func disturb(ctx context.Context, p *programs, balancer desired.Balancer, rest time.Duration, seen *disturbed, say func(string, ...any)) (err error) {
-	g, err := newGroup(ctx, p, balancer)
+func disturb(ctx context.Context, p *programs, balancer desired.Balancer, bfdMillis int, rest time.Duration, seen *disturbed, say func(string, ...any)) (err error) {
+	g, err := newGroup(ctx, p, balancer, bfdMillis)
 	if err != nil {
 		return err
 	}
