@@ -121,12 +121,13 @@ type sharing struct {
 	exchange *flows.Exchange
 }
 
-// Apply is part of agent.Part.
+// Apply is part of agent.Part. VIPs are announced after it: from then on packets come of connections that began elsewhere.
 func (s sharing) Apply(ctx context.Context, state *desired.State) error {
 	if err := s.balancer.Apply(ctx, state); err != nil {
 		return err
 	}
 	s.exchange.Tell(state.Mates)
+	s.exchange.Hear(ctx)
 	return nil
 }
 

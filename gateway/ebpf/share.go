@@ -48,7 +48,7 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(again) || b.lost() != lost {
 			again, lost = now.Add(tellAgain), b.lost()
-			if err := b.exportAll(tell); err != nil {
+			if err := b.All(tell); err != nil {
 				return err
 			}
 		}
@@ -88,7 +88,8 @@ func (b *Balancer) lost() (n uint64) {
 	return n
 }
 
-func (b *Balancer) exportAll(tell func(flows.Flow) error) error {
+// All tells of all flows of this gateway that can go on without it, until tell fails. Any goroutine may call it.
+func (b *Balancer) All(tell func(flows.Flow) error) error {
 	keys, values := make([]bpf.GatewayConnKey, 4096), make([]bpf.GatewayConn, 4096)
 	var cursor ebpf.MapBatchCursor
 	for {

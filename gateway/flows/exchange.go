@@ -20,7 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// Path is where gateways tell one another of flows: POST, with a JSON array of Flow.
+// Path is where gateways tell one another of flows: POST, with a JSON array of Flow; GET answers with all of them.
 const Path = "/v1/flows"
 
 // instanceHeader tells one process of a gateway from the next one, which may know nothing any more.
@@ -33,6 +33,9 @@ const (
 	// batch is how many go in one request at most, and maxBody what one may take.
 	batch   = 4096
 	maxBody = 4 << 20
+	// maxAnswer is what all flows of a gateway may take, backlog of them, and hearing how long whoever starts waits for them.
+	maxAnswer = 128 << 20
+	hearing   = 3 * time.Second
 	// backlog is how many wait for a gateway that does not answer. More are left out: all are told again in time.
 	backlog = 1 << 18
 	// keepEarly is how long flows wait for their backends: by then they are told again, or have ended.
@@ -47,6 +50,8 @@ type Sharer interface {
 	// Export tells of all flows that are there, then of each that opens, and of all again in time, until ctx is done or
 	// tell fails. One at a time may run.
 	Export(ctx context.Context, tell func(Flow) error) error
+	// All tells of all flows that are there, until tell fails. Any goroutine may call it.
+	All(tell func(Flow) error) error
 	// Import makes flows of another gateway known, and returns those whose VIP or backend this gateway does not have.
 	// Any goroutine may call it.
 	Import(all []Flow) (early []Flow, err error)
@@ -89,6 +94,7 @@ type mate struct {
 	as     string       // our instance
 	heed   func(string) // takes note of its own
 	is     string       // that, "" until one is known; the exchange's mu guards it
+	asked  bool         // for all that it knows; so does it this
 
 	waits chan struct{} // has something when the queue may have
 	back  chan struct{} // has something when it has come back, and need not be spared any more
@@ -129,6 +135,38 @@ func (x *Exchange) Tell(mates []desired.Mate) {
 	if anew {
 		close(x.changed)
 		x.changed = make(chan struct{})
+	}
+}
+
+// Hear asks the other gateways that were not asked before for all their flows, and returns when those are known here, or after three
+// seconds: whoever announces VIPs then gets packets of connections that it did not see begin. It is called after Tell. Who does
+// not answer tells of them later, when it is there.
+func (x *Exchange) Hear(ctx context.Context) {
+	x.mu.Lock()
+	var strangers []*mate
+	for _, m := range x.mates {
+		if !m.asked {
+			m.asked = true
+			strangers = append(strangers, m)
+		}
+	}
+	x.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, hearing)
+	defer cancel()
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	for _, m := range strangers {
+		asking.Go(func() {
+			all, err := m.ask(ctx)
+			if err == nil {
+				err = x.take(all, nil)
+			}
+			if err != nil {
+				x.log.Info("another gateway does not say yet which connections there are", "gateway", m.Name, "err", err)
+				return
+			}
+			m.heard(len(all))
+		})
 	}
 }
 
@@ -288,7 +326,52 @@ func (m *mate) send(ctx context.Context, some []Flow) error {
 	return nil
 }
 
-// ServeHTTP takes what another gateway tells. Nobody else is heard.
+// ask returns all flows of the other gateway.
+func (m *mate) ask(ctx context.Context) ([]Flow, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+Path, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	response, err := m.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, errors.New(response.Status)
+	}
+	return read(io.LimitReader(response.Body, maxAnswer))
+}
+
+// read returns the flows of a body. The error says which one is wrong.
+func read(body io.Reader) (some []Flow, err error) {
+	if err := json.NewDecoder(body).Decode(&some); err != nil {
+		return nil, fmt.Errorf("read flows: %w", err)
+	}
+	for i := range some {
+		if err := some[i].validate(); err != nil {
+			return nil, fmt.Errorf("[%d]: %w", i, err)
+		}
+	}
+	return some, nil
+}
+
+// answer writes all flows that are here.
+func (x *Exchange) answer(w io.Writer) error {
+	all := []Flow{}
+	if err := x.sharer.All(func(f Flow) error {
+		if len(all) < backlog {
+			all = append(all, f)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	_ = json.NewEncoder(w).Encode(all) // whoever does not read it asked in vain
+	return nil
+}
+
+// ServeHTTP takes what another gateway tells, and tells it what it asks for. Nobody else is heard.
 func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code int, format string, args ...any) {
 		x.mu.Lock()
@@ -301,20 +384,22 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusForbidden, "%v", err)
 		return
 	}
-	if r.Method != http.MethodPost {
-		refuse(http.StatusMethodNotAllowed, "want POST with flows")
-		return
-	}
-	var some []Flow
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&some); err != nil {
-		refuse(http.StatusBadRequest, "read flows: %v", err)
-		return
-	}
-	for i := range some {
-		if err := some[i].validate(); err != nil {
-			refuse(http.StatusBadRequest, "[%d]: %v", i, err)
-			return
+	switch r.Method {
+	case http.MethodPost:
+	case http.MethodGet:
+		if err := x.answer(w); err != nil {
+			x.log.Warn("another gateway does not hear which connections there are", "err", err)
+			refuse(http.StatusInternalServerError, "%v", err)
 		}
+		return
+	default:
+		refuse(http.StatusMethodNotAllowed, "want POST with flows, or GET")
+		return
+	}
+	some, err := read(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		refuse(http.StatusBadRequest, "%v", err)
+		return
 	}
 	if err := x.take(some, nil); err != nil {
 		x.log.Warn("connections of another gateway are not known here", "err", err)

@@ -30,10 +30,8 @@ type fake struct {
 }
 
 func (f *fake) Export(ctx context.Context, tell func(Flow) error) error {
-	for _, h := range f.has {
-		if err := tell(h); err != nil {
-			return err
-		}
+	if err := f.All(tell); err != nil {
+		return err
 	}
 	for {
 		select {
@@ -45,6 +43,15 @@ func (f *fake) Export(ctx context.Context, tell func(Flow) error) error {
 			}
 		}
 	}
+}
+
+func (f *fake) All(tell func(Flow) error) error {
+	for _, h := range f.has {
+		if err := tell(h); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (f *fake) Import(all []Flow) (early []Flow, err error) {
@@ -211,6 +218,30 @@ func TestGatewayComesBack(t *testing.T) {
 	next.listen(t)
 	t.Cleanup(func() { _ = next.server.Close() })
 	await(t, func() bool { return next.balancer.knows(flow(1)) }, "what was there is not told to who has started anew")
+}
+
+// Whoever starts knows what there is when Hear returns, before anybody has told it, and waits for nobody who is away.
+func TestHear(t *testing.T) {
+	t.Parallel()
+	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
+	g[0].balancer.has = []Flow{flow(1), flow(2)}
+	g[0].Tell([]desired.Mate{g[1].mate})
+	await(t, func() bool { return g[1].Sight().Refused > 0 }, "who has no group yet was told") // so it is told again a second later
+	if err := g[2].server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g[1].Tell([]desired.Mate{g[0].mate, g[2].mate})
+	g[1].Hear(t.Context())
+	for _, f := range g[0].balancer.has {
+		if !g[1].balancer.knows(f) {
+			t.Errorf("%s is not known", &f)
+		}
+	}
+	heard := len(g[1].balancer.heard)
+	g[1].Hear(t.Context()) // who was asked is not asked again
+	if have := len(g[1].balancer.heard); have != heard {
+		t.Errorf("%d flows were heard again", have-heard)
+	}
 }
 
 // A flow whose backend is not there yet is known as soon as it is, and the gateway that told of it need not live so long.

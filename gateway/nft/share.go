@@ -88,7 +88,7 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(again) {
 			again, every = now.Add(every), min(2*every, tellAgain)
-			if err := b.exportAll(tell); err != nil {
+			if err := b.All(tell); err != nil {
 				return err
 			}
 		}
@@ -118,8 +118,9 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	return ctx.Err()
 }
 
-// exportAll tells of all connections that are there, but for those that others told of and nobody has used here.
-func (b *Balancer) exportAll(tell func(flows.Flow) error) error {
+// All tells of all connections that are there, but for those that others told of and nobody has used here, until tell fails. Any
+// goroutine may call it.
+func (b *Balancer) All(tell func(flows.Flow) error) error {
 	var failed error
 	err := b.list(func(e entry) {
 		if failed == nil && e.left > standby {

@@ -163,7 +163,7 @@ func TestStandbyIsNotOurs(t *testing.T) {
 	stop()
 	told := func(gateway int) (n int) {
 		in(t, w.gateways[gateway].ns, func() error {
-			return w.gateways[gateway].exportAll(func(flows.Flow) error { n++; return nil })
+			return w.gateways[gateway].All(func(flows.Flow) error { n++; return nil })
 		})
 		return n
 	}
