@@ -19,7 +19,7 @@ build: ## build all binaries into bin/
 	go build -o bin/ ./cmd/...
 
 images: ## build the container images into bin/images/, as OCI archives
-	go run ./tools/images -o bin/images controller agent gateway-controller
+	go run ./tools/images -o bin/images controller agent gateway gateway-controller
 
 check: ## format, lint, vet, and proof that generated files are current
 	go run ./tools/check

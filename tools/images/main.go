@@ -1,9 +1,10 @@
-// Images builds the product's container images: a static binary each, from scratch.
+// Images builds the product's container images: a static binary each, from scratch. The gateway's has keepalived beside it, of
+// Debian 12, with the libraries that it needs.
 //
 //	go run ./tools/images -o DIR controller agent
 //
 // writes DIR/controller.tar and DIR/agent.tar, OCI archives named isthmus/controller:dev
-// and isthmus/agent:dev. The same source gives the same bytes. No container engine is used.
+// and isthmus/agent:dev. The same source gives the same bytes, and the same packages of Debian. No container engine is used.
 package main
 
 import (
@@ -21,14 +22,22 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
+	"github.com/isthmus-net/isthmus/tools/images/program"
 )
 
+// image is a product that has one.
+type image struct {
+	user, about string
+	with        string // the path of a program of Debian that it calls, empty: none
+}
+
 // images are the products with an image, and the user each runs as.
-var images = map[string]struct{ user, about string }{
+var images = map[string]image{
 	"controller":         {user: "65532:65532", about: "Isthmus controller: exports, imports and ClusterSetIPs of one cluster"},
 	"gateway-controller": {user: "65532:65532", about: "Isthmus gateway controller: addresses of Services of type LoadBalancer"},
 	// The kernel gives capabilities in a container to root alone; the chart drops all but the needed ones.
-	"agent": {user: "0:0", about: "Isthmus agent: eBPF dataplane and DNS of one node"},
+	"agent":   {user: "0:0", about: "Isthmus agent: eBPF dataplane and DNS of one node"},
+	"gateway": {user: "0:0", about: "Isthmus gateway: balances and announces VIPs of Services", with: "/usr/sbin/keepalived"},
 }
 
 func main() {
@@ -41,7 +50,7 @@ func main() {
 func command() *cobra.Command {
 	var dir, tag string
 	cmd := &cobra.Command{
-		Use:           "images [-o DIR] [--tag TAG] [controller] [agent] [gateway-controller]",
+		Use:           "images [-o DIR] [--tag TAG] [controller] [agent] [gateway] [gateway-controller]",
 		Short:         "Build the product's container images as OCI archives",
 		Example:       "  go run ./tools/images -o bin/images controller agent",
 		SilenceUsage:  true,
@@ -66,10 +75,10 @@ func command() *cobra.Command {
 	return cmd
 }
 
-func build(ctx context.Context, out io.Writer, dir, name, tag string) (err error) {
-	image, known := images[name]
+func build(ctx context.Context, out io.Writer, dir, product, tag string) (err error) {
+	image, known := images[product]
 	if !known {
-		return fmt.Errorf("no image called %q, there are %s", name, strings.Join(slices.Sorted(maps.Keys(images)), ", "))
+		return fmt.Errorf("no image called %q, there are %s", product, strings.Join(slices.Sorted(maps.Keys(images)), ", "))
 	}
 	tmp, err := os.MkdirTemp("", "isthmus-image-*")
 	if err != nil {
@@ -77,29 +86,49 @@ func build(ctx context.Context, out io.Writer, dir, name, tag string) (err error
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
 
-	program := "isthmus-" + name
-	binary := filepath.Join(tmp, program)
-	build := compile.Go(ctx, "build", "-ldflags=-s -w", "-o", binary, "github.com/isthmus-net/isthmus/cmd/"+program)
+	name := "isthmus-" + product
+	binary := filepath.Join(tmp, name)
+	build := compile.Go(ctx, "build", "-ldflags=-s -w", "-o", binary, "github.com/isthmus-net/isthmus/cmd/"+name)
 	build.Env = append(build.Env, "GOOS=linux")
 	if output, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", program, err, output)
+		return fmt.Errorf("build %s: %w\n%s", name, err, output)
 	}
-	archive := filepath.Join(dir, name+".tar")
+	archive := filepath.Join(dir, product+".tar")
 	err = oci.Write(archive, oci.Spec{
-		Names:      []string{"isthmus/" + name + ":" + tag},
-		Entrypoint: []string{"/" + program},
+		Names:      []string{"isthmus/" + product + ":" + tag},
+		Entrypoint: []string{"/" + name},
+		Env:        environment(image),
 		User:       image.user,
 		Labels: map[string]string{
-			"org.opencontainers.image.title":       program,
+			"org.opencontainers.image.title":       name,
 			"org.opencontainers.image.description": image.about,
-			"org.opencontainers.image.licenses":    "Apache-2.0",
+			"org.opencontainers.image.licenses":    licences(image),
 		},
 	}, func(l *oci.Layer) error {
-		return l.File("/"+program, binary, 0o755)
+		if err := l.File("/"+name, binary, 0o755); err != nil || image.with == "" {
+			return err
+		}
+		return program.Add(ctx, l, image.with, filepath.Base(image.with))
 	})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(out, archive)
 	return nil
+}
+
+// environment lets a product find the program that it calls.
+func environment(i image) []string {
+	if i.with == "" {
+		return nil
+	}
+	return []string{"PATH=" + filepath.Dir(i.with)}
+}
+
+// licences are those of all that is in an image; Debian's packages say in usr/share/doc whose they are.
+func licences(i image) string {
+	if i.with == "" {
+		return "Apache-2.0"
+	}
+	return "Apache-2.0 AND GPL-2.0-or-later"
 }

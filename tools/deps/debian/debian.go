@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -70,6 +71,33 @@ func aptGet(ctx context.Context, dir string, args ...string) error {
 func Download(ctx context.Context, dir string, packages ...string) error {
 	// apt drops to a user of its own, who may not write here.
 	return aptGet(ctx, dir, append([]string{"--option=APT::Sandbox::User=root", "download"}, packages...)...)
+}
+
+// DownloadWhole fetches packages and all they depend on into the folder dir, whatever this machine has installed: apt is
+// shown an empty status file. It returns the *.deb files.
+func DownloadWhole(ctx context.Context, dir string, packages ...string) ([]string, error) {
+	archives := filepath.Join(dir, "archives")
+	if err := os.MkdirAll(filepath.Join(archives, "partial"), 0o755); err != nil {
+		return nil, err
+	}
+	status := filepath.Join(dir, "status")
+	if err := os.WriteFile(status, nil, 0o644); err != nil {
+		return nil, err
+	}
+	args := append([]string{
+		"-o", "Dir::State::status=" + status, "-o", "Dir::Cache::archives=" + archives,
+		// apt drops to a user of its own that may not write here.
+		"-o", "APT::Sandbox::User=root",
+		"install", "--yes", "--download-only", "--no-install-recommends",
+	}, packages...)
+	if err := AptGet(ctx, args...); err != nil {
+		return nil, err
+	}
+	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
+	if err == nil && len(debs) == 0 {
+		err = fmt.Errorf("apt downloaded nothing for %s", strings.Join(packages, " "))
+	}
+	return debs, err
 }
 
 // Missing returns those of packages that are not installed, sorted.

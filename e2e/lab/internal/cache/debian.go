@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -34,33 +33,6 @@ type reporter func(format string, args ...any)
 func (r reporter) Write(p []byte) (int, error) {
 	r("%s", bytes.TrimSpace(p))
 	return len(p), nil
-}
-
-// download fetches packages and all they depend on into dir, whatever the host has
-// installed: apt is shown an empty status file.
-func (c Cache) download(ctx context.Context, dir string, packages []string) ([]string, error) {
-	archives := filepath.Join(dir, "archives")
-	if err := os.MkdirAll(filepath.Join(archives, "partial"), 0o755); err != nil {
-		return nil, err
-	}
-	status := filepath.Join(dir, "status")
-	if err := os.WriteFile(status, nil, 0o644); err != nil {
-		return nil, err
-	}
-	args := append([]string{
-		"-o", "Dir::State::status=" + status, "-o", "Dir::Cache::archives=" + archives,
-		// apt drops to a user of its own that may not write here.
-		"-o", "APT::Sandbox::User=root",
-		"install", "--yes", "--download-only", "--no-install-recommends",
-	}, packages...)
-	if err := debian.AptGet(ctx, args...); err != nil {
-		return nil, err
-	}
-	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
-	if err == nil && len(debs) == 0 {
-		err = fmt.Errorf("apt downloaded nothing for %s", strings.Join(packages, " "))
-	}
-	return debs, err
 }
 
 // skipped are parts of packages nobody needs in a pod: a path that contains one of these

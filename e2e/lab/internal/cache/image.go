@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/internal/kube"
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
 )
 
@@ -71,7 +72,7 @@ func (c Cache) TestImage(ctx context.Context, programs map[string]string) (strin
 			return err
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-		debs, err := c.download(ctx, tmp, testPackages)
+		debs, err := debian.DownloadWhole(ctx, tmp, testPackages...)
 		if err != nil {
 			return err
 		}
