@@ -39,6 +39,7 @@ type certsConfig struct {
 	renew                   bool
 	step                    string
 	secret, namespace       string
+	gatewaysSecret          string
 	target                  target
 }
 
@@ -54,9 +55,16 @@ ca.crt; authority.pem signs them and has to be kept safe. Called again it makes 
 than a third of its life left, and leaves everything else alone. Programs read files that were replaced at once.
 
 The authority itself is changed in three steps, between which every program has to be given its new files:
---authority=begin makes the next one and has it believed, use lets it sign, end takes the old one away.`,
+--authority=begin makes the next one and has it believed, use lets it sign, end takes the old one away.
+
+Gateways that are nodes of the cluster (the chart's gateway.enabled) find theirs in the Secret of --gateways-secret, as
+NODE.crt and NODE.key: there a gateway's identity is the name of its node.`,
 		Example: `  # For two gateways, and the controller as a Secret in its cluster:
   isthmusctl gateway certs --dir certs --gateway gw-1 --gateway gw-2 --secret isthmus-gateway-certs
+
+  # For two gateways that are nodes, with the chart's values gatewayController.certsSecret and gateway.certsSecret:
+  isthmusctl gateway certs --dir certs --gateway node-1 --gateway node-2 \
+      --secret isthmus-gateway-certs --gateways-secret isthmus-gateways
 
   # Once a month, for all that are there:
   isthmusctl gateway certs --dir certs`,
@@ -71,7 +79,8 @@ The authority itself is changed in three steps, between which every program has 
 	f.BoolVar(&c.renew, "renew", false, "renew all certificates, however long they are still valid")
 	f.StringVar(&c.step, "authority", "", "step of changing the authority: begin, use or end")
 	f.StringVar(&c.secret, "secret", "", "name of a Secret to put the controller's certificate into")
-	f.StringVarP(&c.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace of that Secret")
+	f.StringVar(&c.gatewaysSecret, "gateways-secret", "", "name of a Secret to put the certificates of all gateways into, for those that are nodes")
+	f.StringVarP(&c.namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace of those Secrets")
 	f.StringVarP(&c.format, "output", "o", "text", "text or json")
 	c.target.bind(f)
 	c.target.bindTimeout(f)
@@ -95,30 +104,64 @@ func (c *certsConfig) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if c.secret != "" {
-		if err := c.store(cmd.Context(), folder.Files(c.controller)); err != nil {
+	for _, to := range []struct {
+		secret string
+		files  func(certs.Folder) (map[string]string, error)
+		kind   corev1.SecretType
+	}{{c.secret, c.ofController, corev1.SecretTypeTLS}, {c.gatewaysSecret, c.ofGateways, corev1.SecretTypeOpaque}} {
+		if to.secret == "" {
+			continue
+		}
+		files, err := to.files(folder)
+		if err != nil {
+			return err
+		}
+		if err := c.store(cmd.Context(), to.secret, to.kind, files); err != nil {
 			return err
 		}
 	}
 	return tables.Write(cmd.OutOrStdout(), certTable(done), c.format)
 }
 
-// store puts the controller's files into the Secret.
-func (c *certsConfig) store(ctx context.Context, files certs.Files) error {
+// caKey is where both Secrets have the authorities that are believed.
+const caKey = "ca.crt"
+
+// ofController are the controller's files, by the keys of its Secret.
+func (c *certsConfig) ofController(f certs.Folder) (map[string]string, error) {
+	files := f.Files(c.controller)
+	return map[string]string{corev1.TLSCertKey: files.Cert, corev1.TLSPrivateKeyKey: files.Key, caKey: files.CA}, nil
+}
+
+// ofGateways are those of all gateways, by the keys of the Secret that the chart's gateways mount.
+func (c *certsConfig) ofGateways(f certs.Folder) (map[string]string, error) {
+	all, err := f.Identities()
+	files := map[string]string{caKey: f.Files(c.controller).CA}
+	for _, identity := range all {
+		if identity == c.controller {
+			continue
+		}
+		of := f.Files(identity)
+		files[identity+".crt"], files[identity+".key"] = of.Cert, of.Key
+	}
+	return files, err
+}
+
+// store puts files into a Secret, and takes away what else it has.
+func (c *certsConfig) store(ctx context.Context, name string, kind corev1.SecretType, files map[string]string) error {
 	api, err := c.target.connect()
 	if err != nil {
 		return err
 	}
 	data := map[string][]byte{}
-	for key, path := range map[string]string{corev1.TLSCertKey: files.Cert, corev1.TLSPrivateKeyKey: files.Key, "ca.crt": files.CA} {
+	for key, path := range files {
 		if data[key], err = os.ReadFile(path); err != nil {
 			return err
 		}
 	}
-	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: c.secret}}
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name}}
 	_, err = controllerutil.CreateOrUpdate(ctx, api, s, func() error {
 		if s.UID == "" {
-			s.Type = corev1.SecretTypeTLS
+			s.Type = kind
 		}
 		s.Data = data
 		return nil

@@ -65,7 +65,7 @@ func (f Folder) Update(o Order, now time.Time) (done []Done, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := f.identities()
+	all, err := f.Identities()
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +88,8 @@ func (f Folder) Update(o Order, now time.Time) (done []Done, err error) {
 	return done, nil
 }
 
-// identities returns those that have files.
-func (f Folder) identities() (all []string, err error) {
+// Identities returns those that have files.
+func (f Folder) Identities() (all []string, err error) {
 	found, err := filepath.Glob(filepath.Join(f.Path, "*", "tls.crt"))
 	for _, path := range found {
 		all = append(all, filepath.Base(filepath.Dir(path)))

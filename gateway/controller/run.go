@@ -131,7 +131,6 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=isthmus-system
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=isthmus-system
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=get,namespace=isthmus-system
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",resources=services,verbs=list;watch;patch
 // +kubebuilder:rbac:groups="",resources=services/status,verbs=patch

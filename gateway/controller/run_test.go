@@ -291,6 +291,8 @@ func (w *world) grant() {
 			var role rbacv1.Role
 			w.noError(yaml.Unmarshal([]byte(doc), &role))
 			role.Namespace = w.ns
+			// The chart adds the Secrets that its value passwordSecrets names.
+			role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"router"}, Verbs: []string{"get"}})
 			w.ensure(&role, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: role.Name}, Subjects: user, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind.Kind, Name: role.Name}})
 		}
 	}

@@ -3,6 +3,7 @@ package tree
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os/exec"
 	"slices"
@@ -36,14 +37,34 @@ type object struct {
 	Spec struct {
 		Template struct {
 			Spec struct {
-				HostNetwork, HostPID       bool
-				InitContainers, Containers []container
+				HostNetwork, HostPID          bool
+				TerminationGracePeriodSeconds int
+				AutomountServiceAccountToken  *bool
+				NodeSelector                  map[string]string
+				InitContainers, Containers    []container
+				Volumes                       []volume
 			}
 		}
+		MinReadySeconds int
+		UpdateStrategy  struct {
+			Type          string
+			RollingUpdate struct{ MaxUnavailable int }
+		}
 		PolicyTypes     []string // of a NetworkPolicy
-		Ingress, Egress []struct{ Ports []struct{ Port int } }
+		Ingress, Egress []struct{ Ports []port }
 	}
-	Rules []struct{ APIGroups, Resources, Verbs []string }
+	Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
+}
+
+type port struct {
+	Protocol      string
+	Port, EndPort int
+}
+
+type volume struct {
+	Name     string
+	HostPath *struct{ Path string }
+	Secret   *struct{ SecretName string }
 }
 
 type container struct {
@@ -59,6 +80,9 @@ type container struct {
 	VolumeMounts []struct {
 		Name, MountPath, MountPropagation string
 		ReadOnly                          bool
+	}
+	LivenessProbe, ReadinessProbe struct {
+		HTTPGet struct{ Host, Path string }
 	}
 }
 
@@ -110,6 +134,10 @@ func TestChartRefusesTypos(t *testing.T) {
 		"slash after registry":    {"image.registry=example.org/", []string{"/image/registry", "example.org/"}},
 		"unknown pull policy":     {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "IfNotPresent"}},
 		"all nodes but written 0": {"agent.maxUnavailable=0%", []string{"/agent/maxUnavailable"}},
+		"unknown balancer":        {"gateway.balancer=ipvs", []string{"/gateway/balancer", "nftables"}},
+		"a gateway of nobody":     {"gateway.enabled=true", []string{"gateway.cluster is missing", "gatewayController.settings.cluster"}},
+		"XDP without ebpf":        {"gateway.enabled=true,gateway.cluster=a,gateway.balancer=nftables,gateway.xdp=auto", []string{"gateway.xdp", "gateway.balancer"}},
+		"a name for a port":       {"gatewayController.networkPolicy.ports={https}", []string{"/gatewayController/networkPolicy/ports/0"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -310,12 +338,38 @@ func TestChartGateway(t *testing.T) {
 	if _, ok := objects["ConfigMap "+name]; !ok {
 		t.Error("there are no settings")
 	}
-	if p := objects["NetworkPolicy "+name].Spec; !slices.Equal(p.PolicyTypes, []string{"Ingress"}) || len(p.Ingress) != 1 || p.Ingress[0].Ports[0].Port != 9472 {
-		t.Errorf("the network policy: %+v", p)
+	p := objects["NetworkPolicy "+name].Spec
+	if !slices.Equal(p.PolicyTypes, []string{"Ingress", "Egress"}) || len(p.Ingress) != 1 || p.Ingress[0].Ports[0].Port != 9472 || len(p.Egress) != 1 {
+		t.Fatalf("the network policy: %+v", p)
 	}
-	closed := render(t, "--set-json", `gatewayController={"enabled":true,"networkPolicy":{"egress":[{"ports":[{"port":443,"protocol":"TCP"}]}]}}`)
-	if p := closed["NetworkPolicy "+name].Spec; !slices.Equal(p.PolicyTypes, []string{"Ingress", "Egress"}) || len(p.Egress) != 1 || p.Egress[0].Ports[0].Port != 443 {
-		t.Errorf("the network policy with rules for what goes out: %+v", p)
+	out := []port{{"UDP", 53, 0}, {"TCP", 53, 0}, {"TCP", 443, 0}, {"TCP", 6443, 0}, {"TCP", 9479, 0}, {"TCP", 5000, 0}, {"TCP", 9696, 0}}
+	if diff := cmp.Diff(out, p.Egress[0].Ports); diff != "" {
+		t.Errorf("where it may connect to (-want +have):\n%s", diff)
+	}
+	ports := render(t, "--set", "gatewayController.enabled=true,gatewayController.networkPolicy.ports={8443,30000-32767}")
+	if diff := cmp.Diff([]port{{"UDP", 53, 0}, {"TCP", 53, 0}, {"TCP", 8443, 0}, {"TCP", 30000, 32767}}, ports["NetworkPolicy "+name].Spec.Egress[0].Ports); diff != "" {
+		t.Errorf("where it may connect to with other ports (-want +have):\n%s", diff)
+	}
+	closed := render(t, "--set-json", `gatewayController={"enabled":true,"networkPolicy":{"egress":[{"ports":[{"port":8443,"protocol":"TCP"}]}]}}`)
+	if p := closed["NetworkPolicy "+name].Spec; len(p.Egress) != 1 || !slices.Equal(p.Egress[0].Ports, []port{{"TCP", 8443, 0}}) {
+		t.Errorf("the network policy with rules of one's own for what goes out: %+v", p)
+	}
+	secrets := func(objects map[string]object) (named []string) {
+		for key, o := range objects {
+			for _, r := range o.Rules {
+				if strings.HasSuffix(key, " "+name) && slices.Contains(r.Resources, "secrets") {
+					named = append(named, fmt.Sprintf("%s %v %v", key, r.Verbs, r.ResourceNames))
+				}
+			}
+		}
+		return named
+	}
+	if may := secrets(objects); len(may) > 0 {
+		t.Errorf("no Secret was named, and it may %v", may)
+	}
+	with := render(t, "--set", "gatewayController.enabled=true,gatewayController.passwordSecrets={router-1,router-2}")
+	if diff := cmp.Diff([]string{"Role " + name + " [get] [router-1 router-2]"}, secrets(with)); diff != "" {
+		t.Errorf("what it may of Secrets (-want +have):\n%s", diff)
 	}
 	may := map[string][]string{}
 	for _, kind := range []string{"ClusterRole ", "Role "} {
@@ -335,5 +389,102 @@ func TestChartGateway(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, may); diff != "" {
 		t.Errorf("what it may change (-want +have):\n%s", diff)
+	}
+}
+
+// TestChartGatewayNodes holds that gateways are on nodes when they are asked for, each with its own certificate, with no right
+// at the API server and with few on its node; that they have the time to tell neighbours, and go one after the other.
+func TestChartGatewayNodes(t *testing.T) {
+	t.Parallel()
+	const name = "isthmus-gateway"
+	if _, ok := render(t)["DaemonSet "+name]; ok {
+		t.Error("it is there without being asked for")
+	}
+	const on = "gateway.enabled=true,gateway.cluster=east"
+	tests := map[string]struct {
+		set   string
+		add   []string
+		paths []string // of the node
+		flags []string
+		init  int
+		probe string
+	}{
+		"ebpf": {
+			on, []string{"NET_ADMIN", "BPF", "PERFMON", "NET_RAW", "SYS_NICE"},
+			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
+			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/sys/fs/bpf", "--xdp=off", "--http-listen=127.0.0.1:9444"}, 1, "127.0.0.1",
+		},
+		"ebpf, and no VRRP": {
+			on + ",gateway.capabilities.netRaw=false,gateway.xdp=auto,gateway.devices={eth1},agent.bpffs.mount=false,gateway.http.host=::1",
+			[]string{"NET_ADMIN", "BPF", "PERFMON", "SYS_NICE"},
+			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
+			[]string{"--xdp=auto", "--device=eth1", "--http-listen=[::1]:9444"}, 0, "::1",
+		},
+		"nftables": {
+			on + ",gateway.balancer=nftables,gateway.capabilities.sysNice=false,gateway.http.host=0.0.0.0,gateway.stateDir=/srv/g",
+			[]string{"NET_ADMIN", "NET_RAW"},
+			[]string{"/srv/g", "/run/isthmus-gateway"},
+			[]string{"--balancer=nftables", "--state-dir=/srv/g", "--http-listen=0.0.0.0:9444"}, 0, "",
+		},
+	}
+	for about, tc := range tests {
+		t.Run(about, func(t *testing.T) {
+			t.Parallel()
+			objects := render(t, "--set", tc.set)
+			set := objects["DaemonSet "+name].Spec
+			if s := set.UpdateStrategy; s.Type != "RollingUpdate" || s.RollingUpdate.MaxUnavailable != 1 || set.MinReadySeconds != 15 {
+				t.Errorf("how it is replaced: %+v, after %d s", s, set.MinReadySeconds)
+			}
+			pod := set.Template.Spec
+			if !pod.HostNetwork || pod.HostPID || len(pod.Containers) != 1 || len(pod.InitContainers) != tc.init {
+				t.Fatalf("pod: %+v", pod)
+			}
+			if _, ok := pod.NodeSelector["isthmus.dev/gateway"]; !ok || len(pod.NodeSelector) != 1 {
+				t.Errorf("on nodes with %v", pod.NodeSelector)
+			}
+			if pod.TerminationGracePeriodSeconds <= 20 { // closeTimeout of the program
+				t.Errorf("neighbours have %d s to go elsewhere", pod.TerminationGracePeriodSeconds)
+			}
+			if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+				t.Error("it has a token of the API server")
+			}
+			for key, o := range objects {
+				if strings.HasSuffix(key, " "+name) && len(o.Rules) > 0 {
+					t.Errorf("%s gives it %v", key, o.Rules)
+				}
+			}
+			gateway := pod.Containers[0]
+			if c := gateway.SecurityContext; c.Privileged || c.AllowPrivilegeEscalation == nil || *c.AllowPrivilegeEscalation || !c.ReadOnlyRootFilesystem || !slices.Equal(c.Capabilities.Drop, []string{"ALL"}) {
+				t.Errorf("gateway: %+v", c)
+			}
+			if diff := cmp.Diff(tc.add, gateway.SecurityContext.Capabilities.Add); diff != "" {
+				t.Errorf("capabilities added (-want +have):\n%s", diff)
+			}
+			for _, flag := range append(tc.flags, "--listen=:9479", "--cert=/etc/isthmus-gateway/$(NODE_NAME).crt", "--key=/etc/isthmus-gateway/$(NODE_NAME).key", "--ca=/etc/isthmus-gateway/ca.crt") {
+				if !slices.Contains(gateway.Args, flag) {
+					t.Errorf("flags %v lack %s", gateway.Args, flag)
+				}
+			}
+			var paths []string
+			for _, v := range pod.Volumes {
+				switch {
+				case v.HostPath != nil:
+					paths = append(paths, v.HostPath.Path)
+				case v.Secret == nil || v.Secret.SecretName != "isthmus-gateways":
+					t.Errorf("volume %+v", v)
+				}
+			}
+			if diff := cmp.Diff(tc.paths, paths); diff != "" {
+				t.Errorf("what it has of its node (-want +have):\n%s", diff)
+			}
+			for _, mount := range gateway.VolumeMounts {
+				if mount.MountPropagation == "Bidirectional" || (mount.Name == "certs") != mount.ReadOnly {
+					t.Errorf("mount %+v", mount)
+				}
+			}
+			if gateway.LivenessProbe.HTTPGet.Host != tc.probe || gateway.ReadinessProbe.HTTPGet.Host != tc.probe || gateway.ReadinessProbe.HTTPGet.Path != "/readyz" {
+				t.Errorf("asked at %+v, %+v, want host %q", gateway.LivenessProbe, gateway.ReadinessProbe, tc.probe)
+			}
+		})
 	}
 }
