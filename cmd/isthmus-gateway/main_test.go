@@ -82,8 +82,14 @@ func start(t *testing.T, cfg Config) <-chan error {
 // await asks for a path until it has an answer with a status.
 func await(t *testing.T, url string, code int) string {
 	t.Helper()
+	return awaitBy(t, http.DefaultClient, url, code)
+}
+
+// awaitBy is await by a client.
+func awaitBy(t *testing.T, by *http.Client, url string, code int) string {
+	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; <-time.After(10 * time.Millisecond) {
-		resp, err := http.Get(url)
+		resp, err := by.Get(url)
 		if err == nil {
 			b, _ := io.ReadAll(resp.Body)
 			resp.Body.Close()

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// TestRights: a gateway works with the capabilities that the chart gives it, of which tools/check/tree has the lists: it
+// balances, and is the master of VRRP. It ends in good order with no more than these, and leaves no VIP.
+func TestRights(t *testing.T) {
+	netlab.Privileged(t)
+	program := filepath.Join(t.TempDir(), "isthmus-gateway")
+	if said, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, said)
+	}
+	for balancer, rights := range map[desired.Balancer]string{
+		desired.NFTables: "+net_admin,+net_raw,+sys_nice",
+		desired.EBPF:     "+net_admin,+net_raw,+sys_nice,+bpf,+perfmon",
+	} {
+		t.Run(string(balancer), func(t *testing.T) {
+			cfg, client := config(t)
+			ns, err := netlab.NewNamespace()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = ns.Close() })
+			if err := ns.Do(machine); err != nil {
+				t.Fatal(err)
+			}
+			in := func(ctx context.Context, network, address string) (c net.Conn, err error) {
+				return c, errors.Join(ns.Do(func() error {
+					c, err = new(net.Dialer).DialContext(ctx, network, address)
+					return nil
+				}), err)
+			}
+			client.Transport.(*http.Transport).DialContext = in
+			asks := &http.Client{Transport: &http.Transport{DialContext: in}}
+			t.Cleanup(asks.CloseIdleConnections)
+
+			cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-all,"+rights, "--inh-caps=-all", "--no-new-privs",
+				program, "run", "--cluster=a", "--balancer="+string(balancer), "--bpffs="+netlab.BPFFS(t), "--listen="+cfg.Listen, "--http-listen="+cfg.HTTPListen,
+				"--cert="+cfg.Files.Cert, "--key="+cfg.Files.Key, "--ca="+cfg.Files.CA, "--state-dir="+cfg.StateDir, "--run-dir="+cfg.RunDir)
+			var said bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &said, &said
+			if err := ns.Do(cmd.Start); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			defer func() { _ = cmd.Process.Kill() }()
+			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/healthz", 200)
+
+			vip := netip.MustParseAddr("192.0.2.100")
+			body, err := json.Marshal(desired.NewRequest(1, desired.State{
+				Cluster: "a", Group: "edge", Balancer: balancer,
+				VRRP: &desired.VRRP{Interface: "eth0", Source: netip.MustParseAddr("192.0.2.11"), Peers: []netip.Addr{netip.MustParseAddr("192.0.2.12")}, RouterID: 51, Priority: 100, IntervalMillis: 100},
+				VIPs: []desired.VIP{{
+					Addr: vip, Announce: desired.ByVRRP, Return: desired.Masquerade,
+					Frontends: []desired.Frontend{{Service: "shop/web", Protocol: "TCP", Port: 80, Backends: []desired.Backend{{Addr: netip.MustParseAddr("192.0.2.5"), Port: 8080, Weight: 1}}}},
+				}},
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := client.Post("https://"+cfg.Listen+"/v1/reconfigure", "application/json", bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			why, _ := io.ReadAll(answer.Body)
+			answer.Body.Close()
+			if answer.StatusCode != http.StatusOK {
+				t.Fatalf("%d %s\n%s", answer.StatusCode, why, said.String())
+			}
+			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/readyz", 200)
+			for want := "isthmus_gateway_announced_vips 1"; !strings.Contains(awaitBy(t, asks, "http://"+cfg.HTTPListen+"/metrics", 200), want); {
+				if t.Context().Err() != nil {
+					t.Fatal(want)
+				}
+			}
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-ended; err != nil {
+				t.Errorf("%v\n%s", err, said.String())
+			}
+			if err := ns.Do(func() error { return hasNot(vip) }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// machine makes the namespace that it runs in a machine that can be a gateway.
+func machine() error {
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "switch"}
+	addr, err := netlink.ParseAddr("192.0.2.11/24")
+	if err := errors.Join(err, netlink.LinkAdd(link)); err != nil {
+		return err
+	}
+	end, err := netlink.LinkByName(link.PeerName)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(link, addr), netlink.LinkSetUp(link), netlink.LinkSetUp(end), os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+}
+
+// hasNot returns an error when the namespace that it runs in has an address.
+func hasNot(vip netip.Addr) error {
+	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	for _, a := range all {
+		if a.IP.String() == vip.String() {
+			err = errors.Join(err, errors.New("the gateway has ended, and the machine has "+vip.String()))
+		}
+	}
+	return err
+}
