@@ -94,12 +94,12 @@ func Prepare(ctx context.Context, cfg Config) error {
 	return Build(ctx, cfg.Dir, programs...)
 }
 
-// install installs what the router needs.
+// install installs what the router and the gateways need.
 func install(ctx context.Context, cfg *Config) error {
 	if cfg.Progress == nil {
 		cfg.Progress = io.Discard
 	}
-	return debian.Ensure(ctx, cfg.Progress, frr.Package, "nftables")
+	return debian.Ensure(ctx, cfg.Progress, frr.Package, "nftables", "keepalived")
 }
 
 // Up brings all of it up.

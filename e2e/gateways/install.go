@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/api/crds"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/vrrp"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
@@ -173,6 +174,7 @@ func (i *Installation) register(ctx context.Context) error {
 		node, err := i.render(nodeTemplate, map[string]any{
 			"Name": Name(g), "Addr": edge.Gateways[g][0], "Port": agentPort, "NeutronPort": ids.Port, "ASN": GatewayASN, "Balancer": i.balancer,
 			"Router": edge.Router[0], "RouterASN": RouterASN, "MED": 50 * g,
+			"Device": edge.Device, "Mate": edge.Gateways[1-g][0], "Priority": 200 - 50*g,
 		})
 		if err != nil {
 			return err
@@ -213,7 +215,7 @@ func (i *Installation) Close() error {
 	}
 	for g, ns := range i.Gateways {
 		if i.Agents[g] != nil {
-			errs = append(errs, i.run(context.Background(), ns, "isthmus-gateway", "cleanup", "--bpffs", i.bpffs(g)))
+			errs = append(errs, i.run(context.Background(), ns, "isthmus-gateway", "cleanup", "--bpffs", i.bpffs(g)), i.sweep(g))
 		}
 	}
 	for _, unmount := range i.unmount {
@@ -223,6 +225,15 @@ func (i *Installation) Close() error {
 		errs = append(errs, i.fabric.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// sweep ends the keepalived of a gateway, which goes on when its agent is killed.
+func (i *Installation) sweep(gateway int) error {
+	dir := filepath.Join(i.state(gateway), "vrrp")
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil // its agent did not come so far
+	}
+	return i.Gateways[gateway].Do(func() error { return vrrp.Sweep(context.Background(), dir) })
 }
 
 func (i *Installation) path(name string) string { return filepath.Join(i.dir, name) }

@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/e2e/gateways"
+	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+)
+
+// shared is a Service whose address gateways share by VRRP, before servers of testdata/dataplane.yaml.
+const shared = `
+apiVersion: v1
+kind: Service
+metadata:
+  name: shared
+  namespace: road
+  annotations: {gateway.isthmus.dev/pool: shared}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: isthmus.dev/gateway
+  selector: {app: shared}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+`
+
+// TestMasterDies: a Service gets an address of the gateways' own network from a real Neutron. No router is told of it: the
+// gateway that is the master of VRRP has it, and answers for it. The master dies under connections, and the other gateway has
+// the address and goes on with them.
+func TestMasterDies(t *testing.T) {
+	needBed(t)
+	ctx := t.Context()
+	e, err := gateways.Up(ctx, gateways.Config{Lab: bed.Lab, Dir: t.TempDir(), Progress: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(context.WithoutCancel(ctx)); err != nil {
+			t.Error(err)
+		}
+	})
+	g, err := gateways.Install(ctx, e, bed.Lab, "a", t.TempDir(), desired.NFTables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(g.Close(), e.Mend(0)); err != nil {
+			t.Error(err)
+		}
+	})
+	servers := strings.NewReplacer("NAME", "shared", "CLUSTER_ID", "a", "PRE_STOP", "0").Replace(dataplaneWorkload)
+	for _, manifest := range []string{servers, shared} { // which makes another Service of the servers' own
+		if err := bed.Apply(ctx, "a", manifest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if _, err := bed.Kubectl(context.WithoutCancel(ctx), "a", "delete", "service/shared", "deployment/shared", "--namespace", namespace, "--ignore-not-found", "--timeout", "60s"); err != nil {
+			t.Error(err)
+		}
+	})
+	vip := sharedAddress(t, g)
+	masterDies(t, g, vip)
+}
+
+// sharedAddress returns the address that the Service has got when the first gateway has it and answers for it.
+func sharedAddress(t *testing.T, g *gateways.Installation) (vip netip.Addr) {
+	t.Helper()
+	network := netip.PrefixFrom(edge.Router[0], 24).Masked()
+	if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+		said, err := bed.Kubectl(ctx, "a", "get", "service", "shared", "--namespace", namespace, "--output", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+		if err != nil {
+			return err
+		}
+		if vip, err = netip.ParseAddr(said); err != nil || !network.Contains(vip) {
+			return fmt.Errorf("the Service has the address %q", said)
+		}
+		if err := masterIs(g, vip, 0); err != nil {
+			return err
+		}
+		_, err = g.FromClient(ctx, "curl", "-sS", "--max-time", "2", "http://"+vip.String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	routes, err := g.Router.Routes(t.Context(), vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(routes) > 0 {
+		t.Errorf("%s is shared by VRRP, and the router was told of it, too: %v", vip, routes)
+	}
+	return vip
+}
+
+// masterIs returns an error unless a gateway has an address and the other one has not.
+func masterIs(g *gateways.Installation, vip netip.Addr, gateway int) error {
+	for i := range g.Agents {
+		has, err := g.Has(i, vip)
+		if err != nil {
+			return err
+		}
+		if has != (i == gateway) {
+			return fmt.Errorf("%s has %s: %t", gateways.Name(i), vip, has)
+		}
+	}
+	return nil
+}
+
+// masterDies lets the master die in the middle of connections.
+func masterDies(t *testing.T, g *gateways.Installation, vip netip.Addr) {
+	t.Helper()
+	ctx := t.Context()
+	const some = 8 // of each kind that stay open
+	open, err := g.Open(ctx, vip, some)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	short := flow(t, edgeClient(g), "--url", "http://"+vip.String(), "--rate", "100", "--concurrency", "50")
+	death := time.Now()
+	if err := errors.Join(g.Cut(0), g.Agents[0].Kill()); err != nil {
+		t.Fatal(err)
+	}
+	if err := open.GoOn(time.Now(), patience); err != nil {
+		t.Error(err)
+	}
+	has, err := g.Has(1, vip)
+	if err != nil || !has {
+		t.Errorf("the other gateway has %s: %t, %v", vip, has, err)
+	}
+	r, err := short.end()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d connections that stay open: all go on; %d short ones, %d lost", 3*some, r.Connections, r.Failures)
+	if err := lostYoung(r, death); err != nil {
+		t.Error(err)
+	}
+}
