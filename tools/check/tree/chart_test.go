@@ -412,21 +412,25 @@ func TestChartGatewayNodes(t *testing.T) {
 		probe string
 	}{
 		"ebpf": {
-			on, []string{"NET_ADMIN", "BPF", "PERFMON", "NET_RAW", "SYS_NICE"},
+			on,
+			[]string{"NET_ADMIN", "BPF", "PERFMON", "NET_RAW", "SYS_NICE"},
 			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
-			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/sys/fs/bpf", "--xdp=off", "--http-listen=127.0.0.1:9444"}, 1, "127.0.0.1",
+			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/sys/fs/bpf", "--xdp=off", "--http-listen=127.0.0.1:9444"},
+			1, "127.0.0.1",
 		},
 		"ebpf, and no VRRP": {
 			on + ",gateway.capabilities.netRaw=false,gateway.xdp=auto,gateway.devices={eth1},agent.bpffs.mount=false,gateway.http.host=::1",
 			[]string{"NET_ADMIN", "BPF", "PERFMON", "SYS_NICE"},
 			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
-			[]string{"--xdp=auto", "--device=eth1", "--http-listen=[::1]:9444"}, 0, "::1",
+			[]string{"--xdp=auto", "--device=eth1", "--http-listen=[::1]:9444"},
+			0, "::1",
 		},
 		"nftables": {
 			on + ",gateway.balancer=nftables,gateway.capabilities.sysNice=false,gateway.http.host=0.0.0.0,gateway.stateDir=/srv/g",
 			[]string{"NET_ADMIN", "NET_RAW"},
 			[]string{"/srv/g", "/run/isthmus-gateway"},
-			[]string{"--balancer=nftables", "--state-dir=/srv/g", "--http-listen=0.0.0.0:9444"}, 0, "",
+			[]string{"--balancer=nftables", "--state-dir=/srv/g", "--http-listen=0.0.0.0:9444"},
+			0, "",
 		},
 	}
 	for about, tc := range tests {
