@@ -32,7 +32,7 @@ func TestRights(t *testing.T) {
 	}
 	for balancer, rights := range map[desired.Balancer]string{
 		desired.NFTables: "+net_admin,+net_raw,+sys_nice",
-		desired.EBPF:     "+net_admin,+net_raw,+sys_nice,+bpf,+perfmon",
+		desired.EBPF:     "+net_admin,+net_raw,+sys_nice,+sys_admin",
 	} {
 		t.Run(string(balancer), func(t *testing.T) {
 			cfg, client := config(t)
@@ -54,17 +54,22 @@ func TestRights(t *testing.T) {
 			asks := &http.Client{Transport: &http.Transport{DialContext: in}}
 			t.Cleanup(asks.CloseIdleConnections)
 
-			cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-all,"+rights, "--inh-caps=-all", "--no-new-privs",
-				program, "run", "--cluster=a", "--balancer="+string(balancer), "--bpffs="+netlab.BPFFS(t), "--listen="+cfg.Listen, "--http-listen="+cfg.HTTPListen,
-				"--cert="+cfg.Files.Cert, "--key="+cfg.Files.Key, "--ca="+cfg.Files.CA, "--state-dir="+cfg.StateDir, "--run-dir="+cfg.RunDir)
-			var said bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &said, &said
-			if err := ns.Do(cmd.Start); err != nil {
-				t.Fatal(err)
+			bpffs := netlab.BPFFS(t)
+			begin := func() *gateway {
+				t.Helper()
+				g := &gateway{ended: make(chan error, 1)}
+				g.cmd = exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-all,"+rights, "--inh-caps=-all", "--no-new-privs",
+					program, "run", "--cluster=a", "--balancer="+string(balancer), "--bpffs="+bpffs, "--listen="+cfg.Listen, "--http-listen="+cfg.HTTPListen,
+					"--cert="+cfg.Files.Cert, "--key="+cfg.Files.Key, "--ca="+cfg.Files.CA, "--state-dir="+cfg.StateDir, "--run-dir="+cfg.RunDir)
+				g.cmd.Stdout, g.cmd.Stderr = &g.said, &g.said
+				if err := ns.Do(g.cmd.Start); err != nil {
+					t.Fatal(err)
+				}
+				go func() { g.ended <- g.cmd.Wait() }()
+				t.Cleanup(func() { _ = g.cmd.Process.Kill() })
+				return g
 			}
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
-			defer func() { _ = cmd.Process.Kill() }()
+			g := begin()
 			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/healthz", 200)
 
 			vip := netip.MustParseAddr("192.0.2.100")
@@ -86,24 +91,41 @@ func TestRights(t *testing.T) {
 			why, _ := io.ReadAll(answer.Body)
 			answer.Body.Close()
 			if answer.StatusCode != http.StatusOK {
-				t.Fatalf("%d %s\n%s", answer.StatusCode, why, said.String())
+				t.Fatalf("%d %s\n%s", answer.StatusCode, why, g.said.String())
 			}
+			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/readyz", 200)
+			// One that starts again compares all of it with what is on the machine before it is ready.
+			g.end(t, syscall.SIGHUP)
+			g = begin()
 			awaitBy(t, asks, "http://"+cfg.HTTPListen+"/readyz", 200)
 			for want := "isthmus_gateway_announced_vips 1"; !strings.Contains(awaitBy(t, asks, "http://"+cfg.HTTPListen+"/metrics", 200), want); {
 				if t.Context().Err() != nil {
 					t.Fatal(want)
 				}
 			}
-			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-ended; err != nil {
-				t.Errorf("%v\n%s", err, said.String())
-			}
+			g.end(t, syscall.SIGTERM)
 			if err := ns.Do(func() error { return hasNot(vip) }); err != nil {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// gateway is one that runs.
+type gateway struct {
+	cmd   *exec.Cmd
+	said  bytes.Buffer
+	ended chan error
+}
+
+// end ends it by a signal, in good order.
+func (g *gateway) end(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := g.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-g.ended; err != nil {
+		t.Errorf("%v: %v\n%s", s, err, g.said.String())
 	}
 }
 

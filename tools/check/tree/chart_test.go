@@ -413,14 +413,14 @@ func TestChartGatewayNodes(t *testing.T) {
 	}{
 		"ebpf": {
 			on,
-			[]string{"NET_ADMIN", "BPF", "PERFMON", "NET_RAW", "SYS_NICE"},
+			[]string{"NET_ADMIN", "SYS_ADMIN", "NET_RAW", "SYS_NICE"},
 			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
 			[]string{"--cluster=east", "--balancer=ebpf", "--bpffs=/sys/fs/bpf", "--xdp=off", "--http-listen=127.0.0.1:9444"},
 			1, "127.0.0.1",
 		},
 		"ebpf, and no VRRP": {
 			on + ",gateway.capabilities.netRaw=false,gateway.xdp=auto,gateway.devices={eth1},agent.bpffs.mount=false,gateway.http.host=::1",
-			[]string{"NET_ADMIN", "BPF", "PERFMON", "SYS_NICE"},
+			[]string{"NET_ADMIN", "SYS_ADMIN", "SYS_NICE"},
 			[]string{"/var/lib/isthmus-gateway", "/run/isthmus-gateway", "/sys/fs/bpf"},
 			[]string{"--xdp=auto", "--device=eth1", "--http-listen=[::1]:9444"},
 			0, "::1",
