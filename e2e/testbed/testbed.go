@@ -182,6 +182,30 @@ func (tb *Testbed) build(ctx context.Context) ([]string, error) {
 	return []string{filepath.Join(images, "controller.tar"), filepath.Join(images, "agent.tar")}, nil
 }
 
+// LoadImages builds images of further products, by their names for tools/images, and loads them into every node.
+func (tb *Testbed) LoadImages(ctx context.Context, products ...string) error {
+	tb.Step("build and load the images of %s", strings.Join(products, " and "))
+	images := filepath.Join(tb.bin, "images")
+	if err := tb.compile(ctx, nil, append([]string{"run", "./tools/images", "-o", images}, products...)...); err != nil {
+		return fmt.Errorf("build images: %w", err)
+	}
+	var archives []string
+	for _, p := range products {
+		archives = append(archives, filepath.Join(images, p+".tar"))
+	}
+	return tb.Lab.LoadImages(ctx, archives...)
+}
+
+// SetValues changes values of the chart in a member, and leaves the others.
+func (tb *Testbed) SetValues(ctx context.Context, member, values string) error {
+	cmd := tb.fabric(ctx, "helm", member, []string{
+		"upgrade", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"), "--namespace", Namespace, "--reuse-values", "--values", "-",
+	})
+	cmd.Stdin = strings.NewReader(values)
+	_, err := Output(cmd)
+	return err
+}
+
 // AnotherAgent builds the image isthmus/agent:TAG from sources of which some files are replaced, by their paths in
 // the repository, and loads it into every node.
 func (tb *Testbed) AnotherAgent(ctx context.Context, tag string, replaced map[string]string) (err error) {
