@@ -1,11 +1,15 @@
 package services_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -241,6 +245,39 @@ func TestALoadBalancerWithAHostName(t *testing.T) {
 	w.sync()
 	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.77:80"}) {
 		t.Errorf("slices %q", got)
+	}
+}
+
+// Another process, or the same one under another spec, does not know the addresses at first, and never while no name server answers.
+func TestAddressesOfALoadBalancerOutliveWhoeverAskedForThem(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	again := w.runs()
+	web := w.offer("a", "web", global, "shop", func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example.org"}}
+	}, "10.1.0.1")
+	w.sync()
+	again()
+	w.sync()
+	w.sync() // told of what became of it
+	before := w.versions()
+	w.resolve = func(context.Context, string) ([]netip.Addr, time.Duration, error) {
+		return nil, 0, errors.New("no name server answers")
+	}
+	w.restart(v1alpha1.FederationSpec{})
+	w.sync()
+	w.sync()
+	if diff := cmp.Diff(before, w.versions()); diff != "" {
+		t.Errorf("something changes while nobody answers: %s", diff)
+	}
+	web.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.8"}}
+	web.ResourceVersion = ""
+	if err := w.Member("a").Client().Status().Update(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	w.sync()
+	if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 203.0.113.8:80"}) {
+		t.Errorf("without a host name slices are %q", got)
 	}
 }
 

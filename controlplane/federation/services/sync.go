@@ -44,6 +44,7 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 		}
 		return errors.Join(p.remove(ctx, into, w), p.tell(ctx, into, w, offers.Federated{}))
 	}
+	w.keepFamilies()
 	fed := offers.Merge(append(keptOffers(kept, w), w.offers...))
 	if slices.Contains(w.taken, into.ID()) {
 		return errors.Join(p.removeSlices(ctx, into, w), p.tell(ctx, into, w, fed))
@@ -53,7 +54,11 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 	if err != nil {
 		return err
 	}
-	if err := p.applySlices(ctx, into, w, p.wantSlices(w, fed, svc), kept); err != nil {
+	stays := func(es *discoveryv1.EndpointSlice) bool {
+		from := sourceOf(es)
+		return slices.Contains(kept, from.cluster) || w.unresolved[from]
+	}
+	if err := p.applySlices(ctx, into, w, p.wantSlices(w, fed, svc), stays); err != nil {
 		return err
 	}
 	return errors.Join(
@@ -78,7 +83,7 @@ func (p *Part) judge(ctx context.Context, w *world, all []part.Member) []cluster
 	}
 	var kept []clusterset.ClusterID
 	for _, es := range w.slices {
-		cluster := clusterset.ClusterID(es.Labels[v1alpha1.MarkCluster])
+		cluster := sourceOf(es).cluster
 		if w.offering[cluster] || slices.Contains(kept, cluster) {
 			continue
 		}
@@ -97,7 +102,7 @@ func (p *Part) judge(ctx context.Context, w *world, all []part.Member) []cluster
 // declined reports whether the Service that a slice leads to is there still, and is no member any more: somebody has
 // said so.
 func declined(ctx context.Context, m part.Member, es *discoveryv1.EndpointSlice) bool {
-	namespace, name, _ := strings.Cut(es.Annotations[offers.AnnotationSource], "/")
+	namespace, name, _ := strings.Cut(sourceOf(es).service, "/")
 	return m.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &corev1.Service{}) == nil
 }
 
@@ -135,6 +140,9 @@ func keptOffers(kept []clusterset.ClusterID, w *world) []offers.Offer {
 func (p *Part) wantSlices(w *world, fed offers.Federated, svc *corev1.Service) iter.Seq[*discoveryv1.EndpointSlice] {
 	return func(yield func(*discoveryv1.EndpointSlice) bool) {
 		for _, o := range w.offers {
+			if w.unresolved[source{o.Cluster, o.Service.String()}] {
+				continue // what was known of it when they were written is more than what is known now
+			}
 			for _, es := range fed.Slices(w.name, o) {
 				es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}
 				if p.vips.on() { // the same slices serve both
@@ -149,9 +157,8 @@ func (p *Part) wantSlices(w *world, fed offers.Federated, svc *corev1.Service) i
 	}
 }
 
-// applySlices makes want the slices of a federated Service. New ones come before old ones go; those that lead to
-// clusters in kept stay as they are.
-func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want iter.Seq[*discoveryv1.EndpointSlice], kept []clusterset.ClusterID) error {
+// applySlices makes want the slices of a federated Service. New ones come before old ones go, of which some stay.
+func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want iter.Seq[*discoveryv1.EndpointSlice], stays func(*discoveryv1.EndpointSlice) bool) error {
 	old := map[string]*discoveryv1.EndpointSlice{}
 	for _, es := range w.slices {
 		old[es.Name] = es
@@ -171,7 +178,7 @@ func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want
 		}
 	}
 	for _, es := range w.slices {
-		if old[es.Name] == nil || slices.Contains(kept, clusterset.ClusterID(es.Labels[v1alpha1.MarkCluster])) {
+		if old[es.Name] == nil || stays(es) {
 			continue
 		}
 		if err := into.Delete(ctx, es); err != nil {
@@ -183,7 +190,8 @@ func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want
 
 // removeSlices deletes all slices of a federated Service.
 func (p *Part) removeSlices(ctx context.Context, into part.Leader, w *world) error {
-	return p.applySlices(ctx, into, w, slices.Values([]*discoveryv1.EndpointSlice{}), nil)
+	none := func(*discoveryv1.EndpointSlice) bool { return false }
+	return p.applySlices(ctx, into, w, slices.Values([]*discoveryv1.EndpointSlice{}), none)
 }
 
 // remove deletes what stands in the member of a federated Service that nobody offers.

@@ -34,6 +34,21 @@ type world struct {
 	// What stands in the member.
 	service *corev1.Service // nil without one
 	slices  []*discoveryv1.EndpointSlice
+
+	// unresolved are member Services with load balancers whose host names nobody has resolved for this process yet. Their
+	// slices stay as they are until somebody has.
+	unresolved map[source]bool
+}
+
+// source is a member Service that a slice leads to.
+type source struct {
+	cluster clusterset.ClusterID
+	service string // NAMESPACE/NAME
+}
+
+// sourceOf returns where a slice of ours leads.
+func sourceOf(es *discoveryv1.EndpointSlice) source {
+	return source{clusterset.ClusterID(es.Labels[v1alpha1.MarkCluster]), es.Annotations[offers.AnnotationSource]}
 }
 
 // read returns what all say about name, as it matters to into.
@@ -48,7 +63,30 @@ func (p *Part) read(ctx context.Context, name clusterset.ServiceName, into part.
 			return nil, fmt.Errorf("read service %s in cluster %s: %w", name, m.ID(), err)
 		}
 	}
+	w.unresolved = map[source]bool{}
+	for _, o := range w.offers {
+		from := source{o.Cluster, o.Service.String()}
+		if o.Unresolved && o.Cluster != into.ID() && slices.ContainsFunc(w.slices, func(es *discoveryv1.EndpointSlice) bool { return sourceOf(es) == from }) {
+			w.unresolved[from] = true
+		}
+	}
 	return w, nil
+}
+
+// keepFamilies gives offers of whose addresses not all are known the families that the federated Service has.
+func (w *world) keepFamilies() {
+	if w.service == nil || !offers.IsOurs(w.service) {
+		return
+	}
+	for i := range w.offers {
+		if o := &w.offers[i]; o.Unresolved {
+			for _, f := range w.service.Spec.IPFamilies {
+				if !slices.Contains(o.Families, familyOf(f)) {
+					o.Families = append(slices.Clip(o.Families), familyOf(f))
+				}
+			}
+		}
+	}
 }
 
 // readMember adds what one member says; here is true of the one that is brought in line.

@@ -54,6 +54,7 @@ type world struct {
 	t         *testing.T
 	part      *services.Part
 	namespace string
+	resolve   func(context.Context, string) ([]netip.Addr, time.Duration, error) // of what restart makes
 }
 
 var scheme = func() *runtime.Scheme {
@@ -69,7 +70,9 @@ var scheme = func() *runtime.Scheme {
 // newWorld returns a world of spec. What the test makes goes with it.
 func newWorld(t *testing.T, spec v1alpha1.FederationSpec) *world {
 	t.Helper()
-	w := &world{t: t, namespace: strings.ToLower(t.Name())}
+	w := &world{t: t, namespace: strings.ToLower(t.Name()), resolve: func(context.Context, string) ([]netip.Addr, time.Duration, error) {
+		return []netip.Addr{netip.MustParseAddr("203.0.113.77")}, time.Hour, nil
+	}}
 	w.restart(spec)
 	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
 		for _, ns := range []string{system, w.namespace} {
@@ -97,10 +100,8 @@ func (w *world) restart(spec v1alpha1.FederationSpec) {
 	var err error
 	w.part, err = services.New(services.Config{
 		Federation: spec, Log: slog.New(slog.DiscardHandler),
-		Guard: guard.Config[clusterset.ServiceName]{Window: 10 * time.Millisecond, Grace: time.Millisecond},
-		Resolve: func(context.Context, string) ([]netip.Addr, time.Duration, error) {
-			return []netip.Addr{netip.MustParseAddr("203.0.113.77")}, time.Hour, nil
-		},
+		Guard:   guard.Config[clusterset.ServiceName]{Window: 10 * time.Millisecond, Grace: time.Millisecond},
+		Resolve: w.resolve,
 	})
 	if err != nil {
 		w.t.Fatal(err)

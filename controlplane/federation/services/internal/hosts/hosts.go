@@ -44,6 +44,7 @@ type Hosts struct {
 // host is one name. The lock of Hosts covers it.
 type host struct {
 	users map[clusterset.ServiceName]bool
+	known bool         // somebody has answered
 	addrs []netip.Addr // sorted
 	due   time.Time    // when to ask; zero is now
 	quiet bool         // nobody answered last time
@@ -80,17 +81,18 @@ func (h *Hosts) Use(service clusterset.ServiceName, names []string) {
 	}
 }
 
-// Lookup returns the addresses of a name that is in use, sorted; none before the first answer.
-func (h *Hosts) Lookup(name string) []netip.Addr {
+// Lookup returns the addresses of a name that is in use, sorted, and whether anybody has answered yet: before that,
+// which may be for as long as no name server answers, nothing is known, and a name without addresses is another thing.
+func (h *Hosts) Lookup(name string) (addrs []netip.Addr, known bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if known := h.known[name]; known != nil {
-		return slices.Clone(known.addrs)
+	if host := h.known[name]; host != nil {
+		return slices.Clone(host.addrs), host.known
 	}
-	return nil
+	return nil, false
 }
 
-// Run asks, and tells which Services use a name whose addresses changed, until ctx ends; then it returns nil.
+// Run asks, and tells which Services use a name whose addresses became known or changed, until ctx ends; then it returns nil.
 func (h *Hosts) Run(ctx context.Context, changed func(clusterset.ServiceName)) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -145,7 +147,7 @@ func (h *Hosts) next() (time.Time, bool) {
 	return next, len(h.known) > 0
 }
 
-// ask asks for a name, and returns the Services that use it if its addresses changed.
+// ask asks for a name, and returns the Services that use it if its addresses changed, or were not known before.
 func (h *Hosts) ask(ctx context.Context, name string) []clusterset.ServiceName {
 	addrs, ttl, err := h.query(ctx, name)
 	h.mu.Lock()
@@ -163,9 +165,9 @@ func (h *Hosts) ask(ctx context.Context, name string) []clusterset.ServiceName {
 	}
 	known.quiet, known.due = false, time.Now().Add(min(max(ttl, shortest), longest))
 	addrs = slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare))
-	if slices.Equal(addrs, known.addrs) {
+	if known.known && slices.Equal(addrs, known.addrs) {
 		return nil
 	}
-	known.addrs = addrs
+	known.known, known.addrs = true, addrs
 	return slices.SortedFunc(maps.Keys(known.users), clusterset.ServiceName.Compare)
 }

@@ -59,7 +59,7 @@ func TestAddressesFollowTheirTimeToLive(t *testing.T) {
 			synctest.Wait()
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			if got := h.Lookup("lb.example.org"); !slices.Equal(got, want) || a.told != wantTold || a.asked != wantAsked {
+			if got, _ := h.Lookup("lb.example.org"); !slices.Equal(got, want) || a.told != wantTold || a.asked != wantAsked {
 				t.Errorf("%s: %v, told %d times, asked %d times; want %v, %d, %d", when, got, a.told, a.asked, want, wantTold, wantAsked)
 			}
 		}
@@ -83,6 +83,37 @@ func TestAddressesFollowTheirTimeToLive(t *testing.T) {
 		h.Use(shop, nil)
 		pass(time.Hour)
 		check("a name that nobody uses is not asked for", nil, 3, 6)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Nobody has answered, somebody has answered that there is nothing, somebody has answered: whoever uses the name is told of each.
+func TestANameWithoutAddressesIsNotAnUnknownOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := new(answers)
+		a.are(nil, 0, errors.New("no answer"))
+		h := hosts.New(a.query, slog.New(slog.DiscardHandler))
+		done := make(chan error)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { done <- h.Run(ctx, a.tell) }()
+		check := func(when string, wantKnown bool, wantTold int) {
+			t.Helper()
+			synctest.Wait()
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if addrs, known := h.Lookup("lb.example.org"); len(addrs) > 0 || known != wantKnown || a.told != wantTold {
+				t.Errorf("%s: %v, known %v, told %d times; want nothing, %v, %d", when, addrs, known, a.told, wantKnown, wantTold)
+			}
+		}
+		check("before it is used", false, 0)
+		h.Use(shop, []string{"lb.example.org"})
+		check("while nobody answers", false, 0)
+		a.are(nil, time.Minute, nil)
+		<-time.After(10 * time.Second)
+		check("with an answer", true, 1)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -22,8 +22,8 @@ type Source struct {
 	Service *corev1.Service
 	Slices  []*discoveryv1.EndpointSlice // of the Service
 	Nodes   []*corev1.Node               // of the cluster; needed for node ports
-	// Lookup returns the addresses of a load balancer's host name, none while they are not known.
-	Lookup func(host string) []netip.Addr
+	// Lookup returns the addresses of a load balancer's host name, and whether they are known.
+	Lookup func(host string) (addrs []netip.Addr, known bool)
 }
 
 // Offer is what one member Service adds to a federated one: what it says of itself, and where it is reached.
@@ -31,6 +31,9 @@ type Offer struct {
 	clusterset.Export // Service is the member Service; the oldest takes precedence
 
 	Groups []Group
+	// Unresolved says that the addresses of a host name are not known: Families are not all, nor what others than its own
+	// cluster are offered.
+	Unresolved bool
 }
 
 // Group is endpoints of one family and with the same target ports.
@@ -70,7 +73,7 @@ func Of(src Source) (Offer, error) {
 	case svc.Spec.Type == corev1.ServiceTypeNodePort:
 		o.Groups = nodeGroups(src, o.Export)
 	case svc.Spec.Type == corev1.ServiceTypeLoadBalancer:
-		o.Groups = balancerGroups(src, o.Ports)
+		o.Groups, o.Unresolved = balancerGroups(src, o.Ports)
 	case len(svc.Spec.ExternalIPs) > 0:
 		o.Groups = externalGroups(src, o.Ports)
 	default:
@@ -160,8 +163,9 @@ func externalGroups(src Source, ports []clusterset.Port) []Group {
 	return addressGroups("external", parseAddrs(src.Service.Spec.ExternalIPs), ownTargets(ports), backed(src))
 }
 
-// balancerGroups returns the addresses of the Service's load balancers, those with the same ports together.
-func balancerGroups(src Source, ports []clusterset.Port) []Group {
+// balancerGroups returns the addresses of the Service's load balancers, those with the same ports together, and whether
+// some are not known.
+func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unresolved bool) {
 	addrs, targets := map[string][]netip.Addr{}, map[string][]Target{}
 	for _, in := range src.Service.Status.LoadBalancer.Ingress {
 		at := ownTargets(ports)
@@ -181,17 +185,18 @@ func balancerGroups(src Source, ports []clusterset.Port) []Group {
 		if in.IP != "" {
 			addrs[name] = append(addrs[name], parseAddrs([]string{in.IP})...)
 		} else if in.Hostname != "" && src.Lookup != nil {
-			addrs[name] = append(addrs[name], src.Lookup(in.Hostname)...)
+			found, known := src.Lookup(in.Hostname)
+			addrs[name] = append(addrs[name], found...)
+			unresolved = unresolved || !known
 		}
 	}
-	var groups []Group
 	for name, at := range targets {
 		groups = append(groups, addressGroups(name, addrs[name], at, backed(src))...)
 	}
 	slices.SortFunc(groups, func(a, b Group) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.Family, b.Family))
 	})
-	return groups
+	return groups, unresolved
 }
 
 // addressGroups returns addrs as groups, one a family.

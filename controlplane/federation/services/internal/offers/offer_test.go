@@ -181,7 +181,7 @@ func TestEveryTypeOffersWhatOthersReach(t *testing.T) {
 			service(balanced(corev1.LoadBalancerIngress{Hostname: "lb.example.org"})), pods,
 			[]string{"IPv4 203.0.113.5 203.0.113.6" + own, "IPv6 2001:db8::5" + own},
 		},
-		"load balancer by a name that is not known": {
+		"load balancer by a name without addresses": {
 			service(balanced(corev1.LoadBalancerIngress{Hostname: "lb.example.net"})), pods, nil,
 		},
 		"load balancer that says its ports": {
@@ -202,11 +202,11 @@ func TestEveryTypeOffersWhatOthersReach(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			src := offers.Source{Cluster: "a", Service: tc.svc, Slices: tc.slices, Nodes: nodes, Lookup: func(host string) []netip.Addr {
+			src := offers.Source{Cluster: "a", Service: tc.svc, Slices: tc.slices, Nodes: nodes, Lookup: func(host string) ([]netip.Addr, bool) {
 				if host != "lb.example.org" {
-					return nil
+					return nil, true
 				}
-				return []netip.Addr{netip.MustParseAddr("203.0.113.6"), netip.MustParseAddr("2001:db8::5"), netip.MustParseAddr("203.0.113.5")}
+				return []netip.Addr{netip.MustParseAddr("203.0.113.6"), netip.MustParseAddr("2001:db8::5"), netip.MustParseAddr("203.0.113.5")}, true
 			}}
 			o, err := offers.Of(src)
 			if err != nil {
