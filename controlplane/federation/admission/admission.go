@@ -6,6 +6,8 @@ package admission
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -30,12 +32,15 @@ func Claims() []client.Object {
 	return rule(ClaimsName, admissionv1.ValidatingAdmissionPolicySpec{
 		ParamKind: &admissionv1.ParamKind{APIVersion: federationv1alpha1.GroupVersion.String(), Kind: "Federation"},
 		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
-			ResourceNames: []string{federationv1alpha1.ClaimID},
 			RuleWithOperations: admissionv1.RuleWithOperations{
 				Operations: []admissionv1.OperationType{admissionv1.Update, admissionv1.Delete},
 				Rule:       admissionv1.Rule{APIGroups: []string{federationv1alpha1.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"clusterclaims"}},
 			},
 		}}},
+		// By name, and not by the resource's name: a request to delete a whole collection has none.
+		MatchConditions: []admissionv1.MatchCondition{{
+			Name: "of-the-id", Expression: fmt.Sprintf("oldObject.metadata.name == %q", federationv1alpha1.ClaimID),
+		}},
 		Variables: []admissionv1.Variable{
 			{Name: "members", Expression: `params.spec.?members.orValue([])`},
 			{Name: "referred", Expression: `variables.members.size() == 0 || variables.members.exists(m, m.clusterID == oldObject.spec.value)`},
@@ -80,8 +85,22 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	return rule(FenceName, spec, &admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.Ignore)
 }
 
+// notes are the annotations that leaders put on what is somebody else's.
+var notes = []string{
+	federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, federationv1alpha1.AnnotationPolicyStatus,
+}
+
+// wishes are the annotations by which people ask for something to reach other members. No leader writes one.
+var wishes = []string{
+	federationv1alpha1.AnnotationGlobalService, federationv1alpha1.AnnotationGlobalServiceAntreaTanzu, federationv1alpha1.AnnotationGlobalServiceAntrea,
+	federationv1alpha1.AnnotationService, federationv1alpha1.AnnotationServiceAntreaTanzu, federationv1alpha1.AnnotationServiceAntrea,
+	federationv1alpha1.AnnotationPolicy, federationv1alpha1.AnnotationPolicyAntrea,
+	federationv1alpha1.AnnotationAskHostname, federationv1alpha1.MarkVirtualMachines,
+}
+
 // Own returns the policy, and its binding, by which a member refuses that a supervisor makes, changes or removes what is
-// not the federation's by its label. On what is somebody else's, leaders may put annotations.
+// not the federation's by its label. On what is somebody else's, leaders may put what they note there, and on nothing
+// what people ask by: leaders of other members would do as it says.
 func Own(namespace string) []client.Object {
 	const ours = `(has(%[1]s.metadata.labels) && (%[1]s.metadata.labels[?%[2]q].orValue("") == %[4]q || %[1]s.metadata.labels[?%[3]q].orValue("") == %[4]q))`
 	is := func(object string) string {
@@ -91,16 +110,37 @@ func Own(namespace string) []client.Object {
 	spec.Variables = []admissionv1.Variable{
 		{Name: "before", Expression: `request.operation == "CREATE" || ` + is("oldObject")},
 		{Name: "after", Expression: `request.operation == "DELETE" || ` + is("object")},
+		{Name: "was", Expression: `request.operation == "CREATE" ? {} : oldObject.metadata.?annotations.orValue({})`},
+		{Name: "is", Expression: `request.operation == "DELETE" ? {} : object.metadata.?annotations.orValue({})`},
+		{Name: "differs", Expression: `variables.is.map(k, !(k in variables.was) || variables.was[k] != variables.is[k], k) + ` +
+			`variables.was.map(k, request.operation == "UPDATE" && !(k in variables.is), k)`},
 		{Name: "annotated", Expression: `request.operation == "UPDATE" && has(object.spec) && has(oldObject.spec) && object.spec == oldObject.spec && ` +
-			`["labels", "ownerReferences", "finalizers"].all(f, object.metadata[?f].orValue([]) == oldObject.metadata[?f].orValue([]))`},
+			`["labels", "ownerReferences", "finalizers"].all(f, object.metadata[?f].orValue([]) == oldObject.metadata[?f].orValue([])) && ` +
+			`variables.differs.all(k, k in ` + list(notes) + `)`},
 	}
-	spec.Validations = []admissionv1.Validation{{
-		Expression: `variables.before && variables.after || request.?subResource.orValue("") == "" && variables.annotated`,
-		Message: fmt.Sprintf("a supervisor may write what has the label %s=%s or %s=%[2]s, and on anything else annotations",
-			v1alpha1.LabelManagedBy, federationv1alpha1.ManagedBy, discoveryv1.LabelManagedBy),
-		Reason: new(metav1.StatusReasonForbidden),
-	}}
+	spec.Validations = []admissionv1.Validation{
+		{
+			Expression: `variables.before && variables.after || request.?subResource.orValue("") == "" && variables.annotated`,
+			Message: fmt.Sprintf("a supervisor may write what has the label %s=%s or %s=%[2]s, and on anything else the annotations %s",
+				v1alpha1.LabelManagedBy, federationv1alpha1.ManagedBy, discoveryv1.LabelManagedBy, strings.Join(notes, ", ")),
+			Reason: new(metav1.StatusReasonForbidden),
+		},
+		{
+			Expression: `!variables.is.exists(k, k in variables.differs && k in ` + list(wishes) + `)`,
+			Message:    "a supervisor may not ask for what people ask for by annotations: " + strings.Join(wishes, ", "),
+			Reason:     new(metav1.StatusReasonForbidden),
+		},
+	}
 	return rule(OwnName, spec, nil, admissionv1.Fail)
+}
+
+// list returns texts as a list in CEL.
+func list(texts []string) string {
+	var quoted []string
+	for _, text := range texts {
+		quoted = append(quoted, strconv.Quote(text))
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
 // accounts is how the names of all supervisors' accounts begin.

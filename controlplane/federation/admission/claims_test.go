@@ -54,6 +54,9 @@ func TestAnIDThatAFederationRefersToStays(t *testing.T) {
 		}
 	}
 	remove := func(ctx context.Context) error { return c.Delete(ctx, claim.DeepCopy(), client.DryRunAll) }
+	removeAll := func(ctx context.Context) error {
+		return c.DeleteAllOf(ctx, &federationv1alpha1.ClusterClaim{}, client.DryRunAll)
+	}
 	refused := func(what string, want bool, try func(context.Context) error) {
 		t.Helper()
 		tick := time.NewTicker(20 * time.Millisecond)
@@ -71,6 +74,7 @@ func TestAnIDThatAFederationRefersToStays(t *testing.T) {
 	}
 	refused("another id, in a cluster that leads nobody", true, change("west"))
 	refused("no id, in a cluster that leads nobody", true, remove)
+	refused("no claims at all, in a cluster that leads nobody", true, removeAll)
 	refused("the same id", false, change("east"))
 
 	member := func(id string) []federationv1alpha1.MemberCluster {
@@ -86,8 +90,10 @@ func TestAnIDThatAFederationRefersToStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("another id, of a member", true, change("west"))
+	refused("no claims at all, of a member", true, removeAll)
 	if err := c.Delete(ctx, federation); err != nil {
 		t.Fatal(err)
 	}
 	refused("no id, without a Federation", false, remove)
+	refused("no claims at all, without a Federation", false, removeAll)
 }

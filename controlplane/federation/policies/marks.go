@@ -16,7 +16,7 @@ const ours = "federation.isthmus.dev/"
 // Annotations of policies.
 const (
 	// AnnotationStatus is what became of a federated policy, on the object that people made: a Status as JSON.
-	AnnotationStatus = ours + "policy-status"
+	AnnotationStatus = federationv1alpha1.AnnotationPolicyStatus
 	// annotationOrigin marks a copy, which our label does too: CLUSTER/NAMESPACE/NAME of what it was made from, or
 	// CLUSTER/NAME. Somebody's object that was made from the text of a copy has another name, and is theirs.
 	annotationOrigin = ours + "origin"

@@ -63,6 +63,8 @@ const (
 
 	// AnnotationServiceStatus is what became of a member Service's wish, for its owner. Leaders write it.
 	AnnotationServiceStatus = "federation.isthmus.dev/service-status"
+	// AnnotationPolicyStatus is the same of a policy that people ask to replicate.
+	AnnotationPolicyStatus = "federation.isthmus.dev/policy-status"
 
 	// MarkFederatedService stands on a federated Service.
 	MarkFederatedService = "fed-svc.antreaplus.vmware-tanzu.com"

@@ -3,6 +3,7 @@ package election_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -272,16 +273,18 @@ func TestAnEpochIsNeverUsedTwice(t *testing.T) {
 }
 
 // TestASupervisorWritesWhatIsTheFederationsOnly tries what somebody who stole the token of the leader might: other
-// people's objects get no more than annotations.
+// people's objects get no more than what leaders note on them, and nothing asks to reach other members.
 func TestASupervisorWritesWhatIsTheFederationsOnly(t *testing.T) {
 	ctx := t.Context()
 	admin, leader := newClient(t, server.Config(t)), newClient(t, as(server.Config(t), "own"))
 	const namespace = "default" // of what is tried
 	ports := corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}
-	theirs := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "theirs", Labels: map[string]string{"whose": "theirs"}}, Spec: ports}
+	theirs := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "theirs", Labels: map[string]string{"whose": "theirs"}, Annotations: map[string]string{"whose": "theirs"}}, Spec: ports}
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "theirs"}}
 	mine := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "mine", Labels: ours}, Spec: ports}
-	for _, obj := range []client.Object{theirs, config, mine} {
+	asked := mine.DeepCopy()
+	asked.Name, asked.Annotations = "asked", map[string]string{federationv1alpha1.AnnotationGlobalService: "shop"}
+	for _, obj := range []client.Object{theirs, config, mine, asked} {
 		if err := admin.Create(ctx, obj); err != nil {
 			t.Fatal(err)
 		}
@@ -302,6 +305,9 @@ func TestASupervisorWritesWhatIsTheFederationsOnly(t *testing.T) {
 	eventually(t, "the policy holds, and no other one", func() bool {
 		return refused(leader.Delete(ctx, theirs.DeepCopy(), client.DryRunAll)) && leader.Delete(ctx, mine.DeepCopy(), client.DryRunAll) == nil
 	})
+	annotate := func(s *corev1.Service, annotations string) error {
+		return leader.Patch(ctx, s.DeepCopy(), client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%s}}}`, annotations)))
+	}
 	for what, err := range map[string]error{
 		"create without the label": leader.Create(ctx, edited(theirs, func(s *corev1.Service) { s.Name, s.ResourceVersion, s.Spec = "new", "", ports })),
 		"change the spec":          leader.Update(ctx, edited(theirs, func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })),
@@ -312,13 +318,23 @@ func TestASupervisorWritesWhatIsTheFederationsOnly(t *testing.T) {
 		})),
 		"change what has no spec": leader.Patch(ctx, config.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"data":{"k":"v"}}`))),
 		"delete":                  leader.Delete(ctx, theirs.DeepCopy()),
+		"annotate":                annotate(theirs, `"example.org/k":"v"`),
+		"federate a Service":      annotate(theirs, `"svc.global.federated.antreaplus.vmware-tanzu.com":"shop"`),
+		"federate a policy":       annotate(theirs, `"federated.anp.antreaplus.vmware.com":"true"`),
+		"take annotations away":   annotate(theirs, `"whose":null`),
+		"federate its own":        annotate(mine, `"federation.isthmus.dev/service":"shop"`),
+		"make a member of one": leader.Create(ctx, edited(mine, func(s *corev1.Service) {
+			s.Name, s.ResourceVersion, s.Spec, s.Annotations = "new", "", ports, map[string]string{"svc.federated.antreaplus.vmware.com": "shop"}
+		})),
 	} {
 		if !refused(err) {
 			t.Errorf("%s: %v, want it refused", what, err)
 		}
 	}
 	for what, err := range map[string]error{
-		"annotate":       leader.Patch(ctx, theirs.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"example.org/k":"v"}}}`))),
+		"note":         annotate(theirs, `"federation.isthmus.dev/service-status":"v","federation.isthmus.dev/policy-status":"v","federation.isthmus.dev/epoch":"1"`),
+		"note nothing": annotate(theirs, `"federation.isthmus.dev/service-status":null`),
+		"annotate its own, of which a person asked something": annotate(asked, `"example.org/k":"v"`),
 		"change its own": leader.Update(ctx, edited(mine, func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })),
 	} {
 		if err != nil {
