@@ -35,5 +35,6 @@ func guarded[K comparable](factor float64, log *slog.Logger) guard.Config[K] {
 	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
 	return guard.Config[K]{
 		Window: scaled(guard.Window), Grace: scaled(guard.Grace), Memory: scaled(guard.Memory), HoldFor: scaled(guard.HoldFor), Log: log,
+		Release: "isthmusctl federation release",
 	}
 }

@@ -86,6 +86,8 @@ type Config[K comparable] struct {
 	// Decided is told every judgement about silent losses and every end of a hold: for events and conditions.
 	Decided func(Decision)
 	Log     *slog.Logger
+	// Release is the command by which a person ends a hold, for the log; isthmusctl release-hold.
+	Release string
 }
 
 // Validate reports all that is wrong with c. Zero is right everywhere.
@@ -166,6 +168,7 @@ func New[K comparable](cfg Config[K]) *Guard[K] {
 	if cfg.Decided == nil {
 		cfg.Decided = func(Decision) {}
 	}
+	cfg.Release = cmp.Or(cfg.Release, "isthmusctl release-hold")
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -443,7 +446,7 @@ func (g *Guard[K]) log(d Decision) {
 		log.Info("services vanished without a word, few enough to be believed")
 	case Held:
 		log.Error("services of a member vanished at once and without a word; what is imported of them stays until they are back, "+
-			"the member leaves, or somebody runs isthmusctl release-hold", "until", d.Since.Add(g.cfg.HoldFor))
+			"the member leaves, or somebody runs "+g.cfg.Release, "until", d.Since.Add(g.cfg.HoldFor))
 	case Settled:
 		log.Info("services that had vanished are back, or were taken back openly")
 	case Released:

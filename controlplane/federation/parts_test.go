@@ -1,0 +1,38 @@
+package federation
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+)
+
+// What a guard of the federation says names the federation's command.
+func TestAHoldIsEndedByTheFederationsCommand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text strings.Builder
+		g := guard.New(guarded[int](1, slog.New(slog.NewTextHandler(&text, nil))))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- g.Run(ctx) }()
+		for i := range 10 {
+			g.Has("c", i)
+		}
+		<-time.After(time.Minute)
+		for i := range 10 {
+			g.Lost("c", i)
+		}
+		<-time.After(time.Minute)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if said := text.String(); !strings.Contains(said, "isthmusctl federation release") || strings.Contains(said, "release-hold") {
+			t.Errorf("it says %s", said)
+		}
+	})
+}
