@@ -2,8 +2,11 @@ package federation
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
@@ -13,6 +16,8 @@ import (
 	eventsv1client "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+
+	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 )
 
 const (
@@ -64,7 +69,16 @@ func (d *diary) write(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
+// standing are the reasons of events that tell of what is so, and not of a change: nothing that stands in the member says
+// that it was told. They are named by what they say, so that whoever leads next does not tell it again while it can be read.
+var standing = []string{services.ReasonTaken}
+
 func (d *diary) add(ctx context.Context, event *eventsv1.Event) error {
+	if slices.Contains(standing, event.Reason) {
+		sum := sha256.Sum256([]byte(string(event.Regarding.UID) + " " + event.Note))
+		event = event.DeepCopy()
+		event.Name = event.Regarding.Name + "." + hex.EncodeToString(sum[:8])
+	}
 	var last error
 	err := wait.ExponentialBackoffWithContext(ctx, wait.Backoff{Duration: time.Second, Factor: 2, Steps: eventAttempts}, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, eventTimeout)

@@ -29,7 +29,8 @@ const (
 	reasonFederated = "Federated"
 	reasonNot       = "NotFederated"
 	reasonConflict  = "PortConflict"
-	reasonTaken     = "NameTaken"
+	ReasonTaken     = "NameTaken" // of the Service that has the name, too
+	reasonPartly    = "NotEverywhere"
 )
 
 // taken is somebody's own Service that has the name of a federated one.
@@ -70,25 +71,26 @@ func (p *Part) applyConditions(ctx context.Context, into part.Leader, svc *corev
 func (p *Part) tell(ctx context.Context, into part.Leader, w *world, fed offers.Federated) error {
 	if slices.Contains(w.taken, into.ID()) && w.service != nil && len(w.offering) > 0 {
 		if _, known := p.told.LoadOrStore(taken{into.ID(), w.name}, true); !known {
-			into.Event(w.service, corev1.EventTypeWarning, reasonTaken, "a federated Service has this name too; it is not made in this cluster, and this Service stays as it is")
+			into.Event(w.service, corev1.EventTypeWarning, ReasonTaken, "a federated Service has this name too; it is not made in this cluster, and this Service stays as it is")
 		}
 	}
 	common := p.troubles(ctx, into, w)
 	var errs []error
 	for _, svc := range w.members {
-		self := clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}
 		var problems []string
 		reason := reasonNot
 		if fault := w.faults[svc.UID]; fault != nil {
 			problems = append(problems, fault.Error())
 		}
-		for _, c := range fed.Conflicts {
-			if c.Cluster == into.ID() && c.Service == self || c.In == into.ID() && c.By == self {
-				problems, reason = append(problems, c.Message()), reasonConflict
-			}
+		for _, c := range fed.Conflicts { // whoever it is that differs, all of them are one Service
+			problems, reason = append(problems, c.Message()), reasonConflict
 		}
-		if len(problems) == 0 && len(common) > 0 {
-			reason = reasonTaken
+		switch {
+		case len(problems) > 0:
+		case len(w.taken) > 0 || len(w.homeless) == 0 && len(common) > 0:
+			reason = ReasonTaken
+		case len(common) > 0:
+			reason = reasonPartly
 		}
 		errs = append(errs, status(ctx, into, svc, w.name, fed, reason, append(problems, common...)))
 	}
@@ -125,6 +127,14 @@ func (p *Part) troubles(ctx context.Context, into part.Member, w *world) []strin
 	var all []string
 	if len(w.taken) > 0 {
 		all = append(all, fmt.Sprintf("clusters %s have a Service %s of their own, and do not get it; rename one of them", join(w.taken), w.name))
+	}
+	if len(w.homeless) > 0 {
+		all = append(all, fmt.Sprintf("clusters %s have no namespace %s, where global Services are, and do not get it; create it", join(w.homeless), p.system))
+	}
+	for _, cluster := range w.clusters {
+		if text, ok := p.unsuited.Load(taken{cluster, w.name}); ok {
+			all = append(all, fmt.Sprint(text))
+		}
 	}
 	if !p.vips.on() {
 		return all

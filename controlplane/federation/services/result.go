@@ -2,8 +2,10 @@ package services
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,6 +57,38 @@ func create(ctx context.Context, into part.Leader, svc *corev1.Service, families
 		}
 	}
 	return err
+}
+
+// suits notes whether a cluster takes the federated Service, by what became of it, and reports whether that is news.
+func (p *Part) suits(cluster clusterset.ClusterID, w *world, fed offers.Federated, err error) bool {
+	key := taken{cluster, w.name}
+	switch {
+	case err == nil:
+		_, was := p.unsuited.LoadAndDelete(key)
+		return was
+	case !apierrors.IsInvalid(err):
+		return false // it says nothing of the Service
+	}
+	text := fmt.Sprintf("cluster %s refuses it: %v", cluster, err)
+	if w.service == nil && aboutFamilies(err) {
+		var families []string
+		for _, f := range fed.Families {
+			families = append(families, f.String())
+		}
+		text = fmt.Sprintf("cluster %s does not get it: it has no Services of %s, which all members are of; let one be of a family that it has",
+			cluster, strings.Join(families, " and "))
+	}
+	before, _ := p.unsuited.Swap(key, text)
+	return before != text
+}
+
+// aboutFamilies reports whether an API server refuses a Service because of its families.
+func aboutFamilies(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return strings.HasPrefix(c.Field, "spec.ipFamil") })
 }
 
 // shape gives svc all that fed says of it, and leaves the rest, which the API server or others added, as it is.

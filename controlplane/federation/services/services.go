@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"text/template"
 	"time"
 
@@ -52,12 +53,14 @@ type Part struct {
 	hosts    *hosts.Hosts
 	log      *slog.Logger
 	guard    *guard.Guard[clusterset.ServiceName]
-	again    func(part.Key) // set by Run before the guard runs
+	again    atomic.Pointer[func(part.Key)] // set by Run
 	vips     vips
 
 	wanted sync.Map // clusterset.ServiceName: names that a Service of any member was seen to ask for
 	seen   sync.Map // offered: that the guard was told of
-	told   sync.Map // taken: that somebody's own Service was told of
+	told   sync.Map // taken: that somebody's own Service was told of; the event's name keeps other processes from telling it too
+
+	unsuited sync.Map // taken, to a string: what a cluster cannot have, and why
 }
 
 var (
@@ -100,9 +103,7 @@ func New(cfg Config) (*Part, error) {
 		}
 	}
 	cfg.Guard.Changed = func(_ clusterset.ClusterID, names []clusterset.ServiceName) {
-		for _, name := range names {
-			p.again(keyOf(name))
-		}
+		p.lookAgain(names...)
 	}
 	errs = append(errs, cfg.Guard.Validate())
 	if err := errors.Join(errs...); err != nil {
@@ -129,13 +130,22 @@ func (p *Part) Name() string { return "services" }
 
 // Run decides about what vanished, and resolves host names of load balancers, until ctx ends.
 func (p *Part) Run(ctx context.Context, again func(part.Key)) error {
-	p.again = again
+	p.again.Store(&again)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.guard.Run(ctx) })
 	group.Go(func() error {
 		return p.hosts.Run(ctx, func(name clusterset.ServiceName) { again(keyOf(name)) })
 	})
 	return group.Wait()
+}
+
+// lookAgain asks to look at federated Services again, in all members. Before Run nobody is there to ask.
+func (p *Part) lookAgain(names ...clusterset.ServiceName) {
+	if again := p.again.Load(); again != nil {
+		for _, name := range names {
+			(*again)(keyOf(name))
+		}
+	}
 }
 
 // The kinds of keys.

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -29,14 +30,17 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 	}
 	var ns corev1.Namespace
 	err := into.Get(ctx, client.ObjectKey{Name: name.Namespace}, &ns)
-	if err != nil || ns.DeletionTimestamp != nil {
+	if client.IgnoreNotFound(err) != nil || ns.DeletionTimestamp != nil || err != nil && name.Namespace != p.system {
 		return client.IgnoreNotFound(err) // its coming brings all keys of it
 	}
-	w, err := p.read(ctx, name, into, all)
-	if err != nil {
-		return err
+	w, readErr := p.read(ctx, name, into, all)
+	if readErr != nil {
+		return readErr
 	}
 	p.hosts.Use(name, w.hosts)
+	if err != nil { // there is no such namespace, and members of a global Service are in others
+		return p.tell(ctx, into, w, offers.Merge(w.offers))
+	}
 	kept := p.judge(ctx, w, all)
 	if len(kept) == 0 && len(w.offers) == 0 {
 		if w.unread {
@@ -51,8 +55,11 @@ func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []p
 	}
 	p.told.Delete(taken{into.ID(), name})
 	svc, err := p.applyService(ctx, into, w, fed)
+	if p.suits(into.ID(), w, fed, err) {
+		p.lookAgain(name) // so that all are told
+	}
 	if err != nil {
-		return err
+		return errors.Join(err, p.tell(ctx, into, w, fed))
 	}
 	stays := func(es *discoveryv1.EndpointSlice) bool {
 		from := sourceOf(es)
@@ -169,11 +176,18 @@ func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want
 		if before != nil && before.GenerateName == digest(es) {
 			continue
 		}
-		write := into.Create // it is there when it was written a moment ago, and not seen yet: another look comes
-		if before != nil {
-			write = func(ctx context.Context, o client.Object) error { return into.Own(ctx, o) }
+		own := before != nil
+		if !own {
+			// It is there when it was written a moment ago and not seen yet, or when somebody took a label off it.
+			err := into.Create(ctx, es)
+			if own = apierrors.IsAlreadyExists(err); err != nil && !own {
+				return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
+			}
 		}
-		if err := write(ctx, es); err != nil {
+		if !own {
+			continue
+		}
+		if err := into.Own(ctx, es); err != nil {
 			return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
 	}

@@ -3,6 +3,7 @@ package services
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -177,8 +178,12 @@ func trimSlice(obj any) (any, error) {
 // digest returns what a slice of ours comes to. A kept one carries it in generateName, a field that objects in the API
 // server have no use for any more.
 func digest(es *discoveryv1.EndpointSlice) string {
-	return fmt.Sprintf("%x", uint64(mcs.SliceDigest(es)))
+	marks := maphash.String(seed, es.Annotations[v1alpha1.MarkCluster]+"\x00"+es.Annotations[offers.AnnotationSource])
+	return fmt.Sprintf("%x", uint64(mcs.SliceDigest(es))^marks)
 }
+
+// seed makes digests of this process comparable with one another, and with no others.
+var seed = maphash.MakeSeed()
 
 func trimNode(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)

@@ -27,9 +27,11 @@ type world struct {
 	asksName bool                // a member Service asks for a name outside of the clusters
 	hosts    []string            // host names of load balancers
 
+	clusters []clusterset.ClusterID        // all members, sorted
 	offering map[clusterset.ClusterID]bool // clusters with a member Service, whether it offers anything or not
 	unread   bool                          // of some cluster nothing is known
 	taken    []clusterset.ClusterID        // clusters in which the name is somebody's own, sorted
+	homeless []clusterset.ClusterID        // clusters without the namespace of all global Services, sorted
 
 	// What stands in the member.
 	service *corev1.Service // nil without one
@@ -55,6 +57,7 @@ func sourceOf(es *discoveryv1.EndpointSlice) source {
 func (p *Part) read(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) (*world, error) {
 	w := &world{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
 	for _, m := range all {
+		w.clusters = append(w.clusters, m.ID())
 		if !m.Read() {
 			w.unread = true
 			continue
@@ -91,6 +94,14 @@ func (w *world) keepFamilies() {
 
 // readMember adds what one member says; here is true of the one that is brought in line.
 func (p *Part) readMember(ctx context.Context, w *world, m part.Member, here bool) error {
+	if w.name.Namespace == p.system {
+		switch err := m.Get(ctx, client.ObjectKey{Name: p.system}, &corev1.Namespace{}); {
+		case client.IgnoreNotFound(err) != nil:
+			return err
+		case err != nil:
+			w.homeless = append(w.homeless, m.ID())
+		}
+	}
 	var result corev1.Service
 	err := m.Get(ctx, client.ObjectKey(w.name), &result)
 	switch {

@@ -1,0 +1,137 @@
+package services_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
+)
+
+// says fails unless the status of a member Service says text.
+func (w *world) says(id clusterset.ClusterID, service, text string) {
+	w.t.Helper()
+	if svc, _ := get[corev1.Service](w, id, w.namespace, service); !strings.Contains(svc.Annotations[status], text) {
+		w.t.Errorf("in %s the status of %s is %q, want %q in it", id, service, svc.Annotations[status], text)
+	}
+}
+
+// Also a member that says what the oldest one says is part of a Service of which others differ.
+func TestEveryMemberIsToldOfAConflict(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "oldest", global, "shop", nil, "10.1.0.1")
+	w.offer("b", "same", global, "shop", nil, "10.2.0.1")
+	w.offer("c", "other", global, "shop", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "10.3.0.1")
+	w.sync()
+	for id, name := range map[clusterset.ClusterID]string{"a": "oldest", "b": "same", "c": "other"} {
+		w.says(id, name, "is left out")
+		if events := w.Member(id).Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Warning PortConflict "+w.namespace+"/"+name) }) {
+			t.Errorf("events in %s: %q", id, events)
+		}
+	}
+}
+
+func TestANamespaceOfAllGlobalServicesThatIsMissing(t *testing.T) {
+	const elsewhere = "global-services"
+	w := newWorld(t, v1alpha1.FederationSpec{SystemNamespace: elsewhere})
+	for _, id := range []clusterset.ClusterID{"a", "b"} {
+		w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}})
+	}
+	members := []*parttest.Member{w.Member("a"), w.Member("b"), w.Member("c")}
+	t.Cleanup(func() {
+		for _, m := range members {
+			for _, o := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
+				if err := m.Client().DeleteAllOf(context.Background(), o, client.InNamespace(elsewhere)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.offer("c", "web", global, "shop", nil, "10.3.0.1")
+	w.sync()
+	for _, id := range []clusterset.ClusterID{"a", "c"} {
+		w.says(id, "web", "clusters c have no namespace "+elsewhere)
+	}
+	w.create("c", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}})
+	w.sync()
+	if got := w.slices("c", elsewhere, "shop"); len(got) != 2 {
+		t.Errorf("with the namespace stands %q", got)
+	}
+	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); strings.Contains(svc.Annotations[status], elsewhere+",") {
+		t.Errorf("it still says %q", svc.Annotations[status])
+	}
+}
+
+// single is a Leader of a cluster without IPv6.
+type single struct{ part.Leader }
+
+func (l single) Create(ctx context.Context, o client.Object) error {
+	if svc, ok := o.(*corev1.Service); ok {
+		return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), svc.Name, field.ErrorList{
+			field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), "IPv6", "not configured on this cluster"),
+		})
+	}
+	return l.Leader.Create(ctx, o)
+}
+
+func TestAClusterWithoutTheFamilyOfAllMembers(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
+	w.sync("a")
+	var members []part.Member
+	for _, id := range all {
+		members = append(members, w.Member(id))
+	}
+	key := part.Key{Kind: "Service", Namespace: system, Name: "shop"}
+	if err := w.part.Sync(t.Context(), key, single{w.Member("c").Lead(1)}, members); !apierrors.IsInvalid(err) {
+		t.Fatalf("made in a cluster without IPv6: %v", err)
+	}
+	w.sync("a")
+	w.says("a", "web", "cluster c does not get it: it has no Services of IPv6")
+	w.sync("c") // now it has
+	w.sync("a")
+	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); strings.Contains(svc.Annotations[status], "does not get it") {
+		t.Errorf("it still says %q", svc.Annotations[status])
+	}
+}
+
+func TestMarksOfSlicesComeBack(t *testing.T) {
+	w := newWorld(t, v1alpha1.FederationSpec{})
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	edit := func(change func(*discoveryv1.EndpointSlice)) {
+		t.Helper()
+		var list discoveryv1.EndpointSliceList
+		if err := w.Member("b").Client().List(t.Context(), &list, client.InNamespace(system)); err != nil || len(list.Items) != 1 {
+			t.Fatalf("%d slices in b: %v", len(list.Items), err)
+		}
+		es := &list.Items[0]
+		change(es)
+		if err := w.Member("b").Client().Update(t.Context(), es); err != nil {
+			t.Fatal(err)
+		}
+		w.sync()
+	}
+	for what, change := range map[string]func(*discoveryv1.EndpointSlice){
+		"the annotation with the cluster": func(es *discoveryv1.EndpointSlice) { delete(es.Annotations, markOf) },
+		"the label with the cluster":      func(es *discoveryv1.EndpointSlice) { delete(es.Labels, markOf) },
+		"the label with the Service":      func(es *discoveryv1.EndpointSlice) { delete(es.Labels, discoveryv1.LabelServiceName) },
+	} {
+		edit(change)
+		if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
+			t.Errorf("without %s stands %q", what, got)
+		}
+	}
+}
