@@ -115,7 +115,13 @@ func (c *policiesConfig) members(ctx context.Context, supervisor client.Client, 
 	for _, m := range f.Spec.Members {
 		secret := &corev1.Secret{}
 		key := client.ObjectKey{Namespace: c.namespace, Name: m.Secret}
-		if err := supervisor.Get(ctx, key, secret); err != nil {
+		err := supervisor.Get(ctx, key, secret)
+		if apierrors.IsNotFound(err) {
+			away = append(away, fmt.Sprintf("member %s: Secret %s, with the token for it, does not exist; run isthmusctl federation create again", m.ClusterID, key))
+			all = append(all, policies.Live(clusterset.ClusterID(m.ClusterID), supervisor, true))
+			continue
+		}
+		if err != nil {
 			return nil, nil, fmt.Errorf("read Secret %s, with the token for member %s: %w", key, m.ClusterID, err)
 		}
 		cfg := &rest.Config{

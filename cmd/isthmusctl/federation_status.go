@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,17 +17,19 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
 func federationStatusCommand() *cobra.Command {
 	var t target
-	var format string
+	var namespace, format string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Say how a supervisor sees the members of its federation",
 		Long: `Say how a supervisor sees the members of its federation: who leads each, in which epoch, whether it is reached, and
 how many federated Services and replicated policies it has, and how much of what it offered vanished and is held.
-It exits 0 when every member is reached and led, and 1 when not.`,
+It exits 0 when every member is reached and led, in all that leaders do, and the supervisor's controller lives, which
+says so; and 1 when not.`,
 		Example: `  isthmusctl federation status --context ctx-a
   isthmusctl federation status --context ctx-a -o json`,
 		Args: usage.NoArgs,
@@ -42,11 +46,16 @@ It exits 0 when every member is reached and led, and 1 when not.`,
 				return err
 			}
 			members := statusOf(f)
-			return errors.Join(tables.Write(cmd.OutOrStdout(), members, format), members.unready(f))
+			living, err := silence(cmd.Context(), c, namespace, time.Now())
+			if err != nil {
+				return err
+			}
+			return errors.Join(tables.Write(cmd.OutOrStdout(), members, format), living, members.unready(f))
 		},
 	}
 	t.bind(cmd.Flags())
 	t.bindTimeout(cmd.Flags())
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", v1alpha1.DefaultNamespace, "namespace in which Isthmus is installed")
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
 	return cmd
 }
@@ -65,6 +74,27 @@ func readFederation(ctx context.Context, c client.Client, t target) (*federation
 		return nil, fmt.Errorf("the cluster of %s is a child of federation %s and sees no members; give --context that of a supervisor", t.source(), f.Spec.ClusterSet)
 	}
 	return f, nil
+}
+
+// clocks is by how much the clocks of two machines may differ.
+const clocks = time.Minute
+
+// silence returns that no controller of the supervisor lives, as its Lease shows: then what the status says is as old as that.
+// The second error is that this cannot be read.
+func silence(ctx context.Context, c client.Client, namespace string, now time.Time) (silent, err error) {
+	lease := &coordinationv1.Lease{}
+	key := client.ObjectKey{Namespace: namespace, Name: federationv1alpha1.ControllerLease}
+	if err := c.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read Lease %s, which a controller renews while it lives: %w", key, err)
+	}
+	const fix = "does isthmus-controller run with --federation? What is said of members is what was seen last"
+	if lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil {
+		return fmt.Errorf("no controller of this supervisor has had Lease %s; %s", key, fix), nil
+	}
+	if at := lease.Spec.RenewTime.Time; now.Sub(at) > time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second+clocks {
+		return fmt.Errorf("no controller of this supervisor has renewed Lease %s since %s; %s", key, at.UTC().Format(time.RFC3339), fix), nil
+	}
+	return nil, nil
 }
 
 // memberTable is what federation status prints.
@@ -101,6 +131,8 @@ func (t memberTable) unready(f *federationv1alpha1.Federation) error {
 			errs = append(errs, fmt.Errorf("member %s is not reached: %s", m.ClusterID, m.Message))
 		case m.Leader == "":
 			errs = append(errs, fmt.Errorf("member %s has no leader", m.ClusterID))
+		case m.Message != "":
+			errs = append(errs, fmt.Errorf("member %s: %s", m.ClusterID, m.Message))
 		}
 	}
 	return errors.Join(errs...)

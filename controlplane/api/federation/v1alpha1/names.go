@@ -82,6 +82,9 @@ const (
 const (
 	// FederationName is the name of a cluster's only Federation.
 	FederationName = "federation"
+	// ControllerLease is the Lease, in the installation namespace, of the one process of a cluster that writes what is said
+	// there: the Federation's status, and Services of machines. It is renewed while there is one.
+	ControllerLease = "isthmus-federation"
 	// DefaultSystemNamespace is where global federated Services are in every member.
 	DefaultSystemNamespace = "isthmus-system"
 	// SecretToken and SecretCA are the keys of a member's Secret: a ServiceAccount's token, and the certificates,
