@@ -184,6 +184,7 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 	}
 	lease := types.NamespacedName{Namespace: c.cfg.Namespace, Name: m.ClusterID}
 	s.candidate = election.New(s.Leases(), lease, c.cfg.identity, c.cfg.Times.Times)
+	s.candidate.Say(func() string { return c.own().String() })
 	ctx, cancel := context.WithCancel(c.ctx)
 	s.cancel = cancel
 	c.mu.Lock()
@@ -303,16 +304,6 @@ func (c *crew) lead(ctx context.Context, s *site, term lead.Term) {
 	led := memberLed.WithLabelValues(string(s.ID()))
 	led.Set(1)
 	defer led.Set(0)
-	began := time.Now()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !s.read() || time.Since(began) < settleTimeout && !c.settled() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
 	recording, stopRecording := context.WithCancel(ctx)
 	defer stopRecording()
 	if err := s.events.write(recording, log); err != nil {
@@ -321,12 +312,15 @@ func (c *crew) lead(ctx context.Context, s *site, term lead.Term) {
 	recorder := s.events.NewRecorder(scheme, "isthmus-federation")
 	var working sync.WaitGroup
 	for i, p := range c.parts {
-		q := newQueue(c, i, s, lead.New(s.views[i], term, s.Client(), recorder), log.With("part", p.Name()))
-		c.mu.Lock()
-		c.queues[q] = true
-		c.mu.Unlock()
-		c.fill(q)
 		working.Go(func() {
+			if !c.await(ctx, i, s) {
+				return
+			}
+			q := newQueue(c, i, s, lead.New(s.views[i], term, s.Client(), recorder), log.With("part", p.Name()))
+			c.mu.Lock()
+			c.queues[q] = true
+			c.mu.Unlock()
+			c.fill(q)
 			q.run(ctx)
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -337,17 +331,29 @@ func (c *crew) lead(ctx context.Context, s *site, term lead.Term) {
 	<-ctx.Done()
 }
 
-// read reports whether the member was read completely.
-func (s *site) read() bool {
-	return !slices.ContainsFunc(s.views, func(v *view) bool { return !v.Read() })
+// await waits until Part i knows the member that it is to work on, and of the others what there is to know for now. It
+// returns false if ctx ends before. One Part does not wait for what another one reads: a right may be missing there.
+func (c *crew) await(ctx context.Context, i int, s *site) bool {
+	began := time.Now()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !s.views[i].Read() || time.Since(began) < settleTimeout && !c.settled(i) {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return true
 }
 
-// settled reports whether everything that can be known of the members is.
-func (c *crew) settled() bool {
+// settled reports whether everything that Part i can know of the members is known.
+func (c *crew) settled(i int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.sites {
-		if state := s.State(); !state.Asked || state.Problem == "" && !s.read() {
+		state, v := s.State(), s.views[i]
+		if !state.Asked || state.Problem == "" && !v.Read() && len(v.Denied()) == 0 {
 			return false
 		}
 	}

@@ -25,6 +25,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -42,15 +43,12 @@ import (
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=federations,verbs=get;list;watch
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=federations/status;clusterclaims/status,verbs=update
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=clusterclaims,verbs=get;list;watch;create
-// +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get;list;watch;create
+// +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get;list;watch;create;update
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=list;watch,namespace=isthmus-system
 
 // NotFormed is the Problem of a State in a cluster that is of no federation yet.
 const NotFormed = "there is no Federation; run isthmusctl federation create"
-
-// leaseName is the Lease of the one process of this cluster that writes what is said here: the Federation's status, and
-// Services of machines.
-const leaseName = "isthmus-federation"
 
 // scheme has every kind that is read or written, in members and here.
 var scheme = runtime.NewScheme()
@@ -192,7 +190,7 @@ func (f *Federation) Run(ctx context.Context) error {
 	for _, k := range f.local.Kinds() {
 		running.Go(func() { f.follow(following, k) })
 	}
-	scribe := election.New(f.leases, types.NamespacedName{Namespace: f.cfg.Namespace, Name: leaseName}, f.unique, f.cfg.Times.Times)
+	scribe := election.New(f.leases, types.NamespacedName{Namespace: f.cfg.Namespace, Name: federationv1alpha1.ControllerLease}, f.unique, f.cfg.Times.Times)
 	running.Go(func() {
 		if err := scribe.Run(following, f.alone); err != nil {
 			f.cfg.Log.Error("the Federation's status cannot be written", "err", err)
@@ -365,6 +363,7 @@ type MemberState struct {
 	Reachable  bool
 	Supervisor bool
 	Problem    string // why it is not reachable, and what to do
+	Stuck      string // what does not go on in it although it is reachable, and what to do
 	UID        string // of its namespace kube-system
 	Counts     map[string]int
 	Held       int // of what it offered, vanished and taken for there nevertheless
@@ -393,15 +392,24 @@ func (f *Federation) alone(ctx context.Context, _ lead.Term) {
 			}
 		})
 	}
-	f.write(ctx)
+	diary, err := newDiary(f.cfg.Local)
+	if err == nil {
+		defer diary.Shutdown()
+		err = diary.write(ctx, f.cfg.Log)
+	}
+	if err != nil {
+		f.cfg.Log.Error("the Federation's status cannot be written", "err", err)
+		return
+	}
+	f.write(ctx, diary.NewRecorder(scheme, "isthmus-federation"))
 }
 
 // write keeps the Federation's status and the cluster's claims until ctx ends.
-func (f *Federation) write(ctx context.Context) {
+func (f *Federation) write(ctx context.Context, tell events.EventRecorder) {
 	tick := time.NewTicker(f.cfg.Times.Retry)
 	defer tick.Stop()
 	for {
-		if err := f.writeStatus(ctx); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
+		if err := f.writeStatus(ctx, tell); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
 			f.cfg.Log.Error("the Federation's status cannot be written", "err", err)
 		}
 		if err := f.keepClaims(ctx); err != nil && ctx.Err() == nil {

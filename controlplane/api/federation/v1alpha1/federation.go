@@ -110,6 +110,9 @@ type PolicyKind struct {
 const (
 	// ConditionReady says whether this cluster does its part: it knows who it is, and reaches every member.
 	ConditionReady = "Ready"
+	// ConditionHolding says that much of what members offered vanished, and is taken for there nevertheless. It is there
+	// only while that is so.
+	ConditionHolding = "Holding"
 )
 
 // FederationStatus is written by the controller of the cluster that the Federation is in. It changes only when
@@ -144,7 +147,7 @@ type MemberStatus struct {
 	Services int64 `json:"services"`
 	Policies int64 `json:"policies"`
 	// Held is how many federated Services and policies the member offered until they vanished, many at once and without
-	// a word. They are taken for there in the members that are led from here; isthmusctl federation release ends it.
+	// a word. They are taken for there, whoever leads; isthmusctl federation release ends it.
 	Held int64 `json:"held,omitempty"`
 }
 

@@ -28,13 +28,15 @@ var DefaultTimes = Times{Lease: 15 * time.Second, Renew: 10 * time.Second, Retry
 type Candidate struct {
 	lock  *lock
 	times Times
+	notes *notes
 }
 
 // New returns a candidate that names itself identity, which no other process ever does.
 func New(leases coordinationv1client.LeasesGetter, lease types.NamespacedName, identity string, times Times) *Candidate {
-	return &Candidate{times: times, lock: &lock{duration: times.Lease, Interface: &resourcelock.LeaseLock{
+	noted := &notes{LeasesGetter: leases, say: func() string { return "" }}
+	return &Candidate{times: times, notes: noted, lock: &lock{duration: times.Lease, Interface: &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name},
-		Client:     leases,
+		Client:     noted,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 	}}}
 }
@@ -44,6 +46,16 @@ func (c *Candidate) Seen() (holder string, epoch int64) {
 	c.lock.mu.Lock()
 	defer c.lock.mu.Unlock()
 	return c.lock.holder, c.lock.epoch
+}
+
+// Say makes the candidate say on the Lease, whenever it renews it, what say returns then. It is called before Run.
+func (c *Candidate) Say(say func() string) { c.notes.say = say }
+
+// Said returns what the holder of the Lease says on it, as it was when it was last read or written.
+func (c *Candidate) Said() string {
+	c.notes.mu.Lock()
+	defer c.notes.mu.Unlock()
+	return c.notes.said
 }
 
 // Run takes part in the election until ctx ends. Whenever it is won it calls work, whose ctx ends when leadership may

@@ -33,9 +33,10 @@ type Kind struct {
 	changed func(was, is client.Object)
 	settled func() // may be nil
 
-	mu   sync.Mutex
-	err  error // why nothing can be read: part.ErrUnread at first
-	turn bool  // it has a place of reading
+	mu     sync.Mutex
+	err    error // why nothing can be read: part.ErrUnread at first
+	denied bool  // the API server refused the last try for want of a right
+	turn   bool  // it has a place of reading
 }
 
 // reading has as many places as kinds of all members may be read whole at a time: until it is packed, an object takes a multiple
@@ -112,8 +113,20 @@ func (k *Kind) Load(ctx context.Context, c client.Reader, scheme *runtime.Scheme
 	return k.Replace(objects, list.GetResourceVersion())
 }
 
-// explain notes that an optional kind is missing and returns nil, and any other error with the kind's name.
+// Denied reports whether the API server refused to let the kind be read when it was asked last. What was read before
+// counts on.
+func (k *Kind) Denied() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.denied
+}
+
+// explain notes that an optional kind is missing and returns nil, and any other error with the kind's name. It notes
+// that a right is missing.
 func (k *Kind) explain(err error) error {
+	k.mu.Lock()
+	k.denied = apierrors.IsForbidden(err)
+	k.mu.Unlock()
 	if k.watch.Optional && (meta.IsNoMatchError(err) || apierrors.IsNotFound(err)) {
 		k.settle(fmt.Errorf("%s: %w", k.gvk, part.ErrKindMissing))
 		return nil
@@ -190,7 +203,7 @@ func (k *Kind) newList(scheme *runtime.Scheme) client.ObjectList {
 func (k *Kind) settle(err error) {
 	k.mu.Lock()
 	news := (err == nil) != (k.err == nil) || errors.Is(err, part.ErrKindMissing) != errors.Is(k.err, part.ErrKindMissing)
-	k.err = err
+	k.err, k.denied = err, false
 	k.mu.Unlock()
 	if news && k.settled != nil {
 		k.settled()

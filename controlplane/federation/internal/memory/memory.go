@@ -71,6 +71,17 @@ func (m *Memory) Read() bool {
 	return true
 }
 
+// Denied returns the kinds that the API server does not let be read, in the order of the watches.
+func (m *Memory) Denied() []schema.GroupVersionKind {
+	var all []schema.GroupVersionKind
+	for _, k := range m.kinds {
+		if k.Denied() {
+			all = append(all, k.gvk)
+		}
+	}
+	return all
+}
+
 // Changes is another number after each change of what can be read: what was read before and what follows from it holds as long
 // as it stays.
 func (m *Memory) Changes() uint64 { return m.changes.Load() }
