@@ -31,7 +31,8 @@ const (
 )
 
 // keepClaims keeps the claims of a cluster that has a Federation in step with its ClusterProperties: what one of them
-// says the other gets to say too, if it does not exist. A difference is for a person to mend, so it is only said.
+// says the other gets to say too, if it does not exist. A property that was made so follows its claim; any other
+// difference is for a person to mend, so it is only said.
 func (f *Federation) keepClaims(ctx context.Context) error {
 	if !f.local.Read() {
 		return nil // it is called again
@@ -68,6 +69,8 @@ func (f *Federation) keepClaim(ctx context.Context, name, property string) error
 		return err
 	}
 	ours := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}
+	// Membership of a broker's ClusterSet makes properties too, which stay when the cluster leaves the federation.
+	made := map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}
 	switch {
 	case !claimed && !said:
 		return nil
@@ -78,8 +81,13 @@ func (f *Federation) keepClaim(ctx context.Context, name, property string) error
 		})
 	case !said:
 		return f.client.Create(ctx, &about.ClusterProperty{
-			ObjectMeta: metav1.ObjectMeta{Name: property, Labels: ours}, Spec: about.ClusterPropertySpec{Value: claim.Spec.Value},
+			ObjectMeta: metav1.ObjectMeta{Name: property, Labels: made}, Spec: about.ClusterPropertySpec{Value: claim.Spec.Value},
 		})
+	case claim.Spec.Value != twin.Spec.Value && twin.Labels[v1alpha1.LabelManagedBy] == federationv1alpha1.ManagedBy:
+		twin.Spec.Value = claim.Spec.Value
+		if err := f.client.Update(ctx, twin); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+			return err
+		} // the cluster is a member of a broker's ClusterSet under the other value, so it is said
 	}
 	condition := metav1.Condition{
 		Type: federationv1alpha1.ConditionInStep, Status: metav1.ConditionTrue, Reason: reasonSame,

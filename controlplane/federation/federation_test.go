@@ -50,6 +50,13 @@ func TestAFederationLives(t *testing.T) {
 	if err := w.admin["a"].Update(t.Context(), property); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "a property that was made of a claim follows it", func() bool {
+		return w.admin["a"].Get(t.Context(), client.ObjectKey{Name: about.ClusterID}, property) == nil && property.Spec.Value == "a"
+	})
+	property.Labels, property.Spec.Value = nil, "x" // now it is somebody's own
+	if err := w.admin["a"].Update(t.Context(), property); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "the claim says that the property differs", func() bool {
 		id := claim(federationv1alpha1.ClaimID, "")
 		return w.admin["a"].Get(t.Context(), client.ObjectKeyFromObject(id), id) == nil &&

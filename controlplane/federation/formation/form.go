@@ -186,6 +186,9 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 		claims[federationv1alpha1.ClaimSupervisor] = "true"
 	}
 	wanted := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}}
+	if system := s.systemNamespace(); system != s.namespace {
+		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
+	}
 	for _, name := range slices.Sorted(maps.Keys(claims)) {
 		there, err := said(ctx, c.Client, name)
 		if err != nil {
@@ -213,6 +216,16 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 		}
 	}
 	return nil
+}
+
+// systemNamespace returns where global federated Services are, as the supervisors say.
+func (s *survey) systemNamespace() string {
+	for _, found := range s.sites {
+		if found.federation != nil && found.federation.Spec.SystemNamespace != "" {
+			return found.federation.Spec.SystemNamespace
+		}
+	}
+	return federationv1alpha1.DefaultSystemNamespace
 }
 
 // said reports whether a cluster has a claim.

@@ -17,9 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -74,8 +76,15 @@ func TestLife(t *testing.T) {
 	if have := members(t, a); have != "a,c" {
 		t.Errorf("what was refused has changed a, which knows %s", have)
 	}
+	edited := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
+	if err := a.Client.Patch(t.Context(), edited, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"systemNamespace":"global-services"}}`))); err != nil {
+		t.Fatal(err)
+	}
 	if _, err = Form(t.Context(), Formation{Namespace: namespace, Clusters: []Cluster{supervisor(a), supervisor(b), c}}); err != nil {
 		t.Fatal(err)
+	}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: "global-services"}, &corev1.Namespace{}); err != nil {
+		t.Errorf("the namespace of global Services: %v", err)
 	}
 	if a, b := members(t, a), members(t, b); a != "a,b,c" || b != "a,b,c" {
 		t.Errorf("supervisors know %s and %s", a, b)
@@ -123,12 +132,25 @@ func TestLife(t *testing.T) {
 	for _, o := range noted {
 		put(t, c, o)
 	}
+	made := &about.ClusterProperty{ // by the controller of c
+		ObjectMeta: metav1.ObjectMeta{Name: about.ClusterID, Labels: map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}},
+		Spec:       about.ClusterPropertySpec{Value: "c"},
+	}
+	own := &about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: about.ClusterSet}, Spec: about.ClusterPropertySpec{Value: "prod"}}
+	put(t, c, made)
+	put(t, c, own)
 	if _, err := Remove(t.Context(), Removal{ID: "c", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err == nil || !strings.Contains(err.Error(), "--supervisor b=CONTEXT") {
 		t.Errorf("c left behind the back of b: %v", err)
 	}
 	removed, err := Remove(t.Context(), Removal{ID: "c", Namespace: namespace, Clusters: []Cluster{supervisor(a), supervisor(b), c}})
 	if err != nil || removed.Objects != 1 {
 		t.Fatalf("removed: %+v, %v", removed, err)
+	}
+	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(made), made); !apierrors.IsNotFound(err) {
+		t.Errorf("c still says that it is %s: %v", made.Spec.Value, err)
+	}
+	if err := c.Client.Delete(t.Context(), own); err != nil {
+		t.Errorf("somebody's own ClusterProperty: %v", err)
 	}
 	await(t, "a supervisor that is none of c's is still let in", func() bool { return !accepts(t, token) })
 	for _, o := range noted {

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
@@ -153,6 +154,11 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 	if err := ctl.DeleteIfThere(ctx, leaving.Client, lease); err != nil {
 		return written, err
 	}
+	for _, property := range []string{about.ClusterSet, about.ClusterID} {
+		if err := clearProperty(ctx, leaving.Client, property); err != nil {
+			return written, err
+		}
+	}
 	for _, claim := range []string{federationv1alpha1.ClaimSupervisor, federationv1alpha1.ClaimClusterSet, federationv1alpha1.ClaimID} {
 		// The API server may hold on for a moment to a policy that keeps a claim of a Federation.
 		err := ctl.Await(ctx, "the API server still refuses to delete ClusterClaim "+claimName(claim), func() (bool, error) {
@@ -167,6 +173,22 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 		}
 	}
 	return written, nil
+}
+
+// clearProperty deletes a ClusterProperty that a controller made of a claim. One that a broker's ClusterSet relies on stays,
+// for the API server refuses to delete it.
+func clearProperty(ctx context.Context, c client.Client, name string) error {
+	p := &about.ClusterProperty{}
+	switch err := c.Get(ctx, client.ObjectKey{Name: name}, p); {
+	case err != nil && !ctl.IsAbsent(err):
+		return fmt.Errorf("read ClusterProperty %s: %w", name, err)
+	case p.Labels[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy: // or there is none
+		return nil
+	}
+	if err := ctl.DeleteIfThere(ctx, c, p, client.Preconditions{UID: &p.UID}); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+		return err
+	}
+	return nil
 }
 
 // clearWritten removes what leaders wrote: everything with our label and the epoch of a leader. What they noted on
