@@ -2,6 +2,7 @@ package services_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -25,8 +26,8 @@ import (
 type simulated struct {
 	*memory.Memory
 
-	id     clusterset.ClusterID
-	writes int
+	id             clusterset.ClusterID
+	writes, events int
 }
 
 func (m *simulated) ID() clusterset.ClusterID                                  { return m.id }
@@ -37,10 +38,25 @@ func (m *simulated) Create(_ context.Context, o client.Object) error           {
 func (m *simulated) Replace(_ context.Context, o client.Object) error          { return m.put(o) }
 func (m *simulated) OwnStatus(context.Context, client.Object) error            { return nil }
 func (m *simulated) Delete(context.Context, client.Object) error               { return nil }
-func (m *simulated) Event(client.Object, string, string, string)               {}
+func (m *simulated) Event(client.Object, string, string, string)               { m.events++ }
 func (m *simulated) Own(_ context.Context, o client.Object, _ ...string) error { return m.put(o) }
 func (m *simulated) Annotate(context.Context, client.Object, map[string]string) error {
 	return nil
+}
+
+// simulate makes one that has nothing but the namespace of global federated Services.
+func simulate(tb testing.TB, p *services.Part, id clusterset.ClusterID) *simulated {
+	tb.Helper()
+	m := &simulated{id: id}
+	var err error
+	if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}, func() {}); err != nil {
+		tb.Fatal(err)
+	}
+	for _, k := range m.Kinds() {
+		_ = k.Replace(nil, "")
+	}
+	_ = m.Kinds()[3].Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
+	return m
 }
 
 // put stores what an API server would.
@@ -77,14 +93,7 @@ func BenchmarkTwentyMembers(b *testing.B) {
 	var all []part.Member
 	var led []*simulated
 	for i := range members {
-		m := &simulated{id: clusterset.ClusterID(fmt.Sprintf("cluster-%02d", i))}
-		if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}, func() {}); err != nil {
-			b.Fatal(err)
-		}
-		for _, k := range m.Kinds() {
-			_ = k.Replace(nil, "")
-		}
-		_ = m.Kinds()[3].Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
+		m := simulate(b, p, clusterset.ClusterID(fmt.Sprintf("cluster-%02d", i)))
 		for j := range names {
 			svc, es := simulatedService(i, j, endpoints)
 			_, _ = m.put(svc), m.put(es)
@@ -138,4 +147,26 @@ func simulatedService(cluster, i, endpoints int) (*corev1.Service, *discoveryv1.
 		})
 	}
 	return svc, es
+}
+
+// The owner of a Service is told once, though it is looked at again before the annotation was read.
+func TestAnOwnerIsToldOnce(t *testing.T) {
+	t.Parallel()
+	p, err := services.New(services.Config{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := simulate(t, p, "a") // annotations are never read in it
+	svc, es := simulatedService(0, 0, 1)
+	if err := errors.Join(m.put(svc), m.put(es)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := p.Sync(t.Context(), part.Key{Kind: "Service", Namespace: system, Name: "shop-0"}, m, []part.Member{m}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.events != 1 {
+		t.Errorf("%d events, want 1", m.events)
+	}
 }

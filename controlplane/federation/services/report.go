@@ -92,31 +92,33 @@ func (p *Part) tell(ctx context.Context, into part.Leader, w *world, fed offers.
 		case len(common) > 0:
 			reason = reasonPartly
 		}
-		errs = append(errs, status(ctx, into, svc, w.name, fed, reason, append(problems, common...)))
+		errs = append(errs, p.status(ctx, into, svc, w.name, fed, reason, append(problems, common...)))
 	}
 	return errors.Join(errs...)
 }
 
 // status writes one Service's annotation and event, if they are news.
-func status(ctx context.Context, into part.Leader, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
+func (p *Part) status(ctx context.Context, into part.Leader, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
 	text, eventType := fmt.Sprintf("member of %s, which leads to clusters %s", name, join(fed.Clusters)), corev1.EventTypeNormal
 	if len(problems) == 0 {
 		reason = reasonFederated
 	} else {
 		text, eventType = short(text+"; "+strings.Join(problems, "; ")), corev1.EventTypeWarning
 	}
-	return say(ctx, into, svc, text, eventType, reason)
+	return p.say(ctx, into, svc, text, eventType, reason)
 }
 
-// say writes text on a Service, and an event, if it is news.
-func say(ctx context.Context, into part.Leader, svc *corev1.Service, text, eventType, reason string) error {
+// say writes text on a Service, and an event, if it is news. What was said stays news until it is read on the Service,
+// which may be looked at again before that: there is one event all the same.
+func (p *Part) say(ctx context.Context, into part.Leader, svc *corev1.Service, text, eventType, reason string) error {
 	if svc.Annotations[v1alpha1.AnnotationServiceStatus] == text {
+		p.said.Delete(svc.UID)
 		return nil
 	}
 	if err := into.Annotate(ctx, svc, map[string]string{v1alpha1.AnnotationServiceStatus: text}); err != nil {
 		return fmt.Errorf("write annotation %s of service %s/%s: %w", v1alpha1.AnnotationServiceStatus, svc.Namespace, svc.Name, err)
 	}
-	if text != "" {
+	if before, _ := p.said.Swap(svc.UID, text); text != "" && before != text {
 		into.Event(svc, eventType, reason, text)
 	}
 	return nil
@@ -157,9 +159,9 @@ func (p *Part) tellStray(ctx context.Context, name clusterset.ServiceName, into 
 	}
 	switch _, member, err := offers.Name(&svc, p.system); {
 	case err != nil:
-		return say(ctx, into, &svc, short(err.Error()), corev1.EventTypeWarning, reasonNot)
+		return p.say(ctx, into, &svc, short(err.Error()), corev1.EventTypeWarning, reasonNot)
 	case !member:
-		return say(ctx, into, &svc, "", "", "")
+		return p.say(ctx, into, &svc, "", "", "")
 	default:
 		return nil
 	}

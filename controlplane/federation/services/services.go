@@ -59,6 +59,7 @@ type Part struct {
 	wanted sync.Map // clusterset.ServiceName: names that a Service of any member was seen to ask for
 	seen   sync.Map // offered: that the guard was told of
 	told   sync.Map // taken: that somebody's own Service was told of; the event's name keeps other processes from telling it too
+	said   sync.Map // types.UID: what was said to the owner of a Service, until it is read there
 
 	unsuited sync.Map // taken, to a string: what a cluster cannot have, and why
 }
