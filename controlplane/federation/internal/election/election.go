@@ -118,7 +118,8 @@ type lock struct {
 	floor  int // the epoch of a Lease that was created after another one had been seen
 }
 
-// Get notes who holds the Lease.
+// Get notes who holds the Lease. By the text that it returns a candidate knows that the Lease was renewed, and counts its
+// duration from then; client-go's own text has whole seconds, in which one renewal of several would be all that is seen.
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	if err != nil {
@@ -127,7 +128,7 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.holder, l.epoch = record.HolderIdentity, int64(record.LeaderTransitions)
-	return record, raw, nil
+	return record, record.RenewTime.AppendFormat(raw, time.RFC3339Nano), nil
 }
 
 // Create creates the Lease. When this process knows of an earlier one, epochs go on from there.
