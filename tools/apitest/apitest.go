@@ -9,12 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -30,10 +30,9 @@ const assets = "KUBEBUILDER_ASSETS"
 
 // Server is one API server. The zero value is one that [Run] starts.
 type Server struct {
-	env       *envtest.Environment
-	config    *rest.Config
-	restarted *exec.Cmd     // by Restart
-	ended     chan struct{} // closed when restarted has ended
+	env         *envtest.Environment
+	config      *rest.Config
+	again, etcd *process // by Restart and Wipe
 }
 
 // Run starts servers, runs the tests of the package, stops the servers and returns what TestMain must exit
@@ -53,7 +52,8 @@ func Run(m *testing.M, servers ...*Server) int {
 		code = m.Run()
 	}
 	for _, s := range servers {
-		s.stopRestarted()
+		s.again.stop()
+		s.etcd.stop()
 		if s.env != nil {
 			if stopErr := s.env.Stop(); stopErr != nil && err == nil {
 				err = stopErr
@@ -68,12 +68,10 @@ func Run(m *testing.M, servers ...*Server) int {
 }
 
 func (s *Server) start() error {
-	all, err := crds.All()
-	gateways, gatewaysErr := gatewaycrds.GatewayNodes()
-	if err := errors.Join(err, gatewaysErr); err != nil {
+	all, err := kinds()
+	if err != nil {
 		return err
 	}
-	all = append(all, gateways)
 	s.env = &envtest.Environment{CRDs: all, ControlPlaneStartTimeout: serverTimeout, ControlPlaneStopTimeout: serverTimeout}
 	flags := s.env.ControlPlane.GetAPIServer().Configure()
 	flags.Set("service-cluster-ip-range", "10.96.0.0/16,fd00:96::/112")
@@ -81,6 +79,13 @@ func (s *Server) start() error {
 		return fmt.Errorf("start: %w", err)
 	}
 	return nil
+}
+
+// kinds are all that Isthmus uses.
+func kinds() ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	all, err := crds.All()
+	gateways, gatewaysErr := gatewaycrds.GatewayNodes()
+	return append(all, gateways), errors.Join(err, gatewaysErr)
 }
 
 // Config returns an administrator's configuration of the server, the caller's to change. Without the
