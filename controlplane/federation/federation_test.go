@@ -1,17 +1,26 @@
 package federation_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation"
+	"github.com/isthmus-net/isthmus/controlplane/federation/vms"
+	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova"
+	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova/novatest"
 )
 
 // TestAFederationLives goes through what happens to a federation of two supervisors and a child.
@@ -83,6 +92,7 @@ func TestAFederationLives(t *testing.T) {
 	w.gates["b c"].Open()
 	eventually(t, "c is back", func() bool { return w.status("b", "c").Reachable })
 
+	writes, led := w.audit(), w.epochs()
 	good := w.secret("b", "c")
 	bad := good.DeepCopy()
 	bad.Data[federationv1alpha1.SecretToken] = []byte("expired")
@@ -95,9 +105,99 @@ func TestAFederationLives(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "b says that the Secret is missing", func() bool { return strings.Contains(w.status("b", "c").Message, "does not exist") })
-	unchanged("no credentials")
+	writes.take("without credentials", led)
 	w.create("b", good)
 	eventually(t, "b reaches c with the new token", func() bool { return w.status("b", "c").Reachable })
+	w.awaitLeader("b/two", "c")
+	writes.take("with the new token", led)
+	unchanged("credentials came back")
+}
+
+// TestAServiceOfTwoFamilies: a cluster offers IPv4 and another one IPv6 addresses of one federated Service, which leads to
+// both in all clusters.
+func TestAServiceOfTwoFamilies(t *testing.T) {
+	w := newWorld(t)
+	w.supervise("a", "one")
+	w.awaitLeader("a/one")
+	w.offer("a", "web", "10.1.0.1")
+	w.awaitEverywhere("web", "10.1.0.1")
+	writes, before := w.audit(), w.epochs()
+	w.offer("b", "web", "fd00:2::1")
+	w.awaitEverywhere("web", "10.1.0.1", "fd00:2::1")
+	want := []string{"a TOLD Service web", "a EVENT Federated of Service web", "b TOLD Service web", "b EVENT Federated of Service web"}
+	for _, id := range ids {
+		want = append(want, fmt.Sprintf("%s ADDED EndpointSlice web of b", id), fmt.Sprintf("%s MODIFIED Service web", id))
+		svc := &corev1.Service{}
+		eventually(t, "the Service has both families in "+string(id), func() bool {
+			err := w.admin[id].Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "web"}, svc)
+			return err == nil && slices.Equal(svc.Spec.IPFamilies, []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}) && len(svc.Spec.ClusterIPs) == 2
+		})
+		var all discoveryv1.EndpointSliceList
+		if err := w.admin[id].List(t.Context(), &all, client.InNamespace(namespace), client.MatchingLabels{discoveryv1.LabelServiceName: "web"}); err != nil {
+			t.Fatal(err)
+		}
+		types := map[string]discoveryv1.AddressType{}
+		for _, es := range all.Items {
+			types[es.Labels[federationv1alpha1.MarkCluster]] = es.AddressType
+		}
+		if len(all.Items) != 2 || types["a"] != discoveryv1.AddressTypeIPv4 || types["b"] != discoveryv1.AddressTypeIPv6 {
+			t.Errorf("%s has %d slices, of %v", id, len(all.Items), types)
+		}
+	}
+	writes.take("for the second family", before, want...)
+}
+
+// TestAServerIsFederated: a server that Nova has asks for a Service of its cluster by its metadata, and for a federated one,
+// which leads to it in all clusters: made with the server, not ready while it is stopped, removed with it.
+func TestAServerIsFederated(t *testing.T) {
+	w := newWorld(t)
+	w.supervise("a", "one")
+	w.awaitLeader("a/one")
+	cloud := novatest.NewFake(t)
+	settings := vms.Settings{Clouds: []vms.CloudSettings{{Name: "mine", Namespace: demo, Interval: metav1.Duration{Duration: time.Second}}}}
+	if err := settings.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	machines, err := vms.New(vms.Config{
+		Local: servers["c"].Config(t), Settings: settings, Log: w.log("c"),
+		Clouds: map[string]vms.Cloud{"mine": nova.New(nova.Config{Cloud: "mine", File: cloud.CloudsYAML(t)})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := configOf(servers["c"].Config(t), "vms", w.log("c"))
+	cfg.Machines = machines.Run
+	child, err := federation.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.run(child)
+	writes, before := w.audit(), w.epochs()
+	server := cloud.Add(novatest.Object{
+		"metadata":  map[string]string{federationv1alpha1.MachineServiceAntrea: "web", federationv1alpha1.AnnotationGlobalServiceAntreaTanzu: "shop"},
+		"addresses": novatest.Object{"net": []novatest.Object{{"addr": "10.9.0.7", "OS-EXT-IPS:type": "fixed"}}},
+	})
+	w.awaitEverywhere("shop", "10.9.0.7")
+	svc := &corev1.Service{}
+	if err := w.admin["c"].Get(t.Context(), client.ObjectKey{Namespace: demo, Name: "web"}, svc); err != nil || svc.Annotations[federationv1alpha1.MarkVirtualMachines] == "" {
+		t.Errorf("the Service of the server: %v, %v", svc.Annotations, err)
+	}
+	writes.take("for a server", before, append(w.written(watch.Added, "shop", "c", ids...), "c TOLD Service web", "c EVENT Federated of Service web")...)
+
+	cloud.Set(server, "status", "SHUTOFF")
+	ready := func(id clusterset.ClusterID) bool {
+		var all discoveryv1.EndpointSliceList
+		if err := w.admin[id].List(t.Context(), &all, client.InNamespace(namespace), client.MatchingLabels{discoveryv1.LabelServiceName: "shop"}); err != nil {
+			t.Fatal(err)
+		}
+		return len(all.Items) != 1 || len(all.Items[0].Endpoints) != 1 || *all.Items[0].Endpoints[0].Conditions.Ready
+	}
+	eventually(t, "a server that is stopped is not ready", func() bool { return !slices.ContainsFunc(ids, ready) })
+	writes.take("for a server that is stopped", before, "a MODIFIED EndpointSlice shop of c", "b MODIFIED EndpointSlice shop of c", "c MODIFIED EndpointSlice shop of c")
+
+	cloud.Remove(server)
+	w.awaitEverywhere("shop")
+	writes.take("for a server that is gone", before, w.written(watch.Deleted, "shop", "c", ids...)...)
 }
 
 // update writes a Secret of a supervisor anew.

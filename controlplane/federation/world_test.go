@@ -2,8 +2,11 @@ package federation_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -11,25 +14,29 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	authenticationv1 "k8s.io/api/authentication/v1"
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
+	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
+	"github.com/isthmus-net/isthmus/controlplane/membership"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -58,20 +65,34 @@ func TestMain(m *testing.M) {
 
 // world is a federation over the API servers of this package.
 type world struct {
-	t     *testing.T
-	admin map[clusterset.ClusterID]client.WithWatch
-	gates map[string]*apitest.Gate // "FROM TO"
+	t       *testing.T
+	admin   map[clusterset.ClusterID]client.WithWatch
+	gates   map[string]*apitest.Gate // "FROM TO"
+	vips    bool                     // there are ClusterSetIPs
+	refuses bool                     // a member refuses something, which is tried for ever
 }
 
-// newWorld makes a, b and c a federation, as isthmusctl does, with gates between supervisors and members. It ends with
-// the test.
+// antrea is the kind ClusterNetworkPolicy as far as tests need it: a policy that is of no namespace.
+const antrea = `
+metadata: {name: clusternetworkpolicies.crd.antrea.io}
+spec:
+  group: crd.antrea.io
+  names: {plural: clusternetworkpolicies, singular: clusternetworkpolicy, kind: ClusterNetworkPolicy, listKind: ClusterNetworkPolicyList}
+  scope: Cluster
+  versions:
+  - name: v1beta1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
+`
+
+// newWorld makes a, b and c a federation, as isthmusctl does: accounts have the rights that it gives them. Between
+// supervisors and members are gates. It ends with the test.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, about.AddToScheme, federationv1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
+	scheme, err := membership.NewScheme()
+	if err != nil {
+		t.Fatal(err)
 	}
 	w := &world{t: t, admin: map[clusterset.ClusterID]client.WithWatch{}, gates: map[string]*apitest.Gate{}}
 	for _, id := range ids {
@@ -80,44 +101,93 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 		w.admin[id] = c
-		for _, name := range []string{namespace, demo} {
-			w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
-		}
-		w.create(id, claim(federationv1alpha1.ClaimID, string(id)))
-		if id != "c" {
-			w.create(id, claim(federationv1alpha1.ClaimSupervisor, "true"))
-		}
-		for _, obj := range slices.Concat(admission.Fence(namespace, id), admission.Own(namespace), admission.Claims()) {
-			w.create(id, obj)
-		}
+		w.furnish(id)
 	}
-	for _, supervisor := range []clusterset.ClusterID{"a", "b"} {
-		f := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}, Spec: federationv1alpha1.FederationSpec{ClusterSet: "green"}}
-		for _, id := range ids {
-			gate, through := apitest.NewGate(t, servers[id].Config(t))
-			w.gates[string(supervisor+" "+id)] = gate
-			w.create(supervisor, w.secret(supervisor, id))
-			f.Spec.Members = append(f.Spec.Members, federationv1alpha1.MemberCluster{ClusterID: string(id), Server: through.Host, Secret: "federation-" + string(id)})
-		}
-		w.create(supervisor, f)
+	if err := w.form(w.clusters(ids...)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, supervisor := range ids[:2] {
+		w.edit(supervisor, func(spec *federationv1alpha1.FederationSpec) {
+			for i := range spec.Members {
+				gate, through := apitest.NewGate(t, servers[ids[i]].Config(t))
+				w.gates[string(supervisor+" "+ids[i])] = gate
+				spec.Members[i].Server = through.Host
+			}
+		})
 	}
 	t.Cleanup(w.end)
 	return w
 }
 
-// end removes what a federation has in its clusters.
+// furnish gives a cluster what people have in it.
+func (w *world) furnish(id clusterset.ClusterID) {
+	w.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.Unmarshal([]byte(antrea), crd); err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := envtest.InstallCRDs(servers[id].Config(w.t), envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{crd}}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: demo}})
+}
+
+// clusters are members as an administrator reaches them.
+func (w *world) clusters(of ...clusterset.ClusterID) []formation.Cluster {
+	w.t.Helper()
+	var all []formation.Cluster
+	for _, id := range of {
+		c := servers[id].Config(w.t)
+		all = append(all, formation.Cluster{ID: id, Supervisor: id != "c", Context: string(id), Client: w.admin[id], Host: c.Host, CA: c.CAData})
+	}
+	return all
+}
+
+// form makes clusters a federation, or takes them into the one that is there, by isthmusctl federation create.
+func (w *world) form(clusters ...formation.Cluster) error {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(w.t.Context())
+	defer cancel()
+	var issuing errgroup.Group
+	for _, c := range clusters {
+		issuing.Go(func() error { return apitest.IssueTokens(ctx, c.Client, namespace) })
+	}
+	_, err := formation.Form(ctx, formation.Formation{ClusterSet: "green", Namespace: namespace, Clusters: clusters})
+	cancel()
+	return errors.Join(err, issuing.Wait())
+}
+
+// switchOnVIPs makes federated Services have ClusterSetIPs.
+func (w *world) switchOnVIPs() {
+	w.t.Helper()
+	w.vips = true
+	for _, supervisor := range ids[:2] {
+		w.edit(supervisor, func(spec *federationv1alpha1.FederationSpec) {
+			spec.ClusterSetIP = federationv1alpha1.ClusterSetIPSpec{Enabled: true, Ranges: []string{"242.0.0.0/16"}}
+		})
+	}
+}
+
+// end removes what a federation has in its clusters, and what people have.
 func (w *world) end() {
 	ctx := context.Background()
 	for _, id := range ids {
 		_ = w.admin[id].Delete(ctx, &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}})
 		for _, ns := range []string{namespace, demo} {
-			for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Secret{}, &coordinationv1.Lease{}} {
+			for _, kind := range []client.Object{
+				&corev1.Service{}, &discoveryv1.EndpointSlice{}, &mcsv1beta1.ServiceImport{}, &networkingv1.NetworkPolicy{},
+				&corev1.ConfigMap{}, &corev1.Secret{}, &coordinationv1.Lease{},
+			} {
 				if err := w.admin[id].DeleteAllOf(ctx, kind, client.InNamespace(ns)); err != nil {
 					w.t.Error(err)
 				}
 			}
 		}
-		_ = w.admin[id].DeleteAllOf(ctx, &about.ClusterProperty{})
+		for _, kind := range []client.Object{clusterPolicy(""), &about.ClusterProperty{}} {
+			if err := w.admin[id].DeleteAllOf(ctx, kind); err != nil {
+				w.t.Error(err)
+			}
+		}
 		// The API server holds on for a moment to the policy that keeps claims of a Federation.
 		eventually(w.t, "claims can be deleted", func() bool { return w.admin[id].DeleteAllOf(ctx, &federationv1alpha1.ClusterClaim{}) == nil })
 	}
@@ -135,39 +205,37 @@ func (w *world) create(id clusterset.ClusterID, obj client.Object) {
 	}
 }
 
-// secret makes the account of a supervisor in a member, and returns the Secret with its token, for the supervisor.
+// secret returns what a supervisor has for a member, as it can be written anew.
 func (w *world) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 	w.t.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
-		Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor), Labels: map[string]string{"federation.isthmus.dev/supervisor": string(supervisor)},
-	}}
-	w.create(id, account)
-	w.create(id, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: account.Name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account.Name}},
-	})
-	request := &authenticationv1.TokenRequest{}
-	if err := w.admin[id].SubResource("token").Create(w.t.Context(), account, request); err != nil {
+	have := &corev1.Secret{}
+	if err := w.admin[supervisor].Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: "federation-" + string(id)}, have); err != nil {
 		w.t.Fatal(err)
 	}
-	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "federation-" + string(id)},
-		Data:       map[string][]byte{federationv1alpha1.SecretToken: []byte(request.Status.Token), federationv1alpha1.SecretCA: servers[id].Config(w.t).CAData},
-	}
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: have.Namespace, Name: have.Name}, Data: have.Data}
 }
 
 // supervise runs a supervisor's process until the returned function is called, or the test ends.
 func (w *world) supervise(id clusterset.ClusterID, pod string) (*federation.Federation, func()) {
 	w.t.Helper()
-	log := slog.New(slog.DiscardHandler)
-	if testing.Verbose() {
-		log = slog.New(slog.NewTextHandler(os.Stderr, nil)).With("supervisor", id)
-	}
+	log := w.log(id)
 	f, err := newFederation(servers[id].Config(w.t), pod, log)
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	return f, w.run(f)
+}
+
+// log is for the process of a cluster.
+func (*world) log(id clusterset.ClusterID) *slog.Logger {
+	if testing.Verbose() {
+		return slog.New(slog.NewTextHandler(os.Stderr, nil)).With("process", id)
+	}
+	return slog.New(slog.DiscardHandler)
+}
+
+// run runs a process until the returned function is called, or the test ends.
+func (w *world) run(f *federation.Federation) (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -175,35 +243,62 @@ func (w *world) supervise(id clusterset.ClusterID, pod string) (*federation.Fede
 			w.t.Error(err)
 		}
 	})
-	stop := func() { cancel(); running.Wait() }
+	stop = func() { cancel(); running.Wait() }
 	w.t.Cleanup(stop)
-	return f, stop
+	return stop
 }
 
-// newFederation is a supervisor's part of a process.
+// newFederation is the federation's part of a process.
 func newFederation(local *rest.Config, pod string, log *slog.Logger) (*federation.Federation, error) {
-	return federation.New(federation.Config{
+	return federation.New(configOf(local, pod, log))
+}
+
+func configOf(local *rest.Config, pod string, log *slog.Logger) federation.Config {
+	return federation.Config{
 		Local: local, Namespace: namespace, Pod: pod, Times: federation.Scaled(factor),
 		Parts: federation.Parts(namespace, factor, log), Log: log,
-	})
+	}
 }
 
-// offer makes a Service of a member one of the global federated Service name, with endpoints.
+// offer makes a Service of a member one of the global federated Service name, with endpoints of one family, which are
+// there first, so that all of it comes at once.
 func (w *world) offer(id clusterset.ClusterID, name string, addresses ...string) {
 	w.t.Helper()
-	w.create(id, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: demo, Name: name, Annotations: map[string]string{federationv1alpha1.AnnotationGlobalService: name}},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
-	})
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: demo, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
 	}
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: demo, Name: name, Annotations: map[string]string{federationv1alpha1.AnnotationGlobalService: name}},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
+	}
 	for _, a := range addresses {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+		if netip.MustParseAddr(a).Is6() {
+			slice.AddressType, svc.Spec.IPFamilies = discoveryv1.AddressTypeIPv6, []corev1.IPFamily{corev1.IPv6Protocol}
+		}
 	}
 	w.create(id, slice)
+	w.create(id, svc)
+}
+
+// decline makes a Service of a member one of no federated Service any more, as its owner does.
+func (w *world) decline(id clusterset.ClusterID, name string) {
+	w.t.Helper()
+	w.annotate(id, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: demo, Name: name}}, federationv1alpha1.AnnotationGlobalService, nil)
+}
+
+// annotate writes an annotation, as its owner does; nil takes it away.
+func (w *world) annotate(id clusterset.ClusterID, obj client.Object, key string, value *string) {
+	w.t.Helper()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{key: value}}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.admin[id].Patch(w.t.Context(), obj, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // federated returns what stands in a member for a federated Service: the addresses, and each object's name with its

@@ -1,0 +1,185 @@
+package federation_test
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+)
+
+// federatedPolicy returns an object of a kind that asks to be replicated, and says what it is about.
+func federatedPolicy(kind schema.GroupVersionKind, namespace, name string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(kind)
+	o.SetNamespace(namespace)
+	o.SetName(name)
+	o.SetAnnotations(map[string]string{federationv1alpha1.AnnotationPolicyAntrea: "true"})
+	o.Object["spec"] = map[string]any{"podSelector": map[string]any{"matchLabels": map[string]any{"app": "shop"}}}
+	return o
+}
+
+func networkPolicy(name string) *unstructured.Unstructured {
+	return federatedPolicy(networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"), demo, name)
+}
+
+func clusterPolicy(name string) *unstructured.Unstructured {
+	return federatedPolicy(schema.GroupVersionKind{Group: "crd.antrea.io", Version: "v1beta1", Kind: "ClusterNetworkPolicy"}, "", name)
+}
+
+// policyStates waits until a policy's status says of all other members that it is in a state there, and of those in except
+// that it is in another one.
+func (w *world) policyStates(id clusterset.ClusterID, o *unstructured.Unstructured, want policies.State, except map[clusterset.ClusterID]policies.State) {
+	w.t.Helper()
+	eventually(w.t, fmt.Sprintf("%s %s is %s, but for %v", o.GetKind(), o.GetName(), want, except), func() bool {
+		have := o.DeepCopy()
+		if err := w.admin[id].Get(w.t.Context(), client.ObjectKeyFromObject(o), have); err != nil {
+			w.t.Fatal(err)
+		}
+		members := policies.ReadStatus(have).Members
+		for of, result := range members {
+			is := want
+			if other, ok := except[of]; ok {
+				is = other
+			}
+			if result.State != is {
+				return false
+			}
+		}
+		return len(members) == len(ids)-1
+	})
+}
+
+// copies is what is done to copies of a policy in members.
+func copies(verb watch.EventType, o *unstructured.Unstructured, in ...clusterset.ClusterID) []string {
+	var want []string
+	for _, id := range in {
+		want = append(want, fmt.Sprintf("%s %s %s", id, verb, describe(o)))
+	}
+	return want
+}
+
+// TestPoliciesTravel: policies that people federate are made, changed and removed in all other members, once each, by
+// leaders with the rights that they are given.
+func TestPoliciesTravel(t *testing.T) {
+	w := newWorld(t)
+	w.supervise("a", "one")
+	w.awaitLeader("a/one")
+	w.supervise("b", "two")
+	writes, before := w.audit(), w.epochs()
+	allow, edge := networkPolicy("allow"), clusterPolicy("edge")
+	everywhere := func(verb watch.EventType) []string {
+		return slices.Concat(copies(verb, allow, "a", "b"), copies(verb, edge, "a", "b"))
+	}
+	for _, o := range []*unstructured.Unstructured{allow, edge} {
+		w.create("c", o)
+	}
+	for _, o := range []*unstructured.Unstructured{allow, edge} {
+		w.policyStates("c", o, policies.Applied, nil)
+	}
+	writes.take("for new policies", before, everywhere(watch.Added)...)
+
+	for _, o := range []*unstructured.Unstructured{allow, edge} {
+		patch := []byte(`{"spec":{"podSelector":{"matchLabels":{"app":"cart"}}}}`)
+		if err := w.admin["c"].Patch(t.Context(), o, client.RawPatch(types.MergePatchType, patch)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, o := range []*unstructured.Unstructured{allow, edge} {
+		for _, id := range ids[:2] {
+			eventually(t, "the copy says the same in "+string(id), func() bool {
+				have := o.DeepCopy()
+				err := w.admin[id].Get(t.Context(), client.ObjectKeyFromObject(o), have)
+				return err == nil && reflect.DeepEqual(have.Object["spec"], o.Object["spec"])
+			})
+		}
+	}
+	writes.take("for changed policies", before, everywhere(watch.Modified)...)
+
+	for _, o := range []*unstructured.Unstructured{allow, edge} {
+		if err := w.admin["c"].Delete(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writes.take("for removed policies", before, everywhere(watch.Deleted)...)
+}
+
+// TestAMemberRefusesAPolicy: what a member's webhook refuses is in the other ones, is told once, and gets there when it is
+// allowed.
+func TestAMemberRefusesAPolicy(t *testing.T) {
+	w := newWorld(t)
+	w.refuses = true
+	w.supervise("a", "one")
+	w.awaitLeader("a/one")
+	allow := w.refuseAll("c")
+	writes, before := w.audit(), w.epochs()
+	o := networkPolicy("allow")
+	w.create("a", o)
+	w.policyStates("a", o, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Refused})
+	writes.take("with a member that refuses", before, append(copies(watch.Added, o, "b"), "c ADDED ConfigMap of allow", "a EVENT NotReplicated of NetworkPolicy allow")...)
+	allow()
+	w.policyStates("a", o, policies.Applied, nil)
+	writes.take("with one that allows", before, append(copies(watch.Added, o, "c"), "c DELETED ConfigMap of allow")...)
+}
+
+// refuseAll gives a member a webhook that refuses all NetworkPolicies, until the returned function is called, or the test
+// ends.
+func (w *world) refuseAll(id clusterset.ClusterID) (allow func()) {
+	w.t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		var review admissionv1.AdmissionReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			http.Error(rw, err.Error(), http.StatusBadRequest)
+			return
+		}
+		review.Response = &admissionv1.AdmissionResponse{
+			UID: review.Request.UID, Result: &metav1.Status{Message: "not here", Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden},
+		}
+		_ = json.NewEncoder(rw).Encode(review)
+	}))
+	w.t.Cleanup(server.Close)
+	url, never := server.URL, admissionregistrationv1.SideEffectClassNone
+	hook := &admissionregistrationv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "refusing"},
+		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+			Name: "refusing.example.org", SideEffects: &never, AdmissionReviewVersions: []string{"v1"},
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				URL: &url, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+			},
+			Rules: []admissionregistrationv1.RuleWithOperations{{
+				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create, admissionregistrationv1.Update},
+				Rule:       admissionregistrationv1.Rule{APIGroups: []string{networkingv1.GroupName}, APIVersions: []string{"*"}, Resources: []string{"networkpolicies"}},
+			}},
+		}},
+	}
+	w.create(id, hook)
+	allow = func() {
+		if err := w.admin[id].Delete(context.WithoutCancel(w.t.Context()), hook); client.IgnoreNotFound(err) != nil {
+			w.t.Error(err)
+		}
+	}
+	w.t.Cleanup(allow)
+	eventually(w.t, "the webhook refuses", func() bool {
+		return apierrors.IsForbidden(w.admin[id].Create(w.t.Context(), networkPolicy("probe"), client.DryRunAll))
+	})
+	return allow
+}
