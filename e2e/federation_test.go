@@ -24,6 +24,9 @@ import (
 //go:embed testdata/federation.yaml
 var memberServices string
 
+//go:embed testdata/policy.yaml
+var memberPolicy string
+
 //go:embed testdata/machine.yaml
 var memberMachine string
 
@@ -43,8 +46,8 @@ var federated = map[string]struct {
 var everywhere = append(testbed.Members(), testbed.Guest)
 
 // TestFederation: a and b are supervisors, c is a child that reaches nobody. Federated Services of every kind are
-// answered from all clusters, at ClusterIPs and by names of ClusterSetIPs. A leader that is killed is followed by
-// another one, which writes nothing. When the clusters leave, nothing of the federation is left in them.
+// answered from all clusters, at ClusterIPs and by names of ClusterSetIPs. A federated policy is in all of them. A leader
+// that is killed is followed by another one, which writes nothing. When the clusters leave, nothing of the federation is left in them.
 func TestFederation(t *testing.T) {
 	needBed(t)
 	t.Parallel()
@@ -65,7 +68,49 @@ func TestFederation(t *testing.T) {
 	for _, m := range everywhere {
 		t.Run("from "+m, func(t *testing.T) { reachesFederated(t, m) })
 	}
+	take := policyTravels(t)
 	t.Run("a leader dies", leaderDies)
+	take()
+}
+
+// policyTravels federates a policy of the guest, and waits until all clusters have it. The returned function removes it, and
+// waits until it is gone everywhere.
+func policyTravels(t *testing.T) (take func()) {
+	t.Helper()
+	await := func(there bool) {
+		t.Helper()
+		if err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
+			all, err := written(ctx)
+			for _, m := range testbed.Members() {
+				if is := all[m+"/NetworkPolicy/"+namespace+"/travelling"] != ""; is != there {
+					err = errors.Join(err, fmt.Errorf("that %s has a copy of the policy is %t, want %t", m, is, there))
+				}
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := bed.Apply(t.Context(), testbed.Guest, memberPolicy); err != nil {
+		t.Fatal(err)
+	}
+	remove := func(ctx context.Context) error {
+		_, err := bed.Kubectl(ctx, testbed.Guest, "delete", "--ignore-not-found", "networkpolicy", "travelling", "--namespace", namespace)
+		return err
+	}
+	t.Cleanup(func() {
+		if err := remove(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	await(true)
+	return func() {
+		t.Helper()
+		if err := remove(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		await(false)
+	}
 }
 
 // hermit makes the guest one that reaches no API server of the others, neither from its nodes nor from its pods.
@@ -274,63 +319,69 @@ func reachesFederated(t *testing.T, from string) {
 	}
 }
 
-// leaderDies kills the process that leads the guest. Another one leads soon after the Lease is over, and not one object
-// is written because of it.
+// leaderDies kills the process that leads the guest. Another one leads when the Lease is over, and not one object is written
+// because of it.
 func leaderDies(t *testing.T) {
 	ctx := t.Context()
 	before, err := written(ctx)
 	if err != nil || len(before) == 0 {
 		t.Fatalf("leaders wrote %v: %v", before, err)
 	}
-	holder, epoch, err := lease(ctx)
+	held, err := lease(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	holder, epoch := *held.HolderIdentity, *held.LeaseTransitions
 	leader, _, _ := strings.Cut(holder, "_") // SUPERVISOR/POD_UNIQUE
 	supervisor, pod, _ := strings.Cut(leader, "/")
 	if err := bed.Kill(ctx, supervisor, testbed.Namespace, pod); err != nil {
 		t.Fatal(err)
 	}
-	died := time.Now()
+	var next coordinationv1.LeaseSpec
 	if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		next, its, err := lease(ctx)
-		if err == nil && next == holder {
-			err = errors.New("the dead leader has the Lease still")
-		}
-		if err == nil && its != epoch+1 {
-			t.Errorf("epoch %d comes after %d", its, epoch)
-		}
-		if err == nil {
-			t.Logf("%s leads %s after %s, %s later", next, testbed.Guest, holder, time.Since(died).Round(time.Second/10))
+		var err error
+		next, err = lease(ctx)
+		if err == nil && *next.HolderIdentity == holder {
+			held, err = next, errors.New("the dead leader has the Lease still")
 		}
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if *next.LeaseTransitions != epoch+1 {
+		t.Errorf("epoch %d comes after %d", *next.LeaseTransitions, epoch)
+	}
+	// By the clocks of those who wrote the Lease, which are one: when it was renewed last, and when it was taken. A candidate
+	// looks at it every two seconds to five, and once it has seen that it was renewed last, waits until it is over.
+	duration, after := time.Duration(*held.LeaseDurationSeconds)*time.Second, next.AcquireTime.Sub(held.RenewTime.Time)
+	t.Logf("%s leads %s after %s, %s after its Lease of %s was renewed last", *next.HolderIdentity, testbed.Guest, holder, after.Round(time.Second/10), duration)
+	if after < duration || after > 2*duration {
+		t.Errorf("the Lease of %s was taken %s after it was renewed last", duration, after)
+	}
 	for _, m := range testbed.Members() {
-		t.Logf("seen from %s:\n%s", m, led(t, m, epoch))
+		t.Logf("seen from %s:\n%s", m, led(t, m, int64(epoch)))
 	}
 	if after, err := written(ctx); err != nil || !maps.Equal(before, after) {
 		t.Errorf("a change of the leader wrote: before %v, after %v: %v", before, after, err)
 	}
 }
 
-// lease returns who leads the guest, as its API server has it, and in which epoch.
-func lease(ctx context.Context) (holder string, epoch int64, err error) {
+// lease returns who leads the guest, as its API server has it, since when, and in which epoch.
+func lease(ctx context.Context) (coordinationv1.LeaseSpec, error) {
 	var l coordinationv1.Lease
 	if err := bed.Get(ctx, testbed.Guest, "/apis/coordination.k8s.io/v1/namespaces/"+testbed.Namespace+"/leases/"+testbed.Guest, &l); err != nil {
-		return "", 0, err
+		return l.Spec, err
 	}
-	if l.Spec.HolderIdentity == nil || l.Spec.LeaseTransitions == nil {
-		return "", 0, errors.New("nobody has the Lease of " + testbed.Guest)
+	if s := l.Spec; s.HolderIdentity == nil || s.LeaseTransitions == nil || s.RenewTime == nil || s.AcquireTime == nil || s.LeaseDurationSeconds == nil {
+		return s, errors.New("nobody has the Lease of " + testbed.Guest)
 	}
-	return *l.Spec.HolderIdentity, int64(*l.Spec.LeaseTransitions), nil
+	return l.Spec, nil
 }
 
 // written returns the versions of all that leaders wrote, by cluster, kind and name.
 func written(ctx context.Context) (map[string]string, error) {
 	all := map[string]string{}
-	labels := map[string]string{"services,serviceimports": "app.kubernetes.io/managed-by", "endpointslices": "endpointslice.kubernetes.io/managed-by"}
+	labels := map[string]string{"services,serviceimports,networkpolicies": "app.kubernetes.io/managed-by", "endpointslices": "endpointslice.kubernetes.io/managed-by"}
 	for _, m := range everywhere {
 		for kinds, label := range labels {
 			out, err := bed.Kubectl(ctx, m, "get", kinds, "--all-namespaces", "--selector", label+"=federation.isthmus.dev",
