@@ -14,9 +14,18 @@ import (
 // patience is how long a list may take on a busy machine, where Nova, Neutron and Keystone share what is left.
 const patience = 3 * time.Minute
 
-// serversOf holds that the real Nova keeps the contract that the fake one keeps in its own tests.
+// serversOf holds that the real Nova keeps the contract that the fake one keeps in its own tests. It starts soon enough for
+// a test: Cloud.Start gives it three minutes.
 func serversOf(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
 	t.Helper()
+	if err := cloud.Stop(t.Context(), neutron.Nova); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	if err := cloud.Start(t.Context(), neutron.Nova); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("Nova answers %s after its start", time.Since(begun).Round(time.Second/10))
 	compute, err := cloud.Computing(t.Context())
 	if err != nil {
 		t.Fatal(err)
