@@ -1,5 +1,5 @@
-// Package federation measures a federation without a broker: how soon a change in one member is in all others, and how
-// much memory a supervisor takes that leads all members.
+// Package federation measures a federation without a broker: how soon a change in one member is in all others, and what a
+// supervisor takes that leads all members, of several sizes, so that it can be seen how that grows.
 //
 // API servers and supervisors are real processes of this machine (see tools/scale/world), and share its processors.
 package federation
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -27,15 +28,20 @@ type sizes struct {
 	turn     time.Duration // how long changes go on at a stretch
 	rest     time.Duration // how long to look at a federation at rest
 
-	small, large world.FederationConfig // of which the memory is measured
+	growing []world.FederationConfig // of which the cost is measured, from the smallest; the memory of the largest has a bar
+	whole   world.FederationConfig   // with everything switched on; its memory is measured
 }
 
 // promised is what the bars are about. The largest takes 12 GiB of memory.
 var promised = sizes{
 	changing: world.FederationConfig{Members: 3, Supervisors: 2, Services: 100, Endpoints: 10},
 	rate:     20, turn: 20 * time.Second, rest: time.Minute,
-	small: world.FederationConfig{Members: 10, Supervisors: 1, Services: 500, Endpoints: 20},
-	large: world.FederationConfig{Members: 20, Supervisors: 1, Services: 500, Endpoints: 20},
+	growing: []world.FederationConfig{
+		{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20},
+		{Members: 10, Supervisors: 1, Services: 500, Endpoints: 20},
+		{Members: 20, Supervisors: 1, Services: 500, Endpoints: 20},
+	},
+	whole: world.FederationConfig{Members: 5, Supervisors: 1, Services: 500, Endpoints: 20, ClusterSetIPs: true, Policies: 50},
 }
 
 // Run measures for the given number of rounds and returns the rows of the table. Nothing of it outlives the call.
@@ -61,46 +67,89 @@ func run(ctx context.Context, s sizes, rounds int, progress io.Writer) (rows []m
 	}
 	storage := world.DefaultStorage()
 	fmt.Fprintln(progress, world.DescribeStorage(storage))
-	var at *world.Federation
-	defer func() { err = errors.Join(err, leave(at)) }()
-	var of world.FederationConfig
-	for _, measure := range []struct {
-		cfg world.FederationConfig
-		of  func(context.Context, *world.Federation, sizes, int) ([]metric.Metric, error)
-	}{{s.changing, changes}, {s.small, memory}, {s.large, memory}} {
-		cfg := measure.cfg
+	build := func(cfg world.FederationConfig, measure func(*world.Federation) error) error {
 		cfg.Assets, cfg.Controller, cfg.Storage, cfg.Progress = assets, controller, storage, progress
-		if at == nil || of != cfg {
-			left := at
-			at = nil
-			if err := leave(left); err != nil {
-				return nil, err
-			}
-			if at, err = world.NewFederation(ctx, cfg); err != nil {
-				return nil, err
-			}
-			of = cfg
-		}
-		more, err := measure.of(ctx, at, s, rounds)
+		f, err := world.NewFederation(ctx, cfg)
 		if err != nil {
+			return err
+		}
+		return errors.Join(measure(f), f.Close())
+	}
+	if err := build(s.changing, func(f *world.Federation) (err error) {
+		rows, err = changes(ctx, f, s, rounds)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	var costs []cost
+	for _, cfg := range append(slices.Clone(s.growing), s.whole) {
+		if err := build(cfg, func(f *world.Federation) error {
+			c, err := costOf(ctx, f, cfg.Members)
+			costs = append(costs, c)
+			return err
+		}); err != nil {
 			return nil, err
 		}
-		rows = append(rows, more...)
 	}
-	small, large := &rows[len(rows)-2], &rows[len(rows)-1]
-	large.Bar = new(200.0)
-	return append(rows, metric.Metric{
-		Name: fmt.Sprintf("the same for each member from %d to %d", s.small.Members, s.large.Members), Unit: "MiB", Better: metric.Lower,
-		Value: max(0, large.Value-small.Value) / float64(max(1, s.large.Members-s.small.Members)),
-	}), nil
+	return append(rows, grow(costs[:len(s.growing)], costs[len(s.growing)])...), nil
 }
 
-// leave ends a federation, if there is one.
-func leave(f *world.Federation) error {
-	if f == nil {
-		return nil
+// cost is what a federation takes.
+type cost struct {
+	name        string
+	members     float64
+	mib         float64 // that the supervisor has taken at most
+	writes, cpu float64 // for each member, until everything is written; cpu is the supervisor's, in seconds
+}
+
+// costOf measures one: the memory while everything was written for the first time, and when it finds everything written.
+func costOf(ctx context.Context, f *world.Federation, members int) (cost, error) {
+	first, err := f.Memory()
+	if err != nil {
+		return cost{}, err
 	}
-	return f.Close()
+	if err := f.Restart(ctx); err != nil {
+		return cost{}, err
+	}
+	again, err := f.Memory()
+	of := f.Cost()
+	return cost{
+		name: f.String(), members: float64(members), mib: float64(max(first, again)) / (1 << 20),
+		writes: of.Writes / float64(members), cpu: of.CPU.Seconds() / float64(members),
+	}, err
+}
+
+// grow returns the rows of federations that grow, and of one with everything. What each more member adds is told for each
+// step of size: where the steps say the same, the cost is linear.
+func grow(costs []cost, whole cost) (rows []metric.Metric) {
+	row := func(name, unit string, value float64) {
+		rows = append(rows, metric.Metric{Name: name, Unit: unit, Value: value, Better: metric.Lower})
+	}
+	memory := func(c cost) { row("RSS of a supervisor that leads "+c.name+", at most", "MiB", c.mib) }
+	for _, c := range costs {
+		memory(c)
+	}
+	rows[len(rows)-1].Bar = new(200.0)
+	for _, c := range costs {
+		row("writes into each member until all is written, "+c.name, "writes", c.writes)
+		row("processor time of the supervisor for each, "+c.name, "s", c.cpu)
+	}
+	for i, small := range costs[:len(costs)-1] {
+		large := costs[i+1]
+		more := max(1, large.members-small.members)
+		for _, step := range []struct {
+			name, unit string
+			by         float64
+		}{
+			{"RSS of the supervisor", "MiB", large.mib - small.mib},
+			{"writes into each member", "writes", large.writes - small.writes},
+			{"processor time for each member", "s", large.cpu - small.cpu},
+		} {
+			row(fmt.Sprintf("%s, for one member more from %g to %g", step.name, small.members, large.members), step.unit, max(0, step.by)/more)
+		}
+	}
+	memory(whole)
+	return rows
 }
 
 // changes measures how soon changes are everywhere, and what is written when there are none.
@@ -131,23 +180,6 @@ func changes(ctx context.Context, f *world.Federation, s sizes, rounds int) ([]m
 			Unit: "1/min", Bar: new(0.0), Better: metric.Lower, Limit: new(0.0),
 		},
 	}, nil
-}
-
-// memory measures what the supervisor has taken at most: while everything was written for the first time, and when it
-// finds everything written.
-func memory(ctx context.Context, f *world.Federation, _ sizes, _ int) ([]metric.Metric, error) {
-	first, err := f.Memory()
-	if err != nil {
-		return nil, err
-	}
-	if err := f.Restart(ctx); err != nil {
-		return nil, err
-	}
-	again, err := f.Memory()
-	return []metric.Metric{{
-		Name:  fmt.Sprintf("RSS of a supervisor that leads %s, at most", f),
-		Value: float64(max(first, again)) / (1 << 20), Unit: "MiB", Better: metric.Lower,
-	}}, err
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

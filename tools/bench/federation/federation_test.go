@@ -17,12 +17,16 @@ func TestRun(t *testing.T) {
 		netlab.Skip(t, "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them")
 	}
 	few := world.FederationConfig{Members: 2, Supervisors: 1, Services: 2, Endpoints: 2}
-	rows, err := run(t.Context(), sizes{changing: few, rate: 20, turn: time.Second, rest: time.Second, small: few, large: few}, 1, t.Output())
+	more, most, whole := few, few, few
+	more.Members, most.Members = 3, 4
+	whole.ClusterSetIPs, whole.Policies = true, 2
+	rows, err := run(t.Context(), sizes{changing: few, rate: 20, turn: time.Second, rest: time.Second, growing: []world.FederationConfig{few, more, most}, whole: whole}, 1, t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rows) != 6 {
-		t.Errorf("%d rows, want 6", len(rows))
+	const want = 3 + 3*3 + 2*3 + 1 // of changes; of three sizes; of two steps between them; of everything
+	if len(rows) != want {
+		t.Errorf("%d rows, want %d", len(rows), want)
 	}
 	for _, r := range rows {
 		if math.IsNaN(r.Value) || math.IsInf(r.Value, 0) || r.Value < 0 || r.Bar != nil && *r.Bar == 0 && r.Value != 0 {

@@ -14,7 +14,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -38,6 +40,9 @@ type FederationConfig struct {
 	Members, Supervisors int
 	// Services is how many each member has of the same federated ones, Endpoints how many each of those has in it.
 	Services, Endpoints int
+	// ClusterSetIPs says that federated Services have them, and Policies how many each member has that travel.
+	ClusterSetIPs bool
+	Policies      int
 	// Progress gets one line a step.
 	Progress io.Writer
 }
@@ -47,8 +52,16 @@ type Federation struct {
 	world *World
 	cfg   FederationConfig
 
+	cost Cost
+
 	mu   sync.Mutex
 	seen map[netip.Addr]int // in how many members a new address is
+}
+
+// Cost is what it took until everything was written for the first time.
+type Cost struct {
+	Writes float64       // that API servers were asked for, Leases apart
+	CPU    time.Duration // of the first supervisor
 }
 
 // NewFederation starts API servers, forms a federation of them, gives all members their Services, and waits until all
@@ -73,7 +86,7 @@ func NewFederation(ctx context.Context, cfg FederationConfig) (*Federation, erro
 	w.end = end
 	w.life, w.lifetime = errgroup.WithContext(lifetime)
 	f := &Federation{world: w, cfg: cfg, seen: map[netip.Addr]int{}}
-	for _, step := range []func(context.Context) error{f.startServers, f.form, f.fill, f.startSupervisors, f.awaitWritten} {
+	for _, step := range []func(context.Context) error{f.startServers, f.form, f.fill, f.write} {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("make a federation: %w", err), f.Close())
 		}
@@ -129,10 +142,20 @@ func (f *Federation) form(ctx context.Context) error {
 	}
 	_, err := formation.Form(ctx, formation.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
 	cancel()
-	return errors.Join(err, issuing.Wait())
+	if err := errors.Join(err, issuing.Wait()); err != nil || !f.cfg.ClusterSetIPs {
+		return err
+	}
+	const vips = `{"spec":{"clusterSetIP":{"enabled":true,"ranges":["242.0.0.0/16"]}}}`
+	for _, m := range f.world.federated[:f.cfg.Supervisors] {
+		federation := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
+		if err := m.client.Patch(ctx, federation, client.RawPatch(types.MergePatchType, []byte(vips))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// fill gives every member its Services.
+// fill gives every member its Services, and its policies.
 func (f *Federation) fill(ctx context.Context) error {
 	w := f.world
 	var todo []func(context.Context) error
@@ -151,9 +174,44 @@ func (f *Federation) fill(ctx context.Context) error {
 		for _, s := range x.slices {
 			todo = append(todo, s.create)
 		}
+		for j := range f.cfg.Policies {
+			policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace(j % namespaces), Name: fmt.Sprintf("policy-%d-of-%s", j, m.id),
+				Annotations: map[string]string{federationv1alpha1.AnnotationPolicy: "true"},
+			}}
+			todo = append(todo, func(ctx context.Context) error { return m.client.Create(ctx, policy) })
+		}
 	}
 	return w.inParallel(ctx, "objects written to members", todo)
 }
+
+// write lets supervisors write everything, and counts what that costs.
+func (f *Federation) write(ctx context.Context) error {
+	before, err := f.writes(ctx)
+	if err != nil {
+		return err
+	}
+	if err := f.startSupervisors(ctx); err != nil {
+		return err
+	}
+	if err := f.awaitWritten(ctx); err != nil {
+		return err
+	}
+	controller := f.world.federated[0].controller
+	if err := f.quiet(ctx, controller); err != nil {
+		return err
+	}
+	after, err := f.writes(ctx)
+	if err != nil {
+		return err
+	}
+	used, err := controller.Usage()
+	f.cost = Cost{Writes: after - before, CPU: used.CPU}
+	return err
+}
+
+// Cost is what it took until everything was written for the first time.
+func (f *Federation) Cost() Cost { return f.cost }
 
 func (f *Federation) startSupervisors(ctx context.Context) error {
 	for _, m := range f.world.federated[:f.cfg.Supervisors] {
@@ -251,7 +309,14 @@ func (f *Federation) arrived(id clusterset.ClusterID, a netip.Addr, at time.Time
 
 // String says how large it is.
 func (f *Federation) String() string {
-	return fmt.Sprintf("%d members x %d services x %d endpoints", f.cfg.Members, f.cfg.Services, f.cfg.Endpoints)
+	text := fmt.Sprintf("%d members x %d services x %d endpoints", f.cfg.Members, f.cfg.Services, f.cfg.Endpoints)
+	if f.cfg.ClusterSetIPs {
+		text += " with ClusterSetIPs"
+	}
+	if f.cfg.Policies > 0 {
+		text += fmt.Sprintf(" and %d policies of each", f.cfg.Policies)
+	}
+	return text
 }
 
 // Memory is how much the first supervisor has had in memory at most since it started, in bytes.
@@ -293,17 +358,7 @@ func (f *Federation) Rest(ctx context.Context, duration time.Duration) (writes f
 	if err := f.quiet(ctx, f.world.federated[0].controller); err != nil {
 		return 0, err
 	}
-	count := func() (all float64, err error) {
-		for _, m := range f.world.federated {
-			requests, err := m.server.Requests(ctx)
-			if err != nil {
-				return 0, err
-			}
-			all += Writes(requests)
-		}
-		return all, nil
-	}
-	before, err := count()
+	before, err := f.writes(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -312,6 +367,18 @@ func (f *Federation) Rest(ctx context.Context, duration time.Duration) (writes f
 		return 0, ctx.Err()
 	case <-time.After(duration):
 	}
-	after, err := count()
+	after, err := f.writes(ctx)
 	return after - before, err
+}
+
+// writes returns how often API servers were asked to change something, Leases apart.
+func (f *Federation) writes(ctx context.Context) (all float64, err error) {
+	for _, m := range f.world.federated {
+		requests, err := m.server.Requests(ctx)
+		if err != nil {
+			return 0, err
+		}
+		all += Writes(requests)
+	}
+	return all, nil
 }
