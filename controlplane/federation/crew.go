@@ -258,10 +258,18 @@ func (c *crew) enqueueAt(i int, m *fleet.Member, keys ...part.Key) {
 	}
 }
 
-// answered looks at everything again in a member that has come back.
+// answered looks at everything again in a member that has come back, and elsewhere at what tells whether it answers.
 func (c *crew) answered(m *fleet.Member) {
 	c.changed()
 	memberReachable.WithLabelValues(string(m.ID())).Set(number(m.Reachable()))
+	c.mu.Lock()
+	s := c.sites[m.ID()]
+	c.mu.Unlock()
+	for i, p := range c.parts {
+		if _, ok := p.(part.Attentive); ok && s != nil {
+			c.enqueue(i, c.keys(i, s)...)
+		}
+	}
 	if !m.Reachable() {
 		return
 	}

@@ -360,9 +360,14 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	for i := range many {
 		w.awaitEverywhere(fmt.Sprint("web-", i), "10.3.0.1")
 	}
+	allow := networkPolicy("allow")
+	w.create("a", allow)
+	w.policyStates("a", allow, policies.Applied, nil)
+	w.awaitRest()
 	writes, before := w.audit(), w.epochs()
 	w.gates["a c"].Shut()
 	eventually(t, "a says that c is away", func() bool { return !w.status("a", "c").Reachable })
+	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Away})
 	w.offer("a", "late", "10.1.0.1")
 	for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
 		if err := w.admin["c"].DeleteAllOf(t.Context(), kind, client.InNamespace(demo)); err != nil {
@@ -372,8 +377,10 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	<-time.After(away())
 	w.gates["a c"].Open()
 	w.awaitEverywhere("late", "10.1.0.1")
+	w.policyStates("a", allow, policies.Applied, nil)
 	eventually(t, "what c lost is held", func() bool { return w.status("a", "c").Held == many })
-	writes.take("with c away, and back without what it offered", before, w.came("late", "a", ids...)...)
+	writes.take("with c away, and back without what it offered", before,
+		append(w.came("late", "a", ids...), "a TOLD NetworkPolicy allow", "a TOLD NetworkPolicy allow")...) // that c is away, and back
 
 	clusters := []formation.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
 	released, err := formation.Release(t.Context(), namespace, clusters, "c", time.Now())
@@ -467,12 +474,13 @@ func TestAMemberServiceChangesItsType(t *testing.T) {
 		}
 	}
 	change(`{"externalIPs":["203.0.113.7"]}`)
-	w.awaitEverywhere("web", "10.2.0.1", "203.0.113.7")
 	var want []string
-	for _, id := range ids {
-		want = append(want, string(id)+" MODIFIED EndpointSlice web of c")
+	for _, id := range ids[:2] { // in c itself it leads to what it led to
+		w.leadsTo(id, "web", "10.2.0.1", "203.0.113.7")
+		want = append(want, string(id)+" ADDED EndpointSlice web of c", string(id)+" DELETED EndpointSlice web of c")
 	}
 	writes.take("with an external IP", before, want...)
+	w.leadsTo("c", "web", "10.2.0.1", "10.3.0.1")
 
 	change(`{"type":"ExternalName","externalName":"www.example.org","externalIPs":null,"clusterIP":null,"clusterIPs":null,"ipFamilies":null,"ipFamilyPolicy":null}`)
 	w.awaitEverywhere("web", "10.2.0.1")

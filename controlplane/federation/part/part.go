@@ -57,6 +57,13 @@ type Guarded interface {
 	Release(of clusterset.ClusterID)
 }
 
+// Attentive is a Part that tells in members whether another one answers.
+type Attentive interface {
+	// Attends does nothing. All that a member has to do with is looked at again, in all led members, when it goes
+	// silent and when it is back.
+	Attends()
+}
+
 // Key names one thing that a Part keeps in line in all members: a federated Service, a policy. Its fields mean what
 // the Part likes.
 type Key struct{ Kind, Namespace, Name string }

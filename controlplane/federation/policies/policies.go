@@ -55,8 +55,9 @@ func New(c Config) part.Part {
 }
 
 var (
-	_ part.Runner  = (*policies)(nil)
-	_ part.Guarded = (*policies)(nil)
+	_ part.Runner    = (*policies)(nil)
+	_ part.Guarded   = (*policies)(nil)
+	_ part.Attentive = (*policies)(nil)
 )
 
 type policies struct {
@@ -73,6 +74,9 @@ type policies struct {
 
 // Name is part of part.Part.
 func (*policies) Name() string { return "policies" }
+
+// Attends is part of part.Attentive: the status of a policy says which members are away.
+func (*policies) Attends() {}
 
 // Watches is part of part.Part.
 func (p *policies) Watches() []part.Watch {
