@@ -129,7 +129,7 @@ func (f *Federation) startServers(ctx context.Context) error {
 
 // form makes the members a federation, as isthmusctl does.
 func (f *Federation) form(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+	forming, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var clusters []formation.Cluster
 	var issuing errgroup.Group
@@ -138,9 +138,9 @@ func (f *Federation) form(ctx context.Context) error {
 		clusters = append(clusters, formation.Cluster{
 			ID: m.id, Supervisor: i < f.cfg.Supervisors, Context: string(m.id), Client: m.client, Host: cfg.Host, CA: cfg.CAData,
 		})
-		issuing.Go(func() error { return apitest.IssueTokens(ctx, m.client, v1alpha1.DefaultNamespace) })
+		issuing.Go(func() error { return apitest.IssueTokens(forming, m.client, v1alpha1.DefaultNamespace) })
 	}
-	_, err := formation.Form(ctx, formation.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
+	_, err := formation.Form(forming, formation.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
 	cancel()
 	if err := errors.Join(err, issuing.Wait()); err != nil || !f.cfg.ClusterSetIPs {
 		return err
