@@ -85,7 +85,6 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	return rule(FenceName, spec, &admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.Ignore)
 }
 
-<<<<<<< ours
 // notes are the annotations that leaders put on what is somebody else's.
 var notes = []string{
 	federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, federationv1alpha1.AnnotationPolicyStatus,
@@ -98,7 +97,7 @@ var wishes = []string{
 	federationv1alpha1.AnnotationPolicy, federationv1alpha1.AnnotationPolicyAntrea,
 	federationv1alpha1.AnnotationAskHostname, federationv1alpha1.MarkVirtualMachines,
 }
-=======
+
 // sameSpec is that nothing of a spec changes. Of a Service that became an ExternalName the API server keeps the
 // internalTrafficPolicy that it had, and does not show it in oldObject: it always seems to change, and means nothing.
 const sameSpec = `object.spec == oldObject.spec || request.kind.group == "" && request.kind.kind == "Service" && ` +
@@ -106,7 +105,6 @@ const sameSpec = `object.spec == oldObject.spec || request.kind.group == "" && r
 	`"ipFamilyPolicy", "externalIPs", "sessionAffinity", "sessionAffinityConfig", "loadBalancerIP", "loadBalancerSourceRanges", ` +
 	`"loadBalancerClass", "allocateLoadBalancerNodePorts", "externalTrafficPolicy", "healthCheckNodePort", ` +
 	`"publishNotReadyAddresses", "trafficDistribution"].all(f, object.spec[?f] == oldObject.spec[?f])`
->>>>>>> theirs
 
 // Own returns the policy, and its binding, by which a member refuses that a supervisor makes, changes or removes what is
 // not the federation's by its label. On what is somebody else's, leaders may put what they note there, and on nothing
@@ -120,12 +118,12 @@ func Own(namespace string) []client.Object {
 	spec.Variables = []admissionv1.Variable{
 		{Name: "before", Expression: `request.operation == "CREATE" || ` + is("oldObject")},
 		{Name: "after", Expression: `request.operation == "DELETE" || ` + is("object")},
-<<<<<<< ours
 		{Name: "was", Expression: `request.operation == "CREATE" ? {} : oldObject.metadata.?annotations.orValue({})`},
 		{Name: "is", Expression: `request.operation == "DELETE" ? {} : object.metadata.?annotations.orValue({})`},
 		{Name: "differs", Expression: `variables.is.map(k, !(k in variables.was) || variables.was[k] != variables.is[k], k) + ` +
 			`variables.was.map(k, request.operation == "UPDATE" && !(k in variables.is), k)`},
-		{Name: "annotated", Expression: `request.operation == "UPDATE" && has(object.spec) && has(oldObject.spec) && object.spec == oldObject.spec && ` +
+		{Name: "same", Expression: sameSpec},
+		{Name: "annotated", Expression: `request.operation == "UPDATE" && has(object.spec) && has(oldObject.spec) && variables.same && ` +
 			`["labels", "ownerReferences", "finalizers"].all(f, object.metadata[?f].orValue([]) == oldObject.metadata[?f].orValue([])) && ` +
 			`variables.differs.all(k, k in ` + list(notes) + `)`},
 	}
@@ -141,11 +139,6 @@ func Own(namespace string) []client.Object {
 			Message:    "a supervisor may not ask for what people ask for by annotations: " + strings.Join(wishes, ", "),
 			Reason:     new(metav1.StatusReasonForbidden),
 		},
-=======
-		{Name: "same", Expression: sameSpec},
-		{Name: "annotated", Expression: `request.operation == "UPDATE" && has(object.spec) && has(oldObject.spec) && variables.same && ` +
-			`["labels", "ownerReferences", "finalizers"].all(f, object.metadata[?f].orValue([]) == oldObject.metadata[?f].orValue([]))`},
->>>>>>> theirs
 	}
 	return rule(OwnName, spec, nil, admissionv1.Fail)
 }
