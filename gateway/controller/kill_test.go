@@ -57,22 +57,26 @@ func TestKilledAtEveryCall(t *testing.T) {
 				w.create(w.balanced("b", nil, 443))
 			},
 			func(w *world) { w.edit("a", add(443)) },
-			[]string{"a"}, 21,
+			[]string{"a"},
+			21,
 		},
 		"RemapService, to no floating IP": {
 			func(w *world) { w.create(w.balanced("a", nil, 80)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationFloatingIP, "none")) },
-			[]string{"a"}, 7,
+			[]string{"a"},
+			7,
 		},
 		"RemapService, to another pool": {
 			func(w *world) { w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "list")) },
-			[]string{"a"}, 19,
+			[]string{"a"},
+			19,
 		},
 		"RemapService, to a floating IP that moves": {
 			func(w *world) { w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationPool, "moving")) },
-			[]string{"a"}, 17,
+			[]string{"a"},
+			17,
 		},
 		"UnmapService, of a floating IP that moves": {
 			func(w *world) { w.create(w.balanced("a", annotate(service.AnnotationPool, "moving"), 80)) },
@@ -95,7 +99,8 @@ func TestKilledAtEveryCall(t *testing.T) {
 		"UnmapService, kept away": {
 			func(w *world) { w.create(w.balanced("a", annotate(service.AnnotationExternalIPs, "true"), 80)) },
 			func(w *world) { w.edit("a", annotate(service.AnnotationManaged, "false")) },
-			[]string{"a"}, 15,
+			[]string{"a"},
+			15,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -106,9 +106,12 @@ func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
-		var made map[string]struct{ ID string }
-		if json.Unmarshal(body, &made) != nil || resp.StatusCode != http.StatusCreated {
+		if resp.StatusCode != http.StatusCreated {
 			return resp, nil // a refusal
+		}
+		var made map[string]struct{ ID string }
+		if err := json.Unmarshal(body, &made); err != nil {
+			return nil, err
 		}
 		id = made[strings.TrimSuffix(id, "s")].ID
 	}
