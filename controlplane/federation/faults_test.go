@@ -380,7 +380,8 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	w.policyStates("a", allow, policies.Applied, nil)
 	eventually(t, "what c lost is held", func() bool { return w.status("a", "c").Held == many })
 	writes.take("with c away, and back without what it offered", before,
-		append(w.came("late", "a", ids...), "a TOLD NetworkPolicy allow", "a TOLD NetworkPolicy allow")...) // that c is away, and back
+		append(w.came("late", "a", ids...), "a EVENT MuchVanished of Federation federation",
+			"a TOLD NetworkPolicy allow", "a TOLD NetworkPolicy allow")...) // that c is away, and back
 
 	clusters := []formation.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
 	released, err := formation.Release(t.Context(), namespace, clusters, "c", time.Now())

@@ -58,6 +58,6 @@ func TestARightIsMissing(t *testing.T) {
 	if have := w.status("a", "b").Message; have != "" {
 		t.Errorf("of b is said %q", have)
 	}
-	w.rights("a", "c", append(some, everything("networking.k8s.io", "*"))...)
+	w.rights("a", "c", append(some, everything("networking.k8s.io", "*"), everything("crd.antrea.io", "*"))...)
 	eventually(t, "nothing is missing", func() bool { return w.status("a", "c").Message == "" })
 }

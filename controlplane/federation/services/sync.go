@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -176,18 +175,11 @@ func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want
 		if before != nil && before.GenerateName == digest(es) {
 			continue
 		}
-		own := before != nil
-		if !own {
-			// It is there when it was written a moment ago and not seen yet, or when somebody took a label off it.
-			err := into.Create(ctx, es)
-			if own = apierrors.IsAlreadyExists(err); err != nil && !own {
-				return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
-			}
+		write := into.Create // it is there when it was written a moment ago, and not seen yet: another look comes
+		if before != nil {
+			write = func(ctx context.Context, o client.Object) error { return into.Own(ctx, o) }
 		}
-		if !own {
-			continue
-		}
-		if err := into.Own(ctx, es); err != nil {
+		if err := write(ctx, es); err != nil {
 			return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
 	}

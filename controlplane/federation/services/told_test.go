@@ -127,7 +127,6 @@ func TestMarksOfSlicesComeBack(t *testing.T) {
 	for what, change := range map[string]func(*discoveryv1.EndpointSlice){
 		"the annotation with the cluster": func(es *discoveryv1.EndpointSlice) { delete(es.Annotations, markOf) },
 		"the label with the cluster":      func(es *discoveryv1.EndpointSlice) { delete(es.Labels, markOf) },
-		"the label with the Service":      func(es *discoveryv1.EndpointSlice) { delete(es.Labels, discoveryv1.LabelServiceName) },
 	} {
 		edit(change)
 		if got := w.slices("b", system, "shop"); !slices.Equal(got, []string{"a: 10.1.0.1:8080"}) {
