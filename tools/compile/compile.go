@@ -6,15 +6,21 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"strings"
 )
 
 // Flags are the Makefile's GOFLAGS. Nobody steps through these programs in a debugger, and making what one needs for that
 // (DWARF) is a fifth of a compiler's work.
 const Flags = "-trimpath -buildvcs=false -gcflags=all=-dwarf=false"
 
-// Go is the go command with arguments, for the caller to run. GOOS and the like can be added to its environment.
+// Go is the go command with arguments, for the caller to run. GOOS and the like can be added to its environment, and further flags to
+// Flags in GOFLAGS, which a program hands on that compiles something itself.
 func Go(ctx context.Context, args ...string) *exec.Cmd {
+	flags := os.Getenv("GOFLAGS")
+	if !strings.HasPrefix(flags, Flags) {
+		flags = Flags
+	}
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+Flags, "GOWORK=off")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+flags, "GOWORK=off")
 	return cmd
 }

@@ -20,3 +20,13 @@ func TestFlagsAreTheMakefiles(t *testing.T) {
 		t.Errorf("the Makefile has no line %q", want)
 	}
 }
+
+// A program that is run with further flags compiles with them, as one image of another source needs it.
+func TestFurtherFlags(t *testing.T) {
+	for set, want := range map[string]string{"": compile.Flags, "-race": compile.Flags, compile.Flags + " -overlay=x": compile.Flags + " -overlay=x"} {
+		t.Setenv("GOFLAGS", set)
+		if have := compile.Go(t.Context(), "env").Env; !slices.Contains(have, "GOFLAGS="+want) {
+			t.Errorf("GOFLAGS=%q: %q, want %q", set, have[len(have)-3:], want)
+		}
+	}
+}
