@@ -12,10 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gophercloud/gophercloud/v2"
-	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
-	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
-
 	"github.com/isthmus-net/isthmus/e2e/gateways"
 	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/e2e/testbed"
@@ -102,7 +98,7 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 	if _, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "1", "http://"+address.String()); err == nil {
 		t.Error("the Service is gone, and its address answers")
 	}
-	has(t, g, "when the Service is gone", objects{})
+	has(t, g, "when the Service is gone", gateways.Objects{})
 }
 
 // reached waits until an address answers the client.
@@ -139,35 +135,10 @@ func floatingIP(t *testing.T, service string) (addr netip.Addr) {
 	return addr
 }
 
-// objects are how many ports and floating IPs of the controller's there are.
-type objects struct{ Ports, FloatingIPs int }
-
-// inNeutron asks the real Neutron, as its administrator: nothing of ours is between.
-func inNeutron(ctx context.Context, network *gophercloud.ServiceClient) (n objects, err error) {
-	made, err := ports.List(network, ports.ListOpts{DeviceOwner: "isthmus:gateway", DeviceID: gateways.ClusterID}).AllPages(ctx)
-	if err != nil {
-		return n, err
-	}
-	all, err := ports.ExtractPorts(made)
-	if err != nil {
-		return n, err
-	}
-	reserved, err := floatingips.List(network, floatingips.ListOpts{}).AllPages(ctx)
-	if err != nil {
-		return n, err
-	}
-	floating, err := floatingips.ExtractFloatingIPs(reserved) // nobody else has any
-	return objects{len(all), len(floating)}, err
-}
-
 // has holds what Neutron has of ours.
-func has(t *testing.T, g *gateways.Installation, when string, want objects) {
+func has(t *testing.T, g *gateways.Installation, when string, want gateways.Objects) {
 	t.Helper()
-	network, err := g.Cloud.Networking(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if is, err := inNeutron(t.Context(), network); err != nil || is != want {
+	if is, err := g.Objects(t.Context()); err != nil || is != want {
 		t.Errorf("%s Neutron has %+v of ours, %v, want %+v", when, is, err, want)
 	}
 }
@@ -178,7 +149,7 @@ func has(t *testing.T, g *gateways.Installation, when string, want objects) {
 func controllerDies(t *testing.T, g *gateways.Installation, address netip.Addr) {
 	t.Helper()
 	ctx := t.Context()
-	want := objects{1, 1}
+	want := gateways.Objects{Ports: 1, FloatingIPs: 1}
 	has(t, g, "with one Service", want)
 	dying := []death{
 		{"second", func() error { return g.Controller.Kill() }, func() error { return g.StartController(ctx) }},
@@ -210,7 +181,7 @@ func controllerDies(t *testing.T, g *gateways.Installation, address netip.Addr) 
 			t.Fatal(err)
 		}
 	}
-	has(t, g, "with one Service again", objects{1, 1})
+	has(t, g, "with one Service again", gateways.Objects{Ports: 1, FloatingIPs: 1})
 	reached(t, g, address)
 }
 
@@ -225,15 +196,11 @@ type death struct {
 func whileItWorks(t *testing.T, g *gateways.Installation, d death, had int) bool {
 	t.Helper()
 	ctx := t.Context()
-	network, err := g.Cloud.Networking(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := bed.Apply(ctx, "a", strings.Replace(outside, "name: outside", "name: "+d.service, 1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
-		now, err := inNeutron(ctx, network)
+		now, err := g.Objects(ctx)
 		if err == nil && now.Ports == had {
 			err = fmt.Errorf("Neutron has %+v", now)
 		}
@@ -285,7 +252,7 @@ func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr)
 		t.Fatal(err)
 	}
 	t.Logf("%d short connections, %d lost", r.Connections, r.Failures)
-	if err := lostYoung(r, death); err != nil {
+	if err := gateways.OnlyYoung(r.Failures, r.FirstFailure, r.LastFailure, death); err != nil {
 		t.Error(err)
 	}
 	if !g.Agents[1].Runs() {
@@ -354,17 +321,4 @@ func edgeClient(g *gateways.Installation) client {
 	return func(ctx context.Context, args ...string) (*exec.Cmd, error) {
 		return exec.CommandContext(ctx, "nsenter", slices.Concat([]string{"--net=" + g.Client.Path(), bed.Lab.EchoProgram(), "client"}, args)...), nil
 	}
-}
-
-// lostYoung returns an error unless the only connections that were lost are the few that began so shortly before the death
-// that the other gateway had not been told of them: it takes some milliseconds (docs/gateway.md), and a busy machine more.
-func lostYoung(r report, death time.Time) error {
-	const (
-		young = time.Second
-		few   = 3 // of 100 a second
-	)
-	if r.Failures > few || r.Failures > 0 && (r.FirstFailure.Before(death.Add(-young)) || r.LastFailure.After(death)) {
-		return fmt.Errorf("of %d connections %d failed: %v; the first of them began %s before the death, the last %s before it", r.Connections, r.Failures, r.Errors, death.Sub(r.FirstFailure), death.Sub(r.LastFailure))
-	}
-	return nil
 }

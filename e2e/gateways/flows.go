@@ -192,3 +192,17 @@ func (p *pieces) Read(b []byte) (int, error) {
 		return n, nil
 	}
 }
+
+// OnlyYoung returns an error unless the connections that were lost are a few that began so shortly before the death of a gateway
+// that the other one had not been told of them: it takes some milliseconds (docs/gateway.md), and a busy machine more. The first
+// and the last of them are when they began.
+func OnlyYoung(lost int, first, last, death time.Time) error {
+	const (
+		young = time.Second
+		few   = 3
+	)
+	if lost > few || lost > 0 && (first.Before(death.Add(-young)) || last.After(death)) {
+		return fmt.Errorf("%d connections are lost: the first of them began %s before the death, the last %s before it", lost, death.Sub(first), death.Sub(last))
+	}
+	return nil
+}

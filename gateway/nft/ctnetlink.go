@@ -36,8 +36,9 @@ const (
 
 	statusSeenReply, statusAssured, statusConfirmed = 2, 4, 8
 
-	// beLiberal and what goes with it: of windows nothing is known here.
-	tcpFlags = 0x01 | 0x02 | 0x08 // IP_CT_TCP_FLAG_WINDOW_SCALE, _SACK_PERM, _BE_LIBERAL
+	tcpBeLiberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL
+	// tcpFlags are of a connection that began elsewhere: of its windows nothing is known here.
+	tcpFlags = 0x01 | 0x02 | tcpBeLiberal // IP_CT_TCP_FLAG_WINDOW_SCALE, _SACK_PERM
 )
 
 // tuple is one direction of a connection.
@@ -52,6 +53,7 @@ type entry struct {
 	status          uint32
 	open            bool          // TCP that is established, or UDP
 	left            time.Duration // until it is forgotten, if nothing comes
+	windows         bool          // TCP whose packets must be within the windows that were seen here
 }
 
 // parse reads an entry.
@@ -81,8 +83,12 @@ func parse(b []byte) (e entry, err error) {
 					if ad.Type() == infoTCP {
 						ad.Nested(func(ad *netlink.AttributeDecoder) error {
 							for ad.Next() {
-								if ad.Type() == tcpState {
+								switch ad.Type() {
+								case tcpState:
 									e.open = ad.Uint8() == tcpEstablished
+								case tcpFlagsFrom, tcpFlagsTo:
+									is := ad.Bytes()
+									e.windows = e.windows || len(is) > 0 && is[0]&tcpBeLiberal == 0
 								}
 							}
 							return nil
@@ -184,6 +190,20 @@ func lookup(f *flows.Flow, protocol uint8) (netlink.Message, error) {
 func lifetime(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
 	return about(f, protocol, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
 		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
+	})
+}
+
+// liberty is the message that lets packets of an entry pass whose windows were seen elsewhere.
+func liberty(f *flows.Flow) (netlink.Message, error) {
+	return about(f, unix.IPPROTO_TCP, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
+		ae.Nested(ctaProtoInfo, func(ae *netlink.AttributeEncoder) error {
+			ae.Nested(infoTCP, func(ae *netlink.AttributeEncoder) error {
+				ae.Bytes(tcpFlagsFrom, []byte{tcpBeLiberal, tcpBeLiberal})
+				ae.Bytes(tcpFlagsTo, []byte{tcpBeLiberal, tcpBeLiberal})
+				return nil
+			})
+			return nil
+		})
 	})
 }
 

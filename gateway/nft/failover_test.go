@@ -88,7 +88,10 @@ func (f *flow) downloads() error {
 }
 
 // uploads waits until the server has what is sent from now on.
-func (f *flow) uploads(s *servers) error {
+func (f *flow) uploads(s *servers) error { return f.uploadsMuch(s, 1) }
+
+// uploadsMuch is the same, some times over.
+func (f *flow) uploadsMuch(s *servers, times int) error {
 	if err := f.wait(); err != nil {
 		return err
 	}
@@ -98,15 +101,17 @@ func (f *flow) uploads(s *servers) error {
 	}
 	got := s.uploadOf(client.String())
 	const size = 10 << 10
-	if _, err := f.Write(make([]byte, size)); err != nil {
-		return err
-	}
-	for sum := 0; sum < size; {
-		select {
-		case n := <-got:
-			sum += n
-		case <-time.After(patience):
-			return errors.New("the server does not get it")
+	for range times {
+		if _, err := f.Write(make([]byte, size)); err != nil {
+			return err
+		}
+		for sum := 0; sum < size; {
+			select {
+			case n := <-got:
+				sum += n
+			case <-time.After(patience):
+				return errors.New("the server does not get it")
+			}
 		}
 	}
 	return nil

@@ -20,6 +20,8 @@ const (
 	// tellAgain is how often all connections are told, so that others keep those that live and forget those that ended.
 	// It begins with tellSoon and doubles: of a connection that opens just when Export begins there may be no news.
 	tellSoon, tellAgain = time.Second, 2 * time.Minute
+	// freeEvery is how often connections are let go, so that they may come back. That begins with tellSoon and doubles, too.
+	freeEvery = 10 * time.Second
 	// standby is how long a connection that another gateway told of is kept without a packet. The first one makes that
 	// as long as the kernel keeps what is open: days (net.netfilter.nf_conntrack_tcp_timeout_established), or five
 	// minutes while something is not acknowledged. So one that has longer than standby is ours.
@@ -73,7 +75,8 @@ func (is shared) stays(f *flows.Flow) time.Duration {
 }
 
 // Export tells of all connections of this gateway that can go on without it, then of each that opens, and of all again
-// every two minutes, until ctx is done or tell fails. One at a time may run.
+// every two minutes, until ctx is done or tell fails. One at a time may run. Connections that are some seconds old may go on
+// at another gateway from then on, and come back after any number of bytes.
 func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) error {
 	news, err := reach()
 	if err != nil {
@@ -83,12 +86,18 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	if err := errors.Join(news.SetReadBuffer(newsBuffer), news.JoinGroup(groupNews)); err != nil {
 		return fmt.Errorf("hear of connections: %w", err)
 	}
-	var again time.Time
-	every := tellSoon
+	var again, free time.Time
+	every, pass := tellSoon, tellSoon
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(again) {
 			again, every = now.Add(every), min(2*every, tellAgain)
 			if err := b.All(tell); err != nil {
+				return err
+			}
+		}
+		if now := time.Now(); now.After(free) {
+			free, pass = now.Add(pass), min(2*pass, freeEvery)
+			if err := b.free(); err != nil {
 				return err
 			}
 		}
@@ -128,6 +137,38 @@ func (b *Balancer) All(tell func(flows.Flow) error) error {
 		}
 	})
 	return errors.Join(err, failed)
+}
+
+// free lets the connections of this gateway go on at others and come back. The kernel here knows the windows of TCP only as far as
+// packets came through: what comes back after more than a window would belong to nothing.
+func (b *Balancer) free() error {
+	is := b.serves.Load()
+	if is == nil {
+		return nil
+	}
+	var bound []flows.Flow
+	if err := b.list(func(e entry) {
+		if f, ok := e.flow(); ok && e.windows && e.open && is.has(&f) {
+			bound = append(bound, f)
+		}
+	}); err != nil || len(bound) == 0 {
+		return err
+	}
+	c, err := reach()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for i := range bound {
+		m, err := liberty(&bound[i])
+		if err != nil {
+			return err
+		}
+		if _, err := c.Execute(m); err != nil && !errors.Is(err, unix.ENOENT) { // that has ended
+			return fmt.Errorf("let connection %s come back: %w", &bound[i], err)
+		}
+	}
+	return nil
 }
 
 // list calls each with all connections that are tracked here.

@@ -187,3 +187,42 @@ func TestStandbyIsNotOurs(t *testing.T) {
 		t.Errorf("after its death the other gateway tells of %d connections, want %d at least", n, len(all.idle))
 	}
 }
+
+// A connection that goes on at another gateway may come back after more bytes than a window has: to the gateway where it began,
+// which did not see them.
+func TestConnectionsComeBack(t *testing.T) {
+	t.Parallel()
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
+		t.Run(string(way), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
+			s := w.serve()
+			stop := w.tells(0, 1)
+			all := w.openStreams(0, 2)
+			w.poll(func() bool { return w.tracked(1) >= 6 }, "the other gateway does not know all connections")
+			w.poll(func() bool {
+				bound := 0
+				in(t, w.gateways[0].ns, func() error {
+					return w.gateways[0].list(func(e entry) {
+						if e.windows {
+							bound++
+						}
+					})
+				})
+				return bound == 0
+			}, "connections are bound to the gateway where they began")
+			stop()
+			w.steer(1)
+			for _, f := range all.upload {
+				if err := f.uploadsMuch(s, 400); err != nil { // 4 MB; the windows are 64 KB
+					t.Fatal(err)
+				}
+			}
+			w.steer(0)
+			if idle, download, upload := all.broken(s); idle+download+upload > 0 {
+				t.Errorf("broken are %d idle, %d download, %d upload of 2 each", idle, download, upload)
+			}
+		})
+	}
+}

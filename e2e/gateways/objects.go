@@ -1,0 +1,33 @@
+package gateways
+
+import (
+	"context"
+
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+)
+
+// Objects are how many ports and floating IPs of the controller's a Neutron has.
+type Objects struct{ Ports, FloatingIPs int }
+
+// Objects asks the real Neutron, as its administrator: nothing of Isthmus is between.
+func (e *Edge) Objects(ctx context.Context) (n Objects, err error) {
+	network, err := e.Cloud.Networking(ctx)
+	if err != nil {
+		return n, err
+	}
+	made, err := ports.List(network, ports.ListOpts{DeviceOwner: "isthmus:gateway", DeviceID: ClusterID}).AllPages(ctx)
+	if err != nil {
+		return n, err
+	}
+	all, err := ports.ExtractPorts(made)
+	if err != nil {
+		return n, err
+	}
+	reserved, err := floatingips.List(network, floatingips.ListOpts{}).AllPages(ctx)
+	if err != nil {
+		return n, err
+	}
+	floating, err := floatingips.ExtractFloatingIPs(reserved) // nobody else has any
+	return Objects{len(all), len(floating)}, err
+}
