@@ -140,7 +140,7 @@ func masterDies(t *testing.T, g *gateways.Installation, vip netip.Addr) {
 		t.Fatal(err)
 	}
 	t.Logf("%d connections that stay open: all go on; %d short ones, %d lost", 3*some, r.Connections, r.Failures)
-	if err := lostYoung(r, death); err != nil {
+	if err := gateways.OnlyYoung(r.Failures, r.FirstFailure, r.LastFailure, death); err != nil {
 		t.Error(err)
 	}
 }

@@ -248,7 +248,7 @@ func (d *demonstration) clean(ctx context.Context) error {
 	}
 	fmt.Fprintf(os.Stdout, "  Neutron had %d port and %d floating IP of it, and has %d and %d\n", had.Ports, had.FloatingIPs, has.Ports, has.FloatingIPs)
 	if want := (gateways.Objects{Ports: 1, FloatingIPs: 1}); had != want || has != (gateways.Objects{}) {
-		return fmt.Errorf("Neutron had %+v, want %+v, and has %+v, want none", had, want, has)
+		return fmt.Errorf("a Neutron that had %+v, want %+v, and has %+v, want none", had, want, has)
 	}
 	return nil
 }
