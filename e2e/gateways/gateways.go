@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gophercloud/gophercloud/v2"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
@@ -74,9 +75,10 @@ type Edge struct {
 	Router *frr.Router
 	L3     *l3.Router
 
-	hub    *netlab.Namespace // the lab's fabric
-	follow *errgroup.Group
-	stop   context.CancelFunc
+	hub     *netlab.Namespace          // the lab's fabric
+	network *gophercloud.ServiceClient // Neutron as its administrator sees it
+	follow  *errgroup.Group
+	stop    context.CancelFunc
 }
 
 // Prepare installs the packages and compiles the programs that Up and Install need, which they do too: on a new machine that
@@ -136,6 +138,9 @@ func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
 		return e, err
 	}
 	if e.IDs, err = e.Cloud.IDs(); err != nil {
+		return e, err
+	}
+	if e.network, err = e.Cloud.Networking(ctx); err != nil {
 		return e, err
 	}
 	return e, e.lead(ctx, cfg.Progress)

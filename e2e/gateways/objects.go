@@ -12,11 +12,7 @@ type Objects struct{ Ports, FloatingIPs int }
 
 // Objects asks the real Neutron, as its administrator: nothing of Isthmus is between.
 func (e *Edge) Objects(ctx context.Context) (n Objects, err error) {
-	network, err := e.Cloud.Networking(ctx)
-	if err != nil {
-		return n, err
-	}
-	made, err := ports.List(network, ports.ListOpts{DeviceOwner: "isthmus:gateway", DeviceID: ClusterID}).AllPages(ctx)
+	made, err := ports.List(e.network, ports.ListOpts{DeviceOwner: "isthmus:gateway", DeviceID: ClusterID}).AllPages(ctx)
 	if err != nil {
 		return n, err
 	}
@@ -24,7 +20,7 @@ func (e *Edge) Objects(ctx context.Context) (n Objects, err error) {
 	if err != nil {
 		return n, err
 	}
-	reserved, err := floatingips.List(network, floatingips.ListOpts{}).AllPages(ctx)
+	reserved, err := floatingips.List(e.network, floatingips.ListOpts{}).AllPages(ctx)
 	if err != nil {
 		return n, err
 	}

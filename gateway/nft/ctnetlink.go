@@ -166,19 +166,24 @@ func encode(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message
 			ae.Nested(ctaNATSource, translation(f.Source))
 		}
 		if protocol == unix.IPPROTO_TCP {
-			ae.Nested(ctaProtoInfo, establish)
+			ae.Nested(ctaProtoInfo, infoOf(tcpEstablished, tcpFlags))
 		}
 	})
 }
 
-func establish(ae *netlink.AttributeEncoder) error {
-	ae.Nested(infoTCP, func(ae *netlink.AttributeEncoder) error {
-		ae.Uint8(tcpState, tcpEstablished)
-		ae.Bytes(tcpFlagsFrom, []byte{tcpFlags, tcpFlags})
-		ae.Bytes(tcpFlagsTo, []byte{tcpFlags, tcpFlags})
+// infoOf tells a state of TCP, 0 for the one that it has, and flags of both directions.
+func infoOf(state, flags uint8) func(*netlink.AttributeEncoder) error {
+	return func(ae *netlink.AttributeEncoder) error {
+		ae.Nested(infoTCP, func(ae *netlink.AttributeEncoder) error {
+			if state != 0 {
+				ae.Uint8(tcpState, state)
+			}
+			ae.Bytes(tcpFlagsFrom, []byte{flags, flags})
+			ae.Bytes(tcpFlagsTo, []byte{flags, flags})
+			return nil
+		})
 		return nil
-	})
-	return nil
+	}
 }
 
 // lookup is the message that asks for the entry of a flow. The answer says that another one follows it: the confirmation.
@@ -196,14 +201,7 @@ func lifetime(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Messa
 // liberty is the message that lets packets of an entry pass whose windows were seen elsewhere.
 func liberty(f *flows.Flow) (netlink.Message, error) {
 	return about(f, unix.IPPROTO_TCP, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
-		ae.Nested(ctaProtoInfo, func(ae *netlink.AttributeEncoder) error {
-			ae.Nested(infoTCP, func(ae *netlink.AttributeEncoder) error {
-				ae.Bytes(tcpFlagsFrom, []byte{tcpBeLiberal, tcpBeLiberal})
-				ae.Bytes(tcpFlagsTo, []byte{tcpBeLiberal, tcpBeLiberal})
-				return nil
-			})
-			return nil
-		})
+		ae.Nested(ctaProtoInfo, infoOf(0, tcpBeLiberal))
 	})
 }
 

@@ -52,33 +52,39 @@ func (b *Balancer) knows(all []flows.Flow) error {
 	return err
 }
 
+// eachWay runs a test in a world of its own for each way back that lets connections be shared; returns makes VIPs take it.
+func eachWay(t *testing.T, test func(w *world, returns func(*desired.VIP))) {
+	t.Helper()
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
+		t.Run(string(way), func(t *testing.T) {
+			t.Parallel()
+			test(newWorld(t), func(v *desired.VIP) { v.Return = way })
+		})
+	}
+}
+
 // A backend comes and another one drains, and then the gateway dies: with what it has told no connection breaks, whichever
 // end speaks first and however the backends see clients.
 func TestSharedConnectionsGoOn(t *testing.T) {
 	t.Parallel()
-	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
-		t.Run(string(way), func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			returns := func(v *desired.VIP) { v.Return = way }
-			w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })))
-			s := w.serve()
-			before := w.openStreams(0, 4) // these are there when the telling begins
-			end := w.tells(0, 1)
-			after := w.openStreams(1, 4)
-			w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends[0].Draining = true })))
-			w.poll(func() bool { return w.tracked(1) >= 24 }, "the other gateway does not know all connections")
-			if told := end(); told < 24 {
-				t.Errorf("%d connections told of 24", told)
+	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })))
+		s := w.serve()
+		before := w.openStreams(0, 4) // these are there when the telling begins
+		end := w.tells(0, 1)
+		after := w.openStreams(1, 4)
+		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends[0].Draining = true })))
+		w.poll(func() bool { return w.tracked(1) >= 24 }, "the other gateway does not know all connections")
+		if told := end(); told < 24 {
+			w.t.Errorf("%d connections told of 24", told)
+		}
+		w.kill(0)
+		for family, all := range []streams{before, after} {
+			if idle, download, upload := all.broken(s); idle+download+upload > 0 {
+				w.t.Errorf("%s: broken are %d idle, %d download, %d upload of 4 each", familyNames[family], idle, download, upload)
 			}
-			w.kill(0)
-			for family, all := range []streams{before, after} {
-				if idle, download, upload := all.broken(s); idle+download+upload > 0 {
-					t.Errorf("%s: broken are %d idle, %d download, %d upload of 4 each", familyNames[family], idle, download, upload)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // endings are ways in which a connection ends; each returns what the other end hears of it, or nil if that is what it should.
@@ -110,36 +116,32 @@ func (f *flow) hears(want error) error {
 // A connection may end with the first packet that the survivor sees of it: the other end hears so, whichever it is.
 func TestSharedConnectionsEnd(t *testing.T) {
 	t.Parallel()
-	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
-		t.Run(string(way), func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
-			s := w.serve()
-			stop := w.tells(0, 1)
-			var all [2]map[string]*flow
-			for family := range all {
-				all[family] = map[string]*flow{}
-				for kind := range endings {
-					all[family][kind] = w.open(family, "echo")
+	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+		w.apply(w.state(returns))
+		s := w.serve()
+		stop := w.tells(0, 1)
+		var all [2]map[string]*flow
+		for family := range all {
+			all[family] = map[string]*flow{}
+			for kind := range endings {
+				all[family][kind] = w.open(family, "echo")
+			}
+		}
+		w.poll(func() bool { return w.tracked(1) >= 2*len(endings) }, "the other gateway does not know all connections")
+		stop()
+		w.kill(0)
+		for family, name := range familyNames {
+			for kind, f := range all[family] {
+				server := s.of(f)
+				if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
+					w.t.Fatal(err)
+				}
+				if err := endings[kind](f, server); err != nil {
+					w.t.Errorf("%s, %s: %v", name, kind, err)
 				}
 			}
-			w.poll(func() bool { return w.tracked(1) >= 2*len(endings) }, "the other gateway does not know all connections")
-			stop()
-			w.kill(0)
-			for family, name := range familyNames {
-				for kind, f := range all[family] {
-					server := s.of(f)
-					if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
-						t.Fatal(err)
-					}
-					if err := endings[kind](f, server); err != nil {
-						t.Errorf("%s, %s: %v", name, kind, err)
-					}
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // tracked is how many connections a gateway knows.
@@ -192,37 +194,33 @@ func TestStandbyIsNotOurs(t *testing.T) {
 // which did not see them.
 func TestConnectionsComeBack(t *testing.T) {
 	t.Parallel()
-	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
-		t.Run(string(way), func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			w.apply(w.state(func(v *desired.VIP) { v.Return = way }))
-			s := w.serve()
-			stop := w.tells(0, 1)
-			all := w.openStreams(0, 2)
-			w.poll(func() bool { return w.tracked(1) >= 6 }, "the other gateway does not know all connections")
-			w.poll(func() bool {
-				bound := 0
-				in(t, w.gateways[0].ns, func() error {
-					return w.gateways[0].list(func(e entry) {
-						if e.windows {
-							bound++
-						}
-					})
+	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+		w.apply(w.state(returns))
+		s := w.serve()
+		stop := w.tells(0, 1)
+		all := w.openStreams(0, 2)
+		w.poll(func() bool { return w.tracked(1) >= 6 }, "the other gateway does not know all connections")
+		w.poll(func() bool {
+			bound := 0
+			in(w.t, w.gateways[0].ns, func() error {
+				return w.gateways[0].list(func(e entry) {
+					if e.windows {
+						bound++
+					}
 				})
-				return bound == 0
-			}, "connections are bound to the gateway where they began")
-			stop()
-			w.steer(1)
-			for _, f := range all.upload {
-				if err := f.uploadsMuch(s, 400); err != nil { // 4 MB; the windows are 64 KB
-					t.Fatal(err)
-				}
+			})
+			return bound == 0
+		}, "connections are bound to the gateway where they began")
+		stop()
+		w.steer(1)
+		for _, f := range all.upload {
+			if err := f.uploadsMuch(s, 400); err != nil { // 4 MB; the windows are 64 KB
+				w.t.Fatal(err)
 			}
-			w.steer(0)
-			if idle, download, upload := all.broken(s); idle+download+upload > 0 {
-				t.Errorf("broken are %d idle, %d download, %d upload of 2 each", idle, download, upload)
-			}
-		})
-	}
+		}
+		w.steer(0)
+		if idle, download, upload := all.broken(s); idle+download+upload > 0 {
+			w.t.Errorf("broken are %d idle, %d download, %d upload of 2 each", idle, download, upload)
+		}
+	})
 }

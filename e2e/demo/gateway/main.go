@@ -215,12 +215,12 @@ func (d *demonstration) kill(ctx context.Context) error {
 		return fmt.Errorf("read the client's report: %w", err)
 	}
 	fmt.Fprintf(os.Stdout, "  %d short connections, %d failed %v\n", c.Connections, c.Failures, c.Errors)
+	if err := gateways.OnlyYoung(c.Failures, c.FirstFailure, c.LastFailure, died); err != nil {
+		return fmt.Errorf("short connections: %w", err)
+	}
 	if c.Failures > 0 {
 		fmt.Fprintf(os.Stdout, "  the first of these began %s before the death, the last %s: what is so young the other gateway has not been told of\n",
 			died.Sub(c.FirstFailure).Round(time.Millisecond), died.Sub(c.LastFailure).Round(time.Millisecond))
-	}
-	if err := gateways.OnlyYoung(c.Failures, c.FirstFailure, c.LastFailure, died); err != nil {
-		return fmt.Errorf("short connections: %w", err)
 	}
 	return nil
 }

@@ -74,14 +74,12 @@ type group struct {
 	folders    [2]string // what agents keep
 	controller [2]*http.Client
 	generation uint64
-	bfdMillis  int           // between packets of BFD, of which three may be missing
-	rest       time.Duration // between what is done to gateways
 	undo       []func() error
 }
 
 // newGroup starts a group. Nobody has told its gateways anything yet.
-func newGroup(ctx context.Context, p *programs, balancer desired.Balancer, bfdMillis int) (_ *group, err error) {
-	g := &group{programs: p, balancer: balancer, bfdMillis: bfdMillis}
+func newGroup(ctx context.Context, p *programs, balancer desired.Balancer) (_ *group, err error) {
+	g := &group{programs: p, balancer: balancer}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.close())
@@ -96,7 +94,7 @@ func newGroup(ctx context.Context, p *programs, balancer desired.Balancer, bfdMi
 	}
 	cfg := frr.Config{ASN: routerASN, RouterID: edge.Router[0], Followers: []frr.Follower{{To: clients, VIP: keptVIP, Table: wayBack}}}
 	for i := range g.Gateways {
-		cfg.Peers = append(cfg.Peers, frr.Peer{Addr: edge.Gateways[i][0], ASN: gatewayASN, BFDMillis: bfdMillis})
+		cfg.Peers = append(cfg.Peers, frr.Peer{Addr: edge.Gateways[i][0], ASN: gatewayASN, BFDMillis: millis})
 	}
 	if g.router, err = frr.Start(ctx, g.Router, cfg); err != nil {
 		return nil, err
@@ -237,7 +235,7 @@ func (g *group) tell(ctx context.Context, i int, vips []desired.VIP, cordoned bo
 	g.generation++
 	other := 1 - i
 	s := desired.State{
-		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i, g.bfdMillis), Cordoned: cordoned,
+		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i), Cordoned: cordoned,
 		Mates: []desired.Mate{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
 	}
 	begin := time.Now()

@@ -54,7 +54,7 @@ func groups(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metri
 
 // once is one round of one balancer.
 func once(ctx context.Context, p *programs, balancer desired.Balancer, seen *whole, say func(string, ...any)) (err error) {
-	g, err := newGroup(ctx, p, balancer, millis)
+	g, err := newGroup(ctx, p, balancer)
 	if err != nil {
 		return err
 	}

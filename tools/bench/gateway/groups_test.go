@@ -50,7 +50,7 @@ func TestGroupRows(t *testing.T) {
 // The state that is changed has as many VIPs as its row says, and is one that a gateway takes.
 func TestManyVIPs(t *testing.T) {
 	t.Parallel()
-	s := desired.State{Cluster: "bench", Group: "bench", Balancer: desired.EBPF, VIPs: manyVIPs(), BGP: speaker(0, millis)}
+	s := desired.State{Cluster: "bench", Group: "bench", Balancer: desired.EBPF, VIPs: manyVIPs(), BGP: speaker(0)}
 	if faults := s.Validate(); len(faults) > 0 || len(s.VIPs) != many || len(s.VIPs[0].Frontends[0].Backends) != serverCount {
 		t.Errorf("%d VIPs, %v", len(s.VIPs), faults)
 	}

@@ -77,7 +77,7 @@ func (g *group) cordon(ctx context.Context) error {
 	if _, err := g.tell(ctx, 0, plannedVIPs(), true); err != nil {
 		return err
 	}
-	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, g.rest)); err != nil {
+	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, resting)); err != nil {
 		return err
 	}
 	if _, err := g.tell(ctx, 0, plannedVIPs(), false); err != nil {
@@ -91,7 +91,7 @@ func (g *group) drain(ctx context.Context) error {
 	if err := g.agents[0].Stop(); err != nil {
 		return err
 	}
-	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, g.rest), g.Cut(0), g.forget(0), pauseFor(ctx, g.rest), g.Mend(0)); err != nil {
+	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, resting), g.Cut(0), g.forget(0), pauseFor(ctx, resting), g.Mend(0)); err != nil {
 		return err
 	}
 	return g.again(ctx)
@@ -336,7 +336,7 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 	}
 	for round := range rounds {
 		for _, b := range balancers {
-			if err := disturb(ctx, p, b.kind, millis, resting, seen[b.kind], func(format string, args ...any) {
+			if err := disturb(ctx, p, b.kind, seen[b.kind], func(format string, args ...any) {
 				fmt.Fprintf(progress, "round %d/%d  %s: %s\n", round+1, rounds, b.name, fmt.Sprintf(format, args...))
 			}); err != nil {
 				return nil, fmt.Errorf("%s: %w", b.name, err)
@@ -347,13 +347,12 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 }
 
 // disturb is one round of one balancer.
-func disturb(ctx context.Context, p *programs, balancer desired.Balancer, bfdMillis int, rest time.Duration, seen *disturbed, say func(string, ...any)) (err error) {
-	g, err := newGroup(ctx, p, balancer, bfdMillis)
+func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *disturbed, say func(string, ...any)) (err error) {
+	g, err := newGroup(ctx, p, balancer)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	g.rest = rest
 	stop, err := g.answering(ctx)
 	if err != nil {
 		return err
@@ -404,11 +403,11 @@ func (g *group) during(ctx context.Context, w work) (all requests, why []error, 
 	if err != nil {
 		return all, nil, err
 	}
-	if err = pauseFor(ctx, g.rest); err == nil {
+	if err = pauseFor(ctx, resting); err == nil {
 		err = w.do(g, ctx)
 	}
 	if err == nil {
-		err = pauseFor(ctx, g.rest)
+		err = pauseFor(ctx, resting)
 	}
 	all, why, asking := s.stop()
 	return all, why, errors.Join(err, asking)

@@ -42,7 +42,7 @@ func newBGP(ctx context.Context, program string) (*testbed, error) {
 	b := &testbed{name: "BGP", program: program, vip: netip.MustParseAddr("203.0.113.10")}
 	b.argument = func(int) string { return "bgp" }
 	b.state = func(gateway int) *desired.State {
-		return b.withVIP(&desired.State{BGP: speaker(gateway, millis)}, desired.ByBGP)
+		return b.withVIP(&desired.State{BGP: speaker(gateway)}, desired.ByBGP)
 	}
 	if err := b.makeEdge(); err != nil {
 		return nil, errors.Join(err, b.close())
@@ -61,10 +61,10 @@ func newBGP(ctx context.Context, program string) (*testbed, error) {
 }
 
 // speaker is a gateway's part in BGP. The first one is preferred.
-func speaker(gateway, bfdMillis int) *desired.BGP {
+func speaker(gateway int) *desired.BGP {
 	return &desired.BGP{
 		ASN: gatewayASN, RouterID: edge.Gateways[gateway][0], MED: new(uint32(gateway * 50)), GracefulRestart: 10,
-		Peers: []desired.Peer{{Addr: edge.Router[0], ASN: routerASN, BFD: &desired.BFD{IntervalMillis: uint32(bfdMillis), Multiplier: 3}}},
+		Peers: []desired.Peer{{Addr: edge.Router[0], ASN: routerASN, BFD: &desired.BFD{IntervalMillis: millis, Multiplier: 3}}},
 	}
 }
 
