@@ -171,7 +171,11 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 		}, func() {
 			if v.Read() { // what was looked at before was put off until now
 				c.enqueue(i, c.keys(i, s)...)
-				c.enqueueAt(i, s.Member, v.keysOf(v.Each)...)
+				for _, q := range c.queuesOf(s.Member) {
+					if q.index == i {
+						c.fill(q)
+					}
+				}
 			}
 		})
 		if err != nil {
@@ -273,17 +277,21 @@ func (c *crew) answered(m *fleet.Member) {
 	if !m.Reachable() {
 		return
 	}
+	for _, q := range c.queuesOf(m) {
+		c.fill(q)
+	}
+}
+
+// queuesOf returns the queues of a member, one a Part, which there are while it is led here.
+func (c *crew) queuesOf(m *fleet.Member) (queues []*queue) {
 	c.mu.Lock()
-	var queues []*queue
+	defer c.mu.Unlock()
 	for q := range c.queues {
 		if q.site.Member == m {
 			queues = append(queues, q)
 		}
 	}
-	c.mu.Unlock()
-	for _, q := range queues {
-		c.fill(q)
-	}
+	return queues
 }
 
 // fill puts everything into a queue.

@@ -10,6 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 )
 
 // rights gives a supervisor rights in a member instead of those that it has.
@@ -35,8 +37,8 @@ func (w *world) rights(supervisor, member string, rules ...rbacv1.PolicyRule) {
 	})
 }
 
-// TestARightIsMissing: a leader may not read one of the kinds of policies. What has nothing to do with them goes on, the
-// Federation says what is missing, and policies follow when it is there.
+// TestARightIsMissing: a leader may not read kinds of policies. What has nothing to do with them goes on, policies of other
+// kinds, too; the Federation says what is missing, and policies follow when it is there.
 func TestARightIsMissing(t *testing.T) {
 	w := newWorld(t)
 	everything := func(group string, resources ...string) rbacv1.PolicyRule {
@@ -58,6 +60,14 @@ func TestARightIsMissing(t *testing.T) {
 	if have := w.status("a", "b").Message; have != "" {
 		t.Errorf("of b is said %q", have)
 	}
-	w.rights("a", "c", append(some, everything("networking.k8s.io", "*"), everything("crd.antrea.io", "*"))...)
+	allow, edge := networkPolicy("allow"), clusterPolicy("edge")
+	some = append(some, everything("crd.antrea.io", "*"))
+	w.rights("a", "c", some...)
+	w.create("a", edge)
+	w.policyStates("a", edge, policies.Applied, nil)
+	w.create("a", allow)
+	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Pending})
+	w.rights("a", "c", append(some, everything("networking.k8s.io", "*"))...)
 	eventually(t, "nothing is missing", func() bool { return w.status("a", "c").Message == "" })
+	w.policyStates("a", allow, policies.Applied, nil)
 }

@@ -69,7 +69,7 @@ func stuck(parts []part.Part, views []*view) string {
 			kinds = append(kinds, fmt.Sprintf("%s of %s", gvk.Kind, gvk.GroupVersion()))
 		}
 		if len(kinds) > 0 {
-			texts = append(texts, fmt.Sprintf("its API server does not let leaders get, list and watch %s, so %s do not follow what changes there", strings.Join(kinds, ", "), p.Name()))
+			texts = append(texts, fmt.Sprintf("its API server does not let leaders get, list and watch %s, so %s that need that do not follow what changes there", strings.Join(kinds, ", "), p.Name()))
 		}
 	}
 	if len(texts) == 0 {

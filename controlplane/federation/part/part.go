@@ -95,6 +95,9 @@ type Watch struct {
 	Counted func(o client.Object) bool
 	// Optional says that the kind may be missing in a member: reads then return ErrKindMissing.
 	Optional bool
+	// Alone says that the Part can do without the kind for everything else. A member that denies leaders the right to it
+	// counts as read; reads of this kind then fail with ErrUnread.
+	Alone bool
 }
 
 // Local asks a Member's List for what its Watch calls Local alone (true), or for all but that (false). What is not asked for
@@ -118,7 +121,8 @@ type Packed interface {
 type Member interface {
 	ID() clusterset.ClusterID
 	client.Reader
-	// Read reports whether the member was read completely once: reads do not fail with ErrUnread.
+	// Read reports whether the member was read completely once: reads do not fail with ErrUnread, but for those of a
+	// Watch that is Alone.
 	Read() bool
 	// Reachable reports whether the member's API server answers now, and is that of the member.
 	Reachable() bool

@@ -11,7 +11,7 @@ import (
 // held is what is known of one member, about one policy.
 type held struct {
 	member    clusterset.ClusterID
-	read      bool                       // it was read completely once
+	read      bool                       // it was read completely once, and the policy's kind too
 	reachable bool                       // it answers now
 	served    bool                       // it has the kind
 	namespace bool                       // it has the policy's namespace, or the policy needs none
@@ -103,8 +103,10 @@ func withdrawn(cluster clusterset.ClusterID, all []held) bool {
 // result says what became of the policy of from in another member.
 func result(h, from *held) Result {
 	switch {
-	case !h.read || !h.reachable:
+	case !h.reachable:
 		return Result{State: Away, Message: "its API server does not answer; the policy there is as it was seen last"}
+	case !h.read:
+		return Result{State: Pending, Message: "leaders have not read policies of this kind there; isthmusctl federation status says whether they lack the right"}
 	case !h.served:
 		return Result{State: KindMissing, Message: "it does not have the kind " + from.object.GroupVersionKind().String()}
 	case !h.namespace:

@@ -87,7 +87,7 @@ func TestDecide(t *testing.T) {
 		"no kind":             {into: with(in("c", nil), func(h *held) { h.served = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: KindMissing},
 		"no namespace":        {into: with(in("c", nil), func(h *held) { h.namespace = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: NamespaceMissing},
 		"away":                {into: with(in("c", made), func(h *held) { h.reachable = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: Away},
-		"never read":          {into: with(in("c", nil), func(h *held) { h.read = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: Away},
+		"never read":          {into: with(in("c", nil), func(h *held) { h.read = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: Pending},
 		"refused":             {into: with(in("c", nil), func(h *held) { h.refusal = &refusal{content: made.GetAnnotations()[annotationContent], message: "no"} }), others: []held{in("b", asked(1, "x"))}, want: create, state: Refused},
 		"refused what it was": {into: with(in("c", nil), func(h *held) { h.refusal = &refusal{content: "before"} }), others: []held{in("b", asked(1, "x"))}, want: create, state: Pending},
 

@@ -86,7 +86,7 @@ func (p *policies) Watches() []part.Watch {
 		{Object: &corev1.ConfigMap{}, Namespace: p.config.Namespace, Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}), Keys: keyOfRefusal},
 	}
 	for _, kind := range p.config.Kinds {
-		watches = append(watches, part.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Counted: isCopy, Optional: true})
+		watches = append(watches, part.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Counted: isCopy, Optional: true, Alone: true})
 	}
 	return watches
 }
@@ -264,6 +264,9 @@ func (p *policies) look(ctx context.Context, key part.Key, m part.Member) (held,
 	switch {
 	case errors.Is(err, part.ErrKindMissing):
 		h.served = false
+	case errors.Is(err, part.ErrUnread):
+		h.read = false
+		return h, nil
 	case err != nil:
 		return h, err
 	case there:

@@ -1,9 +1,11 @@
 package services
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -20,7 +22,8 @@ import (
 // vips says which ClusterSetIPs federated Services have. There is no broker to ask: the imports in all members are the
 // only memory, and whoever reads them all comes to the same.
 //
-//   - What a Service's import has in any member is what it has in all; of several addresses of a family the lowest.
+//   - What a Service's import has in any member is what it has in all; of several addresses of a family what most
+//     members have, and of those that as many have the lowest. So one member alone moves no address.
 //   - A new one takes the address that a hash of its name leads to, or the next one that no import of any member has.
 //   - Two leaders that did not see each other may give one address to two Services. The older import keeps it, or else
 //     the lower name; the other one is given a new address.
@@ -86,7 +89,7 @@ func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into part.Me
 	var addrs []netip.Addr
 	for _, f := range pool.Families() {
 		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return clusterset.FamilyOf(a) == f && holders[a].name == name }); i >= 0 {
-			addrs = append(addrs, own[i]) // the lowest, as they are sorted
+			addrs = append(addrs, own[i]) // the first counts, as they are sorted
 			continue
 		}
 		given, err := pool.Allocate(name, []clusterset.Family{f})
@@ -102,10 +105,11 @@ func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into part.Me
 	return addrs, nil
 }
 
-// importsOf returns the addresses that our imports of a Service have in any member, sorted, and whether into's has
-// them all and no other one differs.
+// importsOf returns the addresses that our imports of a Service have in any member, those of most members first and
+// then the lower ones, and whether into's has them all and no other one differs.
 func importsOf(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) (addrs []netip.Addr, agreed bool, err error) {
-	var here []netip.Addr
+	var here int
+	members := map[netip.Addr]int{} // with that address
 	for _, m := range all {
 		if !m.Read() {
 			continue
@@ -118,14 +122,18 @@ func importsOf(ctx context.Context, name clusterset.ServiceName, into part.Membe
 		if err != nil || !offers.IsOurs(&si) {
 			continue
 		}
-		if m.ID() == into.ID() {
-			here = parseIPs(&si)
+		ips := slices.Compact(parseIPs(&si))
+		for _, a := range ips {
+			members[a]++
 		}
-		addrs = append(addrs, parseIPs(&si)...)
+		if m.ID() == into.ID() {
+			here = len(ips)
+		}
 	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	addrs = slices.Compact(addrs)
-	return addrs, len(here) > 0 && slices.Equal(here, addrs), nil
+	addrs = slices.SortedFunc(maps.Keys(members), func(a, b netip.Addr) int {
+		return cmp.Or(cmp.Compare(members[b], members[a]), a.Compare(b))
+	})
+	return addrs, here > 0 && here == len(members), nil
 }
 
 // holders returns who has which address in any member, and who is about to.

@@ -174,6 +174,29 @@ func TestTheLowestAddressOfAServiceStays(t *testing.T) {
 	}
 }
 
+// One member's import, such as who stole a token for it can change, moves no address that more members have.
+func TestOneMemberMovesNoAddress(t *testing.T) {
+	w := newWorld(t, withRange("243.0.0.0/24"))
+	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
+	w.sync()
+	before := w.vip("a", "shop")
+	if len(before) != 1 || before[0] == "243.0.0.1" {
+		t.Fatalf("it has %v, which has to be one that is not the lowest", before)
+	}
+	forged, _ := get[v1beta1.ServiceImport](w, "b", system, "shop")
+	forged.Spec.IPs = []string{"243.0.0.1"}
+	if err := w.Member("b").Client().Update(t.Context(), forged); err != nil {
+		t.Fatal(err)
+	}
+	w.sync("a", "c")
+	w.sync()
+	for _, id := range all {
+		if diff := cmp.Diff(before, w.vip(id, "shop")); diff != "" {
+			t.Errorf("in cluster %s: %s", id, diff)
+		}
+	}
+}
+
 func TestSomebodysOwnServiceImportIsNeverTouched(t *testing.T) {
 	w := newWorld(t, withRange("243.0.0.0/24"))
 	own := &v1beta1.ServiceImport{

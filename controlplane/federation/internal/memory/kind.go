@@ -36,6 +36,7 @@ type Kind struct {
 	mu     sync.Mutex
 	err    error // why nothing can be read: part.ErrUnread at first
 	denied bool  // the API server refused the last try for want of a right
+	waived bool  // it is Alone, and was denied before it was ever read
 	turn   bool  // it has a place of reading
 }
 
@@ -96,6 +97,13 @@ func (k *Kind) check() error {
 	return k.err
 }
 
+// awaited reports whether nothing is to be done before the kind was read.
+func (k *Kind) awaited() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return errors.Is(k.err, part.ErrUnread) && !k.waived
+}
+
 // Load reads the kind behind c once. That an optional kind is missing is noted, and no error.
 func (k *Kind) Load(ctx context.Context, c client.Reader, scheme *runtime.Scheme) error {
 	list := k.newList(scheme)
@@ -126,7 +134,12 @@ func (k *Kind) Denied() bool {
 func (k *Kind) explain(err error) error {
 	k.mu.Lock()
 	k.denied = apierrors.IsForbidden(err)
+	news := k.denied && k.watch.Alone && !k.waived && errors.Is(k.err, part.ErrUnread)
+	k.waived = k.waived || news
 	k.mu.Unlock()
+	if news && k.settled != nil {
+		k.settled()
+	}
 	if k.watch.Optional && (meta.IsNoMatchError(err) || apierrors.IsNotFound(err)) {
 		k.settle(fmt.Errorf("%s: %w", k.gvk, part.ErrKindMissing))
 		return nil

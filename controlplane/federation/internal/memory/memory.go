@@ -4,7 +4,6 @@ package memory
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -32,7 +31,7 @@ type Memory struct {
 
 // New returns a Memory of watches that knows nothing yet. changed is told of each change after it can be read: was is
 // nil for what came, is for what went; both are shared and must not be changed. It is told so by one goroutine a kind.
-// settled, if not nil, is told whenever a kind can be read for the first time, or is found missing.
+// settled, if not nil, is told whenever a kind can be read for the first time, or is found missing or to wait Alone.
 func New(scheme *runtime.Scheme, watches []part.Watch, changed func(w part.Watch, was, is client.Object), settled func()) (*Memory, error) {
 	m := &Memory{scheme: scheme, byGVK: map[schema.GroupVersionKind]*Kind{}}
 	for _, w := range watches {
@@ -61,14 +60,9 @@ func New(scheme *runtime.Scheme, watches []part.Watch, changed func(w part.Watch
 // Kinds returns a Kind for each Watch, in their order.
 func (m *Memory) Kinds() []*Kind { return m.kinds }
 
-// Read reports whether everything was read completely once, or is known to be missing.
+// Read reports whether everything was read completely once, is known to be missing, or is denied and can wait Alone.
 func (m *Memory) Read() bool {
-	for _, k := range m.kinds {
-		if k.check() != nil && !errors.Is(k.check(), part.ErrKindMissing) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(m.kinds, (*Kind).awaited)
 }
 
 // Denied returns the kinds that the API server does not let be read, in the order of the watches.
