@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/isthmus-net/isthmus/gateway/desired"
+	"github.com/isthmus-net/isthmus/gateway/vrrp"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -54,6 +55,13 @@ func TestRights(t *testing.T) {
 			asks := &http.Client{Transport: &http.Transport{DialContext: in}}
 			t.Cleanup(asks.CloseIdleConnections)
 
+			t.Cleanup(func() { // keepalived outlives a gateway that does not end in order
+				if err := ns.Do(func() error {
+					return vrrp.Sweep(context.WithoutCancel(t.Context()), filepath.Join(cfg.RunDir, "vrrp"))
+				}); err != nil {
+					t.Error(err)
+				}
+			})
 			bpffs := netlab.BPFFS(t)
 			begin := func() *gateway {
 				t.Helper()

@@ -170,8 +170,8 @@ type BFD struct {
 // VRRP is a gateway's part in a virtual router (RFC 9568), which has all VIPs that are announced so.
 type VRRP struct {
 	Interface      string       `json:"interface"`
-	Source         netip.Addr   `json:"source"` // the gateway's own address, unicast to Peers
-	Peers          []netip.Addr `json:"peers"`
+	Source         netip.Addr   `json:"source"`         // the gateway's own address, unicast to Peers
+	Peers          []netip.Addr `json:"peers"`          // none: it stands alone, and speaks by multicast
 	RouterID       uint8        `json:"routerID"`       // of IPv4; of IPv6 the next one
 	Priority       uint8        `json:"priority"`       // 1 to 254; the highest is the master
 	IntervalMillis uint32       `json:"intervalMillis"` // between advertisements, a multiple of 10

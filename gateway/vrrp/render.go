@@ -74,12 +74,16 @@ func (r *role) render() []byte {
 		line("  virtual_router_id %d", c.RouterID)
 		line("  priority %d", c.Priority)
 		line("  advert_int %d.%02d", c.IntervalMillis/1000, c.IntervalMillis%1000/10)
-		line("  unicast_src_ip %s", c.Source)
-		block("  ", "unicast_peer", func() {
-			for _, p := range c.Peers {
-				line("    %s", p)
-			}
-		})
+		if len(c.Peers) == 0 { // keepalived refuses unicast to nobody; by multicast it hears whoever has its router's id
+			line("  mcast_src_ip %s", c.Source)
+		} else {
+			line("  unicast_src_ip %s", c.Source)
+			block("  ", "unicast_peer", func() {
+				for _, p := range c.Peers {
+					line("    %s", p)
+				}
+			})
+		}
 		block("  ", "virtual_ipaddress", func() { line("    %s dev %s", host(r.anchor()), loopback) })
 		block("  ", "virtual_ipaddress_excluded", func() { // may be of both families
 			for _, a := range r.vips {

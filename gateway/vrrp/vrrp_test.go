@@ -322,6 +322,24 @@ func TestCordonAndDrain(t *testing.T) {
 	l.awaitHolder(t, 1, vip, vip6)
 }
 
+// A gateway that is the only one of its group has no peers, until another one comes.
+func TestAlone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.begin(t, 0)
+	alone := state(0, vip, vip6)
+	alone.VRRP.Peers = nil
+	l.apply(t, 0, alone)
+	l.awaitHolder(t, 0, vip, vip6)
+	l.begin(t, 1, vip, vip6)
+	l.apply(t, 0, state(0, vip, vip6))
+	l.awaitHolder(t, 0, vip, vip6)
+	if err := l.parts[0].Close(true); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitHolder(t, 1, vip, vip6)
+}
+
 // A master that leaves loses nothing, though clients learn late who has a VIP, and both gateways know of each other from before.
 // When nobody is there to take the VIPs it leaves all the same.
 func TestLeavingLosesNothing(t *testing.T) {

@@ -144,7 +144,7 @@ type VRRP struct {
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address"
 	Source string `json:"source"`
-	// Peers are the other gateways' addresses.
+	// Peers are the other gateways' addresses. One that stands alone has none, and speaks by multicast.
 	// +kubebuilder:validation:MaxItems=15
 	// +kubebuilder:validation:items:MaxLength=45
 	// +kubebuilder:validation:items:XValidation:rule="isIP(self)",message="must be an IP address"
