@@ -140,6 +140,9 @@ func (c Config) Read(s *corev1.Service) (Want, error) {
 		Families: s.Spec.IPFamilies,
 		Local:    s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 	}
+	if _, asks := s.Annotations[AnnotationFloatingIP]; asks && (w.Floating.Allocate || w.Floating.Use != "") && len(w.Families) > 0 && !slices.Contains(w.Families, corev1.IPv4Protocol) {
+		r.wrong("annotation %s asks for a floating IP, which is IPv4, and spec.ipFamilies is IPv6 alone; add IPv4 there, or set the annotation to \"none\"", AnnotationFloatingIP)
+	}
 	w.ExternalIPs = r.choice(AnnotationExternalIPs, "false", "true") == "true"
 	for _, p := range s.Spec.Ports {
 		if p.Protocol != corev1.ProtocolTCP && p.Protocol != corev1.ProtocolUDP {

@@ -146,6 +146,13 @@ func TestReadErrors(t *testing.T) {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIP] = "2001:db8::1" },
 			[]string{"annotation gateway.isthmus.dev/floating-ip is 2001:db8::1; floating IPs are IPv4 only, IPv6 addresses are announced as they are"},
 		},
+		"floating IP for IPv6": {
+			func(s *corev1.Service) {
+				s.Annotations[AnnotationFloatingIP] = "allocate"
+				s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol}
+			},
+			[]string{`annotation gateway.isthmus.dev/floating-ip asks for a floating IP, which is IPv4, and spec.ipFamilies is IPv6 alone; add IPv4 there, or set the annotation to "none"`},
+		},
 		"empty floating IP": {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIP] = "" },
 			[]string{`annotation gateway.isthmus.dev/floating-ip is empty; it can be "none", "allocate", or the id or the address of a floating IP`},
