@@ -24,32 +24,42 @@ type whole struct {
 
 // groups lets gateways die, and changes what they are to be, with each balancer.
 func groups(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
-	if err := install(ctx, progress, frr.Package); err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp("", "isthmus-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	p, err := newPrograms(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
 	seen := map[desired.Balancer]*whole{}
 	for _, b := range balancers {
 		seen[b.kind] = &whole{broken: map[string]int{}}
 	}
+	if err := eachBalancer(ctx, rounds, progress, func(p *programs, kind desired.Balancer, say func(string, ...any)) error {
+		return once(ctx, p, kind, seen[kind], say)
+	}); err != nil {
+		return nil, err
+	}
+	return slices.Concat(deathRows(seen), changeRows(seen)), nil
+}
+
+// eachBalancer does something with each balancer, in every round. It installs what groups need.
+func eachBalancer(ctx context.Context, rounds int, progress io.Writer, do func(p *programs, kind desired.Balancer, say func(string, ...any)) error) error {
+	if err := install(ctx, progress, frr.Package); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "isthmus-bench-")
+	if err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	p, err := newPrograms(ctx, dir)
+	if err != nil {
+		return err
+	}
 	for round := range rounds {
 		for _, b := range balancers {
-			if err := once(ctx, p, b.kind, seen[b.kind], func(format string, args ...any) {
+			if err := do(p, b.kind, func(format string, args ...any) {
 				fmt.Fprintf(progress, "round %d/%d  %s: %s\n", round+1, rounds, b.name, fmt.Sprintf(format, args...))
 			}); err != nil {
-				return nil, fmt.Errorf("%s: %w", b.name, err)
+				return fmt.Errorf("%s: %w", b.name, err)
 			}
 		}
 	}
-	return slices.Concat(deathRows(seen), changeRows(seen)), nil
+	return nil
 }
 
 // once is one round of one balancer.

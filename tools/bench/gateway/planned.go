@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"sync"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
-	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
 
 const (
@@ -318,30 +316,14 @@ func newDisturbed() *disturbed { return &disturbed{lost: make([]requests, len(wo
 
 // planned does to gateways what nobody is to notice, with each balancer.
 func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
-	if err := install(ctx, progress, frr.Package); err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp("", "isthmus-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	p, err := newPrograms(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
 	seen := map[desired.Balancer]*disturbed{}
 	for _, b := range balancers {
 		seen[b.kind] = newDisturbed()
 	}
-	for round := range rounds {
-		for _, b := range balancers {
-			if err := disturb(ctx, p, b.kind, seen[b.kind], func(format string, args ...any) {
-				fmt.Fprintf(progress, "round %d/%d  %s: %s\n", round+1, rounds, b.name, fmt.Sprintf(format, args...))
-			}); err != nil {
-				return nil, fmt.Errorf("%s: %w", b.name, err)
-			}
-		}
+	if err := eachBalancer(ctx, rounds, progress, func(p *programs, kind desired.Balancer, say func(string, ...any)) error {
+		return disturb(ctx, p, kind, seen[kind], say)
+	}); err != nil {
+		return nil, err
 	}
 	return plannedRows(seen), nil
 }
