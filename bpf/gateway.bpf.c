@@ -178,6 +178,11 @@ __noinline int tend(struct __sk_buff *skb, const struct packet *p, struct conn *
 		c->seen = now;
 		c->flags &= ~GATEWAY_STANDBY;
 		tend_other(&p->key, c, 0);
+		if (p->key.proto == IPPROTO_UDP && !p->key.reply && c->state == CONN_OPEN &&
+		    !(c->flags & GATEWAY_TOLD)) {
+			c->flags |= GATEWAY_TOLD;
+			share(&p->key, c);
+		}
 	}
 	c->looked = ticks();
 	if (first && !(young && c->flags & CONN_FAST))

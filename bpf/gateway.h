@@ -90,11 +90,13 @@ _Static_assert(sizeof(struct gateway_xdp_device) == 8, "gateway_xdp_device is 8 
 
 /* Flags of struct conn, besides those of abi.h. */
 enum gateway_conn_flags {
+	GATEWAY_TOLD = 8,      /* of UDP, in the place of CONN_FIN_SERVER: the agent was told of it */
 	GATEWAY_TWICE = 64,    /* both addresses change: the flow has two more entries, see gateway.bpf.c */
 	GATEWAY_STANDBY = 128, /* another gateway told of it, and no packet of it has come here */
 };
 
-/* A record of the ring buffer `opened`: a flow that has been answered, or was taken over. */
+/* A record of the ring buffer `opened`: a flow that has been answered, or was taken over; of UDP one that is a second
+ * old, since most are a question and its answer. */
 struct gateway_opened {
 	struct conn_key key;
 	struct conn conn;

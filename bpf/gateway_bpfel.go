@@ -124,6 +124,7 @@ type gatewayFrontendKey struct {
 type gatewayGatewayConnFlags uint32
 
 const (
+	gatewayGatewayConnFlagsGATEWAY_TOLD    gatewayGatewayConnFlags = 8
 	gatewayGatewayConnFlagsGATEWAY_TWICE   gatewayGatewayConnFlags = 64
 	gatewayGatewayConnFlagsGATEWAY_STANDBY gatewayGatewayConnFlags = 128
 )

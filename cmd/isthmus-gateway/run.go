@@ -61,7 +61,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return err
 	}
 	exchange := flows.New(balancer, own, log)
-	parts, err := parts(cfg, sharing{balancer, exchange}, m, log)
+	parts, err := parts(cfg, &sharing{balancer: balancer, exchange: exchange}, m, log)
 	if err != nil {
 		return err
 	}
@@ -81,6 +81,9 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		}
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
+		if drain {
+			exchange.TellAll(closing)
+		}
 		err := a.Close(closing, drain)
 		if drain {
 			err = errors.Join(err, os.Remove(string(m)))
@@ -119,15 +122,22 @@ func newBalancer(cfg Config, log *slog.Logger) (balancer, error) {
 type sharing struct {
 	balancer
 	exchange *flows.Exchange
+	cordoned bool
 }
 
-// Apply is part of agent.Part. VIPs are announced after it: from then on packets come of connections that began elsewhere.
-func (s sharing) Apply(ctx context.Context, state *desired.State) error {
+// Apply is part of agent.Part. VIPs are announced, or are no more, after it: from then on packets come of connections that began
+// elsewhere, or go there.
+func (s *sharing) Apply(ctx context.Context, state *desired.State) error {
 	if err := s.balancer.Apply(ctx, state); err != nil {
 		return err
 	}
+	was := s.cordoned
+	s.cordoned = state.Cordoned
 	s.exchange.Tell(state.Mates)
-	s.exchange.Hear(ctx)
+	s.exchange.Hear(ctx, was && !s.cordoned)
+	if s.cordoned && !was {
+		s.exchange.TellAll(ctx)
+	}
 	return nil
 }
 

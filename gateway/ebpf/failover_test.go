@@ -179,6 +179,57 @@ func TestFailoverAfterChange(t *testing.T) {
 	}
 }
 
+// An answer that is under way when another gateway takes over comes there before any question does. Of UDP that is known when the
+// client has asked for a second, or when all is told.
+func TestAnswersUnderWay(t *testing.T) {
+	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
+		t.Run(string(way), func(t *testing.T) {
+			w := newWorld(t)
+			w.serve()
+			w.apply(state(way, 1, 2, 3, 4))
+			told := w.export(0)
+			asks := func() (all [2]*conn) {
+				for f := range vips {
+					c, err := w.dial("udp", f, servedPort, 0)
+					w.check(err)
+					t.Cleanup(func() { _ = c.Close() })
+					_, _, err = c.ask("hello")
+					w.check(err)
+					all[f] = c
+				}
+				return all
+			}
+			old := asks()
+			w.until(func() bool {
+				for _, c := range old {
+					_, _, err := c.ask("still?")
+					w.check(err)
+				}
+				return len(told.all()) == len(old)
+			}, "who asks for some time is told of")
+			w.knows(1, told.all())
+			young := asks()
+			var all []flows.Flow
+			w.check(w.balancers[0].All(func(f flows.Flow) error {
+				all = append(all, f)
+				return nil
+			}))
+			if len(all) != len(old)+len(young) || len(told.all()) != len(old) {
+				t.Errorf("of %d flows %d were told at once, and %d when all were asked for", len(old)+len(young), len(told.all()), len(all))
+			}
+			w.knows(1, all)
+			w.leadBack(1)
+			for f := range vips {
+				for age, c := range map[string]*conn{"old": old[f], "young": young[f]} {
+					if _, _, err := c.ask("now?"); err != nil {
+						t.Errorf("%s, %s: %v: %v", families[f], age, err, w.refusals(1))
+					}
+				}
+			}
+		})
+	}
+}
+
 // Without a word from the other gateway connections go on as well: by the hash, as long as no backend came or went, and by
 // what their backends send.
 func TestFailoverByHash(t *testing.T) {

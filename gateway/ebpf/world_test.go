@@ -142,13 +142,19 @@ func (w *world) applyTo(g int, s *desired.State) error {
 // lead sends backends' packets back through a gateway, and packets to the VIPs to it. That one sees backends first.
 func (w *world) lead(g int) {
 	w.t.Helper()
+	w.leadBack(g)
+	for f, vip := range vips {
+		w.check(w.Router.Do(func() error { return route(netip.PrefixFrom(vip, vip.BitLen()), edge.Gateways[g][f]) }))
+	}
+}
+
+// leadBack leads what comes from backends through a gateway.
+func (w *world) leadBack(g int) {
+	w.t.Helper()
 	for f, vip := range vips {
 		for _, to := range []netip.Addr{vip, clients[f], edge.Gateways[0][f], edge.Gateways[1][f]} {
 			w.check(w.machine.Do(func() error { return route(netip.PrefixFrom(to, to.BitLen()), arms[g][f][0].Addr()) }))
 		}
-	}
-	for f, vip := range vips {
-		w.check(w.Router.Do(func() error { return route(netip.PrefixFrom(vip, vip.BitLen()), edge.Gateways[g][f]) }))
 	}
 }
 

@@ -50,7 +50,8 @@ type Sharer interface {
 	// Export tells of all flows that are there, then of each that opens, and of all again in time, until ctx is done or
 	// tell fails. One at a time may run.
 	Export(ctx context.Context, tell func(Flow) error) error
-	// All tells of all flows that are there, until tell fails. Any goroutine may call it.
+	// All tells of all flows that are there, also of those that Export leaves out since they may be over with the next packet, until
+	// tell fails. Any goroutine may call it.
 	All(tell func(Flow) error) error
 	// Import makes flows of another gateway known, and returns those whose VIP or backend this gateway does not have.
 	// Any goroutine may call it.
@@ -138,14 +139,14 @@ func (x *Exchange) Tell(mates []desired.Mate) {
 	}
 }
 
-// Hear asks the other gateways that were not asked before for all their flows, and returns when those are known here, or after three
-// seconds: whoever announces VIPs then gets packets of connections that it did not see begin. It is called after Tell. Who does
-// not answer tells of them later, when it is there.
-func (x *Exchange) Hear(ctx context.Context) {
+// Hear asks the other gateways that were not asked before, or all, for all their flows, and returns when those are known here, or
+// after three seconds: whoever announces VIPs then gets packets of connections that it did not see begin. It is called after Tell.
+// Who does not answer tells of them later, when it is there.
+func (x *Exchange) Hear(ctx context.Context, everybody bool) {
 	x.mu.Lock()
 	var strangers []*mate
 	for _, m := range x.mates {
-		if !m.asked {
+		if everybody || !m.asked {
 			m.asked = true
 			strangers = append(strangers, m)
 		}
@@ -166,6 +167,38 @@ func (x *Exchange) Hear(ctx context.Context) {
 				return
 			}
 			m.heard(len(all))
+		})
+	}
+}
+
+// TellAll tells the other gateways of all flows that are here, also of those that are told of later if at all, and returns when they
+// have heard, or after three seconds. Whoever is about to lead packets to them calls it first: an answer that is under way belongs to
+// a flow that they know then.
+func (x *Exchange) TellAll(ctx context.Context) {
+	var all []Flow
+	if err := x.sharer.All(func(f Flow) error {
+		all = append(all, f)
+		return nil
+	}); err != nil {
+		x.log.Warn("other gateways do not hear of all connections", "err", err)
+	}
+	x.mu.Lock()
+	mates := slices.Collect(maps.Values(x.mates))
+	x.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, hearing)
+	defer cancel()
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	for _, m := range mates {
+		telling.Go(func() {
+			for some := range slices.Chunk(all, batch) {
+				err := m.send(ctx, some)
+				m.note(len(some), err)
+				if err != nil {
+					x.log.Warn("another gateway does not hear of all connections", "gateway", m.Name, "err", err)
+					return
+				}
+			}
 		})
 	}
 }

@@ -231,16 +231,40 @@ func TestHear(t *testing.T) {
 		t.Fatal(err)
 	}
 	g[1].Tell([]desired.Mate{g[0].mate, g[2].mate})
-	g[1].Hear(t.Context())
+	g[1].Hear(t.Context(), false)
 	for _, f := range g[0].balancer.has {
 		if !g[1].balancer.knows(f) {
 			t.Errorf("%s is not known", &f)
 		}
 	}
 	heard := len(g[1].balancer.heard)
-	g[1].Hear(t.Context()) // who was asked is not asked again
+	g[1].Hear(t.Context(), false) // who was asked is not asked again
 	if have := len(g[1].balancer.heard); have != heard {
 		t.Errorf("%d flows were heard again", have-heard)
+	}
+	g[1].Hear(t.Context(), true)
+	if have := len(g[1].balancer.heard); have < heard+2 {
+		t.Error("everybody was to be asked again")
+	}
+}
+
+// Others know everything when TellAll returns, which waits for nobody who is away.
+func TestTellAll(t *testing.T) {
+	t.Parallel()
+	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
+	if err := g[2].server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g[1].Tell([]desired.Mate{g[0].mate})
+	g[0].Tell([]desired.Mate{g[1].mate, g[2].mate})
+	for port := range uint16(2*batch + 1) {
+		g[0].balancer.has = append(g[0].balancer.has, flow(port+1))
+	}
+	g[0].TellAll(t.Context())
+	for _, f := range []Flow{flow(1), flow(batch), flow(batch + 1), flow(2*batch + 1)} {
+		if !g[1].balancer.knows(f) {
+			t.Errorf("%s is not known", &f)
+		}
 	}
 }
 

@@ -159,7 +159,11 @@ func encode(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message
 	return about(f, protocol, h, func(ae *netlink.AttributeEncoder) {
 		// The kernel makes this direction anew from the translations.
 		ae.Nested(ctaReply, tuple{protocol, f.VIP, f.Client}.encode)
-		ae.Uint32(ctaStatus, statusSeenReply|statusAssured|statusConfirmed)
+		status := uint32(statusConfirmed)
+		if protocol == unix.IPPROTO_TCP { // of UDP the kernel finds out by itself, with the first packets
+			status |= statusSeenReply | statusAssured
+		}
+		ae.Uint32(ctaStatus, status)
 		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
 		ae.Nested(ctaNATDestination, translation(f.Backend))
 		if f.Source != f.Client {

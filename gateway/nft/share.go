@@ -23,8 +23,8 @@ const (
 	// freeEvery is how often connections are let go, so that they may come back. That begins with tellSoon and doubles, too.
 	freeEvery = 10 * time.Second
 	// standby is how long a connection that another gateway told of is kept without a packet. The first one makes that
-	// as long as the kernel keeps what is open: days (net.netfilter.nf_conntrack_tcp_timeout_established), or five
-	// minutes while something is not acknowledged. So one that has longer than standby is ours.
+	// as long as the kernel keeps what is open: of TCP days (net.netfilter.nf_conntrack_tcp_timeout_established), or five
+	// minutes while something is not acknowledged. So one that has longer than standby is ours; of UDP one that was answered.
 	standby = 4 * time.Minute
 	// waitForNews is how long a read waits until it looks whether it is to end.
 	waitForNews = 250 * time.Millisecond
@@ -88,12 +88,14 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	}
 	var again, free time.Time
 	every, pass := tellSoon, tellSoon
+	which := answered // those that somebody new may have to know; later on those that last
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(again) {
 			again, every = now.Add(every), min(2*every, tellAgain)
-			if err := b.All(tell); err != nil {
+			if err := b.all(which, tell); err != nil {
 				return err
 			}
+			which = lasting
 		}
 		if now := time.Now(); now.After(free) {
 			free, pass = now.Add(pass), min(2*pass, freeEvery)
@@ -119,7 +121,7 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 			if err != nil {
 				return fmt.Errorf("read a connection: %w", err)
 			}
-			if err := b.export(&e, tell); err != nil {
+			if err := b.export(&e, lasting, tell); err != nil {
 				return err
 			}
 		}
@@ -127,16 +129,33 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	return ctx.Err()
 }
 
+// answered are the bits of an entry's status of which it has one when it was answered, and lasting those when it is more than a
+// question and its answer: of UDP when it was heard of for two seconds.
+const (
+	answered uint32 = statusSeenReply
+	lasting  uint32 = statusAssured
+)
+
 // All tells of all connections that are there, but for those that others told of and nobody has used here, until tell fails. Any
 // goroutine may call it.
-func (b *Balancer) All(tell func(flows.Flow) error) error {
+func (b *Balancer) All(tell func(flows.Flow) error) error { return b.all(answered, tell) }
+
+func (b *Balancer) all(which uint32, tell func(flows.Flow) error) error {
 	var failed error
 	err := b.list(func(e entry) {
-		if failed == nil && e.left > standby {
-			failed = b.export(&e, tell)
+		if failed == nil && e.ours() {
+			failed = b.export(&e, which, tell)
 		}
 	})
 	return errors.Join(err, failed)
+}
+
+// ours reports whether an entry is of this gateway, and not one that another gateway told of and nobody has used here.
+func (e *entry) ours() bool {
+	if e.original.protocol == unix.IPPROTO_UDP {
+		return e.status&statusSeenReply != 0
+	}
+	return e.left > standby
 }
 
 // free lets the connections of this gateway go on at others and come back. The kernel here knows the windows of TCP only as far as
@@ -194,11 +213,15 @@ func (*Balancer) list(each func(entry)) error {
 	return nil
 }
 
-// export tells of an entry if it is an open connection that others could go on with.
-func (b *Balancer) export(e *entry, tell func(flows.Flow) error) error {
+// export tells of an entry if it is an open connection that others could go on with. One of UDP has to be answered or lasting, by
+// the bit of its status.
+func (b *Balancer) export(e *entry, which uint32, tell func(flows.Flow) error) error {
 	f, ok := e.flow()
 	is := b.serves.Load()
-	if !ok || e.status&statusAssured == 0 || !e.open || is == nil || !is.has(&f) {
+	if e.original.protocol != unix.IPPROTO_UDP {
+		which = lasting
+	}
+	if !ok || e.status&which == 0 || !e.open || is == nil || !is.has(&f) {
 		return nil
 	}
 	return tell(f)
@@ -257,7 +280,7 @@ func (b *Balancer) prolong(c *netlink.Conn, f *flows.Flow, protocol uint8) error
 		return err
 	}
 	e, err := parse(found[0].Data)
-	if err != nil || e.left > standby {
+	if err != nil || e.ours() {
 		return err
 	}
 	m, err := lifetime(f, protocol, standby)

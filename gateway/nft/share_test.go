@@ -190,6 +190,46 @@ func TestStandbyIsNotOurs(t *testing.T) {
 	}
 }
 
+// An answer that is under way when another gateway takes over comes there before any question does. Of UDP that is known when all
+// is told, and is not told back before it has been used.
+func TestAnswersUnderWay(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+		const port = 7777
+		w.apply(w.state(returns))
+		w.serve()
+		for family := range familyNames {
+			if _, err := w.ask(family, port); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+		all := func(gateway int) (all []flows.Flow) {
+			in(w.t, w.gateways[gateway].ns, func() error {
+				return w.gateways[gateway].All(func(f flows.Flow) error {
+					all = append(all, f)
+					return nil
+				})
+			})
+			return all
+		}
+		for range 2 { // the second time they are known
+			in(w.t, w.gateways[1].ns, func() error { return w.gateways[1].knows(all(0)) })
+		}
+		if back := all(1); len(back) > 0 {
+			w.t.Errorf("the other gateway tells of %d that it only heard of", len(back))
+		}
+		w.steerServers(1)
+		for family, name := range familyNames {
+			if _, err := w.ask(family, port); err != nil {
+				w.t.Errorf("%s: %v", name, err)
+			}
+		}
+		if back := all(1); len(back) != len(familyNames) {
+			w.t.Errorf("the other gateway tells of %d of %d that came through it", len(back), len(familyNames))
+		}
+	})
+}
+
 // A connection that goes on at another gateway may come back after more bytes than a window has: to the gateway where it began,
 // which did not see them.
 func TestConnectionsComeBack(t *testing.T) {
