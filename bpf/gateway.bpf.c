@@ -59,6 +59,13 @@
 /* Any length: the helper then tells the route's MTU. */
 #define SOME_LENGTH 68
 
+/* Within this time another gateway tells of a connection that comes from it. TCP sends what was lost again after 200 ms
+ * at the earliest.
+ */
+#define TOLD_WITHIN_NS (NS_PER_S / 10)
+/* And so long a stranger is known as one. */
+#define STRANGER_NS (NS_PER_S * 10)
+
 #define ICMPV6_ROUTER_SOLICITATION 133
 #define ICMPV6_REDIRECT 137
 
@@ -595,6 +602,25 @@ static __always_inline struct gateway_origin *find_origin(const __u8 addr[16], _
 	return bpf_map_lookup_elem(&origins, &key);
 }
 
+/* Reports whether another gateway may still tell of a connection that is under way. What is known here of others may
+ * have led it to another port, which its backend would answer with a reset; so who comes a second time goes by the
+ * hash.
+ */
+static __noinline bool may_be_told(const struct packet *p)
+{
+	struct conn_key key = p->key;
+	__u64 now = now_ns();
+	__u64 *came;
+
+	if (p->key.proto != IPPROTO_TCP || is_opening(p) || !shares())
+		return false;
+	came = bpf_map_lookup_elem(&strangers, &key);
+	if (came && since(*came, now) < STRANGER_NS)
+		return since(*came, now) < TOLD_WITHIN_NS;
+	bpf_map_update_elem(&strangers, &key, &now, BPF_ANY);
+	return true;
+}
+
 /* What meet returns when a flow has begun, in `scratch`. */
 #define BEGUN 1000
 
@@ -622,6 +648,8 @@ __noinline int meet(struct __sk_buff *skb, const struct packet *p, const struct 
 		return drop(fe->service, GATEWAY_DROP_SOURCE);
 	if (is_reset(p))
 		return refuse(skb, p, fe->service, DROP_REASON_NO_CONNECTION);
+	if (may_be_told(p))
+		return drop(fe->service, GATEWAY_DROP_NO_FLOW);
 	backend_id = choose(p, fe);
 	if (!backend_id)
 		return refuse(skb, p, fe->service, DROP_REASON_NO_BACKEND);

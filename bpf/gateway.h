@@ -106,7 +106,7 @@ _Static_assert(sizeof(struct gateway_opened) == 104, "gateway_opened is 104 byte
 /* Why a packet was dropped, besides the reasons of enum drop_reason. */
 enum gateway_drop_reason {
 	GATEWAY_DROP_SOURCE = 64,  /* a client that may not connect to this Service */
-	GATEWAY_DROP_NO_FLOW = 65, /* from a backend, and of no flow that is known */
+	GATEWAY_DROP_NO_FLOW = 65, /* of no flow that is known: from a backend, or of a connection under way */
 	GATEWAY_DROP_TOO_BIG = 66, /* does not fit on the way to the backend; the sender was told */
 	GATEWAY_DROP_HOPS = 67,	   /* made too many hops; the sender was told */
 };

@@ -326,6 +326,7 @@ const (
 	gatewayMapSlots           = "slots"
 	gatewayMapSockVips        = "sock_vips"
 	gatewayMapSources         = "sources"
+	gatewayMapStrangers       = "strangers"
 	gatewayMapTables          = "tables"
 	gatewayMapTcpVips         = "tcp_vips"
 	gatewayMapUdpVips         = "udp_vips"
@@ -414,6 +415,7 @@ type gatewayMapSpecs struct {
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SockVips        *ebpf.MapSpec `ebpf:"sock_vips"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
+	Strangers       *ebpf.MapSpec `ebpf:"strangers"`
 	Tables          *ebpf.MapSpec `ebpf:"tables"`
 	TcpVips         *ebpf.MapSpec `ebpf:"tcp_vips"`
 	UdpVips         *ebpf.MapSpec `ebpf:"udp_vips"`
@@ -476,6 +478,7 @@ type gatewayMaps struct {
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SockVips        *ebpf.Map `ebpf:"sock_vips"`
 	Sources         *ebpf.Map `ebpf:"sources"`
+	Strangers       *ebpf.Map `ebpf:"strangers"`
 	Tables          *ebpf.Map `ebpf:"tables"`
 	TcpVips         *ebpf.Map `ebpf:"tcp_vips"`
 	UdpVips         *ebpf.Map `ebpf:"udp_vips"`
@@ -513,6 +516,7 @@ func (m *gatewayMaps) Close() error {
 		m.Slots,
 		m.SockVips,
 		m.Sources,
+		m.Strangers,
 		m.Tables,
 		m.TcpVips,
 		m.UdpVips,

@@ -82,6 +82,15 @@ struct {
 	__type(value, __u64);
 } opened_lost SEC(".maps");
 
+/* TCP connections under way of which no gateway has told yet, and when their first packet came, CLOCK_MONOTONIC in ns.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct conn_key);
+	__type(value, __u64);
+} strangers SEC(".maps");
+
 /* Empty is safe: the XDP program then leaves everything to the one that runs behind it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

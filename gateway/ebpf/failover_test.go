@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/flows"
+	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
 
 // each is how many connections of a kind a test has in each family.
@@ -227,6 +229,65 @@ func TestAnswersUnderWay(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A connection that comes from another gateway before that has told of it waits for the word: its client's port at the backend may
+// be taken here by another one that has ended long ago there.
+func TestYoungConnections(t *testing.T) {
+	const port = 7001
+	w := newWorld(t)
+	w.serve()
+	s := state(desired.Routed, 1, 2, 3, 4)
+	second := s.VIPs[0]
+	second.Addr, second.Return = netip.MustParseAddr("198.51.100.77"), desired.SNAT
+	s.VIPs = append(s.VIPs, second)
+	w.apply(s)
+	for _, to := range []func() error{
+		func() error {
+			return w.machine.Do(func() error { return route(netip.PrefixFrom(second.Addr, 32), arms[0][0][0].Addr()) })
+		},
+		func() error {
+			return w.Router.Do(func() error { return route(netip.PrefixFrom(second.Addr, 32), edge.Gateways[0][0]) })
+		},
+	} {
+		w.check(to())
+	}
+	told := w.export(0)
+	w.export(1)
+
+	old := &conn{w: w}
+	w.check(w.Client.Do(func() (err error) {
+		d := net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(clients[0], port))}
+		old.Conn, err = d.Dial("tcp", netip.AddrPortFrom(second.Addr, servedPort).String())
+		return err
+	}))
+	met, _, err := old.ask("hello")
+	w.check(err)
+	w.check(old.Conn.(*net.TCPConn).SetLinger(0)) // so that its port is free
+	w.check(old.Close())
+	w.until(func() bool { return len(told.all()) == 1 }, "the connection is told of")
+	w.knows(1, told.all())
+
+	young, err := w.dial("tcp", 0, servedPort, port)
+	w.check(err)
+	t.Cleanup(func() { _ = young.Close() })
+	now, _, err := young.ask("hello")
+	w.check(err)
+	if now != met {
+		t.Fatalf("the client meets %s and %s, want one", met, now)
+	}
+	w.until(func() bool { return len(told.all()) == 2 }, "the connection is told of")
+	w.lead(1)
+	answer := make(chan error, 1)
+	go func() {
+		_, _, err := young.ask("still?")
+		answer <- err
+	}()
+	w.until(func() bool { return w.refusals(1)["no_flow"] > 0 }, "its packet comes to the other gateway before the word")
+	w.knows(1, told.all())
+	if err := <-answer; err != nil {
+		t.Errorf("%v: %v", err, w.refusals(1))
 	}
 }
 
