@@ -259,7 +259,21 @@ func (g *group) reconfigureAll(ctx context.Context, vips []desired.VIP) error {
 
 // leads waits until the router leads all packets to VIPs through a gateway, and not because it keeps what is stale.
 func (g *group) leads(ctx context.Context, gateway int) error {
-	return g.hasRoutes(ctx, gateway, "the router does not lead %s through %s", func(r frr.Route) bool { return r.Best })
+	if err := g.hasRoutes(ctx, gateway, "the router does not lead %s through %s", func(r frr.Route) bool { return r.Best }); err != nil {
+		return err
+	}
+	return await(ctx, func() (text string, err error) { // the kernel does so a moment after the router says it
+		err = g.Router.Do(func() error {
+			for _, w := range ways {
+				routes, err := netlink.RouteGet(w.vip.AsSlice())
+				if err != nil || len(routes) != 1 || !routes[0].Gw.Equal(edge.Gateways[gateway][0].AsSlice()) {
+					text = fmt.Sprintf("the router's kernel does not lead %s through %s: %v, %v", w.vip, gatewayName(gateway), routes, err)
+				}
+			}
+			return nil
+		})
+		return text, err
+	})
 }
 
 // could waits until the router could lead packets through a gateway.
