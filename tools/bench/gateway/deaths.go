@@ -39,7 +39,7 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 	if err := g.reconfigureAll(ctx, vips(0, 1, 2, 3, 4, 5, 6, 7)); err != nil {
 		return nil, err
 	}
-	if err := g.leads(ctx, 0); err != nil {
+	if err := errors.Join(g.could(ctx, 1), g.leads(ctx, 0)); err != nil {
 		return nil, err
 	}
 	c, err := newConnections(ctx, g.Client, g.servers)
