@@ -152,22 +152,27 @@ func (x *Exchange) Hear(ctx context.Context, everybody bool) {
 		}
 	}
 	x.mu.Unlock()
+	inTime(ctx, strangers, func(ctx context.Context, m *mate) {
+		all, err := m.ask(ctx)
+		if err == nil {
+			err = x.take(all, nil)
+		}
+		if err != nil {
+			x.log.Info("another gateway does not say yet which connections there are", "gateway", m.Name, "err", err)
+			return
+		}
+		m.heard(len(all))
+	})
+}
+
+// inTime does something with each of some gateways, all at once, and returns when that is done; its ctx ends after three seconds.
+func inTime(ctx context.Context, mates []*mate, do func(context.Context, *mate)) {
 	ctx, cancel := context.WithTimeout(ctx, hearing)
 	defer cancel()
-	var asking sync.WaitGroup
-	defer asking.Wait()
-	for _, m := range strangers {
-		asking.Go(func() {
-			all, err := m.ask(ctx)
-			if err == nil {
-				err = x.take(all, nil)
-			}
-			if err != nil {
-				x.log.Info("another gateway does not say yet which connections there are", "gateway", m.Name, "err", err)
-				return
-			}
-			m.heard(len(all))
-		})
+	var doing sync.WaitGroup
+	defer doing.Wait()
+	for _, m := range mates {
+		doing.Go(func() { do(ctx, m) })
 	}
 }
 
@@ -185,22 +190,16 @@ func (x *Exchange) TellAll(ctx context.Context) {
 	x.mu.Lock()
 	mates := slices.Collect(maps.Values(x.mates))
 	x.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, hearing)
-	defer cancel()
-	var telling sync.WaitGroup
-	defer telling.Wait()
-	for _, m := range mates {
-		telling.Go(func() {
-			for some := range slices.Chunk(all, batch) {
-				err := m.send(ctx, some)
-				m.note(len(some), err)
-				if err != nil {
-					x.log.Warn("another gateway does not hear of all connections", "gateway", m.Name, "err", err)
-					return
-				}
+	inTime(ctx, mates, func(ctx context.Context, m *mate) {
+		for some := range slices.Chunk(all, batch) {
+			err := m.send(ctx, some)
+			m.note(len(some), err)
+			if err != nil {
+				x.log.Warn("another gateway does not hear of all connections", "gateway", m.Name, "err", err)
+				return
 			}
-		})
-	}
+		}
+	})
 }
 
 func newMate(id desired.Mate, as string, transport http.RoundTripper) *mate {

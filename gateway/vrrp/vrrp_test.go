@@ -297,6 +297,16 @@ func (l *lab) killKeepalived(t *testing.T, gateway int) (parent int) {
 	return parent
 }
 
+// handsOver drains gateway 0, which has these VIPs, and waits until the other one has them.
+func (l *lab) handsOver(t *testing.T, vips ...netip.Addr) {
+	t.Helper()
+	l.awaitHolder(t, 0, vips...)
+	if err := l.parts[0].Close(true); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitHolder(t, 1, vips...)
+}
+
 // A cordoned master, and one that is drained, hands over before it goes; a VIP without backends goes alone.
 func TestCordonAndDrain(t *testing.T) {
 	t.Parallel()
@@ -315,11 +325,7 @@ func TestCordonAndDrain(t *testing.T) {
 	l.apply(t, 0, s)
 	l.awaitHolder(t, 1, vip, vip6)
 	l.apply(t, 0, state(0, vip, vip6))
-	l.awaitHolder(t, 0, vip, vip6)
-	if err := l.parts[0].Close(true); err != nil {
-		t.Fatal(err)
-	}
-	l.awaitHolder(t, 1, vip, vip6)
+	l.handsOver(t, vip, vip6)
 }
 
 // A gateway that is the only one of its group has no peers, until another one comes.
@@ -333,11 +339,7 @@ func TestAlone(t *testing.T) {
 	l.awaitHolder(t, 0, vip, vip6)
 	l.begin(t, 1, vip, vip6)
 	l.apply(t, 0, state(0, vip, vip6))
-	l.awaitHolder(t, 0, vip, vip6)
-	if err := l.parts[0].Close(true); err != nil {
-		t.Fatal(err)
-	}
-	l.awaitHolder(t, 1, vip, vip6)
+	l.handsOver(t, vip, vip6)
 }
 
 // A master that leaves loses nothing, though clients learn late who has a VIP, and both gateways know of each other from before.
