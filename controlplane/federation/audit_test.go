@@ -65,9 +65,10 @@ type write struct {
 
 func (w write) String() string { return fmt.Sprintf("%s %s %s", w.to, w.verb, w.what) }
 
-// audit begins one, of all members if none is named.
+// audit begins one when all that was to be written before is written, of all members if none is named.
 func (w *world) audit(of ...clusterset.ClusterID) *audit {
 	w.t.Helper()
+	w.awaitRest()
 	if len(of) == 0 {
 		of = ids
 	}

@@ -121,8 +121,6 @@ func TestALeaderIsKilled(t *testing.T) {
 		return w.status("a", "c").Services == 5 && w.status("b", "c").Services == 5 && w.told("c", 5)
 	})
 
-	w.awaitRest()
-
 	writes, before, reigns, asked := w.audit(), w.epochs(), w.reigns(), w.requests()
 	var led []clusterset.ClusterID // all, unless this machine has no time for Leases
 	for _, id := range ids {
@@ -363,7 +361,6 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	allow := networkPolicy("allow")
 	w.create("a", allow)
 	w.policyStates("a", allow, policies.Applied, nil)
-	w.awaitRest()
 	writes, before := w.audit(), w.epochs()
 	w.gates["a c"].Shut()
 	eventually(t, "a says that c is away", func() bool { return !w.status("a", "c").Reachable })
@@ -465,7 +462,6 @@ func TestAMemberServiceChangesItsType(t *testing.T) {
 	w.offer("c", "web", "10.3.0.1")
 	w.awaitEverywhere("web", "10.2.0.1", "10.3.0.1")
 	eventually(t, "all is told", func() bool { return w.told("b", 1) && w.told("c", 1) })
-	w.awaitRest()
 	writes, before := w.audit(), w.epochs()
 	change := func(spec string) {
 		t.Helper()
@@ -504,7 +500,6 @@ func TestANameIsTaken(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}},
 	}
 	w.create("b", own)
-	w.awaitRest()
 	writes, before := w.audit(), w.epochs()
 	w.offer("c", "web", "10.3.0.1")
 	w.leadsTo("a", "web", "10.3.0.1")

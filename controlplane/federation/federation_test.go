@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -122,17 +121,6 @@ func TestAServiceOfTwoFamilies(t *testing.T) {
 	w.awaitLeader("a/one")
 	w.offer("a", "web", "10.1.0.1")
 	w.awaitEverywhere("web", "10.1.0.1")
-	eventually(t, "a is told of the first family", func() bool {
-		svc := &corev1.Service{}
-		if err := w.admin["a"].Get(t.Context(), client.ObjectKey{Namespace: demo, Name: "web"}, svc); err != nil {
-			t.Fatal(err)
-		}
-		var all eventsv1.EventList
-		if err := w.admin["a"].List(t.Context(), &all, client.InNamespace(demo)); err != nil {
-			t.Fatal(err)
-		}
-		return slices.ContainsFunc(all.Items, func(e eventsv1.Event) bool { return e.Regarding.UID == svc.UID && e.Reason == "Federated" })
-	})
 	writes, before := w.audit(), w.epochs()
 	w.offer("b", "web", "fd00:2::1")
 	w.awaitEverywhere("web", "10.1.0.1", "fd00:2::1")
