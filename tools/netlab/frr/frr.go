@@ -34,7 +34,8 @@ type Config struct {
 }
 
 // Follower leads what goes to a network, in a routing table besides the main one, where the route to a VIP leads: so packets back to
-// clients pass the gateway that has the VIP.
+// clients pass the gateway that has the VIP. While none has it they are dropped: by the main table they would get to clients
+// untranslated, which answer them with a reset.
 type Follower struct {
 	To    netip.Prefix
 	VIP   netip.Addr
@@ -228,7 +229,7 @@ func (c Config) followers() string {
 		if f.VIP.Is6() {
 			family = "ipv6"
 		}
-		fmt.Fprintf(&b, "%s route %s %s table %d\n", family, f.To, f.VIP, f.Table)
+		fmt.Fprintf(&b, "%[1]s route %[2]s %[3]s table %[4]d\n%[1]s route %[2]s blackhole 250 table %[4]d\n", family, f.To, f.VIP, f.Table)
 	}
 	return b.String()
 }
