@@ -68,7 +68,7 @@ func (c Cache) Programs(ctx context.Context) (map[string]string, error) {
 	programs := map[string]string{}
 	for _, part := range components() {
 		source := c.component
-		if part.name == kubernetes && c.Kubernetes != "" {
+		if c.gives(part) {
 			source = c.given
 		}
 		dir, err := source(ctx, part, version)
@@ -107,7 +107,16 @@ func (c Cache) component(ctx context.Context, part component, version string) (s
 	})
 }
 
-// given takes the programs of Kubernetes from the folder where somebody has put a release of it.
+// gives reports whether a part is to be taken from the folder of releases: Kubernetes always, another one where it is there.
+func (c Cache) gives(part component) bool {
+	if c.Kubernetes == "" || part.name == kubernetes {
+		return c.Kubernetes != ""
+	}
+	_, err := os.Stat(filepath.Join(c.Kubernetes, part.programs[0]))
+	return err == nil
+}
+
+// given takes the programs of a part from the folder where somebody has put releases.
 func (c Cache) given(ctx context.Context, part component, _ string) (string, error) {
 	var have []string // what tells one release in that folder from another
 	for _, program := range part.programs {
@@ -123,13 +132,15 @@ func (c Cache) given(ctx context.Context, part component, _ string) (string, err
 		return "", err
 	}
 	return c.entry(part.name, key, func(dir string) error {
-		c.Report("Kubernetes' programs are those of %s", c.Kubernetes)
+		c.Report("%s is that of %s", strings.Join(part.programs, ", "), c.Kubernetes)
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
 		for _, program := range part.programs {
-			if err := c.release(ctx, program); err != nil {
-				return err
+			if part.name == kubernetes {
+				if err := c.release(ctx, program); err != nil {
+					return err
+				}
 			}
 			// A copy is where every machine of a lab sees it, and stays there.
 			content, err := os.ReadFile(filepath.Join(c.Kubernetes, program))

@@ -30,7 +30,7 @@ const keepUnused = 7 * 24 * time.Hour
 type Cache struct {
 	Dir        string
 	Source     string               // root of the Go module
-	Kubernetes string               // a folder with the programs of a Kubernetes release; empty: they are built
+	Kubernetes string               // a folder with the programs of a Kubernetes release, and what else is not to be built; empty: all is built
 	Report     func(string, ...any) // one line of progress
 }
 

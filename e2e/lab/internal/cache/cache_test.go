@@ -97,7 +97,8 @@ func TestEntryIsBuiltOnceAndWhole(t *testing.T) {
 	}
 }
 
-// TestGivenKubernetes: a release's programs are taken as they are, if they are all there and of the lab's minor version.
+// TestGivenKubernetes: a release's programs are taken as they are, if they are all there and of the lab's minor version; what
+// else is needed is taken where it is there.
 func TestGivenKubernetes(t *testing.T) {
 	part := components()[0]
 	folder := func(version string, programs ...string) string {
@@ -133,6 +134,16 @@ func TestGivenKubernetes(t *testing.T) {
 		for _, p := range part.programs {
 			if said, err := exec.CommandContext(t.Context(), filepath.Join(dir, p)).Output(); string(said) != p+" v1.36.99\n" {
 				t.Errorf("%s: %s says %q, %v", name, p, said, err)
+			}
+		}
+	}
+	c := Cache{Dir: t.TempDir(), Kubernetes: folder("3.6", "etcd"), Report: t.Logf}
+	for _, part := range components()[1:] {
+		if given := c.gives(part); given != (part.name == "etcd") {
+			t.Errorf("of a folder with etcd alone, %s is taken: %t", part.name, given)
+		} else if given {
+			if _, err := c.given(t.Context(), part, ""); err != nil {
+				t.Error(err)
 			}
 		}
 	}
