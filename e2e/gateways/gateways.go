@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,19 +82,29 @@ type Edge struct {
 	stop    context.CancelFunc
 }
 
-// Prepare installs the packages and compiles the programs that Up and Install need, which they do too: on a new machine that
-// takes minutes, which pass while the lab comes up.
+// Prepare installs the packages, compiles the programs and makes what the cloud begins with, as Up and Install need them, which
+// do it too: on a new machine that takes minutes, which pass while the lab comes up.
 func Prepare(ctx context.Context, cfg Config) error {
-	if err := install(ctx, &cfg); err != nil {
-		return err
-	}
-	if err := neutron.Open(neutron.Config{Progress: cfg.Progress}).Install(ctx); err != nil {
-		return err
-	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return err
 	}
-	return Build(ctx, cfg.Dir, programs...)
+	preparing, ctx := errgroup.WithContext(ctx)
+	preparing.Go(func() error { return Build(ctx, cfg.Dir, programs...) })
+	preparing.Go(func() error {
+		if err := install(ctx, &cfg); err != nil {
+			return err
+		}
+		return cfg.cloud("").Rehearse(ctx)
+	})
+	return preparing.Wait()
+}
+
+// cloud is the edge's, in a network namespace.
+func (cfg Config) cloud(namespace string) *neutron.Cloud {
+	return neutron.Open(neutron.Config{
+		Dir: filepath.Join(cfg.Dir, "cloud"), Namespace: namespace, Addr: topology.FabricIPv4.Addr(),
+		External: External, Internal: internal, Gateways: slices.Clone(edge.Gateways[:]), TrustTokens: true, Progress: cfg.Progress,
+	})
 }
 
 // install installs what the router and the gateways need.
@@ -122,18 +133,13 @@ func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
 		return e, fmt.Errorf("join the router to the lab: %w", err)
 	}
 	peers := make([]frr.Peer, 0, len(edge.Gateways))
-	addrs := make([][2]netip.Addr, 0, len(edge.Gateways))
 	for _, g := range edge.Gateways {
 		peers = append(peers, frr.Peer{Addr: g[0], ASN: GatewayASN, BFDMillis: 100})
-		addrs = append(addrs, g)
 	}
 	if e.Router, err = frr.Start(ctx, e.Lab.Router, frr.Config{ASN: RouterASN, RouterID: edge.Router[0], Peers: peers}); err != nil {
 		return e, err
 	}
-	e.Cloud = neutron.Open(neutron.Config{
-		Dir: filepath.Join(cfg.Dir, "cloud"), Namespace: cfg.Lab.FabricPath(), Addr: topology.FabricIPv4.Addr(),
-		External: External, Internal: internal, Gateways: addrs, TrustTokens: true, Progress: cfg.Progress,
-	})
+	e.Cloud = cfg.cloud(cfg.Lab.FabricPath())
 	if err := e.Cloud.Up(ctx); err != nil {
 		return e, err
 	}

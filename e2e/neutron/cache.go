@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // kept is what a cloud that was just filled consists of, besides its databases.
@@ -32,6 +33,38 @@ func (c *Cloud) likeness(ctx context.Context) (string, error) {
 		fmt.Fprint(sum, compute)
 	}
 	return filepath.Join(cluster.CacheDir(), fmt.Sprintf("cloud-%x", sum.Sum(nil)[:8])), nil
+}
+
+// Rehearse makes what Up copies, unless it is there: a cloud like this one, which comes up and goes in a network of its own.
+func (c *Cloud) Rehearse(ctx context.Context) (err error) {
+	if err := c.Install(ctx); err != nil {
+		return err
+	}
+	like, err := c.likeness(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(like); err == nil {
+		return nil
+	}
+	fmt.Fprintln(c.cfg.Progress, "cloud: a first one, which later ones begin like")
+	cfg := c.cfg
+	if cfg.Dir, err = os.MkdirTemp("", "isthmus-cloud-"); err != nil {
+		return err
+	}
+	ns, err := netlab.NewNamespace()
+	if err != nil {
+		return errors.Join(err, os.Remove(cfg.Dir))
+	}
+	defer func() { err = errors.Join(err, ns.Close()) }()
+	if !cfg.Addr.IsLoopback() {
+		if err := ns.Own(cfg.Addr); err != nil {
+			return errors.Join(err, os.Remove(cfg.Dir))
+		}
+	}
+	cfg.Namespace = ns.Path()
+	first := &Cloud{cfg}
+	return errors.Join(first.Up(ctx), first.Down(context.WithoutCancel(ctx)))
 }
 
 // recall fills a cloud that is empty with what one like it began with, if there was one.

@@ -89,7 +89,7 @@ func TestNeutron(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := cloud.Up(t.Context()); err != nil {
+	if err := errors.Join(cloud.Rehearse(t.Context()), cloud.Up(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	ids, err := cloud.IDs()

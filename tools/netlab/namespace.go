@@ -150,6 +150,24 @@ func (n *Namespace) Close() error {
 	return nil
 }
 
+// Own gives an address to the namespace itself, whatever its devices are.
+func (n *Namespace) Own(addr netip.Addr) error {
+	return n.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("find loopback: %w", err)
+		}
+		a, err := netlink.ParseAddr(netip.PrefixFrom(addr, addr.BitLen()).String())
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(lo, a); err != nil {
+			return fmt.Errorf("give %s to loopback: %w", addr, err)
+		}
+		return nil
+	})
+}
+
 // RouteTo sends what goes to dst through via.
 func (n *Namespace) RouteTo(dst netip.Prefix, via netip.Addr) error {
 	return n.Do(func() error {

@@ -124,7 +124,7 @@ func (g *group) joinServers() (err error) {
 	g.undo = append(g.undo, g.servers.Close)
 	err = errors.Join(g.Router.Connect(g.servers, trunk[0], trunk[1]), g.Router.RouteTo(serverNet, trunk[1].Addr()), g.servers.Route(trunk[0].Addr()))
 	for n := range serverCount + 1 { // one more is in reserve
-		err = errors.Join(err, own(g.servers, serverAddr(n)))
+		err = errors.Join(err, g.servers.Own(serverAddr(n)))
 	}
 	back := netlink.NewRule()
 	back.IifName, back.Table = netlab.DeviceName(trunk[0]), wayBack

@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
 	"github.com/isthmus-net/isthmus/gateway/nft"
@@ -289,22 +287,4 @@ func (t throughput) resets(lane string) (reset, of int) {
 		}
 	}
 	return reset, of
-}
-
-// own gives an address to a namespace's loopback device.
-func own(ns *netlab.Namespace, addr netip.Addr) error {
-	return ns.Do(func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return fmt.Errorf("find loopback: %w", err)
-		}
-		a, err := netlink.ParseAddr(netip.PrefixFrom(addr, addr.BitLen()).String())
-		if err != nil {
-			return err
-		}
-		if err := netlink.AddrAdd(lo, a); err != nil {
-			return fmt.Errorf("give %s to loopback: %w", addr, err)
-		}
-		return nil
-	})
 }

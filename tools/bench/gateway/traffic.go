@@ -158,7 +158,7 @@ func udpReplies(to netip.AddrPort) (pace, error) {
 
 // serve answers in a namespace until stop is called.
 func serve(ns *netlab.Namespace) (stop func() error, err error) {
-	if err := own(ns, serverOf); err != nil {
+	if err := ns.Own(serverOf); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
