@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -26,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/bench/dataplane/internal/services"
 	"github.com/isthmus-net/isthmus/tools/compile"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 const (
@@ -54,14 +54,11 @@ func (b *testbed) measureProcess(ctx context.Context, cfg agent.Config) (err err
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build isthmus-agent: %w\n%s", err, output)
 	}
-	http, err := freeAddress(ctx)
+	ports, err := netlab.FreePorts(2)
 	if err != nil {
 		return err
 	}
-	dns, err := freeAddress(ctx)
-	if err != nil {
-		return err
-	}
+	http, dns := ports[0].String(), ports[1].String()
 	begin := time.Now()
 	cmd := exec.CommandContext(ctx, program, "--source=dir:"+manifests, "--cgroup-root="+cfg.CgroupRoot, "--bpffs="+cfg.BPFFS,
 		"--node-name=bench", "--http-listen="+http, "--dns-listen="+dns)
@@ -169,16 +166,6 @@ func manifests(svc *clusterset.Service) []runtime.Object {
 		objects = append(objects, es)
 	}
 	return objects
-}
-
-// freeAddress returns an address of this machine at which nobody listens. Somebody may before we do; then the
-// start fails and says so.
-func freeAddress(ctx context.Context) (string, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	return l.Addr().String(), l.Close()
 }
 
 func get(ctx context.Context, url string) (*http.Response, error) {

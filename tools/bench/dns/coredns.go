@@ -24,6 +24,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/scale/world"
 )
 
@@ -194,14 +195,11 @@ func (c *cluster) serve(ctx context.Context, cpu int, set names.Set) (s *server,
 }
 
 func (c *cluster) start(ctx context.Context, cpu int, set names.Set) (*server, error) {
-	at, err := freePort()
+	ports, err := netlab.FreePorts(2)
 	if err != nil {
 		return nil, err
 	}
-	sight, err := freePort()
-	if err != nil {
-		return nil, err
-	}
+	at, sight := ports[0], ports[1]
 	path := filepath.Join(c.dir, "Corefile")
 	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), sight, c.kubeconfig), 0o600); err != nil {
 		return nil, err

@@ -27,6 +27,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // sizes are how large and how long everything is.
@@ -171,10 +172,11 @@ func (b *bench) against(ctx context.Context, c *cluster, set names.Set, kinds []
 
 // nameserver starts a server of ours.
 func (b *bench) nameserver(ctx context.Context, name string, cpu int, args ...string) (*server, error) {
-	at, err := freePort()
+	ports, err := netlab.FreePorts(1)
 	if err != nil {
 		return nil, err
 	}
+	at := ports[0]
 	s, err := start(ctx, name, at, cpu, b.program, append(args, "-listen", at.String())...)
 	if err != nil {
 		return nil, err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -234,24 +233,4 @@ func moduleDir(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("find this module: %w", err)
 	}
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
-}
-
-// freePort returns an address of this machine at which nobody listens, over UDP nor TCP, with a port that the kernel
-// gives to nobody by itself. Somebody may take it before we do; then the start fails and says so.
-func freePort() (netip.AddrPort, error) {
-	const from, to = 20000, 30000
-	for range 100 {
-		port := from + rand.IntN(to-from)
-		tcp, err := net.ListenTCP("tcp", &net.TCPAddr{Port: port})
-		if err != nil {
-			continue
-		}
-		udp, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
-		if err != nil {
-			_ = tcp.Close()
-			continue
-		}
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(port)), errors.Join(tcp.Close(), udp.Close())
-	}
-	return netip.AddrPort{}, fmt.Errorf("no port from %d to %d seems free", from, to)
 }

@@ -127,10 +127,11 @@ func (b *bench) restarts(ctx context.Context, file string) (took []time.Duration
 	}
 	defer func() { err = errors.Join(err, cgroup.Close()) }()
 	for range b.rounds + 1 { // the first one is no restart: the node has no programs yet
-		at, err := freePort()
+		ports, err := netlab.FreePorts(1)
 		if err != nil {
 			return nil, err
 		}
+		at := ports[0]
 		begin := time.Now()
 		s, err := start(ctx, isthmus, at, -1, program, "--kubeconfig="+away, "--node-name=bench", "--http-listen=127.0.0.1:0",
 			"--cgroup-root="+cgroup.Path, "--bpffs="+bpffs, "--dns-listen="+at.String(), "--dns-zone-file="+file)

@@ -10,11 +10,11 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,6 +23,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/cert"
 
+	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/scrape"
 )
@@ -66,14 +67,14 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 }
 
 func (s *Server) start(ctx context.Context, cfg Config) error {
-	ports, err := freePorts(ctx, 3)
+	ports, err := netlab.FreePorts(3)
 	if err != nil {
 		return err
 	}
 	if err := s.writeCredentials(cfg.Users); err != nil {
 		return err
 	}
-	client, peer := "http://"+ports[0], "http://"+ports[1]
+	client, peer := "http://"+ports[0].String(), "http://"+ports[1].String()
 	s.etcd, err = program.Start(filepath.Join(cfg.Assets, "etcd"), s.path("etcd.log"),
 		"--name=etcd", "--data-dir="+s.path("etcd"), "--log-level=warn",
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
@@ -81,13 +82,9 @@ func (s *Server) start(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	_, port, err := net.SplitHostPort(ports[2])
-	if err != nil {
-		return err
-	}
 	s.api, err = program.Start(filepath.Join(cfg.Assets, "kube-apiserver"), s.path("kube-apiserver.log"),
 		"--etcd-servers="+client,
-		"--bind-address=127.0.0.1", "--secure-port="+port, "--advertise-address=127.0.0.1",
+		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(int(ports[2].Port())), "--advertise-address=127.0.0.1",
 		"--tls-cert-file="+s.path("tls.crt"), "--tls-private-key-file="+s.path("tls.key"),
 		"--token-auth-file="+s.path("tokens.csv"),
 		"--service-account-issuer=https://kubernetes.default.svc",
@@ -101,7 +98,7 @@ func (s *Server) start(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	s.host = "https://" + ports[2]
+	s.host = "https://" + ports[2].String()
 	admin := s.As(Admin)
 	admin.DisableCompression = true // which would cost the server more than the metrics
 	if s.http, err = rest.HTTPClientFor(admin); err != nil {
@@ -237,19 +234,4 @@ func (s *Server) Stop() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// freePorts returns addresses of this machine at which nobody listens. Somebody may before we do; then the
-// start fails and says so.
-func freePorts(ctx context.Context, n int) ([]string, error) {
-	var addresses []string
-	for range n {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer l.Close()
-		addresses = append(addresses, l.Addr().String())
-	}
-	return addresses, nil
 }
