@@ -54,8 +54,8 @@ type registration struct {
 	names    *bool          // the last that came of named, nil before
 }
 
-// +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get;list;watch;patch,namespace=isthmus-system
-// +kubebuilder:rbac:groups=isthmus.io,resources=members/status,verbs=patch,namespace=isthmus-system
+// +kubebuilder:rbac:groups=isthmus.dev,resources=members,verbs=get;list;watch;patch,namespace=isthmus-system
+// +kubebuilder:rbac:groups=isthmus.dev,resources=members/status,verbs=patch,namespace=isthmus-system
 
 func (r *registration) setup(mgr ctrl.Manager, options controller.Options) error {
 	options.MaxConcurrentReconciles = 1

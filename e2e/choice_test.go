@@ -117,14 +117,14 @@ func TestNearestServe(t *testing.T) {
 	patch(t, "a", "service", "near", `{"spec": {"trafficDistribution": "PreferClose"}}`)
 	leads("close is the zone", b1, "b")
 
-	patch(t, "a", "serviceexport", "near", `{"spec": {"exportedAnnotations": {"isthmus.io/prefer": "cluster,remote"}}}`)
+	patch(t, "a", "serviceexport", "near", `{"spec": {"exportedAnnotations": {"isthmus.dev/prefer": "cluster,remote"}}}`)
 	leads("the own cluster", a2, "a/near-1", "a/near-2")
 	ready("near-1", false)
 	ready("near-2", false)
 	leads("another cluster, when there is nobody in the own", a2, "b")
 	ready("near-1", true)
 	ready("near-2", true)
-	patch(t, "a", "serviceexport", "near", `{"spec": {"exportedAnnotations": {"isthmus.io/prefer": "remote"}}}`)
+	patch(t, "a", "serviceexport", "near", `{"spec": {"exportedAnnotations": {"isthmus.dev/prefer": "remote"}}}`)
 	leads("another cluster", a2, "b")
 	leads("another cluster", b1, "a/near-1", "a/near-2")
 
@@ -187,7 +187,7 @@ func TestWeightsOfClusters(t *testing.T) {
 apiVersion: multicluster.x-k8s.io/v1beta1
 kind: ServiceExport
 metadata: {name: weighed, namespace: road}
-spec: {exportedAnnotations: {isthmus.io/cluster-weights: "a=3,b=1"}}
+spec: {exportedAnnotations: {isthmus.dev/cluster-weights: "a=3,b=1"}}
 `); err != nil {
 		t.Fatal(err)
 	}

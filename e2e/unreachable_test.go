@@ -420,7 +420,7 @@ func TestAgentsReportTheirOwnNodes(t *testing.T) {
 		"a token of no node":     {"", "a1", "", "bound to node ''"},
 		"one that a Pod owns":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Pod, name: a1, uid: u}]", "belongs to its Node alone"},
 		"one of another Node":    {"a1", "a1", "ownerReferences: [{apiVersion: v1, kind: Node, name: a2, uid: u}]", "belongs to its Node alone"},
-		"one with its own terms": {"a1", "a1", "finalizers: [isthmus.io/keep]", "belongs to its Node alone"},
+		"one with its own terms": {"a1", "a1", "finalizers: [isthmus.dev/keep]", "belongs to its Node alone"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := []string{
@@ -431,7 +431,7 @@ func TestAgentsReportTheirOwnNodes(t *testing.T) {
 				args = append(args, "--as-user-extra", "authentication.kubernetes.io/node-name="+tc.node)
 			}
 			cmd := bed.Lab.Kubectl(t.Context(), "a", args...)
-			cmd.Stdin = strings.NewReader(fmt.Sprintf("apiVersion: isthmus.io/v1alpha1\nkind: NodeReport\nmetadata:\n  namespace: %s\n  name: %s\n  %s\nspec: {silent: [b]}\n",
+			cmd.Stdin = strings.NewReader(fmt.Sprintf("apiVersion: isthmus.dev/v1alpha1\nkind: NodeReport\nmetadata:\n  namespace: %s\n  name: %s\n  %s\nspec: {silent: [b]}\n",
 				testbed.Namespace, tc.report, tc.metadata))
 			_, err := testbed.Output(cmd)
 			if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {

@@ -18,14 +18,14 @@ const (
 	// AnnotationPrefer lists tiers in the order of preference, such as "node,zone,cluster,remote" or a part
 	// of it. The first one with a ready endpoint serves; endpoints in none of them serve when there is none.
 	// It takes the place of trafficDistribution.
-	AnnotationPrefer = "isthmus.io/prefer"
+	AnnotationPrefer = "isthmus.dev/prefer"
 	// AnnotationClusterWeights says which share of the clients each source cluster has, such as "a=3,b=1",
 	// however many endpoints it has. A cluster not listed weighs 1; one of weight 0 serves only when nobody
 	// else is ready.
-	AnnotationClusterWeights = "isthmus.io/cluster-weights"
+	AnnotationClusterWeights = "isthmus.dev/cluster-weights"
 	// AnnotationBalancer is "random", the default, or "maglev": the same client gets the same backend on
 	// every node, and most keep theirs when backends come and go.
-	AnnotationBalancer = "isthmus.io/balancer"
+	AnnotationBalancer = "isthmus.dev/balancer"
 )
 
 // maxWeight bounds a cluster's weight, and with it the table.

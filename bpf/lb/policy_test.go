@@ -144,7 +144,7 @@ func TestWhoServes(t *testing.T) {
 				t.Errorf("problems %v, want %d", problems, test.problems)
 			}
 			for _, p := range problems {
-				if p.Reason != InvalidAnnotation || !strings.Contains(p.Message, "isthmus.io/") {
+				if p.Reason != InvalidAnnotation || !strings.Contains(p.Message, "isthmus.dev/") {
 					t.Errorf("problem %v names no annotation", p)
 				}
 			}

@@ -29,7 +29,7 @@ import (
 //
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
 // +kubebuilder:rbac:groups=about.k8s.io,resources=clusterproperties,verbs=get
-// +kubebuilder:rbac:groups=isthmus.io,resources=members,verbs=get,namespace=isthmus-system
+// +kubebuilder:rbac:groups=isthmus.dev,resources=members,verbs=get,namespace=isthmus-system
 
 const (
 	// Places change seldom: a node's zone never, a member's id when it leaves.

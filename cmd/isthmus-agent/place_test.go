@@ -26,7 +26,7 @@ import (
 const (
 	nodePath     = "/api/v1/nodes/n1"
 	propertyPath = "/apis/about.k8s.io/v1beta1/clusterproperties/cluster.clusterset.k8s.io"
-	memberPath   = "/apis/isthmus.io/v1alpha1/namespaces/isthmus-system/members/a"
+	memberPath   = "/apis/isthmus.dev/v1alpha1/namespaces/isthmus-system/members/a"
 )
 
 // apiServer serves objects by path, and what is not there as an API server says it.

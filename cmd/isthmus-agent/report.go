@@ -28,7 +28,7 @@ const (
 
 // A NodeReport is the only object that an agent writes; an admission policy holds each to that of its own node.
 //
-// +kubebuilder:rbac:groups=isthmus.io,resources=nodereports,verbs=get;create;patch,namespace=isthmus-system
+// +kubebuilder:rbac:groups=isthmus.dev,resources=nodereports,verbs=get;create;patch,namespace=isthmus-system
 
 // reporter keeps this node's NodeReport as the dataplane tells it. It writes when there is a difference and at no
 // other time: a node where nothing ever happened has no report. An API server that is away is tried again.

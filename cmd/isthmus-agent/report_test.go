@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-const reportPath = "/apis/isthmus.io/v1alpha1/namespaces/isthmus-system/nodereports/n1"
+const reportPath = "/apis/isthmus.dev/v1alpha1/namespaces/isthmus-system/nodereports/n1"
 
 // reportServer is an API server with one node and its report.
 type reportServer struct {

@@ -308,7 +308,7 @@ Not ready:
 				})
 				for _, o := range c.objects {
 					if d, ok := o.(*appsv1.Deployment); ok {
-						d.Annotations = map[string]string{"isthmus.io/replicas": "2"}
+						d.Annotations = map[string]string{"isthmus.dev/replicas": "2"}
 						d.Spec.Replicas, d.Status = &none, appsv1.DeploymentStatus{}
 					}
 				}

@@ -177,7 +177,7 @@ func portableLabels(labels map[string]string) map[string]string {
 	kept := maps.Clone(labels)
 	maps.DeleteFunc(kept, func(key, _ string) bool {
 		domain, _, qualified := strings.Cut(key, "/")
-		return qualified && slices.ContainsFunc([]string{"kubernetes.io", "k8s.io", "isthmus.io"}, func(d string) bool {
+		return qualified && slices.ContainsFunc([]string{"kubernetes.io", "k8s.io", "isthmus.dev"}, func(d string) bool {
 			return domain == d || strings.HasSuffix(domain, "."+d)
 		})
 	})

@@ -176,7 +176,7 @@ func TestExport(t *testing.T) {
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{
 			"app": "hello", "example.org/team": "x",
-			"app.kubernetes.io/name": "hello", "kubernetes.io/service-name": "hello", "topology.k8s.io/x": "", "isthmus.io/cluster": "b",
+			"app.kubernetes.io/name": "hello", "kubernetes.io/service-name": "hello", "topology.k8s.io/x": "", "isthmus.dev/cluster": "b",
 		}},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1",

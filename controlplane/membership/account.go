@@ -22,7 +22,7 @@ import (
 
 // annotationTokenSecret on a member's ServiceAccount names the Secret of its token, where that is not the one
 // that the first join made.
-const annotationTokenSecret = "isthmus.io/token-secret"
+const annotationTokenSecret = "isthmus.dev/token-secret"
 
 // controllerDeployment is the Deployment of a member's controller, in the installation namespace.
 const controllerDeployment = "isthmus-controller"
@@ -175,7 +175,7 @@ func withTokenFile(kubeconfig []byte) ([]byte, error) {
 func restartController(ctx context.Context, member client.Client, namespace string, patience time.Duration) (bool, error) {
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: controllerDeployment}}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
-		"annotations": map[string]any{"isthmus.io/restarted-at": time.Now().UTC().Format(time.RFC3339Nano)},
+		"annotations": map[string]any{"isthmus.dev/restarted-at": time.Now().UTC().Format(time.RFC3339Nano)},
 	}}}})
 	if err != nil {
 		return false, fmt.Errorf("encode annotation: %w", err)

@@ -29,7 +29,7 @@ import (
 const tombstoneLife = time.Hour
 
 // annotationReplicas on the controller's Deployment is how many there were before the member left.
-const annotationReplicas = "isthmus.io/replicas"
+const annotationReplicas = "isthmus.dev/replicas"
 
 // Left is what became of a Leave: how many objects went, here and on the broker.
 type Left struct {

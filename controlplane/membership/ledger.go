@@ -35,7 +35,7 @@ var (
 // reservationPrefix and a cluster's id are the annotation of the ClusterSetConfig by which a registration
 // that is under way holds the id and its addresses, until the Member says the same. All of them write this
 // one object and the API server refuses a write that has not seen the one before, so no two get the same.
-const reservationPrefix = "join.isthmus.io/"
+const reservationPrefix = "join.isthmus.dev/"
 
 // contention is how often, and after which pauses, somebody tries again when others write at the same time.
 var contention = wait.Backoff{Steps: 30, Duration: 20 * time.Millisecond, Factor: 1.3, Jitter: 0.5, Cap: time.Second}
@@ -152,7 +152,7 @@ func register(ctx context.Context, broker client.Client, namespace, id string, d
 		return nil, fmt.Errorf("register cluster %s: %w", id, err)
 	}
 	if !slices.ContainsFunc(config.Spec.Members, func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == id }) {
-		return nil, fmt.Errorf("%w: the broker's CustomResourceDefinition clustersetconfigs.isthmus.io lacks spec.members; run isthmusctl deploy-broker, which renews it and keeps all settings", ErrOlderDefinitions)
+		return nil, fmt.Errorf("%w: the broker's CustomResourceDefinition clustersetconfigs.isthmus.dev lacks spec.members; run isthmusctl deploy-broker, which renews it and keeps all settings", ErrOlderDefinitions)
 	}
 	if err := ctl.Apply(ctx, broker, m); err != nil {
 		return nil, err

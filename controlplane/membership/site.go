@@ -17,13 +17,13 @@ import (
 const (
 	// annotationClusterUID is the UID of the cluster's namespace kube-system, by which a cluster that joins
 	// again is told from another one under the same id.
-	annotationClusterUID = "isthmus.io/cluster-uid"
+	annotationClusterUID = "isthmus.dev/cluster-uid"
 	// annotationGiven lists the values that a person gave, by the names of flags, comma-separated: a join
 	// without these flags keeps them, where it finds out the others anew.
-	annotationGiven = "isthmus.io/given"
+	annotationGiven = "isthmus.dev/given"
 	// annotationBroker is on the copy in the member: the broker's namespace, a slash, and the UID of its
 	// ClusterSetConfig, by which the broker is told from any other one.
-	annotationBroker = "isthmus.io/broker"
+	annotationBroker = "isthmus.dev/broker"
 )
 
 // ErrNotJoined says that a cluster is no member.

@@ -14,8 +14,8 @@ func MemberBrokerRules() []rbacv1.PolicyRule {
 	renew := append([]string{"create", "update", "patch"}, read...)
 	write := append([]string{"delete"}, renew...)
 	return []rbacv1.PolicyRule{
-		{APIGroups: []string{"isthmus.io"}, Resources: []string{"members", "clustersetconfigs"}, Verbs: read},
-		{APIGroups: []string{"isthmus.io"}, Resources: []string{"exportrecords"}, Verbs: write},
+		{APIGroups: []string{"isthmus.dev"}, Resources: []string{"members", "clustersetconfigs"}, Verbs: read},
+		{APIGroups: []string{"isthmus.dev"}, Resources: []string{"exportrecords"}, Verbs: write},
 		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports"}, Verbs: write},
 		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports/status"}, Verbs: []string{"update", "patch"}},
 		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: write},

@@ -35,10 +35,10 @@ func (b *broker) attacksOnRecords() map[string]attack {
 	own := func() *record { return b.record("a", "own", "demo") }
 	gvk := isthmus.GroupVersion.WithKind("ExportRecord")
 	return map[string]attack{
-		"another's, created": {do: create(b.record("b", "fresh", "demo")), because: `label isthmus.io/cluster is "b"; member a writes only objects labelled a`},
+		"another's, created": {do: create(b.record("b", "fresh", "demo")), because: `label isthmus.dev/cluster is "b"; member a writes only objects labelled a`},
 		"another's by label alone": {
 			do:      fresh(func(r *record) { r.Labels[isthmus.LabelCluster] = "b" }),
-			because: `label isthmus.io/cluster is "b"`,
+			because: `label isthmus.dev/cluster is "b"`,
 		},
 		"another's by name alone": {
 			do:      fresh(func(r *record) { r.Name = "b.fresh.demo" }),
@@ -50,14 +50,14 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		},
 		"nobody's": {
 			do:      fresh(func(r *record) { delete(r.Labels, isthmus.LabelCluster) }),
-			because: `label isthmus.io/cluster is ""`,
+			because: `label isthmus.dev/cluster is ""`,
 		},
 		"no labels at all": {
 			do:      fresh(func(r *record) { r.Labels = nil }),
-			because: `label isthmus.io/cluster is ""`,
+			because: `label isthmus.dev/cluster is ""`,
 		},
-		"a as a.b": {do: create(b.record("a.b", "fresh", "demo")), because: `label isthmus.io/cluster is "a.b"; member a writes`},
-		"a.b as a": {as: "a.b", do: create(b.record("a", "fresh", "demo")), because: `label isthmus.io/cluster is "a"; member a.b writes`},
+		"a as a.b": {do: create(b.record("a.b", "fresh", "demo")), because: `label isthmus.dev/cluster is "a.b"; member a writes`},
+		"a.b as a": {as: "a.b", do: create(b.record("a", "fresh", "demo")), because: `label isthmus.dev/cluster is "a"; member a.b writes`},
 		"a as a.b, by a service that is called b.fresh": {
 			do:      create(b.record("a", "b.fresh", "demo")), // its name is that of a.b's record of fresh
 			because: `both must be RFC 1123 labels, without dots`,
@@ -76,7 +76,7 @@ func (b *broker) attacksOnRecords() map[string]attack {
 				own := b.record("a", "b.shop", "demo")
 				r.Labels, r.Spec = own.Labels, own.Spec
 			}),
-			because: `label isthmus.io/cluster was "a.b"; member a may not take over what belongs to another`,
+			because: `label isthmus.dev/cluster was "a.b"; member a may not take over what belongs to another`,
 		},
 		"a name that the server completes": {
 			do:      fresh(func(r *record) { r.Name, r.GenerateName = "", "b.shop.demo-" }),
@@ -84,7 +84,7 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		},
 		"an id in capitals": {
 			do:      fresh(func(r *record) { r.Labels[isthmus.LabelCluster] = "A" }),
-			because: `label isthmus.io/cluster is "A"`,
+			because: `label isthmus.dev/cluster is "A"`,
 		},
 		"labels of another service": {
 			do:      fresh(func(r *record) { r.Labels[isthmus.LabelServiceName] = "shop" }),
@@ -97,37 +97,37 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		"a namespace of Kubernetes": {
 			do: create(b.record("a", "kube-dns", "kube-system")), because: `namespaces kube-* are each cluster's own`,
 		},
-		"another's, changed":       {do: update(b, victim(), func(r *record) { r.Spec.IPs = []string{"243.0.0.7"} }), because: `label isthmus.io/cluster is "b"`},
-		"another's, buried":        {do: merge(victim(), `{"spec":{"withdrawnAt":"2026-01-01T00:00:00Z"}}`), because: `label isthmus.io/cluster is "b"`},
-		"another's, by JSON patch": {do: jsonPatch(victim(), `[{"op":"replace","path":"/spec/import/ports","value":[]}]`), because: `label isthmus.io/cluster is "b"`},
-		"another's, applied":       {do: apply(alter(victim(), func(r *record) { r.Spec.IPs = []string{"243.0.0.7"} })), because: `label isthmus.io/cluster is "b"`},
+		"another's, changed":       {do: update(b, victim(), func(r *record) { r.Spec.IPs = []string{"243.0.0.7"} }), because: `label isthmus.dev/cluster is "b"`},
+		"another's, buried":        {do: merge(victim(), `{"spec":{"withdrawnAt":"2026-01-01T00:00:00Z"}}`), because: `label isthmus.dev/cluster is "b"`},
+		"another's, by JSON patch": {do: jsonPatch(victim(), `[{"op":"replace","path":"/spec/import/ports","value":[]}]`), because: `label isthmus.dev/cluster is "b"`},
+		"another's, applied":       {do: apply(alter(victim(), func(r *record) { r.Spec.IPs = []string{"243.0.0.7"} })), because: `label isthmus.dev/cluster is "b"`},
 		"another's, created by applying": {
-			do: apply(b.record("b", "fresh", "demo")), because: `label isthmus.io/cluster is "b"`,
+			do: apply(b.record("b", "fresh", "demo")), because: `label isthmus.dev/cluster is "b"`,
 		},
 		"another's, taken over": {
 			do: update(b, victim(), func(r *record) {
 				r.Labels[isthmus.LabelCluster], r.Spec.ClusterID = "a", "a"
 			}),
-			because: `label isthmus.io/cluster was "b"; member a may not take over what belongs to another`,
+			because: `label isthmus.dev/cluster was "b"; member a may not take over what belongs to another`,
 		},
 		"another's, taken over by label alone": {
-			do:      merge(victim(), `{"metadata":{"labels":{"isthmus.io/cluster":"a"}}}`),
-			because: `label isthmus.io/cluster was "b"`,
+			do:      merge(victim(), `{"metadata":{"labels":{"isthmus.dev/cluster":"a"}}}`),
+			because: `label isthmus.dev/cluster was "b"`,
 		},
 		"one's own, given to another": {
 			do: update(b, own(), func(r *record) {
 				r.Labels[isthmus.LabelCluster], r.Spec.ClusterID = "b", "b"
 			}),
-			because: `label isthmus.io/cluster is "b"`,
+			because: `label isthmus.dev/cluster is "b"`,
 		},
-		"one's own, given to another by label alone": {do: merge(own(), `{"metadata":{"labels":{"isthmus.io/cluster":"b"}}}`), because: `label isthmus.io/cluster is "b"`},
+		"one's own, given to another by label alone": {do: merge(own(), `{"metadata":{"labels":{"isthmus.dev/cluster":"b"}}}`), because: `label isthmus.dev/cluster is "b"`},
 		"another's with a name of one's own, taken over": {
 			do:      update(b, b.record("a", "odd", "demo"), func(r *record) { r.Labels[isthmus.LabelCluster], r.Spec.ClusterID = "a", "a" }),
-			because: `label isthmus.io/cluster was "b"; member a may not take over what belongs to another`,
+			because: `label isthmus.dev/cluster was "b"; member a may not take over what belongs to another`,
 		},
 		"another's by label, taken over": {
 			do:      update(b, b.record("a", "odder", "demo"), func(r *record) { r.Labels[isthmus.LabelCluster] = "a" }),
-			because: `label isthmus.io/cluster was "b"`,
+			because: `label isthmus.dev/cluster was "b"`,
 		},
 		"another's by spec.clusterID, taken over": {
 			do:      merge(b.record("a", "oddest", "demo"), `{"spec":{"clusterID":"a"}}`),
@@ -135,12 +135,12 @@ func (b *broker) attacksOnRecords() map[string]attack {
 		},
 		"one's own, made to speak for another": {do: merge(own(), `{"spec":{"clusterID":"b"}}`), because: `spec.clusterID is b`},
 		"one's own, made to be about another service": {
-			do:      merge(own(), `{"spec":{"name":"shop"},"metadata":{"labels":{"isthmus.io/service-name":"shop"}}}`),
+			do:      merge(own(), `{"spec":{"name":"shop"},"metadata":{"labels":{"isthmus.dev/service-name":"shop"}}}`),
 			because: `metadata.name is a.own.demo; spec says that it is a.shop.demo`,
 		},
-		"another's, deleted":                      {do: remove(victim()), because: `label isthmus.io/cluster is "b"`},
-		"a.b's, deleted by a":                     {do: remove(b.record("a.b", "shop", "demo")), because: `label isthmus.io/cluster is "a.b"`},
-		"a's, deleted by a.b":                     {as: "a.b", do: remove(own()), because: `label isthmus.io/cluster is "a"`},
+		"another's, deleted":                      {do: remove(victim()), because: `label isthmus.dev/cluster is "b"`},
+		"a.b's, deleted by a":                     {do: remove(b.record("a.b", "shop", "demo")), because: `label isthmus.dev/cluster is "a.b"`},
+		"a's, deleted by a.b":                     {as: "a.b", do: remove(own()), because: `label isthmus.dev/cluster is "a"`},
 		"all, deleted by who has too many rights": {as: "careless", do: removeAll(b, &record{}), because: `member careless writes only`},
 		"a stranger's":                            {as: "stranger", do: create(b.record("stranger", "fresh", "demo")), because: `cluster stranger is not a member`},
 		"all, deleted":                            denied("deletecollection", "exportrecords", removeAll(b, &record{})),
@@ -192,17 +192,17 @@ func (b *broker) attacksOnSlices() map[string]attack {
 	}
 	const notOne = `endpoints.addresses has a loopback, link-local, multicast`
 	return map[string]attack{
-		"another's, created": {do: create(b.slice("b", "fresh", "demo")), because: `label isthmus.io/cluster is "b"`},
+		"another's, created": {do: create(b.slice("b", "fresh", "demo")), because: `label isthmus.dev/cluster is "b"`},
 		"another's by label alone": {
-			do: fresh(func(s *slice) { s.Labels[isthmus.LabelCluster] = "b" }), because: `label isthmus.io/cluster is "b"`,
+			do: fresh(func(s *slice) { s.Labels[isthmus.LabelCluster] = "b" }), because: `label isthmus.dev/cluster is "b"`,
 		},
 		"another's by name alone": {
 			do:      fresh(func(s *slice) { s.Name = b.slice("b", "fresh", "demo").Name }),
 			because: `the labels say that it is a.fresh.demo- and 10 characters of base32`,
 		},
-		"nobody's": {do: fresh(func(s *slice) { delete(s.Labels, isthmus.LabelCluster) }), because: `label isthmus.io/cluster is ""`},
-		"a as a.b": {do: create(b.slice("a.b", "fresh", "demo")), because: `label isthmus.io/cluster is "a.b"`},
-		"a.b as a": {as: "a.b", do: create(b.slice("a", "fresh", "demo")), because: `label isthmus.io/cluster is "a"`},
+		"nobody's": {do: fresh(func(s *slice) { delete(s.Labels, isthmus.LabelCluster) }), because: `label isthmus.dev/cluster is ""`},
+		"a as a.b": {do: create(b.slice("a.b", "fresh", "demo")), because: `label isthmus.dev/cluster is "a.b"`},
+		"a.b as a": {as: "a.b", do: create(b.slice("a", "fresh", "demo")), because: `label isthmus.dev/cluster is "a"`},
 		"a as a.b, by a service that is called b.fresh": {
 			do: create(b.slice("a", "b.fresh", "demo")), because: `both must be RFC 1123 labels, without dots`,
 		},
@@ -231,7 +231,7 @@ func (b *broker) attacksOnSlices() map[string]attack {
 		},
 		"that says to be Kubernetes' own": {
 			do:      fresh(func(s *slice) { s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io" }),
-			because: `label endpointslice.kubernetes.io/managed-by is "endpointslice-controller.k8s.io"; it must be isthmus.io`,
+			because: `label endpointslice.kubernetes.io/managed-by is "endpointslice-controller.k8s.io"; it must be isthmus.dev`,
 		},
 		"that says to be nobody's": {
 			do:      fresh(func(s *slice) { delete(s.Labels, discoveryv1.LabelManagedBy) }),
@@ -250,30 +250,30 @@ func (b *broker) attacksOnSlices() map[string]attack {
 			because: `metadata.labels may have only these keys`,
 		},
 		"of a namespace of Kubernetes": {do: create(b.slice("a", "kube-dns", "kube-system")), because: `namespaces kube-* are each cluster's own`},
-		"another's, emptied":           {do: merge(victim(), `{"endpoints":[]}`), because: `label isthmus.io/cluster is "b"`},
+		"another's, emptied":           {do: merge(victim(), `{"endpoints":[]}`), because: `label isthmus.dev/cluster is "b"`},
 		"another's, changed": {
 			do:      update(b, victim(), func(s *slice) { s.Endpoints[0].Addresses = []string{"10.0.0.66"} }),
-			because: `label isthmus.io/cluster is "b"`,
+			because: `label isthmus.dev/cluster is "b"`,
 		},
 		"another's, applied": {
 			do:      apply(b.slice("b", "shop", "demo", "10.0.0.66")),
-			because: `label isthmus.io/cluster is "b"`,
+			because: `label isthmus.dev/cluster is "b"`,
 		},
 		"another's, taken over": {
 			do:      update(b, victim(), func(s *slice) { s.Labels[isthmus.LabelCluster] = "a" }),
-			because: `label isthmus.io/cluster was "b"; member a may not take over`,
+			because: `label isthmus.dev/cluster was "b"; member a may not take over`,
 		},
 		"a over a.b's slice, by labels that give the same name": {
 			do: update(b, b.slice("a.b", "shop", "demo"), func(s *slice) {
 				s.Labels[isthmus.LabelCluster], s.Labels[isthmus.LabelServiceName] = "a", "b.shop"
 			}),
-			because: `label isthmus.io/cluster was "a.b"`,
+			because: `label isthmus.dev/cluster was "a.b"`,
 		},
 		"one's own, given to another": {
-			do: merge(own(), `{"metadata":{"labels":{"isthmus.io/cluster":"b"}}}`), because: `label isthmus.io/cluster is "b"`,
+			do: merge(own(), `{"metadata":{"labels":{"isthmus.dev/cluster":"b"}}}`), because: `label isthmus.dev/cluster is "b"`,
 		},
-		"another's, deleted":   {do: remove(victim()), because: `label isthmus.io/cluster is "b"`},
-		"a.b's, deleted by a":  {do: remove(b.slice("a.b", "shop", "demo")), because: `label isthmus.io/cluster is "a.b"`},
+		"another's, deleted":   {do: remove(victim()), because: `label isthmus.dev/cluster is "b"`},
+		"a.b's, deleted by a":  {do: remove(b.slice("a.b", "shop", "demo")), because: `label isthmus.dev/cluster is "a.b"`},
 		"all, deleted":         denied("deletecollection", "endpointslices", removeAll(b, &slice{})),
 		"in another namespace": denied("create", "endpointslices", fresh(func(s *slice) { s.Namespace = "default" })),
 		"with names for hosts, some day": {
@@ -281,8 +281,8 @@ func (b *broker) attacksOnSlices() map[string]attack {
 			because: `addressType is FQDN`,
 		},
 		"another's with a name of one's own, taken over": {
-			do:      merge(b.slice("a", "odd", "demo"), `{"metadata":{"labels":{"isthmus.io/cluster":"a"}}}`),
-			because: `label isthmus.io/cluster was "b"`,
+			do:      merge(b.slice("a", "odd", "demo"), `{"metadata":{"labels":{"isthmus.dev/cluster":"a"}}}`),
+			because: `label isthmus.dev/cluster was "b"`,
 		},
 		"all, deleted by who has too many rights": {as: "careless", do: removeAll(b, &slice{}), because: `member careless writes only`},
 		"with names for hosts":                    {do: address(discoveryv1.AddressTypeFQDN, "evil.example.com"), because: `addressType is FQDN; it must be IPv4 or IPv6`},
@@ -328,7 +328,7 @@ func (b *broker) attacksOnLeases() map[string]attack {
 		"one's own, deleted": denied("delete", "leases", remove(b.lease("a"))),
 		"another's, deleted": denied("delete", "leases", remove(b.lease("b"))),
 		"all, deleted":       denied("deletecollection", "leases", removeAll(b, &lease{})),
-		"labelled another's": {do: merge(b.lease("a"), `{"metadata":{"labels":{"isthmus.io/cluster":"b"}}}`), because: `label isthmus.io/cluster is "b"`},
+		"labelled another's": {do: merge(b.lease("a"), `{"metadata":{"labels":{"isthmus.dev/cluster":"b"}}}`), because: `label isthmus.dev/cluster is "b"`},
 		"one's own, deleted by who has too many rights": {
 			as: "careless", do: remove(b.lease("careless")), because: `a member does not delete its Lease`,
 		},
@@ -446,7 +446,7 @@ func (b *broker) attacksOnAggregates() map[string]attack {
 		"no allocator any more":           {do: update(b, shop(), func(s *si) { delete(s.Annotations, allocator) }), because: names + `b"`},
 		"no annotations any more":         {do: update(b, shop(), func(s *si) { s.Annotations = nil }), because: names + `b"`},
 		"another as allocator of its own": {do: update(b, own(), annotate(allocator, "b")), because: names + `a"`},
-		"other labels":                    {do: merge(shop(), `{"metadata":{"labels":{"isthmus.io/service-name":"fresh"}}}`), because: `the labels say that it is fresh.demo`},
+		"other labels":                    {do: merge(shop(), `{"metadata":{"labels":{"isthmus.dev/service-name":"fresh"}}}`), because: `the labels say that it is fresh.demo`},
 		"labels of somebody else":         {do: merge(shop(), `{"metadata":{"labels":{"app":"web"}}}`), because: `metadata.labels may have only these keys`},
 		"a finalizer":                     {do: merge(shop(), `{"metadata":{"finalizers":["example.com/never"]}}`), because: `metadata.finalizers may not be set or changed`},
 		"an owner": {
@@ -541,7 +541,7 @@ func (b *broker) attacksOnTheRest() map[string]attack {
 	const (
 		policies = "validatingadmissionpolicies"
 		bindings = "validatingadmissionpolicybindings"
-		records  = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/exportrecords.isthmus.io"
+		records  = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/exportrecords.isthmus.dev"
 		another  = "system:serviceaccount:%s:member-b"
 	)
 	return map[string]attack{

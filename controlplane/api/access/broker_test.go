@@ -82,7 +82,7 @@ func newBroker(t testing.TB) *broker {
 	}
 	b.write(config)
 	b.write(&rbacv1.Role{ObjectMeta: b.meta("careless"), Rules: []rbacv1.PolicyRule{{
-		APIGroups: []string{"isthmus.io", "discovery.k8s.io", "multicluster.x-k8s.io", "coordination.k8s.io"},
+		APIGroups: []string{"isthmus.dev", "discovery.k8s.io", "multicluster.x-k8s.io", "coordination.k8s.io"},
 		Resources: []string{"exportrecords", "endpointslices", "serviceimports", "serviceimports/status", "leases"},
 		Verbs:     []string{"*"},
 	}}})

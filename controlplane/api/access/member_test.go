@@ -68,7 +68,7 @@ func TestMemberAtWork(t *testing.T) {
 	}{
 		"a record, from its export to its end": {do: []attempt{
 			create(b.record("a", "shop", "demo")),
-			merge(b.record("a", "shop", "demo"), `{"spec":{"ips":["243.0.0.1"]},"metadata":{"annotations":{"isthmus.io/changed-at":"1"}}}`),
+			merge(b.record("a", "shop", "demo"), `{"spec":{"ips":["243.0.0.1"]},"metadata":{"annotations":{"isthmus.dev/changed-at":"1"}}}`),
 			update(b, b.record("a", "shop", "demo"), func(r *isthmus.ExportRecord) { r.Spec.WithdrawnAt = new(metav1.Now()) }),
 			remove(b.record("a", "shop", "demo")),
 		}},
@@ -274,9 +274,9 @@ func TestRightsOfAMember(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
 	own := map[string][]string{
-		"clustersetconfigs.isthmus.io":                {"get", "list", "watch"},
-		"members.isthmus.io":                          {"get", "list", "watch"},
-		"exportrecords.isthmus.io":                    {"create", "delete", "get", "list", "patch", "update", "watch"},
+		"clustersetconfigs.isthmus.dev":                {"get", "list", "watch"},
+		"members.isthmus.dev":                          {"get", "list", "watch"},
+		"exportrecords.isthmus.dev":                    {"create", "delete", "get", "list", "patch", "update", "watch"},
 		"endpointslices.discovery.k8s.io":             {"create", "delete", "get", "list", "patch", "update", "watch"},
 		"endpointslices/restricted.discovery.k8s.io":  {"create"},
 		"serviceimports.multicluster.x-k8s.io":        {"create", "delete", "get", "list", "patch", "update", "watch"},

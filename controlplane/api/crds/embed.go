@@ -18,7 +18,7 @@ import (
 var own embed.FS
 
 // All returns every definition, sorted by name: ServiceExport and ServiceImport of the MCS API and
-// ClusterProperty of KEP-2149 (v1beta1 stored, v1alpha1 served), and the kinds of isthmus.io and
+// ClusterProperty of KEP-2149 (v1beta1 stored, v1alpha1 served), and the kinds of isthmus.dev and
 // federation.isthmus.dev. Each call
 // returns fresh objects, which the caller may change. An error means that this build is broken.
 func All() ([]*apiextensionsv1.CustomResourceDefinition, error) {

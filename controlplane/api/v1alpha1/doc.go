@@ -3,5 +3,5 @@
 // the broker's namespace, in a member in the namespace Isthmus is installed in.
 //
 // +kubebuilder:object:generate=true
-// +groupName=isthmus.io
+// +groupName=isthmus.dev
 package v1alpha1

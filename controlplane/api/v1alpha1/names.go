@@ -3,15 +3,15 @@ package v1alpha1
 // Labels and annotations of objects that Isthmus writes.
 const (
 	// LabelCluster carries the id of the member that owns an object on the broker.
-	LabelCluster = "isthmus.io/cluster"
+	LabelCluster = "isthmus.dev/cluster"
 	// LabelServiceName and LabelServiceNamespace name the exported Service on objects of the broker,
 	// which all live in one namespace.
-	LabelServiceName      = "isthmus.io/service-name"
-	LabelServiceNamespace = "isthmus.io/service-namespace"
+	LabelServiceName      = "isthmus.dev/service-name"
+	LabelServiceNamespace = "isthmus.dev/service-namespace"
 
 	// ManagedBy is the value of endpointslice.kubernetes.io/managed-by (EndpointSlices) and
 	// app.kubernetes.io/managed-by (all other objects) by which we know our own.
-	ManagedBy      = "isthmus.io"
+	ManagedBy      = "isthmus.dev"
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 
 	// FieldOwner is the field manager of every server-side apply.
@@ -23,10 +23,10 @@ const (
 	// AnnotationChangedAt is when the exporting member learned of the change that an object carries, in
 	// nanoseconds since 1970 on that member's clock. It stands on export records and on EndpointSlices, on the
 	// broker and in every member.
-	AnnotationChangedAt = "isthmus.io/changed-at"
+	AnnotationChangedAt = "isthmus.dev/changed-at"
 	// AnnotationReleaseHold on the copy of a Member in a member's own cluster names sources, comma-separated
 	// and each with the time of asking (ID=RFC 3339), whose held withdrawals a person has released.
-	AnnotationReleaseHold = "isthmus.io/release-hold"
+	AnnotationReleaseHold = "isthmus.dev/release-hold"
 
 	// AnnotationAllocatedBy names the member that allocated an aggregate's ClusterSetIP.
 	AnnotationAllocatedBy = "lighthouse.submariner.io/clusterset-ip-allocated-by"

@@ -7,7 +7,7 @@ import (
 )
 
 // GroupVersion is the API group and version of this package.
-var GroupVersion = schema.GroupVersion{Group: "isthmus.io", Version: "v1alpha1"}
+var GroupVersion = schema.GroupVersion{Group: "isthmus.dev", Version: "v1alpha1"}
 
 // AddToScheme registers the kinds of this package with a scheme.
 var AddToScheme = (&runtime.SchemeBuilder{addKinds}).AddToScheme

@@ -71,7 +71,7 @@ func TestPlanDefinitions(t *testing.T) {
 		t.Fatalf("no definition %s", name)
 		return nil
 	}
-	const properties, exports, members = "clusterproperties.about.k8s.io", "serviceexports.multicluster.x-k8s.io", "members.isthmus.io"
+	const properties, exports, members = "clusterproperties.about.k8s.io", "serviceexports.multicluster.x-k8s.io", "members.isthmus.dev"
 	tests := map[string]struct {
 		name   string
 		change func(*apiextensionsv1.CustomResourceDefinition) // of what the cluster has

@@ -27,7 +27,7 @@ type Reports struct {
 	Log       *slog.Logger
 }
 
-// +kubebuilder:rbac:groups=isthmus.io,resources=nodereports,verbs=list,namespace=isthmus-system
+// +kubebuilder:rbac:groups=isthmus.dev,resources=nodereports,verbs=list,namespace=isthmus-system
 
 // Answers reads the reports, and asks Probe if no node has heard from the member.
 func (r *Reports) Answers(ctx context.Context, id clusterset.ClusterID) Verdict {

@@ -30,9 +30,9 @@ var watched = []struct{ path, accept string }{
 	{"/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices", "application/vnd.kubernetes.protobuf;stream=watch"},
 	{"/apis/coordination.k8s.io/v1/namespaces/%s/leases", "application/vnd.kubernetes.protobuf;stream=watch"},
 	{"/apis/multicluster.x-k8s.io/v1beta1/namespaces/%s/serviceimports", "application/json;stream=watch"},
-	{"/apis/isthmus.io/v1alpha1/namespaces/%s/exportrecords", "application/json;stream=watch"},
-	{"/apis/isthmus.io/v1alpha1/namespaces/%s/members", "application/json;stream=watch"},
-	{"/apis/isthmus.io/v1alpha1/namespaces/%s/clustersetconfigs", "application/json;stream=watch"},
+	{"/apis/isthmus.dev/v1alpha1/namespaces/%s/exportrecords", "application/json;stream=watch"},
+	{"/apis/isthmus.dev/v1alpha1/namespaces/%s/members", "application/json;stream=watch"},
+	{"/apis/isthmus.dev/v1alpha1/namespaces/%s/clustersetconfigs", "application/json;stream=watch"},
 }
 
 // live makes the simulated members do what a member does without end: renew its Lease, and watch.
