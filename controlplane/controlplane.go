@@ -38,7 +38,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/broker"
 	"github.com/isthmus-net/isthmus/controlplane/internal/export"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/imports"
 	"github.com/isthmus-net/isthmus/controlplane/internal/liveness"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
@@ -195,7 +195,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	own := &registration{
 		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(member.id)},
 		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
-		decisions: make(chan guard.Decision, 64), named: make(chan bool), released: guard.Releases{},
+		decisions: make(chan withdrawal.Decision, 64), named: make(chan bool), released: withdrawal.Releases{},
 	}
 	evidence := c.cfg.Evidence
 	if evidence == nil {
@@ -218,7 +218,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 				c.members.Forget(id)
 			}
 		},
-		Window: c.chosen.scaled(guard.Window), Grace: c.chosen.scaled(guard.Grace), Memory: c.chosen.scaled(guard.Memory), HoldFor: c.chosen.scaled(guard.HoldFor),
+		Window: c.chosen.scaled(withdrawal.Window), Grace: c.chosen.scaled(withdrawal.Grace), Memory: c.chosen.scaled(withdrawal.Memory), HoldFor: c.chosen.scaled(withdrawal.HoldFor),
 		Decided: own.decided, Log: c.cfg.Log,
 	})
 	if err != nil {

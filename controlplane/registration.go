@@ -25,7 +25,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ssa"
 )
 
@@ -34,7 +34,7 @@ type registrar interface {
 	Registrations(self reconcile.Request) []source.Source
 	Registration(context.Context) (v1alpha1.MemberSpec, bool, error)
 	Ranges(context.Context) ([]netip.Prefix, error)
-	Holds() []guard.Hold
+	Holds() []withdrawal.Hold
 	Release(clusterset.ClusterID)
 }
 
@@ -46,11 +46,11 @@ type registration struct {
 	broker    registrar
 	events    events.EventRecorder
 	log       *slog.Logger
-	decisions chan guard.Decision
+	decisions chan withdrawal.Decision
 	named     chan bool // whether the cluster's DNS answers for names of the ClusterSet, as it changes
 
 	mu       sync.Mutex
-	released guard.Releases // what has been done of the annotation
+	released withdrawal.Releases // what has been done of the annotation
 	names    *bool          // the last that came of named, nil before
 }
 
@@ -208,7 +208,7 @@ func (r *registration) reportNames(m *v1alpha1.Member, is *metav1.Condition) {
 }
 
 // decided is told by the guards what they decide. It never waits.
-func (r *registration) decided(d guard.Decision) {
+func (r *registration) decided(d withdrawal.Decision) {
 	select {
 	case r.decisions <- d:
 	default: // so many are on their way that one more tells nothing new
@@ -236,15 +236,15 @@ func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimiting
 }
 
 // report makes an event of what a person would want to know.
-func (r *registration) report(d guard.Decision) {
+func (r *registration) report(d withdrawal.Decision) {
 	about := r.member()
 	switch d.Outcome {
-	case guard.Held:
+	case withdrawal.Held:
 		r.events.Eventf(about, nil, corev1.EventTypeWarning, "WithdrawalsHeld", "Import",
 			"%d of %d things that member %s offered vanished from the broker without a word, and are kept here; if it is meant, run isthmusctl release-hold %s", d.Count, d.Of, d.Source, d.Source)
-	case guard.Released, guard.Expired, guard.Settled, guard.Left:
+	case withdrawal.Released, withdrawal.Expired, withdrawal.Settled, withdrawal.Left:
 		r.events.Eventf(about, nil, corev1.EventTypeNormal, "HoldEnded", "Import", "nothing of member %s is held any more: %s", d.Source, d.Outcome)
-	case guard.Believed:
+	case withdrawal.Believed:
 	}
 }
 

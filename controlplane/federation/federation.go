@@ -37,7 +37,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/memory"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=federations,verbs=get;list;watch
@@ -130,7 +130,7 @@ type Federation struct {
 	spec    federationv1alpha1.FederationSpec // of the crew, without members
 	problem string                            // why this cluster does not do its part, and what to do
 
-	released guard.Releases // what has been done of the annotation; reconcile's alone
+	released withdrawal.Releases // what has been done of the annotation; reconcile's alone
 }
 
 // New prepares a Federation. It sends nothing.
@@ -142,7 +142,7 @@ func New(cfg Config) (*Federation, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1), released: guard.Releases{}}
+	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1), released: withdrawal.Releases{}}
 	var err error
 	if f.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // Parts returns what makes all Parts of this release, for Config.Parts. namespace is where Isthmus is installed; factor
@@ -31,10 +31,10 @@ func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1
 }
 
 // guarded returns how a Part's guard believes, its times multiplied.
-func guarded[K comparable](factor float64, log *slog.Logger) guard.Config[K] {
+func guarded[K comparable](factor float64, log *slog.Logger) withdrawal.Config[K] {
 	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
-	return guard.Config[K]{
-		Window: scaled(guard.Window), Grace: scaled(guard.Grace), Memory: scaled(guard.Memory), HoldFor: scaled(guard.HoldFor), Log: log,
+	return withdrawal.Config[K]{
+		Window: scaled(withdrawal.Window), Grace: scaled(withdrawal.Grace), Memory: scaled(withdrawal.Memory), HoldFor: scaled(withdrawal.HoldFor), Log: log,
 		Release: "isthmusctl federation release",
 	}
 }

@@ -14,7 +14,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // Released is a supervisor that was told to release a hold.
@@ -59,7 +59,7 @@ func Release(ctx context.Context, namespace string, clusters []Cluster, source c
 			if f.Annotations == nil {
 				f.Annotations = map[string]string{}
 			}
-			f.Annotations[federationv1alpha1.AnnotationReleaseHold] = guard.AskRelease(f.Annotations[federationv1alpha1.AnnotationReleaseHold], source, now)
+			f.Annotations[federationv1alpha1.AnnotationReleaseHold] = withdrawal.AskRelease(f.Annotations[federationv1alpha1.AnnotationReleaseHold], source, now)
 			return site.Client.Patch(ctx, f, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), ctl.FieldOwner)
 		})
 		if err != nil {

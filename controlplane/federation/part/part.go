@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 var (
@@ -52,7 +52,7 @@ type Runner interface {
 // Guarded is a Part that does not believe everything that vanishes.
 type Guarded interface {
 	// Holds returns what is taken for there although it vanished.
-	Holds() []guard.Hold
+	Holds() []withdrawal.Hold
 	// Release believes all that is held of a member.
 	Release(of clusterset.ClusterID)
 }

@@ -35,7 +35,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
 	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -101,7 +101,7 @@ func guarded(t *testing.T, window time.Duration) (*parttest.Fleet, *policies, *a
 	}
 	p := New(Config{
 		Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed,
-		Guard: guard.Config[part.Key]{Window: window, Grace: window},
+		Guard: withdrawal.Config[part.Key]{Window: window, Grace: window},
 	}).(*policies)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

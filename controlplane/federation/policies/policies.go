@@ -21,7 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -32,7 +32,7 @@ type Config struct {
 	// Namespace is where Isthmus is installed in every member.
 	Namespace string
 	// Guard says which origins that vanished are believed to be gone; Changed is the Part's own.
-	Guard guard.Config[part.Key]
+	Guard withdrawal.Config[part.Key]
 }
 
 // Travels reports whether o is of a kind that is replicated, and somebody asks for that.
@@ -50,7 +50,7 @@ func New(c Config) part.Part {
 			p.again(key)
 		}
 	}
-	p.guard = guard.New(c.Guard)
+	p.guard = withdrawal.New(c.Guard)
 	return p
 }
 
@@ -62,7 +62,7 @@ var (
 
 type policies struct {
 	config Config
-	guard  *guard.Guard[part.Key]
+	guard  *withdrawal.Guard[part.Key]
 	again  func(part.Key) // set by Run before the guard runs
 	seen   sync.Map       // offered: that the guard was told of
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // offered is a policy that a cluster asks to replicate.
@@ -58,7 +58,7 @@ func (p *policies) keeps(key part.Key, copied *unstructured.Unstructured, all []
 }
 
 // Holds is part of part.Guarded.
-func (p *policies) Holds() []guard.Hold { return p.guard.Holds() }
+func (p *policies) Holds() []withdrawal.Hold { return p.guard.Holds() }
 
 // Release is part of part.Guarded.
 func (p *policies) Release(of clusterset.ClusterID) { p.guard.Release(of) }

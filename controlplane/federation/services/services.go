@@ -8,7 +8,7 @@
 // reported.
 //
 // What a member offers goes at once when its owner takes the annotation away or the member leaves the Federation. When
-// a member Service vanishes otherwise, controlplane/internal/guard decides: one of few goes after a second, a
+// a member Service vanishes otherwise, controlplane/internal/withdrawal decides: one of few goes after a second, a
 // multitude is an accident and stays. Endpoints are no matter of doubt: their slices are followed at once.
 package services
 
@@ -31,7 +31,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // Config says what federated Services are like.
@@ -42,7 +42,7 @@ type Config struct {
 	// asks the name servers of /etc/resolv.conf.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
 	// Guard says how fast what vanishes is believed to be gone. Its callbacks are not used.
-	Guard guard.Config[clusterset.ServiceName]
+	Guard withdrawal.Config[clusterset.ServiceName]
 	Log   *slog.Logger
 }
 
@@ -52,7 +52,7 @@ type Part struct {
 	hostname *template.Template // nil without one
 	hosts    *hosts.Hosts
 	log      *slog.Logger
-	guard    *guard.Guard[clusterset.ServiceName]
+	guard    *withdrawal.Guard[clusterset.ServiceName]
 	again    atomic.Pointer[func(part.Key)] // set by Run
 	vips     vips
 
@@ -110,7 +110,7 @@ func New(cfg Config) (*Part, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("federated services: %w", err)
 	}
-	p.guard = guard.New(cfg.Guard)
+	p.guard = withdrawal.New(cfg.Guard)
 	return p, nil
 }
 
@@ -160,7 +160,7 @@ func keyOf(name clusterset.ServiceName) part.Key {
 }
 
 // Holds is part of part.Guarded.
-func (p *Part) Holds() []guard.Hold { return p.guard.Holds() }
+func (p *Part) Holds() []withdrawal.Hold { return p.guard.Holds() }
 
 // Release is part of part.Guarded.
 func (p *Part) Release(of clusterset.ClusterID) { p.guard.Release(of) }

@@ -28,7 +28,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -100,7 +100,7 @@ func (w *world) restart(spec v1alpha1.FederationSpec) {
 	var err error
 	w.part, err = services.New(services.Config{
 		Federation: spec, Log: slog.New(slog.DiscardHandler),
-		Guard:   guard.Config[clusterset.ServiceName]{Window: 10 * time.Millisecond, Grace: time.Millisecond},
+		Guard:   withdrawal.Config[clusterset.ServiceName]{Window: 10 * time.Millisecond, Grace: time.Millisecond},
 		Resolve: w.resolve,
 	})
 	if err != nil {

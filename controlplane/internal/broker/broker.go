@@ -33,7 +33,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/mirror"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -50,9 +50,9 @@ type Config struct {
 	Gone    func(clusterset.ClusterID)
 	// Left is called with a member that left, or joined again after that.
 	Left func(id clusterset.ClusterID, left bool)
-	// Window, Grace, Memory and HoldFor are those of guard.Config, and Decided is told what the guards decide.
+	// Window, Grace, Memory and HoldFor are those of withdrawal.Config, and Decided is told what the guards decide.
 	Window, Grace, Memory, HoldFor time.Duration
-	Decided                        func(guard.Decision)
+	Decided                        func(withdrawal.Decision)
 	Log                            *slog.Logger
 }
 
@@ -70,8 +70,8 @@ type Broker struct {
 	roster    roster
 	watched   watched
 	changes   mirror.Signal
-	exportsOf *guard.Guard[clusterset.ServiceName] // records
-	slicesOf  *guard.Guard[ImportedSlice]          // slices that have endpoints
+	exportsOf *withdrawal.Guard[clusterset.ServiceName] // records
+	slicesOf  *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
 	synced    []toolscache.ResourceEventHandlerRegistration
 }
 
@@ -176,8 +176,8 @@ func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
 	return a
 }
 
-func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K)) *guard.Guard[K] {
-	return guard.New(guard.Config[K]{
+func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K)) *withdrawal.Guard[K] {
+	return withdrawal.New(withdrawal.Config[K]{
 		Window: cfg.Window, Grace: cfg.Grace, Memory: cfg.Memory, HoldFor: cfg.HoldFor,
 		Changed: changed, Decided: cfg.Decided, Log: cfg.Log,
 	})

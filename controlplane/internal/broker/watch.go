@@ -17,7 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/mirror"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -177,7 +177,7 @@ func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
 }
 
 // vanished returns how to tell a guard of what vanished without a word: seen to, or found by listing anew.
-func vanished[K comparable](g *guard.Guard[K], listed bool) func(clusterset.ClusterID, K) {
+func vanished[K comparable](g *withdrawal.Guard[K], listed bool) func(clusterset.ClusterID, K) {
 	if listed {
 		return g.Missed
 	}
@@ -290,7 +290,7 @@ func (b *Broker) KeepsSlice(id clusterset.ClusterID, s ImportedSlice) bool {
 }
 
 // Holds returns what is held back of the withdrawals of each member, Services first.
-func (b *Broker) Holds() []guard.Hold { return append(b.exportsOf.Holds(), b.slicesOf.Holds()...) }
+func (b *Broker) Holds() []withdrawal.Hold { return append(b.exportsOf.Holds(), b.slicesOf.Holds()...) }
 
 // Release believes everything that is held of a member.
 func (b *Broker) Release(id clusterset.ClusterID) {

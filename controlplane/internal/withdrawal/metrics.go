@@ -1,4 +1,4 @@
-package guard
+package withdrawal
 
 import (
 	"github.com/prometheus/client_golang/prometheus"

@@ -1,4 +1,4 @@
-// Package guard decides whether a disappearance is believed.
+// Package withdrawal decides whether a disappearance is believed.
 //
 // What a member offers may vanish for two reasons: the member took it back, or something went wrong on the
 // way (an empty list, a wiped broker, objects restored from yesterday). The first says so, by a tombstone; the
@@ -35,7 +35,7 @@
 // by themselves, while believing a wipe costs every connection. It forgets all when its owner ends; whoever
 // begins anew tells it first what was there (Has for everything that is imported already) and then what is
 // missing (Missed), and comes to the same hold with a new HoldFor.
-package guard
+package withdrawal
 
 import (
 	"cmp"
