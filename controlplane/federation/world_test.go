@@ -36,7 +36,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
-	"github.com/isthmus-net/isthmus/controlplane/membership"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 

@@ -49,9 +49,9 @@ var heavy = []string{module + "e2e", module + "e2e/lab/cluster"}
 
 // long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
 var long = []string{
-	module + "controlplane", module + "controlplane/federation", module + "controlplane/membership", module + "tools/kernels", module + "cmd/isthmusctl",
+	module + "controlplane/broker", module + "controlplane/federation", module + "controlplane/broker/membership", module + "tools/kernels", module + "cmd/isthmusctl",
 	module + "tools/bench/controlplane", module + "tools/scale/world", module + "tools/bench/dataplane", module + "e2e/neighbours",
-	module + "controlplane/api/access", module + "controlplane/internal/liveness", module + "gateway/controller",
+	module + "controlplane/api/access", module + "controlplane/broker/internal/liveness", module + "gateway/controller",
 }
 
 const (

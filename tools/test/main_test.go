@@ -11,7 +11,7 @@ import (
 // Packages that bring up labs are told apart, of the others long ones come first, and those that have a place of their
 // own are there.
 func TestSplit(t *testing.T) {
-	light, alone, err := split(t.Context(), []string{module + "tools/...", module + "dns", module + "controlplane", module + "e2e/..."})
+	light, alone, err := split(t.Context(), []string{module + "tools/...", module + "dns", module + "controlplane/broker", module + "e2e/..."})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 const (
@@ -62,8 +62,8 @@ func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.Poli
 // roles returns what leaders may do in a member: the ClusterRole, and a Role for the namespace of Isthmus.
 func roles(c client.Client, namespace string, member clusterset.ClusterID, kinds []federationv1alpha1.PolicyKind) []client.Object {
 	return []client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName, Labels: ctl.Ours()}, Rules: rules(c, kinds)},
-		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: roleName, Labels: ctl.Ours()}, Rules: []rbacv1.PolicyRule{
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName, Labels: admin.Ours()}, Rules: rules(c, kinds)},
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: roleName, Labels: admin.Ours()}, Rules: []rbacv1.PolicyRule{
 			// Rights to create cannot be given by name.
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{string(member)}, Verbs: []string{"get", "update"}},
@@ -74,7 +74,7 @@ func roles(c client.Client, namespace string, member clusterset.ClusterID, kinds
 
 // of returns the metadata of what is in a member for a supervisor.
 func of(namespace string, supervisor clusterset.ClusterID) metav1.ObjectMeta {
-	m := metav1.ObjectMeta{Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor), Labels: ctl.Ours()}
+	m := metav1.ObjectMeta{Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor), Labels: admin.Ours()}
 	m.Labels[labelSupervisor] = string(supervisor)
 	return m
 }
@@ -110,7 +110,7 @@ func tokens(ctx context.Context, member *Cluster, namespace string, supervisor c
 func (s *survey) open(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, fresh bool) (secret *corev1.Secret, token string, err error) {
 	who, rights := account(s.namespace, supervisor)
 	for _, obj := range append([]client.Object{who}, rights...) {
-		if err := ctl.Apply(ctx, member.Client, obj); err != nil {
+		if err := admin.Apply(ctx, member.Client, obj); err != nil {
 			return nil, "", err
 		}
 	}
@@ -124,20 +124,20 @@ func (s *survey) open(ctx context.Context, member *Cluster, supervisor clusterse
 		secret = &corev1.Secret{ObjectMeta: of(s.namespace, supervisor), Type: corev1.SecretTypeServiceAccountToken}
 		secret.GenerateName, secret.Name = secret.Name+"-token-", ""
 		secret.Annotations = map[string]string{corev1.ServiceAccountNameKey: who.Name}
-		if err := member.Client.Create(ctx, secret, ctl.FieldOwner); err != nil {
+		if err := member.Client.Create(ctx, secret, admin.FieldOwner); err != nil {
 			return nil, "", fmt.Errorf("make a token of ServiceAccount %s/%s: %w", s.namespace, who.Name, err)
 		}
 	}
-	if token, err = ctl.Token(ctx, member.Client, "its API server", secret); err != nil {
+	if token, err = admin.Token(ctx, member.Client, "its API server", secret); err != nil {
 		return nil, "", err
 	}
-	return secret, token, ctl.Accepted(ctx, member.Client, "its API server", token)
+	return secret, token, admin.Accepted(ctx, member.Client, "its API server", token)
 }
 
 // hand puts a supervisor's token for a member into the supervisor.
 func (s *survey) hand(ctx context.Context, supervisor *Cluster, member *Cluster, token string) error {
-	return ctl.Apply(ctx, supervisor.Client, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(member.ID), Labels: ctl.Ours()},
+	return admin.Apply(ctx, supervisor.Client, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(member.ID), Labels: admin.Ours()},
 		Data:       map[string][]byte{federationv1alpha1.SecretToken: []byte(token), federationv1alpha1.SecretCA: member.CA},
 	})
 }
@@ -146,7 +146,7 @@ func (s *survey) hand(ctx context.Context, supervisor *Cluster, member *Cluster,
 func (s *survey) shut(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID) error {
 	who, rights := account(s.namespace, supervisor)
 	for _, obj := range rights {
-		if err := ctl.DeleteOwn(ctx, member.Client, obj); err != nil {
+		if err := admin.DeleteOwn(ctx, member.Client, obj); err != nil {
 			return err
 		}
 	}
@@ -155,11 +155,11 @@ func (s *survey) shut(ctx context.Context, member *Cluster, supervisor clusterse
 		return err
 	}
 	for i := range have {
-		if err := ctl.DeleteIfThere(ctx, member.Client, &have[i]); err != nil {
+		if err := admin.DeleteIfThere(ctx, member.Client, &have[i]); err != nil {
 			return err
 		}
 	}
-	return ctl.DeleteOwn(ctx, member.Client, who)
+	return admin.DeleteOwn(ctx, member.Client, who)
 }
 
 // kinds returns the policies that travel, as the supervisors say.

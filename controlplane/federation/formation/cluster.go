@@ -15,7 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 // Cluster is one that an administrator can reach.
@@ -148,7 +148,7 @@ func visit(ctx context.Context, namespace string, c *Cluster) (*site, error) {
 	switch {
 	case err == nil:
 		found.federation = federation
-	case !ctl.IsAbsent(err):
+	case !admin.IsAbsent(err):
 		return nil, fmt.Errorf("read its Federation: %w", err)
 	}
 	accounts := &corev1.ServiceAccountList{}
@@ -167,7 +167,7 @@ func visit(ctx context.Context, namespace string, c *Cluster) (*site, error) {
 func checkSaid(ctx context.Context, c client.Client, claim, property, value string) error {
 	said := &federationv1alpha1.ClusterClaim{}
 	err := c.Get(ctx, client.ObjectKey{Name: claimName(claim)}, said)
-	if err != nil && !ctl.IsAbsent(err) {
+	if err != nil && !admin.IsAbsent(err) {
 		return fmt.Errorf("read ClusterClaim %s: %w", claimName(claim), err)
 	}
 	if err == nil && said.Spec.Value != value {
@@ -175,7 +175,7 @@ func checkSaid(ctx context.Context, c client.Client, claim, property, value stri
 	}
 	also := &about.ClusterProperty{}
 	err = c.Get(ctx, client.ObjectKey{Name: property}, also)
-	if err != nil && !ctl.IsAbsent(err) {
+	if err != nil && !admin.IsAbsent(err) {
 		return fmt.Errorf("read ClusterProperty %s: %w", property, err)
 	}
 	if err == nil && also.Spec.Value != value {

@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 // Formation is a federation as it shall be, as far as the clusters go that were given.
@@ -58,9 +58,9 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 	if err != nil {
 		return Formed{}, err
 	}
-	definitions := make([]ctl.Definitions, len(s.sites))
+	definitions := make([]admin.Definitions, len(s.sites))
 	for i, found := range s.sites {
-		if definitions[i], err = ctl.PlanDefinitions(ctx, found.Client); err != nil {
+		if definitions[i], err = admin.PlanDefinitions(ctx, found.Client); err != nil {
 			return Formed{}, found.wrap(err)
 		}
 	}
@@ -198,7 +198,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 			continue
 		}
 		wanted = append(wanted, &federationv1alpha1.ClusterClaim{
-			ObjectMeta: metav1.ObjectMeta{Name: claimName(name), Labels: ctl.Ours()},
+			ObjectMeta: metav1.ObjectMeta{Name: claimName(name), Labels: admin.Ours()},
 			Spec:       federationv1alpha1.ClusterClaimSpec{Name: name, Value: claims[name]},
 		})
 	}
@@ -207,7 +207,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	wanted = append(wanted, admission.Fence(s.namespace, c.ID)...)
 	wanted = append(wanted, admission.Own(s.namespace)...)
 	for _, obj := range wanted {
-		err := ctl.Apply(ctx, c.Client, obj)
+		err := admin.Apply(ctx, c.Client, obj)
 		if meta.IsNoMatchError(err) {
 			return fmt.Errorf("the cluster cannot be a member, for nothing would keep a leader that was from writing; it needs Kubernetes 1.30 or newer: %w", err)
 		}
@@ -231,7 +231,7 @@ func (s *survey) systemNamespace() string {
 // said reports whether a cluster has a claim.
 func said(ctx context.Context, c client.Client, claim string) (bool, error) {
 	err := c.Get(ctx, client.ObjectKey{Name: claimName(claim)}, &federationv1alpha1.ClusterClaim{})
-	if err != nil && !ctl.IsAbsent(err) {
+	if err != nil && !admin.IsAbsent(err) {
 		return false, fmt.Errorf("read ClusterClaim %s: %w", claimName(claim), err)
 	}
 	return err == nil, nil
@@ -244,12 +244,12 @@ func (s *survey) name(ctx context.Context, found *site, clusterSet string) error
 		Spec:       federationv1alpha1.FederationSpec{ClusterSet: clusterSet},
 	}
 	if have := found.federation; have == nil || have.Labels[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy {
-		f.Labels = ctl.Ours()
+		f.Labels = admin.Ours()
 	}
 	if found.Supervisor {
 		f.Spec.Members = slices.SortedFunc(maps.Values(s.members), func(a, b federationv1alpha1.MemberCluster) int {
 			return strings.Compare(a.ClusterID, b.ClusterID)
 		})
 	}
-	return ctl.Apply(ctx, found.Client, f)
+	return admin.Apply(ctx, found.Client, f)
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 func clusterID(id string) clusterset.ClusterID { return clusterset.ClusterID(id) }
@@ -346,7 +346,7 @@ func accepts(t *testing.T, token string) bool {
 
 func await(t *testing.T, overdue string, done func() bool) {
 	t.Helper()
-	if err := ctl.Await(t.Context(), overdue, func() (bool, error) { return done(), nil }); err != nil {
+	if err := admin.Await(t.Context(), overdue, func() (bool, error) { return done(), nil }); err != nil {
 		t.Fatal(err)
 	}
 }

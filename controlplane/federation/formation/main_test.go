@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/isthmus-net/isthmus/controlplane/membership"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 

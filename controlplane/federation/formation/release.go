@@ -13,7 +13,7 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -60,7 +60,7 @@ func Release(ctx context.Context, namespace string, clusters []Cluster, source c
 				f.Annotations = map[string]string{}
 			}
 			f.Annotations[federationv1alpha1.AnnotationReleaseHold] = withdrawal.AskRelease(f.Annotations[federationv1alpha1.AnnotationReleaseHold], source, now)
-			return site.Client.Patch(ctx, f, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), ctl.FieldOwner)
+			return site.Client.Patch(ctx, f, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), admin.FieldOwner)
 		})
 		if err != nil {
 			return released, site.wrap(fmt.Errorf("ask to release what is held of cluster %s: %w", source, err))

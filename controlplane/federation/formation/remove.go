@@ -24,7 +24,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 // Removal is a cluster that shall leave a federation.
@@ -126,7 +126,7 @@ func (s *survey) forget(ctx context.Context, found *site, id clusterset.ClusterI
 	if err := s.name(ctx, found, found.federation.Spec.ClusterSet); err != nil {
 		return err
 	}
-	return ctl.DeleteOwn(ctx, found.Client, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(id)}})
+	return admin.DeleteOwn(ctx, found.Client, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(id)}})
 }
 
 // clear removes from a cluster what leaders wrote, which it counts, and what Form did.
@@ -146,12 +146,12 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 		}
 	}
 	for _, obj := range append(slices.Concat(admission.Fence(s.namespace, leaving.ID), admission.Own(s.namespace), admission.Claims()), own...) {
-		if err := ctl.DeleteOwn(ctx, leaving.Client, obj); err != nil {
+		if err := admin.DeleteOwn(ctx, leaving.Client, obj); err != nil {
 			return written, err
 		}
 	}
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: string(leaving.ID)}}
-	if err := ctl.DeleteIfThere(ctx, leaving.Client, lease); err != nil {
+	if err := admin.DeleteIfThere(ctx, leaving.Client, lease); err != nil {
 		return written, err
 	}
 	for _, property := range []string{about.ClusterSet, about.ClusterID} {
@@ -161,8 +161,8 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 	}
 	for _, claim := range []string{federationv1alpha1.ClaimSupervisor, federationv1alpha1.ClaimClusterSet, federationv1alpha1.ClaimID} {
 		// The API server may hold on for a moment to a policy that keeps a claim of a Federation.
-		err := ctl.Await(ctx, "the API server still refuses to delete ClusterClaim "+claimName(claim), func() (bool, error) {
-			err := ctl.DeleteOwn(ctx, leaving.Client, &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: claimName(claim)}})
+		err := admin.Await(ctx, "the API server still refuses to delete ClusterClaim "+claimName(claim), func() (bool, error) {
+			err := admin.DeleteOwn(ctx, leaving.Client, &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: claimName(claim)}})
 			if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 				return false, nil
 			}
@@ -180,12 +180,12 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 func clearProperty(ctx context.Context, c client.Client, name string) error {
 	p := &about.ClusterProperty{}
 	switch err := c.Get(ctx, client.ObjectKey{Name: name}, p); {
-	case err != nil && !ctl.IsAbsent(err):
+	case err != nil && !admin.IsAbsent(err):
 		return fmt.Errorf("read ClusterProperty %s: %w", name, err)
 	case p.Labels[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy: // or there is none
 		return nil
 	}
-	if err := ctl.DeleteIfThere(ctx, c, p, client.Preconditions{UID: &p.UID}); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+	if err := admin.DeleteIfThere(ctx, c, p, client.Preconditions{UID: &p.UID}); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
 		return err
 	}
 	return nil
@@ -207,7 +207,7 @@ func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error)
 		list := &metav1.PartialObjectMetadataList{}
 		list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
 		if err := c.List(ctx, list); err != nil {
-			if ctl.IsAbsent(err) {
+			if admin.IsAbsent(err) {
 				continue
 			}
 			return removed, fmt.Errorf("list objects of kind %s: %w", gvk.Kind, err)
@@ -224,7 +224,7 @@ func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error)
 				}
 				continue
 			}
-			if err := ctl.DeleteIfThere(ctx, c, o, client.Preconditions{UID: &o.UID}); err != nil {
+			if err := admin.DeleteIfThere(ctx, c, o, client.Preconditions{UID: &o.UID}); err != nil {
 				return removed, err
 			}
 			removed++
@@ -237,7 +237,7 @@ func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error)
 func unmark(ctx context.Context, c client.Client, o *metav1.PartialObjectMetadata) error {
 	patch := []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:null,%q:null}}}`,
 		federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, policies.AnnotationStatus))
-	if err := c.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), ctl.FieldOwner); client.IgnoreNotFound(err) != nil {
+	if err := c.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), admin.FieldOwner); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("take the federation's annotations off %s %s: %w", o.Kind, client.ObjectKeyFromObject(o), err)
 	}
 	return nil

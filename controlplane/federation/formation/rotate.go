@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 // Rotated is a token that was renewed.
@@ -69,7 +69,7 @@ func Rotate(ctx context.Context, namespace string, clusters []Cluster, overlap t
 			if have[i].Name == r.keep {
 				continue
 			}
-			if err := ctl.DeleteIfThere(ctx, r.member.Client, &have[i]); err != nil {
+			if err := admin.DeleteIfThere(ctx, r.member.Client, &have[i]); err != nil {
 				return rotated, r.member.wrap(err)
 			}
 			done.Revoked++

@@ -34,7 +34,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
@@ -186,7 +186,7 @@ func settle(t *testing.T, f *parttest.Fleet) {
 // gone syncs until a member has nothing of the name of o any more: what vanished is in doubt for a moment.
 func gone(t *testing.T, f *parttest.Fleet, m *parttest.Member, o *unstructured.Unstructured) {
 	t.Helper()
-	err := ctl.Await(t.Context(), "the copy is still there", func() (bool, error) {
+	err := admin.Await(t.Context(), "the copy is still there", func() (bool, error) {
 		settle(t, f)
 		return get(t, m, o) == nil, nil
 	})
@@ -245,7 +245,7 @@ func refusing(t *testing.T, m *parttest.Member) *httptest.Server {
 	})
 	probe := &networkingv1.NetworkPolicy{}
 	probe.Namespace, probe.Name, probe.Annotations = "default", "probe", map[string]string{"wanted": "no"}
-	err := ctl.Await(t.Context(), "the webhook does not refuse", func() (bool, error) {
+	err := admin.Await(t.Context(), "the webhook does not refuse", func() (bool, error) {
 		return apierrors.IsForbidden(m.Client().Create(t.Context(), probe.DeepCopy(), client.DryRunAll)), nil
 	})
 	if err != nil {

@@ -130,7 +130,7 @@ var rules = map[string]rule{
 	"clients stay at the edge": {
 		who: product,
 		except: []string{
-			"cmd/...", "controlplane", "controlplane/view", "controlplane/membership", "controlplane/internal/...", "controlplane/federation/...", "gateway/controller", "gateway/api/...",
+			"cmd/...", "controlplane/broker/...", "controlplane/view", "controlplane/internal/...", "controlplane/federation/...", "gateway/controller", "gateway/api/...",
 			"controlplane/api/...", // its scheme
 		},
 		ban: []string{"k8s.io/client-go/...", "sigs.k8s.io/controller-runtime/..."}, direct: true,

@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ssa"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
 )
 
 // Term is one leadership of one member.
@@ -94,11 +94,11 @@ func (l *leader) Own(ctx context.Context, obj client.Object, keep ...string) err
 	if err := l.stamp(obj); err != nil {
 		return err
 	}
-	return explain(ssa.Own(ctx, l.client, obj, keep...))
+	return explain(apply.Own(ctx, l.client, obj, keep...))
 }
 
 func (l *leader) OwnStatus(ctx context.Context, obj client.Object) error {
-	return l.fenced(ctx, obj, func() error { return ssa.ApplyStatus(ctx, l.client, obj) })
+	return l.fenced(ctx, obj, func() error { return apply.ApplyStatus(ctx, l.client, obj) })
 }
 
 func (l *leader) Delete(ctx context.Context, obj client.Object) error {
