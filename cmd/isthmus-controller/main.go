@@ -30,7 +30,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms"
+	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
 
 func main() {
@@ -220,7 +220,7 @@ func routes(current func() status.Controller) http.Handler {
 type parts struct {
 	plane      *broker.ControlPlane
 	federation *federation.Federation
-	machines   *vms.VMs
+	machines   *workloads.VMs
 }
 
 // describe says how all parts are.

@@ -6,7 +6,7 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
@@ -14,8 +14,8 @@ import (
 
 // Parts returns what makes all Parts of this release, for Config.Parts. namespace is where Isthmus is installed; factor
 // is that of Scaled.
-func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]part.Part, error) {
-	return func(spec federationv1alpha1.FederationSpec) ([]part.Part, error) {
+func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]reconcile.Part, error) {
+	return func(spec federationv1alpha1.FederationSpec) ([]reconcile.Part, error) {
 		s, err := services.New(services.Config{
 			Federation: spec, Log: log,
 			Guard: guarded[clusterset.ServiceName](factor, log),
@@ -24,9 +24,9 @@ func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1
 			return nil, err
 		}
 		p := policies.New(policies.Config{
-			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Guard: guarded[part.Key](factor, log),
+			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Guard: guarded[reconcile.Key](factor, log),
 		})
-		return []part.Part{s, p}, nil
+		return []reconcile.Part{s, p}, nil
 	}
 }
 

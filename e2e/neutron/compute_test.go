@@ -6,8 +6,8 @@ import (
 
 	novaservers "github.com/gophercloud/gophercloud/v2/openstack/compute/v2/servers"
 
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova/novatest"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
 	"github.com/isthmus-net/isthmus/e2e/neutron"
 )
 

@@ -2,7 +2,7 @@
 // Services of any members with, a Service without a selector, the EndpointSlices that lead to all of its member
 // Services, and, where the Federation switches that on, a ServiceImport with a ClusterSetIP over the same slices.
 //
-// It is a [part.Part]: in goes what members say, out come writes into the members that this process leads. What it
+// It is a [reconcile.Part]: in goes what members say, out come writes into the members that this process leads. What it
 // computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it
 // writes carries [v1alpha1.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is
 // reported.
@@ -29,7 +29,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
@@ -53,7 +53,7 @@ type Part struct {
 	hosts    *hosts.Hosts
 	log      *slog.Logger
 	guard    *withdrawal.Guard[clusterset.ServiceName]
-	again    atomic.Pointer[func(part.Key)] // set by Run
+	again    atomic.Pointer[func(reconcile.Key)] // set by Run
 	vips     vips
 
 	wanted sync.Map // clusterset.ServiceName: names that a Service of any member was seen to ask for
@@ -65,9 +65,9 @@ type Part struct {
 }
 
 var (
-	_ part.Part    = (*Part)(nil)
-	_ part.Runner  = (*Part)(nil)
-	_ part.Guarded = (*Part)(nil)
+	_ reconcile.Part    = (*Part)(nil)
+	_ reconcile.Runner  = (*Part)(nil)
+	_ reconcile.Guarded = (*Part)(nil)
 )
 
 // New returns the Part that cfg describes. The error joins all faults and names the fields.
@@ -126,11 +126,11 @@ func (p *Part) outsideName(name clusterset.ServiceName) (string, error) {
 	return text.String(), nil
 }
 
-// Name is part of part.Part.
+// Name is part of reconcile.Part.
 func (p *Part) Name() string { return "services" }
 
 // Run decides about what vanished, and resolves host names of load balancers, until ctx ends.
-func (p *Part) Run(ctx context.Context, again func(part.Key)) error {
+func (p *Part) Run(ctx context.Context, again func(reconcile.Key)) error {
 	p.again.Store(&again)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.guard.Run(ctx) })
@@ -155,12 +155,12 @@ const (
 	kindStatus  = "Service status" // a Service that was a member of a federated one, and says so still
 )
 
-func keyOf(name clusterset.ServiceName) part.Key {
-	return part.Key{Kind: kindService, Namespace: name.Namespace, Name: name.Name}
+func keyOf(name clusterset.ServiceName) reconcile.Key {
+	return reconcile.Key{Kind: kindService, Namespace: name.Namespace, Name: name.Name}
 }
 
-// Holds is part of part.Guarded.
+// Holds is part of reconcile.Guarded.
 func (p *Part) Holds() []withdrawal.Hold { return p.guard.Holds() }
 
-// Release is part of part.Guarded.
+// Release is part of reconcile.Guarded.
 func (p *Part) Release(of clusterset.ClusterID) { p.guard.Release(of) }
