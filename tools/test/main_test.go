@@ -18,7 +18,7 @@ func TestSplit(t *testing.T) {
 	if !slices.Equal(alone, heavy) {
 		t.Errorf("%v bring up labs, want %v", alone, heavy)
 	}
-	if light[0] != long[0] || slices.Index(light, module+"dns") < slices.Index(light, module+"tools/kernels") || !slices.Contains(light, module+"e2e/lab/topology") {
+	if light[0] != long[0] || slices.Index(light, module+"dns") < slices.Index(light, module+"tools/kernels") || !slices.Contains(light, module+"tools/lab/topology") {
 		t.Errorf("the others come in the order %v", light)
 	}
 	have, _, err := split(t.Context(), []string{"github.com/isthmus-net/isthmus/..."})

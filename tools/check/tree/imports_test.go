@@ -140,6 +140,10 @@ var rules = map[string]rule{
 		who: product, ban: []string{"tools/...", "e2e/..."},
 		why: "what users run must not depend on how we build and test it",
 	},
+	"rigs stand below the scenarios": {
+		who: []string{"tools/..."}, ban: []string{"e2e/..."},
+		why: "labs, clouds and gateways under test are tools that scenarios, demos and benchmarks share; a scenario is used by nobody",
+	},
 	"mains are wiring": {
 		who: []string{"agent/...", "bpf/...", "controlplane/...", "dns/...", "gateway/...", "tools/...", "e2e/..."},
 		ban: []string{"cmd/..."}, allow: []string{"cmd/internal/..."},
