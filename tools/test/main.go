@@ -45,7 +45,7 @@ const module = "github.com/isthmus-net/isthmus/"
 // heavy are the packages whose tests bring up labs. They go after all others: what they promise of a cluster is for a
 // machine that has the time, and its inotify instances (fs.inotify.max_user_instances) do for labs or for the API
 // servers of other tests.
-var heavy = []string{module + "e2e", module + "tools/lab/cluster"}
+var heavy = []string{module + "tools/lab/cluster", module + "e2e"}
 
 // long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
 var long = []string{
