@@ -26,9 +26,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/neutron"
-	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/test/report"
 )
 
