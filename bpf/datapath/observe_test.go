@@ -63,7 +63,7 @@ func TestObserve(t *testing.T) {
 	if n := observeSetting(t, d); n != 0 {
 		t.Fatalf("the programs tell one of %d, with nobody there", n)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var chosen, refused *Event
 	began := time.Now()
@@ -118,7 +118,7 @@ func TestObserve(t *testing.T) {
 // One of so many choices is told.
 func TestObserveSamples(t *testing.T) {
 	d, tr := observed(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	before, told := int64(0), 0
 	err := d.Observe(ctx, 50, func(Event) {

@@ -34,7 +34,7 @@ func newWorld(t *testing.T) *world {
 // waitFor waits until a node's answer is one, by what the prober says of changes alone.
 func (w *world) waitFor(at netip.AddrPort, want Answer) {
 	w.t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for w.Answers()[at] != want {
 		select {
 		case <-w.changes:
