@@ -341,7 +341,7 @@ func TestShow(t *testing.T) {
 		"show frontends --node a2":    {"a2", "road/echo", netip.AddrPortFrom(addrs[0], 80).String(), "a,b"},
 		"show hooks --node a1":        {"a1", "connect4", "cgroup"},
 		"show drops -o json":          {`"node": "a1"`, `"node": "a2"`},
-		"show connections --limit=10": {"PROTOCOL|the packet path translates no connection"}, // of what ran before
+		"show connections --limit=10": {"PROTOCOL|the packet path has no connections"}, // of what ran before
 	} {
 		said, err := bed.Isthmusctl(ctx, "a", strings.Fields(args)...)
 		if err != nil {
