@@ -38,7 +38,7 @@ func BenchmarkBuild10k(b *testing.B) {
 			}
 		}
 	})
-	have, _ := Build(in, empty, new(IDs))
+	have, _ := build(in, empty, new(idAllocator))
 	b.Run("restart", func(b *testing.B) {
 		for b.Loop() {
 			if plan, _ := NewPlanner(have).Plan(in); plan.Writes() != 0 {

@@ -41,6 +41,23 @@ func slice(addrs ...string) cs.Slice {
 // world returns services as an Input.
 func world(services ...cs.Service) Input { return Input{Snapshot: &cs.Snapshot{Services: services}} }
 
+// build plans in once, for maps that hold have, and returns what they hold then.
+func build(in Input, have State, ids *idAllocator) (State, []Problem) {
+	p := newPlanner(have, *ids)
+	_, problems := p.Plan(in)
+	*ids = p.ids
+	return p.State(), problems
+}
+
+// diff returns the fewest writes that turn have into want.
+func diff(have, want State) Plan {
+	var p Plan
+	for _, t := range tables() {
+		t.diff(&have, &want, &p)
+	}
+	return p
+}
+
 func TestBuild(t *testing.T) {
 	notReady := slice("10.1.0.1")
 	notReady.Endpoints[0].Ready = false
@@ -121,7 +138,7 @@ func TestBuild(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, problems := Build(world(test.services...), NewState(), new(IDs))
+			got, problems := build(world(test.services...), NewState(), new(idAllocator))
 			if diff := cmp.Diff(test.want, got.Text()); diff != "" {
 				t.Errorf("state (-want +got):\n%s", diff)
 			}
@@ -145,8 +162,8 @@ func TestOneEndpointCostsFewWrites(t *testing.T) {
 	snap := func(addrs []string) *cs.Snapshot {
 		return &cs.Snapshot{Services: []cs.Service{service("hello", "243.0.0.5", slice(addrs...))}}
 	}
-	ids := new(IDs)
-	have, _ := Build(Input{Snapshot: snap(addrs)}, NewState(), ids)
+	ids := new(idAllocator)
+	have, _ := build(Input{Snapshot: snap(addrs)}, NewState(), ids)
 	tests := map[string]struct {
 		addrs []string
 		want  int
@@ -158,8 +175,8 @@ func TestOneEndpointCostsFewWrites(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			want, _ := Build(Input{Snapshot: snap(test.addrs)}, have, ids)
-			if n := Diff(have, want).Writes(); n != test.want {
+			want, _ := build(Input{Snapshot: snap(test.addrs)}, have, ids)
+			if n := diff(have, want).Writes(); n != test.want {
 				t.Errorf("%d writes, want %d", n, test.want)
 			}
 		})
@@ -288,9 +305,9 @@ func TestPlansStayWithinLimits(t *testing.T) {
 			if rapid.IntRange(0, 4).Draw(t, "restart") == 0 {
 				planner = NewPlanner(have)
 			}
-			unlimited, _ := Build(Input{
+			unlimited, _ := build(Input{
 				Snapshot: in.Snapshot, Node: in.Node, ZonesSpanClusters: in.ZonesSpanClusters, Ranges: in.Ranges, Drained: in.Drained,
-			}, NewState(), new(IDs))
+			}, NewState(), new(idAllocator))
 			var problems []Problem
 			for round := 0; ; round++ {
 				var plan Plan
@@ -307,7 +324,7 @@ func TestPlansStayWithinLimits(t *testing.T) {
 				}
 				if rapid.IntRange(0, 7).Draw(t, "cut") == 0 {
 					have.Apply(plan.Prefix(rapid.IntRange(0, plan.Writes()).Draw(t, "cut at")))
-					planner = planner.Again(have)
+					planner.Reset(have)
 					continue
 				}
 				have.Apply(plan)
@@ -324,7 +341,7 @@ func TestPlansStayWithinLimits(t *testing.T) {
 			}
 			if rapid.IntRange(0, 2).Draw(t, "larger maps") == 0 {
 				in.Limits = Limits{}
-				plan, _ := planner.Again(have).Plan(in)
+				plan, _ := newPlanner(have, planner.ids).Plan(in)
 				all := have.Clone()
 				all.Apply(plan)
 				if diff := cmp.Diff(numberless(unlimited), numberless(all)); diff != "" {
@@ -351,7 +368,7 @@ func TestEveryPrefixOfEveryPlanIsSafe(t *testing.T) {
 			in.Snapshot = mixed(t, world, in.Snapshot)
 			world = in.Snapshot
 			ids := planner.ids
-			fresh, freshProblems := Build(in, have, &ids)
+			fresh, freshProblems := build(in, have, &ids)
 			plan, problems := planner.Plan(in)
 			want := planner.State()
 			if diff := cmp.Diff(fresh, want, cmpopts.EquateComparable(Address{}, netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
@@ -372,13 +389,13 @@ func TestEveryPrefixOfEveryPlanIsSafe(t *testing.T) {
 			if diff := cmp.Diff(want, whole, cmpopts.EquateComparable(Address{}, netip.Prefix{})); diff != "" {
 				t.Fatalf("have + plan is not want (-want +got):\n%s", diff)
 			}
-			if n := Diff(have, want).Writes(); n < plan.Writes() {
+			if n := diff(have, want).Writes(); n < plan.Writes() {
 				t.Fatalf("%d writes, %d are enough", plan.Writes(), n)
 			}
 			whole = have.Clone()
-			whole.Apply(Diff(have, want))
-			if n := Diff(whole, want).Writes(); n != 0 {
-				t.Fatalf("have + Diff(have, want) is %d writes from want", n)
+			whole.Apply(diff(have, want))
+			if n := diff(whole, want).Writes(); n != 0 {
+				t.Fatalf("have + diff(have, want) is %d writes from want", n)
 			}
 			if again, _ := NewPlanner(want).Plan(in); again.Writes() != 0 {
 				t.Fatalf("the same world after a restart costs %d writes: %+v", again.Writes(), again)
@@ -388,7 +405,7 @@ func TestEveryPrefixOfEveryPlanIsSafe(t *testing.T) {
 			}
 			if rapid.IntRange(0, 3).Draw(t, "cut") == 0 {
 				have.Apply(plan.Prefix(rapid.IntRange(0, plan.Writes()).Draw(t, "cut at")))
-				planner = planner.Again(have)
+				planner.Reset(have)
 			} else {
 				have = want
 			}
@@ -414,7 +431,7 @@ func mixed(t *rapid.T, last, next *cs.Snapshot) *cs.Snapshot {
 func checkSafe(t *rapid.T, s, have, want State) {
 	t.Helper()
 	for a, fe := range s.Frontends {
-		allowed := append(have.table(have.Frontends[a]), want.table(want.Frontends[a])...)
+		allowed := append(have.slotTable(have.Frontends[a]), want.slotTable(want.Frontends[a])...)
 		if _, ok := s.Services[fe.Service]; !ok && fe.Service != 0 {
 			t.Fatalf("%s is of Service %d, which has no name\n%s", a, fe.Service, s.Text())
 		}
@@ -440,18 +457,18 @@ func checkSafe(t *rapid.T, s, have, want State) {
 // checkNumbersAreFresh reports a number that a plan gives although it was in use.
 func checkNumbersAreFresh(t *rapid.T, have State, p Plan) {
 	t.Helper()
-	for _, w := range p.PutBackends {
-		if a, ok := have.Backends[w.ID]; ok && a.Address != w.Backend.Address || w.ID == 0 {
-			t.Fatalf("backend number %d of %s given to %s", w.ID, a.Address, w.Backend.Address)
+	for _, w := range p.Backends.Put {
+		if a, ok := have.Backends[w.Key]; ok && a.Address != w.Value.Address || w.Key == 0 {
+			t.Fatalf("backend number %d of %s given to %s", w.Key, a.Address, w.Value.Address)
 		}
 	}
-	for _, w := range p.PutFrontends {
-		if _, had := have.Frontends[w.Address]; had {
+	for _, w := range p.Frontends.Put {
+		if _, had := have.Frontends[w.Key]; had {
 			continue
 		}
 		for a, fe := range have.Frontends {
-			if fe.ID == w.Frontend.ID {
-				t.Fatalf("frontend number %d of %s given to %s", fe.ID, a, w.Address)
+			if fe.ID == w.Value.ID {
+				t.Fatalf("frontend number %d of %s given to %s", fe.ID, a, w.Key)
 			}
 		}
 	}
@@ -481,7 +498,7 @@ func TestGarbageIsMended(t *testing.T) {
 		checkSafe(t, have, want, want)
 
 		in, ids := inputs().Draw(t, "input"), planner.ids
-		want, _ = Build(in, have, &ids)
+		want, _ = build(in, have, &ids)
 		planner.Plan(in)
 		if diff := cmp.Diff(want, planner.State(), cmpopts.EquateComparable(Address{}, netip.Prefix{})); diff != "" {
 			t.Fatalf("the garbage is remembered (-anew +remembered):\n%s", diff)
@@ -491,10 +508,10 @@ func TestGarbageIsMended(t *testing.T) {
 
 // Numbers wrap around once in four billion; 0 and taken ones are stepped over.
 func TestNumbersWrap(t *testing.T) {
-	ids := &IDs{backend: ^uint32(0), frontend: ^uint32(0)}
+	ids := &idAllocator{backend: ^uint32(0), frontend: ^uint32(0)}
 	have := NewState()
 	have.Backends[1] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
-	want, _ := Build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, ids)
+	want, _ := build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, ids)
 	text := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP cluster=a\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)
@@ -507,7 +524,7 @@ func TestNumbersGoOnAfterRestart(t *testing.T) {
 	have.Frontends[Address{netip.MustParseAddrPort("243.0.0.9:80"), cs.TCP}] = Frontend{ID: 3}
 	have.Slots[Slot{Frontend: 9}] = 7
 	have.Backends[5] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
-	want, _ := Build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, new(IDs))
+	want, _ := build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, new(idAllocator))
 	text := "FE 243.0.0.5:80/TCP id=10 service=demo/hello backends=[10.1.0.1:8080]\nBE id=8 10.1.0.1:8080/TCP cluster=a\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)

@@ -100,24 +100,24 @@ func TestMaglevDisruptsLittle(t *testing.T) {
 
 // Nodes that heard of backends in another order, over another history, have the same table.
 func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
-	build := func(have State, ids *IDs, addrs ...string) State {
+	build := func(have State, ids *idAllocator, addrs ...string) State {
 		svc := service("hello", "243.0.0.5", slice(addrs...))
 		svc.Annotations = map[string]string{AnnotationBalancer: "maglev"}
-		s, problems := Build(world(svc), have, ids)
+		s, problems := build(world(svc), have, ids)
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}
 		return s
 	}
-	one := build(NewState(), new(IDs), "10.1.0.1", "10.1.0.2", "10.1.0.3")
-	ids := new(IDs)
+	one := build(NewState(), new(idAllocator), "10.1.0.1", "10.1.0.2", "10.1.0.3")
+	ids := new(idAllocator)
 	other := build(NewState(), ids, "10.1.0.9", "10.1.0.3")
 	other = build(other, ids, "10.1.0.3", "10.1.0.2", "10.1.0.1")
 	a := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
 	if !one.Frontends[a].Maglev || one.Frontends[a].Count != 101 {
 		t.Errorf("frontend %+v, want a Maglev table of 101 slots", one.Frontends[a])
 	}
-	if !slices.Equal(one.table(one.Frontends[a]), other.table(other.Frontends[a])) {
+	if !slices.Equal(one.slotTable(one.Frontends[a]), other.slotTable(other.Frontends[a])) {
 		t.Error("two nodes have two tables")
 	}
 }

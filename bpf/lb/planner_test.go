@@ -65,7 +65,7 @@ func TestPlannerLooksAgainWhereItMust(t *testing.T) {
 				have.Apply(plan)
 				fe := have.Frontends[Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}]
 				var serve []string
-				for _, a := range have.table(fe) {
+				for _, a := range have.slotTable(fe) {
 					serve = append(serve, a.AddrPort.String())
 				}
 				slices.Sort(serve)
@@ -101,7 +101,7 @@ func join(words []string) string {
 // What a cut update, or a foreign hand, leaves behind in particular ways.
 func TestPlannerMends(t *testing.T) {
 	in := world(service("hello", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
-	whole, _ := Build(in, NewState(), new(IDs))
+	whole, _ := build(in, NewState(), new(idAllocator))
 	fe := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
 	tests := map[string]func(*State){
 		"slots were written and the frontend was not": func(s *State) { s.Frontends[fe] = Frontend{ID: 1, Service: 1} },
@@ -198,8 +198,8 @@ func TestPartings(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			planner, have := NewPlanner(NewState()), NewState()
 			plan, _ := planner.Plan(test.from)
-			if len(plan.Partings) > 0 {
-				t.Errorf("at first: %v", plan.Partings)
+			if len(plan.StaleAffinities) > 0 {
+				t.Errorf("at first: %v", plan.StaleAffinities)
 			}
 			have.Apply(plan)
 			for _, p := range []*Planner{planner, NewPlanner(have)} { // one that was there, one that begins
@@ -207,7 +207,7 @@ func TestPartings(t *testing.T) {
 				after := have.Clone()
 				after.Apply(plan)
 				var got []string
-				for _, part := range plan.Partings {
+				for _, part := range plan.StaleAffinities {
 					for a, fe := range after.Frontends {
 						if fe.ID == part.Frontend {
 							got = append(got, a.AddrPort.Addr().String()+" "+after.Backends[part.Backend].AddrPort.Addr().String())

@@ -154,7 +154,7 @@ const rankDrained uint8 = 8 << 2
 func (p *policy) rank(in *Input, c clusterset.ClusterID, e *clusterset.Endpoint) uint8 {
 	r := uint8(len(p.prefer))
 	for i, t := range p.prefer {
-		if in.Node.near(t, in.ZonesSpanClusters, c, e) {
+		if in.Node.inTier(t, in.ZonesSpanClusters, c, e) {
 			r = uint8(i)
 			break
 		}
@@ -170,9 +170,9 @@ func (p *policy) rank(in *Input, c clusterset.ClusterID, e *clusterset.Endpoint)
 	return r
 }
 
-// near reports whether an endpoint of cluster c belongs to tier t, seen from n. Two clusters may well have
+// inTier reports whether an endpoint of cluster c belongs to tier t, seen from n. Two clusters may well have
 // nodes, and zones, of the same name.
-func (n Node) near(t tier, zonesSpan bool, c clusterset.ClusterID, e *clusterset.Endpoint) bool {
+func (n Node) inTier(t tier, zonesSpan bool, c clusterset.ClusterID, e *clusterset.Endpoint) bool {
 	own := n.Cluster != "" && c == n.Cluster
 	switch t {
 	case tierNode:

@@ -139,7 +139,7 @@ func TestWhoServes(t *testing.T) {
 			for _, c := range test.drained {
 				in.Drained[c] = true
 			}
-			got, problems := Build(in, NewState(), new(IDs))
+			got, problems := build(in, NewState(), new(idAllocator))
 			if len(problems) != test.problems {
 				t.Errorf("problems %v, want %d", problems, test.problems)
 			}
@@ -177,7 +177,7 @@ func TestTheBetterWordCounts(t *testing.T) {
 			worse = 1
 		}
 		svc.Slices[worse].Endpoints[0].Ready, svc.Slices[worse].Endpoints[0].Terminating = false, true
-		got, _ := Build(world(svc), NewState(), new(IDs))
+		got, _ := build(world(svc), NewState(), new(idAllocator))
 		want := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=1 10.1.0.1:8080/TCP cluster=a\n"
 		if diff := cmp.Diff(want, got.Text()); diff != "" {
 			t.Errorf("ready first %v:\n%s", readyFirst, diff)
@@ -189,7 +189,7 @@ func TestAffinity(t *testing.T) {
 	for timeout, want := range map[time.Duration]uint32{0: 10800, 90 * time.Second: 90, 24 * time.Hour: 86400} {
 		svc := service("hello", "243.0.0.5")
 		svc.SessionAffinity = cs.SessionAffinity{ClientIP: true, Timeout: timeout}
-		got, _ := Build(world(svc), NewState(), new(IDs))
+		got, _ := build(world(svc), NewState(), new(idAllocator))
 		for _, fe := range got.Frontends {
 			if fe.Affinity != want {
 				t.Errorf("affinity with a timeout of %s is %d s, want %d", timeout, fe.Affinity, want)
@@ -201,11 +201,11 @@ func TestAffinity(t *testing.T) {
 // A member that leaves may hand its addresses to another: its pods are not the other's.
 func TestBackendsBelongToMembers(t *testing.T) {
 	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
-	ids := new(IDs)
-	have, _ := Build(world(svc), NewState(), ids)
+	ids := new(idAllocator)
+	have, _ := build(world(svc), NewState(), ids)
 	svc = service("hello", "243.0.0.5", slice("10.1.0.1"))
 	svc.Slices[0].Cluster = "b"
-	want, _ := Build(world(svc), have, ids)
+	want, _ := build(world(svc), have, ids)
 	text := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP cluster=b\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)
@@ -220,7 +220,7 @@ func TestMoreMembersThanIndices(t *testing.T) {
 		s.Cluster = cs.ClusterID(fmt.Sprint("c", i))
 		svc.Slices = append(svc.Slices, s)
 	}
-	got, _ := Build(world(svc), NewState(), new(IDs))
+	got, _ := build(world(svc), NewState(), new(idAllocator))
 	if len(got.Clusters) != MaxClusters-1 || len(got.Slots) != MaxClusters+10 {
 		t.Errorf("%d members with an index and %d slots, want %d and %d", len(got.Clusters), len(got.Slots), MaxClusters-1, MaxClusters+10)
 	}
@@ -235,7 +235,7 @@ func TestWeightsAreShares(t *testing.T) {
 			groups[i] = group{size: rapid.IntRange(1, 60).Draw(t, "pods"), weight: rapid.Uint32Range(1, 20).Draw(t, "weight")}
 			sum += float64(groups[i].weight)
 		}
-		each := repeats(groups)
+		each := slotsPerBackend(groups)
 		total := 0
 		for i, g := range groups {
 			if each[i] == 0 {
@@ -274,15 +274,15 @@ func TestWeightsAreExactWhereTheyCanBe(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, repeats(test.groups)); diff != "" {
+			if diff := cmp.Diff(test.want, slotsPerBackend(test.groups)); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
-	if each := repeats([]group{{997, 999}, {991, 1000}, {983, 1}, {977, 3}}); slices.Min(each) == 0 || slices.Max(each) > maxSlots {
+	if each := slotsPerBackend([]group{{997, 999}, {991, 1000}, {983, 1}, {977, 3}}); slices.Min(each) == 0 || slices.Max(each) > maxSlots {
 		t.Errorf("large primes: %v", each)
 	}
-	if each := repeats([]group{{1, math.MaxUint32}, {65000, 1}}); slices.Min(each) == 0 {
+	if each := slotsPerBackend([]group{{1, math.MaxUint32}, {65000, 1}}); slices.Min(each) == 0 {
 		t.Errorf("out of all proportion: %v", each)
 	}
 }
