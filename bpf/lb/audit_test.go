@@ -31,7 +31,7 @@ func TestAuditOfMapsThatFollowed(t *testing.T) {
 
 // One entry that is missing, other than it should be, or too much is one difference, in every map.
 func TestAuditCountsEveryEntry(t *testing.T) {
-	in := world(service("a", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
+	in := snapshotOf(service("a", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
 	in.Ranges = []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8")}
 	at := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
 	elsewhere := Address{netip.MustParseAddrPort("243.0.0.6:80"), cs.TCP}

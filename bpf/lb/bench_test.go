@@ -51,17 +51,17 @@ func BenchmarkBuild10k(b *testing.B) {
 // One of 100,000 endpoints comes or goes, from a snapshot to the plan.
 func BenchmarkOneEndpoint(b *testing.B) {
 	planner := NewPlanner(NewState())
-	worlds := [2]Input{{Snapshot: large(10000)}, {}}
-	changed := slices.Clone(worlds[0].Snapshot.Services)
+	inputs := [2]Input{{Snapshot: large(10000)}, {}}
+	changed := slices.Clone(inputs[0].Snapshot.Services)
 	svc := &changed[5000]
 	svc.Slices = slices.Clone(svc.Slices)
 	svc.Slices[1].Endpoints = slices.Clone(svc.Slices[1].Endpoints[1:])
-	worlds[1].Snapshot = &cs.Snapshot{Services: changed}
-	planner.Plan(worlds[0])
+	inputs[1].Snapshot = &cs.Snapshot{Services: changed}
+	planner.Plan(inputs[0])
 	turn := 0
 	for b.Loop() {
 		turn = 1 - turn
-		if plan, _ := planner.Plan(worlds[turn]); plan.Writes() < 3 || plan.Writes() > 4 {
+		if plan, _ := planner.Plan(inputs[turn]); plan.Writes() < 3 || plan.Writes() > 4 {
 			b.Fatal(plan.Writes())
 		}
 	}

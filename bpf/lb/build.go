@@ -31,7 +31,7 @@ func (p *Planner) build(in *Input, s *serviceState, svc *clusterset.Service) {
 	if svc.Type != clusterset.ClusterSetIP {
 		return
 	}
-	policy, faults := policyOf(svc)
+	policy, faults := policyOf(policyFieldsOf(svc), svc.Annotations)
 	for _, err := range faults {
 		s.problem(InvalidAnnotation, "%s", err)
 	}

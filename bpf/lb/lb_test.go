@@ -38,8 +38,10 @@ func slice(addrs ...string) cs.Slice {
 	return s
 }
 
-// world returns services as an Input.
-func world(services ...cs.Service) Input { return Input{Snapshot: &cs.Snapshot{Services: services}} }
+// snapshotOf returns an Input with a Snapshot of services.
+func snapshotOf(services ...cs.Service) Input {
+	return Input{Snapshot: &cs.Snapshot{Services: services}}
+}
 
 // build plans in once, for maps that hold have, and returns what they hold then.
 func build(in Input, have State, ids *idAllocator) (State, []Problem) {
@@ -138,7 +140,7 @@ func TestBuild(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, problems := build(world(test.services...), NewState(), new(idAllocator))
+			got, problems := build(snapshotOf(test.services...), NewState(), new(idAllocator))
 			if diff := cmp.Diff(test.want, got.Text()); diff != "" {
 				t.Errorf("state (-want +got):\n%s", diff)
 			}
@@ -511,7 +513,7 @@ func TestNumbersWrap(t *testing.T) {
 	ids := &idAllocator{backend: ^uint32(0), frontend: ^uint32(0)}
 	have := NewState()
 	have.Backends[1] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
-	want, _ := build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, ids)
+	want, _ := build(snapshotOf(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, ids)
 	text := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP cluster=a\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)
@@ -524,7 +526,7 @@ func TestNumbersGoOnAfterRestart(t *testing.T) {
 	have.Frontends[Address{netip.MustParseAddrPort("243.0.0.9:80"), cs.TCP}] = Frontend{ID: 3}
 	have.Slots[Slot{Frontend: 9}] = 7
 	have.Backends[5] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
-	want, _ := build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, new(idAllocator))
+	want, _ := build(snapshotOf(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, new(idAllocator))
 	text := "FE 243.0.0.5:80/TCP id=10 service=demo/hello backends=[10.1.0.1:8080]\nBE id=8 10.1.0.1:8080/TCP cluster=a\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)

@@ -103,7 +103,7 @@ func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
 	build := func(have State, ids *idAllocator, addrs ...string) State {
 		svc := service("hello", "243.0.0.5", slice(addrs...))
 		svc.Annotations = map[string]string{AnnotationBalancer: "maglev"}
-		s, problems := build(world(svc), have, ids)
+		s, problems := build(snapshotOf(svc), have, ids)
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}

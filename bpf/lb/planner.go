@@ -263,18 +263,8 @@ func (p *Planner) lookup(before []*serviceState, i int, name clusterset.ServiceN
 
 // same reports whether a and b are balanced alike. It compares endpoints and ports by their memory.
 func same(a, b *clusterset.Service) bool {
-	if a.Type != b.Type || a.SessionAffinity != b.SessionAffinity || a.InternalTrafficPolicy != b.InternalTrafficPolicy ||
-		a.TrafficDistribution != b.TrafficDistribution || len(a.Slices) != len(b.Slices) ||
-		!slices.Equal(a.IPs, b.IPs) || !slices.Equal(a.Ports, b.Ports) {
+	if a.Type != b.Type || len(a.Slices) != len(b.Slices) || !slices.Equal(a.IPs, b.IPs) || !slices.Equal(a.Ports, b.Ports) || !samePolicy(a, b) {
 		return false
-	}
-	if len(a.Annotations)+len(b.Annotations) > 0 {
-		for _, key := range []string{AnnotationPrefer, AnnotationClusterWeights, AnnotationBalancer} {
-			va, oka := a.Annotations[key]
-			if vb, okb := b.Annotations[key]; oka != okb || va != vb {
-				return false
-			}
-		}
 	}
 	for i := range a.Slices {
 		s, t := &a.Slices[i], &b.Slices[i]

@@ -22,45 +22,45 @@ func TestPlannerLooksAgainWhereItMust(t *testing.T) {
 	far.Endpoints[0].Zone = cs.Share("z")
 	spread := service("a", "243.0.0.5", near, far)
 	spread.TrafficDistribution = "PreferClose"
-	both := world(spread)
+	both := snapshotOf(spread)
 	elsewhere, spans, drained := both, both, both
 	elsewhere.Node = Node{Cluster: "a", Zone: "z"}
 	spans.Node, spans.ZonesSpanClusters = elsewhere.Node, true
 	drained.Drained = map[cs.ClusterID]bool{"a": true}
 
 	tests := map[string]struct {
-		worlds []Input
+		inputs []Input
 		want   []string // who serves 243.0.0.5:80, world by world
 	}{
 		"an earlier Service claims the VIP, and gives it back": {
-			worlds: []Input{world(first, second), world(claims, second), world(first, second)},
+			inputs: []Input{snapshotOf(first, second), snapshotOf(claims, second), snapshotOf(first, second)},
 			want:   []string{"10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.2:8080"},
 		},
 		"the owner goes": {
-			worlds: []Input{world(claims, second), world(second)},
+			inputs: []Input{snapshotOf(claims, second), snapshotOf(second)},
 			want:   []string{"10.1.0.1:8080", "10.1.0.2:8080"},
 		},
 		"the owner becomes headless": {
-			worlds: []Input{world(claims, second), world(headless(claims), second), world(claims, second)},
+			inputs: []Input{snapshotOf(claims, second), snapshotOf(headless(claims), second), snapshotOf(claims, second)},
 			want:   []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.1:8080"},
 		},
 		"the first of one name counts": {
-			worlds: []Input{world(second, claims, second), world(claims, claims, second), world(second, second), world(second)},
+			inputs: []Input{snapshotOf(second, claims, second), snapshotOf(claims, claims, second), snapshotOf(second, second), snapshotOf(second)},
 			want:   []string{"10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.2:8080"},
 		},
 		"the node learns where it is": {
-			worlds: []Input{both, elsewhere, spans, both},
+			inputs: []Input{both, elsewhere, spans, both},
 			want:   []string{"10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
 		},
 		"a member is drained and taken back": {
-			worlds: []Input{both, drained, both},
+			inputs: []Input{both, drained, both},
 			want:   []string{"10.1.0.1:8080 10.1.0.2:8080", "10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			planner, have := NewPlanner(NewState()), NewState()
-			for i, in := range test.worlds {
+			for i, in := range test.inputs {
 				plan, _ := planner.Plan(in)
 				have.Apply(plan)
 				fe := have.Frontends[Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}]
@@ -100,7 +100,7 @@ func join(words []string) string {
 
 // What a cut update, or a foreign hand, leaves behind in particular ways.
 func TestPlannerMends(t *testing.T) {
-	in := world(service("hello", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
+	in := snapshotOf(service("hello", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
 	whole, _ := build(in, NewState(), new(idAllocator))
 	fe := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
 	tests := map[string]func(*State){
@@ -186,13 +186,13 @@ func TestPartings(t *testing.T) {
 		from, to Input
 		want     []string // frontend and backend
 	}{
-		"it serves another one":           {world(sticky, other), world(less, other), []string{"243.0.0.5 10.1.0.1"}},
-		"it begins to":                    {world(sticky), world(less, other), []string{"243.0.0.5 10.1.0.1"}},
-		"it is gone":                      {world(sticky), world(less), nil},
-		"it comes":                        {world(less, other), world(sticky, other), nil},
-		"the other one goes":              {world(sticky, other), world(sticky), nil},
-		"clients are not remembered":      {world(loose, other), world(looseLess, other), nil},
-		"clients are remembered from now": {world(loose, other), world(sticky, other), nil},
+		"it serves another one":           {snapshotOf(sticky, other), snapshotOf(less, other), []string{"243.0.0.5 10.1.0.1"}},
+		"it begins to":                    {snapshotOf(sticky), snapshotOf(less, other), []string{"243.0.0.5 10.1.0.1"}},
+		"it is gone":                      {snapshotOf(sticky), snapshotOf(less), nil},
+		"it comes":                        {snapshotOf(less, other), snapshotOf(sticky, other), nil},
+		"the other one goes":              {snapshotOf(sticky, other), snapshotOf(sticky), nil},
+		"clients are not remembered":      {snapshotOf(loose, other), snapshotOf(looseLess, other), nil},
+		"clients are remembered from now": {snapshotOf(loose, other), snapshotOf(sticky, other), nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

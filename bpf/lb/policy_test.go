@@ -131,7 +131,7 @@ func TestWhoServes(t *testing.T) {
 				s.Cluster, s.Endpoints = c, []cs.Endpoint{e}
 				svc.Slices = append(svc.Slices, s)
 			}
-			in := world(svc)
+			in := snapshotOf(svc)
 			in.Node, in.ZonesSpanClusters, in.Drained = here, test.spans, map[cs.ClusterID]bool{}
 			if test.node != nil {
 				in.Node = *test.node
@@ -177,7 +177,7 @@ func TestTheBetterWordCounts(t *testing.T) {
 			worse = 1
 		}
 		svc.Slices[worse].Endpoints[0].Ready, svc.Slices[worse].Endpoints[0].Terminating = false, true
-		got, _ := build(world(svc), NewState(), new(idAllocator))
+		got, _ := build(snapshotOf(svc), NewState(), new(idAllocator))
 		want := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=1 10.1.0.1:8080/TCP cluster=a\n"
 		if diff := cmp.Diff(want, got.Text()); diff != "" {
 			t.Errorf("ready first %v:\n%s", readyFirst, diff)
@@ -189,7 +189,7 @@ func TestAffinity(t *testing.T) {
 	for timeout, want := range map[time.Duration]uint32{0: 10800, 90 * time.Second: 90, 24 * time.Hour: 86400} {
 		svc := service("hello", "243.0.0.5")
 		svc.SessionAffinity = cs.SessionAffinity{ClientIP: true, Timeout: timeout}
-		got, _ := build(world(svc), NewState(), new(idAllocator))
+		got, _ := build(snapshotOf(svc), NewState(), new(idAllocator))
 		for _, fe := range got.Frontends {
 			if fe.Affinity != want {
 				t.Errorf("affinity with a timeout of %s is %d s, want %d", timeout, fe.Affinity, want)
@@ -202,10 +202,10 @@ func TestAffinity(t *testing.T) {
 func TestBackendsBelongToMembers(t *testing.T) {
 	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
 	ids := new(idAllocator)
-	have, _ := build(world(svc), NewState(), ids)
+	have, _ := build(snapshotOf(svc), NewState(), ids)
 	svc = service("hello", "243.0.0.5", slice("10.1.0.1"))
 	svc.Slices[0].Cluster = "b"
-	want, _ := build(world(svc), have, ids)
+	want, _ := build(snapshotOf(svc), have, ids)
 	text := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP cluster=b\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)
@@ -220,7 +220,7 @@ func TestMoreMembersThanIndices(t *testing.T) {
 		s.Cluster = cs.ClusterID(fmt.Sprint("c", i))
 		svc.Slices = append(svc.Slices, s)
 	}
-	got, _ := build(world(svc), NewState(), new(idAllocator))
+	got, _ := build(snapshotOf(svc), NewState(), new(idAllocator))
 	if len(got.Clusters) != MaxClusters-1 || len(got.Slots) != MaxClusters+10 {
 		t.Errorf("%d members with an index and %d slots, want %d and %d", len(got.Clusters), len(got.Slots), MaxClusters-1, MaxClusters+10)
 	}
@@ -284,5 +284,56 @@ func TestWeightsAreExactWhereTheyCanBe(t *testing.T) {
 	}
 	if each := slotsPerBackend([]group{{1, math.MaxUint32}, {65000, 1}}); slices.Min(each) == 0 {
 		t.Errorf("out of all proportion: %v", each)
+	}
+}
+
+// A new annotation needs no line but its own in annotations: a change of it must be noticed.
+func TestChangeOfAnyAnnotationIsPlanned(t *testing.T) {
+	const unheard = "isthmus.dev/unheard-of"
+	known := annotations
+	t.Cleanup(func() { annotations = known })
+	annotations = append(slices.Clone(known), annotation{key: unheard, parse: func(p *policy, value string) error {
+		p.maglev = value == "maglev"
+		return nil
+	}})
+	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	annotated := svc // in the same memory but for the annotations
+	annotated.Annotations = map[string]string{unheard: "maglev"}
+	planner := NewPlanner(NewState())
+	for i, step := range []struct {
+		svc   cs.Service
+		slots int
+	}{{svc, 1}, {annotated, 101}, {svc, 1}} {
+		planner.Plan(snapshotOf(step.svc))
+		if n := len(planner.State().Slots); n != step.slots {
+			t.Errorf("step %d: %d slots, want %d", i, n, step.slots)
+		}
+	}
+}
+
+// A Problem tells the owner about the annotation as it is now.
+func TestChangeOfInvalidAnnotationIsReported(t *testing.T) {
+	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	planner := NewPlanner(NewState())
+	for _, value := range []string{"fair", "fairer"} {
+		svc.Annotations = map[string]string{AnnotationBalancer: value}
+		_, problems := planner.Plan(snapshotOf(svc))
+		if len(problems) != 1 || !strings.Contains(problems[0].Message, "\""+value+"\"") {
+			t.Errorf("balancer %q: problems %v, want one that quotes it", value, problems)
+		}
+	}
+}
+
+// An annotation that is no policy, such as one of a deployment tool, must not make the Planner rebuild a Service.
+func TestOtherAnnotationsAreIgnored(t *testing.T) {
+	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	annotated := svc
+	annotated.Annotations = map[string]string{"example.org/revision": "7"}
+	if !same(&svc, &annotated) {
+		t.Error("an annotation of another domain changes how a Service is balanced")
+	}
+	annotated.Annotations = map[string]string{AnnotationBalancer: "random"}
+	if !same(&svc, &annotated) {
+		t.Error("an annotation that asks for the default changes how a Service is balanced")
 	}
 }
