@@ -27,8 +27,8 @@ func large(n int) *cs.Snapshot {
 	return snap
 }
 
-// 10,000 Services of 10 pods, from a snapshot to the plan: into empty maps, and into maps that hold it all.
-func BenchmarkBuild10k(b *testing.B) {
+// 10,000 Services of 10 pods, from the snapshot to the plan: for empty maps, and for maps that hold everything.
+func BenchmarkPlan10k(b *testing.B) {
 	in := Input{Snapshot: large(10000)}
 	empty := NewState()
 	b.Run("empty", func(b *testing.B) {
@@ -48,7 +48,7 @@ func BenchmarkBuild10k(b *testing.B) {
 	})
 }
 
-// One of 100,000 endpoints comes or goes, from a snapshot to the plan.
+// One of 100,000 endpoints is added or removed, from the snapshot to the plan.
 func BenchmarkOneEndpoint(b *testing.B) {
 	planner := NewPlanner(NewState())
 	inputs := [2]Input{{Snapshot: large(10000)}, {}}

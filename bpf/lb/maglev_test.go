@@ -34,14 +34,14 @@ func TestMaglevSizes(t *testing.T) {
 	}
 }
 
-// The table is part of what all nodes, and all versions, must agree on.
-func TestMaglevIsForEver(t *testing.T) {
+// All nodes, and all versions, must make the same table.
+func TestMaglevTableNeverChanges(t *testing.T) {
 	h := uint64(0)
 	for _, i := range Maglev(addresses(7), nil, 251) {
 		h = (h ^ uint64(i)) * 1099511628211
 	}
 	if want := uint64(0xde697a32d78a27d2); h != want {
-		t.Errorf("the table of 7 backends has changed: %#x, want %#x; clients would meet other backends on other nodes", h, want)
+		t.Errorf("the table of 7 backends has changed: %#x, want %#x; clients would get other backends on other nodes", h, want)
 	}
 }
 
@@ -75,8 +75,8 @@ func TestMaglevIsEven(t *testing.T) {
 	})
 }
 
-// When one of n backends goes, its slots must change hands, and few others: the paper's figures for tables of
-// this relative size are below 10 % of them.
+// When one of n backends is removed, its slots change, and few others do: in the paper, fewer than 10 % of the others in
+// tables of this relative size.
 func TestMaglevDisruptsLittle(t *testing.T) {
 	for _, n := range []int{5, 10, 20, 80, 150} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestMaglevDisruptsLittle(t *testing.T) {
 	}
 }
 
-// Nodes that heard of backends in another order, over another history, have the same table.
+// Nodes that learned of the backends in another order, over another history, make the same table.
 func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
 	build := func(have State, ids *idAllocator, addrs ...string) State {
 		svc := service("hello", "243.0.0.5", slice(addrs...))
