@@ -131,7 +131,7 @@ var rules = map[string]rule{
 	"clients stay at the edge": {
 		who: product,
 		except: []string{
-			"cmd/...", "controlplane", "controlplane/view", "controlplane/membership", "controlplane/internal/...", "controlplane/federation/...", "gateway/controller", "gateway/api/...",
+			"cmd/...", "controlplane/broker/...", "controlplane/view", "controlplane/internal/...", "controlplane/federation/...", "gateway/controller", "gateway/api/...",
 			"controlplane/api/...", // its scheme
 		},
 		ban: []string{"k8s.io/client-go/...", "sigs.k8s.io/controller-runtime/..."}, direct: true,
@@ -140,6 +140,10 @@ var rules = map[string]rule{
 	"the product does not carry its tools": {
 		who: product, ban: []string{"tools/...", "e2e/..."},
 		why: "what users run must not depend on how we build and test it",
+	},
+	"rigs stand below the scenarios": {
+		who: []string{"tools/..."}, ban: []string{"e2e/..."},
+		why: "labs, clouds and gateways under test are tools that scenarios, demos and benchmarks share; a scenario is used by nobody",
 	},
 	"mains are wiring": {
 		who: []string{"agent/...", "bpf/...", "controlplane/...", "dns/...", "gateway/...", "tools/...", "e2e/..."},
