@@ -10,11 +10,12 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // What an exporter is told to have no name (N48) is what has none here, to the character: the rule stands on both sides, as
 // the member that exports need not run this name server.
-func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
+func TestExportersAreToldWhatHasNoName(t *testing.T) {
 	t.Parallel()
 	label := func(n int) string { return strings.Repeat("x", n) }
 	for _, pods := range []bool{false, true} { // an endpoint is named by its hostname, or by its pod
@@ -38,6 +39,7 @@ func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
 			})
 		}
 	}
+	conformance.Holds(t, "N48")
 	for port := 61; port <= 64; port++ {
 		t.Run(fmt.Sprintf("a port of %d characters", port), func(t *testing.T) {
 			t.Parallel()

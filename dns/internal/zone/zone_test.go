@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func addrs(list ...string) (out []netip.Addr) {
@@ -254,6 +255,7 @@ func TestSchema(t *testing.T) {
 					t.Errorf("%s: %s %s (-want +have):\n%s", name, tc.name, tc.typ, diff)
 				}
 			}
+			conformance.Holds(t, "N38", "N39", "N40", "N41", "N42", "N43", "N44", "C19", "C21", "C22", "C23", "L53", "L54", "L58", "L61")
 			for name, tc := range byProfile {
 				want := tc.kep
 				if profile == "lighthouse" {
@@ -263,6 +265,7 @@ func TestSchema(t *testing.T) {
 					t.Errorf("%s: %s %s (-want +have):\n%s", name, tc.name, tc.typ, diff)
 				}
 			}
+			conformance.Holds(t, "N45", "N46", "L59", "L60")
 		})
 	}
 }
@@ -309,11 +312,12 @@ func TestServiceWithoutIPByChoice(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "N21", "L57")
 }
 
 // Clusters take turns smoothly, as all weigh the same: of as many answers in a row as there are clusters each has one,
 // wherever the row begins and whoever came or went before, and an equal share of a hundred.
-func TestClustersTakeTurnsSmoothly_L57(t *testing.T) {
+func TestClustersTakeTurnsSmoothly(t *testing.T) {
 	t.Parallel()
 	byTurns := vip("demo", "plain")
 	byTurns.UseIP = clusterset.Disabled
@@ -349,6 +353,7 @@ func TestClustersTakeTurnsSmoothly_L57(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "L57")
 }
 
 // Endpoints of a drained member are left out of what others serve too, and keep their own names.
@@ -366,6 +371,7 @@ func TestDrainedMemberOfHeadlessService(t *testing.T) {
 			t.Errorf("%s (-want +have):\n%s", name, diff)
 		}
 	}
+	conformance.Holds(t, "L61")
 }
 
 func TestTruncation(t *testing.T) {
@@ -429,6 +435,7 @@ func TestBuildSkipsWhatCannotBeNamed(t *testing.T) {
 	if diff := cmp.Diff(want, have[:5]); diff != "" {
 		t.Errorf("problems (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L53", "N48")
 	for name, addr := range map[string]string{"hello.demo.svc.clusterset.local.": "243.0.0.4", "odd.demo.svc.clusterset.local.": "10.0.0.1", "down.a.odd.demo.svc.clusterset.local.": "10.0.0.2"} {
 		if got := ask(t, z, name, A, 0, 512); !strings.Contains(got, addr) {
 			t.Errorf("a bad neighbour cost %s its record: %s", name, got)
