@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // hostile returns messages that make careless parsers loop, read out of bounds or allocate without limit.
@@ -58,7 +59,7 @@ func TestHostileMessages(t *testing.T) {
 }
 
 // Names match in any case, and answers repeat the case of the question (DNS 0x20).
-func TestCaseIsEchoed_L56(t *testing.T) {
+func TestCaseIsRepeated(t *testing.T) {
 	t.Parallel()
 	z := testZone(1)
 	for seed := range uint64(64) {
@@ -74,6 +75,7 @@ func TestCaseIsEchoed_L56(t *testing.T) {
 			t.Errorf("have %s", show(t, answer))
 		}
 	}
+	conformance.Holds(t, "L56")
 }
 
 // parseSeeds returns messages of every kind that a parser distinguishes.

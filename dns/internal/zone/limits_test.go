@@ -10,11 +10,12 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // Exporters are told that a part of a Service cannot be named (N48) exactly when this zone leaves it out. Both sides have
 // the rule, as the exporting member need not run this name server.
-func TestExporterAndZoneAgreeOnNameLimits_N48(t *testing.T) {
+func TestExporterAndZoneAgreeOnNameLimits(t *testing.T) {
 	t.Parallel()
 	label := func(n int) string { return strings.Repeat("x", n) }
 	for _, pods := range []bool{false, true} { // endpoints are named by their hostname, or by their pod
@@ -38,6 +39,7 @@ func TestExporterAndZoneAgreeOnNameLimits_N48(t *testing.T) {
 			})
 		}
 	}
+	conformance.Holds(t, "N48")
 	for port := 61; port <= 64; port++ {
 		t.Run(fmt.Sprintf("a port of %d characters", port), func(t *testing.T) {
 			t.Parallel()

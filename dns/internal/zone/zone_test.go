@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func addrs(list ...string) (out []netip.Addr) {
@@ -255,6 +256,7 @@ func TestSchema(t *testing.T) {
 					t.Errorf("%s: %s %s (-want +have):\n%s", name, tc.name, tc.typ, diff)
 				}
 			}
+			conformance.Holds(t, "N38", "N39", "N40", "N41", "N42", "N43", "N44", "C19", "C21", "C22", "C23", "L53", "L54", "L58", "L61")
 			for name, tc := range byProfile {
 				want := tc.kep
 				if profile == "lighthouse" {
@@ -264,6 +266,7 @@ func TestSchema(t *testing.T) {
 					t.Errorf("%s: %s %s (-want +have):\n%s", name, tc.name, tc.typ, diff)
 				}
 			}
+			conformance.Holds(t, "N45", "N46", "L59", "L60")
 		})
 	}
 }
@@ -311,11 +314,12 @@ func TestServiceWithoutIPByChoice(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "N21", "L57")
 }
 
 // Clusters have equal weights and take turns smoothly: of as many successive answers as there are clusters, each cluster
 // gets one, wherever the sequence begins and whichever clusters were drained before. Of 100 answers each gets its share.
-func TestClustersTakeTurnsSmoothly_L57(t *testing.T) {
+func TestClustersTakeTurnsSmoothly(t *testing.T) {
 	t.Parallel()
 	rotating := vip("demo", "plain")
 	rotating.UseIP = clusterset.Disabled
@@ -351,6 +355,7 @@ func TestClustersTakeTurnsSmoothly_L57(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "L57")
 }
 
 // A drained member's endpoints leave the names that several members share, and keep their own names.
@@ -368,6 +373,7 @@ func TestDrainedMemberOfHeadlessService(t *testing.T) {
 			t.Errorf("%s (-want +have):\n%s", name, diff)
 		}
 	}
+	conformance.Holds(t, "L61")
 }
 
 func TestTruncation(t *testing.T) {
@@ -431,6 +437,7 @@ func TestBuildReportsServicesWithoutName(t *testing.T) {
 	if diff := cmp.Diff(want, have[:5]); diff != "" {
 		t.Errorf("problems (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L53", "N48")
 	for name, addr := range map[string]string{"hello.demo.svc.clusterset.local.": "243.0.0.4", "odd.demo.svc.clusterset.local.": "10.0.0.1", "down.a.odd.demo.svc.clusterset.local.": "10.0.0.2"} {
 		if got := ask(t, z, name, A, 0, 512); !strings.Contains(got, addr) {
 			t.Errorf("an invalid Service removed the record of %s: %s", name, got)
