@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/dns/internal/server"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
@@ -151,7 +152,7 @@ func New(c Config) (*Server, error) {
 	}
 	s := &Server{log: log, zoneConfig: zone.Config{
 		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
-	}, file: zoneFile{path: c.File, log: log, due: make(chan struct{}, 1)}, kernel: c.Kernel}
+	}, file: zoneFile{path: c.File, log: log, due: signal.New()}, kernel: c.Kernel}
 	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, ExternalClients: c.ExternalClients, Sample: c.Sample, Log: log})
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)

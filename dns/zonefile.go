@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
@@ -22,19 +23,14 @@ const saveInterval = 5 * time.Second
 type zoneFile struct {
 	path string // "" if the zone is not saved
 	log  *slog.Logger
-	due  chan struct{} // holds a token while the file is out of date
+	due  signal.Signal // pending while the file is out of date
 
 	mu  sync.Mutex
 	err error // of the last read or write; guarded by mu
 }
 
 // changed tells run that the file is out of date.
-func (f *zoneFile) changed() {
-	select {
-	case f.due <- struct{}{}:
-	default:
-	}
-}
+func (f *zoneFile) changed() { f.due.Notify() }
 
 // failed returns the error of the last read or write, or nil.
 func (f *zoneFile) failed() error {
@@ -86,7 +82,7 @@ func (f *zoneFile) run(ctx context.Context, current func() (*zone.Zone, time.Tim
 	for {
 		select {
 		case <-ctx.Done():
-		case <-f.due:
+		case <-f.due.C():
 		}
 		if z, made := current(); z != nil {
 			f.note(f.save(z, made))

@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 const (
@@ -37,14 +38,14 @@ type reporter struct {
 	node      string
 	namespace string
 	log       *slog.Logger
-	news      chan struct{} // holds a token while want may differ from the report
+	changed   signal.Signal // pending while want may differ from the report
 
 	mu   sync.Mutex
 	want v1alpha1.NodeReportSpec
 }
 
 func newReporter(server rest.Interface, cfg Config, log *slog.Logger) *reporter {
-	return &reporter{server: server, node: cfg.NodeName, namespace: cfg.Namespace, log: log, news: make(chan struct{}, 1)}
+	return &reporter{server: server, node: cfg.NodeName, namespace: cfg.Namespace, log: log, changed: signal.New()}
 }
 
 // SetEvidence sets the evidence to report. It does not block.
@@ -64,10 +65,7 @@ func (r *reporter) SetEvidence(known map[clusterset.ClusterID]evidence.State) {
 	r.mu.Lock()
 	r.want = want
 	r.mu.Unlock()
-	select {
-	case r.news <- struct{}{}:
-	default:
-	}
+	r.changed.Notify()
 }
 
 // Run writes reports until ctx is done; then it returns nil and leaves the report in place.
@@ -79,7 +77,7 @@ func (r *reporter) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.news:
+		case <-r.changed.C():
 		}
 		pause := reportPause
 		if err := r.sync(ctx, &have); err == nil {
@@ -90,10 +88,7 @@ func (r *reporter) Run(ctx context.Context) error {
 				logged = text
 			}
 			pause, retry = retry, min(2*retry, reportRetryMax)
-			select { // retry, with the evidence of that time
-			case r.news <- struct{}{}:
-			default:
-			}
+			r.changed.Notify() // retry, with the evidence of that time
 		}
 		select {
 		case <-ctx.Done():
