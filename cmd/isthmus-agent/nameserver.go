@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/names"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/dns"
 	"github.com/isthmus-net/isthmus/dns/device"
 )
@@ -33,8 +35,9 @@ type nameserver struct {
 	log        *slog.Logger
 	// retry is the time between two attempts to listen.
 	retry time.Duration
-	// drains holds the latest set of drained members until Run takes it.
-	drains chan map[clusterset.ClusterID]bool
+	// silent is the latest set of members that do not answer; signaled is pending until Run has taken it.
+	silent   atomic.Pointer[map[clusterset.ClusterID]bool]
+	signaled signal.Signal
 
 	mu      sync.Mutex // guards the fields below
 	server  *dns.Server
@@ -48,7 +51,7 @@ type nameserver struct {
 }
 
 func newNameserver(cfg dns.Config, neighbours []netip.AddrPort, log *slog.Logger) *nameserver {
-	return &nameserver{cfg: cfg, neighbours: neighbours, log: log, retry: 5 * time.Second, drains: make(chan map[clusterset.ClusterID]bool, 1)}
+	return &nameserver{cfg: cfg, neighbours: neighbours, log: log, retry: 5 * time.Second, signaled: signal.New()}
 }
 
 // Run listens and answers until ctx is done.
@@ -60,8 +63,8 @@ func (n *nameserver) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case drained := <-n.drains:
-			n.updateTopology(func() { n.drained = drained })
+		case <-n.signaled.C():
+			n.updateTopology(func() { n.drained = *n.silent.Load() })
 		}
 	}
 }
@@ -206,7 +209,7 @@ func (n *nameserver) SetLocal(local clusterset.ClusterID) {
 }
 
 // SetEvidence drains the members that do not answer this node's packets: names that stand for several clusters leave them
-// out. It does not block. Only one goroutine may call it.
+// out. It does not block.
 func (n *nameserver) SetEvidence(known map[clusterset.ClusterID]evidence.State) {
 	drained := map[clusterset.ClusterID]bool{}
 	for id, state := range known {
@@ -214,11 +217,8 @@ func (n *nameserver) SetEvidence(known map[clusterset.ClusterID]evidence.State) 
 			drained[id] = true
 		}
 	}
-	select {
-	case <-n.drains: // replace a set that Run has not taken yet
-	default:
-	}
-	n.drains <- drained
+	n.silent.Store(&drained)
+	n.signaled.Notify()
 }
 
 // updateTopology changes the topology, and passes it to the server if there is one.
