@@ -336,7 +336,7 @@ func TestListenErrors(t *testing.T) {
 	tests := map[string]struct {
 		listen string
 		cause  error
-		says   []string
+		words  []string
 	}{
 		"address taken":   {taken.Addr().String(), syscall.EADDRINUSE, []string{"tcp", "127.0.0.1", strconv.Itoa(port), "--dns-listen"}},
 		"unknown address": {"192.0.2.1:5353", syscall.EADDRNOTAVAIL, []string{"udp", "192.0.2.1", "5353", "--dns-listen"}},
@@ -347,7 +347,7 @@ func TestListenErrors(t *testing.T) {
 			if !errors.Is(err, tc.cause) {
 				t.Fatalf("have %v, want %v", err, tc.cause)
 			}
-			for _, word := range tc.says {
+			for _, word := range tc.words {
 				if !strings.Contains(err.Error(), word) {
 					t.Errorf("%q does not name %s", err, word)
 				}
@@ -431,7 +431,7 @@ func TestTTL(t *testing.T) {
 		if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{"hello", "nobody"} {
+		for _, name := range []string{"hello", "unknown"} {
 			resp, err := wire.ExchangeContext(t.Context(), new(wire.Msg).SetQuestion(name+".demo.svc.clusterset.local.", wire.TypeA), s.Status().Listen[0].String())
 			if err != nil {
 				t.Fatal(err)

@@ -28,12 +28,12 @@ func inPod(ctx context.Context, member string, args ...string) (string, error) {
 
 // nslookup runs BIND's nslookup and returns addresses, or "PORT TARGET" of SRV records, sorted.
 func nslookup(ctx context.Context, member, qtype, name string) ([]string, error) {
-	said, err := inPod(ctx, member, "nslookup", "-type="+qtype, name+".")
+	output, err := inPod(ctx, member, "nslookup", "-type="+qtype, name+".")
 	if err != nil {
 		return nil, err
 	}
 	var found []string
-	for line := range strings.Lines(said) {
+	for line := range strings.Lines(output) {
 		f := strings.Fields(line)
 		switch {
 		case len(f) == 2 && f[0] == "Address:" && !strings.Contains(f[1], "#"): // the server's own address has a port
@@ -99,12 +99,12 @@ func TestKernelAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, vip := range addrs {
-		said, err := inPod(t.Context(), "a", "nslookup", "-type="+map[bool]string{true: "A", false: "AAAA"}[vip.Is4()], name+".", nobody)
+		output, err := inPod(t.Context(), "a", "nslookup", "-type="+map[bool]string{true: "A", false: "AAAA"}[vip.Is4()], name+".", nobody)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(said, vip.String()) {
-			t.Errorf("the answer for %s is\n%s\nwant %s", name, said, vip)
+		if !strings.Contains(output, vip.String()) {
+			t.Errorf("the answer for %s is\n%s\nwant %s", name, output, vip)
 		}
 	}
 }
@@ -112,13 +112,13 @@ func TestKernelAnswers(t *testing.T) {
 // database returns the addresses of the pods of StatefulSet db in a member, by hostname.
 func database(t *testing.T, member string) map[string][]netip.Addr {
 	t.Helper()
-	said, err := bed.Kubectl(t.Context(), member, "get", "pods", "--namespace", namespace, "--selector", "app=db",
+	output, err := bed.Kubectl(t.Context(), member, "get", "pods", "--namespace", namespace, "--selector", "app=db",
 		"--output", `jsonpath={range .items[*]}{.metadata.name}{range .status.podIPs[*]} {.ip}{end}{"\n"}{end}`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pods := map[string][]netip.Addr{}
-	for line := range strings.Lines(said) {
+	for line := range strings.Lines(output) {
 		f := strings.Fields(line)
 		for _, ip := range f[1:] {
 			pods[f[0]] = append(pods[f[0]], netip.MustParseAddr(ip))
@@ -202,9 +202,9 @@ func TestHeadlessNamesInEveryCluster(t *testing.T) {
 func isNXDOMAIN(t *testing.T, member, name string) {
 	t.Helper()
 	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
-		said, err := inPod(ctx, member, "dig", name+".", "A")
-		if err == nil && !strings.Contains(said, "status: NXDOMAIN") {
-			err = fmt.Errorf("%s in %s:\n%s", name, member, said)
+		output, err := inPod(ctx, member, "dig", name+".", "A")
+		if err == nil && !strings.Contains(output, "status: NXDOMAIN") {
+			err = fmt.Errorf("%s in %s:\n%s", name, member, output)
 		}
 		return err
 	})
@@ -279,12 +279,12 @@ func TestLookupsAreNotTracked(t *testing.T) {
 	}
 	failed := func() int {
 		t.Helper()
-		said, err := bed.Node(t.Context(), node, "conntrack", "--stats")
+		output, err := bed.Node(t.Context(), node, "conntrack", "--stats")
 		if err != nil {
 			t.Fatal(err)
 		}
 		sum := 0
-		for f := range strings.FieldsSeq(said) {
+		for f := range strings.FieldsSeq(output) {
 			if n, ok := strings.CutPrefix(f, "insert_failed="); ok {
 				i, err := strconv.Atoi(n)
 				if err != nil {
@@ -337,26 +337,26 @@ func TestStubInstallAndUninstall(t *testing.T) {
 	const member = "b"
 	corefile := func() string {
 		t.Helper()
-		said, err := bed.Kubectl(t.Context(), member, "get", "configmap", "coredns", "--namespace", "kube-system", "--output", "jsonpath={.data.Corefile}")
+		output, err := bed.Kubectl(t.Context(), member, "get", "configmap", "coredns", "--namespace", "kube-system", "--output", "jsonpath={.data.Corefile}")
 		if err != nil {
 			t.Fatal(err)
 		}
-		return said
+		return output
 	}
 	state := func(want string, answer bool) error {
 		return testbed.Eventually(t.Context(), patience, func(context.Context) error {
 			ctx := t.Context() // a command that is cut off has no output
-			said, failed := bed.Isthmusctl(ctx, member, "dns", "status", "--output", "json")
+			output, failed := bed.Isthmusctl(ctx, member, "dns", "status", "--output", "json")
 			var s dnsStatus
-			if err := json.Unmarshal([]byte(said), &s); err != nil {
+			if err := json.Unmarshal([]byte(output), &s); err != nil {
 				return errors.Join(failed, err)
 			}
 			if s.OK != answer || len(s.Sites) != 2 || s.Sites[0].State != want || s.Sites[1].State != want {
-				return fmt.Errorf("dns status: %s", said)
+				return fmt.Errorf("dns status: %s", output)
 			}
 			for _, a := range s.Answers {
 				if a.Answers != answer {
-					return fmt.Errorf("dns status: %s", said)
+					return fmt.Errorf("dns status: %s", output)
 				}
 			}
 			return nil
@@ -415,12 +415,12 @@ func TestResolvers(t *testing.T) {
 			for _, tool := range [][]string{
 				{"getent", family, name}, {"dig", "+short", "+tcp", name, qtype}, {"kdig", "+short", name, qtype},
 			} {
-				said, err := inPod(t.Context(), member, tool...)
+				output, err := inPod(t.Context(), member, tool...)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if f := strings.Fields(said); len(f) == 0 || f[0] != vip.String() {
-					t.Errorf("%s in %s: %q, want %s", strings.Join(tool, " "), member, said, vip)
+				if f := strings.Fields(output); len(f) == 0 || f[0] != vip.String() {
+					t.Errorf("%s in %s: %q, want %s", strings.Join(tool, " "), member, output, vip)
 				}
 			}
 		}
@@ -502,12 +502,12 @@ func TestCoreDNSWithoutAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, vip := range addrs {
-		said, err := inPod(t.Context(), "a", "dig", "+short", "@"+server, name, map[bool]string{true: "A", false: "AAAA"}[vip.Is4()])
+		output, err := inPod(t.Context(), "a", "dig", "+short", "@"+server, name, map[bool]string{true: "A", false: "AAAA"}[vip.Is4()])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.TrimSpace(said) != vip.String() {
-			t.Errorf("CoreDNS answers %q, want %s", said, vip)
+		if strings.TrimSpace(output) != vip.String() {
+			t.Errorf("CoreDNS answers %q, want %s", output, vip)
 		}
 	}
 }

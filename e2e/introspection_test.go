@@ -38,12 +38,12 @@ type explainedLink struct {
 // explain runs isthmusctl explain in a member. It fails if the exit status does not match the output.
 func explain(ctx context.Context, member, service string) (explained, error) {
 	var x explained
-	said, err := bed.Isthmusctl(ctx, member, "explain", service, "--output", "json")
-	if jsonErr := json.Unmarshal([]byte(said), &x); jsonErr != nil {
+	output, err := bed.Isthmusctl(ctx, member, "explain", service, "--output", "json")
+	if jsonErr := json.Unmarshal([]byte(output), &x); jsonErr != nil {
 		return x, errors.Join(err, jsonErr)
 	}
 	if x.OK != (err == nil) {
-		return x, fmt.Errorf("explain says ok=%t and ends with %w", x.OK, err)
+		return x, fmt.Errorf("explain reports ok=%t and ends with %w", x.OK, err)
 	}
 	return x, nil
 }
@@ -243,13 +243,13 @@ func observe(t *testing.T, c client, args, do []string) event {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	type outcome struct {
-		said string
-		err  error
+		output string
+		err    error
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		said, err := bed.Isthmusctl(ctx, "a", slices.Concat([]string{"observe", "--last", "1", "--for", patience.String(), "--output", "json"}, args)...)
-		done <- outcome{said, err}
+		output, err := bed.Isthmusctl(ctx, "a", slices.Concat([]string{"observe", "--last", "1", "--for", patience.String(), "--output", "json"}, args)...)
+		done <- outcome{output, err}
 	}()
 	for {
 		if _, err := c.run(ctx, do...); err != nil {
@@ -261,8 +261,8 @@ func observe(t *testing.T, c client, args, do []string) event {
 				t.Fatal(o.err)
 			}
 			var e event
-			if err := json.Unmarshal([]byte(o.said), &e); err != nil {
-				t.Fatalf("observe %v said %q: %v", args, o.said, err)
+			if err := json.Unmarshal([]byte(o.output), &e); err != nil {
+				t.Fatalf("observe %v printed %q: %v", args, o.output, err)
 			}
 			return e
 		case <-time.After(200 * time.Millisecond):
@@ -343,25 +343,25 @@ func TestShow(t *testing.T) {
 		"show drops -o json":          {`"node": "a1"`, `"node": "a2"`},
 		"show connections --limit=10": {"PROTOCOL|the packet path has no connections"}, // depends on earlier tests
 	} {
-		said, err := bed.Isthmusctl(ctx, "a", strings.Fields(args)...)
+		output, err := bed.Isthmusctl(ctx, "a", strings.Fields(args)...)
 		if err != nil {
 			t.Errorf("%s: %v", args, err)
 			continue
 		}
 		for _, w := range want {
-			if !slices.ContainsFunc(strings.Split(w, "|"), func(w string) bool { return strings.Contains(said, w) }) {
-				t.Errorf("%s does not say %q:\n%s", args, w, said)
+			if !slices.ContainsFunc(strings.Split(w, "|"), func(w string) bool { return strings.Contains(output, w) }) {
+				t.Errorf("%s does not print %q:\n%s", args, w, output)
 			}
 		}
 	}
 	for _, path := range []string{"/explain?namespace=road&name=echo", "/observe", "/show/services"} {
 		for _, header := range []string{"", "Isthmus-Token: not.a.token"} {
-			said, err := bed.Node(ctx, clientNode, "curl", "--silent", "--max-time", "5", "--header", header, "http://127.0.0.1:9470"+path)
+			output, err := bed.Node(ctx, clientNode, "curl", "--silent", "--max-time", "5", "--header", header, "http://127.0.0.1:9470"+path)
 			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 				t.Fatal(err)
 			}
-			if !strings.Contains(said, "isthmus-observer") {
-				t.Errorf("%s with header %q answers: %s", path, header, said)
+			if !strings.Contains(output, "isthmus-observer") {
+				t.Errorf("%s with header %q answers: %s", path, header, output)
 			}
 		}
 	}

@@ -72,7 +72,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	put(metricServices, float64(s.View.Services))
 	put(metricFrontends, float64(s.Dataplane.Frontends))
 	put(metricBackends, float64(s.Dataplane.Backends))
-	put(metricRecords, float64(s.DNS.Names))
+	put(metricRecords, float64(s.DNS.Records))
 	if s.DNS.Cluster != nil {
 		put(metricClusterDNS, one(s.DNS.Cluster.Answers))
 	}

@@ -252,7 +252,7 @@ func (n *nameserver) Status() (s status.DNS, missing []string) {
 	}
 	if n.server != nil {
 		server := n.server.Status()
-		s.Names, s.Synced = server.Records, server.SyncedAt
+		s.Records, s.Synced = server.Records, server.SyncedAt
 		for _, l := range server.Listen {
 			s.Listening = append(s.Listening, l.String())
 		}

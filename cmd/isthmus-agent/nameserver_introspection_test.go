@@ -63,7 +63,7 @@ func TestShowRecords(t *testing.T) {
 	if diff := cmp.Diff(want, have); diff != "" {
 		t.Errorf("as JSON (-want +have):\n%s", diff)
 	}
-	if _, err := show("nobody.demo.svc.clusterset.local"); err == nil {
+	if _, err := show("unknown.demo.svc.clusterset.local"); err == nil {
 		t.Error("records of an unknown name")
 	}
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, status.RecordsPath, nil)

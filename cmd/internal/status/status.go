@@ -79,7 +79,7 @@ type Hook struct {
 type DNS struct {
 	Listening []string  `json:"listening"`
 	Interface string    `json:"interface,omitempty"` // with the node-local addresses
-	Names     int       `json:"names"`
+	Records   int       `json:"records"`
 	Synced    time.Time `json:"synced,omitzero"`
 	Error     string    `json:"error,omitempty"`
 	// Cluster is the result of the last question to the cluster's DNS, which pods use; nil while unknown.

@@ -11,13 +11,13 @@ import (
 // dropped returns the number of packets that the kernel has dropped for sockets, in general because their receive buffers
 // were full. A socket whose counter cannot be read counts as 0.
 func dropped(sockets []*udpSocket) uint64 {
-	ours := map[string]bool{}
+	own := map[string]bool{}
 	for _, s := range sockets {
 		if inode, ok := inodeOf(s); ok {
-			ours[strconv.FormatUint(inode, 10)] = true
+			own[strconv.FormatUint(inode, 10)] = true
 		}
 	}
-	return dropsIn("/proc/net/udp", ours) + dropsIn("/proc/net/udp6", ours)
+	return dropsIn("/proc/net/udp", own) + dropsIn("/proc/net/udp6", own)
 }
 
 // inodeOf returns the inode number of a socket, by which /proc/net/udp lists it.

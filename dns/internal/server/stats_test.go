@@ -109,7 +109,7 @@ func TestCounts(t *testing.T) {
 	}
 	exchange(t, udp, ask(t, helloName, dns.TypeA, withNSID))
 	exchange(t, tcp, ask(t, helloName, dns.TypeA, withNSID))
-	exchange(t, udp, ask(t, "nobody.demo.svc.clusterset.local.", dns.TypeMX, nil))
+	exchange(t, udp, ask(t, "unknown.demo.svc.clusterset.local.", dns.TypeMX, nil))
 	exchange(t, udp, ask(t, ".", dns.TypeSRV, nil))
 	exchange(t, udp, ask(t, helloName, dns.TypeAAAA, withOPT(1232, 1, false)))
 	have := s.Counts()
