@@ -44,7 +44,8 @@ const (
 var errNotYet = errors.New("the controller has not written them yet")
 
 // topologyWatcher looks up the node's topology and sets it in the dataplane. It holds back snapshots until then: without its
-// cluster's id, a node would send clients of a Service with internalTrafficPolicy Local to other clusters.
+// cluster's id and zone a node has no near backends, and would send clients of a Service with trafficDistribution to other
+// clusters.
 type topologyWatcher struct {
 	cfg    Config
 	server rest.Interface // nil without an API server: the flags hold the whole topology

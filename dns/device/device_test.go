@@ -52,7 +52,7 @@ func inNetns(t *testing.T) {
 	}
 }
 
-// assigned returns the addresses that Ensure may assign and that some interface has, with the name of the interface.
+// assignedAddrs returns the addresses that Ensure may assign and that some interface has, with the name of the interface.
 func assignedAddrs(t *testing.T) map[string]string {
 	t.Helper()
 	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)

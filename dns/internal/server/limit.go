@@ -48,7 +48,7 @@ func bucketOf(client netip.Addr) uint64 {
 type connLimit struct {
 	all, each int
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	open int
 	by   map[netip.Addr]int
 }
