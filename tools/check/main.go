@@ -57,7 +57,7 @@ func main() {
 func run(ctx context.Context, names []string) error {
 	for _, name := range names {
 		if !slices.ContainsFunc(checks, func(c check) bool { return c.name == name }) {
-			return fmt.Errorf("no check is called %q", name)
+			return fmt.Errorf("there is no check %q", name)
 		}
 	}
 	var failed []string
