@@ -1,5 +1,5 @@
-// Package part runs a part of a gateway that announces as a process of its own in a network namespace, because that is
-// what is killed and restarted. States go in; what it announces and what drifts come out.
+// Package subprocess runs an announcer of a gateway as a process of its own in a network namespace, so that a test can kill
+// and restart it. Desired states go in; announcements and drift come out.
 package subprocess
 
 import (
