@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed testdata/near.yaml

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 // applyBoth applies what manifest returns for each member.

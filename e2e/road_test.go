@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 // client returns the echo client as a command that runs somewhere.
@@ -49,7 +49,7 @@ func paths() map[string]client {
 	return map[string]client{"sockets": podClient, "packets": outsideClient}
 }
 
-// report is what the echo client prints (e2e/lab/echo).
+// report is what the echo client prints (tools/lab/echo).
 type report struct {
 	Connections int            `json:"connections"`
 	Failures    int            `json:"failures"`

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed testdata/only-b.yaml

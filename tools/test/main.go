@@ -26,8 +26,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
-	"github.com/isthmus-net/isthmus/e2e/neutron"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/test/report"
 )
@@ -45,13 +45,13 @@ const module = "github.com/isthmus-net/isthmus/"
 // heavy are the packages whose tests bring up labs. They go after all others: what they promise of a cluster is for a
 // machine that has the time, and its inotify instances (fs.inotify.max_user_instances) do for labs or for the API
 // servers of other tests.
-var heavy = []string{module + "e2e", module + "e2e/lab/cluster"}
+var heavy = []string{module + "tools/lab/cluster", module + "e2e"}
 
 // long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
 var long = []string{
-	module + "controlplane", module + "controlplane/federation", module + "controlplane/membership", module + "tools/kernels", module + "cmd/isthmusctl",
+	module + "controlplane/broker", module + "controlplane/federation", module + "controlplane/broker/membership", module + "tools/kernels", module + "cmd/isthmusctl",
 	module + "tools/bench/controlplane", module + "tools/scale/world", module + "tools/bench/dataplane", module + "e2e/neighbours",
-	module + "controlplane/api/access", module + "controlplane/internal/liveness", module + "gateway/controller",
+	module + "controlplane/api/access", module + "controlplane/broker/internal/liveness", module + "gateway/controller",
 }
 
 const (

@@ -18,7 +18,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/isthmus-net/isthmus/e2e/gateways"
+	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
