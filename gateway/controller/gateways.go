@@ -163,11 +163,11 @@ func agentPort(n *v1alpha1.GatewayNode) uint16 {
 func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peers []desired.PeerGateway) {
 	for i := range all {
 		if o := &all[i]; o.Name != n.Name && group(o) == group(n) {
-			peersOf = append(peersOf, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
+			peers = append(peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
 		}
 	}
-	slices.SortFunc(peersOf, func(a, b desired.PeerGateway) int { return strings.Compare(a.Name, b.Name) })
-	return peersOf
+	slices.SortFunc(peers, func(a, b desired.PeerGateway) int { return strings.Compare(a.Name, b.Name) })
+	return peers
 }
 
 // state returns the desired state of a gateway. The error is about the gateway's own spec.

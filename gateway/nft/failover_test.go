@@ -193,7 +193,7 @@ func TestReturnWithoutState(t *testing.T) {
 	w.open(0, "download")
 	seen := w.listen()
 	w.kill(0)
-	w.poll(func() bool { return w.ruleCounter(1, "of which frontend it is cannot be told") > 0 }, "no packet of the download came")
+	w.poll(func() bool { return w.ruleCounter(1, "drop a packet of a backend with several frontends") > 0 }, "no packet of the download came")
 	for _, source := range seen() {
 		if backendNets[0].Contains(source) {
 			t.Errorf("the client got a packet from %v", source)

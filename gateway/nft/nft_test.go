@@ -129,9 +129,9 @@ func TestSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before := w.ruleCounter(0, "only sources may connect")
+			before := w.ruleCounter(0, "refuse clients outside of the sources")
 			_, _ = c.Write([]byte("?"))
-			w.poll(func() bool { return w.ruleCounter(0, "only sources may connect") > before }, name+": a stranger was not stopped")
+			w.poll(func() bool { return w.ruleCounter(0, "refuse clients outside of the sources") > before }, name+": a stranger was not stopped")
 			_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("%s: a stranger is told %v", name, err)
