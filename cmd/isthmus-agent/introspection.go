@@ -20,8 +20,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// sight serves what goes on on the node, to those who may see it.
-type sight struct {
+// introspection serves the state and the events of the node to requests with access.
+type introspection struct {
 	cfg       *Config
 	access    access
 	dataplane *agent.Agent
@@ -29,46 +29,47 @@ type sight struct {
 	current   func() status.Agent
 }
 
-func (s *sight) register(mux *http.ServeMux) {
-	mux.HandleFunc("GET "+status.ExplainPath, s.access.guard(s.explain))
-	mux.HandleFunc("GET "+status.ObservePath, s.access.guard(s.observe))
-	mux.HandleFunc("GET "+status.RecordsPath, s.access.guardNode(s.serveRecords))
-	mux.HandleFunc("GET "+status.AskPath, s.access.guard(askServers))
+// register adds the handlers to mux.
+func (in *introspection) register(mux *http.ServeMux) {
+	mux.HandleFunc("GET "+status.ExplainPath, in.access.guard(in.explain))
+	mux.HandleFunc("GET "+status.ObservePath, in.access.guard(in.observe))
+	mux.HandleFunc("GET "+status.RecordsPath, in.access.guardRecords(in.serveRecords))
+	mux.HandleFunc("GET "+status.AskPath, in.access.guard(askServers))
 	for _, name := range status.ShowTables() {
-		mux.HandleFunc("GET "+status.ShowPath+name, s.access.guard(func(w http.ResponseWriter, r *http.Request) { s.show(w, r, name) }))
+		mux.HandleFunc("GET "+status.ShowPath+name, in.access.guard(func(w http.ResponseWriter, r *http.Request) { in.show(w, r, name) }))
 	}
 }
 
-func (s *sight) show(w http.ResponseWriter, r *http.Request, name string) {
+func (in *introspection) show(w http.ResponseWriter, r *http.Request, name string) {
 	limit, err := strconv.Atoi(cmp.Or(r.FormValue("limit"), strconv.Itoa(defaultLimit)))
 	if err != nil || limit < 1 {
 		http.Error(w, fmt.Sprintf("limit=%s is not a number of 1 or more", r.FormValue("limit")), http.StatusBadRequest)
 		return
 	}
-	t, err := readTable(r.Context(), s.cfg, name, limit)
+	t, err := readTable(r.Context(), in.cfg, name, limit)
 	writeAnswer(w, t, err)
 }
 
-func (s *sight) explain(w http.ResponseWriter, r *http.Request) {
+func (in *introspection) explain(w http.ResponseWriter, r *http.Request) {
 	name := clusterset.ServiceName{Namespace: r.FormValue("namespace"), Name: r.FormValue("name")}
 	if name.Namespace == "" || name.Name == "" {
-		http.Error(w, "name a Service by namespace= and name=", http.StatusBadRequest)
+		http.Error(w, "give a Service as namespace= and name=", http.StatusBadRequest)
 		return
 	}
 	var resolver netip.Addr
 	if text := r.FormValue("resolver"); text != "" {
 		var err error
 		if resolver, err = netip.ParseAddr(text); err != nil {
-			http.Error(w, fmt.Sprintf("resolver=%s is no address", text), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("resolver=%s is not an address", text), http.StatusBadRequest)
 			return
 		}
 	}
-	x, err := s.dataplane.Explain(name)
+	x, err := in.dataplane.Explain(name)
 	if err != nil {
 		writeAnswer(w, nil, err)
 		return
 	}
-	writeAnswer(w, explanation(s.current(), name, x, ask(r.Context(), s.names, resolver, name)), nil)
+	writeAnswer(w, explanation(in.current(), name, x, ask(r.Context(), in.names, resolver, name)), nil)
 }
 
 // writeAnswer writes v as JSON, or err.
@@ -79,46 +80,46 @@ func writeAnswer(w http.ResponseWriter, v any, err error) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(body, '\n')) // the reader went away: nobody to tell
+	_, _ = w.Write(append(body, '\n')) // an error means that the client is gone
 }
 
-// heartbeat is how often a reader of events hears that there are none.
+// heartbeat is the interval of the empty lines that keep a connection without events alive.
 const heartbeat = 10 * time.Second
 
-func (s *sight) observe(w http.ResponseWriter, r *http.Request) {
+func (in *introspection) observe(w http.ResponseWriter, r *http.Request) {
 	watch, err := parseWatch(r.FormValue)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	out := &lines{w: w}
-	if out.write(nil) != nil { // the reader sees that somebody is there
+	out := &eventWriter{w: w}
+	if out.write(nil) != nil { // sends the response header at once
 		return
 	}
 	ctx, stop := context.WithCancel(r.Context())
-	beats := make(chan struct{})
+	done := make(chan struct{})
 	go func() {
-		defer close(beats)
-		out.beat(ctx)
+		defer close(done)
+		out.sendHeartbeats(ctx)
 	}()
-	defer func() { stop(); <-beats }()
-	err = s.dataplane.Observe(ctx, watch, func(e datapath.Event, lost uint64) error {
-		return out.tell(eventOf(e, s.cfg.NodeName, lost))
+	defer func() { stop(); <-done }()
+	err = in.dataplane.Observe(ctx, watch, func(e datapath.Event, lost uint64) error {
+		return out.send(eventOf(e, in.cfg.NodeName, lost))
 	})
 	if err != nil && ctx.Err() == nil {
-		_ = out.tell(status.Event{Time: time.Now(), Node: s.cfg.NodeName, Error: err.Error()}) // or it is the reader who is gone
+		_ = out.send(status.Event{Time: time.Now(), Node: in.cfg.NodeName, Error: err.Error()}) // fails if the client is gone
 	}
 }
 
-// lines writes lines to one reader, from several goroutines.
-type lines struct {
+// eventWriter writes lines to one client. Several goroutines may use it.
+type eventWriter struct {
 	mu sync.Mutex
 	w  http.ResponseWriter
 }
 
-// beat writes an empty line now and then, until ctx ends.
-func (l *lines) beat(ctx context.Context) {
+// sendHeartbeats writes an empty line at each heartbeat until ctx is done.
+func (w *eventWriter) sendHeartbeats(ctx context.Context) {
 	tick := time.NewTicker(heartbeat)
 	defer tick.Stop()
 	for {
@@ -126,35 +127,36 @@ func (l *lines) beat(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			_ = l.write(nil) // that the reader is gone shows elsewhere
+			_ = w.write(nil) // if the client is gone, ctx ends
 		}
 	}
 }
 
-func (l *lines) tell(e status.Event) error {
+// send writes an event as one line.
+func (w *eventWriter) send(e status.Event) error {
 	line, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
-	return l.write(line)
+	return w.write(line)
 }
 
-func (l *lines) write(line []byte) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, err := l.w.Write(append(line, '\n')); err != nil {
+func (w *eventWriter) write(line []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := w.w.Write(append(line, '\n')); err != nil {
 		return err
 	}
-	return http.NewResponseController(l.w).Flush()
+	return http.NewResponseController(w.w).Flush()
 }
 
-// parseWatch reads what somebody wants to see from the parameters of a request.
+// parseWatch returns the filter of events in the parameters of a request.
 func parseWatch(value func(string) string) (agent.Watch, error) {
 	w := agent.Watch{Rate: 1}
 	if text := value("sample"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil || n == 0 {
-			return w, fmt.Errorf("sample=%s is not a number of 1 or more: one of so many choices is shown", text)
+			return w, fmt.Errorf("sample=%s is not a number of 1 or more: one in so many events is shown", text)
 		}
 		w.Rate = uint32(n)
 	}
@@ -184,7 +186,7 @@ func parseWatch(value func(string) string) (agent.Watch, error) {
 	return w, nil
 }
 
-// eventOf spells an event out.
+// eventOf converts an event.
 func eventOf(e datapath.Event, node string, lost uint64) status.Event {
 	out := status.Event{
 		Time: e.Time, Node: node, Verdict: "chosen", Path: "socket", Protocol: e.Protocol.String(), Service: nameText(e.Service),

@@ -9,9 +9,8 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 )
 
-// What an agent serves beside its status to those who may see it: a ServiceAccount of the installation namespace,
-// whose token stands in a header, because the API server takes its own away on the road to a pod. The token is for
-// TokenAudience alone, so it is of no use anywhere else.
+// Introspection needs a token of a ServiceAccount in the installation namespace, for TokenAudience alone, so that it is
+// useless elsewhere. It has a header of its own, because the API server removes Authorization when it proxies to a pod.
 const (
 	TokenHeader     = "Isthmus-Token"
 	TokenAudience   = "isthmus-agent"
@@ -19,26 +18,26 @@ const (
 )
 
 const (
-	// ExplainPath takes namespace= and name= of a Service, and resolver=, an address of the cluster's DNS or nothing.
-	// It answers with an Explanation.
+	// ExplainPath returns an Explanation of the Service with namespace= and name=. It includes the answer of the cluster's
+	// DNS if resolver= has its address.
 	ExplainPath = "/explain"
-	// ObservePath takes sample=N, one of so many choices, service=NAMESPACE/NAME, reason= and refused=true. It answers
-	// with Events as they happen, one a line, and with an empty line now and then.
+	// ObservePath streams Events as lines of JSON, with empty lines as heartbeats. sample=N selects one in N events;
+	// service=NAMESPACE/NAME, reason= and refused=true filter them.
 	ObservePath = "/observe"
-	// AskPath takes server=, the address and port of a name server, up to MaxAsked times. It answers with a list of
-	// ClusterDNS, whether each answers for clusterset.local, in that order.
+	// AskPath asks each server=, an address and port, whether it answers for clusterset.local; there may be up to MaxAsked.
+	// It returns a list of ClusterDNS in the same order.
 	AskPath = "/ask"
-	// ShowPath is followed by a name of ShowTables. It answers with that table.
+	// ShowPath, followed by a name from ShowTables, returns that table.
 	ShowPath = "/show/"
 )
 
-// MaxAsked is how many name servers an agent asks at once.
+// MaxAsked is the largest number of name servers in one request.
 const MaxAsked = 32
 
-// ShowTables are the names of the tables of what stands in a node's kernel.
+// ShowTables returns the names of the tables that show the state of a node's dataplane.
 func ShowTables() []string { return []string{"services", "backends", "connections", "hooks", "drops"} }
 
-// DecodeTable reads one of ShowTables as it is served.
+// DecodeTable decodes the table with a name from ShowTables.
 func DecodeTable(name string, body []byte) (tables.Table, error) {
 	switch name {
 	case "services":
@@ -52,7 +51,7 @@ func DecodeTable(name string, body []byte) (tables.Table, error) {
 	case "drops":
 		return decodeTable[tables.Drops](body)
 	}
-	return nil, fmt.Errorf("no table is called %s", name)
+	return nil, fmt.Errorf("there is no table %s", name)
 }
 
 func decodeTable[T tables.Table](body []byte) (tables.Table, error) {
@@ -61,37 +60,37 @@ func decodeTable[T tables.Table](body []byte) (tables.Table, error) {
 	return t, err
 }
 
-// Link is one link of the chain from a Service's name to the pods behind it.
+// Link is one link of the chain from a Service's name to its backends.
 type Link struct {
 	Link  string    `json:"link"`
 	State LinkState `json:"state"`
 	Text  string    `json:"text"`
-	Fix   string    `json:"fix,omitempty"` // when it is broken
+	Fix   string    `json:"fix,omitempty"` // of a broken link
 }
 
-// LinkState says whether a link holds.
+// LinkState is the state of a link.
 type LinkState string
 
-// A note is about something that need not be, or that need not hold.
+// The states of a link. A note is information; it is not an error.
 const (
 	LinkOK     LinkState = "ok"
 	LinkBroken LinkState = "broken"
 	LinkNote   LinkState = "note"
 )
 
-// Explanation is how one Service fares on one node.
+// Explanation is the state of one Service on one node.
 type Explanation struct {
 	Node      string              `json:"node"`
 	Service   string              `json:"service"` // namespace/name
-	Links     []Link              `json:"links"`   // in the order in which they hang on each other
+	Links     []Link              `json:"links"`   // in the order of the chain
 	Endpoints []ExplainedEndpoint `json:"endpoints,omitempty"`
 	Frontends []ExplainedFrontend `json:"frontends,omitempty"`
-	// Chosen is how often a backend was picked for a client on this node, and Refused how many were refused by reason.
+	// Chosen is the number of clients on this node that got a backend. Refused is the number of refused clients by reason.
 	Chosen  uint64            `json:"chosen"`
 	Refused map[string]uint64 `json:"refused,omitempty"`
 }
 
-// ExplainedEndpoint is an endpoint as one node uses it.
+// ExplainedEndpoint is an endpoint of a Service and its use by one node.
 type ExplainedEndpoint struct {
 	Address netip.Addr `json:"address"`
 	Cluster string     `json:"cluster"`
@@ -99,7 +98,7 @@ type ExplainedEndpoint struct {
 	State   string     `json:"state"` // "serves", "not ready", "terminating", "drained" or "stands by"
 }
 
-// ExplainedFrontend is a VIP, port and protocol in a node's kernel.
+// ExplainedFrontend is a VIP, port and protocol in a node's BPF maps.
 type ExplainedFrontend struct {
 	VIP      netip.AddrPort   `json:"vip"`
 	Protocol string           `json:"protocol"`
@@ -107,7 +106,7 @@ type ExplainedFrontend struct {
 	Backends []netip.AddrPort `json:"backends,omitempty"`
 }
 
-// Event is one client that was given a backend, or refused. What is not known is left out.
+// Event is one client that got a backend or was refused. Unknown fields are left out.
 type Event struct {
 	Time     time.Time      `json:"time"`
 	Node     string         `json:"node"`
@@ -116,15 +115,15 @@ type Event struct {
 	Path     string         `json:"path"` // "socket" or "packet"
 	Protocol string         `json:"protocol"`
 	Service  string         `json:"service,omitempty"` // namespace/name
-	Client   netip.AddrPort `json:"client,omitzero"`   // not on the socket path, where it has no address yet
+	Client   netip.AddrPort `json:"client,omitzero"`   // unknown on the socket path, where the client has no address yet
 	VIP      netip.AddrPort `json:"vip"`
 	Backend  netip.AddrPort `json:"backend,omitzero"`
 	Cluster  string         `json:"cluster,omitempty"` // of the backend
 	Netns    uint64         `json:"netns,omitempty"`   // cookie of the client's network namespace
 	PID      uint32         `json:"pid,omitempty"`
 	Command  string         `json:"command,omitempty"`
-	// Lost is how many events before this one the reader was too slow for.
+	// Lost is the number of events before this one that the client was too slow to read.
 	Lost uint64 `json:"lost,omitempty"`
-	// Error is why there will be no more events. Then there is nothing else.
+	// Error ends the stream. All other fields but Time and Node are then empty.
 	Error string `json:"error,omitempty"`
 }

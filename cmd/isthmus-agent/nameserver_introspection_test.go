@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/dns"
 )
 
-// vip is the Service hello.demo with an address.
+// vip returns a snapshot with the Service hello.demo and its VIP.
 func vip() *clusterset.Snapshot {
 	return &clusterset.Snapshot{Services: []clusterset.Service{{Import: clusterset.Import{
 		Service: clusterset.ServiceName{Namespace: "demo", Name: "hello"}, Type: clusterset.ClusterSetIP,
@@ -27,14 +27,14 @@ func vip() *clusterset.Snapshot {
 	}}}}
 }
 
-// The records are shown as a zone file, or as JSON, to processes of the node, and to others with a token alone.
+// The records are shown as a zone file or as JSON: to processes of the node, and to others only with a token.
 func TestShowRecords(t *testing.T) {
 	n, _ := startNameserver(t)
 	if err := n.Sync(t.Context(), vip()); err != nil {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	(&sight{names: n, access: access{reviews: reviewer{}}}).register(mux)
+	(&introspection{names: n, access: access{reviews: reviewer{}}}).register(mux)
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	listen := "--http-listen=" + strings.TrimPrefix(server.URL, "http://")
@@ -63,19 +63,19 @@ func TestShowRecords(t *testing.T) {
 	if diff := cmp.Diff(want, have); diff != "" {
 		t.Errorf("as JSON (-want +have):\n%s", diff)
 	}
-	if _, err := show("nobody.demo.svc.clusterset.local"); err == nil {
-		t.Error("records of nobody")
+	if _, err := show("unknown.demo.svc.clusterset.local"); err == nil {
+		t.Error("records of an unknown name")
 	}
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, status.RecordsPath, nil)
 	r.RemoteAddr = "192.0.2.1:4242"
 	w := httptest.NewRecorder()
 	mux.ServeHTTP(w, r)
 	if w.Code != http.StatusForbidden {
-		t.Errorf("from elsewhere without a token: %d", w.Code)
+		t.Errorf("from another host without a token: %d", w.Code)
 	}
 }
 
-// gathered returns the metrics of the name server by name and labels.
+// gathered returns the metrics of the name server by name and label values.
 func gathered(t *testing.T, n *nameserver) map[string]float64 {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -103,12 +103,12 @@ func TestDNSMetrics(t *testing.T) {
 	}
 	n, at := startNameserver(t)
 	if have := gathered(t, n); have["update_seconds"] != 0 || have["names"] != 0 {
-		t.Errorf("before the first world: %v", have)
+		t.Errorf("before the first snapshot: %v", have)
 	}
 	if err := n.Sync(t.Context(), vip()); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"hello", "nobody"} {
+	for _, name := range []string{"hello", "unknown"} {
 		q := new(wire.Msg).SetQuestion(name+".demo.svc.clusterset.local.", wire.TypeA)
 		if _, _, err := new(wire.Client).ExchangeContext(t.Context(), q, at); err != nil {
 			t.Fatal(err)
@@ -117,7 +117,7 @@ func TestDNSMetrics(t *testing.T) {
 	have := gathered(t, n)
 	for name, want := range map[string]float64{
 		"answers_total fast NOERROR A": 1, "answers_total fast NXDOMAIN A": 1, "ignored_total": 0, "limited_total": 0,
-		"refused_connections_total": 0, "dropped_total": 0, "old": 0, "unkept": 0, "skipped": 0, "update_seconds": 1, "names": 9,
+		"refused_connections_total": 0, "dropped_total": 0, "stale": 0, "zone_file_error": 0, "skipped": 0, "update_seconds": 1, "names": 9,
 	} {
 		if got, ok := have[name]; !ok || got != want {
 			t.Errorf("%s: have %v, want %v, of %v", name, got, want, fmt.Sprint(have))

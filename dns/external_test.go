@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/dns"
 )
 
-// askFrom is ask, from an address of the caller's.
+// askFrom is ask with a source address.
 func askFrom(t *testing.T, network, from string, at netip.AddrPort) []string {
 	t.Helper()
 	var local net.Addr = &net.UDPAddr{IP: net.ParseIP(from)}
@@ -34,12 +34,12 @@ func askFrom(t *testing.T, network, from string, at netip.AddrPort) []string {
 	return have
 }
 
-// Guests are answered at their own address, others are refused there and counted; where pods ask nobody is refused. An
-// address that the node does not have does no harm.
-func TestGuests(t *testing.T) {
+// External clients in an allowed range get answers at the addresses for them; other clients are refused there and counted.
+// Pods' addresses refuse no client. An address that the node does not have does no harm.
+func TestExternalClients(t *testing.T) {
 	s, _ := startWith(t, dns.Config{
 		Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
-		Guests: dns.Guests{
+		ExternalClients: dns.ExternalClients{
 			Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("203.0.113.53:0"), netip.MustParseAddrPort("[2001:db8::53]:0")},
 			Allow:  []netip.Prefix{netip.MustParsePrefix("127.0.2.0/24")},
 		},
@@ -72,11 +72,11 @@ func TestGuests(t *testing.T) {
 			refused += a.Messages
 		}
 	}
-	if counts.Barred != 2 || refused != 2 {
-		t.Errorf("%d barred, %d refused, want 2", counts.Barred, refused)
+	if counts.ACLRefused != 2 || refused != 2 {
+		t.Errorf("%d refused by the ACL, %d refused in all, want 2", counts.ACLRefused, refused)
 	}
-	nobody := dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, Guests: dns.Guests{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}}
-	if err := nobody.Validate(); err == nil || !strings.Contains(err.Error(), "nobody may ask") {
+	noRange := dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, ExternalClients: dns.ExternalClients{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}}
+	if err := noRange.Validate(); err == nil || !strings.Contains(err.Error(), "no client may use") {
 		t.Error(err)
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// reviewer is an API server that is asked whose token this is: all it knows is the token "good".
+// reviewer is a fake API server that reviews tokens. It knows only the token "good".
 type reviewer struct {
 	authenticationclient.TokenReviewInterface
 
@@ -41,35 +41,35 @@ func (r reviewer) Create(_ context.Context, asked *authenticationv1.TokenReview,
 	return out, r.err
 }
 
-// Nobody sees what clients do but those who may make a token of one ServiceAccount for one audience; where there is no
-// API server, processes of the node.
+// Introspection needs a token of one ServiceAccount for one audience. Without an API server, only processes of the node have
+// access.
 func TestAccess(t *testing.T) {
 	const observer = "system:serviceaccount:isthmus-system:isthmus-observer"
 	good := authenticationv1.TokenReviewStatus{
 		Authenticated: true, User: authenticationv1.UserInfo{Username: observer}, Audiences: []string{status.TokenAudience},
 	}
-	other, elsewhere, nobody := good, good, good
-	other.User.Username = "system:serviceaccount:demo:isthmus-observer"
-	elsewhere.Audiences = nil // an API server that knows nothing of audiences
-	nobody.Authenticated = false
+	otherAccount, noAudience, unauthenticated := good, good, good
+	otherAccount.User.Username = "system:serviceaccount:demo:isthmus-observer"
+	noAudience.Audiences = nil // an API server without support for audiences
+	unauthenticated.Authenticated = false
 	for name, c := range map[string]struct {
 		reviews authenticationclient.TokenReviewInterface
 		token   string
 		from    string
 		code    int
 	}{
-		"a good token":               {reviewer{status: good}, "good", "192.0.2.1:1", http.StatusOK},
-		"no token":                   {reviewer{status: good}, "", "192.0.2.1:1", http.StatusForbidden},
-		"no token, from the node":    {reviewer{status: good}, "", "127.0.0.1:1", http.StatusForbidden},
-		"another token":              {reviewer{status: good}, "bad", "127.0.0.1:1", http.StatusForbidden},
-		"another account":            {reviewer{status: other}, "good", "127.0.0.1:1", http.StatusForbidden},
-		"for whatever audience":      {reviewer{status: elsewhere}, "good", "127.0.0.1:1", http.StatusForbidden},
-		"not authenticated":          {reviewer{status: nobody}, "good", "127.0.0.1:1", http.StatusForbidden},
-		"the API server is away":     {reviewer{status: good, err: errors.New("away")}, "good", "127.0.0.1:1", http.StatusServiceUnavailable},
-		"without one, from the node": {nil, "", "127.0.0.1:1", http.StatusOK},
-		"the same over IPv6":         {nil, "", "[::1]:1", http.StatusOK},
-		"without one, from afar":     {nil, "good", "192.0.2.1:1", http.StatusForbidden},
-		"from nowhere":               {nil, "", "", http.StatusForbidden},
+		"a good token":                     {reviewer{status: good}, "good", "192.0.2.1:1", http.StatusOK},
+		"no token":                         {reviewer{status: good}, "", "192.0.2.1:1", http.StatusForbidden},
+		"no token, from the node":          {reviewer{status: good}, "", "127.0.0.1:1", http.StatusForbidden},
+		"another token":                    {reviewer{status: good}, "bad", "127.0.0.1:1", http.StatusForbidden},
+		"another account":                  {reviewer{status: otherAccount}, "good", "127.0.0.1:1", http.StatusForbidden},
+		"for any audience":                 {reviewer{status: noAudience}, "good", "127.0.0.1:1", http.StatusForbidden},
+		"not authenticated":                {reviewer{status: unauthenticated}, "good", "127.0.0.1:1", http.StatusForbidden},
+		"the API server is down":           {reviewer{status: good, err: errors.New("down")}, "good", "127.0.0.1:1", http.StatusServiceUnavailable},
+		"no API server, from the node":     {nil, "", "127.0.0.1:1", http.StatusOK},
+		"no API server, over IPv6":         {nil, "", "[::1]:1", http.StatusOK},
+		"no API server, from another host": {nil, "good", "192.0.2.1:1", http.StatusForbidden},
+		"no source address":                {nil, "", "", http.StatusForbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := access{reviews: c.reviews, account: observer}
@@ -110,19 +110,19 @@ func TestParseWatch(t *testing.T) {
 	}
 }
 
-// Each link of a node is named when it does not hold; the first one comes first.
+// Each broken link is reported, in the order of the chain.
 func TestExplanation(t *testing.T) {
 	ap, addr := netip.MustParseAddrPort, netip.MustParseAddr
 	name := clusterset.ServiceName{Namespace: "demo", Name: "web"}
 	vip := lb.Address{AddrPort: ap("243.0.0.5:80"), Protocol: clusterset.TCP}
 	missing := &net.DNSError{Err: "no such host", Name: "web.demo.svc.clusterset.local.", IsNotFound: true}
-	type world struct {
+	type inputs struct {
 		is status.Agent
 		x  agent.Explanation
 		a  answers
 	}
-	good := func() world {
-		return world{
+	good := func() inputs {
+		return inputs{
 			is: status.Agent{Node: "n1", Ready: true},
 			x: agent.Explanation{
 				Known:     true,
@@ -137,72 +137,72 @@ func TestExplanation(t *testing.T) {
 			},
 		}
 	}
-	state := func(w *world, s agent.EndpointState) {
+	state := func(w *inputs, s agent.EndpointState) {
 		for i := range w.x.Endpoints {
 			w.x.Endpoints[i].State = s
 		}
 	}
 	for what, c := range map[string]struct {
-		change func(*world)
+		change func(*inputs)
 		want   string // links in order, one a line
 	}{
-		"all holds": {func(*world) {}, `
+		"all is well": {func(*inputs) {}, `
 ok agent: ready
 ok import: read by the agent
 ok name: 169.254.20.53:53 answers 243.0.0.5 fd00::5
 ok cluster DNS: 10.96.0.10:53 answers the same
 ok map: 1 entry in the kernel
 ok backends: 1 of a, 1 of b
-note clients: 42 given a backend, 4 refused (backend_gone 1, no_backend 3)`},
-		"no cluster DNS that is known": {func(w *world) { w.a.cluster = resolved{} }, "ok map: 1 entry"},
+note clients: 42 got a backend, 4 refused (backend_gone 1, no_backend 3)`},
+		"the cluster DNS is unknown": {func(w *inputs) { w.a.cluster = resolved{} }, "ok map: 1 entry"},
 		"the agent is not ready": {
-			func(w *world) { w.is = status.Agent{Waiting: []string{"the dataplane does not follow"}} },
+			func(w *inputs) { w.is = status.Agent{Waiting: []string{"the dataplane does not follow"}} },
 			"\nbroken agent: the dataplane does not follow",
 		},
-		"unknown":                {func(w *world) { w.x = agent.Explanation{} }, "\nbroken import: the agent knows of no such ServiceImport"},
-		"the node has no answer": {func(w *world) { w.a.own = resolved{err: errors.New("does not listen")} }, "broken name: the node's name server gives no address: does not listen"},
-		"the node has another": {
-			func(w *world) { w.a.own.addrs = w.a.own.addrs[:1] }, "broken name: 169.254.20.53:53 answers 243.0.0.5, not 243.0.0.5 fd00::5",
+		"unknown":                {func(w *inputs) { w.x = agent.Explanation{} }, "\nbroken import: the agent knows no such ServiceImport"},
+		"the node has no answer": {func(w *inputs) { w.a.own = resolved{err: errors.New("does not listen")} }, "broken name: the node's name server returns no address: does not listen"},
+		"the node has another answer": {
+			func(w *inputs) { w.a.own.addrs = w.a.own.addrs[:1] }, "broken name: 169.254.20.53:53 answers 243.0.0.5, not 243.0.0.5 fd00::5",
 		},
 		"the cluster's DNS does not forward": {
-			func(w *world) { w.a.cluster = resolved{w.a.cluster.server, nil, missing} },
-			"broken cluster DNS: 10.96.0.10:53 knows no such name, though the node's own server does",
+			func(w *inputs) { w.a.cluster = resolved{w.a.cluster.server, nil, missing} },
+			"broken cluster DNS: 10.96.0.10:53 has no such name, although the node's own server has it",
 		},
 		"the cluster's DNS is down": {
-			func(w *world) { w.a.cluster = resolved{w.a.cluster.server, nil, context.DeadlineExceeded} },
-			"broken cluster DNS: 10.96.0.10:53 gives no address: context deadline exceeded",
+			func(w *inputs) { w.a.cluster = resolved{w.a.cluster.server, nil, context.DeadlineExceeded} },
+			"broken cluster DNS: 10.96.0.10:53 returns no address: context deadline exceeded",
 		},
 		"the cluster's DNS is behind": {
-			func(w *world) { w.a.cluster.addrs = nil }, "broken cluster DNS: 10.96.0.10:53 answers nothing, and the node's own server 243.0.0.5 fd00::5",
+			func(w *inputs) { w.a.cluster.addrs = nil }, "broken cluster DNS: 10.96.0.10:53 answers nothing, and the node's own server 243.0.0.5 fd00::5",
 		},
-		"not in the kernel": {func(w *world) { w.x.Frontends[0].State = agent.FrontendMissing }, "broken map: 243.0.0.5:80/TCP is not in the kernel"},
+		"not in the kernel": {func(w *inputs) { w.x.Frontends[0].State = agent.FrontendMissing }, "broken map: 243.0.0.5:80/TCP is not in the kernel"},
 		"wrong in the kernel": {
-			func(w *world) { w.x.Frontends[0].State = agent.FrontendWrong },
-			"broken map: 243.0.0.5:80/TCP leads to others than it should in the kernel: 10.1.0.1:8080",
+			func(w *inputs) { w.x.Frontends[0].State = agent.FrontendWrong },
+			"broken map: 243.0.0.5:80/TCP has the wrong backends in the kernel: 10.1.0.1:8080",
 		},
-		"another's": {
-			func(w *world) {
+		"taken by another Service": {
+			func(w *inputs) {
 				w.x.Frontends[0].State, w.x.Frontends[0].Owner = agent.FrontendTaken, clusterset.ServiceName{Namespace: "demo", Name: "api"}
 			}, "broken map: 243.0.0.5:80/TCP belongs to demo/api",
 		},
-		"no port":        {func(w *world) { w.x.Frontends = nil }, "broken map: the ServiceImport has no VIP and port that a client can connect to"},
-		"nobody ready":   {func(w *world) { state(w, agent.EndpointNotReady) }, "broken backends: nobody gets clients, they are refused; not ready: 1 of a, 1 of b"},
-		"no endpoint":    {func(w *world) { w.x.Endpoints = nil }, "broken backends: no cluster offers an endpoint; clients are refused"},
-		"one is drained": {func(w *world) { w.x.Endpoints[1].State = agent.EndpointDrained }, "ok backends: 1 of a, 1 of b; drained: 1 of b"},
+		"no port":        {func(w *inputs) { w.x.Frontends = nil }, "broken map: the ServiceImport has no VIP and port that a client can connect to"},
+		"none ready":     {func(w *inputs) { state(w, agent.EndpointNotReady) }, "broken backends: no endpoint gets clients; clients are refused; not ready: 1 of a, 1 of b"},
+		"no endpoint":    {func(w *inputs) { w.x.Endpoints = nil }, "broken backends: no cluster offers an endpoint; clients are refused"},
+		"one is drained": {func(w *inputs) { w.x.Endpoints[1].State = agent.EndpointDrained }, "ok backends: 1 of a, 1 of b; drained: 1 of b"},
 		"all are drained": {
-			func(w *world) { state(w, agent.EndpointDrained) }, "broken backends: nobody gets clients, they are refused; drained: 1 of a, 1 of b",
+			func(w *inputs) { state(w, agent.EndpointDrained) }, "broken backends: no endpoint gets clients; clients are refused; drained: 1 of a, 1 of b",
 		},
 		"none on this node, by policy": {
-			func(w *world) { state(w, agent.EndpointStandsBy); w.x.Import.InternalTrafficPolicy = "Local" },
-			"note backends: none: internalTrafficPolicy is Local, and none runs on this node; clients are refused",
+			func(w *inputs) { state(w, agent.EndpointStandsBy); w.x.Import.InternalTrafficPolicy = "Local" },
+			"note backends: none: internalTrafficPolicy is Local and no endpoint runs on this node; clients are refused",
 		},
 		"a problem": {
-			func(w *world) {
+			func(w *inputs) {
 				w.x.Problems = []lb.Problem{{Service: name, Reason: lb.UnsupportedProtocol, Message: "port 9/SCTP is served to packets only"}}
 			}, "note problem: UnsupportedProtocol: port 9/SCTP is served to packets only",
 		},
 		"headless": {
-			func(w *world) {
+			func(w *inputs) {
 				w.x.Import.Type, w.x.Import.IPs, w.x.Frontends = clusterset.Headless, nil, nil
 				w.a.own.addrs, w.a.cluster.addrs = []netip.Addr{addr("10.1.0.1"), addr("10.2.0.1"), addr("fd00::1")}, []netip.Addr{addr("10.1.0.1"), addr("10.2.0.1"), addr("fd00::1")}
 			}, `
@@ -212,17 +212,17 @@ ok name: 169.254.20.53:53 answers 10.1.0.1 10.2.0.1 fd00::1
 ok cluster DNS: 10.96.0.10:53 answers the same
 ok backends: 1 of a, 1 of b`,
 		},
-		"headless, nobody ready": {
-			func(w *world) {
+		"headless, none ready": {
+			func(w *inputs) {
 				w.x.Import.Type, w.x.Import.IPs, w.x.Frontends = clusterset.Headless, nil, nil
 				w.a.own, w.a.cluster = resolved{w.a.own.server, nil, missing}, resolved{w.a.cluster.server, nil, missing}
 				state(w, agent.EndpointNotReady)
 			}, `
 ok agent: ready
 ok import: read by the agent
-ok name: 169.254.20.53:53 has no such name, for nobody is ready
+ok name: 169.254.20.53:53 has no such name, because no endpoint is ready
 ok cluster DNS: 10.96.0.10:53 has no such name either
-broken backends: nobody gets clients, they are refused; not ready: 1 of a, 1 of b`,
+broken backends: no endpoint gets clients; clients are refused; not ready: 1 of a, 1 of b`,
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -233,7 +233,7 @@ broken backends: nobody gets clients, they are refused; not ready: 1 of a, 1 of 
 			for _, l := range e.Links {
 				text.WriteString("\n" + string(l.State) + " " + l.Link + ": " + l.Text)
 				if (l.Fix != "") != (l.State == status.LinkBroken) {
-					t.Errorf("link %+v: what is broken, and nothing else, has a fix", l)
+					t.Errorf("link %+v: broken links have a fix, others have none", l)
 				}
 			}
 			if strings.Count(c.want, "\n") > 1 {

@@ -17,7 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
-// explained is what the tests read of isthmusctl explain -o json.
+// explained is the part of the output of isthmusctl explain -o json that the tests read.
 type explained struct {
 	OK       bool          `json:"ok"`
 	Broken   explainedLink `json:"broken"`
@@ -35,20 +35,20 @@ type explainedLink struct {
 	Fix   string `json:"fix"`
 }
 
-// explain runs isthmusctl explain in a member. It fails when the exit status is not that of what was said.
+// explain runs isthmusctl explain in a member. It fails if the exit status does not match the output.
 func explain(ctx context.Context, member, service string) (explained, error) {
 	var x explained
-	said, err := bed.Isthmusctl(ctx, member, "explain", service, "--output", "json")
-	if jsonErr := json.Unmarshal([]byte(said), &x); jsonErr != nil {
+	output, err := bed.Isthmusctl(ctx, member, "explain", service, "--output", "json")
+	if jsonErr := json.Unmarshal([]byte(output), &x); jsonErr != nil {
 		return x, errors.Join(err, jsonErr)
 	}
 	if x.OK != (err == nil) {
-		return x, fmt.Errorf("explain says ok=%t and ends with %w", x.OK, err)
+		return x, fmt.Errorf("explain reports ok=%t and ends with %w", x.OK, err)
 	}
 	return x, nil
 }
 
-// brokenAt waits until the first link that is broken is one of a node, or of the cluster when node is "".
+// brokenAt waits until link is the first broken one, on a node or, if node is "", in the cluster.
 func brokenAt(t *testing.T, service, link, node string) {
 	t.Helper()
 	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
@@ -66,8 +66,8 @@ func brokenAt(t *testing.T, service, link, node string) {
 	}
 }
 
-// holds waits until all links hold.
-func holds(t *testing.T, service string) {
+// isOK waits until all links are ok.
+func isOK(t *testing.T, service string) {
 	t.Helper()
 	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
 		x, err := explain(ctx, "a", service)
@@ -87,12 +87,12 @@ func holds(t *testing.T, service string) {
 		return nil
 	})
 	if err != nil {
-		t.Errorf("want all of %s to hold: %v", service, err)
+		t.Errorf("want all links of %s to be ok: %v", service, err)
 	}
 }
 
-// TestExplain: a Service that works is ok on every node, however it is called; each link that is cut is named, and
-// with it what to do.
+// isthmusctl explain accepts every form of a Service's name and reports ok on every node. It reports each broken link, with
+// the fix.
 func TestExplain(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -101,14 +101,14 @@ func TestExplain(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, service := range []string{"echo.road", "road/echo", name, addrs[0].String()} {
-		holds(t, service)
+		isOK(t, service)
 	}
 	text, err := bed.Isthmusctl(ctx, "a", "explain", "echo.road", "--node", clientNode)
 	if err != nil || !strings.Contains(text, "node "+clientNode) || strings.Contains(text, "✗") {
 		t.Errorf("as text, %v:\n%s", err, text)
 	}
 	t.Log(text)
-	brokenAt(t, "nobody.road", "import", "")
+	brokenAt(t, "unknown.road", "import", "")
 
 	t.Run("the kernel of a node", func(t *testing.T) { explainMap(t, addrs) })
 	t.Run("the name server of a node", func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestExplain(t *testing.T) {
 		if _, err := bed.Node(ctx, clientNode, "ip", "address", "add", own, "dev", device); err != nil {
 			t.Fatal(err)
 		}
-		holds(t, "echo.road")
+		isOK(t, "echo.road")
 	})
 	t.Run("the cluster's DNS", func(t *testing.T) {
 		patch := func(app string) {
@@ -133,25 +133,25 @@ func TestExplain(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		patch("nobody")
+		patch("no-such-app")
 		brokenAt(t, "echo.road", "cluster DNS", "a1")
 		patch("kube-dns")
-		holds(t, "echo.road")
+		isOK(t, "echo.road")
 	})
-	t.Run("from nothing to a Service", explainLonely)
+	t.Run("a Service from export to unexport", explainExport)
 }
 
-// explainMap takes a VIP out of the kernel by hand. That is named, until the agent has put it back.
+// explainMap deletes a VIP from the BPF map. explain reports it until the agent has restored it.
 func explainMap(t *testing.T, addrs []netip.Addr) {
 	t.Helper()
 	ctx := t.Context()
 	vip := addrs[slices.IndexFunc(addrs, netip.Addr.Is4)].As16()
-	key := append(slices.Clone(vip[:]), 80, 0, 6, 0) // port, in this machine's order; TCP; padding
+	key := append(slices.Clone(vip[:]), 80, 0, 6, 0) // port, in host order; TCP; padding
 	bytes := []string{"bpftool", "map", "delete", "pinned", pins + "/frontends", "key", "hex"}
 	for _, b := range key {
 		bytes = append(bytes, hex.EncodeToString([]byte{b}))
 	}
-	// The agent may be quicker than the question.
+	// The agent may restore the VIP before explain reads the map.
 	err := testbed.Eventually(ctx, patience, func(ctx context.Context) error {
 		if _, err := bed.Node(ctx, clientNode, bytes...); err != nil && !strings.Contains(err.Error(), "No such file") {
 			return err
@@ -166,13 +166,13 @@ func explainMap(t *testing.T, addrs []netip.Addr) {
 		return nil
 	})
 	if err != nil {
-		t.Errorf("a VIP that is not in the kernel is not named: %v", err)
+		t.Errorf("explain does not report a VIP that is not in the kernel: %v", err)
 	}
-	holds(t, "echo.road")
+	isOK(t, "echo.road")
 	if err := reaches(ctx, podClient, "a", "b"); err != nil {
 		t.Error(err)
 	}
-	// What was found is counted, until the next check finds nothing.
+	// The difference is counted until the next check finds none.
 	err = testbed.Eventually(ctx, patience, func(ctx context.Context) error {
 		nodes, err := bed.Isthmusctl(ctx, "a", "show", "nodes", "--output", "json")
 		if err != nil {
@@ -197,8 +197,8 @@ func explainMap(t *testing.T, addrs []netip.Addr) {
 	}
 }
 
-// explainLonely follows a Service of b in a, from before its namespace is there to after nobody exports it any more.
-func explainLonely(t *testing.T) {
+// explainExport explains a Service of b in a: before the namespace exists in a, without endpoints, and after the unexport.
+func explainExport(t *testing.T) {
 	ctx := t.Context()
 	const lonely = "lonely"
 	kubectl := func(member string, args ...string) {
@@ -230,26 +230,26 @@ func explainLonely(t *testing.T) {
 	brokenAt(t, "hello."+lonely, "import", "")
 }
 
-// event is what the tests read of isthmusctl observe -o json.
+// event is the part of an event of isthmusctl observe -o json that the tests read.
 type event struct {
 	Node, Verdict, Reason, Path, Protocol, Service, Cluster, Command string
 	VIP, Backend                                                     netip.AddrPort
 	PID                                                              int
 }
 
-// observe runs isthmusctl observe in a until it has seen one event, while c does again and again what is to be seen.
+// observe returns the first event of isthmusctl observe in a, while c repeats the commands that cause one.
 func observe(t *testing.T, c client, args, do []string) event {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	type outcome struct {
-		said string
-		err  error
+		output string
+		err    error
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		said, err := bed.Isthmusctl(ctx, "a", slices.Concat([]string{"observe", "--last", "1", "--for", patience.String(), "--output", "json"}, args)...)
-		done <- outcome{said, err}
+		output, err := bed.Isthmusctl(ctx, "a", slices.Concat([]string{"observe", "--last", "1", "--for", patience.String(), "--output", "json"}, args)...)
+		done <- outcome{output, err}
 	}()
 	for {
 		if _, err := c.run(ctx, do...); err != nil {
@@ -261,8 +261,8 @@ func observe(t *testing.T, c client, args, do []string) event {
 				t.Fatal(o.err)
 			}
 			var e event
-			if err := json.Unmarshal([]byte(o.said), &e); err != nil {
-				t.Fatalf("observe %v said %q: %v", args, o.said, err)
+			if err := json.Unmarshal([]byte(o.output), &e); err != nil {
+				t.Fatalf("observe %v printed %q: %v", args, o.output, err)
 			}
 			return e
 		case <-time.After(200 * time.Millisecond):
@@ -270,8 +270,8 @@ func observe(t *testing.T, c client, args, do []string) event {
 	}
 }
 
-// TestObserve: a pod's connection, and one that is refused, are seen by their names; nobody is left at work when the
-// observer goes.
+// isthmusctl observe shows a pod's connection and a refused one, with names. The programs stop making events when the
+// observer ends.
 func TestObserve(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -288,9 +288,9 @@ func TestObserve(t *testing.T) {
 	if e != want || e.Cluster != "a" && e.Cluster != "b" || e.Backend.Port() != 8080 || e.PID == 0 {
 		t.Errorf("observed %+v, want %+v with a backend and a process", e, want)
 	}
-	nobody := netip.AddrPortFrom(addrs[0], 4444)
-	e = observe(t, podClient, []string{"--refused"}, []string{"--connections", "1", "--timeout", "2s", "--tcp", nobody.String()})
-	want = event{Node: clientNode, Verdict: "refused", Reason: "no_frontend", Path: "socket", Protocol: "TCP", Command: "echo-server", VIP: nobody, PID: e.PID}
+	unused := netip.AddrPortFrom(addrs[0], 4444)
+	e = observe(t, podClient, []string{"--refused"}, []string{"--connections", "1", "--timeout", "2s", "--tcp", unused.String()})
+	want = event{Node: clientNode, Verdict: "refused", Reason: "no_frontend", Path: "socket", Protocol: "TCP", Command: "echo-server", VIP: unused, PID: e.PID}
 	if e != want || e.PID == 0 {
 		t.Errorf("observed %+v, want %+v with a process", e, want)
 	}
@@ -304,28 +304,28 @@ func TestObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := forever.Wait(); err != nil {
-		t.Errorf("an interrupt does not end it well: %v", err)
+		t.Errorf("after an interrupt it ends with %v", err)
 	}
 	observing(t, false)
 }
 
-// observing waits until the programs of clientNode make events, or do not.
+// observing waits until the programs of clientNode make events, or until they make none.
 func observing(t *testing.T, want bool) {
 	t.Helper()
 	err := testbed.Eventually(t.Context(), patience, func(context.Context) error {
 		for _, e := range dump(t, "settings") {
 			if rate := e["value"].(map[string]any)["observe"].(float64); rate > 0 != want {
-				return fmt.Errorf("one of %g choices is an event", rate)
+				return fmt.Errorf("the sample rate is %g", rate)
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		t.Errorf("want that events are made: %t: %v", want, err)
+		t.Errorf("want events: %t: %v", want, err)
 	}
 }
 
-// TestShow: what isthmusctl shows is what there is, and nobody sees it without a token.
+// isthmusctl show prints the state of Services, clusters and nodes. Agents refuse requests without a token.
 func TestShow(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
@@ -341,27 +341,27 @@ func TestShow(t *testing.T) {
 		"show frontends --node a2":    {"a2", "road/echo", netip.AddrPortFrom(addrs[0], 80).String(), "a,b"},
 		"show hooks --node a1":        {"a1", "connect4", "cgroup"},
 		"show drops -o json":          {`"node": "a1"`, `"node": "a2"`},
-		"show connections --limit=10": {"PROTOCOL|the packet path translates no connection"}, // of what ran before
+		"show connections --limit=10": {"PROTOCOL|the packet path has no connections"}, // depends on earlier tests
 	} {
-		said, err := bed.Isthmusctl(ctx, "a", strings.Fields(args)...)
+		output, err := bed.Isthmusctl(ctx, "a", strings.Fields(args)...)
 		if err != nil {
 			t.Errorf("%s: %v", args, err)
 			continue
 		}
 		for _, w := range want {
-			if !slices.ContainsFunc(strings.Split(w, "|"), func(w string) bool { return strings.Contains(said, w) }) {
-				t.Errorf("%s does not say %q:\n%s", args, w, said)
+			if !slices.ContainsFunc(strings.Split(w, "|"), func(w string) bool { return strings.Contains(output, w) }) {
+				t.Errorf("%s does not print %q:\n%s", args, w, output)
 			}
 		}
 	}
 	for _, path := range []string{"/explain?namespace=road&name=echo", "/observe", "/show/services"} {
 		for _, header := range []string{"", "Isthmus-Token: not.a.token"} {
-			said, err := bed.Node(ctx, clientNode, "curl", "--silent", "--max-time", "5", "--header", header, "http://127.0.0.1:9470"+path)
+			output, err := bed.Node(ctx, clientNode, "curl", "--silent", "--max-time", "5", "--header", header, "http://127.0.0.1:9470"+path)
 			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 				t.Fatal(err)
 			}
-			if !strings.Contains(said, "isthmus-observer") {
-				t.Errorf("%s with header %q answers: %s", path, header, said)
+			if !strings.Contains(output, "isthmus-observer") {
+				t.Errorf("%s with header %q answers: %s", path, header, output)
 			}
 		}
 	}

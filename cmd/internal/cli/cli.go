@@ -1,6 +1,6 @@
-// Package program is what the controllers' mains have in common: their logger, the cluster that they work for, and the
-// HTTP door through which they are looked at.
-package program
+// Package cli holds what the main packages of the controllers share: the logger, the client configuration of the cluster,
+// and the HTTP server for probes, metrics and status.
+package cli
 
 import (
 	"context"
@@ -20,11 +20,11 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// shutdownTimeout is how long a running request may keep the process from ending.
+// shutdownTimeout is the time that running requests have to finish when the process ends.
 const shutdownTimeout = 5 * time.Second
 
-// Logger returns the process's logger, through which client-go and controller-runtime speak too. The format is that of
-// --log-format: text or json.
+// Logger returns the logger of the process, and makes client-go and controller-runtime use it too. The format is the value
+// of --log-format: text or json.
 func Logger(format string, level slog.Level, w io.Writer) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: level}
 	var handler slog.Handler
@@ -41,29 +41,30 @@ func Logger(format string, level slog.Level, w io.Writer) (*slog.Logger, error) 
 	return slog.New(handler), nil
 }
 
-// Cluster returns the access to this cluster: that of the pod, or of the file of --kubeconfig.
+// Cluster returns the client configuration of this cluster: from the kubeconfig at path, or, if path is empty, from the
+// ServiceAccount of the pod.
 func Cluster(path string) (*rest.Config, error) {
 	if path == "" {
 		cfg, err := rest.InClusterConfig()
 		switch {
 		case errors.Is(err, rest.ErrNotInCluster):
-			return nil, errors.New("this is not a pod; name this cluster by --kubeconfig")
+			return nil, errors.New("this process does not run in a pod; give the kubeconfig of this cluster with --kubeconfig")
 		case err != nil:
-			return nil, fmt.Errorf("this pod's access to its cluster is not complete; give it a service account token, or name the cluster by --kubeconfig: %w", err)
+			return nil, fmt.Errorf("the ServiceAccount of this pod is not mounted completely; mount its token, or give --kubeconfig: %w", err)
 		}
 		return cfg, nil
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("--kubeconfig=%s does not exist; give it the path of this cluster's kubeconfig", path)
+		return nil, fmt.Errorf("--kubeconfig=%s does not exist; give the path of this cluster's kubeconfig", path)
 	case err != nil:
-		return nil, fmt.Errorf("--kubeconfig=%s cannot be used; correct it or name another: %w", path, err)
+		return nil, fmt.Errorf("--kubeconfig=%s is not valid; correct it or give another file: %w", path, err)
 	}
 	return cfg, nil
 }
 
-// Listen opens the address of --listen.
+// Listen opens the address of the flag --listen.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -72,7 +73,7 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// Serve answers HTTP until ctx ends.
+// Serve answers HTTP requests until ctx is done.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: shutdownTimeout}
 	stopped := make(chan error, 1)
@@ -86,7 +87,7 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
 	}
 	if err := <-stopped; err != nil {
-		return fmt.Errorf("end http requests: %w", err)
+		return fmt.Errorf("finish http requests: %w", err)
 	}
 	return nil
 }

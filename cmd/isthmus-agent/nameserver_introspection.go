@@ -9,7 +9,7 @@ import (
 	"github.com/isthmus-net/isthmus/dns"
 )
 
-// dnsStatus says what the name server has done, and false while there is none.
+// dnsStatus returns the status of the name server, and false while it has no sockets.
 func (n *nameserver) dnsStatus() (dns.Status, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -27,16 +27,16 @@ func (n *nameserver) dnsStatus() (dns.Status, bool) {
 	return s, true
 }
 
-// kernelStatus says what the kernel answers, which must be something. The caller holds mu.
+// kernelStatus returns the counters of the kernel's answers. The caller holds mu, and n.kernel must not be nil.
 func (n *nameserver) kernelStatus() names.Status {
-	is, err := n.kernel.Status()
+	s, err := n.kernel.Status()
 	if err != nil {
 		n.log.Error("count answers of the kernel", "err", err)
 	}
-	return is
+	return s
 }
 
-// records returns the records at and below a name, all when it is empty.
+// records returns the records at a name and below, or all if it is empty.
 func (n *nameserver) records(name string) (status.Records, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -50,8 +50,8 @@ func (n *nameserver) records(name string) (status.Records, error) {
 	return all, nil
 }
 
-// serveRecords answers with the records at and below name=.
-func (s *sight) serveRecords(w http.ResponseWriter, r *http.Request) {
-	all, err := s.names.records(r.FormValue("name"))
+// serveRecords handles RecordsPath.
+func (in *introspection) serveRecords(w http.ResponseWriter, r *http.Request) {
+	all, err := in.names.records(r.FormValue("name"))
 	writeAnswer(w, all, err)
 }
