@@ -39,22 +39,22 @@ type Config struct {
 	Packets bool
 	Devices []string
 	Order   datapath.Order
-	// FastRoad lets flows between pods and uplinks pass the node's routing and netfilter, both ways, and with them
+	// FastPath lets flows between pods and uplinks pass the node's routing and netfilter, both ways, and with them
 	// whatever policies others enforce there.
-	FastRoad bool
+	FastPath bool
 	// CheckInterval is how long it takes, on average, until the maps are compared again with what they should hold.
 	// Default a minute.
 	CheckInterval time.Duration
-	// Place is where the node is, as far as it is known at the start; Settle says it later.
-	Place Place
+	// Topology is where the node is, as far as it is known at the start; SetTopology says it later.
+	Topology Topology
 	// Report, when not nil, is told what this node knows of each member's packets, once at the start and whenever
 	// that changes. It is called from the goroutine of Run and must not wait. The map is the callee's.
 	Report func(map[clusterset.ClusterID]evidence.State)
 }
 
-// Place is what a node knows of itself and its ClusterSet. Whatever is not known is left empty: then nobody is
+// Topology is what a node knows of itself and its ClusterSet. Whatever is not known is left empty: then nobody is
 // near, or no address is refused for want of a frontend.
-type Place struct {
+type Topology struct {
 	Node lb.Node
 	// ZonesSpanClusters says that a zone's name means the same in all members.
 	ZonesSpanClusters bool
@@ -62,7 +62,7 @@ type Place struct {
 	Ranges []netip.Prefix
 }
 
-func (p Place) equal(o Place) bool {
+func (p Topology) equal(o Topology) bool {
 	return p.Node == o.Node && p.ZonesSpanClusters == o.ZonesSpanClusters && slices.Equal(p.Ranges, o.Ranges)
 }
 
@@ -72,7 +72,7 @@ func (c Config) Validate() error { return c.datapath().Validate() }
 func (c Config) datapath() datapath.Config {
 	return datapath.Config{
 		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
-		Packets: c.Packets, Devices: c.Devices, Order: c.Order, FastRoad: c.FastRoad,
+		Packets: c.Packets, Devices: c.Devices, Order: c.Order, FastPath: c.FastPath,
 	}
 }
 
@@ -145,7 +145,7 @@ func newAgent(ctx context.Context, cfg Config, dp dataplane, log *slog.Logger) (
 		stale: make(chan struct{}, 1), spent: make(chan struct{}, 1), planner: lb.NewPlanner(have),
 	}
 	raise(a.stale) // what went while no agent was there
-	a.settle(cfg.Place)
+	a.settle(cfg.Topology)
 	a.input.Limits = dp.Limits()
 	a.status.Frontends, a.status.Backends = len(have.Frontends), len(have.Backends)
 	log.Info("dataplane taken over", "frontends", len(have.Frontends), "backends", len(have.Backends))
@@ -161,9 +161,9 @@ func (a *Agent) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	return a.change(ctx, func() { a.input.Snapshot = snap })
 }
 
-// Settle says where the node is from now on, and makes it serve the last snapshot as it looks from there. The
+// SetTopology says where the node is from now on, and makes it serve the last snapshot as it looks from there. The
 // same place again costs nothing.
-func (a *Agent) Settle(ctx context.Context, p Place) error {
+func (a *Agent) SetTopology(ctx context.Context, p Topology) error {
 	a.syncing.Lock()
 	same := a.place().equal(p)
 	a.syncing.Unlock()
@@ -174,9 +174,9 @@ func (a *Agent) Settle(ctx context.Context, p Place) error {
 	return a.change(ctx, func() { a.settle(p) })
 }
 
-func (a *Agent) place() Place { return Place{a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges} }
+func (a *Agent) place() Topology { return Topology{a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges} }
 
-func (a *Agent) settle(p Place) {
+func (a *Agent) settle(p Topology) {
 	a.input.Node, a.input.ZonesSpanClusters, a.input.Ranges = p.Node, p.ZonesSpanClusters, slices.Clone(p.Ranges)
 }
 

@@ -99,7 +99,7 @@ func TestRestartWritesNothing(t *testing.T) {
 // A Service that the maps have no room for is named, and the others are served.
 func TestFullMapIsNoFailure(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
-	f.Room.Frontends = 2
+	f.Capacity.Frontends = 2
 	a := mustNew(t, f)
 	mustSync(t, a, snapshot(3, "10.1.0.1:8080"))
 	s := a.Status()
@@ -236,7 +236,7 @@ func TestRunDrains(t *testing.T) {
 	snap.Services[0].Ports[0].Protocol = cs.UDP
 	snap.Services[0].Slices[1].Cluster = "b"
 	f := datapath.NewFake(lb.NewState())
-	f.Seen = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
+	f.Evidence = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
 	told := make(chan map[cs.ClusterID]evidence.State, 10)
 	a, err := newAgent(t.Context(), Config{Report: func(s map[cs.ClusterID]evidence.State) { told <- s }}, f, discard)
 	if err != nil {
@@ -277,15 +277,15 @@ func TestRunDrains(t *testing.T) {
 }
 
 // The same place again costs nothing; before the first snapshot a place is only remembered.
-func TestSettle(t *testing.T) {
+func TestSetTopology(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	a := mustNew(t, f)
-	place := Place{Node: lb.Node{Cluster: "b", Name: "n1"}, Ranges: []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8")}}
+	place := Topology{Node: lb.Node{Cluster: "b", Name: "n1"}, Ranges: []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8")}}
 	for i, want := range []uint64{0, 9, 9} { // a member, a backend, a range, and twice a Service, a slot and a frontend
 		if i == 1 {
 			mustSync(t, a, snapshot(2, "10.1.0.1:8080"))
 		}
-		if err := a.Settle(t.Context(), place); err != nil {
+		if err := a.SetTopology(t.Context(), place); err != nil {
 			t.Fatal(err)
 		}
 		if n := f.Writes(); n != want {
@@ -306,11 +306,11 @@ func TestRunClosesStaleSockets(t *testing.T) {
 		t.Helper()
 		tick, late := time.NewTicker(time.Millisecond), time.After(10*time.Second)
 		defer tick.Stop()
-		for f.Stale.Load() < n {
+		for f.CloseStaleCalls.Load() < n {
 			select {
 			case <-tick.C:
 			case <-late:
-				t.Fatalf("asked %d times to close sockets, want %d", f.Stale.Load(), n)
+				t.Fatalf("asked %d times to close sockets, want %d", f.CloseStaleCalls.Load(), n)
 			}
 		}
 	}
@@ -322,7 +322,7 @@ func TestRunClosesStaleSockets(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if n := f.Stale.Load(); n != 2 {
+	if n := f.CloseStaleCalls.Load(); n != 2 {
 		t.Errorf("asked %d times, want 2", n)
 	}
 }

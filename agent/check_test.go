@@ -31,7 +31,7 @@ func TestCheckPutsRight(t *testing.T) {
 			t.Errorf("nobody meddled: %d differences, checked %s, %d writes", s.Differences, s.Checked, f.Writes()-writes)
 		}
 		a.syncing.Lock()
-		f.Meddle(func(s lb.State) {
+		f.Corrupt(func(s lb.State) {
 			clear(s.Slots)
 			delete(s.Backends, 2)
 		})
@@ -62,7 +62,7 @@ func TestCheckThatCannotPutRight(t *testing.T) {
 		t.Errorf("before the first snapshot there is nothing to compare with: %v", err)
 	}
 	mustSync(t, a, snapshot(1, "10.1.0.1:8080"))
-	f.Meddle(func(s lb.State) { clear(s.Frontends) })
+	f.Corrupt(func(s lb.State) { clear(s.Frontends) })
 	none, full := 0, errors.New("map full")
 	f.FailAfter, f.Err = &none, full
 	if err := a.check(t.Context()); !errors.Is(err, full) {

@@ -29,7 +29,7 @@ const (
 	EndpointNotReady    EndpointState = "not ready"   // its pod says so
 	EndpointTerminating EndpointState = "terminating" // and others are ready
 	EndpointDrained     EndpointState = "drained"     // the packets of its cluster die, as this node sees them
-	EndpointStandsBy    EndpointState = "stands by"   // the Service prefers others, or its ports are not the Service's
+	EndpointStandby    EndpointState = "stands by"   // the Service prefers others, or its ports are not the Service's
 )
 
 // ExplainedEndpoint is one endpoint of a Service.
@@ -45,10 +45,10 @@ type FrontendState string
 
 // The states of frontends.
 const (
-	FrontendRight   FrontendState = "right"
+	FrontendCorrect   FrontendState = "right"
 	FrontendMissing FrontendState = "missing"
 	FrontendWrong   FrontendState = "wrong" // it leads to others than it should, or nowhere
-	FrontendTaken   FrontendState = "taken" // it belongs to another Service
+	FrontendConflict   FrontendState = "taken" // it belongs to another Service
 )
 
 // ExplainedFrontend is one VIP, port and protocol of a Service.
@@ -117,13 +117,13 @@ func (a *Agent) frontends(want lb.State, name clusterset.ServiceName) ([]Explain
 		if err != nil {
 			return nil, err
 		}
-		fe := ExplainedFrontend{Address: at, State: FrontendRight}
+		fe := ExplainedFrontend{Address: at, State: FrontendCorrect}
 		slices.SortFunc(have.Backends, lb.Address.Compare)
 		switch {
 		case !found:
 			fe.State = FrontendMissing
 		case have.Service != name:
-			fe.State, fe.Owner = FrontendTaken, have.Service
+			fe.State, fe.Owner = FrontendConflict, have.Service
 		case have.Broken > 0 || !slices.Equal(have.Backends, table(want, want.Frontends[at])):
 			fe.State = FrontendWrong
 		}
@@ -155,7 +155,7 @@ func endpoints(want lb.State, in *lb.Input, svc *clusterset.Service) []Explained
 			if len(e.Addrs) == 0 {
 				continue
 			}
-			x := ExplainedEndpoint{Addr: e.Addrs[0].Unmap(), Cluster: s.Cluster, Node: e.NodeName.String(), State: EndpointStandsBy}
+			x := ExplainedEndpoint{Addr: e.Addrs[0].Unmap(), Cluster: s.Cluster, Node: e.NodeName.String(), State: EndpointStandby}
 			switch {
 			case serve[x.Addr]:
 				x.State = EndpointServes

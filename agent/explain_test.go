@@ -33,7 +33,7 @@ func TestExplain(t *testing.T) {
 	}
 	name := cs.ServiceName{Namespace: "demo", Name: "s0"}
 	at := tcp("243.0.0.1:80")
-	served := ExplainedFrontend{Address: at, State: FrontendRight, Backends: []lb.Address{tcp("10.1.0.1:8080"), tcp("10.1.0.4:8080")}}
+	served := ExplainedFrontend{Address: at, State: FrontendCorrect, Backends: []lb.Address{tcp("10.1.0.1:8080"), tcp("10.1.0.4:8080")}}
 	endpoints := func(first, fourth EndpointState) []ExplainedEndpoint {
 		return []ExplainedEndpoint{
 			{netip.MustParseAddr("10.1.0.1"), "a", "n1", first},
@@ -73,7 +73,7 @@ func TestExplain(t *testing.T) {
 		"a member is drained": {
 			drain: map[cs.ClusterID]bool{"b": true},
 			want: Explanation{
-				Frontends: []ExplainedFrontend{{Address: at, State: FrontendRight, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
+				Frontends: []ExplainedFrontend{{Address: at, State: FrontendCorrect, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
 				Endpoints: endpoints(EndpointServes, EndpointDrained),
 			},
 		},
@@ -84,8 +84,8 @@ func TestExplain(t *testing.T) {
 				}
 			},
 			want: Explanation{
-				Frontends: []ExplainedFrontend{{Address: at, State: FrontendRight, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
-				Endpoints: endpoints(EndpointServes, EndpointStandsBy),
+				Frontends: []ExplainedFrontend{{Address: at, State: FrontendCorrect, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
+				Endpoints: endpoints(EndpointServes, EndpointStandby),
 			},
 		},
 		"another Service has the VIP": {
@@ -96,7 +96,7 @@ func TestExplain(t *testing.T) {
 			},
 			want: Explanation{
 				Frontends: []ExplainedFrontend{{
-					Address: at, State: FrontendTaken, Owner: cs.ServiceName{Namespace: "demo", Name: "r0"}, Backends: served.Backends,
+					Address: at, State: FrontendConflict, Owner: cs.ServiceName{Namespace: "demo", Name: "r0"}, Backends: served.Backends,
 				}},
 				Endpoints: endpoints(EndpointServes, EndpointServes),
 				Problems:  []lb.Problem{{Service: name, Reason: lb.VIPTaken, Message: "243.0.0.1:80/TCP belongs to demo/r0"}},
@@ -105,7 +105,7 @@ func TestExplain(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			f := datapath.NewFake(lb.NewState())
-			f.Counted = map[cs.ServiceName]datapath.Counters{name: {Chosen: 3, Refused: map[bpf.DropReason]uint64{bpf.DropNoBackend: 1}}}
+			f.ServiceCounters = map[cs.ServiceName]datapath.Counters{name: {Chosen: 3, Refused: map[bpf.DropReason]uint64{bpf.DropNoBackend: 1}}}
 			a, snap := mustNew(t, f), world()
 			if c.change != nil {
 				c.change(snap)
@@ -115,13 +115,13 @@ func TestExplain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.meddle != nil {
-				f.Meddle(c.meddle)
+				f.Corrupt(c.meddle)
 			}
 			have, err := a.Explain(name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.want.Known, c.want.Counters = true, f.Counted[name]
+			c.want.Known, c.want.Counters = true, f.ServiceCounters[name]
 			if diff := cmp.Diff(c.want, have, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}), cmpopts.IgnoreFields(Explanation{}, "Import")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

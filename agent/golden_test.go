@@ -74,7 +74,7 @@ type script struct {
 	fake    *datapath.Fake
 	agent   *Agent
 	there   []string // files applied, in their order
-	place   Place
+	place   Topology
 	before  uint64 // writes before the last command that could cost some
 }
 
@@ -91,7 +91,7 @@ func (s *script) run(where, command string, args []string) {
 		s.there[slices.Index(s.there, args[0])] = args[1]
 		s.sync()
 	case "place":
-		s.place = Place{Node: lb.Node{Cluster: cs.ClusterID(args[0]), Name: args[1], Zone: args[2]}}
+		s.place = Topology{Node: lb.Node{Cluster: cs.ClusterID(args[0]), Name: args[1], Zone: args[2]}}
 		for _, a := range args[3:] {
 			if a == "spans" {
 				s.place.ZonesSpanClusters = true
@@ -100,7 +100,7 @@ func (s *script) run(where, command string, args []string) {
 			s.place.Ranges = append(s.place.Ranges, netip.MustParsePrefix(a))
 		}
 		s.before = s.fake.Writes()
-		if err := s.agent.Settle(s.Context(), s.place); err != nil {
+		if err := s.agent.SetTopology(s.Context(), s.place); err != nil {
 			s.Fatalf("%s: %v", where, err)
 		}
 	case "drain":
@@ -131,7 +131,7 @@ func (s *script) run(where, command string, args []string) {
 // newAgent returns an agent of the place that the last one had.
 func (s *script) newAgent(f *datapath.Fake) *Agent {
 	s.Helper()
-	a, err := newAgent(s.Context(), Config{Place: s.place}, f, discard)
+	a, err := newAgent(s.Context(), Config{Topology: s.place}, f, discard)
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Watch says which events somebody wants to be told.
-type Watch struct {
+// EventFilter says which events somebody wants to be told.
+type EventFilter struct {
 	Rate    uint32                 // of so many choices one is told, all of them by 1; never 0
 	Service clusterset.ServiceName // the zero value means any, and clients of none
 	Refused bool                   // no choices
 	Reason  bpf.DropReason         // of refusals alone; DropNone means any, and choices
 }
 
-func (w Watch) wants(e datapath.Event) bool {
+func (w EventFilter) wants(e datapath.Event) bool {
 	return (w.Service == clusterset.ServiceName{} || w.Service == e.Service) &&
 		(!w.Refused || e.Refused) && (w.Reason == bpf.DropNone || w.Reason == e.Reason)
 }
@@ -27,7 +27,7 @@ const buffered = 1024
 
 // watcher is one who is told.
 type watcher struct {
-	Watch
+	EventFilter
 
 	events chan datapath.Event
 	broken chan error // why there will be no more events; holds one
@@ -48,7 +48,7 @@ type watched struct {
 // Observe calls tell for the events that w wants, from this goroutine, until ctx ends; then it returns nil. lost is how
 // many of them were lost before e because tell was slow. An error of tell ends it and is returned. Several may
 // observe at once; nothing comes unless Run runs.
-func (a *Agent) Observe(ctx context.Context, w Watch, tell func(e datapath.Event, lost uint64) error) error {
+func (a *Agent) Observe(ctx context.Context, w EventFilter, tell func(e datapath.Event, lost uint64) error) error {
 	me := a.watched.join(w)
 	defer a.watched.leave(me)
 	for {
@@ -65,8 +65,8 @@ func (a *Agent) Observe(ctx context.Context, w Watch, tell func(e datapath.Event
 	}
 }
 
-func (o *watched) join(w Watch) *watcher {
-	me := &watcher{Watch: w, events: make(chan datapath.Event, buffered), broken: make(chan error, 1)}
+func (o *watched) join(w EventFilter) *watcher {
+	me := &watcher{EventFilter: w, events: make(chan datapath.Event, buffered), broken: make(chan error, 1)}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.watchers == nil {

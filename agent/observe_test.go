@@ -30,7 +30,7 @@ type watching struct {
 	done chan error
 }
 
-func watch(ctx context.Context, a *Agent, w Watch) *watching {
+func watch(ctx context.Context, a *Agent, w EventFilter) *watching {
 	ctx, stop := context.WithCancel(ctx)
 	me := &watching{stop: stop, done: make(chan error, 1)}
 	go func() {
@@ -66,17 +66,17 @@ func TestObserve(t *testing.T) {
 			}
 		}
 		rate(0)
-		all := watch(ctx, a, Watch{Rate: 4})
+		all := watch(ctx, a, EventFilter{Rate: 4})
 		rate(4)
-		refusals := watch(ctx, a, Watch{Rate: 8, Refused: true})
-		web := watch(ctx, a, Watch{Rate: 2, Service: cs.ServiceName{Namespace: "demo", Name: "web"}})
+		refusals := watch(ctx, a, EventFilter{Rate: 8, Refused: true})
+		web := watch(ctx, a, EventFilter{Rate: 2, Service: cs.ServiceName{Namespace: "demo", Name: "web"}})
 		rate(2)
-		reason := watch(ctx, a, Watch{Rate: 2, Reason: bpf.DropNoBackend})
+		reason := watch(ctx, a, EventFilter{Rate: 2, Reason: bpf.DropNoBackend})
 		synctest.Wait()
 		for _, e := range []datapath.Event{
 			chosen("web"), chosen("dns"), refused("web", bpf.DropNoBackend), chosen("web"), refused("", bpf.DropNoFrontend), chosen("dns"),
 		} {
-			f.Tell <- e
+			f.Events <- e
 		}
 		synctest.Wait()
 		for _, c := range []struct {
@@ -115,7 +115,7 @@ func TestObserve(t *testing.T) {
 func TestObserveSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o watched
-		slow, quick := o.join(Watch{Rate: 1}), o.join(Watch{Rate: 1})
+		slow, quick := o.join(EventFilter{Rate: 1}), o.join(EventFilter{Rate: 1})
 		for range buffered + 7 {
 			o.tell(chosen("web"), 1)
 			<-quick.events
@@ -150,16 +150,16 @@ func TestObserveBroken(t *testing.T) {
 				return f.Observe(ctx, rate, tell)
 			})
 		}()
-		first := watch(ctx, a, Watch{Rate: 1})
+		first := watch(ctx, a, EventFilter{Rate: 1})
 		if err := <-first.done; !errors.Is(err, broken) {
 			t.Errorf("%v, want %v", err, broken)
 		}
 		gone := errors.New("reader is gone")
 		ended := make(chan error, 1)
 		go func() {
-			ended <- a.Observe(ctx, Watch{Rate: 1}, func(datapath.Event, uint64) error { return gone })
+			ended <- a.Observe(ctx, EventFilter{Rate: 1}, func(datapath.Event, uint64) error { return gone })
 		}()
-		f.Tell <- chosen("web")
+		f.Events <- chosen("web")
 		if err := <-ended; !errors.Is(err, gone) {
 			t.Errorf("%v, want %v", err, gone)
 		}

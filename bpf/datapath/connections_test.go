@@ -108,7 +108,7 @@ func (n packetNode) dial() (seen, own string, err error) {
 // do nothing but count: they load faster than the real ones.
 func counted(t *testing.T, noTCX bool) build {
 	t.Helper()
-	b, err := ourBuild(true)
+	b, err := currentBuild(true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestPacketPath(t *testing.T) {
 		}
 		for _, round := range rounds {
 			t.Run(round, func(t *testing.T) {
-				b, err := ourBuild(true)
+				b, err := currentBuild(true)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -253,7 +253,7 @@ func TestRolesOfDevices(t *testing.T) {
 		},
 	} {
 		t.Run(fmt.Sprint("fast road ", fast), func(t *testing.T) {
-			n.cfg.FastRoad = fast
+			n.cfg.FastPath = fast
 			d := openPackets(t, n.cfg, counted(t, false))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2", "pod.3"}) })
 			programs := map[string][]string{}

@@ -84,7 +84,7 @@ func TestFullMaps(t *testing.T) {
 	kinds := map[string]func(t *testing.T) dataplane{
 		"kernel": func(t *testing.T) dataplane {
 			t.Helper()
-			b := ourVersion(t)
+			b := currentVersion(t)
 			for name, size := range small {
 				b.specs[0].Maps[name].MaxEntries = size
 			}
@@ -97,7 +97,7 @@ func TestFullMaps(t *testing.T) {
 		},
 		"fake": func(*testing.T) dataplane {
 			f := NewFake(lb.NewState())
-			f.Room = lb.Limits{Frontends: 6, Slots: 120, Backends: 8, Services: 5}
+			f.Capacity = lb.Limits{Frontends: 6, Slots: 120, Backends: 8, Services: 5}
 			return f
 		},
 	}

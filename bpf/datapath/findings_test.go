@@ -71,7 +71,7 @@ func TestFindings(t *testing.T) {
 	for _, p := range []pod{client, backend, third} {
 		setSysctl(t, "ipv4/conf/"+p.host.Attrs().Name+"/rp_filter", "0")
 	}
-	b, err := ourBuild(true)
+	b, err := currentBuild(true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ import (
 // EHOSTUNREACH.
 func otherVersion(t *testing.T) build {
 	t.Helper()
-	b := ourVersion(t)
+	b := currentVersion(t)
 	changed := 0
 	for _, spec := range b.specs {
 		for _, p := range spec.Programs {
@@ -110,7 +110,7 @@ func TestLayoutOfPins(t *testing.T) {
 	for _, h := range bpf.Hooks() {
 		want = append(want, "isthmus/links/"+h.Name, "isthmus/progs/"+h.Name)
 	}
-	for _, spec := range ourVersion(t).specs {
+	for _, spec := range currentVersion(t).specs {
 		for m := range spec.Maps {
 			want = append(want, "isthmus/maps-v3/"+m)
 		}
@@ -154,7 +154,7 @@ func TestUpgradeAndRollBackInPlace(t *testing.T) {
 		want  error
 	}{
 		{otherVersion(t), unix.EHOSTUNREACH},
-		{ourVersion(t), unix.ECONNREFUSED},
+		{currentVersion(t), unix.ECONNREFUSED},
 	} {
 		next, err := open(t.Context(), cfg, step.build, slog.New(slog.DiscardHandler))
 		if err != nil {
@@ -168,9 +168,9 @@ func TestUpgradeAndRollBackInPlace(t *testing.T) {
 	}
 }
 
-func ourVersion(t *testing.T) build {
+func currentVersion(t *testing.T) build {
 	t.Helper()
-	b, err := ourBuild(false)
+	b, err := currentBuild(false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestInstallCutBeforeCommit(t *testing.T) {
 	if err := in.attachAll(); err != nil { // and no commit
 		t.Fatal(err)
 	}
-	if err := errors.Join(in.close(), closeLinks(in.links), l.letGo()); err != nil {
+	if err := errors.Join(in.close(), closeLinks(in.links), l.closeHandles()); err != nil {
 		t.Fatal(err)
 	}
 

@@ -64,8 +64,8 @@ func TestLacks(t *testing.T) {
 		"no iterators":    {refused, refused, "BPF iterators over sockets: sockets of removed UDP backends stay until their programs close them"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			found := lacks(false, c.noClose, c.noFind)
-			before := lacks(false, nil, nil) // of this machine
+			found := missingFeatures(false, c.noClose, c.noFind)
+			before := missingFeatures(false, nil, nil) // of this machine
 			if want := strings.TrimSpace(c.want + "\n" + strings.Join(before, "\n")); strings.Join(found, "\n") != want {
 				t.Errorf("lacks %q, want %q", found, want)
 			}

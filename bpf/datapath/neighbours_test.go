@@ -106,7 +106,7 @@ func TestBesideAnotherSocketBalancer(t *testing.T) {
 				want.Backends[2] = lb.Backend{Address: lb.Address{AddrPort: service, Protocol: clusterset.TCP}, Cluster: 1}
 				want.Frontends[lb.Address{AddrPort: chained, Protocol: clusterset.TCP}] = lb.Frontend{ID: 2, Count: 1}
 				want.Slots[lb.Slot{Frontend: 2}] = 2
-				upgrade(t, cfg, ourVersion(t), want)
+				upgrade(t, cfg, currentVersion(t), want)
 				if !first {
 					attach(t, cfg.CgroupRoot, theirs)
 				}

@@ -232,7 +232,7 @@ func TestRead(t *testing.T) {
 	if _, err := Read(cfg); !errors.Is(err, ErrNotInstalled) {
 		t.Errorf("a clean node: %v, want %v", err, ErrNotInstalled)
 	}
-	upgrade(t, cfg, ourVersion(t), world(5))
+	upgrade(t, cfg, currentVersion(t), world(5))
 	r, err := Read(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -248,7 +248,7 @@ func TestRead(t *testing.T) {
 	if err := r.maps[bpf.MapBackends].Delete(uint32(1)); err == nil {
 		t.Error("a Reader can write")
 	}
-	upgrade(t, cfg, nextABI(ourVersion(t)), world(5))
+	upgrade(t, cfg, nextABI(currentVersion(t)), world(5))
 	if _, err := Read(cfg); !errors.Is(err, ErrNotInstalled) {
 		t.Errorf("another version: %v, want %v", err, ErrNotInstalled)
 	}

@@ -83,7 +83,7 @@ func TestOrderIsKept(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			cfg := cfg
 			cfg.Order = step.order
-			d := openPackets(t, cfg, withPackets(ourVersion(t), false, 0))
+			d := openPackets(t, cfg, withPackets(currentVersion(t), false, 0))
 			before := runs(t, d)
 			asked := uint64(0)
 			await(t, "attached", func() bool {
@@ -135,7 +135,7 @@ func TestFiltersBetweenAreNamed(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
 		cfg, p := testConfig(t), newPod(t, 1)
-		d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 		await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 		neighbour, index := passing(t), p.host.Attrs().Index
 		err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{

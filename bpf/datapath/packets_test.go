@@ -244,7 +244,7 @@ func TestFollowsDevices(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
 		cfg, first := testConfig(t), newPod(t, 1)
-		d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 		await(t, "the pod that is there", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 		if !seen(t, d, first) {
 			t.Error("the first pod's packets are not seen")
@@ -280,7 +280,7 @@ func TestPacketProgramsAreReplacedInPlace(t *testing.T) {
 		ids := map[int]ebpf.ProgramID{}
 		for round, padding := range []int{0, 0, 5} {
 			t.Run(fmt.Sprint("round ", round), func(t *testing.T) {
-				d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, padding))
+				d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, padding))
 				before := runs(t, d)
 				asked := uint64(0)
 				await(t, "attached", func() bool {
@@ -353,7 +353,7 @@ func TestDevicesByName(t *testing.T) {
 	newPod(t, 2)
 	cfg.Devices = []string{"*.2"}
 	t.Run("on", func(t *testing.T) {
-		d := openPackets(t, cfg, withPackets(ourVersion(t), false, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), false, 0))
 		await(t, "the named one", func() bool { return cmp.Equal(on(d), []string{"pod.2"}) })
 	})
 	mustOpen(t, cfg)
@@ -412,7 +412,7 @@ func TestNeighboursOnDevices(t *testing.T) {
 			}
 		}
 		put(0, link.Head(), 1)
-		d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 		await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 		put(1, link.Tail(), 60000)
 		put(2, link.Head(), 2)
@@ -455,7 +455,7 @@ func TestRemoveTakesThePacketPathOffDevices(t *testing.T) {
 		}
 		var d *Datapath
 		t.Run("on", func(t *testing.T) {
-			d = openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+			d = openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2", "pod.3"}) })
 		})
 		if noTCX { // somebody finds our clsact and uses it
@@ -536,7 +536,7 @@ func TestNeighboursOnTheCgroup(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 	}
 	attach(7001)
-	upgrade(t, cfg, ourVersion(t), refusing())
+	upgrade(t, cfg, currentVersion(t), refusing())
 	attach(7002)
 	try := func(addr [4]byte, port int) error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -615,7 +615,7 @@ func TestOrderAmongNeighbours(t *testing.T) {
 				}
 				t.Cleanup(func() { _ = l.Close() })
 			}
-			d := openPackets(t, cfg, withPackets(ourVersion(t), false, 0))
+			d := openPackets(t, cfg, withPackets(currentVersion(t), false, 0))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 			theirs, err := bpf.ProgramID(neighbour)
 			if err != nil {

@@ -244,7 +244,7 @@ func TestMissing(t *testing.T) {
 		close, find error
 		says        string
 	}{{no, nil, "are closed over netlink"}, {no, no, "stay until their programs close them"}} {
-		if all := lacks(true, c.close, c.find); len(all) != 1 || !strings.Contains(all[0], c.says) {
+		if all := missingFeatures(true, c.close, c.find); len(all) != 1 || !strings.Contains(all[0], c.says) {
 			t.Errorf("closing %v, finding %v: %v", c.close, c.find, all)
 		}
 	}

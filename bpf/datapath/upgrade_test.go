@@ -187,7 +187,7 @@ func isServedBy(t *testing.T, cfg Config, b build) {
 func TestUpgradeToAnotherABIAndBack(t *testing.T) {
 	cfg, tr := testConfig(t), startTraffic(t)
 	for range 3 {
-		for _, b := range []build{ourVersion(t), nextABI(ourVersion(t))} {
+		for _, b := range []build{currentVersion(t), nextABI(currentVersion(t))} {
 			upgrade(t, cfg, b, serving(tr.port))
 			tr.more(t)
 			isServedBy(t, cfg, b)
@@ -201,7 +201,7 @@ func TestUpgradeToAnotherABIAndBack(t *testing.T) {
 // Until the maps of another ABI are filled nothing changes for clients, whatever fails.
 func TestAnotherABIWaitsForItsMaps(t *testing.T) {
 	cfg := testConfig(t)
-	upgrade(t, cfg, ourVersion(t), refusing())
+	upgrade(t, cfg, currentVersion(t), refusing())
 	before := linkPrograms(t, cfg)
 	next := nextABI(otherVersion(t))
 	d, err := open(t.Context(), cfg, next, slog.New(slog.DiscardHandler))
@@ -239,7 +239,7 @@ func TestAnotherABIWaitsForItsMaps(t *testing.T) {
 // A hook that only the other build has goes with it.
 func TestStaleHookIsRemoved(t *testing.T) {
 	cfg := testConfig(t)
-	all, fewer := nextABI(ourVersion(t)), ourVersion(t)
+	all, fewer := nextABI(currentVersion(t)), currentVersion(t)
 	fewer.hooks = fewer.hooks[:len(fewer.hooks)-1]
 	upgrade(t, cfg, all, refusing())
 	upgrade(t, cfg, fewer, refusing())
@@ -266,7 +266,7 @@ func upgradeAndWait() {
 		if _, err := fmt.Sscan(words[3], &port); err != nil {
 			return err
 		}
-		b, err := ourBuild(false)
+		b, err := currentBuild(false)
 		if err != nil {
 			return err
 		}
@@ -306,9 +306,9 @@ func goTo(place string, cfg Config, b build, want lb.State) error {
 func TestKilledOnTheWayToAnotherABI(t *testing.T) {
 	cfg, tr := testConfig(t), startTraffic(t)
 	for _, place := range []string{atOpened, atWritten, atHalf, atSwapped, atEnd} {
-		for name, next := range map[string]build{"back": ourVersion(t), "forwards": nextABI(ourVersion(t))} {
+		for name, next := range map[string]build{"back": currentVersion(t), "forwards": nextABI(currentVersion(t))} {
 			t.Run(place+" and "+name, func(t *testing.T) {
-				upgrade(t, cfg, ourVersion(t), serving(tr.port))
+				upgrade(t, cfg, currentVersion(t), serving(tr.port))
 				tr.more(t)
 				killAt(t, place, cfg, tr.port)
 				tr.more(t)

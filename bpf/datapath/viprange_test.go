@@ -64,7 +64,7 @@ func netHolds(s bpf.PacketSettings, a netip.Addr) bool {
 // down, it may be so.
 func TestRoutedClientsOfAnotherABI(t *testing.T) {
 	n := newPacketNode(t)
-	whole, err := ourBuild(true)
+	whole, err := currentBuild(true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ var errNotYet = errors.New("the controller has not written them yet")
 type locator struct {
 	cfg    Config
 	server rest.Interface // nil: there is none to ask, the flags say it all
-	settle func(context.Context, agent.Place) error
+	settle func(context.Context, agent.Topology) error
 	log    *slog.Logger
 
 	once  sync.Once
@@ -56,7 +56,7 @@ type locator struct {
 
 // findings says which lookups failed, and whether asking again soon may help.
 type findings struct {
-	place  agent.Place
+	place  agent.Topology
 	lacks  error // what is not known and why
 	asking bool  // the API server did not answer for itself
 	soon   bool  // something will be known later that nobody has to wait for
@@ -105,7 +105,7 @@ func (l *locator) Run(ctx context.Context) error {
 func (l *locator) release() { l.once.Do(func() { close(l.known) }) }
 
 // ask looks up what no flag says. What cannot be found stays as it was.
-func (l *locator) ask(ctx context.Context, last agent.Place) findings {
+func (l *locator) ask(ctx context.Context, last agent.Topology) findings {
 	a := findings{place: last}
 	if l.server == nil {
 		return a
@@ -207,9 +207,9 @@ func objectServer(cluster *rest.Config) (rest.Interface, error) {
 }
 
 // place is what the flags say of it.
-func (c *Config) place() agent.Place {
+func (c *Config) place() agent.Topology {
 	ranges, _ := parseRanges(c.Ranges) // Validate has looked
-	return agent.Place{
+	return agent.Topology{
 		Node:              lb.Node{Cluster: clusterset.ClusterID(c.ClusterID), Name: c.NodeName, Zone: c.Zone},
 		ZonesSpanClusters: c.ZonesSpanClusters,
 		Ranges:            ranges,

@@ -79,20 +79,20 @@ func TestLocatorAsks(t *testing.T) {
 	tests := map[string]struct {
 		cfg     Config
 		objects map[string]string
-		want    agent.Place
+		want    agent.Topology
 		lacks   string // parts of the warning, by blanks
 		asking  bool
 		asked   int
 	}{
-		"all is found":        {objects: all, want: agent.Place{Node: node, Ranges: ranges}, asked: 3},
-		"flags overrule":      {cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all, want: agent.Place{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: []netip.Prefix{netip.MustParsePrefix("244.0.0.0/8")}}},
-		"no member at all":    {objects: map[string]string{nodePath: `{}`}, want: agent.Place{Node: lb.Node{Name: "n1"}}, lacks: "--cluster-id", asked: 2},
-		"no registration":     {objects: with(memberPath, "404"), want: agent.Place{Node: node}, lacks: "--clusterset-ip-range", asked: 3},
-		"not allowed":         {objects: with(nodePath, "403"), want: agent.Place{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, lacks: "zone", asked: 3},
-		"no answer":           {objects: with(propertyPath, "500"), want: agent.Place{Node: lb.Node{Name: "n1", Zone: "z1"}}, lacks: "--cluster-id", asking: true, asked: 2},
-		"an id that is none":  {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Place{Node: lb.Node{Name: "n1", Zone: "z1"}}, lacks: "--cluster-id RFC", asking: true, asked: 2},
-		"ranges come later":   {objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Place{Node: node}, lacks: "--clusterset-ip-range yet", asked: 3},
-		"a range that is not": {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Place{Node: node}, lacks: "--clusterset-ip-range", asking: true, asked: 3},
+		"all is found":        {objects: all, want: agent.Topology{Node: node, Ranges: ranges}, asked: 3},
+		"flags overrule":      {cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all, want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: []netip.Prefix{netip.MustParsePrefix("244.0.0.0/8")}}},
+		"no member at all":    {objects: map[string]string{nodePath: `{}`}, want: agent.Topology{Node: lb.Node{Name: "n1"}}, lacks: "--cluster-id", asked: 2},
+		"no registration":     {objects: with(memberPath, "404"), want: agent.Topology{Node: node}, lacks: "--clusterset-ip-range", asked: 3},
+		"not allowed":         {objects: with(nodePath, "403"), want: agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, lacks: "zone", asked: 3},
+		"no answer":           {objects: with(propertyPath, "500"), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, lacks: "--cluster-id", asking: true, asked: 2},
+		"an id that is none":  {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, lacks: "--cluster-id RFC", asking: true, asked: 2},
+		"ranges come later":   {objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Topology{Node: node}, lacks: "--clusterset-ip-range yet", asked: 3},
+		"a range that is not": {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Topology{Node: node}, lacks: "--clusterset-ip-range", asking: true, asked: 3},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -121,8 +121,8 @@ func TestLocatorAsks(t *testing.T) {
 func TestWorldsWaitForThePlace(t *testing.T) {
 	s := &apiServer{objects: map[string]string{nodePath: "500", propertyPath: `{"spec":{"value":"a"}}`, memberPath: "404"}}
 	l := newLocator(t, s, Config{})
-	settled := make(chan agent.Place, 10)
-	l.settle = func(_ context.Context, p agent.Place) error { settled <- p; return nil }
+	settled := make(chan agent.Topology, 10)
+	l.settle = func(_ context.Context, p agent.Topology) error { settled <- p; return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- l.Run(ctx) }()

@@ -91,9 +91,9 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		}
 	}()
 	beginNaming()
-	settle := func(ctx context.Context, p agent.Place) error {
+	settle := func(ctx context.Context, p agent.Topology) error {
 		names.Place(p.Node.Cluster)
-		return dataplane.Settle(ctx, p)
+		return dataplane.SetTopology(ctx, p)
 	}
 	where := &locator{cfg: cfg, server: server, settle: settle, log: log.With("component", "place"), known: make(chan struct{})}
 	viewed := view.Config{

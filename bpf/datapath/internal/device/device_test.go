@@ -199,17 +199,17 @@ func TestCheck(t *testing.T) {
 	pod, jumbo := Device{Index: 3, Name: "veth1", Kind: "veth", PeerElsewhere: true, MTU: 1500}, Device{Index: 4, Name: "veth2", Kind: "veth", PeerElsewhere: true, MTU: 9000}
 	tunnel := Device{Index: 5, Name: "wg0", Kind: "wireguard", MTU: 1420} // where no program is
 	port := Device{Index: 6, Name: "tap0", Kind: "tuntap", Master: 7, MTU: 1500}
-	b := func(device, mtu int) Way { return Way{"b", netip.MustParseAddr("10.2.0.1"), device, mtu} }
-	six := func(device, mtu int) Way { return Way{"c", netip.MustParseAddr("fd00::1"), device, mtu} }
+	b := func(device, mtu int) Route { return Route{"b", netip.MustParseAddr("10.2.0.1"), device, mtu} }
+	six := func(device, mtu int) Route { return Route{"c", netip.MustParseAddr("fd00::1"), device, mtu} }
 	good := map[string]string{
 		"ipv4/ip_forward": "1\n", "ipv6/conf/all/forwarding": "1\n", "ipv4/conf/all/rp_filter": "0\n",
 		"ipv4/conf/eth0/rp_filter": "0\n", "ipv4/conf/eth1.7/rp_filter": "2\n",
 		"ipv4/conf/eth0/forwarding": "1\n", "ipv4/conf/veth1/forwarding": "1\n",
 	}
-	type ways = []Way
+	type ways = []Route
 	for name, c := range map[string]struct {
 		served   []Device
-		ways     []Way
+		ways     []Route
 		settings map[string]string // other than good
 		want     []string          // name, severity, fix
 	}{
@@ -257,7 +257,7 @@ func TestCheck(t *testing.T) {
 			if !slices.ContainsFunc(devices, func(d Device) bool { return d.Index == uplink.Index }) {
 				devices = append([]Device{uplink}, devices...)
 			}
-			found, err := Node{Devices: devices, Served: c.served, Ways: c.ways, Sysctl: dir}.Check()
+			found, err := Node{Devices: devices, Served: c.served, Routes: c.ways, Sysctl: dir}.Check()
 			if err != nil {
 				t.Fatal(err)
 			}

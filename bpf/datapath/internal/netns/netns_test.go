@@ -70,7 +70,7 @@ func TestVisit(t *testing.T) {
 		want = append(want, n)
 	}
 	var visited []uint64
-	refused, err := Places{proc, run}.Visit(t.Context(), func() error {
+	refused, err := Dirs{proc, run}.Visit(t.Context(), func() error {
 		n, err := inode("/proc/thread-self/ns/net")
 		visited = append(visited, n)
 		return err
@@ -85,7 +85,7 @@ func TestVisit(t *testing.T) {
 		t.Errorf("the test ends up in namespace %d, %v", here, err)
 	}
 	broken := errors.New("broken")
-	if _, err := (Places{proc, run}).Visit(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
+	if _, err := (Dirs{proc, run}).Visit(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("error %v, want %v", err, broken)
 	}
 }
