@@ -42,7 +42,7 @@ func snapshot(n int, backends ...string) *cs.Snapshot {
 	return snap
 }
 
-func mustNew(t *testing.T, dp dataplane) *Agent {
+func mustNew(t *testing.T, dp kernel) *Agent {
 	t.Helper()
 	a, err := newAgent(t.Context(), Config{}, dp, discard)
 	if err != nil {
