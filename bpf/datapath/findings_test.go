@@ -30,7 +30,7 @@ func servedBy(addr netip.Addr) lb.State {
 	return s
 }
 
-// findingNames says which kinds of findings there are now.
+// findingNames returns the names of the current findings.
 func findingNames(t *testing.T, d *Datapath) []string {
 	t.Helper()
 	found, err := d.examine()
@@ -62,7 +62,7 @@ func setSysctl(t *testing.T, file, value string) {
 	}
 }
 
-// Each fault is found when somebody makes it, and not any more when it is mended.
+// Each fault is found when it appears, and no longer once it is fixed.
 func TestFindings(t *testing.T) {
 	cfg := testConfig(t)
 	client, backend, third := newPod(t, 1), newPod(t, 2), newPod(t, 3)
@@ -125,8 +125,8 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// A masquerade of what pods send to backends is found by what it does, whoever made the rule; what leaves for
-// somewhere else does not matter, and neither does a masquerade that ended.
+// Masquerading of connections to backends is found by its effect, whatever made the rule. Connections to other
+// destinations do not count, and neither do rules that were removed.
 func TestMasqueradeIsFound(t *testing.T) {
 	cfg := testConfig(t)
 	client, backend, other := newPod(t, 1), newPod(t, 2), newPod(t, 3)
@@ -195,7 +195,7 @@ func TestMasqueradeIsFound(t *testing.T) {
 	}
 }
 
-// meets connects from p to an address that leads to port 8080 of server, and returns whom that sees.
+// meets connects from p to an address that leads to port 8080 of server, and returns the source that the server sees.
 func (p pod) meets(t *testing.T, server pod, to netip.AddrPort) netip.Addr {
 	t.Helper()
 	config := &net.ListenConfig{}
@@ -227,8 +227,8 @@ func (p pod) meets(t *testing.T, server pod, to netip.AddrPort) netip.Addr {
 	return netip.MustParseAddrPort(in.RemoteAddr().String()).Addr().Unmap()
 }
 
-// Findings are kept for a while and handed out as copies; what is new is found again later.
-func TestFindingsAreKept(t *testing.T) {
+// Findings are cached for a while and returned as copies; new ones are found once the cache expires.
+func TestFindingsAreCached(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
 	ask := func() []Finding {
 		t.Helper()

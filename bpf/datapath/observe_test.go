@@ -58,7 +58,7 @@ func refusedConnect(t *testing.T) {
 	}
 }
 
-// Whoever observes is told of choices and refusals, with names, and the programs rest before and after.
+// Observe returns choices and refusals with names; before and after it the programs emit nothing.
 func TestObserve(t *testing.T) {
 	d, tr := observed(t)
 	if n := observeSetting(t, d); n != 0 {
@@ -116,7 +116,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// One of so many choices is told.
+// Observe returns one in rate choices.
 func TestObserveSamples(t *testing.T) {
 	d, tr := observed(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -133,13 +133,13 @@ func TestObserveSamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 19 more events are some 950 choices; with chance deciding, fewer than 200 are out of the question.
+	// 19 more events take some 950 random choices; fewer than 200 are practically impossible.
 	if n := tr.done.Load() - before; n < 200 {
 		t.Errorf("%d events within %d connects, at one of 50", told, n)
 	}
 }
 
-// Who was killed while observing leaves the programs at work; the next start ends that.
+// A process that is killed while it observes leaves the programs emitting events, until the next Open.
 func TestObserveEndsWithTheNextOpen(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg)
@@ -151,7 +151,6 @@ func TestObserveEndsWithTheNextOpen(t *testing.T) {
 	}
 }
 
-// Counters of what happened, by name.
 func TestCounters(t *testing.T) {
 	d, _ := observed(t)
 	began := SinceBoot()
@@ -183,7 +182,7 @@ func TestCounters(t *testing.T) {
 	})
 }
 
-// What clients met is told by the name of the Service.
+// Counters are keyed by the name of the Service.
 func TestCountersByName(t *testing.T) {
 	d, tr := observed(t)
 	tr.more(t)
@@ -204,14 +203,14 @@ func TestCountersByName(t *testing.T) {
 	}
 }
 
-// Somebody's hand in the maps is counted, entry by entry.
+// Differences counts each entry that another process has changed.
 func TestDifferences(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
-	want := world(4)
+	want := stateOf(4)
 	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), want)); err != nil {
 		t.Fatal(err)
 	}
-	for meddled, meddle := range []func() error{
+	for corrupted, meddle := range []func() error{
 		func() error { return nil },
 		func() error { return d.maps[bpf.MapBackends].Delete(uint32(1)) },
 		func() error { return d.maps[bpf.MapSlots].Put(bpf.SlotKey{FrontendId: 77}, uint32(5)) },
@@ -219,20 +218,20 @@ func TestDifferences(t *testing.T) {
 		if err := meddle(); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := d.Differences(t.Context(), lb.NewPlanner(want).Audit()); n != meddled || err != nil {
-			t.Errorf("%d differences, %v, want %d", n, err, meddled)
+		if n, err := d.Differences(t.Context(), lb.NewPlanner(want).Audit()); n != corrupted || err != nil {
+			t.Errorf("%d differences, %v, want %d", n, err, corrupted)
 		}
 	}
 }
 
-// A Reader sees what the agent's Datapath sees, with the agent and after it, and says what there is when there is
-// nothing of its own.
+// A Reader reads the same as the agent's Datapath, while the agent runs and after it. Its error names the version that is
+// installed if it is not its own.
 func TestRead(t *testing.T) {
 	cfg := testConfig(t)
 	if _, err := Read(cfg); !errors.Is(err, ErrNotInstalled) {
 		t.Errorf("a clean node: %v, want %v", err, ErrNotInstalled)
 	}
-	upgrade(t, cfg, currentVersion(t), world(5))
+	upgrade(t, cfg, currentVersion(t), stateOf(5))
 	r, err := Read(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -242,13 +241,13 @@ func TestRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := lbtest.Diff(have, world(5)).Writes(); n != 0 {
+	if n := lbtest.Diff(have, stateOf(5)).Writes(); n != 0 {
 		t.Errorf("%d differences", n)
 	}
 	if err := r.maps[bpf.MapBackends].Delete(uint32(1)); err == nil {
 		t.Error("a Reader can write")
 	}
-	upgrade(t, cfg, nextABI(currentVersion(t)), world(5))
+	upgrade(t, cfg, nextABI(currentVersion(t)), stateOf(5))
 	if _, err := Read(cfg); !errors.Is(err, ErrNotInstalled) {
 		t.Errorf("another version: %v, want %v", err, ErrNotInstalled)
 	}

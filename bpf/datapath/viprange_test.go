@@ -45,7 +45,7 @@ func TestEncodeNets(t *testing.T) {
 	}
 }
 
-// netHolds asks as the programs do.
+// netHolds compares as the programs do.
 func netHolds(s bpf.PacketSettings, a netip.Addr) bool {
 	if a.Is4() {
 		b := a.As4()
@@ -60,8 +60,8 @@ func netHolds(s bpf.PacketSettings, a netip.Addr) bool {
 	return true
 }
 
-// Whether clients are routed goes on from one ABI to the next with the flows it is about. Where that was not written
-// down, it may be so.
+// The flag that clients are routed moves from one ABI to the next with its flows. If the old ABI has no flag, some
+// clients may be routed.
 func TestRoutedClientsOfAnotherABI(t *testing.T) {
 	n := newPacketNode(t)
 	whole, err := currentBuild(true)

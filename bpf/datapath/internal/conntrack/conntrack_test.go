@@ -17,8 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
 
-// Datagrams of both families through a node: only those are told whose source is replaced and whose destination is
-// not.
+// Masqueraded lists only the flows whose source is translated and whose destination is not, in both families.
 func TestMasqueraded(t *testing.T) {
 	netlab.Privileged(t)
 	var ns [3]*netlab.Namespace
@@ -90,7 +89,7 @@ func TestMasqueraded(t *testing.T) {
 	}
 	n := 0
 	if err := node.Do(func() error { return Masqueraded(func(Flow) bool { n++; return false }) }); err != nil || n != 1 {
-		t.Errorf("told %d after enough, %v", n, err)
+		t.Errorf("visited %d after the visitor returned false, %v", n, err)
 	}
 	if err := client.Do(func() error { return Masqueraded(func(f Flow) bool { t.Errorf("elsewhere: %v", f); return true }) }); err != nil {
 		t.Fatal(err)
