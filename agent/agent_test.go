@@ -237,8 +237,8 @@ func TestRunDrains(t *testing.T) {
 	snap.Services[0].Slices[1].Cluster = "b"
 	f := datapath.NewFake(lb.NewState())
 	f.Evidence = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
-	told := make(chan map[cs.ClusterID]evidence.State, 10)
-	a, err := newAgent(t.Context(), Config{Report: func(s map[cs.ClusterID]evidence.State) { told <- s }}, f, discard)
+	reports := make(chan map[cs.ClusterID]evidence.State, 10)
+	a, err := newAgent(t.Context(), Config{Report: func(s map[cs.ClusterID]evidence.State) { reports <- s }}, f, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestRunDrains(t *testing.T) {
 	go func() { done <- a.Run(ctx) }()
 	for i, want := range []map[cs.ClusterID]evidence.State{{}, {"b": evidence.Silent}} {
 		select {
-		case known := <-told:
+		case known := <-reports:
 			if diff := cmp.Diff(want, known); diff != "" {
 				t.Errorf("report %d (-want +have):\n%s", i, diff)
 			}

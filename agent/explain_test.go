@@ -137,7 +137,7 @@ func TestExplainUnknown(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	a := mustNew(t, f)
 	for range 2 {
-		if e, err := a.Explain(cs.ServiceName{Namespace: "demo", Name: "nobody"}); err != nil || e.Known || e.Frontends != nil {
+		if e, err := a.Explain(cs.ServiceName{Namespace: "demo", Name: "unknown"}); err != nil || e.Known || e.Frontends != nil {
 			t.Errorf("%+v, %v, want nothing", e, err)
 		}
 		mustSync(t, a, snapshot(2, "10.1.0.1:8080"))

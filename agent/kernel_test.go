@@ -362,10 +362,10 @@ func BenchmarkSync(b *testing.B) {
 		less := &cs.Snapshot{Services: slices.Clone(full.Services)}
 		svc := &less.Services[5000]
 		svc.Slices = slices.Clone(svc.Slices[1:])
-		worlds, took := [2]*cs.Snapshot{less, full}, []time.Duration{}
+		snapshots, took := [2]*cs.Snapshot{less, full}, []time.Duration{}
 		for b.Loop() {
 			began := time.Now()
-			if err := a.Sync(b.Context(), worlds[len(took)%2]); err != nil {
+			if err := a.Sync(b.Context(), snapshots[len(took)%2]); err != nil {
 				b.Fatal(err)
 			}
 			took = append(took, time.Since(began))

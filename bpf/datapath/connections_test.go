@@ -252,7 +252,7 @@ func TestRolesOfDevices(t *testing.T) {
 			uplink.host.Attrs().Index: {Flags: bpf.DeviceUplink},
 		},
 	} {
-		t.Run(fmt.Sprint("fast road ", fast), func(t *testing.T) {
+		t.Run(fmt.Sprint("fast path ", fast), func(t *testing.T) {
 			n.cfg.FastPath = fast
 			d := openPackets(t, n.cfg, counted(t, false))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2", "pod.3"}) })
@@ -391,7 +391,7 @@ func TestAttachments(t *testing.T) {
 			}
 		}
 		for key := range want {
-			t.Errorf("%s is not told", key)
+			t.Errorf("%s is not listed", key)
 		}
 	})
 }

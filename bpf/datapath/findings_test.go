@@ -168,13 +168,13 @@ func TestMasqueradeIsFound(t *testing.T) {
 			}
 			t.Cleanup(undo)
 			if from := client.meets(t, other, netip.AddrPortFrom(other.addr, 8080)); from != other.addr.Prev() {
-				t.Errorf("somebody else sees %s, want %s: nobody masquerades", from, other.addr.Prev())
+				t.Errorf("another destination sees %s, want %s: no rule masquerades", from, other.addr.Prev())
 			}
 			if names := findingNames(t, d); len(names) > 0 {
 				t.Errorf("found %v where no backend is concerned", names)
 			}
 			if from := client.meets(t, backend, vip); from != backend.addr.Prev() {
-				t.Errorf("the backend sees %s, want %s: nobody masquerades", from, backend.addr.Prev())
+				t.Errorf("the backend sees %s, want %s: no rule masquerades", from, backend.addr.Prev())
 			}
 			found, err := d.examine()
 			if err != nil || len(found) != 1 || found[0].Name != "masquerade" || !strings.Contains(found[0].Message, "cluster b") ||

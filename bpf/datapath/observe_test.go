@@ -28,7 +28,7 @@ func observed(t *testing.T) (*Datapath, *traffic) {
 	be := s.Backends[1]
 	be.Cluster = 1
 	s.Backends[1] = be
-	s.Services[2] = clusterset.ServiceName{Namespace: "demo", Name: "nobody"}
+	s.Services[2] = clusterset.ServiceName{Namespace: "demo", Name: "empty"}
 	s.Frontends[lb.Address{AddrPort: netip.MustParseAddrPort("243.0.0.6:80"), Protocol: clusterset.TCP}] = lb.Frontend{ID: 2, Service: 2}
 	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), s)); err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func refusedConnect(t *testing.T) {
 func TestObserve(t *testing.T) {
 	d, tr := observed(t)
 	if n := observeSetting(t, d); n != 0 {
-		t.Fatalf("the programs tell one of %d, with nobody there", n)
+		t.Fatalf("the programs emit one in %d choices without an observer", n)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -86,10 +86,10 @@ func TestObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := observeSetting(t, d); n != 0 {
-		t.Errorf("the programs tell one of %d, with nobody there any more", n)
+		t.Errorf("the programs emit one in %d choices after the last observer", n)
 	}
 	if chosen == nil || refused == nil {
-		t.Fatalf("told of chosen %v, refused %v, want both", chosen, refused)
+		t.Fatalf("events of chosen %v, refused %v, want both", chosen, refused)
 	}
 	for _, e := range []*Event{chosen, refused} {
 		if e.Time.Before(began.Add(-time.Second)) || e.Time.After(time.Now().Add(time.Second)) {
@@ -107,7 +107,7 @@ func TestObserve(t *testing.T) {
 		},
 		{
 			Refused: true, Reason: bpf.DropNoBackend, VIP: netip.MustParseAddrPort("243.0.0.6:80"), Protocol: clusterset.TCP,
-			Service: clusterset.ServiceName{Namespace: "demo", Name: "nobody"}, PID: pid,
+			Service: clusterset.ServiceName{Namespace: "demo", Name: "empty"}, PID: pid,
 		},
 	}
 	opts := cmp.Options{cmpopts.IgnoreFields(Event{}, "Time", "Netns", "Command"), cmpopts.EquateComparable(netip.AddrPort{})}
@@ -121,12 +121,12 @@ func TestObserveSamples(t *testing.T) {
 	d, tr := observed(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	before, told := int64(0), 0
+	before, events := int64(0), 0
 	err := d.Observe(ctx, 50, func(Event) {
-		if told++; told == 1 {
+		if events++; events == 1 {
 			before = tr.done.Load()
 		}
-		if told == 20 {
+		if events == 20 {
 			cancel()
 		}
 	})
@@ -135,7 +135,7 @@ func TestObserveSamples(t *testing.T) {
 	}
 	// 19 more events take some 950 random choices; fewer than 200 are practically impossible.
 	if n := tr.done.Load() - before; n < 200 {
-		t.Errorf("%d events within %d connects, at one of 50", told, n)
+		t.Errorf("%d events within %d connects, at one in 50", events, n)
 	}
 }
 
@@ -147,7 +147,7 @@ func TestObserveEndsWithTheNextOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := observeSetting(t, mustOpen(t, cfg)); n != 0 {
-		t.Errorf("the programs tell one of %d, with nobody there", n)
+		t.Errorf("the programs emit one in %d choices without an observer", n)
 	}
 }
 
@@ -191,11 +191,11 @@ func TestCountersByName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := have[clusterset.ServiceName{Namespace: "demo", Name: "nobody"}]
-	if nobody.Chosen != 0 || nobody.Refused[bpf.DropNoBackend] != 1 || len(have) != 2 {
-		t.Errorf("counters %+v, want one client of demo/nobody refused", have)
+	empty := have[clusterset.ServiceName{Namespace: "demo", Name: "empty"}]
+	if empty.Chosen != 0 || empty.Refused[bpf.DropNoBackend] != 1 || len(have) != 2 {
+		t.Errorf("counters %+v, want one refused client of demo/empty", have)
 	}
-	delete(have, clusterset.ServiceName{Namespace: "demo", Name: "nobody"})
+	delete(have, clusterset.ServiceName{Namespace: "demo", Name: "empty"})
 	for name, c := range have {
 		if c.Chosen < 2 || len(c.Refused) != 0 {
 			t.Errorf("%s: %+v, want clients that were served", name, c)
@@ -210,12 +210,12 @@ func TestDifferences(t *testing.T) {
 	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), want)); err != nil {
 		t.Fatal(err)
 	}
-	for corrupted, meddle := range []func() error{
+	for corrupted, corrupt := range []func() error{
 		func() error { return nil },
 		func() error { return d.maps[bpf.MapBackends].Delete(uint32(1)) },
 		func() error { return d.maps[bpf.MapSlots].Put(bpf.SlotKey{FrontendId: 77}, uint32(5)) },
 	} {
-		if err := meddle(); err != nil {
+		if err := corrupt(); err != nil {
 			t.Fatal(err)
 		}
 		if n, err := d.Differences(t.Context(), lb.NewPlanner(want).Audit()); n != corrupted || err != nil {

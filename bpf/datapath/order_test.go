@@ -71,7 +71,7 @@ func TestOrderIsKept(t *testing.T) {
 	for _, step := range []struct {
 		name      string
 		order     Order
-		displaced bool // by somebody, while ours run
+		displaced bool // by another program, while ours run
 		// The number of other programs before ours on ingress and after ours on egress, in the end.
 		before, after int
 	}{

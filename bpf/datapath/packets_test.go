@@ -458,7 +458,7 @@ func TestRemoveOfPacketPath(t *testing.T) {
 			d = openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2", "pod.3"}) })
 		})
-		if noTCX { // somebody finds our clsact and uses it
+		if noTCX { // another program uses our clsact
 			neighbour := passing(t)
 			if err := netlink.FilterAdd(&netlink.BpfFilter{
 				FilterAttrs: netlink.FilterAttrs{

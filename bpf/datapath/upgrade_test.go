@@ -300,8 +300,8 @@ func goTo(place string, cfg Config, b build, want lb.State) error {
 	return d.pins.clean(d.keeps, d.maps)
 }
 
-// An agent that is killed anywhere on its way to another ABI leaves a node that serves, and from which the
-// next start goes on, forwards as well as back.
+// An agent that is killed at any point of a change of ABI leaves a node that serves. The next start completes the change
+// or goes back.
 func TestKilledOnTheWayToAnotherABI(t *testing.T) {
 	cfg, tr := testConfig(t), startTraffic(t)
 	for _, place := range []string{atOpened, atWritten, atHalf, atSwapped, atEnd} {

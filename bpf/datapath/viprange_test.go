@@ -85,7 +85,7 @@ func TestRoutedClientsOfAnotherABI(t *testing.T) {
 	openPackets(t, n.cfg, with(counted(t, false), bpf.MapConns))
 	second := openPackets(t, n.cfg, nextABI(with(counted(t, false), bpf.MapConns, bpf.MapRoutedClients)))
 	if routed(second) != 1 {
-		t.Error("where nobody wrote it down, clients may be routed")
+		t.Error("without a flag of the old ABI, clients may be routed")
 	}
 	if err := second.maps[bpf.MapRoutedClients].Put(uint32(0), uint32(0)); err != nil {
 		t.Fatal(err)

@@ -153,12 +153,12 @@ func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	changed, ended := make(chan struct{}, 100), make(chan error, 1)
 	go func() { ended <- Watch(ctx, func() { changed <- struct{}{} }) }()
-	told := func(what string) {
+	reported := func(what string) {
 		t.Helper()
 		select {
 		case <-changed:
 		case <-time.After(5 * time.Second):
-			t.Fatalf("%s is not told", what)
+			t.Fatalf("%s is not reported", what)
 		}
 		quiet := time.NewTimer(50 * time.Millisecond) // more of it may follow
 		defer quiet.Stop()
@@ -170,7 +170,7 @@ func TestWatch(t *testing.T) {
 			}
 		}
 	}
-	told("the beginning")
+	reported("the beginning")
 	a := netlink.NewLinkAttrs()
 	a.Name = "watched"
 	l := &netlink.Bridge{LinkAttrs: a}
@@ -183,13 +183,13 @@ func TestWatch(t *testing.T) {
 	must(netlink.LinkAdd(l))
 	must(os.WriteFile("/proc/sys/net/ipv6/conf/watched/disable_ipv6", []byte("1"), 0)) // it would get addresses later
 	must(netlink.LinkSetUp(l))
-	told("a device")
+	reported("a device")
 	must(netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 8, 0, 1), Mask: net.CIDRMask(24, 32)}}))
-	told("an address")
+	reported("an address")
 	must(netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.IPv4(10, 8, 0, 9)}))
-	told("a default route")
+	reported("a default route")
 	must(netlink.LinkDel(l))
-	told("a device that goes")
+	reported("a removed device")
 	cancel()
 	must(<-ended)
 }
