@@ -33,10 +33,11 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -70,9 +71,8 @@ type Times struct {
 
 // Scaled returns the times of a federation, multiplied: 0.1 is ten times as fast, for drills.
 func Scaled(factor float64) Times {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
-	d := election.DefaultTimes
-	return Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
+	f, d := timescale.Factor(factor), election.DefaultTimes
+	return Times{Times: election.Times{Lease: f.Of(d.Lease), Renew: f.Of(d.Renew), Retry: f.Of(d.Retry)}, Probe: f.Of(5 * time.Second)}
 }
 
 // Config says which cluster this is.

@@ -233,7 +233,7 @@ func (i *Installation) sweep(gateway int) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil // its agent did not come so far
 	}
-	return i.Gateways[gateway].Do(func() error { return vrrp.Sweep(context.Background(), dir) })
+	return i.Gateways[gateway].Do(func() error { return vrrp.Cleanup(context.Background(), dir) })
 }
 
 func (i *Installation) path(name string) string { return filepath.Join(i.dir, name) }

@@ -31,9 +31,9 @@ func (p *policies) note(key reconcile.Key, all []held) {
 		case h.object == nil:
 		case federated(h.object):
 			p.seen.Store(offered{h.member, key}, true)
-			p.guard.Has(h.member, key)
+			p.guard.Offered(h.member, key)
 		default:
-			p.guard.Withdrew(h.member, key)
+			p.guard.Withdrawn(h.member, key)
 		}
 	}
 }
@@ -49,10 +49,10 @@ func (p *policies) keeps(key reconcile.Key, copied *unstructured.Unstructured, a
 		return false
 	}
 	if _, before := p.seen.LoadOrStore(offered{from, key}, true); before {
-		p.guard.Lost(from, key)
+		p.guard.Vanished(from, key)
 	} else { // it vanished before this process began
-		p.guard.Has(from, key)
-		p.guard.Missed(from, key)
+		p.guard.Offered(from, key)
+		p.guard.VanishedUnseen(from, key)
 	}
 	return p.guard.Keeps(from, key)
 }

@@ -85,7 +85,7 @@ type offered struct {
 func (p *Part) judge(ctx context.Context, w *world, all []reconcile.Member) []clusterset.ClusterID {
 	for cluster := range w.offering {
 		p.seen.Store(offered{cluster, w.name}, true)
-		p.guard.Has(cluster, w.name)
+		p.guard.Offered(cluster, w.name)
 	}
 	var kept []clusterset.ClusterID
 	for _, es := range w.slices {
@@ -96,7 +96,7 @@ func (p *Part) judge(ctx context.Context, w *world, all []reconcile.Member) []cl
 		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == cluster })
 		switch {
 		case i < 0 || declined(ctx, all[i], es):
-			p.guard.Withdrew(cluster, w.name)
+			p.guard.Withdrawn(cluster, w.name)
 		case !all[i].Read() || p.keeps(cluster, w.name):
 			kept = append(kept, cluster)
 		}
@@ -115,10 +115,10 @@ func declined(ctx context.Context, m reconcile.Member, es *discoveryv1.EndpointS
 // keeps tells the guard that a cluster offers a Service no more, and returns what it says.
 func (p *Part) keeps(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
 	if _, known := p.seen.LoadOrStore(offered{cluster, name}, true); known {
-		p.guard.Lost(cluster, name)
+		p.guard.Vanished(cluster, name)
 	} else { // it is offered as far as anybody here knows, and went while nobody looked
-		p.guard.Has(cluster, name)
-		p.guard.Missed(cluster, name)
+		p.guard.Offered(cluster, name)
+		p.guard.VanishedUnseen(cluster, name)
 	}
 	return p.guard.Keeps(cluster, name)
 }

@@ -19,9 +19,9 @@ import (
 
 // moved keeps addresses as floating IPs that lead to a gateway's own port: one a pool, because a gateway has one address for
 // them. The id of a port is the floating IP's; its VIP stands for the address of whichever gateway it leads to.
-type moved struct{ cloud Cloud }
+type failoverIP struct{ cloud Cloud }
 
-func (m *moved) ports(ctx context.Context, _ []string) (all []port, err error) {
+func (m *failoverIP) ports(ctx context.Context, _ []string) (all []port, err error) {
 	floating, err := m.cloud.FloatingIPs(ctx)
 	if err != nil {
 		return nil, err
@@ -35,7 +35,7 @@ func (m *moved) ports(ctx context.Context, _ []string) (all []port, err error) {
 }
 
 // create returns the pool's floating IP, unless Services have it that collide with the one that asks.
-func (m *moved) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
+func (m *failoverIP) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
 	for id, p := range all {
 		if p.Pool != r.Pool.Name {
 			continue
@@ -45,14 +45,16 @@ func (m *moved) create(ctx context.Context, r request, all map[string]port, held
 		}
 		return p, nil
 	}
-	f, err := m.cloud.ReserveFloatingIP(ctx, r.Pool.Moved.FloatingNetwork, r.Pool.Name+"."+r.Purpose)
+	f, err := m.cloud.ReserveFloatingIP(ctx, r.Pool.FailoverIP.FloatingNetwork, r.Pool.Name+"."+r.Purpose)
 	return port{ID: f.ID, Pool: r.Pool.Name, VIPs: []netip.Addr{f.Addr}, Purpose: f.Purpose, Floating: f}, err
 }
 
 // float has nothing to do: a port is a floating IP, and lead says where it leads.
-func (*moved) float(_ context.Context, p port, _ service.FloatingIP) (port, error) { return p, nil }
+func (*failoverIP) float(_ context.Context, p port, _ service.FloatingIP) (port, error) {
+	return p, nil
+}
 
-func (m *moved) clean(ctx context.Context, used func(id string) bool) (gone []string, err error) {
+func (m *failoverIP) clean(ctx context.Context, used func(id string) bool) (gone []string, err error) {
 	all, err := m.ports(ctx, nil)
 	errs := []error{err}
 	for _, p := range all {
@@ -69,8 +71,8 @@ func (m *moved) clean(ctx context.Context, used func(id string) bool) (gone []st
 }
 
 // fits returns what a Service asks for that a pool whose floating IP moves cannot have.
-func (w *worker) fits(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool) error {
-	if pool.Moved == nil {
+func (w *worker) checkFailoverIP(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool) error {
+	if pool.FailoverIP == nil {
 		return nil
 	}
 	if value, ok := s.Annotations[service.AnnotationFloatingIP]; ok && value != "allocate" {
@@ -98,75 +100,75 @@ func (w *worker) fits(ctx context.Context, s *corev1.Service, want service.Want,
 }
 
 // silence is how long a gateway that does not answer keeps floating IPs: an agent that is restarted is back before.
-const silence = 10 * time.Second
+const silenceTimeout = 10 * time.Second
 
 // lead lets the floating IPs of pools that move lead to a gateway of the group: to the one that has it for as long as that is
 // not cordoned and answers, else to the first by name that has the Services. Where there is none, all stays.
-func (w *worker) lead(ctx context.Context, plans []plan, reports map[string]agents.Report) error {
-	w.listen(plans, reports)
+func (w *worker) moveFailoverIPs(ctx context.Context, plans []plan, reports map[string]agents.Report) error {
+	w.noteSilence(plans, reports)
 	var errs []error
 	for i := range w.settings.Pools {
 		pool := &w.settings.Pools[i]
-		if pool.Moved == nil {
+		if pool.FailoverIP == nil {
 			continue
 		}
-		f := w.floatingOf(pool)
+		f := w.failoverIPOf(pool)
 		if f.ID == "" || slices.ContainsFunc(plans, func(p plan) bool {
-			return leadsTo(f, p.node) && group(p.node) == pool.Group && w.keeps(p, reports[p.node.Name])
+			return leadsTo(f, p.node) && group(p.node) == pool.Group && w.keepsFailoverIP(p, reports[p.node.Name])
 		}) {
 			continue
 		}
-		errs = append(errs, w.move(ctx, pool, f, plans, reports))
+		errs = append(errs, w.moveFailoverIP(ctx, pool, f, plans, reports))
 	}
 	return errors.Join(errs...)
 }
 
 // listen notes since when gateways do not answer, and when to look again.
-func (w *worker) listen(plans []plan, reports map[string]agents.Report) {
+func (w *worker) noteSilence(plans []plan, reports map[string]agents.Report) {
 	silent := map[string]time.Time{}
-	w.wait = 0
+	w.recheckAfter = 0
 	for _, p := range plans {
 		if answers(p, reports[p.node.Name]) {
 			continue
 		}
-		since, ok := w.silent[p.node.Name]
+		since, ok := w.silentSince[p.node.Name]
 		if !ok {
 			since = w.now()
 		}
 		silent[p.node.Name] = since
-		if left := since.Add(silence).Sub(w.now()); left > 0 && (w.wait == 0 || left < w.wait) {
-			w.wait = left
+		if left := since.Add(silenceTimeout).Sub(w.now()); left > 0 && (w.recheckAfter == 0 || left < w.recheckAfter) {
+			w.recheckAfter = left
 		}
 	}
-	w.silent = silent
+	w.silentSince = silent
 }
 
 // keeps reports whether a gateway keeps a floating IP that leads to it. One that has refused a state still has the one before.
-func (w *worker) keeps(p plan, r agents.Report) bool {
+func (w *worker) keepsFailoverIP(p plan, r agents.Report) bool {
 	if p.node.Spec.Cordoned || p.node.DeletionTimestamp != nil {
 		return false
 	}
-	return answers(p, r) || !w.gaveUp(p.node.Name)
+	return answers(p, r) || !w.silentTooLong(p.node.Name)
 }
 
 // gaveUp reports whether a gateway has not answered for too long.
-func (w *worker) gaveUp(name string) bool {
-	since, silent := w.silent[name]
-	return silent && w.now().Sub(since) >= silence
+func (w *worker) silentTooLong(name string) bool {
+	since, silent := w.silentSince[name]
+	return silent && w.now().Sub(since) >= silenceTimeout
 }
 
 // answers reports whether a gateway does. One whose state cannot be told, and that did not answer before, is not asked.
 func answers(p plan, r agents.Report) bool { return r.Err == nil && (p.err == nil || r.Asked) }
 
 // move lets a floating IP lead to the first gateway that can have it.
-func (w *worker) move(ctx context.Context, pool *Pool, f openstack.FloatingIP, plans []plan, reports map[string]agents.Report) error {
+func (w *worker) moveFailoverIP(ctx context.Context, pool *Pool, f openstack.FloatingIP, plans []plan, reports map[string]agents.Report) error {
 	var errs []error
 	for _, p := range plans {
-		addr, ok := own(p.node)
+		addr, ok := floatingTarget(p.node)
 		if r := reports[p.node.Name]; !ok || group(p.node) != pool.Group || p.state.Cordoned || p.err != nil || r.Err != nil || !r.Applied {
 			continue
 		}
-		err := w.cloud.LeadFloatingIP(ctx, f.ID, p.node.Spec.NeutronPort, addr)
+		err := w.cloud.AssociateFloatingIP(ctx, f.ID, p.node.Spec.NeutronPort, addr)
 		if errors.Is(err, openstack.ErrTaken) { // another one leads there
 			errs = append(errs, fmt.Errorf("gateway %s: %w", p.node.Name, err))
 			continue
@@ -187,7 +189,7 @@ func (w *worker) move(ctx context.Context, pool *Pool, f openstack.FloatingIP, p
 }
 
 // floatingOf is the floating IP that Services of a pool have; its ID is "" while there are none.
-func (w *worker) floatingOf(pool *Pool) openstack.FloatingIP {
+func (w *worker) failoverIPOf(pool *Pool) openstack.FloatingIP {
 	for _, m := range w.services {
 		if m.port.Pool == pool.Name {
 			return m.port.Floating
@@ -197,10 +199,10 @@ func (w *worker) floatingOf(pool *Pool) openstack.FloatingIP {
 }
 
 // leading are the floating IPs that move and lead to a gateway.
-func (w *worker) leading(n *v1alpha1.GatewayNode) (all []string) {
+func (w *worker) failoverIPsAt(n *v1alpha1.GatewayNode) (all []string) {
 	for i := range w.settings.Pools {
-		if pool := &w.settings.Pools[i]; pool.Moved != nil {
-			if f := w.floatingOf(pool); leadsTo(f, n) {
+		if pool := &w.settings.Pools[i]; pool.FailoverIP != nil {
+			if f := w.failoverIPOf(pool); leadsTo(f, n) {
 				all = append(all, f.Addr.String())
 			}
 		}
@@ -209,12 +211,12 @@ func (w *worker) leading(n *v1alpha1.GatewayNode) (all []string) {
 }
 
 // own is the address of a gateway to which floating IPs can be led.
-func own(n *v1alpha1.GatewayNode) (netip.Addr, bool) {
+func floatingTarget(n *v1alpha1.GatewayNode) (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(n.Spec.Address)
 	return addr, err == nil && addr.Is4() && n.Spec.NeutronPort != ""
 }
 
 func leadsTo(f openstack.FloatingIP, n *v1alpha1.GatewayNode) bool {
-	addr, ok := own(n)
+	addr, ok := floatingTarget(n)
 	return ok && f.Port == n.Spec.NeutronPort && f.Fixed == addr
 }

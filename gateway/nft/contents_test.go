@@ -49,18 +49,18 @@ var states = rapid.Custom(func(t *rapid.T) *desired.State {
 // Whatever comes after whatever, the writes lead to what a book holds that was never anything else.
 func TestChangesLeadToState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := newBook()
-		have := map[place]map[string]string{}
+		b := newContents()
+		have := map[familySet]map[string]string{}
 		for range rapid.IntRange(1, 4).Draw(t, "changes") {
 			s := states.Draw(t, "state")
-			c, _ := b.set(s.VIPs)
+			c, _ := b.replaceVIPs(s.VIPs)
 			apply(t, have, c)
-			fresh := newBook()
-			fresh.set(s.VIPs)
+			fresh := newContents()
+			fresh.replaceVIPs(s.VIPs)
 			if c := diff(have, fresh.all()); c.size() != 0 {
 				t.Fatalf("have and want differ: %v", c)
 			}
-			if c, had := b.set(s.VIPs); c.size() != 0 || len(had) != 0 {
+			if c, had := b.replaceVIPs(s.VIPs); c.size() != 0 || len(had) != 0 {
 				t.Fatalf("the same state again is %d writes", c.size())
 			}
 		}
@@ -68,7 +68,7 @@ func TestChangesLeadToState(t *testing.T) {
 }
 
 // apply does to have what the kernel does, which refuses to remove what is not there and to add what is.
-func apply(t *rapid.T, have map[place]map[string]string, c changes) {
+func apply(t *rapid.T, have map[familySet]map[string]string, c changes) {
 	for p, elements := range c.remove {
 		for _, e := range elements {
 			if v, ok := have[p][e.key]; !ok || v != e.value {
@@ -88,7 +88,7 @@ func apply(t *rapid.T, have map[place]map[string]string, c changes) {
 			have[p][e.key] = e.value
 		}
 	}
-	maps.DeleteFunc(have, func(_ place, all map[string]string) bool { return len(all) == 0 })
+	maps.DeleteFunc(have, func(_ familySet, all map[string]string) bool { return len(all) == 0 })
 }
 
 // A backend that goes takes few slots along, and weights are shares.

@@ -22,14 +22,14 @@ import (
 // movingSettings are testSettings with a pool whose floating IP moves.
 func movingSettings() Settings {
 	s := testSettings()
-	s.Pools = append(s.Pools, Pool{Name: "moving", Announce: desired.ByNone, Return: desired.Masquerade, Moved: &MovedPool{FloatingNetwork: openstacktest.External}})
+	s.Pools = append(s.Pools, Pool{Name: "moving", Announce: desired.ByNone, Return: desired.Masquerade, FailoverIP: &FailoverIPPool{FloatingNetwork: openstacktest.External}})
 	return s
 }
 
-// movingWorld has gateways with addresses of their own.
-func movingWorld(t *testing.T) *world {
+// failoverTestbed has gateways with addresses of their own.
+func failoverTestbed(t *testing.T) *testbed {
 	t.Helper()
-	w := newWorld(t)
+	w := newTestbed(t)
 	for i, name := range []string{"gw1", "gw2"} {
 		n := w.gateway(name)
 		n.Spec.Address = openstacktest.GatewayAddrs[i].String()
@@ -41,18 +41,18 @@ func movingWorld(t *testing.T) *world {
 }
 
 // refresh lets the worker look at gateways, and Services after that.
-func (w *world) refresh() {
+func (w *testbed) refresh() {
 	w.t.Helper()
-	w.noError(errors.Join(w.Refresh(w.t.Context()), w.settle()))
+	w.noError(errors.Join(w.Refresh(w.t.Context()), w.converge()))
 }
 
 // A floating IP that moves leads to one gateway, and to another one when that dies for good, is cordoned, or goes.
-func TestMovedFloatingIP(t *testing.T) {
-	w := movingWorld(t)
+func TestFailoverIP(t *testing.T) {
+	w := failoverTestbed(t)
 	clock := time.Now()
 	w.now = func() time.Time { return clock }
-	w.create(w.balanced("a", annotation(service.AnnotationPool, "moving"), 80), w.balanced("b", annotation(service.AnnotationPool, "moving"), 443))
-	w.noError(w.settle())
+	w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80), w.newService("b", annotation(service.AnnotationPool, "moving"), 443))
+	w.noError(w.converge())
 	had := addresses(w.get("a"))
 	if b := addresses(w.get("b")); len(had) != 1 || !slices.Equal(had, b) {
 		t.Fatalf("the Services have %v and %v", had, b)
@@ -79,7 +79,7 @@ func TestMovedFloatingIP(t *testing.T) {
 			if n := w.gateway(name); !slices.Equal(n.Status.FloatingIPs, want) {
 				t.Errorf("%s: gateway %s says that %v lead to it, want %v", step, name, n.Status.FloatingIPs, want)
 			}
-			if v := w.fleet.states[name].VIPs; len(v) != 1 || v[0].Addr != openstacktest.GatewayAddrs[i] || len(v[0].Frontends) != 2 {
+			if v := w.gateways.states[name].VIPs; len(v) != 1 || v[0].Addr != openstacktest.GatewayAddrs[i] || len(v[0].Frontends) != 2 {
 				t.Errorf("%s: gateway %s has the VIPs %+v", step, name, v)
 			}
 		}
@@ -93,16 +93,16 @@ func TestMovedFloatingIP(t *testing.T) {
 	w.noError(w.Sync(t.Context()))
 	leads("after a restart", openstacktest.Gateway1)
 
-	w.fleet.away["gw1"] = errors.New("connection refused")
+	w.gateways.away["gw1"] = errors.New("connection refused")
 	leads("while gw1 may come back", openstacktest.Gateway1)
-	if w.wait <= 0 || w.wait > silence {
-		t.Errorf("the next look is in %v", w.wait)
+	if w.recheckAfter <= 0 || w.recheckAfter > silenceTimeout {
+		t.Errorf("the next look is in %v", w.recheckAfter)
 	}
-	clock = clock.Add(silence - time.Second)
+	clock = clock.Add(silenceTimeout - time.Second)
 	leads("a second before it is given up", openstacktest.Gateway1)
 	clock = clock.Add(time.Second)
 	leads("when gw1 is dead", openstacktest.Gateway2)
-	delete(w.fleet.away, "gw1")
+	delete(w.gateways.away, "gw1")
 	leads("when gw1 is back", openstacktest.Gateway2)
 
 	cordon := func(name string, is bool) {
@@ -134,7 +134,7 @@ func TestMovedFloatingIP(t *testing.T) {
 	}
 	w.remove("a")
 	w.remove("b")
-	w.noError(w.settle())
+	w.noError(w.converge())
 	if _, fips := w.fake.Objects(); len(fips) > 0 {
 		t.Errorf("left: %v", fips)
 	}
@@ -155,16 +155,16 @@ func TestPoolsThatAreNoMore(t *testing.T) {
 		"of Neutron":                  {"public", list()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := movingWorld(t)
-			w.create(w.balanced("a", annotation(service.AnnotationPool, tc.pool), 80))
-			w.noError(w.settle())
+			w := failoverTestbed(t)
+			w.create(w.newService("a", annotation(service.AnnotationPool, tc.pool), 80))
+			w.noError(w.converge())
 			w.edit("a", func(s *corev1.Service) { delete(s.Annotations, service.AnnotationPool) })
 			w.startWith(tc.after, nil)
 			w.noError(w.Sync(t.Context()))
-			w.noError(w.settle())
-			w.check()
+			w.noError(w.converge())
+			w.checkInvariants()
 			w.remove("a")
-			w.noError(w.settle())
+			w.noError(w.converge())
 			if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
 				t.Errorf("left: %v %v", ports, fips)
 			}
@@ -173,15 +173,15 @@ func TestPoolsThatAreNoMore(t *testing.T) {
 }
 
 // A gateway whose GatewayNode is wrong keeps its floating IP while it answers, and only then.
-func TestMovedFloatingIPOfAWrongGateway(t *testing.T) {
+func TestFailoverIPOfInvalidGateway(t *testing.T) {
 	for name, restarts := range map[string]bool{"it dies": false, "it dies, and the controller restarts": true} {
 		t.Run(name, func(t *testing.T) {
-			w := movingWorld(t)
+			w := failoverTestbed(t)
 			clock := time.Now()
 			now := func() time.Time { return clock }
 			w.now = now
-			w.create(w.balanced("a", annotation(service.AnnotationPool, "moving"), 80))
-			w.noError(w.settle())
+			w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80))
+			w.noError(w.converge())
 			leads := func(step, to string) {
 				t.Helper()
 				w.refresh()
@@ -189,25 +189,25 @@ func TestMovedFloatingIPOfAWrongGateway(t *testing.T) {
 					t.Errorf("%s: floating IPs %+v, %v; want one that leads to %s", step, all, err, to)
 				}
 			}
-			has := w.fleet.states["gw1"]
+			has := w.gateways.states["gw1"]
 			n := w.gateway("gw1")
 			n.Spec.BGP.Peers[0].PasswordSecret = "none-such"
 			w.noError(w.api.Update(t.Context(), n))
 			leads("while it answers", openstacktest.Gateway1)
-			if is := w.fleet.states["gw1"]; is.Hash() != has.Hash() {
+			if is := w.gateways.states["gw1"]; is.Hash() != has.Hash() {
 				t.Errorf("it has %+v now, before %+v", is, has)
 			}
-			clock = clock.Add(2 * silence)
+			clock = clock.Add(2 * silenceTimeout)
 			leads("a while later", openstacktest.Gateway1)
-			w.fleet.away["gw1"] = errors.New("connection refused")
+			w.gateways.away["gw1"] = errors.New("connection refused")
 			if restarts {
-				delete(w.fleet.states, "gw1") // that it ever answered nobody remembers
+				delete(w.gateways.states, "gw1") // that it ever answered nobody remembers
 				w.startWith(movingSettings(), nil)
 				w.now = now
 				w.noError(w.Sync(t.Context()))
 			}
 			leads("while it may come back", openstacktest.Gateway1)
-			clock = clock.Add(silence)
+			clock = clock.Add(silenceTimeout)
 			leads("when it is dead", openstacktest.Gateway2)
 		})
 	}
@@ -215,35 +215,35 @@ func TestMovedFloatingIPOfAWrongGateway(t *testing.T) {
 
 // What fails at one gateway's port does not put off the moment at which another one is given up.
 func TestSilentGatewayBesideAnError(t *testing.T) {
-	w := movingWorld(t)
-	w.create(w.balanced("a", annotation(service.AnnotationPool, "moving"), 80))
-	w.noError(w.settle())
+	w := failoverTestbed(t)
+	w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80))
+	w.noError(w.converge())
 	l := &loop{worker: w.worker, controller: &Controller{}}
 	l.controller.synced.Store(true)
-	w.fleet.away["gw1"] = errors.New("connection refused")
+	w.gateways.away["gw1"] = errors.New("connection refused")
 	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
 		if r.Method == http.MethodPut {
 			return openstacktest.Refuse
 		}
 		return openstacktest.None
 	}
-	w.create(w.balanced("b", nil, 80))
-	_ = w.settle() // pairs cannot be set
+	w.create(w.newService("b", nil, 80))
+	_ = w.converge() // pairs cannot be set
 	r, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: gatewaysKey})
-	if err != nil || r.RequeueAfter <= 0 || r.RequeueAfter > silence {
-		t.Errorf("the next look is in %v, %v; want one within %v", r.RequeueAfter, err, silence)
+	if err != nil || r.RequeueAfter <= 0 || r.RequeueAfter > silenceTimeout {
+		t.Errorf("the next look is in %v, %v; want one within %v", r.RequeueAfter, err, silenceTimeout)
 	}
-	delete(w.fleet.away, "gw1")
+	delete(w.gateways.away, "gw1")
 	if r, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: gatewaysKey}); err == nil {
 		t.Errorf("with no gateway silent: %v, no error", r)
 	}
 }
 
 // What a pool whose floating IP moves cannot have is said.
-func TestMovedFloatingIPRefuses(t *testing.T) {
-	w := movingWorld(t)
-	w.create(w.balanced("a", annotation(service.AnnotationPool, "moving"), 80))
-	w.noError(w.settle())
+func TestFailoverIPRefusesServices(t *testing.T) {
+	w := failoverTestbed(t)
+	w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80))
+	w.noError(w.converge())
 	taken := addresses(w.get("a"))[0]
 	free, err := w.cloud.ReserveFloatingIP(t.Context(), openstacktest.External, "other.x")
 	w.noError(err)
@@ -266,10 +266,10 @@ func TestMovedFloatingIPRefuses(t *testing.T) {
 		"in-use":   {lent(taken), 81, "was allocated for service"},
 		"of-pool":  {lent(free.Addr.String()), 81, "is that of a pool"},
 	} {
-		s := w.balanced(name, annotation(service.AnnotationPool, "moving"), tc.port)
+		s := w.newService(name, annotation(service.AnnotationPool, "moving"), tc.port)
 		tc.change(s)
 		w.create(s)
-		w.noError(w.settle())
+		w.noError(w.converge())
 		c := meta.FindStatusCondition(w.get(name).Status.Conditions, service.ConditionMapped)
 		if c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, tc.says) {
 			t.Errorf("%s: %+v", name, c)
@@ -278,25 +278,25 @@ func TestMovedFloatingIPRefuses(t *testing.T) {
 }
 
 // An address to which somebody else's floating IP leads already is left to that one.
-func TestMovedFloatingIPBesideAnother(t *testing.T) {
-	w := movingWorld(t)
+func TestFailoverIPSkipsTakenAddress(t *testing.T) {
+	w := failoverTestbed(t)
 	theirs := w.connect("cluster-b")
 	f, err := theirs.ReserveFloatingIP(t.Context(), openstacktest.External, "x.y")
-	w.noError(errors.Join(err, theirs.LeadFloatingIP(t.Context(), f.ID, openstacktest.Gateway1, openstacktest.GatewayAddrs[0])))
-	w.create(w.balanced("a", annotation(service.AnnotationPool, "moving"), 80))
-	w.noError(w.settle())
+	w.noError(errors.Join(err, theirs.AssociateFloatingIP(t.Context(), f.ID, openstacktest.Gateway1, openstacktest.GatewayAddrs[0])))
+	w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80))
+	w.noError(w.converge())
 	w.refresh()
 	if n := w.gateway("gw2"); !slices.Equal(n.Status.FloatingIPs, addresses(w.get("a"))) {
 		t.Errorf("gw2 has %v, the Service %v", n.Status.FloatingIPs, addresses(w.get("a")))
 	}
 }
 
-func TestSettingsOfMovedPools(t *testing.T) {
+func TestFailoverIPSettings(t *testing.T) {
 	for says, change := range map[string]func(*Settings){
-		`pools[2].moved needs announce "none" and return "masquerade"`: func(s *Settings) { s.Pools[2].Return = desired.SNAT },
-		"pools[2].moved.floatingNetwork is missing":                    func(s *Settings) { s.Pools[2].Moved.FloatingNetwork = "" },
-		"set one of neutron, moved and addresses":                      func(s *Settings) { s.Pools[2].Addresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} },
-		"pools[3].group: the floating IP of pool moving leads":         func(s *Settings) { s.Pools = append(s.Pools, s.Pools[2]); s.Pools[3].Name = "more" },
+		`pools[2].failoverIP needs announce "none" and return "masquerade"`: func(s *Settings) { s.Pools[2].Return = desired.SNAT },
+		"pools[2].failoverIP.floatingNetwork is missing":                    func(s *Settings) { s.Pools[2].FailoverIP.FloatingNetwork = "" },
+		"set one of neutron, failoverIP and addresses":                      func(s *Settings) { s.Pools[2].Addresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} },
+		"pools[3].group: the floating IP of pool moving leads":              func(s *Settings) { s.Pools = append(s.Pools, s.Pools[2]); s.Pools[3].Name = "more" },
 	} {
 		s := movingSettings()
 		change(&s)

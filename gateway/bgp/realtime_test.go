@@ -35,7 +35,7 @@ func policies(t *testing.T) map[uint32]int {
 }
 
 // A speaker of BFD that is to be punctual runs before others, with all its threads; one without BFD does not.
-func TestPunctual(t *testing.T) {
+func TestRealtime(t *testing.T) {
 	netlab.Privileged(t)
 	t.Cleanup(func() {
 		if err := schedule(unix.SCHED_NORMAL, 0); err != nil {
@@ -43,12 +43,12 @@ func TestPunctual(t *testing.T) {
 		}
 	})
 	router := netip.MustParseAddr("192.0.2.1")
-	s := New(Config{Punctual: true, Log: slog.New(slog.DiscardHandler)})
-	s.hurry(map[netip.Addr]neighbour{router: {asn: 65000}})
+	s := New(Config{Realtime: true, Log: slog.New(slog.DiscardHandler)})
+	s.enableRealtime(map[netip.Addr]neighbour{router: {asn: 65000}})
 	if n := policies(t); n[unix.SCHED_RR] > 0 {
 		t.Errorf("without BFD threads have policies %v", n)
 	}
-	s.hurry(map[netip.Addr]neighbour{router: {asn: 65000, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}})
+	s.enableRealtime(map[netip.Addr]neighbour{router: {asn: 65000, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}})
 	var threads sync.WaitGroup
 	for range 20 {
 		threads.Go(func() { _, _ = os.ReadDir("/proc/self") }) // a thread that waits for the kernel lets another one begin

@@ -56,20 +56,20 @@ func TestMain(m *testing.M) {
 }
 
 // world is a cluster, a namespace of the API server, a project in OpenStack, and two gateways.
-type world struct {
-	t       *testing.T
-	ns      string
-	api     client.WithWatch // the namespace alone; all of what is in none
-	fake    *openstacktest.Fake
-	cloud   *openstack.Client
-	fleet   *fleetFake
-	writes  atomic.Int32
-	events  []string
-	settled []types.NamespacedName // asked for by again
+type testbed struct {
+	t        *testing.T
+	ns       string
+	api      client.WithWatch // the namespace alone; all of what is in none
+	fake     *openstacktest.Fake
+	cloud    *openstack.Client
+	gateways *fakeAgents
+	writes   atomic.Int32
+	events   []string
+	requeued []types.NamespacedName // asked for by again
 	*worker
 }
 
-var worlds, uids atomic.Int32
+var testbeds, uids atomic.Int32
 
 func testSettings() Settings {
 	return Settings{
@@ -84,15 +84,15 @@ func testSettings() Settings {
 }
 
 // newWorld is one whose API is in memory: what a call costs there, tests with many calls can pay.
-func newWorld(t *testing.T) *world {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	// Who owns which field nobody asks here, and to find out takes a fifth of the time.
 	objects := clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
-	return withGateways(bareWorld(t, fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(objects).WithStatusSubresource(&corev1.Service{}, &v1alpha1.GatewayNode{}).Build()))
+	return withGateways(newBareTestbed(t, fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(objects).WithStatusSubresource(&corev1.Service{}, &v1alpha1.GatewayNode{}).Build()))
 }
 
 // realWorld is one with the API server, which others use too: tests with one follow one another.
-func realWorld(t *testing.T) *world {
+func newAPITestbed(t *testing.T) *testbed {
 	t.Helper()
 	config := apiServer.Config(t)
 	config.QPS = -1
@@ -100,24 +100,24 @@ func realWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return withGateways(bareWorld(t, api))
+	return withGateways(newBareTestbed(t, api))
 }
 
-func withGateways(w *world) *world {
+func withGateways(w *testbed) *testbed {
 	w.t.Helper()
 	t := w.t
 	for i, port := range []string{openstacktest.Gateway1, openstacktest.Gateway2} {
 		n := gatewayNode(fmt.Sprintf("gw%d", i+1))
 		n.Spec.NeutronPort = port
 		w.create(n)
-		t.Cleanup(func() { w.dismissed(n.Name) })
+		t.Cleanup(func() { w.deleteNode(n.Name) })
 	}
 	w.start()
 	return w
 }
 
 // dismissed takes a GatewayNode away, whatever it waits for.
-func (w *world) dismissed(name string) {
+func (w *testbed) deleteNode(name string) {
 	ctx := context.WithoutCancel(w.t.Context())
 	n := gatewayNode(name)
 	w.noError(client.IgnoreNotFound(w.api.Delete(ctx, n)))
@@ -126,25 +126,25 @@ func (w *world) dismissed(name string) {
 }
 
 // bareWorld has no gateways and no worker.
-func bareWorld(t *testing.T, api client.WithWatch) *world {
+func newBareTestbed(t *testing.T, api client.WithWatch) *testbed {
 	t.Helper()
-	w := &world{t: t, ns: fmt.Sprintf("world-%d", worlds.Add(1)), fake: openstacktest.NewFake(t), fleet: newFleetFake()}
+	w := &testbed{t: t, ns: fmt.Sprintf("world-%d", testbeds.Add(1)), fake: openstacktest.NewFake(t), gateways: newFakeAgents()}
 	if err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}); err != nil {
 		t.Fatal(err)
 	}
-	w.api = within{api, w.ns}
+	w.api = namespaced{api, w.ns}
 	w.cloud = w.connect("cluster-a")
 	t.Cleanup(w.end)
 	return w
 }
 
 // within lists what is in one namespace, or in none.
-type within struct {
+type namespaced struct {
 	client.WithWatch
 	namespace string
 }
 
-func (c within) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+func (c namespaced) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	switch list.(type) {
 	case *corev1.NodeList, *v1alpha1.GatewayNodeList:
 	default:
@@ -154,7 +154,7 @@ func (c within) List(ctx context.Context, list client.ObjectList, opts ...client
 }
 
 // end takes the Services' finalizers away: they would stay for ever.
-func (w *world) end() {
+func (w *testbed) end() {
 	ctx := context.WithoutCancel(w.t.Context())
 	var list corev1.ServiceList
 	w.noError(w.api.List(ctx, &list))
@@ -167,7 +167,7 @@ func (w *world) end() {
 	}
 }
 
-func (w *world) connect(cluster string) *openstack.Client {
+func (w *testbed) connect(cluster string) *openstack.Client {
 	w.t.Helper()
 	c, err := openstack.Connect(w.t.Context(), openstack.Config{Cloud: "test", File: w.fake.CloudsYAML(w.t), Cluster: cluster})
 	w.noError(err)
@@ -175,14 +175,14 @@ func (w *world) connect(cluster string) *openstack.Client {
 }
 
 // start makes a new worker that knows nothing, as after a kill.
-func (w *world) start() { w.startWith(testSettings(), nil) }
+func (w *testbed) start() { w.startWith(testSettings(), nil) }
 
 // startWith is start with a killer between the worker and everything else; nil for none.
-func (w *world) startWith(s Settings, k *killer) {
+func (w *testbed) startWith(s Settings, k *crasher) {
 	w.t.Helper()
 	w.noError(s.Complete())
 	if k == nil {
-		k = &killer{}
+		k = &crasher{}
 	}
 	api := k.client(interceptor.NewClient(w.api, interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
@@ -195,15 +195,15 @@ func (w *world) startWith(s Settings, k *killer) {
 		},
 	}))
 	w.worker = &worker{
-		settings: s, namespace: w.ns, client: api, live: api, cloud: killableCloud{w.cloud, k}, fleet: killableFleet{w.fleet, k},
+		settings: s, namespace: w.ns, client: api, live: api, cloud: killableCloud{w.cloud, k}, agents: killableAgents{w.gateways, k},
 		probes: probes.New(w.t.Context(), probes.Config{Changed: func() {}}),
-		events: recorder{w}, log: slog.New(slog.DiscardHandler), again: func(n types.NamespacedName) { w.settled = append(w.settled, n) },
+		events: recorder{w}, log: slog.New(slog.DiscardHandler), requeue: func(n types.NamespacedName) { w.requeued = append(w.requeued, n) },
 	}
 	w.init()
 }
 
 // recorder remembers events as "reason service: text".
-type recorder struct{ w *world }
+type recorder struct{ w *testbed }
 
 var _ events.EventRecorder = recorder{}
 
@@ -212,19 +212,19 @@ func (r recorder) Eventf(about, _ runtime.Object, _, reason, _, format string, a
 }
 
 // saw reports whether an event began so, and forgets all.
-func (w *world) saw(prefix string) bool {
+func (w *testbed) hasEvent(prefix string) bool {
 	defer func() { w.events = nil }()
 	return slices.ContainsFunc(w.events, func(e string) bool { return strings.HasPrefix(e, prefix) })
 }
 
-func (w *world) noError(err error) {
+func (w *testbed) noError(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) create(objs ...client.Object) {
+func (w *testbed) create(objs ...client.Object) {
 	w.t.Helper()
 	for _, o := range objs {
 		w.noError(w.api.Create(w.t.Context(), o))
@@ -232,7 +232,7 @@ func (w *world) create(objs ...client.Object) {
 }
 
 // balanced is a Service for the gateways.
-func (w *world) balanced(name string, change func(*corev1.Service), ports ...int32) *corev1.Service {
+func (w *testbed) newService(name string, change func(*corev1.Service), ports ...int32) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: w.ns, Name: name, Annotations: map[string]string{}, UID: types.UID(fmt.Sprintf("uid-%d", uids.Add(1))), CreationTimestamp: metav1.Now(),
@@ -252,7 +252,7 @@ func (w *world) balanced(name string, change func(*corev1.Service), ports ...int
 }
 
 // endpointSlice is one of a Service, with an endpoint for each address.
-func (w *world) endpointSlice(svc string, ports []int32, addrs ...string) *discoveryv1.EndpointSlice {
+func (w *testbed) endpointSlice(svc string, ports []int32, addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: svc + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: svc}},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -274,7 +274,7 @@ func gatewayNode(name string) *v1alpha1.GatewayNode {
 	}}
 }
 
-func (w *world) get(name string) *corev1.Service {
+func (w *testbed) get(name string) *corev1.Service {
 	w.t.Helper()
 	var s corev1.Service
 	if err := w.api.Get(w.t.Context(), types.NamespacedName{Namespace: w.ns, Name: name}, &s); client.IgnoreNotFound(err) != nil {
@@ -283,19 +283,19 @@ func (w *world) get(name string) *corev1.Service {
 	return &s
 }
 
-func (w *world) edit(name string, change func(*corev1.Service)) {
+func (w *testbed) edit(name string, change func(*corev1.Service)) {
 	w.t.Helper()
 	s := w.get(name)
 	change(s)
 	w.noError(w.api.Update(w.t.Context(), s))
 }
 
-func (w *world) remove(name string) {
+func (w *testbed) remove(name string) {
 	w.t.Helper()
 	w.noError(w.api.Delete(w.t.Context(), w.get(name)))
 }
 
-func (w *world) names() (all []types.NamespacedName) {
+func (w *testbed) names() (all []types.NamespacedName) {
 	w.t.Helper()
 	var list corev1.ServiceList
 	w.noError(w.api.List(w.t.Context(), &list))
@@ -309,15 +309,15 @@ func (w *world) names() (all []types.NamespacedName) {
 const rounds = 8
 
 // settle hands every Service to the worker as often as something changes, as events would; the error is of the last round.
-func (w *world) settle() (err error) {
+func (w *testbed) converge() (err error) {
 	w.t.Helper()
 	for range rounds {
 		before := w.writes.Load()
-		names := append(w.names(), w.settled...)
+		names := append(w.names(), w.requeued...)
 		for _, m := range w.sorted() {
 			names = append(names, m.name) // those that are gone, too
 		}
-		w.settled = nil
+		w.requeued = nil
 		slices.SortFunc(names, func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
 		err = nil
 		for _, name := range slices.Compact(names) {
@@ -330,7 +330,7 @@ func (w *world) settle() (err error) {
 				err = errors.Join(err, w.Handle(w.t.Context(), name))
 			}
 		}
-		if errors.Is(err, errKilled) || w.writes.Load() == before && !slices.Contains(w.settled, cleanKey) {
+		if errors.Is(err, errKilled) || w.writes.Load() == before && !slices.Contains(w.requeued, cleanKey) {
 			return err
 		}
 	}
@@ -338,11 +338,11 @@ func (w *world) settle() (err error) {
 }
 
 // recover lets a new worker find out what is, and settle it.
-func (w *world) recover() {
+func (w *testbed) recover() {
 	w.t.Helper()
 	w.start()
 	w.noError(w.Sync(w.t.Context()))
-	w.noError(w.settle())
+	w.noError(w.converge())
 }
 
 // addresses are a Service's by its status.
@@ -354,7 +354,7 @@ func addresses(s *corev1.Service) (all []string) {
 }
 
 // check holds what must be so whenever everything is settled: nothing leaks, nothing is missing, and all say the same.
-func (w *world) check() {
+func (w *testbed) checkInvariants() {
 	w.t.Helper()
 	ctx := w.t.Context()
 	ports, err := w.ports(ctx, w.held())
@@ -389,7 +389,7 @@ func (w *world) check() {
 				w.t.Errorf("service %s says that it has the ports %+v", s.Name, i.Ports)
 			}
 		}
-		if w.settings.pool(p.Pool).Moved != nil {
+		if w.settings.pool(p.Pool).FailoverIP != nil {
 			moving = p
 		} else {
 			for _, a := range p.vips(families) {
@@ -427,10 +427,10 @@ func (w *world) check() {
 	if moving.ID != "" && moving.Floating.Port != openstacktest.Gateway1 && moving.Floating.Port != openstacktest.Gateway2 {
 		w.t.Errorf("floating IP %+v leads to no gateway", moving.Floating)
 	}
-	if len(w.fleet.states) != 2 {
-		w.t.Errorf("%d gateways were told something, want 2", len(w.fleet.states))
+	if len(w.gateways.states) != 2 {
+		w.t.Errorf("%d gateways were told something, want 2", len(w.gateways.states))
 	}
-	for name, state := range w.fleet.states {
+	for name, state := range w.gateways.states {
 		have, want := map[string]bool{}, maps.Clone(vips)
 		for _, v := range state.VIPs {
 			have[v.Addr.String()] = true
@@ -448,7 +448,7 @@ func (w *world) check() {
 }
 
 // fleetFake is gateways that do at once what they are told.
-type fleetFake struct {
+type fakeAgents struct {
 	states  map[string]desired.State
 	refuse  map[string]*agents.Refused // by gateway
 	away    map[string]error
@@ -458,13 +458,13 @@ type fleetFake struct {
 	announced map[string][]netip.Addr
 }
 
-func newFleetFake() *fleetFake {
-	return &fleetFake{states: map[string]desired.State{}, refuse: map[string]*agents.Refused{}, away: map[string]error{}}
+func newFakeAgents() *fakeAgents {
+	return &fakeAgents{states: map[string]desired.State{}, refuse: map[string]*agents.Refused{}, away: map[string]error{}}
 }
 
-func (f *fleetFake) Learn(context.Context, map[string]agents.Target) {}
+func (f *fakeAgents) ReadGenerations(context.Context, map[string]agents.Target) {}
 
-func (f *fleetFake) Set(_ context.Context, targets map[string]agents.Target) {
+func (f *fakeAgents) Set(_ context.Context, targets map[string]agents.Target) {
 	f.targets = targets
 	f.sets++
 	for name, t := range targets {
@@ -475,12 +475,12 @@ func (f *fleetFake) Set(_ context.Context, targets map[string]agents.Target) {
 }
 
 // mapFull is what a gateway says that has no room for a Service.
-func (w *world) mapFull(name string) *agents.Refused {
-	fault := desired.Fault{Part: desired.PartBalancer, Services: []string{w.ns + "/" + name}, Message: "map full"}
+func (w *testbed) refusal(name string) *agents.Refused {
+	fault := desired.Fault{Component: desired.ComponentBalancer, Services: []string{w.ns + "/" + name}, Message: "map full"}
 	return &agents.Refused{Status: 422, Refusal: desired.Refusal{Message: "no", Faults: []desired.Fault{fault}}}
 }
 
-func (f *fleetFake) Reports() map[string]agents.Report {
+func (f *fakeAgents) Reports() map[string]agents.Report {
 	all := map[string]agents.Report{}
 	for name, t := range f.targets {
 		s, told := f.states[name]

@@ -224,7 +224,7 @@ func (w *world) apply(s *desired.State) {
 			if err := g.Apply(w.t.Context(), s); err != nil {
 				return fmt.Errorf("gateway %d: %w", i, err)
 			}
-			g.forgets.Wait() // nobody else does
+			g.deletes.Wait() // nobody else does
 			return nil
 		})
 	}

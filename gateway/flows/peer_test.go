@@ -31,7 +31,7 @@ func TestFlowsAreToldAtOnce(t *testing.T) {
 			flows int
 		}
 		requests := make(chan request, 10)
-		m := newMate(desired.Mate{URL: "https://gateway-2"}, "one", roundTrip(func(r *http.Request) (*http.Response, error) {
+		m := newPeer(desired.PeerGateway{URL: "https://gateway-2"}, "one", roundTrip(func(r *http.Request) (*http.Response, error) {
 			var some []Flow
 			if err := json.NewDecoder(r.Body).Decode(&some); err != nil {
 				return nil, err
@@ -42,21 +42,21 @@ func TestFlowsAreToldAtOnce(t *testing.T) {
 		}))
 		ctx, stop := context.WithCancel(t.Context())
 		var talk sync.WaitGroup
-		talk.Go(func() { m.talk(ctx, slog.New(slog.DiscardHandler)) })
+		talk.Go(func() { m.sendLoop(ctx, slog.New(slog.DiscardHandler)) })
 		if have, want := <-requests, (request{0, 0}); have != want {
 			t.Errorf("that we are here is told as %v, want %v", have, want)
 		}
-		<-time.After(road + gather)
+		<-time.After(road + batchInterval)
 		synctest.Wait()
 		start = time.Now()
 		m.add(flow(1))
 		if have, want := <-requests, (request{0, 1}); have != want {
 			t.Errorf("the first is told as %v, want %v", have, want)
 		}
-		for port := range uint16(batch + 10) {
+		for port := range uint16(maxBatch + 10) {
 			m.add(flow(2 + port))
 		}
-		for i, want := range []request{{road + gather, batch}, {2 * (road + gather), 10}} {
+		for i, want := range []request{{road + batchInterval, maxBatch}, {2 * (road + batchInterval), 10}} {
 			if have := <-requests; have != want {
 				t.Errorf("request %d afterwards is %v, want %v", i+1, have, want)
 			}

@@ -1,6 +1,6 @@
 // Package part runs a part of a gateway that announces as a process of its own in a network namespace, because that is
 // what is killed and restarted. States go in; what it announces and what drifts come out.
-package part
+package subprocess
 
 import (
 	"bufio"
@@ -19,7 +19,7 @@ import (
 )
 
 // Part is what is run: a gateway's agent.Announcer.
-type Part interface {
+type Announcer interface {
 	Apply(ctx context.Context, s *desired.State) error
 	Drift(ctx context.Context) ([]desired.Fault, error)
 	Close(ctx context.Context, drain bool) error
@@ -27,7 +27,7 @@ type Part interface {
 }
 
 // child tells a program that Start made it; its value is the argument.
-const child = "ISTHMUS_NETLAB_PART"
+const childEnv = "ISTHMUS_NETLAB_PART"
 
 // A question and its answer are each a line of JSON.
 type (
@@ -44,8 +44,8 @@ type (
 
 // Main is what a program that Start runs does first: it serves as the part that make makes of Start's argument, and
 // exits, or returns when Start did not make it.
-func Main(make func(argument string) Part) {
-	argument, is := os.LookupEnv(child)
+func Main(make func(argument string) Announcer) {
+	argument, is := os.LookupEnv(childEnv)
 	if !is {
 		return
 	}
@@ -56,7 +56,7 @@ func Main(make func(argument string) Part) {
 	os.Exit(0) // without a word to anybody
 }
 
-func serve(ctx context.Context, p Part, in io.Reader, out io.Writer) error {
+func serve(ctx context.Context, p Announcer, in io.Reader, out io.Writer) error {
 	questions, answers := json.NewDecoder(in), json.NewEncoder(out)
 	for {
 		var q question
@@ -98,7 +98,7 @@ type Process struct {
 // Start runs program, which calls Main first, in ns.
 func Start(ctx context.Context, ns *netlab.Namespace, program, argument string, stderr io.Writer) (*Process, error) {
 	p := &Process{cmd: exec.CommandContext(context.WithoutCancel(ctx), program)}
-	p.cmd.Env = append(os.Environ(), child+"="+argument)
+	p.cmd.Env = append(os.Environ(), childEnv+"="+argument)
 	p.cmd.Stderr = stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {

@@ -22,7 +22,7 @@ type part struct {
 	fault atomic.Pointer[desired.Faults]
 }
 
-func (*part) Name() string { return desired.PartBalancer }
+func (*part) Name() string { return desired.ComponentBalancer }
 
 func (p *part) Apply(context.Context, *desired.State) error {
 	if f := p.fault.Load(); f != nil {
@@ -97,7 +97,7 @@ func (g *gateway) start() {
 	}
 	g.addr = listener.Addr().String()
 	g.agent, err = agent.New(agent.Config{
-		Cluster: "cluster-a", Parts: []agent.Part{&g.part}, StatePath: filepath.Join(g.dir, "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
+		Cluster: "cluster-a", Balancer: &g.part, StatePath: filepath.Join(g.dir, "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		g.lab.t.Fatal(err)
@@ -127,9 +127,9 @@ func (g *gateway) target(vip string) Target {
 }
 
 // hash is of the state that the gateway has, "" for none.
-func (g *gateway) hash() string { return g.agent.Sight().Status.Hash }
+func (g *gateway) hash() string { return g.agent.Stats().Status.Hash }
 
-func (l *lab) fleet(change func(*Config)) *Fleet {
+func (l *lab) clients(change func(*Config)) *Clients {
 	l.t.Helper()
 	ctx, stop := context.WithCancel(l.t.Context())
 	c := Config{TLS: l.source(certs.Controller, l.authority).Client, Poll: 20 * time.Millisecond, Retry: 20 * time.Millisecond, Log: slog.New(slog.DiscardHandler)}
@@ -161,17 +161,17 @@ func hashOf(t Target) string { return t.State.Hash() }
 func TestSet(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
-	f := l.fleet(nil)
+	f := l.clients(nil)
 	want := map[string]Target{"gw1": one.target("192.0.2.1"), "gw2": two.target("192.0.2.1")}
-	f.Learn(t.Context(), want)
+	f.ReadGenerations(t.Context(), want)
 	f.Set(t.Context(), want)
 	if one.hash() != hashOf(want["gw1"]) || two.hash() != hashOf(want["gw2"]) {
 		t.Fatal("Set returned before the gateways had it")
 	}
 	await(t, "the reports say so", func() bool { r := f.Reports(); return r["gw1"].Applied && r["gw2"].Applied })
-	generation := one.agent.Sight().Status.Generation
+	generation := one.agent.Stats().Status.Generation
 	f.Set(t.Context(), want)
-	if one.agent.Sight().Status.Generation != generation {
+	if one.agent.Stats().Status.Generation != generation {
 		t.Error("what a gateway has was sent again")
 	}
 }
@@ -180,7 +180,7 @@ func TestSet(t *testing.T) {
 func TestHold(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
-	f := l.fleet(nil)
+	f := l.clients(nil)
 	has := one.target("192.0.2.1")
 	f.Set(t.Context(), map[string]Target{"gw1": has})
 	hold := func(t Target) Target {
@@ -202,7 +202,7 @@ func TestHold(t *testing.T) {
 func TestGatewayAway(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
-	f := l.fleet(func(c *Config) { c.Patience, c.Timeout = time.Hour, time.Hour })
+	f := l.clients(func(c *Config) { c.SetTimeout, c.Timeout = time.Hour, time.Hour })
 	f.Set(t.Context(), map[string]Target{"gw1": one.target("192.0.2.1"), "gw2": two.target("192.0.2.1")})
 	two.end()
 	await(t, "the report says that it is away", func() bool { return f.Reports()["gw2"].Err != nil })
@@ -239,23 +239,23 @@ func TestGatewayAway(t *testing.T) {
 func TestGenerations(t *testing.T) {
 	l := newLab(t)
 	one, two := l.gateway("gw1"), l.gateway("gw2")
-	before := l.fleet(nil)
+	before := l.clients(nil)
 	for _, vip := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"} {
 		before.Set(t.Context(), map[string]Target{"gw1": one.target(vip), "gw2": two.target(vip)})
 	}
-	high := two.agent.Sight().Status.Generation
+	high := two.agent.Stats().Status.Generation
 	two.end()
-	f := l.fleet(nil)
+	f := l.clients(nil)
 	want := map[string]Target{"gw1": one.target("192.0.2.4"), "gw2": two.target("192.0.2.4")}
-	f.Learn(t.Context(), want)
+	f.ReadGenerations(t.Context(), want)
 	f.Set(t.Context(), want)
 	if one.hash() != hashOf(want["gw1"]) {
 		t.Error("gw1 was not told")
 	}
 	two.start()
 	await(t, "gw2 has it", func() bool { return two.hash() == hashOf(want["gw2"]) })
-	if two.agent.Sight().Status.Generation <= high {
-		t.Errorf("generation %d after %d", two.agent.Sight().Status.Generation, high)
+	if two.agent.Stats().Status.Generation <= high {
+		t.Errorf("generation %d after %d", two.agent.Stats().Status.Generation, high)
 	}
 }
 
@@ -264,14 +264,14 @@ func TestTwoControllers(t *testing.T) {
 	l := newLab(t)
 	g := l.gateway("gw1")
 	lost := errors.New("the Lease is another's")
-	old := l.fleet(func(c *Config) {
+	old := l.clients(func(c *Config) {
 		c.Poll = time.Hour
 		c.Fence = func(context.Context) error { return lost }
 	})
 	old.Set(t.Context(), map[string]Target{"gw1": g.target("192.0.2.1")})
-	current := l.fleet(nil)
+	current := l.clients(nil)
 	want := map[string]Target{"gw1": g.target("192.0.2.2")}
-	current.Learn(t.Context(), want)
+	current.ReadGenerations(t.Context(), want)
 	current.Set(t.Context(), want)
 	old.Set(t.Context(), map[string]Target{"gw1": g.target("192.0.2.3")})
 	await(t, "the old one knows", func() bool { return errors.Is(old.Reports()["gw1"].Err, lost) })
@@ -284,8 +284,8 @@ func TestTwoControllers(t *testing.T) {
 func TestRefused(t *testing.T) {
 	l := newLab(t)
 	g := l.gateway("gw1")
-	g.part.fault.Store(&desired.Faults{{Part: desired.PartBalancer, Services: []string{"demo/a"}, Message: "the map is full"}})
-	f := l.fleet(nil)
+	g.part.fault.Store(&desired.Faults{{Component: desired.ComponentBalancer, Services: []string{"demo/a"}, Message: "the map is full"}})
+	f := l.clients(nil)
 	want := map[string]Target{"gw1": g.target("192.0.2.1")}
 	f.Set(t.Context(), want)
 	await(t, "it is refused", func() bool {
@@ -313,7 +313,7 @@ func TestStrangers(t *testing.T) {
 		"another gateway than named":        {l.source(certs.Controller, l.authority), "gw2"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := l.fleet(func(c *Config) { c.TLS = tc.own.Client })
+			f := l.clients(func(c *Config) { c.TLS = tc.own.Client })
 			target := g.target("192.0.2.1")
 			target.Identity = tc.identity
 			f.Set(t.Context(), map[string]Target{"gw1": target})

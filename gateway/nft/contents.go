@@ -8,15 +8,15 @@ import (
 )
 
 // place is a set of one family.
-type place struct {
+type familySet struct {
 	set set
 	v4  bool
 }
 
 // changes are the writes that lead from one state to another, by place. What has another value afterwards is in both.
-type changes struct{ remove, add map[place][]element }
+type changes struct{ remove, add map[familySet][]element }
 
-func newChanges() changes { return changes{map[place][]element{}, map[place][]element{}} }
+func newChanges() changes { return changes{map[familySet][]element{}, map[familySet][]element{}} }
 
 // listener is a frontend's address.
 type listener struct {
@@ -27,21 +27,21 @@ type listener struct {
 
 // book is what the sets are to hold. It is counted who wants what, since two frontends may share a backend: an element on
 // whose value they disagree is not there.
-type book struct {
+type contents struct {
 	vips   map[netip.Addr]desired.VIP
 	tables map[listener]*table
-	wanted map[place]map[string]map[string]int // by key and value: how many want it
+	wanted map[familySet]map[string]map[string]int // by key and value: how many want it
 }
 
-func newBook() *book {
-	return &book{map[netip.Addr]desired.VIP{}, map[listener]*table{}, map[place]map[string]map[string]int{}}
+func newContents() *contents {
+	return &contents{map[netip.Addr]desired.VIP{}, map[listener]*table{}, map[familySet]map[string]map[string]int{}}
 }
 
 // set makes the book that of some VIPs, and returns the writes that it takes, and what VIPs were that changed. It looks closely
 // at no others.
-func (b *book) set(vips []desired.VIP) (c changes, had []desired.VIP) {
+func (b *contents) replaceVIPs(vips []desired.VIP) (c changes, had []desired.VIP) {
 	c = newChanges()
-	touched := map[place]map[string]string{} // by key: the value before
+	touched := map[familySet]map[string]string{} // by key: the value before
 	stays := map[netip.Addr]bool{}
 	for i := range vips {
 		v := &vips[i]
@@ -78,10 +78,10 @@ func (b *book) set(vips []desired.VIP) (c changes, had []desired.VIP) {
 const absent = "\x00absent"
 
 // value returns what an element has to hold.
-func (b *book) value(p place, key string) string {
+func (b *contents) value(p familySet, key string) string {
 	if all := b.wanted[p][key]; len(all) == 1 {
 		for v := range all {
-			if p.set == origins && v == "" {
+			if p.set == backendFrontends && v == "" {
 				break // of a frontend that is not routed
 			}
 			return v
@@ -90,7 +90,7 @@ func (b *book) value(p place, key string) string {
 	return absent
 }
 
-func (b *book) compare(p place, key, before string, c changes) {
+func (b *contents) compare(p familySet, key, before string, c changes) {
 	after := b.value(p, key)
 	if after == before {
 		return
@@ -104,9 +104,9 @@ func (b *book) compare(p place, key, before string, c changes) {
 }
 
 // count adds n to what a VIP wants, and notes what was there before.
-func (b *book) count(v *desired.VIP, n int, touched map[place]map[string]string) {
-	for s, elements := range contentOf(v) {
-		p := place{set(s), v.Addr.Is4()}
+func (b *contents) count(v *desired.VIP, n int, touched map[familySet]map[string]string) {
+	for s, elements := range elementsOf(v) {
+		p := familySet{set(s), v.Addr.Is4()}
 		if len(elements) > 0 && b.wanted[p] == nil {
 			b.wanted[p] = map[string]map[string]int{}
 		}
@@ -133,7 +133,7 @@ func (b *book) count(v *desired.VIP, n int, touched map[place]map[string]string)
 }
 
 // tabulate fills the tables of the frontends that changed between had and has, two states of one VIP.
-func (b *book) tabulate(had, has *desired.VIP, c changes) {
+func (b *contents) tabulate(had, has *desired.VIP, c changes) {
 	gone := map[listener]*desired.Frontend{}
 	for i := range had.Frontends {
 		f := &had.Frontends[i]
@@ -147,24 +147,24 @@ func (b *book) tabulate(had, has *desired.VIP, c changes) {
 		if ok && tableSet(before) == tableSet(f) && slices.Equal(before.Backends, f.Backends) {
 			continue
 		}
-		b.replace(at, tableOf(has, f), c)
+		b.replaceTable(at, tableOf(has, f), c)
 	}
 	for at := range gone {
-		b.replace(at, nil, c)
+		b.replaceTable(at, nil, c)
 	}
 }
 
 // replace puts another table in the place of one.
-func (b *book) replace(at listener, with *table, c changes) {
+func (b *contents) replaceTable(at listener, with *table, c changes) {
 	had := b.tables[at]
 	for slot := range slots {
 		var before, after element
-		var from, to place
+		var from, to familySet
 		if had != nil {
-			before, from = had.element(slot), place{had.set, at.vip.Is4()}
+			before, from = had.element(slot), familySet{had.set, at.vip.Is4()}
 		}
 		if with != nil {
-			after, to = with.element(slot), place{with.set, at.vip.Is4()}
+			after, to = with.element(slot), familySet{with.set, at.vip.Is4()}
 		}
 		if before == after && from == to {
 			continue
@@ -184,9 +184,9 @@ func (b *book) replace(at listener, with *table, c changes) {
 }
 
 // all returns everything that the sets are to hold.
-func (b *book) all() map[place]map[string]string {
-	all := map[place]map[string]string{}
-	put := func(p place, e element) {
+func (b *contents) all() map[familySet]map[string]string {
+	all := map[familySet]map[string]string{}
+	put := func(p familySet, e element) {
 		if all[p] == nil {
 			all[p] = map[string]string{}
 		}
@@ -201,14 +201,14 @@ func (b *book) all() map[place]map[string]string {
 	}
 	for at, t := range b.tables {
 		for slot := range slots {
-			put(place{t.set, at.vip.Is4()}, t.element(slot))
+			put(familySet{t.set, at.vip.Is4()}, t.element(slot))
 		}
 	}
 	return all
 }
 
 // diff returns the writes that turn have into want.
-func diff(have, want map[place]map[string]string) changes {
+func diff(have, want map[familySet]map[string]string) changes {
 	c := newChanges()
 	for p, elements := range have {
 		for key, value := range elements {
@@ -229,7 +229,7 @@ func diff(have, want map[place]map[string]string) changes {
 
 // size returns how many writes there are.
 func (c changes) size() (n int) {
-	for _, all := range []map[place][]element{c.remove, c.add} {
+	for _, all := range []map[familySet][]element{c.remove, c.add} {
 		for _, elements := range all {
 			n += len(elements)
 		}

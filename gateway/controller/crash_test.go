@@ -21,8 +21,8 @@ var (
 )
 
 // killer kills a controller at one of its calls: from then on nothing it does has an effect.
-type killer struct {
-	way
+type crasher struct {
+	crashMode
 	one   sync.Mutex // calls come one after the other
 	at    int        // the call, from 1; 0: never
 	armed bool       // or it is the first of its kind
@@ -31,14 +31,14 @@ type killer struct {
 }
 
 // way is one in which a controller is killed.
-type way struct {
+type crashMode struct {
 	kind  string
 	after bool // the call still has its effect, and the answer is lost
 	fails bool // only this one call fails, and the controller lives on
 	reads bool // those of the API server are calls, too
 }
 
-func (k *killer) call(kind string, f func() error) error {
+func (k *crasher) call(kind string, f func() error) error {
 	k.one.Lock()
 	defer k.one.Unlock()
 	if k.dead && !k.fails {
@@ -58,7 +58,7 @@ func (k *killer) call(kind string, f func() error) error {
 	return errKilled
 }
 
-func (k *killer) read(f func() error) error {
+func (k *crasher) read(f func() error) error {
 	k.one.Lock()
 	counts := k.reads || k.dead
 	k.one.Unlock()
@@ -68,7 +68,7 @@ func (k *killer) read(f func() error) error {
 	return f()
 }
 
-func ask[T any](k *killer, kind string, f func() (T, error)) (v T, err error) {
+func crashCall[T any](k *crasher, kind string, f func() (T, error)) (v T, err error) {
 	err = k.call(kind, func() (err error) {
 		v, err = f()
 		return err
@@ -77,7 +77,7 @@ func ask[T any](k *killer, kind string, f func() (T, error)) (v T, err error) {
 }
 
 // client kills at writes, and at reads where that is asked for: to die at one is as good as to die before the next write.
-func (k *killer) client(c client.WithWatch) client.WithWatch {
+func (k *crasher) client(c client.WithWatch) client.WithWatch {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			return k.read(func() error { return c.Get(ctx, key, obj, opts...) })
@@ -98,14 +98,14 @@ func (k *killer) client(c client.WithWatch) client.WithWatch {
 	})
 }
 
-type killableFleet struct {
-	*fleetFake
-	k *killer
+type killableAgents struct {
+	*fakeAgents
+	k *crasher
 }
 
-func (f killableFleet) Set(ctx context.Context, targets map[string]agents.Target) {
+func (f killableAgents) Set(ctx context.Context, targets map[string]agents.Target) {
 	set := func() error {
-		f.fleetFake.Set(ctx, targets)
+		f.fakeAgents.Set(ctx, targets)
 		return nil
 	}
 	if f.k.fails { // which it cannot: it is tried again by itself
@@ -118,15 +118,15 @@ func (f killableFleet) Set(ctx context.Context, targets map[string]agents.Target
 // killableCloud is a Cloud between whose calls the controller may die.
 type killableCloud struct {
 	c Cloud
-	k *killer
+	k *crasher
 }
 
 func (c killableCloud) Ports(ctx context.Context) ([]openstack.Port, error) {
-	return ask(c.k, "Ports", func() ([]openstack.Port, error) { return c.c.Ports(ctx) })
+	return crashCall(c.k, "Ports", func() ([]openstack.Port, error) { return c.c.Ports(ctx) })
 }
 
 func (c killableCloud) CreatePort(ctx context.Context, r openstack.PortRequest) (openstack.Port, error) {
-	return ask(c.k, "CreatePort", func() (openstack.Port, error) { return c.c.CreatePort(ctx, r) })
+	return crashCall(c.k, "CreatePort", func() (openstack.Port, error) { return c.c.CreatePort(ctx, r) })
 }
 
 func (c killableCloud) DeletePort(ctx context.Context, id string) error {
@@ -134,27 +134,27 @@ func (c killableCloud) DeletePort(ctx context.Context, id string) error {
 }
 
 func (c killableCloud) FloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error) {
-	return ask(c.k, "FloatingIPs", func() ([]openstack.FloatingIP, error) { return c.c.FloatingIPs(ctx) })
+	return crashCall(c.k, "FloatingIPs", func() ([]openstack.FloatingIP, error) { return c.c.FloatingIPs(ctx) })
 }
 
 func (c killableCloud) AllFloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error) {
-	return ask(c.k, "AllFloatingIPs", func() ([]openstack.FloatingIP, error) { return c.c.AllFloatingIPs(ctx) })
+	return crashCall(c.k, "AllFloatingIPs", func() ([]openstack.FloatingIP, error) { return c.c.AllFloatingIPs(ctx) })
 }
 
 func (c killableCloud) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error) {
-	return ask(c.k, "CreateFloatingIP", func() (openstack.FloatingIP, error) { return c.c.CreateFloatingIP(ctx, network, port, fixed) })
+	return crashCall(c.k, "CreateFloatingIP", func() (openstack.FloatingIP, error) { return c.c.CreateFloatingIP(ctx, network, port, fixed) })
 }
 
 func (c killableCloud) ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error) {
-	return ask(c.k, "ReserveFloatingIP", func() (openstack.FloatingIP, error) { return c.c.ReserveFloatingIP(ctx, network, purpose) })
+	return crashCall(c.k, "ReserveFloatingIP", func() (openstack.FloatingIP, error) { return c.c.ReserveFloatingIP(ctx, network, purpose) })
 }
 
-func (c killableCloud) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
-	return c.k.call("LeadFloatingIP", func() error { return c.c.LeadFloatingIP(ctx, id, port, fixed) })
+func (c killableCloud) AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+	return c.k.call("AssociateFloatingIP", func() error { return c.c.AssociateFloatingIP(ctx, id, port, fixed) })
 }
 
-func (c killableCloud) KeepFloatingIP(ctx context.Context, id string) error {
-	return c.k.call("KeepFloatingIP", func() error { return c.c.KeepFloatingIP(ctx, id) })
+func (c killableCloud) RetainFloatingIP(ctx context.Context, id string) error {
+	return c.k.call("RetainFloatingIP", func() error { return c.c.RetainFloatingIP(ctx, id) })
 }
 
 func (c killableCloud) DeleteFloatingIP(ctx context.Context, id string) error {
@@ -166,5 +166,5 @@ func (c killableCloud) SetAddressPairs(ctx context.Context, port string, had, wa
 }
 
 func (c killableCloud) Quota(ctx context.Context) (openstack.Quota, error) {
-	return ask(c.k, "Quota", func() (openstack.Quota, error) { return c.c.Quota(ctx) })
+	return crashCall(c.k, "Quota", func() (openstack.Quota, error) { return c.c.Quota(ctx) })
 }

@@ -37,15 +37,15 @@ func schedule(policy, priority uint32) error {
 
 // hurry lets this process run before others, once there is a neighbour who counts the milliseconds. gobgp sends BFD's packets
 // from whatever thread it runs on, so all of them have to.
-func (s *Speaker) hurry(peers map[netip.Addr]neighbour) {
-	if !s.punctual {
+func (s *Speaker) enableRealtime(peers map[netip.Addr]neighbour) {
+	if !s.realtime {
 		return
 	}
 	for _, n := range peers {
 		if n.bfd == noBFD {
 			continue
 		}
-		s.punctual = false
+		s.realtime = false
 		if err := schedule(unix.SCHED_RR, 1); err != nil {
 			s.log.Warn("BFD's packets may be late when the CPUs are busy, and routers then take this gateway for dead: allow it CAP_SYS_NICE", "err", err)
 		}

@@ -24,7 +24,7 @@ type Config struct {
 	// Poll is how often a gateway that has everything is asked how it is; 0: 5 s.
 	Poll time.Duration
 	// Patience is how long Set waits for those that answered the last time; 0: 2 s.
-	Patience time.Duration
+	SetTimeout time.Duration
 	// Retry bounds how long a gateway that does not answer is left alone; 0: 2 s.
 	Retry time.Duration
 	// Fence returns an error when this process is no longer the one that works. It is asked before a newer generation of
@@ -59,7 +59,7 @@ type Report struct {
 }
 
 // Fleet is all gateways. Its methods are for one goroutine, Reports for any.
-type Fleet struct {
+type Clients struct {
 	cfg Config
 	ctx context.Context // of New: links begin and end between two calls of Set
 
@@ -67,11 +67,11 @@ type Fleet struct {
 
 	mu         sync.Mutex
 	generation uint64
-	links      map[string]*link
+	byName     map[string]*client
 }
 
 // New returns a fleet without gateways, whose goroutines end with ctx.
-func New(ctx context.Context, c Config) *Fleet {
+func New(ctx context.Context, c Config) *Clients {
 	defaults := func(d *time.Duration, by time.Duration) {
 		if *d == 0 {
 			*d = by
@@ -79,7 +79,7 @@ func New(ctx context.Context, c Config) *Fleet {
 	}
 	defaults(&c.Timeout, 5*time.Second)
 	defaults(&c.Poll, 5*time.Second)
-	defaults(&c.Patience, 2*time.Second)
+	defaults(&c.SetTimeout, 2*time.Second)
 	defaults(&c.Retry, 2*time.Second)
 	if c.Fence == nil {
 		c.Fence = func(context.Context) error { return nil }
@@ -87,19 +87,19 @@ func New(ctx context.Context, c Config) *Fleet {
 	if c.Changed == nil {
 		c.Changed = func() {}
 	}
-	return &Fleet{cfg: c, ctx: ctx, links: map[string]*link{}}
+	return &Clients{cfg: c, ctx: ctx, byName: map[string]*client{}}
 }
 
 // Learn asks gateways what they have, so that the next generation is higher than all of them. Those that do not answer are
 // asked when they do, before they are told anything.
-func (f *Fleet) Learn(ctx context.Context, targets map[string]Target) {
+func (f *Clients) ReadGenerations(ctx context.Context, targets map[string]Target) {
 	var group errgroup.Group
 	for _, t := range targets {
 		group.Go(func() error {
-			p := newPeer(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout)
+			p := newAPI(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout)
 			defer p.close()
 			if s, err := p.state(ctx); err == nil {
-				f.overtake(s.Generation)
+				f.raiseGeneration(s.Generation)
 			}
 			return nil
 		})
@@ -108,14 +108,14 @@ func (f *Fleet) Learn(ctx context.Context, targets map[string]Target) {
 }
 
 // overtake makes the next generation higher than one that a gateway has.
-func (f *Fleet) overtake(generation uint64) {
+func (f *Clients) raiseGeneration(generation uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.generation = max(f.generation, generation)
 }
 
 // next returns a generation that no gateway has.
-func (f *Fleet) next() uint64 {
+func (f *Clients) nextGeneration() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.generation++
@@ -124,15 +124,15 @@ func (f *Fleet) next() uint64 {
 
 // Set says which gateways there are, by name, and what each is to have. It returns when those that answered the last time
 // were told, or patience is over. Gateways that are no longer named are left with what they have.
-func (f *Fleet) Set(ctx context.Context, targets map[string]Target) {
-	ctx, cancel := context.WithTimeout(ctx, f.cfg.Patience)
+func (f *Clients) Set(ctx context.Context, targets map[string]Target) {
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.SetTimeout)
 	defer cancel()
 	f.mu.Lock()
-	var gone []*link
-	for name, l := range f.links {
+	var gone []*client
+	for name, l := range f.byName {
 		if t, ok := targets[name]; !ok || t.URL != l.url || t.Identity != l.identity {
 			gone = append(gone, l)
-			delete(f.links, name)
+			delete(f.byName, name)
 		}
 	}
 	var told []<-chan struct{}
@@ -140,12 +140,12 @@ func (f *Fleet) Set(ctx context.Context, targets map[string]Target) {
 		if t.Hold {
 			continue
 		}
-		l := f.links[name]
+		l := f.byName[name]
 		if l == nil {
-			l = f.newLink(name, t)
-			f.links[name] = l
+			l = f.newClient(name, t)
+			f.byName[name] = l
 		}
-		if done := l.want(t.State); done != nil {
+		if done := l.set(t.State); done != nil {
 			told = append(told, done)
 		}
 	}
@@ -163,9 +163,9 @@ func (f *Fleet) Set(ctx context.Context, targets map[string]Target) {
 }
 
 // Reports tells how all gateways are doing, by name.
-func (f *Fleet) Reports() map[string]Report {
+func (f *Clients) Reports() map[string]Report {
 	f.mu.Lock()
-	links := maps.Clone(f.links)
+	links := maps.Clone(f.byName)
 	f.mu.Unlock()
 	all := make(map[string]Report, len(links))
 	for name, l := range links {
@@ -175,4 +175,4 @@ func (f *Fleet) Reports() map[string]Report {
 }
 
 // Wait returns when all goroutines have ended, which they do with the context of New.
-func (f *Fleet) Wait() { f.group.Wait() }
+func (f *Clients) Wait() { f.group.Wait() }
