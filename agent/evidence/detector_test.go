@@ -11,53 +11,53 @@ import (
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// step is one look at member b, with member a well unless said otherwise.
+// step is one evaluation of member b. Member a answers, unless aSilent is set.
 type step struct {
 	at               time.Duration
 	answered, silent time.Duration // of b
 	aSilent          time.Duration // of a
 	probeFailed      time.Duration // a probe of b that began then
 	probeAnswered    time.Duration
-	want             string // who is drained
-	probe            string // who is to be probed
+	want             string // drained members
+	probe            string // members to probe
 }
 
-func TestJudge(t *testing.T) {
+func TestDetector(t *testing.T) {
 	const s, ms = time.Second, time.Millisecond
 	tests := map[string][]step{
-		"traffic flows":                     {{at: 10 * s, answered: 9 * s}, {at: 20 * s, answered: 19 * s}},
-		"nothing is known":                  {{at: 10 * s}, {at: 100 * s}},
-		"one packet lost, the next one not": {{at: 10 * s, answered: 9 * s, silent: 10 * s, probe: "b"}, {at: 12 * s, answered: 11 * s, silent: 10 * s}},
-		"nothing comes, nor does a probe": {
+		"traffic flows":                           {{at: 10 * s, answered: 9 * s}, {at: 20 * s, answered: 19 * s}},
+		"nothing is known":                        {{at: 10 * s}, {at: 100 * s}},
+		"one packet is lost, the next one is not": {{at: 10 * s, answered: 9 * s, silent: 10 * s, probe: "b"}, {at: 12 * s, answered: 11 * s, silent: 10 * s}},
+		"neither packets nor probes get an answer": {
 			{at: 10 * s, answered: 9 * s, silent: 10 * s, probe: "b"},
 			{at: 10*s + 900*ms, answered: 9 * s, silent: 10 * s, probeFailed: 10 * s, probe: "b"},
 			{at: 11 * s, answered: 9 * s, silent: 10 * s, want: "b", probe: "b"},
 		},
-		"no probe has come back yet": {{at: 10 * s, silent: 10 * s, probe: "b"}, {at: 20 * s, silent: 20 * s, probe: "b"}},
-		"a probe that began before the doubt says nothing": {
+		"no probe has ended yet": {{at: 10 * s, silent: 10 * s, probe: "b"}, {at: 20 * s, silent: 20 * s, probe: "b"}},
+		"a probe that began before the silence does not count": {
 			{at: 10 * s, silent: 10 * s, probe: "b"}, {at: 20 * s, silent: 20 * s, probeFailed: 9 * s, probe: "b"},
 		},
-		"a packet from there outranks a failed probe": {
+		"a packet outweighs a failed probe": {
 			{at: 10 * s, silent: 10 * s, probe: "b"},
 			{at: 11 * s, silent: 10 * s, answered: 10*s + ms, probeFailed: 10 * s},
 		},
-		"a probe answers: a backend is silent, not the member": {
+		"a probe is answered, so only a backend is silent": {
 			{at: 10 * s, silent: 10 * s, probe: "b"},
 			{at: 12 * s, silent: 10 * s, probeAnswered: 10*s + ms},
-			{at: 12 * s, silent: 12 * s, probe: "b"}, // the backend still is
+			{at: 12 * s, silent: 12 * s, probe: "b"}, // the backend is silent again
 			{at: 14 * s, silent: 12 * s, probeAnswered: 13 * s},
 		},
-		"a packet takes it back": {
+		"a packet restores the member": {
 			{at: 10 * s, silent: 10 * s, probe: "b"},
 			{at: 11 * s, silent: 11 * s, probeFailed: 10 * s, want: "b", probe: "b"},
 			{at: 12 * s, silent: 11 * s, answered: 11*s + 500*ms},
 		},
-		"a probe takes it back, though a backend stays silent": {
+		"a probe restores the member although a backend is silent": {
 			{at: 10 * s, silent: 10 * s, probe: "b"},
 			{at: 11 * s, silent: 11 * s, probeFailed: 10 * s, want: "b", probe: "b"},
 			{at: 14 * s, silent: 13 * s, probeAnswered: 12 * s, probe: "b"},
 		},
-		"where no probe ever came through, clients try again": {
+		"clients try again after 30 s if no probe was ever answered": {
 			{at: 10 * s, silent: 10 * s, probe: "b"},
 			{at: 11 * s, silent: 11 * s, probeFailed: 10 * s, want: "b", probe: "b"},
 			{at: 40 * s, silent: 11 * s, want: "b", probe: "b"},
@@ -65,7 +65,7 @@ func TestJudge(t *testing.T) {
 			{at: 43 * s, silent: 43 * s, probe: "b"},
 			{at: 44 * s, silent: 43 * s, probeFailed: 43 * s, want: "b", probe: "b"},
 		},
-		"where one did, the next one decides": {
+		"clients try again after 5 minutes if a probe was answered once": {
 			{at: 5 * s, silent: 5 * s, probe: "b"},
 			{at: 6 * s, silent: 5 * s, probeAnswered: 5 * s},
 			{at: 10 * s, silent: 10 * s, probe: "b"},
@@ -73,7 +73,7 @@ func TestJudge(t *testing.T) {
 			{at: 310 * s, silent: 11 * s, want: "b", probe: "b"},
 			{at: 311 * s, silent: 11 * s},
 		},
-		"never all of them": {
+		"all members are silent": {
 			{at: 10 * s, silent: 10 * s, probe: "b"},
 			{at: 11 * s, silent: 11 * s, probeFailed: 10 * s, want: "b", probe: "b"},
 			{at: 12 * s, silent: 11 * s, aSilent: 12 * s, want: "b", probe: "a b"},
@@ -83,22 +83,22 @@ func TestJudge(t *testing.T) {
 	}
 	for name, steps := range tests {
 		t.Run(name, func(t *testing.T) {
-			var j Judge
+			var d Detector
 			for _, step := range steps {
 				switch {
 				case step.probeFailed == -1:
-					j.Probed("a", step.at, false)
+					d.ProbeResult("a", step.at, false)
 				case step.probeFailed > 0:
-					j.Probed("b", step.probeFailed, false)
+					d.ProbeResult("b", step.probeFailed, false)
 				case step.probeAnswered > 0:
-					j.Probed("b", step.probeAnswered, true)
+					d.ProbeResult("b", step.probeAnswered, true)
 				}
-				drained, changes, probe := j.Weigh(step.at, map[cs.ClusterID]datapath.Evidence{
+				drained, changes, probe := d.Evaluate(step.at, map[cs.ClusterID]datapath.Evidence{
 					"a": {AnsweredAt: time.Second, SilentAt: step.aSilent},
 					"b": {AnsweredAt: step.answered, SilentAt: step.silent},
 				})
 				if diff := cmp.Diff([]string{step.want, step.probe}, []string{list(drained), ids(probe)}); diff != "" {
-					t.Errorf("at %s, drained and probed (-want +got):\n%s", step.at, diff)
+					t.Errorf("at %s, drained and probed members (-want +got):\n%s", step.at, diff)
 				}
 				for _, c := range changes {
 					if c.Reason == "" || c.Drained != drained[c.Cluster] {
@@ -131,11 +131,11 @@ func ids(l []cs.ClusterID) string {
 	return text
 }
 
-// Whatever happens: not all members are drained, changes add up to the verdict, a member that was heard since
-// its silence began is not drained, and what is drained was asked about.
-func TestJudgeLaws(t *testing.T) {
+// In every history: not all members are drained, the changes add up to the decision, and a member that has just
+// answered is not drained.
+func TestDetectorProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var j Judge
+		var d Detector
 		now := time.Second
 		all := []cs.ClusterID{"a", "b", "c"}[:rapid.IntRange(1, 3).Draw(t, "members")]
 		seen := map[cs.ClusterID]datapath.Evidence{}
@@ -143,7 +143,7 @@ func TestJudgeLaws(t *testing.T) {
 			seen[id] = datapath.Evidence{}
 		}
 		have := map[cs.ClusterID]bool{}
-		var asked []cs.ClusterID
+		var probed []cs.ClusterID
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			now += time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond
 			id := rapid.SampledFrom(all).Draw(t, "member")
@@ -154,25 +154,25 @@ func TestJudgeLaws(t *testing.T) {
 			case 1:
 				e.SilentAt = now
 			case 2:
-				for _, id := range asked {
-					j.Probed(id, now-time.Millisecond, rapid.Bool().Draw(t, "answered"))
+				for _, id := range probed {
+					d.ProbeResult(id, now-time.Millisecond, rapid.Bool().Draw(t, "answered"))
 				}
 			}
 			seen[id] = e
-			drained, changes, probe := j.Weigh(now, seen)
-			asked = probe
+			drained, changes, probe := d.Evaluate(now, seen)
+			probed = probe
 			for _, c := range changes {
 				if have[c.Cluster] == c.Drained {
-					t.Fatalf("change %+v is none", c)
+					t.Fatalf("change %+v changes nothing", c)
 				}
 				have[c.Cluster] = c.Drained
 			}
 			if len(drained) == len(seen) {
-				t.Fatal("all are drained")
+				t.Fatal("all members are drained")
 			}
 			for _, id := range all {
 				if have[id] != drained[id] {
-					t.Fatalf("%s: changes say %v, the verdict %v", id, have[id], drained[id])
+					t.Fatalf("%s: changes say %v, the decision is %v", id, have[id], drained[id])
 				}
 				if drained[id] && seen[id].AnsweredAt == now {
 					t.Fatalf("%s is drained and has just answered", id)
