@@ -62,7 +62,7 @@ func TestDriftIsSeenAndMended(t *testing.T) {
 	for what, spoil := range map[string]func() error{
 		"vips": func() error { return b.k.maps[bpf.MapGatewayVIPs].Delete(bpf.Addr16(vips[0])) },
 		"origins": func() error {
-			return b.k.maps[bpf.MapGatewayOrigins].Delete(endpoint(netip.AddrPortFrom(backend(0, 1), backendPort), 6))
+			return b.k.maps[bpf.MapGatewayOrigins].Delete(bpf.GatewayOriginKey(endpoint(netip.AddrPortFrom(backend(0, 1), backendPort), 6)))
 		},
 		"frontends": func() error {
 			return b.k.maps[bpf.MapFrontends].Put(endpoint(netip.AddrPortFrom(vips[0], 9), 6), bpf.GatewayFrontend{Id: 99})

@@ -107,7 +107,7 @@ func (b *Balancer) reread() error {
 		return err
 	}
 	for _, f := range have.frontends {
-		if f.Count > 0 {
+		if f.Slots > 0 {
 			if have.tables[f.Id], err = b.k.readTable(f.Id); err != nil {
 				return err
 			}

@@ -19,13 +19,13 @@ type content struct {
 	backends  map[uint32]bpf.GatewayBackend
 	sources   map[bpf.GatewaySourceKey]uint32
 	members   map[bpf.GatewayMember]uint32
-	origins   map[bpf.GatewayFrontendKey]bpf.GatewayOrigin
+	origins   map[bpf.GatewayOriginKey]bpf.GatewayOrigin
 }
 
 func newContent() *content {
 	return &content{
 		vips: map[[16]byte]bpf.GatewayVIP{}, frontends: map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, tables: map[uint32]uint64{},
-		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, members: map[bpf.GatewayMember]uint32{}, origins: map[bpf.GatewayFrontendKey]bpf.GatewayOrigin{},
+		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, members: map[bpf.GatewayMember]uint32{}, origins: map[bpf.GatewayOriginKey]bpf.GatewayOrigin{},
 	}
 }
 
@@ -92,7 +92,7 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) er
 	if err != nil {
 		return err
 	}
-	frontend := bpf.GatewayFrontend{Id: id, Service: id}
+	frontend := bpf.GatewayFrontend{Id: id}
 	var serving []desired.Backend
 	var numbers []uint32
 	for _, b := range f.Backends {
@@ -102,12 +102,12 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) er
 		}
 	}
 	if len(serving) > 0 {
-		frontend.Count = uint32(len(bpf.GatewayTable{}))
+		frontend.Slots = uint32(len(bpf.GatewayTable{}))
 		c.tables[id] = m.table(id, key.Proto, serving, numbers)
 	}
 	if f.Affinity > 0 {
 		frontend.Flags |= bpf.GatewayAffinity
-		frontend.Affinity = uint32(f.Affinity)
+		frontend.AffinityS = uint32(f.Affinity)
 		for _, number := range numbers {
 			c.members[bpf.GatewayMember{FrontendId: id, BackendId: number}] = 1
 		}
@@ -129,12 +129,13 @@ func (c *content) addBackend(of bpf.GatewayFrontendKey, at netip.AddrPort, route
 	if !routed {
 		of = bpf.GatewayFrontendKey{}
 	}
-	if other, ok := c.origins[key]; ok && other.Frontend != of {
+	origin := bpf.GatewayOriginKey(key)
+	if other, ok := c.origins[origin]; ok && other.Frontend != of {
 		of = bpf.GatewayFrontendKey{}
 	}
 	c.backends[number] = bpf.GatewayBackend{Addr: key.Addr, Port: key.Port, Proto: key.Proto}
-	c.origins[key] = bpf.GatewayOrigin{Frontend: of, BackendId: number}
-	c.origins[bpf.GatewayFrontendKey{Addr: key.Addr}] = bpf.GatewayOrigin{} // its fragments carry no port
+	c.origins[origin] = bpf.GatewayOrigin{Frontend: of, BackendId: number}
+	c.origins[bpf.GatewayOriginKey{Addr: key.Addr}] = bpf.GatewayOrigin{} // its fragments carry no port
 	return number
 }
 

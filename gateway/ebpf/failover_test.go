@@ -130,7 +130,7 @@ func (w *world) export(g int) *told {
 	w.until(func() bool {
 		var s bpf.GatewaySettings
 		w.check(w.balancers[g].k.maps[bpf.MapGatewaySettings].Lookup(uint32(0), &s))
-		return s.Share == 1
+		return s.Announce == 1
 	}, "flows are told, also those that end at once")
 	return told
 }

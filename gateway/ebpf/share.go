@@ -75,9 +75,9 @@ func (b *Balancer) share(on bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.setting(func(s *bpf.GatewaySettings) {
-		s.Share = 0
+		s.Announce = 0
 		if on {
-			s.Share = 1
+			s.Announce = 1
 		}
 	})
 }
@@ -152,7 +152,7 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, tell func
 		Client:   netip.AddrPortFrom(bpf.AddrOf(key.Client), key.ClientPort), VIP: netip.AddrPortFrom(bpf.AddrOf(key.Server), key.ServerPort),
 		Backend: netip.AddrPortFrom(bpf.AddrOf(c.Addr), c.ServerPort), Source: netip.AddrPortFrom(bpf.AddrOf(key.Client), c.ClientPort),
 	}
-	if c.Flags&bpf.GatewayTwice != 0 {
+	if c.Flags&bpf.GatewayDoubleNAT != 0 {
 		f.Source = netip.AddrPortFrom(f.VIP.Addr(), c.ClientPort)
 		if vip.Source != [16]byte{} && vip.Source != key.Server {
 			return nil // masqueraded: nobody else has that address
@@ -191,7 +191,7 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 // meet makes known with which backend another gateway's client stays. One that has come here before stays where it is.
 func (b *Balancer) meet(f *flows.Flow, proto uint8, c bpf.GatewayClient) error {
 	frontend := b.have.frontends[endpoint(f.VIP, proto)]
-	if frontend.Affinity == 0 {
+	if frontend.AffinityS == 0 {
 		return nil
 	}
 	m := b.k.maps[bpf.MapAffinities]
@@ -199,7 +199,7 @@ func (b *Balancer) meet(f *flows.Flow, proto uint8, c bpf.GatewayClient) error {
 	c.Last = clock(unix.CLOCK_BOOTTIME)
 	var old bpf.GatewayClient
 	err := m.Lookup(key, &old)
-	stays := time.Duration(c.Last-old.Last) <= time.Duration(frontend.Affinity)*time.Second && b.have.members[bpf.GatewayMember{FrontendId: c.FrontendId, BackendId: old.BackendId}] != 0
+	stays := time.Duration(c.Last-old.Last) <= time.Duration(frontend.AffinityS)*time.Second && b.have.members[bpf.GatewayMember{FrontendId: c.FrontendId, BackendId: old.BackendId}] != 0
 	if err == nil && old.BackendId != c.BackendId && stays {
 		return nil
 	}
@@ -223,7 +223,7 @@ func (b *Balancer) insert(f *flows.Flow, proto uint8, c bpf.GatewayConn) error {
 	known := netip.AddrPortFrom(f.Client.Addr(), f.Source.Port()) // the client between two translations, or to the backend
 	entries := []entry{{known, f.Backend, 1, f.VIP, f.Client.Port()}}
 	if f.Source.Addr() != f.Client.Addr() {
-		c.Flags |= bpf.GatewayTwice
+		c.Flags |= bpf.GatewayDoubleNAT
 		entries = append(entries, entry{f.Backend, f.Source, 0, known, f.Backend.Port()}, entry{f.Backend, known, 1, f.Source, f.Backend.Port()})
 	}
 	for _, e := range append(entries, entry{f.Client, f.VIP, 0, f.Backend, f.Source.Port()}) {
