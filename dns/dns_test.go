@@ -24,6 +24,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -165,6 +166,7 @@ func TestServiceThatCannotBeNamed(t *testing.T) {
 	if n := strings.Count(log.String(), "service=a.b"); n != 1 {
 		t.Errorf("logged %d times, want once for as long as it stays so:\n%s", n, &log)
 	}
+	conformance.Holds(t, "N48")
 	cancel()
 	if err := s.Run(ctx); err != nil { // closes the sockets
 		t.Error(err)
@@ -423,7 +425,7 @@ func TestKernelIsTold(t *testing.T) {
 }
 
 // Answers, and what is not there, may be remembered for as long as the operator says, an hour at most.
-func TestTTL_L56(t *testing.T) {
+func TestTTL(t *testing.T) {
 	for _, ttl := range []uint32{0, 60, 3600} {
 		s, _ := startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: ttl})
 		if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
@@ -447,4 +449,5 @@ func TestTTL_L56(t *testing.T) {
 	if _, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: 3601}); err == nil {
 		t.Error("more than an hour is taken")
 	}
+	conformance.Holds(t, "L56")
 }

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-net/isthmus/bpf"
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 const pins = "/sys/fs/bpf/isthmus/maps-v4"

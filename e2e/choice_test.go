@@ -10,7 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/conformance"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed testdata/near.yaml
@@ -106,6 +107,7 @@ func TestNearestServe(t *testing.T) {
 	leads("the same node, by packets", outsideClient, "a/near-2")
 	ready("near-2", false)
 	leads("the same zone, when there is nobody on the node", a2, "a/near-1", "b")
+	conformance.Holds(t, "K11")
 	ready("near-2", true)
 
 	patch(t, "a", "service", "near", `{"spec": {"trafficDistribution": "PreferSameZone"}}`)

@@ -14,7 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/conformance"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed testdata/dns.yaml
@@ -66,7 +67,7 @@ func resolvesTo(t *testing.T, member, qtype, name string, want ...string) {
 
 // TestNamesInEveryCluster: with CoreDNS alone (a) and behind NodeLocal DNSCache (b), the name of a Service has its VIPs,
 // SRV of the bare name has each port once, and cluster.local is as it was.
-func TestNamesInEveryCluster_C18_C19_C20(t *testing.T) {
+func TestNamesInEveryCluster(t *testing.T) {
 	needBed(t)
 	addrs, err := vips(t.Context())
 	if err != nil {
@@ -76,13 +77,16 @@ func TestNamesInEveryCluster_C18_C19_C20(t *testing.T) {
 		for _, vip := range addrs {
 			resolvesTo(t, member, map[bool]string{true: "A", false: "AAAA"}[vip.Is4()], name, vip.String())
 		}
+		conformance.Holds(t, "C18")
 		resolvesTo(t, member, "SRV", name, "7 "+name, "80 "+name)
 		resolvesTo(t, member, "SRV", "_http._tcp."+name, "80 "+name)
+		conformance.Holds(t, "C19")
 		clusterIP, err := bed.Kubectl(t.Context(), member, "get", "service", "echo", "--namespace", namespace, "--output", "jsonpath={.spec.clusterIP}")
 		if err != nil {
 			t.Fatal(err)
 		}
 		resolvesTo(t, member, "A", "echo.road.svc.cluster.local", clusterIP)
+		conformance.Holds(t, "C20")
 	}
 }
 
@@ -126,7 +130,7 @@ func database(t *testing.T, member string) map[string][]netip.Addr {
 // TestHeadlessNamesInEveryCluster: the name of a headless Service has the ready pods of all clusters, each host has a
 // name below its cluster, SRV of the bare name leads to the hosts, and all of that follows the scale, down to one cluster
 // alone. Without any pods there is no name, until the Service is made again.
-func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
+func TestHeadlessNamesInEveryCluster(t *testing.T) {
 	needBed(t)
 	t.Parallel()
 	const db = "db.road.svc.clusterset.local"
@@ -171,6 +175,7 @@ func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
 		}
 	}
 	hosts()
+	conformance.Holds(t, "C21", "C22", "C23")
 	if _, err := bed.Kubectl(t.Context(), "b", "scale", "statefulset/db", "--namespace", namespace, "--replicas", "0"); err != nil {
 		t.Fatal(err)
 	}
@@ -178,16 +183,19 @@ func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
 		t.Fatal(err)
 	}
 	hosts()
+	conformance.Holds(t, "L66", "L67")
 	if _, err := bed.Kubectl(t.Context(), "a", "delete", "service/db", "--namespace", namespace); err != nil {
 		t.Fatal(err)
 	}
 	for _, member := range testbed.Members() {
 		isNoName(t, member, db)
 	}
+	conformance.Holds(t, "L65")
 	if err := bed.Apply(t.Context(), "a", headlessWorkload); err != nil {
 		t.Fatal(err)
 	}
 	hosts()
+	conformance.Holds(t, "L64")
 }
 
 // isNoName waits until a name does not exist in a member.

@@ -17,8 +17,8 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/isthmus-net/isthmus/e2e/lab/topology"
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed testdata/federation.yaml

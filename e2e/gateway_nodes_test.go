@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 // onNodes are the chart's values for a gateway that is a node, and for the controller. Other gateways that the cluster may know

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/gateways"
-	"github.com/isthmus-net/isthmus/e2e/neutron"
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/gateways"
+	"github.com/isthmus-net/isthmus/tools/neutron"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/gateways"
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/gateways"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )

@@ -11,7 +11,7 @@ import (
 
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 // explained is what the tests read of isthmusctl explain -o json.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 // closed are the reasons by which a program learns that its connected UDP socket was closed: while it reads, when it

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/lab/topology"
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 // wall makes b's nodes drop what comes from some addresses, and what is for others, without a word, until the

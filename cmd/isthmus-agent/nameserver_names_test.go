@@ -13,6 +13,7 @@ import (
 	wire "github.com/miekg/dns"
 
 	"github.com/isthmus-net/isthmus/controlplane/view"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // stateful is a headless Service with a StatefulSet's pods in cluster a, the last of which is published although it is
@@ -51,7 +52,7 @@ endpoints:
 
 // From manifests to answers: hostnames of a StatefulSet, dashed addresses and pods' names, ready endpoints and those
 // that are published whether ready or not.
-func TestHeadlessNames_N42_N43_L61(t *testing.T) {
+func TestHeadlessNames(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "world.yaml"), []byte(stateful), 0o600); err != nil {
 		t.Fatal(err)
@@ -99,4 +100,5 @@ func TestHeadlessNames_N42_N43_L61(t *testing.T) {
 			t.Errorf("%s: have %s %v, want %v", name, wire.RcodeToString[resp.Rcode], have, want)
 		}
 	}
+	conformance.Holds(t, "N42", "N43", "L61")
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/names"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -78,7 +79,7 @@ func pods(clusters map[clusterset.ClusterID]string) *clusterset.Snapshot {
 }
 
 // The name of a headless Service leads to clusters whose packets live, and to one that is silent again when it answers.
-func TestSilentMemberIsNotAnswered_L61_L63(t *testing.T) {
+func TestAnswersOmitSilentMembers(t *testing.T) {
 	n, at := startNameserver(t)
 	if err := n.Sync(t.Context(), pods(map[clusterset.ClusterID]string{"a": "10.0.0.1", "b": "10.0.0.2"})); err != nil {
 		t.Fatal(err)
@@ -108,6 +109,7 @@ func TestSilentMemberIsNotAnswered_L61_L63(t *testing.T) {
 			return nil
 		})
 	}
+	conformance.Holds(t, "L61", "L63")
 }
 
 // Who is drained is known to a server that begins to listen later, too.
@@ -193,7 +195,7 @@ func TestNeighboursPortIsTaken(t *testing.T) {
 	}
 }
 
-func TestDNSConfig_L56(t *testing.T) {
+func TestDNSConfig(t *testing.T) {
 	tests := map[string]struct {
 		args []string
 		want string // scoped and empty, or a part of the error
@@ -232,6 +234,7 @@ func TestDNSConfig_L56(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "L56")
 }
 
 // Neighbours ask at the port that is theirs, and the node's own pods at 53.

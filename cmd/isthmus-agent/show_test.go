@@ -15,6 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
@@ -135,7 +136,7 @@ func TestShowReadsTheKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), shown())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), shown())); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Close(); err != nil {

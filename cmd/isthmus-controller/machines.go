@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova"
+	"github.com/isthmus-net/isthmus/controlplane/workloads"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
 )
 
 // What Services of machines need beside the controller's own rights. The chart gives it with controller.federation.
@@ -23,8 +23,8 @@ import (
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads/status,verbs=update
 
 // newMachines returns what makes Services of machines.
-func newMachines(s settings, local *rest.Config, log *slog.Logger) (*vms.VMs, error) {
-	cfg := vms.Config{Local: local, Clouds: map[string]vms.Cloud{}, Log: log}
+func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.VMs, error) {
+	cfg := workloads.Config{Local: local, Clouds: map[string]workloads.Cloud{}, Log: log}
 	if s.machines != "" {
 		var err error
 		if cfg.Settings, err = readMachines(s.machines); err != nil {
@@ -34,12 +34,12 @@ func newMachines(s settings, local *rest.Config, log *slog.Logger) (*vms.VMs, er
 	for _, c := range cfg.Settings.Clouds {
 		cfg.Clouds[c.Name] = nova.New(nova.Config{Cloud: c.Name, File: s.clouds, Network: c.Network})
 	}
-	return vms.New(cfg)
+	return workloads.New(cfg)
 }
 
 // readMachines reads the file of --machines. What it does not know is an error, by its name.
-func readMachines(path string) (vms.Settings, error) {
-	var s vms.Settings
+func readMachines(path string) (workloads.Settings, error) {
+	var s workloads.Settings
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, fmt.Errorf("--machines=%s does not exist; give it the path of the settings of clouds", path)
@@ -57,7 +57,7 @@ func readMachines(path string) (vms.Settings, error) {
 }
 
 // describeMachines adds how machines are doing.
-func describeMachines(to *status.Federation, s vms.State) {
+func describeMachines(to *status.Federation, s workloads.State) {
 	to.MachineProblems = s.Problems
 	for _, c := range s.Clouds {
 		is := status.Cloud{Name: c.Name, Servers: c.Servers}

@@ -27,10 +27,10 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
-	"github.com/isthmus-net/isthmus/controlplane"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms"
+	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
 
 func main() {
@@ -59,7 +59,7 @@ type settings struct {
 	logLevel         slog.Level
 	federation       bool
 	machines, clouds string
-	plane            controlplane.Settings
+	plane            broker.Settings
 }
 
 func command() *cobra.Command {
@@ -114,7 +114,7 @@ changes nothing, is not ready, and keeps trying.`,
 	f.StringVar(&p.Endpoints, "endpoints", "", "pods or service-vip: what this cluster exports; use service-vip where others cannot reach its pods (default: the profile's)")
 	f.StringVar(&p.ConflictPrecedence, "conflict-precedence", "", "export-time or broker-time: which export is the oldest (default: export-time, never before the member joined)")
 	f.StringVar(&p.Liveness, "liveness", "", "evidence or lease: whether a member whose Lease is old is dead only if its endpoints do not answer either (default: evidence)")
-	f.StringSliceVar(&p.RestrictedNamespaces, "restricted-namespaces", controlplane.DefaultRestrictedNamespaces, "patterns of namespaces that are neither exported nor imported")
+	f.StringSliceVar(&p.RestrictedNamespaces, "restricted-namespaces", broker.DefaultRestrictedNamespaces, "patterns of namespaces that are neither exported nor imported")
 	f.DurationVar(&p.Quarantine, "clusterset-ip-quarantine", 0, "how long a ClusterSetIP that nobody uses any more is given to nobody else (default: 5m times --time-scale)")
 	f.Float64Var(&p.TimeScale, "time-scale", 1, "multiply every Lease, time to live and window, for drills: 0.1 is ten times as fast; the same in all clusters")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
@@ -170,19 +170,19 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 
 // newPlane returns the control plane of a member of a broker, nil for a cluster that has none and does its part in a
 // federation.
-func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*controlplane.ControlPlane, error) {
+func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*broker.ControlPlane, error) {
 	if _, err := os.Stat(s.brokerKubeconfig); s.federation && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // that there is none is the answer
 	}
-	cfg := controlplane.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
+	cfg := broker.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
 	if s.kubeconfig == "" { // in a pod, whose resolver is that of all pods
 		cfg.AskNames = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
 	}
 	var err error
-	if cfg.Broker, cfg.BrokerNamespace, err = controlplane.LoadBroker(s.brokerKubeconfig); err != nil {
+	if cfg.Broker, cfg.BrokerNamespace, err = broker.LoadBroker(s.brokerKubeconfig); err != nil {
 		return nil, err
 	}
-	return controlplane.New(ctx, cfg)
+	return broker.New(ctx, cfg)
 }
 
 // newFederation returns the cluster's part in a federation, of which machines is one.
@@ -218,9 +218,9 @@ func routes(current func() status.Controller) http.Handler {
 
 // parts are what runs in this process; one of plane and federation may be nil, and machines are with the latter.
 type parts struct {
-	plane      *controlplane.ControlPlane
+	plane      *broker.ControlPlane
 	federation *federation.Federation
-	machines   *vms.VMs
+	machines   *workloads.VMs
 }
 
 // describe says how all parts are.
@@ -247,7 +247,7 @@ func (p parts) describe() status.Controller {
 }
 
 // describe turns the control plane's state into the shape that isthmusctl reads.
-func describe(s controlplane.State) status.Controller {
+func describe(s broker.State) status.Controller {
 	c := status.Controller{
 		Version: version.String(),
 		Cluster: string(s.Cluster),

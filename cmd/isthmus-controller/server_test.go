@@ -25,8 +25,8 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/controlplane/membership"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 

@@ -160,7 +160,7 @@ func readSettings(path string) (controller.Settings, error) {
 
 // connect returns the cloud, nil where no pool needs one and none is named.
 func connect(ctx context.Context, s settings, c controller.Settings) (controller.Cloud, error) {
-	needed := slices.ContainsFunc(c.Pools, func(p controller.Pool) bool { return p.Neutron != nil || p.Moved != nil })
+	needed := slices.ContainsFunc(c.Pools, func(p controller.Pool) bool { return p.Neutron != nil || p.FailoverIP != nil })
 	if !needed && c.AddressPairs == controller.PairNone {
 		return nil, nil
 	}

@@ -24,7 +24,7 @@ FAILOVER says what becomes of connections when this gateway dies. "kept" ones go
 group, whatever became of other backends since they began; "broken" ones are masqueraded with this
 gateway's own address, to which backends answer: they end with it.`,
 		Example: `  isthmus-gateway show
-  isthmus-gateway show mates
+  isthmus-gateway show peers
   isthmus-gateway show -o json --state-dir=/var/lib/isthmus-gateway`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -42,7 +42,7 @@ gateway's own address, to which backends answer: they end with it.`,
 			return tables.Write(cmd.OutOrStdout(), frontendsOf(&r.State), format)
 		},
 	}
-	cmd.AddCommand(matesCommand(cfg))
+	cmd.AddCommand(peersCommand(cfg))
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
 	return cmd
 }

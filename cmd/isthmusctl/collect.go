@@ -21,7 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/membership"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 )
 
 // controllerReport is how the member's controller fares.

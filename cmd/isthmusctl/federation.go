@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
+	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 )
 
 func federationCommand() *cobra.Command {
@@ -61,7 +61,7 @@ func (c *clusters) bindServers(cmd *cobra.Command) {
 }
 
 // reach returns a way into each of the clusters.
-func (c *clusters) reach() ([]formation.Cluster, error) {
+func (c *clusters) reach() ([]bootstrap.Cluster, error) {
 	servers := map[string]string{}
 	var errs []error
 	for _, text := range c.servers {
@@ -69,7 +69,7 @@ func (c *clusters) reach() ([]formation.Cluster, error) {
 		errs = append(errs, err, checkURL("server", server))
 		servers[id] = server
 	}
-	var all []formation.Cluster
+	var all []bootstrap.Cluster
 	for i, text := range slices.Concat(c.supervisors, c.children) {
 		supervisor := i < len(c.supervisors)
 		flag := "child"
@@ -99,8 +99,8 @@ func (c *clusters) reach() ([]formation.Cluster, error) {
 }
 
 // open connects to the cluster of a context.
-func (c *clusters) open(id, context string) (formation.Cluster, error) {
-	cluster := formation.Cluster{ID: clusterset.ClusterID(id), Context: context}
+func (c *clusters) open(id, context string) (bootstrap.Cluster, error) {
+	cluster := bootstrap.Cluster{ID: clusterset.ClusterID(id), Context: context}
 	t := target{kubeconfig: c.kubeconfig, context: context, timeout: c.timeout, one: true}
 	cfg, _, err := t.config()
 	if err != nil {
@@ -166,7 +166,7 @@ func form(cmd *cobra.Command, c *clusters, clusterSet string) error {
 	if err != nil {
 		return err
 	}
-	formed, err := formation.Form(cmd.Context(), formation.Formation{ClusterSet: clusterSet, Namespace: c.namespace, Clusters: all})
+	formed, err := bootstrap.Form(cmd.Context(), bootstrap.Formation{ClusterSet: clusterSet, Namespace: c.namespace, Clusters: all})
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func form(cmd *cobra.Command, c *clusters, clusterSet string) error {
 			was = "new"
 		}
 		if m.Supervisor && first == "" {
-			i := slices.IndexFunc(all, func(o formation.Cluster) bool { return o.ID == m.ID })
+			i := slices.IndexFunc(all, func(o bootstrap.Cluster) bool { return o.ID == m.ID })
 			first = all[i].Context
 		}
 		if _, err := fmt.Fprintf(out, "  %-10s %s at %s, %s\n", role, m.ID, m.Server, was); err != nil {
@@ -214,7 +214,7 @@ With --gone the cluster is not asked, because it does not exist any more or cann
 			if err != nil {
 				return err
 			}
-			removed, err := formation.Remove(cmd.Context(), formation.Removal{
+			removed, err := bootstrap.Remove(cmd.Context(), bootstrap.Removal{
 				ID: clusterset.ClusterID(args[0]), Namespace: c.namespace, Gone: gone, Clusters: all,
 			})
 			if err != nil {
@@ -253,7 +253,7 @@ was cut off before is finished by running it again.`,
 			if err != nil {
 				return err
 			}
-			rotated, err := formation.Rotate(cmd.Context(), c.namespace, all, overlap)
+			rotated, err := bootstrap.Rotate(cmd.Context(), c.namespace, all, overlap)
 			if err != nil {
 				return err
 			}
@@ -267,7 +267,7 @@ was cut off before is finished by running it again.`,
 }
 
 // rotatedTable is what federation rotate prints.
-type rotatedTable []formation.Rotated
+type rotatedTable []bootstrap.Rotated
 
 // Header is part of tables.Table.
 func (rotatedTable) Header() []string { return []string{"SUPERVISOR", "MEMBER", "REVOKED"} }

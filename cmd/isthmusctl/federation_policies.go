@@ -23,8 +23,8 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // policiesConfig is what federation policies is told.
@@ -111,7 +111,7 @@ func (c *policiesConfig) run(cmd *cobra.Command) error {
 }
 
 // members returns all members as they are read by the supervisor's tokens, and says which are away.
-func (c *policiesConfig) members(ctx context.Context, supervisor client.Client, f *federationv1alpha1.Federation) (all []part.Member, away []string, err error) {
+func (c *policiesConfig) members(ctx context.Context, supervisor client.Client, f *federationv1alpha1.Federation) (all []reconcile.Member, away []string, err error) {
 	for _, m := range f.Spec.Members {
 		secret := &corev1.Secret{}
 		key := client.ObjectKey{Namespace: c.namespace, Name: m.Secret}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
+	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 )
 
 func federationReleaseCommand() *cobra.Command {
@@ -32,7 +32,7 @@ now; what vanishes later is held anew.`,
 			if err != nil {
 				return err
 			}
-			released, err := formation.Release(cmd.Context(), c.namespace, all, clusterset.ClusterID(args[0]), time.Now())
+			released, err := bootstrap.Release(cmd.Context(), c.namespace, all, clusterset.ClusterID(args[0]), time.Now())
 			if err != nil {
 				return err
 			}
@@ -45,7 +45,7 @@ now; what vanishes later is held anew.`,
 }
 
 // releasedTable is what federation release prints.
-type releasedTable []formation.Released
+type releasedTable []bootstrap.Released
 
 // Header is part of tables.Table.
 func (releasedTable) Header() []string { return []string{"SUPERVISOR", "HELD"} }

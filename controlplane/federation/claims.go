@@ -15,7 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // twins are the claims that mean what a ClusterProperty means.
@@ -38,7 +38,7 @@ func (f *Federation) keepClaims(ctx context.Context) error {
 		return nil // it is called again
 	}
 	there, err := f.has(ctx, federationv1alpha1.FederationName, &federationv1alpha1.Federation{})
-	if errors.Is(err, part.ErrKindMissing) {
+	if errors.Is(err, reconcile.ErrKindMissing) {
 		return nil // nobody has formed one
 	}
 	if err != nil || !there {
@@ -63,7 +63,7 @@ func (f *Federation) keepClaim(ctx context.Context, name, property string) error
 	claim, twin := &federationv1alpha1.ClusterClaim{}, &about.ClusterProperty{}
 	claimed, claimErr := f.has(ctx, strings.ToLower(name), claim)
 	said, twinErr := f.has(ctx, property, twin)
-	if err := errors.Join(claimErr, twinErr); errors.Is(err, part.ErrKindMissing) {
+	if err := errors.Join(claimErr, twinErr); errors.Is(err, reconcile.ErrKindMissing) {
 		return nil // there is nothing to be in step with
 	} else if err != nil {
 		return err

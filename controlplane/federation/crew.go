@@ -16,17 +16,17 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fleet"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/memory"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // crew is one set of Parts and the members that they work on. Another spec gets another crew.
 type crew struct {
 	cfg     Config
-	parts   []part.Part
-	fleet   fleet.Config
+	parts   []reconcile.Part
+	fleet   member.Config
 	changed func() // something that the status says may have changed
 	looks   looks
 
@@ -41,7 +41,7 @@ type crew struct {
 
 // site is one member, as a crew works on it.
 type site struct {
-	*fleet.Member
+	*member.Member
 
 	views     []*view // one for each Part
 	candidate *election.Candidate
@@ -50,12 +50,12 @@ type site struct {
 	ended     chan struct{}
 }
 
-// view is a member as one Part sees it: a part.Member.
+// view is a member as one Part sees it: a reconcile.Member.
 type view struct {
-	*fleet.Member
+	*member.Member
 	*memory.Memory
 
-	keys  lasting[[]part.Key] // what the Part has to look at in every member because of this one
+	keys  lasting[[]reconcile.Key] // what the Part has to look at in every member because of this one
 	count lasting[int]        // what the Part counts in it
 }
 
@@ -78,14 +78,14 @@ func (l *lasting[T]) of(m *memory.Memory, find func() T) T {
 }
 
 // newCrew starts a crew without members.
-func newCrew(ctx context.Context, cfg Config, parts []part.Part, changed func()) *crew {
+func newCrew(ctx context.Context, cfg Config, parts []reconcile.Part, changed func()) *crew {
 	c := &crew{cfg: cfg, parts: parts, changed: changed, looks: newLooks(), sites: map[clusterset.ClusterID]*site{}, queues: map[*queue]bool{}}
 	c.ctx, c.cancel = context.WithCancel(ctx)
-	c.fleet = fleet.Config{Scheme: scheme, Namespace: cfg.Namespace, Interval: cfg.Times.Probe, Log: cfg.Log, Changed: c.answered}
+	c.fleet = member.Config{Scheme: scheme, Namespace: cfg.Namespace, Interval: cfg.Times.Probe, Log: cfg.Log, Changed: c.answered}
 	for i, p := range parts {
-		if runner, ok := p.(part.Runner); ok {
+		if runner, ok := p.(reconcile.Runner); ok {
 			c.running.Go(func() {
-				if err := runner.Run(c.ctx, func(key part.Key) { c.enqueue(i, key) }); err != nil && c.ctx.Err() == nil {
+				if err := runner.Run(c.ctx, func(key reconcile.Key) { c.enqueue(i, key) }); err != nil && c.ctx.Err() == nil {
 					cfg.Log.Error("a part of the federation ended", "part", p.Name(), "err", err)
 				}
 			})
@@ -108,7 +108,7 @@ func (c *crew) stop() {
 
 // set makes the members be those of the Federation. targets are how they are reached, pinned the uids of clusters that
 // were seen under their ids.
-func (c *crew) set(members []federationv1alpha1.MemberCluster, targets map[string]*fleet.Target, pinned map[string]string) error {
+func (c *crew) set(members []federationv1alpha1.MemberCluster, targets map[string]*member.Target, pinned map[string]string) error {
 	var gone []*site
 	want := map[clusterset.ClusterID]bool{}
 	for _, m := range members {
@@ -152,13 +152,13 @@ func (c *crew) set(members []federationv1alpha1.MemberCluster, targets map[strin
 func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, error) {
 	s := &site{ended: make(chan struct{})}
 	var err error
-	if s.Member, err = fleet.NewMember(c.fleet, m, pinned); err != nil {
+	if s.Member, err = member.NewMember(c.fleet, m, pinned); err != nil {
 		return nil, err
 	}
 	var memories []*memory.Memory
 	for i, p := range c.parts {
 		v := &view{Member: s.Member}
-		v.Memory, err = memory.New(scheme, p.Watches(), func(w part.Watch, was, is client.Object) {
+		v.Memory, err = memory.New(scheme, p.Watches(), func(w reconcile.Watch, was, is client.Object) {
 			for _, o := range []client.Object{was, is} {
 				switch {
 				case o == nil:
@@ -201,7 +201,7 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 		var connection sync.WaitGroup
 		connection.Go(func() { s.Run(connected, memories...) })
 		// The Lease is given back before the connection ends.
-		if err := s.candidate.Run(ctx, func(ctx context.Context, term lead.Term) { c.lead(ctx, s, term) }); err != nil {
+		if err := s.candidate.Run(ctx, func(ctx context.Context, term fenced.Term) { c.lead(ctx, s, term) }); err != nil {
 			c.cfg.Log.Error("a member can have no leader", "member", s.ID(), "err", err)
 		}
 		disconnect()
@@ -211,27 +211,27 @@ func (c *crew) add(m federationv1alpha1.MemberCluster, pinned string) (*site, er
 }
 
 // all returns the members as Part i sees them, sorted by id.
-func (c *crew) all(i int) []part.Member {
+func (c *crew) all(i int) []reconcile.Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var all []part.Member
+	var all []reconcile.Member
 	for _, s := range c.sites {
 		all = append(all, s.views[i])
 	}
-	slices.SortFunc(all, func(a, b part.Member) int { return cmp.Compare(a.ID(), b.ID()) })
+	slices.SortFunc(all, func(a, b reconcile.Member) int { return cmp.Compare(a.ID(), b.ID()) })
 	return all
 }
 
 // keys returns everything that Part i has to look at in every member because of one.
-func (c *crew) keys(i int, s *site) []part.Key {
+func (c *crew) keys(i int, s *site) []reconcile.Key {
 	v := s.views[i]
-	return v.keys.of(v.Memory, func() []part.Key { return v.keysOf(v.EachShared) })
+	return v.keys.of(v.Memory, func() []reconcile.Key { return v.keysOf(v.EachShared) })
 }
 
 // keysOf returns the keys of all objects that each has.
-func (v *view) keysOf(each func(func(part.Watch, client.Object))) []part.Key {
-	found := map[part.Key]bool{}
-	each(func(w part.Watch, o client.Object) {
+func (v *view) keysOf(each func(func(reconcile.Watch, client.Object))) []reconcile.Key {
+	found := map[reconcile.Key]bool{}
+	each(func(w reconcile.Watch, o client.Object) {
 		for _, key := range w.Keys(v, o) {
 			found[key] = true
 		}
@@ -242,17 +242,17 @@ func (v *view) keysOf(each func(func(part.Watch, client.Object))) []part.Key {
 // release believes all that is held of a member.
 func (c *crew) release(id clusterset.ClusterID) {
 	for _, p := range c.parts {
-		if g, ok := p.(part.Guarded); ok {
+		if g, ok := p.(reconcile.Guarded); ok {
 			g.Release(id)
 		}
 	}
 }
 
 // enqueue asks to look at keys of Part i in every member that is led here.
-func (c *crew) enqueue(i int, keys ...part.Key) { c.enqueueAt(i, nil, keys...) }
+func (c *crew) enqueue(i int, keys ...reconcile.Key) { c.enqueueAt(i, nil, keys...) }
 
 // enqueueAt does so in one member, if it is led here; nil is all.
-func (c *crew) enqueueAt(i int, m *fleet.Member, keys ...part.Key) {
+func (c *crew) enqueueAt(i int, m *member.Member, keys ...reconcile.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for q := range c.queues {
@@ -263,14 +263,14 @@ func (c *crew) enqueueAt(i int, m *fleet.Member, keys ...part.Key) {
 }
 
 // answered looks at everything again in a member that has come back, and elsewhere at what tells whether it answers.
-func (c *crew) answered(m *fleet.Member) {
+func (c *crew) answered(m *member.Member) {
 	c.changed()
 	memberReachable.WithLabelValues(string(m.ID())).Set(number(m.Reachable()))
 	c.mu.Lock()
 	s := c.sites[m.ID()]
 	c.mu.Unlock()
 	for i, p := range c.parts {
-		if _, ok := p.(part.Attentive); ok && s != nil {
+		if _, ok := p.(reconcile.Attentive); ok && s != nil {
 			c.enqueue(i, c.keys(i, s)...)
 		}
 	}
@@ -283,7 +283,7 @@ func (c *crew) answered(m *fleet.Member) {
 }
 
 // queuesOf returns the queues of a member, one a Part, which there are while it is led here.
-func (c *crew) queuesOf(m *fleet.Member) (queues []*queue) {
+func (c *crew) queuesOf(m *member.Member) (queues []*queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for q := range c.queues {
@@ -313,7 +313,7 @@ func (c *crew) fill(q *queue) {
 const settleTimeout = 10 * time.Second
 
 // lead works on a member until ctx ends.
-func (c *crew) lead(ctx context.Context, s *site, term lead.Term) {
+func (c *crew) lead(ctx context.Context, s *site, term fenced.Term) {
 	log := c.cfg.Log.With("member", s.ID(), "epoch", term.Epoch)
 	log.Info("this process leads the member")
 	defer log.Info("this process leads the member no more")
@@ -332,7 +332,7 @@ func (c *crew) lead(ctx context.Context, s *site, term lead.Term) {
 			if !c.await(ctx, i, s) {
 				return
 			}
-			q := newQueue(c, i, s, lead.New(s.views[i], term, s.Client(), recorder), log.With("part", p.Name()))
+			q := newQueue(c, i, s, fenced.New(s.views[i], term, s.Client(), recorder), log.With("part", p.Name()))
 			c.mu.Lock()
 			c.queues[q] = true
 			c.mu.Unlock()

@@ -13,15 +13,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fleet"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // What matters in one member alone is looked at there, by its Part.
 func TestWhereAChangeIsLookedAt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a, b := new(fleet.Member), new(fleet.Member)
+		a, b := new(member.Member), new(member.Member)
 		c := &crew{queues: map[*queue]bool{}}
 		all := []*queue{
 			newQueue(c, 0, &site{Member: a}, nil, slog.New(slog.DiscardHandler)),
@@ -40,11 +40,11 @@ func TestWhereAChangeIsLookedAt(t *testing.T) {
 			}
 			return n
 		}
-		c.enqueueAt(0, a, part.Key{Name: "here"})
+		c.enqueueAt(0, a, reconcile.Key{Name: "here"})
 		if diff := cmp.Diff([]int{1, 0, 0}, waiting()); diff != "" {
 			t.Errorf("keys after a change that matters in one member (-want +have):\n%s", diff)
 		}
-		c.enqueue(0, part.Key{Name: "everywhere"})
+		c.enqueue(0, reconcile.Key{Name: "everywhere"})
 		if diff := cmp.Diff([]int{2, 0, 1}, waiting()); diff != "" {
 			t.Errorf("keys after one that matters in all (-want +have):\n%s", diff)
 		}
@@ -53,14 +53,14 @@ func TestWhereAChangeIsLookedAt(t *testing.T) {
 
 // endless is a Part that has always more to look at.
 type endless struct {
-	part.Part
+	reconcile.Part
 	looks atomic.Int64
 	end   func()
 }
 
 func (*endless) Name() string { return "endless" }
 
-func (p *endless) Sync(context.Context, part.Key, part.Leader, []part.Member) error {
+func (p *endless) Sync(context.Context, reconcile.Key, reconcile.Leader, []reconcile.Member) error {
 	p.looks.Add(1)
 	p.end()
 	return nil
@@ -72,9 +72,9 @@ func TestQueueEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := &endless{end: cancel}
-		q := newQueue(&crew{parts: []part.Part{p}, looks: newLooks()}, 0, &site{}, nil, slog.New(slog.DiscardHandler))
+		q := newQueue(&crew{parts: []reconcile.Part{p}, looks: newLooks()}, 0, &site{}, nil, slog.New(slog.DiscardHandler))
 		for i := range 100 {
-			q.add(part.Key{Name: strconv.Itoa(i)})
+			q.add(reconcile.Key{Name: strconv.Itoa(i)})
 		}
 		q.run(ctx)
 		if n := p.looks.Load(); n < 1 || n > workers {
@@ -85,7 +85,7 @@ func TestQueueEnds(t *testing.T) {
 
 // silent is a Leader of a member whose API server answers when answer is closed.
 type silent struct {
-	part.Leader
+	reconcile.Leader
 	asked  *atomic.Int64
 	answer chan struct{}
 }
@@ -98,13 +98,13 @@ func (l silent) Create(context.Context, client.Object) error {
 
 // crowded is a Part that notes how many of its looks go on at a time.
 type crowded struct {
-	part.Part
+	reconcile.Part
 	now, most atomic.Int64
 }
 
 func (*crowded) Name() string { return "crowded" }
 
-func (p *crowded) Sync(ctx context.Context, _ part.Key, into part.Leader, _ []part.Member) error {
+func (p *crowded) Sync(ctx context.Context, _ reconcile.Key, into reconcile.Leader, _ []reconcile.Member) error {
 	look := func() {
 		n := p.now.Add(1)
 		for m := p.most.Load(); n > m && !p.most.CompareAndSwap(m, n); m = p.most.Load() {
@@ -125,13 +125,13 @@ func TestFewLooksAtATime(t *testing.T) {
 		const members = 10
 		ctx, cancel := context.WithCancel(t.Context())
 		p := new(crowded)
-		c := &crew{parts: []part.Part{p}, looks: newLooks()}
+		c := &crew{parts: []reconcile.Part{p}, looks: newLooks()}
 		leader := silent{asked: new(atomic.Int64), answer: make(chan struct{})}
 		var running sync.WaitGroup
 		for range members {
 			q := newQueue(c, 0, &site{}, leader, slog.New(slog.DiscardHandler))
 			for i := range workers {
-				q.add(part.Key{Name: strconv.Itoa(i)})
+				q.add(reconcile.Key{Name: strconv.Itoa(i)})
 			}
 			running.Go(func() { q.run(ctx) })
 		}

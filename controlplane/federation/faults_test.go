@@ -28,7 +28,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
+	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 )
 
@@ -380,8 +380,8 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 		append(w.came("late", "a", ids...), "a EVENT MuchVanished of Federation federation",
 			"a TOLD NetworkPolicy allow", "a TOLD NetworkPolicy allow")...) // that c is away, and back
 
-	clusters := []formation.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
-	released, err := formation.Release(t.Context(), namespace, clusters, "c", time.Now())
+	clusters := []bootstrap.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
+	released, err := bootstrap.Release(t.Context(), namespace, clusters, "c", time.Now())
 	if err != nil || len(released) != 2 || released[0].Held != many {
 		t.Fatalf("released %+v: %v", released, err)
 	}
@@ -433,7 +433,7 @@ func TestAMemberIsWiped(t *testing.T) {
 		}
 	}
 
-	if _, err := formation.Remove(t.Context(), formation.Removal{ID: "c", Namespace: namespace, Gone: true, Clusters: w.clusters("a", "b")}); err != nil {
+	if _, err := bootstrap.Remove(t.Context(), bootstrap.Removal{ID: "c", Namespace: namespace, Gone: true, Clusters: w.clusters("a", "b")}); err != nil {
 		t.Fatal(err)
 	}
 	w.leadsTo("a", "web")

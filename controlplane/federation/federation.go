@@ -33,11 +33,12 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fleet"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/memory"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=federations,verbs=get;list;watch
@@ -70,9 +71,8 @@ type Times struct {
 
 // Scaled returns the times of a federation, multiplied: 0.1 is ten times as fast, for drills.
 func Scaled(factor float64) Times {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
-	d := election.DefaultTimes
-	return Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
+	f, d := timescale.Factor(factor), election.DefaultTimes
+	return Times{Times: election.Times{Lease: f.Of(d.Lease), Renew: f.Of(d.Renew), Retry: f.Of(d.Retry)}, Probe: f.Of(5 * time.Second)}
 }
 
 // Config says which cluster this is.
@@ -85,7 +85,7 @@ type Config struct {
 	Pod   string
 	Times Times
 	// Parts makes what leaders do, of the Federation's spec. Its error is for a person to mend.
-	Parts func(federationv1alpha1.FederationSpec) ([]part.Part, error)
+	Parts func(federationv1alpha1.FederationSpec) ([]reconcile.Part, error)
 	// Machines, if not nil, makes Services of machines outside of the cluster until its ctx ends. It runs in one process
 	// of the cluster at a time, whether the cluster has a Federation or not.
 	Machines func(ctx context.Context) error
@@ -130,7 +130,7 @@ type Federation struct {
 	spec    federationv1alpha1.FederationSpec // of the crew, without members
 	problem string                            // why this cluster does not do its part, and what to do
 
-	released guard.Releases // what has been done of the annotation; reconcile's alone
+	released withdrawal.Releases // what has been done of the annotation; reconcile's alone
 }
 
 // New prepares a Federation. It sends nothing.
@@ -142,7 +142,7 @@ func New(cfg Config) (*Federation, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1), released: guard.Releases{}}
+	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1), released: withdrawal.Releases{}}
 	var err error
 	if f.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -150,12 +150,12 @@ func New(cfg Config) (*Federation, error) {
 	if f.leases, err = coordinationv1client.NewForConfig(cfg.Local); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
 	}
-	f.local, err = memory.New(scheme, []part.Watch{
+	f.local, err = memory.New(scheme, []reconcile.Watch{
 		{Object: &federationv1alpha1.Federation{}, Optional: true},
 		{Object: &federationv1alpha1.ClusterClaim{}, Optional: true},
 		{Object: &about.ClusterProperty{}, Optional: true},
 		{Object: &corev1.Secret{}, Namespace: cfg.Namespace, Keep: isTarget, Trim: trimSecret},
-	}, func(part.Watch, client.Object, client.Object) { f.changed() }, f.changed)
+	}, func(reconcile.Watch, client.Object, client.Object) { f.changed() }, f.changed)
 	return f, err
 }
 
@@ -241,7 +241,7 @@ func (f *Federation) dismiss() {
 func (f *Federation) claim(ctx context.Context, name string) (string, error) {
 	var claims federationv1alpha1.ClusterClaimList
 	err := f.local.List(ctx, &claims)
-	if errors.Is(err, part.ErrKindMissing) {
+	if errors.Is(err, reconcile.ErrKindMissing) {
 		return "", nil
 	}
 	for _, c := range claims.Items {
@@ -259,7 +259,7 @@ func (f *Federation) reconcile(ctx context.Context) error {
 	}
 	federation := &federationv1alpha1.Federation{}
 	err := f.local.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, federation)
-	if apierrors.IsNotFound(err) || errors.Is(err, part.ErrKindMissing) {
+	if apierrors.IsNotFound(err) || errors.Is(err, reconcile.ErrKindMissing) {
 		f.idle(NotFormed)
 		return nil
 	}
@@ -322,7 +322,7 @@ func (f *Federation) work(ctx context.Context, id clusterset.ClusterID, federati
 		f.crew, f.of, f.spec = newCrew(ctx, cfg, parts, f.changed), id, spec
 		f.mu.Unlock()
 	}
-	targets, pinned := map[string]*fleet.Target{}, map[string]string{}
+	targets, pinned := map[string]*member.Target{}, map[string]string{}
 	for _, m := range federation.Spec.Members {
 		secret := &corev1.Secret{}
 		err := f.local.Get(ctx, client.ObjectKey{Namespace: f.cfg.Namespace, Name: m.Secret}, secret)
@@ -330,7 +330,7 @@ func (f *Federation) work(ctx context.Context, id clusterset.ClusterID, federati
 			return err
 		}
 		if err == nil {
-			targets[m.ClusterID] = &fleet.Target{Server: m.Server, Token: string(secret.Data[federationv1alpha1.SecretToken]), CA: string(secret.Data[federationv1alpha1.SecretCA])}
+			targets[m.ClusterID] = &member.Target{Server: m.Server, Token: string(secret.Data[federationv1alpha1.SecretToken]), CA: string(secret.Data[federationv1alpha1.SecretCA])}
 		}
 	}
 	for _, m := range federation.Status.Members {
@@ -382,7 +382,7 @@ func (f *Federation) State() State {
 }
 
 // alone is what one process of the cluster does at a time, until ctx ends.
-func (f *Federation) alone(ctx context.Context, _ lead.Term) {
+func (f *Federation) alone(ctx context.Context, _ fenced.Term) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	if f.cfg.Machines != nil {

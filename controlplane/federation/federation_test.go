@@ -18,9 +18,9 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova"
-	"github.com/isthmus-net/isthmus/controlplane/federation/vms/nova/novatest"
+	"github.com/isthmus-net/isthmus/controlplane/workloads"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
 )
 
 // TestAFederationLives goes through what happens to a federation of two supervisors and a child.
@@ -154,13 +154,13 @@ func TestAServerIsFederated(t *testing.T) {
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	cloud := novatest.NewFake(t)
-	settings := vms.Settings{Clouds: []vms.CloudSettings{{Name: "mine", Namespace: demo, Interval: metav1.Duration{Duration: time.Second}}}}
+	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{Name: "mine", Namespace: demo, Interval: metav1.Duration{Duration: time.Second}}}}
 	if err := settings.Complete(); err != nil {
 		t.Fatal(err)
 	}
-	machines, err := vms.New(vms.Config{
+	machines, err := workloads.New(workloads.Config{
 		Local: servers["c"].Config(t), Settings: settings, Log: w.log("c"),
-		Clouds: map[string]vms.Cloud{"mine": nova.New(nova.Config{Cloud: "mine", File: cloud.CloudsYAML(t)})},
+		Clouds: map[string]workloads.Cloud{"mine": nova.New(nova.Config{Cloud: "mine", File: cloud.CloudsYAML(t)})},
 	})
 	if err != nil {
 		t.Fatal(err)

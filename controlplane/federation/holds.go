@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // holds are how much of what a member offered vanished and is taken for there nevertheless, by member. Only a process that
@@ -19,7 +19,7 @@ type holds map[clusterset.ClusterID]int
 func (c *crew) own() holds {
 	h := holds{}
 	for _, p := range c.parts {
-		if g, ok := p.(part.Guarded); ok {
+		if g, ok := p.(reconcile.Guarded); ok {
 			for _, hold := range g.Holds() {
 				h[hold.Source] += hold.Count
 			}

@@ -15,7 +15,7 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
+	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 )
 
 // TestWhatIsHeldIsToldByWhoeverWritesIt: a leads all members, and so learns alone what vanishes; b, which leads nobody, says so
@@ -60,8 +60,8 @@ func TestWhatIsHeldIsToldByWhoeverWritesIt(t *testing.T) {
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
 		eventually(t, fmt.Sprintf("%s says what is held", id), func() bool { return says(id, many, "MuchVanished") })
 	}
-	clusters := []formation.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
-	released, err := formation.Release(t.Context(), namespace, clusters, "c", time.Now())
+	clusters := []bootstrap.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
+	released, err := bootstrap.Release(t.Context(), namespace, clusters, "c", time.Now())
 	if err != nil || len(released) != 2 || released[0].Held != many || released[1].Held != many {
 		t.Fatalf("released %+v: %v", released, err)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // looks has a place for each key that is looked at, in whatever member. A look takes a processor, and memory for all that
@@ -30,7 +30,7 @@ func (l looks) pause(f func() error) error {
 
 // pausing is a Leader for a look that has a place.
 type pausing struct {
-	part.Leader
+	reconcile.Leader
 
 	looks looks
 }

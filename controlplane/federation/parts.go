@@ -2,20 +2,20 @@ package federation
 
 import (
 	"log/slog"
-	"time"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // Parts returns what makes all Parts of this release, for Config.Parts. namespace is where Isthmus is installed; factor
 // is that of Scaled.
-func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]part.Part, error) {
-	return func(spec federationv1alpha1.FederationSpec) ([]part.Part, error) {
+func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]reconcile.Part, error) {
+	return func(spec federationv1alpha1.FederationSpec) ([]reconcile.Part, error) {
 		s, err := services.New(services.Config{
 			Federation: spec, Log: log,
 			Guard: guarded[clusterset.ServiceName](factor, log),
@@ -24,17 +24,16 @@ func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1
 			return nil, err
 		}
 		p := policies.New(policies.Config{
-			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Guard: guarded[part.Key](factor, log),
+			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Guard: guarded[reconcile.Key](factor, log),
 		})
-		return []part.Part{s, p}, nil
+		return []reconcile.Part{s, p}, nil
 	}
 }
 
 // guarded returns how a Part's guard believes, its times multiplied.
-func guarded[K comparable](factor float64, log *slog.Logger) guard.Config[K] {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
-	return guard.Config[K]{
-		Window: scaled(guard.Window), Grace: scaled(guard.Grace), Memory: scaled(guard.Memory), HoldFor: scaled(guard.HoldFor), Log: log,
+func guarded[K comparable](factor float64, log *slog.Logger) withdrawal.Config[K] {
+	return withdrawal.Config[K]{
+		Times: withdrawal.DefaultTimes().Scale(timescale.Factor(factor)), Log: log,
 		Release: "isthmusctl federation release",
 	}
 }

@@ -8,23 +8,23 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // What a guard of the federation says names the federation's command.
 func TestAHoldIsEndedByTheFederationsCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text strings.Builder
-		g := guard.New(guarded[int](1, slog.New(slog.NewTextHandler(&text, nil))))
+		g := withdrawal.New(guarded[int](1, slog.New(slog.NewTextHandler(&text, nil))))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- g.Run(ctx) }()
 		for i := range 10 {
-			g.Has("c", i)
+			g.Offered("c", i)
 		}
 		<-time.After(time.Minute)
 		for i := range 10 {
-			g.Lost("c", i)
+			g.Vanished("c", i)
 		}
 		<-time.After(time.Minute)
 		cancel()

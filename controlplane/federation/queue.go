@@ -10,7 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 const (
@@ -33,18 +33,18 @@ type queue struct {
 	crew   *crew
 	index  int // of the Part
 	site   *site
-	leader part.Leader
+	leader reconcile.Leader
 	log    *slog.Logger
-	keys   workqueue.TypedRateLimitingInterface[part.Key]
+	keys   workqueue.TypedRateLimitingInterface[reconcile.Key]
 }
 
-func newQueue(c *crew, index int, s *site, leader part.Leader, log *slog.Logger) *queue {
+func newQueue(c *crew, index int, s *site, leader reconcile.Leader, log *slog.Logger) *queue {
 	return &queue{crew: c, index: index, site: s, leader: leader, log: log, keys: workqueue.NewTypedRateLimitingQueue(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[part.Key](firstRetry, lastRetry),
+		workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Key](firstRetry, lastRetry),
 	)}
 }
 
-func (q *queue) add(keys ...part.Key) {
+func (q *queue) add(keys ...reconcile.Key) {
 	for _, key := range keys {
 		q.keys.AddAfter(key, coalesce)
 	}
@@ -90,7 +90,7 @@ func (q *queue) next(ctx context.Context) bool {
 	err := p.Sync(syncing, key, pausing{q.leader, q.crew.looks}, q.crew.all(q.index))
 	syncSeconds.WithLabelValues(p.Name()).Observe(time.Since(began).Seconds())
 	switch {
-	case ctx.Err() != nil, errors.Is(err, part.ErrNotLeader):
+	case ctx.Err() != nil, errors.Is(err, reconcile.ErrNotLeader):
 		return true
 	case err == nil:
 		q.keys.Forget(key)

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // The reasons of the condition Ready.
@@ -61,7 +61,7 @@ func (c *crew) states() []MemberState {
 
 // stuck says which Parts do not go on in a member because a right is missing there, in words that do not change from one
 // try to the next; "" for none.
-func stuck(parts []part.Part, views []*view) string {
+func stuck(parts []reconcile.Part, views []*view) string {
 	var texts []string
 	for i, p := range parts {
 		var kinds []string
@@ -82,7 +82,7 @@ func stuck(parts []part.Part, views []*view) string {
 func (f *Federation) writeStatus(ctx context.Context, tell events.EventRecorder) error {
 	have := &federationv1alpha1.Federation{}
 	err := f.local.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, have)
-	if errors.Is(err, part.ErrUnread) || errors.Is(err, part.ErrKindMissing) {
+	if errors.Is(err, reconcile.ErrUnread) || errors.Is(err, reconcile.ErrKindMissing) {
 		return nil
 	}
 	if err != nil {

@@ -35,8 +35,8 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
-	"github.com/isthmus-net/isthmus/controlplane/membership"
+	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -133,18 +133,18 @@ func (w *world) furnish(id clusterset.ClusterID) {
 }
 
 // clusters are members as an administrator reaches them.
-func (w *world) clusters(of ...clusterset.ClusterID) []formation.Cluster {
+func (w *world) clusters(of ...clusterset.ClusterID) []bootstrap.Cluster {
 	w.t.Helper()
-	var all []formation.Cluster
+	var all []bootstrap.Cluster
 	for _, id := range of {
 		c := servers[id].Config(w.t)
-		all = append(all, formation.Cluster{ID: id, Supervisor: id != "c", Context: string(id), Client: w.admin[id], Host: c.Host, CA: c.CAData})
+		all = append(all, bootstrap.Cluster{ID: id, Supervisor: id != "c", Context: string(id), Client: w.admin[id], Host: c.Host, CA: c.CAData})
 	}
 	return all
 }
 
 // form makes clusters a federation, or takes them into the one that is there, by isthmusctl federation create.
-func (w *world) form(clusters ...formation.Cluster) error {
+func (w *world) form(clusters ...bootstrap.Cluster) error {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	defer cancel()
@@ -152,7 +152,7 @@ func (w *world) form(clusters ...formation.Cluster) error {
 	for _, c := range clusters {
 		issuing.Go(func() error { return apitest.IssueTokens(ctx, c.Client, namespace) })
 	}
-	_, err := formation.Form(ctx, formation.Formation{ClusterSet: "green", Namespace: namespace, Clusters: clusters})
+	_, err := bootstrap.Form(ctx, bootstrap.Formation{ClusterSet: "green", Namespace: namespace, Clusters: clusters})
 	cancel()
 	return errors.Join(err, issuing.Wait())
 }

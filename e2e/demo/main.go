@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
 //go:embed hello.yaml

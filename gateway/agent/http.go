@@ -29,12 +29,12 @@ const (
 
 // HTTP statuses of a Refused, by what they mean here.
 const (
-	invalid     = http.StatusBadRequest
-	forbidden   = http.StatusForbidden
-	conflict    = http.StatusConflict
-	tooLarge    = http.StatusRequestEntityTooLarge
-	misdirected = http.StatusMisdirectedRequest
-	broke       = http.StatusInternalServerError
+	invalid       = http.StatusBadRequest
+	forbidden     = http.StatusForbidden
+	conflict      = http.StatusConflict
+	tooLarge      = http.StatusRequestEntityTooLarge
+	misdirected   = http.StatusMisdirectedRequest
+	internalError = http.StatusInternalServerError
 )
 
 // Refused is why a request changed nothing.
@@ -50,21 +50,21 @@ func refuse(code int, format string, args ...any) *Refused {
 }
 
 // failed returns the refusal of a request that is good in itself.
-func failed(err error) *Refused {
-	return &Refused{Code: broke, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
+func applyFailed(err error) *Refused {
+	return &Refused{Code: internalError, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
 }
 
 // Serve answers a controller on l until ctx is done. Only one with a certificate of the identity is heard.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, identity string) error {
 	server := &http.Server{
-		Handler:           a.door(own, identity),
+		Handler:           a.routes(own, identity),
 		TLSConfig:         own.Server(),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,
 		WriteTimeout:      answerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          quiet(a.cfg.Log),
+		ErrorLog:          debugLogger(a.cfg.Log),
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
@@ -75,9 +75,9 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, id
 }
 
 // door is what callers meet: other gateways at the path of flows, and everywhere else the controller.
-func (a *Agent) door(own *certs.Source, identity string) http.Handler {
+func (a *Agent) routes(own *certs.Source, identity string) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", known(own, identity, a.open(a.handler())))
+	mux.Handle("/", authenticated(own, identity, a.whileOpen(a.handler())))
 	if a.cfg.Flows != nil {
 		mux.Handle(flows.Path, a.cfg.Flows)
 	}
@@ -85,10 +85,10 @@ func (a *Agent) door(own *certs.Source, identity string) http.Handler {
 }
 
 // quiet is what the server says of connections that fail: strangers decide how often, so it is for who debugs.
-func quiet(l *slog.Logger) *log.Logger { return slog.NewLogLogger(l.Handler(), slog.LevelDebug) }
+func debugLogger(l *slog.Logger) *log.Logger { return slog.NewLogLogger(l.Handler(), slog.LevelDebug) }
 
 // known lets through who has the identity, at this moment.
-func known(own *certs.Source, identity string, next http.Handler) http.Handler {
+func authenticated(own *certs.Source, identity string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := own.Verify(r.TLS, identity); err != nil {
 			answer(w, forbidden, desired.Refusal{Message: err.Error()})
@@ -100,7 +100,7 @@ func known(own *certs.Source, identity string, next http.Handler) http.Handler {
 
 // open lets callers through until the agent is closed. After that they get no answer, not even a refusal: their Services have
 // done nothing wrong.
-func (a *Agent) open(next http.Handler) http.Handler {
+func (a *Agent) whileOpen(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if a.closed.Load() {
 			panic(http.ErrAbortHandler)
@@ -112,7 +112,7 @@ func (a *Agent) open(next http.Handler) http.Handler {
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/reconfigure", a.reconfigure)
-	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Sight().Status) })
+	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Stats().Status) })
 	return mux
 }
 
@@ -126,13 +126,13 @@ func (a *Agent) reconfigure(w http.ResponseWriter, r *http.Request) {
 	if refused {
 		code = no.Code
 	}
-	a.count(func(s *Sight) { s.Reconfigurations[code]++ })
+	a.updateStats(func(s *Stats) { s.Reconfigurations[code]++ })
 	if refused {
 		a.cfg.Log.Warn("request refused", "code", code, "err", no.Message)
 		answer(w, code, no.Refusal)
 		return
 	}
-	answer(w, code, a.Sight().Status)
+	answer(w, code, a.Stats().Status)
 }
 
 func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {

@@ -29,7 +29,7 @@ type Config struct {
 	Restarting bool
 	// Punctual makes the whole process run before others (SCHED_RR) from the first peer with BFD on. Without the right to
 	// that it goes on as it is, and says so once.
-	Punctual bool
+	Realtime bool
 	Log      *slog.Logger
 }
 
@@ -39,23 +39,23 @@ type Speaker struct {
 
 	mu         sync.Mutex
 	restarting bool  // until the first Apply
-	punctual   bool  // until the first peer with BFD
+	realtime   bool  // until the first peer with BFD
 	have       *plan // what was applied, step by step; nil: no server
 	wanted     *plan // what was applied as a whole: it has the peers as well whose sessions could not begin anew
-	server     *speaking
+	server     *bgpServer
 	sessions   map[netip.Addr]*session
-	told       map[netip.Addr][2]netip.Addr // next hops, by who may be told
+	nextHops   map[netip.Addr][2]netip.Addr // next hops, by who may be told
 	stop       context.CancelFunc           // of follow
-	followed   chan struct{}                // closed when follow is over
+	followDone chan struct{}                // closed when follow is over
 }
 
 // New returns a speaker that says nothing yet.
 func New(c Config) *Speaker {
-	return &Speaker{log: c.Log, restarting: c.Restarting, punctual: c.Punctual}
+	return &Speaker{log: c.Log, restarting: c.Restarting, realtime: c.Realtime}
 }
 
 // Name is desired.PartBGP.
-func (s *Speaker) Name() string { return desired.PartBGP }
+func (s *Speaker) Name() string { return desired.ComponentBGP }
 
 // Apply makes the speaker as state says. It does not wait for sessions; it does wait until what is withdrawn was sent, a
 // second at most, and before that half a second where the gateway is cordoned. Sessions that did not change stay; routes
@@ -73,7 +73,7 @@ func (s *Speaker) Apply(ctx context.Context, state *desired.State) error {
 	}
 	s.restarting, s.wanted = false, want
 	if want != nil {
-		s.hurry(want.peers)
+		s.enableRealtime(want.peers)
 	}
 	return nil
 }
@@ -131,8 +131,8 @@ func (s *Speaker) convergeRoutes(ctx context.Context, want *plan) error {
 		s.have.routes[a] = true
 	}
 	s.have.attrs = want.attrs
-	if want.leaves {
-		return s.leave(ctx, gone)
+	if want.cordoned {
+		return s.shutdownRoutes(ctx, gone)
 	}
 	return s.withdraw(ctx, gone)
 }
@@ -174,7 +174,7 @@ func (s *Speaker) addPeers(ctx context.Context, want map[netip.Addr]neighbour) e
 func (s *Speaker) start(ctx context.Context, id identity) error {
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	events := make(chan event)
-	server, err := speak(following, id, s.log, func(e event) {
+	server, err := startServer(following, id, s.log, func(e event) {
 		select {
 		case events <- e:
 		case <-following.Done():
@@ -184,10 +184,10 @@ func (s *Speaker) start(ctx context.Context, id identity) error {
 		stop()
 		return err
 	}
-	s.server, s.stop, s.followed = server, stop, make(chan struct{})
+	s.server, s.stop, s.followDone = server, stop, make(chan struct{})
 	s.have = &plan{id: id, peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}}
-	s.sessions, s.told = map[netip.Addr]*session{}, map[netip.Addr][2]netip.Addr{}
-	go s.follow(following, server, events, s.followed)
+	s.sessions, s.nextHops = map[netip.Addr]*session{}, map[netip.Addr][2]netip.Addr{}
+	go s.follow(following, server, events, s.followDone)
 	return nil
 }
 
@@ -195,7 +195,7 @@ func (s *Speaker) start(ctx context.Context, id identity) error {
 func (s *Speaker) shut(ctx context.Context, restart bool) error {
 	s.stop()
 	err := s.server.stop(ctx, restart)
-	s.server, s.have, s.sessions, s.told = nil, nil, nil, nil
+	s.server, s.have, s.sessions, s.nextHops = nil, nil, nil, nil
 	return err
 }
 
@@ -215,7 +215,7 @@ func (s *Speaker) withdraw(ctx context.Context, gone []netip.Addr) error {
 		delete(s.have.routes, a)
 	}
 	for a := range sent {
-		if !slices.ContainsFunc(gone, func(vip netip.Addr) bool { return s.tells(a, vip) }) {
+		if !slices.ContainsFunc(gone, func(vip netip.Addr) bool { return s.announces(a, vip) }) {
 			delete(sent, a)
 		}
 	}
@@ -223,22 +223,22 @@ func (s *Speaker) withdraw(ctx context.Context, gone []netip.Addr) error {
 }
 
 // tells reports whether a neighbour is told the route to vip, if there is one.
-func (s *Speaker) tells(peer, vip netip.Addr) bool {
+func (s *Speaker) announces(peer, vip netip.Addr) bool {
 	n := s.sessions[peer]
-	return n != nil && n.established && s.told[peer][family(vip)].IsValid()
+	return n != nil && n.established && s.nextHops[peer][family(vip)].IsValid()
 }
 
 const (
 	// sendPatience is how long a neighbour may keep us from sending. Its session ends by itself when that goes on.
-	sendPatience = time.Second
-	sendPoll     = 5 * time.Millisecond
+	sendTimeout      = time.Second
+	sendPollInterval = 5 * time.Millisecond
 )
 
 // awaitSent waits until each neighbour was sent more messages than it has in before, and then no more for a moment.
 func (s *Speaker) awaitSent(ctx context.Context, before map[netip.Addr]uint64) error {
 	last := maps.Clone(before)
-	for begin := time.Now(); time.Since(begin) < sendPatience; {
-		if err := wait(ctx, sendPoll); err != nil {
+	for begin := time.Now(); time.Since(begin) < sendTimeout; {
+		if err := wait(ctx, sendPollInterval); err != nil {
 			return err
 		}
 		now, err := s.server.updates(ctx)
@@ -270,7 +270,7 @@ func wait(ctx context.Context, d time.Duration) error {
 }
 
 // settle is how long routers take to use what they are told: FRR 8.4 took 70 ms on a busy machine.
-const settle = 500 * time.Millisecond
+const convergenceWait = 500 * time.Millisecond
 
 // Close ends the speaker. With drain, routers are first asked to prefer other gateways, then told that the routes are
 // gone, and have the time to follow. Without, they hear nothing but the end of the connection: with graceful restart
@@ -285,7 +285,7 @@ func (s *Speaker) Close(ctx context.Context, drain bool) error {
 	if drain {
 		err = s.drain(ctx)
 	}
-	followed := s.followed
+	followed := s.followDone
 	err = errors.Join(err, s.shut(context.WithoutCancel(ctx), !drain))
 	s.mu.Unlock()
 	<-followed
@@ -297,14 +297,14 @@ func (s *Speaker) drain(ctx context.Context) error {
 	if len(all) == 0 {
 		return nil
 	}
-	if err := s.leave(ctx, all); err != nil {
+	if err := s.shutdownRoutes(ctx, all); err != nil {
 		return err
 	}
-	return wait(ctx, settle)
+	return wait(ctx, convergenceWait)
 }
 
 // leave asks routers to prefer other gateways (RFC 8326), and withdraws routes when they had the time to follow.
-func (s *Speaker) leave(ctx context.Context, routes []netip.Addr) error {
+func (s *Speaker) shutdownRoutes(ctx context.Context, routes []netip.Addr) error {
 	if len(routes) == 0 {
 		return nil
 	}
@@ -313,7 +313,7 @@ func (s *Speaker) leave(ctx context.Context, routes []netip.Addr) error {
 	if err := s.server.announce(routes, attrs); err != nil {
 		return err
 	}
-	if err := wait(ctx, settle); err != nil {
+	if err := wait(ctx, convergenceWait); err != nil {
 		return err
 	}
 	return s.withdraw(ctx, routes)
@@ -329,7 +329,7 @@ func (s *Speaker) Announced() []netip.Addr {
 	var all []netip.Addr
 	for vip := range s.have.routes {
 		for peer := range s.sessions {
-			if s.tells(peer, vip) {
+			if s.announces(peer, vip) {
 				all = append(all, vip)
 				break
 			}
@@ -349,21 +349,21 @@ func (s *Speaker) Drift(context.Context) ([]desired.Fault, error) {
 	}
 	var faults []desired.Fault
 	for _, a := range slices.SortedFunc(maps.Keys(s.wanted.peers), netip.Addr.Compare) {
-		for _, message := range s.complaints(a) {
-			faults = append(faults, desired.Fault{Part: desired.PartBGP, Message: fmt.Sprintf("peer %s: %s", a, message)})
+		for _, message := range s.peerFaults(a) {
+			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Message: fmt.Sprintf("peer %s: %s", a, message)})
 		}
 	}
 	return faults, nil
 }
 
 // complaints tells what is wrong with a neighbour.
-func (s *Speaker) complaints(a netip.Addr) []string {
+func (s *Speaker) peerFaults(a netip.Addr) []string {
 	n, have := s.have.peers[a], s.sessions[a]
 	if have == nil {
 		return []string{"no session: it could not begin anew; the log says why"}
 	}
 	if !have.established {
-		return []string{have.absence(n, s.have.id.asn)}
+		return []string{have.downReason(n, s.have.id.asn)}
 	}
 	var all []string
 	if n.bfd != noBFD && !have.bfdUp {
@@ -373,8 +373,8 @@ func (s *Speaker) complaints(a netip.Addr) []string {
 	for vip := range s.have.routes {
 		needed[family(vip)] = true
 	}
-	for i, hop := range s.told[a] {
-		if !needed[i] || hop.IsValid() || !have.told {
+	for i, hop := range s.nextHops[a] {
+		if !needed[i] || hop.IsValid() || !have.announced {
 			continue
 		}
 		if have.families[i] {

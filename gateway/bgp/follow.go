@@ -9,15 +9,15 @@ import (
 
 const (
 	// look is how often BFD is looked at while it is awaited; gobgp tells nobody.
-	look = 100 * time.Millisecond
+	bfdPollInterval = 100 * time.Millisecond
 	// lookAround is how often next hops are looked at.
-	lookAround = 5 * time.Second
+	nextHopInterval = 5 * time.Second
 )
 
 // follow keeps what neighbours are told in step with their sessions, until ctx ends.
-func (s *Speaker) follow(ctx context.Context, server *speaking, events <-chan event, done chan<- struct{}) {
+func (s *Speaker) follow(ctx context.Context, server *bgpServer, events <-chan event, done chan<- struct{}) {
 	defer close(done)
-	soon, later := time.NewTicker(look), time.NewTicker(lookAround)
+	soon, later := time.NewTicker(bfdPollInterval), time.NewTicker(nextHopInterval)
 	defer soon.Stop()
 	defer later.Stop()
 	for {
@@ -26,9 +26,9 @@ func (s *Speaker) follow(ctx context.Context, server *speaking, events <-chan ev
 		case <-ctx.Done():
 			return
 		case e := <-events:
-			do = func(ctx context.Context) error { return s.changed(ctx, e) }
+			do = func(ctx context.Context) error { return s.onEvent(ctx, e) }
 		case <-soon.C:
-			do = s.evaluateIfAwaited
+			do = s.evaluateIfWaiting
 		case <-later.C:
 		}
 		s.mu.Lock()
@@ -42,13 +42,13 @@ func (s *Speaker) follow(ctx context.Context, server *speaking, events <-chan ev
 }
 
 // changed acts on an event.
-func (s *Speaker) changed(ctx context.Context, e event) error {
+func (s *Speaker) onEvent(ctx context.Context, e event) error {
 	n := s.sessions[e.peer]
 	if n == nil {
 		return nil
 	}
 	before := n.established
-	n.change(e.established, e.families, e.reason, time.Now())
+	n.update(e.established, e.families, e.reason, time.Now())
 	if n.established && !before {
 		s.log.Info("session is up", "peer", e.peer)
 	}
@@ -76,7 +76,7 @@ func (s *Speaker) redial(ctx context.Context, a netip.Addr, n *session) error {
 }
 
 // evaluateIfAwaited evaluates when BFD or a time is awaited.
-func (s *Speaker) evaluateIfAwaited(ctx context.Context) error {
+func (s *Speaker) evaluateIfWaiting(ctx context.Context) error {
 	if !s.waits() {
 		return nil
 	}
@@ -100,28 +100,28 @@ func (s *Speaker) evaluate(ctx context.Context) error {
 	told := map[netip.Addr][2]netip.Addr{}
 	for a, have := range s.sessions {
 		have.setBFDUp(up[a])
-		if have.told = have.mayBeTold(s.have.peers[a], now); have.told {
-			told[a] = s.hops(a, have)
+		if have.announced = have.mayAnnounce(s.have.peers[a], now); have.announced {
+			told[a] = s.hopsFor(a, have)
 		}
 	}
-	again, err := s.changedFor(ctx, told)
+	again, err := s.peersToRefresh(ctx, told)
 	if err != nil {
 		return err
 	}
-	if len(again) > 0 || !maps.Equal(told, s.told) {
+	if len(again) > 0 || !maps.Equal(told, s.nextHops) {
 		if err := s.server.export(ctx, told, again); err != nil {
 			return err
 		}
-		s.told = told
+		s.nextHops = told
 	}
-	if err := s.begin(ctx, now); err != nil {
+	if err := s.beginHeld(ctx, now); err != nil {
 		return err
 	}
 	return s.evaluateBFD(ctx, now)
 }
 
 // begin lets sessions that are held begin, when it is time.
-func (s *Speaker) begin(ctx context.Context, now time.Time) error {
+func (s *Speaker) beginHeld(ctx context.Context, now time.Time) error {
 	for a, have := range s.sessions {
 		if !have.held || !have.mayBegin(s.have.peers[a], now) {
 			continue
@@ -136,13 +136,13 @@ func (s *Speaker) begin(ctx context.Context, now time.Time) error {
 
 // changedFor returns the neighbours who must be told again because what they are told changes, or because their session
 // is new: what changed while gobgp began it may not have been sent.
-func (s *Speaker) changedFor(ctx context.Context, told map[netip.Addr][2]netip.Addr) ([]netip.Addr, error) {
+func (s *Speaker) peersToRefresh(ctx context.Context, told map[netip.Addr][2]netip.Addr) ([]netip.Addr, error) {
 	var again, fresh []netip.Addr
 	for a, have := range s.sessions {
-		before, was := s.told[a]
+		before, was := s.nextHops[a]
 		now, is := told[a]
 		switch {
-		case have.fresh:
+		case have.unsynced:
 			fresh = append(fresh, a)
 		case have.established && (is != was || now != before):
 			again = append(again, a)
@@ -157,7 +157,7 @@ func (s *Speaker) changedFor(ctx context.Context, told map[netip.Addr][2]netip.A
 	}
 	for _, a := range fresh {
 		if sends[a] {
-			s.sessions[a].fresh = false
+			s.sessions[a].unsynced = false
 			again = append(again, a)
 		}
 	}
@@ -165,11 +165,11 @@ func (s *Speaker) changedFor(ctx context.Context, told map[netip.Addr][2]netip.A
 }
 
 // hops returns the next hops for a neighbour: none of a family that it does not take.
-func (s *Speaker) hops(a netip.Addr, have *session) [2]netip.Addr {
+func (s *Speaker) hopsFor(a netip.Addr, have *session) [2]netip.Addr {
 	hops, err := nextHops(a)
 	if err != nil {
 		s.log.Debug("next hops", "peer", a, "err", err)
-		return s.told[a] // the link is gone for now, as will be the session
+		return s.nextHops[a] // the link is gone for now, as will be the session
 	}
 	for i := range hops {
 		if have.established && !have.families[i] {

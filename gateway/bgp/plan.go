@@ -13,11 +13,11 @@ import (
 
 // plan is a state as a speaker needs it: what it is, whom it speaks to, what it says.
 type plan struct {
-	id     identity
-	peers  map[netip.Addr]neighbour
-	routes map[netip.Addr]bool // VIPs
-	attrs  attributes          // of all routes
-	leaves bool                // the gateway is cordoned: routers go elsewhere before routes go
+	id       identity
+	peers    map[netip.Addr]neighbour
+	routes   map[netip.Addr]bool // VIPs
+	attrs    attributes          // of all routes
+	cordoned bool                // the gateway is cordoned: routers go elsewhere before routes go
 }
 
 // identity is what all sessions of a speaker share: with another one, all of them are made anew.
@@ -65,21 +65,21 @@ func newPlan(s *desired.State) (*plan, error) {
 	}
 	p := &plan{
 		id:    identity{asn: s.BGP.ASN, routerID: s.BGP.RouterID},
-		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}, leaves: s.Cordoned,
+		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}, cordoned: s.Cordoned,
 		attrs: attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference},
 	}
 	var faults desired.Faults
 	if s.BGP.RouterID.IsUnspecified() {
-		faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: "bgp.routerID", Message: fmt.Sprintf("%s is no id of a router: take an address of the gateway", s.BGP.RouterID)})
+		faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: "bgp.routerID", Message: fmt.Sprintf("%s is no id of a router: take an address of the gateway", s.BGP.RouterID)})
 	}
 	for i, text := range s.BGP.Communities {
 		if err := p.attrs.addCommunity(text); err != nil {
-			faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: fmt.Sprintf("bgp.communities[%d]", i), Message: err.Error()})
+			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: fmt.Sprintf("bgp.communities[%d]", i), Message: err.Error()})
 		}
 	}
 	for i, have := range s.BGP.Peers {
 		if _, twice := p.peers[have.Addr]; twice {
-			faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: fmt.Sprintf("bgp.peers[%d].addr", i), Message: fmt.Sprintf("%s is there twice", have.Addr)})
+			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: fmt.Sprintf("bgp.peers[%d].addr", i), Message: fmt.Sprintf("%s is there twice", have.Addr)})
 		}
 		n := neighbour{
 			asn: have.ASN, port: have.Port, password: have.Password,

@@ -31,7 +31,7 @@ func family(a netip.Addr) int {
 }
 
 // speaking is a running gobgp. Nothing outside this file knows its types.
-type speaking struct {
+type bgpServer struct {
 	s      *server.BgpServer
 	silent *atomic.Bool // about errors of an end that is meant
 	// add is s.AddPeer, but in tests.
@@ -47,11 +47,11 @@ type event struct {
 }
 
 // speak starts gobgp, which dials and does not listen. It calls onEvent one event at a time until ctx ends.
-func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(event)) (*speaking, error) {
+func startServer(ctx context.Context, id identity, log *slog.Logger, onEvent func(event)) (*bgpServer, error) {
 	silent := new(atomic.Bool)
-	s := server.NewBgpServer(server.LoggerOption(slog.New(quiet{log.Handler(), silent}), new(slog.LevelVar)))
+	s := server.NewBgpServer(server.LoggerOption(slog.New(errorHandler{log.Handler(), silent}), new(slog.LevelVar)))
 	go s.Serve()
-	g := &speaking{s: s, silent: silent, add: s.AddPeer}
+	g := &bgpServer{s: s, silent: silent, add: s.AddPeer}
 	if err := s.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: id.asn, RouterId: id.routerID.String(), ListenPort: -1}}); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("start the speaker: %w", err)
@@ -68,20 +68,24 @@ func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(even
 }
 
 // quiet is a handler of errors alone, or of nothing: what matters of the rest comes as events.
-type quiet struct {
+type errorHandler struct {
 	slog.Handler
 	silent *atomic.Bool
 }
 
-func (q quiet) Enabled(ctx context.Context, l slog.Level) bool {
+func (q errorHandler) Enabled(ctx context.Context, l slog.Level) bool {
 	return l >= slog.LevelError && !q.silent.Load() && q.Handler.Enabled(ctx, l)
 }
 
-func (q quiet) WithAttrs(a []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(a), q.silent} }
+func (q errorHandler) WithAttrs(a []slog.Attr) slog.Handler {
+	return errorHandler{q.Handler.WithAttrs(a), q.silent}
+}
 
-func (q quiet) WithGroup(name string) slog.Handler { return quiet{q.Handler.WithGroup(name), q.silent} }
+func (q errorHandler) WithGroup(name string) slog.Handler {
+	return errorHandler{q.Handler.WithGroup(name), q.silent}
+}
 
-func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
+func (g *bgpServer) watch(ctx context.Context, onEvent func(event)) error {
 	err := g.s.WatchEvent(ctx, server.WatchEventMessageCallbacks{
 		OnPeerUpdate: func(e *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
 			if e.Type != apiutil.PEER_EVENT_STATE {
@@ -113,7 +117,7 @@ func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
 
 // stop ends all sessions. With restart, neighbours hear nothing but the end of the connection, and keep routes where
 // graceful restart says so.
-func (g *speaking) stop(ctx context.Context, restart bool) error {
+func (g *bgpServer) stop(ctx context.Context, restart bool) error {
 	if err := g.s.StopBgp(ctx, &api.StopBgpRequest{AllowGracefulRestart: restart}); err != nil {
 		return fmt.Errorf("stop the speaker: %w", err)
 	}
@@ -129,7 +133,7 @@ const (
 )
 
 // restrict makes the speaker take no route from anybody, and tell nothing until export says so.
-func (g *speaking) restrict(ctx context.Context) error {
+func (g *bgpServer) restrict(ctx context.Context) error {
 	if err := g.setPolicies(ctx, nil); err != nil {
 		return err
 	}
@@ -147,7 +151,7 @@ func (g *speaking) restrict(ctx context.Context) error {
 
 // export lets each of told have our routes, with the next hops that it has there; others get nothing. Those of changed
 // are told again what is different now.
-func (g *speaking) export(ctx context.Context, told map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
+func (g *bgpServer) export(ctx context.Context, told map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
 	if err := g.setPolicies(ctx, told); err != nil {
 		return err
 	}
@@ -160,7 +164,7 @@ func (g *speaking) export(ctx context.Context, told map[netip.Addr][2]netip.Addr
 	return nil
 }
 
-func (g *speaking) setPolicies(ctx context.Context, told map[netip.Addr][2]netip.Addr) error {
+func (g *bgpServer) setPolicies(ctx context.Context, told map[netip.Addr][2]netip.Addr) error {
 	in, out := &api.Policy{Name: imports}, &api.Policy{Name: exports}
 	for name, kind := range map[string]api.Conditions_RouteType{"internal": api.Conditions_ROUTE_TYPE_INTERNAL, "external": api.Conditions_ROUTE_TYPE_EXTERNAL} {
 		in.Statements = append(in.Statements, &api.Statement{
@@ -199,7 +203,7 @@ func apiFamily(i int) *api.Family {
 
 // addPeer begins a session, or with held lets beginSession do so. With restarting, the neighbour is told that it may keep the
 // routes that it has of us.
-func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting, held bool) error {
+func (g *bgpServer) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting, held bool) error {
 	p := apiPeer(a, n, false, held)
 	if p.GracefulRestart != nil {
 		p.GracefulRestart.LocalRestarting = restarting
@@ -211,7 +215,7 @@ func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, resta
 }
 
 // beginSession begins a session that was held.
-func (g *speaking) beginSession(ctx context.Context, a netip.Addr) error {
+func (g *bgpServer) beginSession(ctx context.Context, a netip.Addr) error {
 	if err := g.s.EnablePeer(ctx, &api.EnablePeerRequest{Address: a.String()}); err != nil {
 		return fmt.Errorf("begin the session with peer %s: %w", a, err)
 	}
@@ -219,14 +223,14 @@ func (g *speaking) beginSession(ctx context.Context, a netip.Addr) error {
 }
 
 // setBFD starts or stops BFD with a neighbour; its session stays when wasHeld is what addPeer was told.
-func (g *speaking) setBFD(ctx context.Context, a netip.Addr, n neighbour, on, wasHeld bool) error {
+func (g *bgpServer) setBFD(ctx context.Context, a netip.Addr, n neighbour, on, wasHeld bool) error {
 	if _, err := g.s.UpdatePeer(ctx, &api.UpdatePeerRequest{Peer: apiPeer(a, n, on, wasHeld)}); err != nil {
 		return fmt.Errorf("change BFD with peer %s: %w", a, err)
 	}
 	return nil
 }
 
-func (g *speaking) deletePeer(ctx context.Context, a netip.Addr) error {
+func (g *bgpServer) deletePeer(ctx context.Context, a netip.Addr) error {
 	if err := g.s.DeletePeer(ctx, &api.DeletePeerRequest{Address: a.String()}); err != nil {
 		return fmt.Errorf("remove peer %s: %w", a, err)
 	}
@@ -264,7 +268,7 @@ func apiPeer(a netip.Addr, n neighbour, bfd, held bool) *api.Peer {
 }
 
 // bfdUp returns the neighbours with whom BFD is up.
-func (g *speaking) bfdUp(ctx context.Context) map[netip.Addr]bool {
+func (g *bgpServer) bfdUp(ctx context.Context) map[netip.Addr]bool {
 	up := map[netip.Addr]bool{}
 	g.s.ListBfdPeer(ctx, func(addr string, s *api.BfdPeerState) {
 		if a, err := netip.ParseAddr(addr); err == nil && s.SessionState == api.BfdSessionState_BFD_SESSION_STATE_UP {
@@ -275,7 +279,7 @@ func (g *speaking) bfdUp(ctx context.Context) map[netip.Addr]bool {
 }
 
 // announce adds routes, or replaces their attributes.
-func (g *speaking) announce(routes []netip.Addr, attrs attributes) error {
+func (g *bgpServer) announce(routes []netip.Addr, attrs attributes) error {
 	return g.each(routes, attrs, func(paths []*apiutil.Path) error {
 		answers, err := g.s.AddPath(apiutil.AddPathRequest{Paths: paths})
 		for _, a := range answers {
@@ -288,13 +292,13 @@ func (g *speaking) announce(routes []netip.Addr, attrs attributes) error {
 }
 
 // withdraw removes routes.
-func (g *speaking) withdraw(routes []netip.Addr) error {
+func (g *bgpServer) withdraw(routes []netip.Addr) error {
 	return g.each(routes, attributes{}, func(paths []*apiutil.Path) error {
 		return g.s.DeletePath(apiutil.DeletePathRequest{Paths: paths})
 	})
 }
 
-func (g *speaking) each(routes []netip.Addr, attrs attributes, do func([]*apiutil.Path) error) error {
+func (g *bgpServer) each(routes []netip.Addr, attrs attributes, do func([]*apiutil.Path) error) error {
 	if len(routes) == 0 {
 		return nil
 	}
@@ -352,14 +356,14 @@ func newPath(a netip.Addr, attrs attributes) (*apiutil.Path, error) {
 }
 
 // updates returns how many UPDATE messages each neighbour was sent.
-func (g *speaking) updates(ctx context.Context) (map[netip.Addr]uint64, error) {
+func (g *bgpServer) updates(ctx context.Context) (map[netip.Addr]uint64, error) {
 	sent := map[netip.Addr]uint64{}
 	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) { sent[a] = s.GetMessages().GetSent().GetUpdate() })
 	return sent, err
 }
 
 // established returns the neighbours to whom gobgp sends what it is asked to. An event that says the same comes sooner.
-func (g *speaking) established(ctx context.Context) (map[netip.Addr]bool, error) {
+func (g *bgpServer) established(ctx context.Context) (map[netip.Addr]bool, error) {
 	all := map[netip.Addr]bool{}
 	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) {
 		all[a] = s.GetSessionState() == api.PeerState_SESSION_STATE_ESTABLISHED
@@ -367,7 +371,7 @@ func (g *speaking) established(ctx context.Context) (map[netip.Addr]bool, error)
 	return all, err
 }
 
-func (g *speaking) eachPeer(ctx context.Context, do func(netip.Addr, *api.PeerState)) error {
+func (g *bgpServer) eachPeer(ctx context.Context, do func(netip.Addr, *api.PeerState)) error {
 	err := g.s.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
 		if a, err := netip.ParseAddr(p.GetConf().GetNeighborAddress()); err == nil {
 			do(a, p.GetState())

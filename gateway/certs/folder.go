@@ -40,7 +40,7 @@ type Order struct {
 }
 
 // Done is an identity whose files were written, and until when its certificate is valid.
-type Done struct {
+type Issued struct {
 	Identity string    `json:"identity"`
 	Until    time.Time `json:"until"`
 	Files    Files     `json:"files"`
@@ -57,7 +57,7 @@ var identity = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9
 
 // Update makes what is missing in the folder, and renews what has less than a third of its life left. It returns what it wrote;
 // what is good it leaves alone, so it may be called again at any time, also after it was cut off.
-func (f Folder) Update(o Order, now time.Time) (done []Done, err error) {
+func (f Folder) Update(o Order, now time.Time) (done []Issued, err error) {
 	if err := os.MkdirAll(f.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of certificates: %w", err)
 	}
@@ -193,7 +193,7 @@ func (f Folder) create(name string, now time.Time) (*Authority, error) {
 }
 
 // issue writes the files of an identity, where they are not good as they are.
-func (f Folder) issue(identity string, signer *Authority, believed []byte, o Order, now time.Time) (*Done, error) {
+func (f Folder) issue(identity string, signer *Authority, believed []byte, o Order, now time.Time) (*Issued, error) {
 	files := f.Files(identity)
 	if !o.Renew && f.good(files, signer, believed, now) {
 		return nil, nil //nolint:nilnil // there is nothing to tell
@@ -212,7 +212,7 @@ func (f Folder) issue(identity string, signer *Authority, believed []byte, o Ord
 	if err != nil {
 		return nil, err
 	}
-	return &Done{Identity: identity, Until: c.NotAfter.UTC(), Files: files}, nil
+	return &Issued{Identity: identity, Until: c.NotAfter.UTC(), Files: files}, nil
 }
 
 // good reports whether files are of the authorities of now, and have more than a third of their life left.

@@ -23,12 +23,12 @@ type Source struct {
 	log   *slog.Logger
 
 	mu     sync.Mutex // guards what follows
-	stamps [3]stamp
+	stamps [3]fileStamp
 	have   material
 }
 
 // stamp tells whether a file is another one than before.
-type stamp struct {
+type fileStamp struct {
 	modified time.Time
 	size     int64
 }
@@ -43,7 +43,7 @@ type material struct {
 func Open(files Files, log *slog.Logger) (*Source, error) {
 	s := &Source{files: files, log: log}
 	var err error
-	if s.stamps, err = s.look(); err == nil {
+	if s.stamps, err = s.stat(); err == nil {
 		s.have, err = read(files)
 	}
 	if err != nil {
@@ -68,13 +68,13 @@ func read(f Files) (material, error) {
 	return material{own, pool}, nil
 }
 
-func (s *Source) look() (stamps [3]stamp, err error) {
+func (s *Source) stat() (stamps [3]fileStamp, err error) {
 	for i, name := range []string{s.files.Cert, s.files.Key, s.files.CA} {
 		info, err := os.Stat(name)
 		if err != nil {
 			return stamps, err
 		}
-		stamps[i] = stamp{info.ModTime(), info.Size()}
+		stamps[i] = fileStamp{info.ModTime(), info.Size()}
 	}
 	return stamps, nil
 }
@@ -83,7 +83,7 @@ func (s *Source) look() (stamps [3]stamp, err error) {
 func (s *Source) current() material {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stamps, err := s.look()
+	stamps, err := s.stat()
 	if err == nil && stamps == s.stamps {
 		return s.have
 	}

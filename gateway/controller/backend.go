@@ -89,7 +89,7 @@ type cleaner interface {
 var errExhausted = errors.New("the pool has no address left")
 
 // floats reports whether a floating IP is as somebody wants it.
-func floats(f openstack.FloatingIP, want service.FloatingIP) bool {
+func matchesFloatingIP(f openstack.FloatingIP, want service.FloatingIP) bool {
 	switch {
 	case want.Use != "":
 		return f.ID != "" && (f.ID == want.Use || f.Addr.String() == want.Use)
@@ -103,7 +103,7 @@ func floats(f openstack.FloatingIP, want service.FloatingIP) bool {
 // id, the other by its address.
 func sameFloating(a, b service.FloatingIP, f openstack.FloatingIP) bool {
 	if a.Use != "" && b.Use != "" {
-		return a.Use == b.Use || floats(f, a) && floats(f, b)
+		return a.Use == b.Use || matchesFloatingIP(f, a) && matchesFloatingIP(f, b)
 	}
 	return a.Allocate == b.Allocate && a.Use == b.Use
 }

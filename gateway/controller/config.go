@@ -56,7 +56,7 @@ type Pool struct {
 	// Neutron makes a port for the addresses, and where Services ask for it a floating IP.
 	Neutron *NeutronPool `json:"neutron,omitempty"`
 	// Moved has one floating IP, which leads to the own port of one gateway of the group, and to another's when that one fails.
-	Moved *MovedPool `json:"moved,omitempty"`
+	FailoverIP *FailoverIPPool `json:"failoverIP,omitempty"`
 	// Addresses are given out one by one, without Neutron.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	// CIDRs have all addresses of the pool, for address pairs of the kind cidr. Those of Addresses need not be named.
@@ -74,7 +74,7 @@ type NeutronPool struct {
 }
 
 // MovedPool is a floating IP for all Services of a pool. Nobody announces it, and backends see the gateway that it leads to.
-type MovedPool struct {
+type FailoverIPPool struct {
 	// FloatingNetwork is the id of the external network that it comes from.
 	FloatingNetwork string `json:"floatingNetwork"`
 }
@@ -117,7 +117,7 @@ func (s *Settings) Complete() error {
 			wrong("%s.%w", at, err)
 		}
 		for _, o := range s.Pools[:i] {
-			if p.Moved != nil && o.Moved != nil && p.Group == o.Group {
+			if p.FailoverIP != nil && o.FailoverIP != nil && p.Group == o.Group {
 				wrong("%s.group: the floating IP of pool %s leads to gateways of group %s already, which have one address for it; name another group", at, o.Name, p.Group)
 			}
 			for _, a := range p.Addresses {
@@ -142,27 +142,27 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	if !poolName.MatchString(p.Name) {
 		wrong("name %q is not of a-z, 0-9 and -, 63 at most", p.Name)
 	}
-	if !slices.Contains([]desired.Announce{desired.ByBGP, desired.ByVRRP, desired.ByNone}, p.Announce) {
-		wrong("announce is %q; it can be \"bgp\", \"vrrp\" or \"none\"", p.Announce)
+	if !slices.Contains(desired.Announces, p.Announce) {
+		wrong("announce is %q; it can be %s", p.Announce, desired.OneOf(desired.Announces...))
 	}
 	if !slices.Contains([]desired.Return{desired.Routed, desired.SNAT, desired.Masquerade}, p.Return) {
 		wrong("return is %q; it can be \"routed\", \"snat\" or \"masquerade\"", p.Return)
 	}
 	kinds := 0
-	for _, is := range []bool{p.Neutron != nil, p.Moved != nil, len(p.Addresses) > 0} {
+	for _, is := range []bool{p.Neutron != nil, p.FailoverIP != nil, len(p.Addresses) > 0} {
 		if is {
 			kinds++
 		}
 	}
 	if kinds != 1 {
-		wrong("addresses come from one place: set one of neutron, moved and addresses")
+		wrong("addresses come from one place: set one of neutron, failoverIP and addresses")
 	}
-	if p.Moved != nil {
-		if p.Moved.FloatingNetwork == "" {
-			wrong("moved.floatingNetwork is missing: the id of the external network")
+	if p.FailoverIP != nil {
+		if p.FailoverIP.FloatingNetwork == "" {
+			wrong("failoverIP.floatingNetwork is missing: the id of the external network")
 		}
 		if p.Announce != desired.ByNone || p.Return != desired.Masquerade {
-			wrong("moved needs announce \"none\" and return \"masquerade\": a floating IP leads to one gateway's own address")
+			wrong("failoverIP needs announce \"none\" and return \"masquerade\": a floating IP leads to one gateway's own address")
 		}
 	}
 	if n := p.Neutron; n != nil {
@@ -189,7 +189,7 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 
 // families are those that a pool has addresses of.
 func (p *Pool) families() (f []corev1.IPFamily) {
-	has4, has6 := p.Moved != nil || p.Neutron != nil && p.Neutron.IPv4Subnet != "", p.Neutron != nil && p.Neutron.IPv6Subnet != ""
+	has4, has6 := p.FailoverIP != nil || p.Neutron != nil && p.Neutron.IPv4Subnet != "", p.Neutron != nil && p.Neutron.IPv6Subnet != ""
 	for _, a := range p.Addresses {
 		has4, has6 = has4 || a.Addr().Is4(), has6 || a.Addr().Is6()
 	}
@@ -230,8 +230,8 @@ type Cloud interface {
 	AllFloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error)
 	CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error)
 	ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error)
-	LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error
-	KeepFloatingIP(ctx context.Context, id string) error
+	AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error
+	RetainFloatingIP(ctx context.Context, id string) error
 	DeleteFloatingIP(ctx context.Context, id string) error
 	SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error
 	Quota(ctx context.Context) (openstack.Quota, error)

@@ -28,8 +28,8 @@ import (
 )
 
 // fleet is the gateways' agents: package agents has it.
-type fleet interface {
-	Learn(ctx context.Context, targets map[string]agents.Target)
+type agentClients interface {
+	ReadGenerations(ctx context.Context, targets map[string]agents.Target)
 	Set(ctx context.Context, targets map[string]agents.Target)
 	Reports() map[string]agents.Report
 }
@@ -41,40 +41,40 @@ type worker struct {
 	client    client.Client
 	live      client.Reader // not a cache: it says what is so now
 	cloud     Cloud         // nil without OpenStack
-	fleet     fleet
+	agents    agentClients
 	probes    *probes.Prober
 	events    events.EventRecorder
 	log       *slog.Logger
 	// again asks for a look at a Service, soon.
-	again func(types.NamespacedName)
+	requeue func(types.NamespacedName)
 
 	// now is the time.
 	now func() time.Time
 
-	book     *portmap.Map
-	services map[types.UID]*mapped
-	backends map[string]backend        // by pool
-	cleaners []cleaner                 // of the cloud, whether there is a pool of theirs or not
-	seen     map[string]port           // all ports, while Sync goes on
-	learned  bool                      // the gateways' generations
-	restored bool                      // the book, at least once
-	unclean  bool                      // something may have to be given back
-	cleaning bool                      // Clean was asked for
-	paired   map[string]string         // by gateway: the port at which its pairs were set since the last start
-	passes   map[string][]netip.Prefix // by gateway's port: what Neutron is known to let pass there
-	secrets  map[string]string
-	verdicts map[types.NamespacedName]verdict
-	silent   map[string]time.Time // by gateway: since when it does not answer
-	wait     time.Duration        // after which gateways are to be looked at again; 0: when something happens
+	allocations     *portmap.Allocations
+	services        map[types.UID]*mapped
+	backends        map[string]backend        // by pool
+	cleaners        []cleaner                 // of the cloud, whether there is a pool of theirs or not
+	portCache       map[string]port           // all ports, while Sync goes on
+	generationsRead bool                      // the gateways' generations
+	restored        bool                      // the book, at least once
+	cleanupNeeded   bool                      // something may have to be given back
+	cleanupQueued   bool                      // Clean was asked for
+	paired          map[string]string         // by gateway: the port at which its pairs were set since the last start
+	allowedPairs    map[string][]netip.Prefix // by gateway's port: what Neutron is known to let pass there
+	secrets         map[string]string
+	verdicts        map[types.NamespacedName]verdict
+	silentSince     map[string]time.Time // by gateway: since when it does not answer
+	recheckAfter    time.Duration        // after which gateways are to be looked at again; 0: when something happens
 }
 
 // mapped is a Service that has a port.
 type mapped struct {
-	name  types.NamespacedName
-	want  service.Want
-	port  port
-	ports []corev1.ServicePort
-	lacks string // which of them its import has not
+	name         types.NamespacedName
+	want         service.Want
+	port         port
+	ports        []corev1.ServicePort
+	missingPorts string // which of them its import has not
 }
 
 // families are those in which a Service is reached.
@@ -82,8 +82,8 @@ func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Fami
 
 // init completes a worker.
 func (w *worker) init() {
-	w.book, w.services = new(portmap.Map), map[types.UID]*mapped{}
-	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &moved{w.cloud}
+	w.allocations, w.services = new(portmap.Allocations), map[types.UID]*mapped{}
+	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &failoverIP{w.cloud}
 	w.backends = map[string]backend{}
 	if w.cloud != nil {
 		w.cleaners = []cleaner{network, moving}
@@ -93,15 +93,15 @@ func (w *worker) init() {
 		case p.Neutron != nil:
 			network.pools = append(network.pools, p)
 			w.backends[p.Name] = network
-		case p.Moved != nil:
+		case p.FailoverIP != nil:
 			w.backends[p.Name] = moving
 		default:
 			list.pools = append(list.pools, p)
 			w.backends[p.Name] = list
 		}
 	}
-	if w.again == nil {
-		w.again = func(types.NamespacedName) {}
+	if w.requeue == nil {
+		w.requeue = func(types.NamespacedName) {}
 	}
 	if w.now == nil {
 		w.now = time.Now
@@ -109,7 +109,7 @@ func (w *worker) init() {
 }
 
 // each are the backends of all pools, every one once.
-func (w *worker) each() (all []backend) {
+func (w *worker) backendList() (all []backend) {
 	for _, p := range w.settings.Pools {
 		if b := w.backends[p.Name]; !slices.Contains(all, b) {
 			all = append(all, b)
@@ -125,7 +125,7 @@ func (w *worker) Sync(ctx context.Context) error {
 	if err := w.live.List(ctx, &list); err != nil {
 		return fmt.Errorf("list services: %w", err)
 	}
-	if err := w.learn(ctx); err != nil {
+	if err := w.readGenerations(ctx); err != nil {
 		return err
 	}
 	w.paired, w.secrets = nil, nil
@@ -134,21 +134,21 @@ func (w *worker) Sync(ctx context.Context) error {
 		return err
 	}
 	w.restored = true
-	defer func() { w.seen = nil }()
+	defer func() { w.portCache = nil }()
 	for i := range ours {
 		for range maxSteps {
 			again, err := w.step(ctx, &ours[i], batch)
 			if err != nil {
 				w.log.Debug("service waits", "namespace", ours[i].Namespace, "service", ours[i].Name, "err", err)
-				w.again(nameOf(&ours[i])) // by itself: the others do not wait for it
+				w.requeue(nameOf(&ours[i])) // by itself: the others do not wait for it
 			}
 			if err != nil || !again {
 				break
 			}
 		}
 	}
-	w.seen = nil
-	return w.giveBack(ctx)
+	w.portCache = nil
+	return w.updateAndClean(ctx)
 }
 
 // maxSteps bounds how many operations bring a Service to where it should be: it is taken over and mapped, or unmapped and
@@ -180,19 +180,19 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		if was := w.services[s.UID]; was != nil {
 			want = was.want // the last that was right
 		} else if err != nil {
-			want = closed(s, want)
+			want = failClosed(s, want)
 		}
 		if pool := w.settings.pool(p.Pool); pool != nil {
 			want.Floating = floating(s, want.Floating, pool, common(want.Families, pool.families()))
 		}
 		// A port that it asks for since then may be another Service's: that one keeps it.
-		want.L4 = reached(s, want.L4)
+		want.L4 = reachablePorts(s, want.L4)
 		claims = append(claims, claim(s, want, p.ID))
 		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	}
-	w.seen = ports
+	w.portCache = ports
 	book, anew := portmap.Restore(claims)
-	w.book, w.services = book, map[types.UID]*mapped{}
+	w.allocations, w.services = book, map[types.UID]*mapped{}
 	for _, c := range anew {
 		delete(entries, c.Service)
 	}
@@ -207,7 +207,7 @@ var noSource = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/32"), netip.MustPar
 
 // closed is what a Service has, after a restart, whose present request is wrong and whose last right one nobody remembers: as
 // much of the request as can be read, but never more sources than it names.
-func closed(s *corev1.Service, read service.Want) service.Want {
+func failClosed(s *corev1.Service, read service.Want) service.Want {
 	if len(s.Spec.LoadBalancerSourceRanges) > 0 && len(read.Sources) == 0 {
 		read.Sources = noSource
 	}
@@ -217,7 +217,7 @@ func closed(s *corev1.Service, read service.Want) service.Want {
 // ports returns all ports of all backends, by id.
 func (w *worker) ports(ctx context.Context, held []string) (map[string]port, error) {
 	all := map[string]port{}
-	for _, b := range w.each() {
+	for _, b := range w.backendList() {
 		ports, err := b.ports(ctx, held)
 		if err != nil {
 			return nil, err
@@ -245,9 +245,9 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read service %s: %w", name, err)
 	}
-	if lost := w.lost(name, s.UID); lost != "" { // somebody took the finalizer away
+	if lost := w.replacedUID(name, s.UID); lost != "" { // somebody took the finalizer away
 		w.forget(lost)
-		if err := w.giveBack(ctx); err != nil {
+		if err := w.updateAndClean(ctx); err != nil {
 			return err
 		}
 	}
@@ -255,9 +255,9 @@ func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 		return nil
 	}
 	_, err = w.step(ctx, &s, single)
-	if err == nil && w.unclean && !w.cleaning {
-		w.cleaning = true
-		w.again(cleanKey) // by itself: no Service waits for a cloud that is away because of what another one left
+	if err == nil && w.cleanupNeeded && !w.cleanupQueued {
+		w.cleanupQueued = true
+		w.requeue(cleanKey) // by itself: no Service waits for a cloud that is away because of what another one left
 	}
 	return err
 }
@@ -267,17 +267,17 @@ var cleanKey = types.NamespacedName{Name: "clean"}
 
 // Clean gives back what Services have left.
 func (w *worker) Clean(ctx context.Context) error {
-	if w.unclean {
-		if err := w.giveBack(ctx); err != nil {
+	if w.cleanupNeeded {
+		if err := w.updateAndClean(ctx); err != nil {
 			return err
 		}
 	}
-	w.cleaning = false
+	w.cleanupQueued = false
 	return nil
 }
 
 // lost returns the UID of a Service that had a name and is no longer there.
-func (w *worker) lost(name types.NamespacedName, uid types.UID) types.UID {
+func (w *worker) replacedUID(name types.NamespacedName, uid types.UID) types.UID {
 	for had, m := range w.services {
 		if m.name == name && had != uid {
 			return had
@@ -287,11 +287,11 @@ func (w *worker) lost(name types.NamespacedName, uid types.UID) types.UID {
 }
 
 // scope says whether gateways are told after each operation, or by who does many.
-type scope bool
+type notify bool
 
 const (
-	single scope = false
-	batch  scope = true
+	single notify = false
+	batch  notify = true
 )
 
 // step does what the seed design's three handlers say of a Service: after it was added, changed or deleted. What to do
@@ -305,7 +305,7 @@ const (
 //	yes      yes             yes              RemapService
 //	yes      no              yes              UnmapService, set to unmanaged
 //	yes      no              no               set to unmanaged
-func (w *worker) step(ctx context.Context, s *corev1.Service, sc scope) (more bool, err error) {
+func (w *worker) step(ctx context.Context, s *corev1.Service, sc notify) (more bool, err error) {
 	can := s.DeletionTimestamp == nil && w.settings.services().Takes(s)
 	switch is := managed(s); {
 	case !is && !can:
@@ -315,7 +315,7 @@ func (w *worker) step(ctx context.Context, s *corev1.Service, sc scope) (more bo
 	case can:
 		want, err := w.settings.services().Read(s)
 		if err != nil {
-			return false, w.refuse(ctx, s, invalid{err})
+			return false, w.reportRefused(ctx, s, invalid{err})
 		}
 		if s.Annotations[service.AnnotationPort] == "" {
 			return false, w.MapService(ctx, s, want, sc)
@@ -325,8 +325,8 @@ func (w *worker) step(ctx context.Context, s *corev1.Service, sc scope) (more bo
 	switch {
 	case s.Annotations[service.AnnotationPort] != "":
 		err = w.UnmapService(ctx, s, sc)
-	case w.unclean && sc == single: // it ended half way
-		err = w.giveBack(ctx)
+	case w.cleanupNeeded && sc == single: // it ended half way
+		err = w.updateAndClean(ctx)
 	}
 	if err != nil {
 		return false, err
@@ -347,7 +347,7 @@ func claim(s *corev1.Service, want service.Want, id string) portmap.Claim {
 
 // forget gives back what a Service has in the book.
 func (w *worker) forget(uid types.UID) {
-	w.book.Release(string(uid))
+	w.allocations.Release(string(uid))
 	delete(w.services, uid)
 }
 

@@ -24,8 +24,8 @@ type endpoints struct {
 	imports  map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	nodes    []*corev1.Node
 	// answers are those of nodes' health check ports, and asks the ports that matter now.
-	answers map[netip.AddrPort]probes.Answer
-	asks    map[netip.AddrPort]bool
+	answers      map[netip.AddrPort]probes.Answer
+	wantedProbes map[netip.AddrPort]bool
 }
 
 // readEndpoints reads all EndpointSlices and Nodes.
@@ -40,7 +40,7 @@ func (w *worker) readEndpoints(ctx context.Context) (*endpoints, error) {
 	}
 	e := &endpoints{
 		services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
-		answers: w.probes.Answers(), asks: map[netip.AddrPort]bool{},
+		answers: w.probes.Answers(), wantedProbes: map[netip.AddrPort]bool{},
 	}
 	for i := range slices.Items {
 		s := &slices.Items[i]
@@ -117,7 +117,7 @@ func slicePorts(of []*discoveryv1.EndpointSlice) (all []slicePort) {
 func protocolOf(p corev1.ServicePort) corev1.Protocol { return cmp.Or(p.Protocol, corev1.ProtocolTCP) }
 
 // lacks says which ports of a Service its import does not have, "" for none.
-func (e *endpoints) lacks(m *mapped) string {
+func (e *endpoints) missingPorts(m *mapped) string {
 	if m.want.Import == "" {
 		return ""
 	}
@@ -220,7 +220,7 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 		}
 		if m.want.HealthCheckPort != 0 {
 			at := netip.AddrPortFrom(addr, m.want.HealthCheckPort)
-			e.asks[at] = true
+			e.wantedProbes[at] = true
 			switch e.answers[at] {
 			case probes.Serving:
 				serving = serving || !leaving(n)

@@ -33,7 +33,7 @@ type plan struct {
 func (w *worker) UpdateAgents(ctx context.Context) error {
 	neutron, err := w.updateAgents(ctx)
 	if neutron != nil {
-		w.again(gatewaysKey) // Neutron may have room later; the Service at hand need not wait for it
+		w.requeue(gatewaysKey) // Neutron may have room later; the Service at hand need not wait for it
 	}
 	return err
 }
@@ -55,19 +55,19 @@ func (w *worker) updateAgents(ctx context.Context) (neutron, err error) {
 		return nil, err
 	}
 	failed := w.updatePairs(ctx, plans)
-	w.fleet.Set(ctx, targets(plans))
+	w.agents.Set(ctx, targets(plans))
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	reports := w.fleet.Reports()
-	led := w.lead(ctx, plans, reports)
-	w.judge(plans, reports, failed)
+	reports := w.agents.Reports()
+	led := w.moveFailoverIPs(ctx, plans, reports)
+	w.updateVerdicts(plans, reports, failed)
 	return errors.Join(append(slices.Collect(maps.Values(failed)), led)...), w.reportGateways(ctx, plans, reports, failed)
 }
 
 // learn asks the gateways, once, which generations they have.
-func (w *worker) learn(ctx context.Context) error {
-	if w.learned {
+func (w *worker) readGenerations(ctx context.Context) error {
+	if w.generationsRead {
 		return nil
 	}
 	var nodes v1alpha1.GatewayNodeList
@@ -79,8 +79,8 @@ func (w *worker) learn(ctx context.Context) error {
 		n := &nodes.Items[i]
 		all[n.Name] = agents.Target{URL: n.Spec.URL, Identity: identity(n)}
 	}
-	w.fleet.Learn(ctx, all)
-	w.learned = true
+	w.agents.ReadGenerations(ctx, all)
+	w.generationsRead = true
 	return nil
 }
 
@@ -96,7 +96,7 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 	}
 	services := w.sorted()
 	for _, m := range services {
-		m.lacks = e.lacks(m)
+		m.missingPorts = e.missingPorts(m)
 	}
 	balancers, groups := map[string][]string{}, map[string][]desired.VIP{}
 	for _, n := range nodes.Items {
@@ -118,15 +118,15 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 			continue
 		}
 		vips := groups[group(n)]
-		if addr, ok := own(n); ok {
-			vips = slices.Concat(vips, movedVIPs(&w.settings, services, e, group(n), addr))
+		if addr, ok := floatingTarget(n); ok {
+			vips = slices.Concat(vips, failoverVIPs(&w.settings, services, e, group(n), addr))
 			slices.SortFunc(vips, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
 		}
-		if all[i].state, all[i].err = w.state(ctx, n, mates(n, nodes.Items), vips); all[i].err != nil {
+		if all[i].state, all[i].err = w.state(ctx, n, peersOf(n, nodes.Items), vips); all[i].err != nil {
 			all[i].reason = v1alpha1.ReasonInvalid
 		}
 	}
-	w.probes.Ask(e.asks)
+	w.probes.Set(e.wantedProbes)
 	slices.SortFunc(all, func(a, b plan) int { return strings.Compare(a.node.Name, b.node.Name) })
 	return all, nil
 }
@@ -160,20 +160,20 @@ func agentPort(n *v1alpha1.GatewayNode) uint16 {
 }
 
 // mates are the other gateways of a gateway's group, by name.
-func mates(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (mates []desired.Mate) {
+func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peersOf []desired.PeerGateway) {
 	for i := range all {
 		if o := &all[i]; o.Name != n.Name && group(o) == group(n) {
-			mates = append(mates, desired.Mate{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
+			peersOf = append(peersOf, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
 		}
 	}
-	slices.SortFunc(mates, func(a, b desired.Mate) int { return strings.Compare(a.Name, b.Name) })
-	return mates
+	slices.SortFunc(peersOf, func(a, b desired.PeerGateway) int { return strings.Compare(a.Name, b.Name) })
+	return peersOf
 }
 
 // state is what a gateway is to have. The error is about the gateway's own spec.
-func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, mates []desired.Mate, vips []desired.VIP) (desired.State, error) {
+func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, mates []desired.PeerGateway, vips []desired.VIP) (desired.State, error) {
 	s := desired.State{
-		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil, Mates: mates, VIPs: vips,
+		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil, Peers: mates, VIPs: vips,
 	}
 	var err error
 	if n.Spec.BGP != nil {
@@ -268,7 +268,7 @@ func targets(plans []plan) map[string]agents.Target {
 }
 
 // judge works out what gateways make of each Service, and asks for a look at those of which that changed.
-func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map[string]error) {
+func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, pairs map[string]error) {
 	next := map[types.NamespacedName]verdict{}
 	for _, m := range w.sorted() {
 		pool := w.settings.pool(m.port.Pool)
@@ -276,11 +276,11 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 			continue // one that the settings have no more: the Service moves
 		}
 		v := verdict{service.ReasonNoGateway, "no gateway of group " + pool.Group + " has it; see kubectl get gatewaynodes"}
-		if pool.Moved != nil {
+		if pool.FailoverIP != nil {
 			v.message = "its floating IP leads to no gateway of group " + pool.Group + " that has it: at least one needs spec.neutronPort, an IPv4 spec.address, and an agent that answers; see kubectl get gatewaynodes"
 		}
 		for _, p := range plans {
-			if group(p.node) != pool.Group || pool.Moved != nil && !leadsTo(m.port.Floating, p.node) {
+			if group(p.node) != pool.Group || pool.FailoverIP != nil && !leadsTo(m.port.Floating, p.node) {
 				continue
 			}
 			r := reports[p.node.Name]
@@ -294,17 +294,17 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 			}
 			if r.Applied && p.err == nil {
 				v = verdict{service.ReasonApplied, "gateways of group " + pool.Group + " have it"}
-				if pool.Moved != nil {
+				if pool.FailoverIP != nil {
 					v.message = "gateway " + p.node.Name + " has it; when its floating IP moves to another one, connections end"
 				}
 			}
 		}
-		if v.reason == service.ReasonApplied && m.lacks != "" {
-			v = verdict{service.ReasonNoSuchPort, m.lacks}
+		if v.reason == service.ReasonApplied && m.missingPorts != "" {
+			v = verdict{service.ReasonNoSuchPort, m.missingPorts}
 		}
 		next[m.name] = v
 		if was, ok := w.verdicts[m.name]; !ok || was != v {
-			w.again(m.name)
+			w.requeue(m.name)
 		}
 	}
 	w.verdicts = next

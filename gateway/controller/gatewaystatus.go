@@ -24,7 +24,7 @@ func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[s
 		r := reports[p.node.Name]
 		errs = append(errs, w.patchNode(ctx, p.node, func(s *v1alpha1.GatewayNodeStatus) {
 			describe(s, p, r)
-			s.FloatingIPs = w.leading(p.node)
+			s.FloatingIPs = w.failoverIPsAt(p.node)
 			describePairs(s, pairs[p.node.Name], p.node.Spec.NeutronPort != "" && w.cloud != nil && w.settings.AddressPairs != PairNone)
 		}))
 	}
@@ -37,7 +37,7 @@ func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
 		s.AppliedGeneration, s.Hash, s.Version = int64(r.Status.Generation), r.Status.Hash, r.Status.Version
 		s.Drift, s.Announced = nil, nil
 		for _, f := range r.Status.Drift[:min(len(r.Status.Drift), driftLimit)] {
-			s.Drift = append(s.Drift, f.Part+": "+desired.Faults{f}.Error())
+			s.Drift = append(s.Drift, f.Component+": "+desired.Faults{f}.Error())
 		}
 		for _, a := range r.Status.Announced {
 			s.Announced = append(s.Announced, a.String())

@@ -70,7 +70,7 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port, he
 		purpose = fmt.Sprintf("%s.%s.%d", r.Pool.Name, r.Purpose, i)
 	}
 	if slices.Contains(r.Families, corev1.IPv4Protocol) {
-		if _, err := n.offers(ctx, r.Pool, r.Floating); err != nil {
+		if _, err := n.checkFloatingIP(ctx, r.Pool, r.Floating); err != nil {
 			return port{}, err
 		}
 	}
@@ -87,23 +87,23 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port, he
 
 func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (port, error) {
 	fixed, ok := ipv4(p.VIPs)
-	if !ok || floats(p.Floating, want) {
+	if !ok || matchesFloatingIP(p.Floating, want) {
 		return p, nil
 	}
 	pool := n.pool(p.Pool)
-	use, err := n.offers(ctx, pool, want)
+	use, err := n.checkFloatingIP(ctx, pool, want)
 	if err != nil {
 		return p, err
 	}
 	if p.Floating.ID != "" && (want.Use != "" || !want.Allocate) { // it makes room
-		if err := n.part(ctx, p.Floating); err != nil {
+		if err := n.releaseFloatingIP(ctx, p.Floating); err != nil {
 			return p, err
 		}
 		p.Floating = openstack.FloatingIP{}
 	}
 	switch {
 	case want.Use != "":
-		if err := n.cloud.LeadFloatingIP(ctx, use.ID, p.ID, fixed); err != nil {
+		if err := n.cloud.AssociateFloatingIP(ctx, use.ID, p.ID, fixed); err != nil {
 			return p, err
 		}
 		use.Port, use.Fixed, p.Floating = p.ID, fixed, use
@@ -114,7 +114,7 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 			}
 		}
 		if want.Retain && p.Floating.Ours {
-			if err := n.cloud.KeepFloatingIP(ctx, p.Floating.ID); err != nil {
+			if err := n.cloud.RetainFloatingIP(ctx, p.Floating.ID); err != nil {
 				return p, err
 			}
 			p.Floating.Ours = false
@@ -124,18 +124,18 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 }
 
 // offers returns the floating IP that a user named, if one was named, and an error when a pool has none as wanted.
-func (n *neutron) offers(ctx context.Context, pool *Pool, want service.FloatingIP) (openstack.FloatingIP, error) {
+func (n *neutron) checkFloatingIP(ctx context.Context, pool *Pool, want service.FloatingIP) (openstack.FloatingIP, error) {
 	if want.Allocate && pool.Neutron.FloatingNetwork == "" {
 		return openstack.FloatingIP{}, invalid{fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", pool.Name, service.AnnotationFloatingIP)}
 	}
 	if want.Use == "" {
 		return openstack.FloatingIP{}, nil
 	}
-	return n.lent(ctx, want.Use)
+	return n.userFloatingIP(ctx, want.Use)
 }
 
 // lent returns a floating IP that a user named. One that leads to what is not ours is left there.
-func (n *neutron) lent(ctx context.Context, idOrAddr string) (openstack.FloatingIP, error) {
+func (n *neutron) userFloatingIP(ctx context.Context, idOrAddr string) (openstack.FloatingIP, error) {
 	all, err := n.cloud.AllFloatingIPs(ctx)
 	if err != nil {
 		return openstack.FloatingIP{}, err
@@ -161,11 +161,11 @@ func (n *neutron) lent(ctx context.Context, idOrAddr string) (openstack.Floating
 }
 
 // part takes a floating IP away from its port: one of ours goes, one that was lent or kept is left to its owner.
-func (n *neutron) part(ctx context.Context, f openstack.FloatingIP) error {
+func (n *neutron) releaseFloatingIP(ctx context.Context, f openstack.FloatingIP) error {
 	if f.Ours {
 		return n.cloud.DeleteFloatingIP(ctx, f.ID)
 	}
-	return n.cloud.LeadFloatingIP(ctx, f.ID, "", netip.Addr{})
+	return n.cloud.AssociateFloatingIP(ctx, f.ID, "", netip.Addr{})
 }
 
 func (n *neutron) clean(ctx context.Context, used func(id string) bool) (gone []string, err error) {

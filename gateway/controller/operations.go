@@ -28,7 +28,7 @@ func (w *worker) setManaged(ctx context.Context, s *corev1.Service) error {
 		annotate(s, service.AnnotationManaged, "true")
 	})
 	if err == nil {
-		w.tell(s, corev1.EventTypeNormal, "TakenOver", "the gateways' controller takes care of this Service")
+		w.event(s, corev1.EventTypeNormal, "TakenOver", "the gateways' controller takes care of this Service")
 	}
 	return err
 }
@@ -48,43 +48,43 @@ func (w *worker) setUnmanaged(ctx context.Context, s *corev1.Service) error {
 		return nil
 	}
 	if err == nil {
-		w.tell(s, corev1.EventTypeNormal, "Released", "the gateways' controller no longer takes care of this Service")
+		w.event(s, corev1.EventTypeNormal, "Released", "the gateways' controller no longer takes care of this Service")
 	}
 	return err
 }
 
 // MapService gives a Service an L2 port and tells the gateways.
-func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, sc scope) error {
+func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, sc notify) error {
 	pool := w.settings.pool(want.Pool)
 	families := common(want.Families, pool.families())
 	if len(families) == 0 {
-		return w.refuse(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
+		return w.reportRefused(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
 	}
-	if err := w.fits(ctx, s, want, pool); err != nil {
-		return w.refuse(ctx, s, err)
+	if err := w.checkFailoverIP(ctx, s, want, pool); err != nil {
+		return w.reportRefused(ctx, s, err)
 	}
 	want.Floating = floating(s, want.Floating, pool, families)
-	had, unclean := s.Annotations[service.AnnotationPort], w.unclean
-	p, settled := w.settled(s, want, families)
+	had, unclean := s.Annotations[service.AnnotationPort], w.cleanupNeeded
+	p, settled := w.unchanged(s, want, families)
 	if !settled || sc == batch {
 		var err error
-		if p, err = w.place(ctx, s, want, pool, families); err != nil {
-			return w.refuse(ctx, s, err)
+		if p, err = w.choosePort(ctx, s, want, pool, families); err != nil {
+			return w.reportRefused(ctx, s, err)
 		}
 	}
 	addresses := p.external(families)
 	if err := w.assign(ctx, s, p, want, addresses); err != nil {
 		return err
 	}
-	if err := w.book.Take(claim(s, want, p.ID)); err != nil {
+	if err := w.allocations.Take(claim(s, want, p.ID)); err != nil {
 		return err // place has looked
 	}
-	w.unclean = unclean || had != "" && had != p.ID // what was made is the Service's now
+	w.cleanupNeeded = unclean || had != "" && had != p.ID // what was made is the Service's now
 	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	for _, m := range w.sharers(p.ID, s.UID) { // its floating IP may be another one now
 		if m.port.Floating != p.Floating {
 			m.port = p
-			w.again(m.name)
+			w.requeue(m.name)
 		}
 	}
 	if sc == single {
@@ -94,42 +94,42 @@ func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service
 	}
 	switch {
 	case had == "":
-		w.tell(s, corev1.EventTypeNormal, "Mapped", "reached at "+list(addresses))
-	case had != p.ID, movedFrom(s, addresses):
-		w.tell(s, corev1.EventTypeNormal, "Remapped", "reached at "+list(addresses)+" from now on")
+		w.event(s, corev1.EventTypeNormal, "Mapped", "reached at "+list(addresses))
+	case had != p.ID, addressesChanged(s, addresses):
+		w.event(s, corev1.EventTypeNormal, "Remapped", "reached at "+list(addresses)+" from now on")
 	}
 	return w.reportMapped(ctx, s, addresses)
 }
 
 // movedFrom reports whether a Service's status says other addresses than these. Whose doing that is is no matter: of Services that
 // share a port the first one that is looked at gives all of them another floating IP.
-func movedFrom(s *corev1.Service, to []netip.Addr) bool {
+func addressesChanged(s *corev1.Service, to []netip.Addr) bool {
 	was := s.Status.LoadBalancer.Ingress
 	return len(was) > 0 && !slices.EqualFunc(was, to, func(i corev1.LoadBalancerIngress, a netip.Addr) bool { return i.IP == a.String() })
 }
 
 // RemapService is MapService for a Service that has an L2 port, which it keeps as long as that is there and satisfies it.
-func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, sc scope) error {
+func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, sc notify) error {
 	return w.MapService(ctx, s, want, sc)
 }
 
 // settled returns the port of a Service that has, as far as is known, what it asks for: the cloud, which may be slow or away,
 // need not be asked between two looks at everything.
-func (w *worker) settled(s *corev1.Service, want service.Want, families []corev1.IPFamily) (port, bool) {
+func (w *worker) unchanged(s *corev1.Service, want service.Want, families []corev1.IPFamily) (port, bool) {
 	m := w.services[s.UID]
 	if m == nil || m.port.ID != s.Annotations[service.AnnotationPort] || !reflect.DeepEqual(m.want, want) {
 		return port{}, false
 	}
 	_, has4 := ipv4(m.port.VIPs)
-	return m.port, m.port.Pool == want.Pool && m.port.covers(families) && (!has4 || floats(m.port.Floating, want.Floating))
+	return m.port, m.port.Pool == want.Pool && m.port.covers(families) && (!has4 || matchesFloatingIP(m.port.Floating, want.Floating))
 }
 
 // place returns the port that a Service has from now on: the one that it has if that satisfies it, else the first by id of
 // those that others have, else a new one.
-func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
+func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
 	// The annotation may name a port that the book does not know this Service by.
 	has := s.Annotations[service.AnnotationPort]
-	ports, err := w.known(ctx, has)
+	ports, err := w.knownPorts(ctx, has)
 	if err != nil {
 		return port{}, err
 	}
@@ -144,18 +144,18 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 		}
 	}
 	c := claim(s, want, has)
-	if w.book.Port(c.Service) == "" && slices.Contains(candidates, has) {
-		_ = w.book.Take(c) // another Service may have its L4 ports there; then it moves
+	if w.allocations.Port(c.Service) == "" && slices.Contains(candidates, has) {
+		_ = w.allocations.Take(c) // another Service may have its L4 ports there; then it moves
 	}
-	if err := w.lent(ports, want, s, satisfies); err != nil {
+	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	id, ok := w.book.Choose(c, candidates)
+	id, ok := w.allocations.Choose(c, candidates)
 	p := ports[id]
 	if !ok {
 		p, err = w.CreateAndAssignPort(ctx, s, want, pool, families, ports)
 		if !errors.As(err, new(invalid)) {
-			w.unclean = true // until the Service says that it has it: it may ask for something else by then
+			w.cleanupNeeded = true // until the Service says that it has it: it may ask for something else by then
 		}
 		if err != nil {
 			return port{}, err
@@ -168,9 +168,9 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 }
 
 // known are all ports, with one that a Service's annotation names; while many Services are looked at they are read once.
-func (w *worker) known(ctx context.Context, has string) (map[string]port, error) {
-	if w.seen != nil {
-		return w.seen, nil
+func (w *worker) knownPorts(ctx context.Context, has string) (map[string]port, error) {
+	if w.portCache != nil {
+		return w.portCache, nil
 	}
 	held := w.held()
 	if has != "" && !slices.Contains(held, has) {
@@ -187,7 +187,7 @@ func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, wan
 
 // floating is what a Service gets of floating IPs: the default is nothing where there are none.
 func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
-	if pool.Moved != nil {
+	if pool.FailoverIP != nil {
 		return service.FloatingIP{Allocate: true}
 	}
 	_, asked := s.Annotations[service.AnnotationFloatingIP]
@@ -199,14 +199,14 @@ func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families [
 }
 
 // lent refuses a floating IP by name that other Services use in a way that cannot be shared.
-func (w *worker) lent(ports map[string]port, want service.Want, s *corev1.Service, satisfies func(port) bool) error {
+func (w *worker) checkSharedFloatingIP(ports map[string]port, want service.Want, s *corev1.Service, satisfies func(port) bool) error {
 	if want.Floating.Use == "" {
 		return nil
 	}
 	for _, id := range slices.Sorted(maps.Keys(ports)) {
 		p := ports[id]
 		others := w.sharers(id, s.UID)
-		if !floats(p.Floating, want.Floating) || len(others) == 0 {
+		if !matchesFloatingIP(p.Floating, want.Floating) || len(others) == 0 {
 			continue
 		}
 		for _, m := range others {
@@ -237,7 +237,7 @@ func (w *worker) assign(ctx context.Context, s *corev1.Service, p port, want ser
 }
 
 // UnmapService takes the port away from a Service, tells the gateways, and gives back what nobody has any more.
-func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc scope) error {
+func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc notify) error {
 	err := w.patch(ctx, s, func(s *corev1.Service) {
 		annotate(s, service.AnnotationPort, "")
 		setExternalIPs(s, nil)
@@ -246,21 +246,21 @@ func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc scope) 
 		return err
 	}
 	w.forget(s.UID)
-	w.unclean = true
-	w.tell(s, corev1.EventTypeNormal, "Unmapped", "no longer reached through the gateways")
+	w.cleanupNeeded = true
+	w.event(s, corev1.EventTypeNormal, "Unmapped", "no longer reached through the gateways")
 	if sc == batch {
 		return nil
 	}
-	return w.giveBack(ctx)
+	return w.updateAndClean(ctx)
 }
 
 // giveBack tells the gateways what they have no more, and then gives it back.
-func (w *worker) giveBack(ctx context.Context) error {
-	w.unclean = true
+func (w *worker) updateAndClean(ctx context.Context) error {
+	w.cleanupNeeded = true
 	if err := errors.Join(w.UpdateAgents(ctx), w.CleanUnusedPorts(ctx)); err != nil {
 		return err
 	}
-	w.unclean = false
+	w.cleanupNeeded = false
 	return nil
 }
 
@@ -279,7 +279,7 @@ func (w *worker) CleanUnusedPorts(ctx context.Context) error {
 	}
 	var errs []error
 	for _, c := range w.cleaners {
-		gone, err := c.clean(ctx, func(id string) bool { return used[id] || w.book.Used(id) })
+		gone, err := c.clean(ctx, func(id string) bool { return used[id] || w.allocations.Used(id) })
 		errs = append(errs, err)
 		for _, what := range gone {
 			w.log.Info("given back", "what", what)

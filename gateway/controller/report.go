@@ -31,14 +31,14 @@ func (i invalid) Unwrap() error { return i.error }
 type verdict struct{ reason, message string }
 
 // tell makes an event of something that happened.
-func (w *worker) tell(s *corev1.Service, kind, reason, text string) {
+func (w *worker) event(s *corev1.Service, kind, reason, text string) {
 	w.events.Eventf(s, nil, kind, reason, "Balance", "%s", text)
 	w.log.Info(text, "namespace", s.Namespace, "service", s.Name, "reason", reason)
 }
 
 // refuse tells the user why a Service does not get what it asks for. What it has it keeps. The error is nil where trying
 // again would be of no use.
-func (w *worker) refuse(ctx context.Context, s *corev1.Service, err error) error {
+func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error) error {
 	c := metav1.Condition{Type: service.ConditionMapped, Status: metav1.ConditionFalse, Reason: service.ReasonCloud, Message: err.Error()}
 	again := err
 	var user invalid
@@ -59,7 +59,7 @@ func (w *worker) refuse(ctx context.Context, s *corev1.Service, err error) error
 		return errors.Join(again, err)
 	}
 	if news {
-		w.tell(s, corev1.EventTypeWarning, c.Reason, c.Message)
+		w.event(s, corev1.EventTypeWarning, c.Reason, c.Message)
 	}
 	return again
 }
@@ -75,7 +75,7 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 	m := w.services[s.UID]
 	has := "it has addresses of pool " + m.port.Pool
 	pool := w.settings.pool(m.port.Pool)
-	if pool != nil && pool.Moved != nil {
+	if pool != nil && pool.FailoverIP != nil {
 		has = "it has the floating IP of pool " + pool.Name + ", which moves from one gateway to another: its connections end then"
 	}
 	if pool != nil && m.want.Local && pool.Return != desired.Routed {
@@ -96,7 +96,7 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: service.ConditionApplied, Status: status, Reason: v.reason, Message: v.message})
 	})
 	if err == nil && known && (v.reason == service.ReasonRefused || v.reason == service.ReasonNoSuchPort) && said != v.message {
-		w.tell(s, corev1.EventTypeWarning, v.reason, v.message)
+		w.event(s, corev1.EventTypeWarning, v.reason, v.message)
 	}
 	return err
 }
@@ -114,7 +114,7 @@ func ingress(addresses []netip.Addr, l4 []portmap.L4) (all []corev1.LoadBalancer
 }
 
 // reached are those of a Service's L4 ports that its status says it is reached at; all while that says nothing.
-func reached(s *corev1.Service, l4 []portmap.L4) []portmap.L4 {
+func reachablePorts(s *corev1.Service, l4 []portmap.L4) []portmap.L4 {
 	if len(s.Status.LoadBalancer.Ingress) == 0 || len(s.Status.LoadBalancer.Ingress[0].Ports) == 0 {
 		return l4
 	}

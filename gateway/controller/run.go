@@ -64,11 +64,11 @@ type Config struct {
 
 // Controller keeps ports, floating IPs and gateways in step with Services.
 type Controller struct {
-	cfg     Config
-	manager ctrl.Manager
-	holder  atomic.Pointer[string] // of the Lease, when this one won it
-	synced  atomic.Bool
-	asked   chan event.GenericEvent
+	cfg      Config
+	manager  ctrl.Manager
+	holder   atomic.Pointer[string] // of the Lease, when this one won it
+	synced   atomic.Bool
+	requests chan event.GenericEvent
 }
 
 // New prepares a controller.
@@ -77,7 +77,7 @@ func New(c Config) (*Controller, error) {
 		return nil, fmt.Errorf("settings: %w", err)
 	}
 	for i, p := range c.Settings.Pools {
-		if (p.Neutron != nil || p.Moved != nil) && c.Cloud == nil {
+		if (p.Neutron != nil || p.FailoverIP != nil) && c.Cloud == nil {
 			return nil, fmt.Errorf("settings: pools[%d] needs a cloud; name one of clouds.yaml by --cloud", i)
 		}
 	}
@@ -105,7 +105,7 @@ func New(c Config) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare the controller for %s: %w", local.Host, err)
 	}
-	is := &Controller{cfg: c, manager: mgr, asked: make(chan event.GenericEvent, 1024)}
+	is := &Controller{cfg: c, manager: mgr, requests: make(chan event.GenericEvent, 1024)}
 	return is, mgr.Add(manager.RunnableFunc(is.work))
 }
 
@@ -142,7 +142,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // work goes on while the Lease is held: the fleet of gateways, the questions to nodes, and a controller with one worker.
 func (c *Controller) work(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	ask := func(name types.NamespacedName) { c.ask(ctx, name) }
+	ask := func(name types.NamespacedName) { c.enqueue(ctx, name) }
 	f := agents.New(ctx, agents.Config{TLS: c.cfg.TLS, Fence: c.fence, Changed: func() { ask(gatewaysKey) }, Log: c.cfg.Log})
 	defer f.Wait()
 	nodes := probes.New(ctx, probes.Config{Changed: func() { ask(gatewaysKey) }})
@@ -150,7 +150,7 @@ func (c *Controller) work(ctx context.Context) error {
 	defer cancel()
 	w := &worker{
 		settings: c.cfg.Settings, namespace: c.cfg.Namespace, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
-		fleet: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, again: ask,
+		agents: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, requeue: ask,
 	}
 	if c.cfg.Cloud != nil {
 		w.cloud = fenced{c.cfg.Cloud, c.fence}
@@ -183,7 +183,7 @@ func (c *Controller) watch(one controller.Controller) error {
 		one.Watch(source.Kind(of, &discoveryv1.EndpointSlice{}, gateways[*discoveryv1.EndpointSlice]())),
 		one.Watch(source.Kind(of, &corev1.Node{}, gateways[*corev1.Node]())),
 		one.Watch(source.Kind(of, &v1alpha1.GatewayNode{}, gateways[*v1alpha1.GatewayNode]())),
-		one.Watch(source.Channel(c.asked, &handler.EnqueueRequestForObject{})),
+		one.Watch(source.Channel(c.requests, &handler.EnqueueRequestForObject{})),
 	)
 }
 
@@ -195,11 +195,11 @@ func gateways[T client.Object]() handler.TypedEventHandler[T, reconcile.Request]
 }
 
 // ask brings a Service, or a key, to the worker.
-func (c *Controller) ask(ctx context.Context, name types.NamespacedName) {
+func (c *Controller) enqueue(ctx context.Context, name types.NamespacedName) {
 	about := &corev1.Service{}
 	about.Namespace, about.Name = name.Namespace, name.Name
 	select {
-	case c.asked <- event.GenericEvent{Object: about}:
+	case c.requests <- event.GenericEvent{Object: about}:
 	case <-ctx.Done():
 	}
 }
@@ -261,20 +261,20 @@ func (f fenced) ReserveFloatingIP(ctx context.Context, network, purpose string) 
 	return f.Cloud.ReserveFloatingIP(ctx, network, purpose)
 }
 
-// LeadFloatingIP leads a floating IP elsewhere.
-func (f fenced) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+// AssociateFloatingIP leads a floating IP elsewhere.
+func (f fenced) AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
 	if err := f.fence(ctx); err != nil {
 		return fmt.Errorf("lead floating IP %s: %w", id, err)
 	}
-	return f.Cloud.LeadFloatingIP(ctx, id, port, fixed)
+	return f.Cloud.AssociateFloatingIP(ctx, id, port, fixed)
 }
 
-// KeepFloatingIP makes a floating IP a user's.
-func (f fenced) KeepFloatingIP(ctx context.Context, id string) error {
+// RetainFloatingIP makes a floating IP a user's.
+func (f fenced) RetainFloatingIP(ctx context.Context, id string) error {
 	if err := f.fence(ctx); err != nil {
 		return fmt.Errorf("keep floating IP %s: %w", id, err)
 	}
-	return f.Cloud.KeepFloatingIP(ctx, id)
+	return f.Cloud.RetainFloatingIP(ctx, id)
 }
 
 // DeleteFloatingIP deletes a floating IP.
@@ -315,7 +315,7 @@ func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Re
 	switch r.NamespacedName {
 	case gatewaysKey:
 		err = l.Refresh(ctx)
-		again.RequeueAfter = l.wait
+		again.RequeueAfter = l.recheckAfter
 	case cleanKey:
 		err = l.Clean(ctx)
 	default:

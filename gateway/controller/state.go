@@ -14,7 +14,7 @@ import (
 // vips are what the gateways of a group take packets for: sorted as the state of a gateway is.
 func vips(settings *Settings, services []*mapped, e *endpoints, group string) []desired.VIP {
 	return vipsAt(settings, services, e, group, func(m *mapped, pool *Pool) []netip.Addr {
-		if pool.Moved != nil {
+		if pool.FailoverIP != nil {
 			return nil // each gateway has another one
 		}
 		return m.port.vips(m.families(pool))
@@ -22,9 +22,9 @@ func vips(settings *Settings, services []*mapped, e *endpoints, group string) []
 }
 
 // movedVIPs are what one gateway of a group, which has an address for floating IPs that move, takes packets for there.
-func movedVIPs(settings *Settings, services []*mapped, e *endpoints, group string, own netip.Addr) []desired.VIP {
+func failoverVIPs(settings *Settings, services []*mapped, e *endpoints, group string, own netip.Addr) []desired.VIP {
 	return vipsAt(settings, services, e, group, func(_ *mapped, pool *Pool) []netip.Addr {
-		if pool.Moved == nil {
+		if pool.FailoverIP == nil {
 			return nil
 		}
 		return []netip.Addr{own}

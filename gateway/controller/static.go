@@ -48,7 +48,7 @@ func (s *static) parse(id string) (port, bool) {
 }
 
 func (s *static) create(_ context.Context, r request, _ map[string]port, held []string) (port, error) {
-	if err := s.offers(r.Pool.Name, r.Floating); err != nil {
+	if err := s.checkFloatingIP(r.Pool.Name, r.Floating); err != nil {
 		return port{}, err
 	}
 	taken := map[netip.Addr]bool{}
@@ -93,11 +93,11 @@ func firstFree(prefixes []netip.Prefix, f corev1.IPFamily, taken map[netip.Addr]
 }
 
 func (s *static) float(_ context.Context, p port, want service.FloatingIP) (port, error) {
-	return p, s.offers(p.Pool, want)
+	return p, s.checkFloatingIP(p.Pool, want)
 }
 
 // offers refuses every floating IP: a pool of addresses has none.
-func (*static) offers(pool string, want service.FloatingIP) error {
+func (*static) checkFloatingIP(pool string, want service.FloatingIP) error {
 	if want.Use == "" && !want.Allocate {
 		return nil
 	}

@@ -51,14 +51,14 @@ type State struct {
 	// Cordoned gateways announce nothing and go on to balance what still arrives.
 	Cordoned bool `json:"cordoned,omitempty"`
 	// Mates are the other gateways of the group, which are told of connections so that those survive this gateway.
-	Mates []Mate `json:"mates,omitempty"` // by name
-	VIPs  []VIP  `json:"vips,omitempty"`  // by address
-	BGP   *BGP   `json:"bgp,omitempty"`   // needed by VIPs that are announced so
-	VRRP  *VRRP  `json:"vrrp,omitempty"`  // needed by VIPs that are announced so
+	Peers []PeerGateway `json:"peers,omitempty"` // by name
+	VIPs  []VIP         `json:"vips,omitempty"`  // by address
+	BGP   *BGP          `json:"bgp,omitempty"`   // needed by VIPs that are announced so
+	VRRP  *VRRP         `json:"vrrp,omitempty"`  // needed by VIPs that are announced so
 }
 
 // Mate is another gateway of the group.
-type Mate struct {
+type PeerGateway struct {
 	URL  string `json:"url"`  // such as https://192.0.2.12:9479
 	Name string `json:"name"` // the identity in its certificate
 }
@@ -72,15 +72,18 @@ const (
 	EBPF     Balancer = "ebpf"
 )
 
-// Announce is how routers learn that a gateway takes the packets to a VIP.
+// Announce names the announcer that tells routers or hosts which gateway takes the packets to a VIP.
 type Announce string
 
-// The ways to announce a VIP.
+// The announcers.
 const (
 	ByBGP  Announce = "bgp"
 	ByVRRP Announce = "vrrp"
-	ByNone Announce = "none" // somebody else leads packets here, such as a floating IP at a gateway's own port
+	ByNone Announce = "none" // no announcer: something else sends packets here, such as a floating IP at a gateway's own port
 )
+
+// Announces are the values that a pool may have. Each but ByNone is the Name of an announcer of the gateways.
+var Announces = []Announce{ByBGP, ByVRRP, ByNone}
 
 // Return is how backends' packets find back to the client.
 type Return string

@@ -11,15 +11,15 @@ import (
 
 // Parts of a gateway, by which faults are grouped.
 const (
-	PartRequest  = "request"
-	PartBalancer = "balancer"
-	PartBGP      = "bgp"
-	PartVRRP     = "vrrp"
+	ComponentRequest  = "request"
+	ComponentBalancer = "balancer"
+	ComponentBGP      = string(ByBGP)
+	ComponentVRRP     = string(ByVRRP)
 )
 
 // Fault is one thing that is wrong.
 type Fault struct {
-	Part string `json:"part"`
+	Component string `json:"component"`
 	// Field is the path into the state, such as "vips[3].frontends[0].port"; "" when it is about no field.
 	Field string `json:"field,omitempty"`
 	// Services are those that suffer, as namespace/name; none: all.
@@ -33,7 +33,7 @@ type Faults []Fault
 func (f Faults) Error() string {
 	lines := make([]string, len(f))
 	for i, fault := range f {
-		lines[i] = strings.TrimPrefix(fault.Part+": ", PartRequest+": ") + strings.TrimPrefix(fault.Field+": ", ": ") + fault.Message
+		lines[i] = strings.TrimPrefix(fault.Component+": ", ComponentRequest+": ") + strings.TrimPrefix(fault.Field+": ", ": ") + fault.Message
 	}
 	return strings.Join(lines, "; ")
 }
@@ -44,8 +44,8 @@ func (s *State) Validate() Faults {
 	v.nonEmpty("cluster", s.Cluster)
 	v.nonEmpty("group", s.Group)
 	oneOf(&v, "balancer", s.Balancer, NFTables, EBPF)
-	for i, m := range s.Mates {
-		v.item("mates", i, func(v *validator) {
+	for i, m := range s.Peers {
+		v.item("peers", i, func(v *validator) {
 			v.nonEmpty("name", m.Name)
 			if u, err := url.Parse(m.URL); err != nil || u.Scheme != "https" || u.Host == "" {
 				v.add("url", "is %q; it must be https://HOST:PORT", m.URL)
@@ -83,7 +83,7 @@ func (s *State) Validate() Faults {
 type validator struct{ faults Faults }
 
 func (v *validator) add(field, format string, args ...any) {
-	v.faults = append(v.faults, Fault{Part: PartRequest, Field: field, Message: fmt.Sprintf(format, args...)})
+	v.faults = append(v.faults, Fault{Component: ComponentRequest, Field: field, Message: fmt.Sprintf(format, args...)})
 }
 
 // item notes what is wrong with one of a list, whose fields check names as if it stood alone: there are thousands of them,
@@ -107,11 +107,17 @@ func oneOf[T ~string](v *validator, field string, have T, of ...T) {
 	if slices.Contains(of, have) {
 		return
 	}
+	v.add(field, "is %q; it can be %s", string(have), OneOf(of...))
+}
+
+// OneOf lists the values that a field may have, for messages.
+func OneOf[T ~string](of ...T) string {
 	words := make([]string, len(of))
 	for i, o := range of {
 		words[i] = fmt.Sprintf("%q", string(o))
 	}
-	v.add(field, "is %q; it can be %s", string(have), strings.Join(words, " or "))
+	last := len(words) - 1
+	return strings.TrimPrefix(strings.Join(words[:last], ", ")+" or "+words[last], " or ")
 }
 
 // address reports whether packets can go to an address.
@@ -130,7 +136,7 @@ func (v *validator) address(field string, a netip.Addr) bool {
 }
 
 func (v *validator) vip(vip *VIP) {
-	oneOf(v, "announce", vip.Announce, ByBGP, ByVRRP, ByNone)
+	oneOf(v, "announce", vip.Announce, Announces...)
 	oneOf(v, "return", vip.Return, Routed, SNAT, Masquerade)
 	type l4 struct {
 		protocol string

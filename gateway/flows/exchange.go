@@ -29,20 +29,20 @@ const instanceHeader = "Isthmus-Instance"
 const (
 	// gather is how long after a request the next one is made: who comes alone is told of at once, and those that come in
 	// between go together. What is not told yet may break when this gateway dies, so it is short.
-	gather = 5 * time.Millisecond
+	batchInterval = 5 * time.Millisecond
 	// batch is how many go in one request at most, and maxBody what one may take.
-	batch   = 4096
-	maxBody = 4 << 20
+	maxBatch = 4096
+	maxBody  = 4 << 20
 	// maxAnswer is what all flows of a gateway may take, backlog of them, and hearing how long whoever starts waits for them.
-	maxAnswer = 128 << 20
-	hearing   = 3 * time.Second
+	maxAnswer   = 128 << 20
+	syncTimeout = 3 * time.Second
 	// backlog is how many wait for a gateway that does not answer. More are left out: all are told again in time.
-	backlog = 1 << 18
+	maxQueued = 1 << 18
 	// keepEarly is how long flows wait for their backends: by then they are told again, or have ended.
-	keepEarly = 2 * time.Minute
+	pendingTimeout = 2 * time.Minute
 	// patience is how long a request may take, and pause until it is made again when it failed.
-	patience = 5 * time.Second
-	pause    = time.Second
+	requestTimeout = 5 * time.Second
+	retryInterval  = time.Second
 )
 
 // Sharer is a balancer whose connections can go on at another gateway.
@@ -70,104 +70,104 @@ type Exchange struct {
 	// instance is what others know this process by.
 	instance string
 
-	mu      sync.Mutex
-	mates   map[desired.Mate]*mate
-	changed chan struct{}      // closed when there is somebody new, or anew, who knows nothing yet
-	refused uint64             // requests
-	early   map[Flow]time.Time // flows that came before their backends, and when
-	told    uint64             // how often Tell was called
-	again   chan struct{}      // has something when early is to be looked at
+	mu           sync.Mutex
+	peers        map[desired.PeerGateway]*peer
+	exportAgain  chan struct{}      // closed when there is somebody new, or anew, who knows nothing yet
+	refused      uint64             // requests
+	pending      map[Flow]time.Time // flows that came before their backends, and when
+	revision     uint64             // how often Tell was called
+	retryPending chan struct{}      // has something when early is to be looked at
 }
 
 // New returns an exchange that tells nobody yet.
 func New(s Sharer, own *certs.Source, log *slog.Logger) *Exchange {
 	return &Exchange{
-		sharer: s, own: own, log: log, instance: rand.Text(), mates: map[desired.Mate]*mate{}, changed: make(chan struct{}),
-		early: map[Flow]time.Time{}, again: make(chan struct{}, 1),
+		sharer: s, own: own, log: log, instance: rand.Text(), peers: map[desired.PeerGateway]*peer{}, exportAgain: make(chan struct{}),
+		pending: map[Flow]time.Time{}, retryPending: make(chan struct{}, 1),
 	}
 }
 
 // mate is another gateway, and what it is to be told.
-type mate struct {
-	desired.Mate
-	client *http.Client
-	stop   context.CancelFunc
-	as     string       // our instance
-	heed   func(string) // takes note of its own
-	is     string       // that, "" until one is known; the exchange's mu guards it
-	asked  bool         // for all that it knows; so does it this
+type peer struct {
+	desired.PeerGateway
+	client       *http.Client
+	stop         context.CancelFunc
+	selfInstance string       // our instance
+	noteInstance func(string) // takes note of its own
+	instance     string       // that, "" until one is known; the exchange's mu guards it
+	pulled       bool         // for all that it knows; so does it this
 
-	waits chan struct{} // has something when the queue may have
-	back  chan struct{} // has something when it has come back, and need not be spared any more
+	queued   chan struct{} // has something when the queue may have
+	returned chan struct{} // has something when it has come back, and need not be spared any more
 
 	mu    sync.Mutex
 	queue map[Flow]struct{}
-	seen  MateSight // but for what the queue says
+	stats PeerStats // but for what the queue says
 }
 
 // Tell says who the other gateways are, from now on. It is called after the balancer has its VIPs and backends.
-func (x *Exchange) Tell(mates []desired.Mate) {
+func (x *Exchange) SetPeers(mates []desired.PeerGateway) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.told++
-	rouse(x.again)
-	for id, m := range x.mates {
+	x.revision++
+	signal(x.retryPending)
+	for id, m := range x.peers {
 		if !slices.Contains(mates, id) {
 			m.stop()
-			delete(x.mates, id)
+			delete(x.peers, id)
 		}
 	}
 	anew := false
 	for _, id := range mates {
-		if _, ok := x.mates[id]; ok {
+		if _, ok := x.peers[id]; ok {
 			continue
 		}
 		transport := &http.Transport{TLSClientConfig: x.client(id), ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
-		m := newMate(id, x.instance, transport)
-		m.heed = func(instance string) { x.meet(m, instance) }
+		m := newPeer(id, x.instance, transport)
+		m.noteInstance = func(instance string) { x.onPeerInstance(m, instance) }
 		ctx, stop := context.WithCancel(context.Background())
 		m.stop = func() {
 			stop()
 			transport.CloseIdleConnections()
 		}
-		go m.talk(ctx, x.log)
-		x.mates[id], anew = m, true
+		go m.sendLoop(ctx, x.log)
+		x.peers[id], anew = m, true
 	}
 	if anew {
-		close(x.changed)
-		x.changed = make(chan struct{})
+		close(x.exportAgain)
+		x.exportAgain = make(chan struct{})
 	}
 }
 
 // Hear asks the other gateways that were not asked before, or all, for all their flows, and returns when those are known here, or
 // after three seconds: whoever announces VIPs then gets packets of connections that it did not see begin. It is called after Tell.
 // Who does not answer tells of them later, when it is there.
-func (x *Exchange) Hear(ctx context.Context, everybody bool) {
+func (x *Exchange) PullAll(ctx context.Context, everybody bool) {
 	x.mu.Lock()
-	var strangers []*mate
-	for _, m := range x.mates {
-		if everybody || !m.asked {
-			m.asked = true
+	var strangers []*peer
+	for _, m := range x.peers {
+		if everybody || !m.pulled {
+			m.pulled = true
 			strangers = append(strangers, m)
 		}
 	}
 	x.mu.Unlock()
-	inTime(ctx, strangers, func(ctx context.Context, m *mate) {
-		all, err := m.ask(ctx)
+	forEach(ctx, strangers, func(ctx context.Context, m *peer) {
+		all, err := m.pull(ctx)
 		if err == nil {
-			err = x.take(all, nil)
+			err = x.importFlows(all, nil)
 		}
 		if err != nil {
 			x.log.Info("another gateway does not say yet which connections there are", "gateway", m.Name, "err", err)
 			return
 		}
-		m.heard(len(all))
+		m.countReceived(len(all))
 	})
 }
 
 // inTime does something with each of some gateways, all at once, and returns when that is done; its ctx ends after three seconds.
-func inTime(ctx context.Context, mates []*mate, do func(context.Context, *mate)) {
-	ctx, cancel := context.WithTimeout(ctx, hearing)
+func forEach(ctx context.Context, mates []*peer, do func(context.Context, *peer)) {
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	var doing sync.WaitGroup
 	defer doing.Wait()
@@ -179,7 +179,7 @@ func inTime(ctx context.Context, mates []*mate, do func(context.Context, *mate))
 // TellAll tells the other gateways of all flows that are here, also of those that are told of later if at all, and returns when they
 // have heard, or after three seconds. Whoever is about to lead packets to them calls it first: an answer that is under way belongs to
 // a flow that they know then.
-func (x *Exchange) TellAll(ctx context.Context) {
+func (x *Exchange) PushAll(ctx context.Context) {
 	var all []Flow
 	if err := x.sharer.All(func(f Flow) error {
 		all = append(all, f)
@@ -188,12 +188,12 @@ func (x *Exchange) TellAll(ctx context.Context) {
 		x.log.Warn("other gateways do not hear of all connections", "err", err)
 	}
 	x.mu.Lock()
-	mates := slices.Collect(maps.Values(x.mates))
+	mates := slices.Collect(maps.Values(x.peers))
 	x.mu.Unlock()
-	inTime(ctx, mates, func(ctx context.Context, m *mate) {
-		for some := range slices.Chunk(all, batch) {
+	forEach(ctx, mates, func(ctx context.Context, m *peer) {
+		for some := range slices.Chunk(all, maxBatch) {
 			err := m.send(ctx, some)
-			m.note(len(some), err)
+			m.countSent(len(some), err)
 			if err != nil {
 				x.log.Warn("another gateway does not hear of all connections", "gateway", m.Name, "err", err)
 				return
@@ -202,37 +202,37 @@ func (x *Exchange) TellAll(ctx context.Context) {
 	})
 }
 
-func newMate(id desired.Mate, as string, transport http.RoundTripper) *mate {
-	return &mate{
-		Mate: id, as: as, heed: func(string) {}, client: &http.Client{Transport: transport, Timeout: patience},
-		waits: make(chan struct{}, 1), back: make(chan struct{}, 1), queue: map[Flow]struct{}{}, seen: MateSight{Gateway: id.Name, URL: id.URL},
+func newPeer(id desired.PeerGateway, as string, transport http.RoundTripper) *peer {
+	return &peer{
+		PeerGateway: id, selfInstance: as, noteInstance: func(string) {}, client: &http.Client{Transport: transport, Timeout: requestTimeout},
+		queued: make(chan struct{}, 1), returned: make(chan struct{}, 1), queue: map[Flow]struct{}{}, stats: PeerStats{Gateway: id.Name, URL: id.URL},
 	}
 }
 
-func (x *Exchange) client(id desired.Mate) *tls.Config { return x.own.Client(id.Name) }
+func (x *Exchange) client(id desired.PeerGateway) *tls.Config { return x.own.Client(id.Name) }
 
 // Run tells of the balancer's flows until ctx is done.
 func (x *Exchange) Run(ctx context.Context) {
-	defer x.Tell(nil)
+	defer x.SetPeers(nil)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	waiting.Go(func() { x.retry(ctx) })
 	for ctx.Err() == nil {
 		x.mu.Lock()
-		changed := x.changed
+		changed := x.exportAgain
 		x.mu.Unlock()
-		if err := x.export(ctx, changed); err != nil && ctx.Err() == nil {
+		if err := x.exportUntil(ctx, changed); err != nil && ctx.Err() == nil {
 			x.log.Warn("other gateways hear nothing of new connections for now", "err", err)
 			select {
 			case <-ctx.Done():
-			case <-time.After(pause):
+			case <-time.After(retryInterval):
 			}
 		}
 	}
 }
 
 // export tells until somebody is new.
-func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
+func (x *Exchange) exportUntil(ctx context.Context, changed <-chan struct{}) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
@@ -245,7 +245,7 @@ func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
 	err := x.sharer.Export(ctx, func(f Flow) error {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		for _, m := range x.mates {
+		for _, m := range x.peers {
 			m.add(f)
 		}
 		return nil
@@ -256,19 +256,19 @@ func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
 	return err
 }
 
-func (m *mate) add(f Flow) {
+func (m *peer) add(f Flow) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.queue) >= backlog {
-		m.seen.LeftOut++
+	if len(m.queue) >= maxQueued {
+		m.stats.Dropped++
 		return
 	}
 	m.queue[f] = struct{}{}
-	rouse(m.waits)
+	signal(m.queued)
 }
 
 // rouse lets whoever waits look again.
-func rouse(waits chan<- struct{}) {
+func signal(waits chan<- struct{}) {
 	select {
 	case waits <- struct{}{}:
 	default:
@@ -276,12 +276,12 @@ func rouse(waits chan<- struct{}) {
 }
 
 // take returns some flows that wait, and takes them out.
-func (m *mate) take() (some []Flow) {
+func (m *peer) take() (some []Flow) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for f := range m.queue {
-		if len(some) == batch {
-			rouse(m.waits)
+		if len(some) == maxBatch {
+			signal(m.queued)
 			break
 		}
 		some = append(some, f)
@@ -292,28 +292,28 @@ func (m *mate) take() (some []Flow) {
 
 // talk sends what waits until ctx is done. It begins at once, with whatever there is: who hears of a gateway that has just started
 // tells it what it knows.
-func (m *mate) talk(ctx context.Context, log *slog.Logger) {
+func (m *peer) sendLoop(ctx context.Context, log *slog.Logger) {
 	for silent, met := false, false; ; {
 		if met {
 			select {
 			case <-ctx.Done():
 				return
-			case <-m.waits:
+			case <-m.queued:
 			}
 		}
 		some := m.take()
 		if len(some) == 0 && met {
 			continue
 		}
-		wait := gather
+		wait := batchInterval
 		err := m.send(ctx, some)
-		m.note(len(some), err)
+		m.countSent(len(some), err)
 		if err != nil && ctx.Err() == nil {
 			for _, f := range some {
 				m.add(f)
 			}
 			m.client.CloseIdleConnections() // with a machine that went without a word
-			wait = pause
+			wait = retryInterval
 			if !silent {
 				log.Warn("another gateway does not hear of connections", "gateway", m.Name, "err", err)
 			}
@@ -325,13 +325,13 @@ func (m *mate) talk(ctx context.Context, log *slog.Logger) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-m.back:
+		case <-m.returned:
 		case <-time.After(wait):
 		}
 	}
 }
 
-func (m *mate) send(ctx context.Context, some []Flow) error {
+func (m *peer) send(ctx context.Context, some []Flow) error {
 	if some == nil {
 		some = []Flow{}
 	}
@@ -344,7 +344,7 @@ func (m *mate) send(ctx context.Context, some []Flow) error {
 		return err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set(instanceHeader, m.as)
+	request.Header.Set(instanceHeader, m.selfInstance)
 	response, err := m.client.Do(request)
 	if err != nil {
 		return err
@@ -354,12 +354,12 @@ func (m *mate) send(ctx context.Context, some []Flow) error {
 	if response.StatusCode != http.StatusNoContent {
 		return fmt.Errorf("%s: %s", response.Status, bytes.TrimSpace(said))
 	}
-	m.heed(response.Header.Get(instanceHeader))
+	m.noteInstance(response.Header.Get(instanceHeader))
 	return nil
 }
 
 // ask returns all flows of the other gateway.
-func (m *mate) ask(ctx context.Context) ([]Flow, error) {
+func (m *peer) pull(ctx context.Context) ([]Flow, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+Path, http.NoBody)
 	if err != nil {
 		return nil, err
@@ -389,10 +389,10 @@ func read(body io.Reader) (some []Flow, err error) {
 }
 
 // answer writes all flows that are here.
-func (x *Exchange) answer(w io.Writer) error {
+func (x *Exchange) writeAll(w io.Writer) error {
 	all := []Flow{}
 	if err := x.sharer.All(func(f Flow) error {
-		if len(all) < backlog {
+		if len(all) < maxQueued {
 			all = append(all, f)
 		}
 		return nil
@@ -411,7 +411,7 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.mu.Unlock()
 		http.Error(w, fmt.Sprintf(format, args...), code)
 	}
-	from, err := x.verify(r.TLS)
+	from, err := x.authenticate(r.TLS)
 	if err != nil {
 		refuse(http.StatusForbidden, "%v", err)
 		return
@@ -419,7 +419,7 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
 	case http.MethodPost:
 	case http.MethodGet:
-		if err := x.answer(w); err != nil {
+		if err := x.writeAll(w); err != nil {
 			x.log.Warn("another gateway does not hear which connections there are", "err", err)
 			refuse(http.StatusInternalServerError, "%v", err)
 		}
@@ -433,43 +433,43 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusBadRequest, "%v", err)
 		return
 	}
-	if err := x.take(some, nil); err != nil {
+	if err := x.importFlows(some, nil); err != nil {
 		x.log.Warn("connections of another gateway are not known here", "err", err)
 		refuse(http.StatusInternalServerError, "%v", err)
 		return
 	}
-	from.heard(len(some))
-	from.heed(r.Header.Get(instanceHeader))
+	from.countReceived(len(some))
+	from.noteInstance(r.Header.Get(instanceHeader))
 	w.Header().Set(instanceHeader, x.instance)
 	w.WriteHeader(http.StatusNoContent)
 }
 
 // meet tells a gateway all flows again when it is another process than before: it was away, and may have lost what it knew. The first
 // one that is heard of has lost nothing: what is to be told waits until somebody takes it, who then says who it is.
-func (x *Exchange) meet(m *mate, instance string) {
+func (x *Exchange) onPeerInstance(m *peer, instance string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	was := m.is
-	m.is = instance
+	was := m.instance
+	m.instance = instance
 	if was == instance || was == "" {
 		return
 	}
-	rouse(m.back)
-	close(x.changed)
-	x.changed = make(chan struct{})
+	signal(m.returned)
+	close(x.exportAgain)
+	x.exportAgain = make(chan struct{})
 }
 
 // take makes flows known. Those that are early are kept; since tells of those that were kept before when they came.
-func (x *Exchange) take(some []Flow, since map[Flow]time.Time) error {
+func (x *Exchange) importFlows(some []Flow, since map[Flow]time.Time) error {
 	for len(some) > 0 {
 		x.mu.Lock()
-		told := x.told
+		told := x.revision
 		x.mu.Unlock()
 		early, err := x.sharer.Import(some)
 		if err != nil {
 			return err
 		}
-		if x.keep(early, since, told) {
+		if x.keepPending(early, since, told) {
 			return nil
 		}
 		some = early // there are other backends since then
@@ -478,10 +478,10 @@ func (x *Exchange) take(some []Flow, since map[Flow]time.Time) error {
 }
 
 // keep keeps flows until the next Tell, unless there was one since told was read; it reports whether it did.
-func (x *Exchange) keep(early []Flow, since map[Flow]time.Time, told uint64) bool {
+func (x *Exchange) keepPending(early []Flow, since map[Flow]time.Time, told uint64) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.told != told {
+	if x.revision != told {
 		return false
 	}
 	for _, f := range early {
@@ -489,8 +489,8 @@ func (x *Exchange) keep(early []Flow, since map[Flow]time.Time, told uint64) boo
 		if !waited {
 			at = time.Now()
 		}
-		if len(x.early) < backlog {
-			x.early[f] = at
+		if len(x.pending) < maxQueued {
+			x.pending[f] = at
 		}
 	}
 	return true
@@ -498,40 +498,40 @@ func (x *Exchange) keep(early []Flow, since map[Flow]time.Time, told uint64) boo
 
 // retry makes flows known that came early, after each Tell, and forgets those that waited for too long, until ctx is done.
 func (x *Exchange) retry(ctx context.Context) {
-	tick := time.NewTicker(keepEarly / 4)
+	tick := time.NewTicker(pendingTimeout / 4)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			x.forget()
+			x.expirePending()
 			continue
-		case <-x.again:
+		case <-x.retryPending:
 		}
 		x.mu.Lock()
-		waiting := x.early
-		x.early = map[Flow]time.Time{}
+		waiting := x.pending
+		x.pending = map[Flow]time.Time{}
 		x.mu.Unlock()
-		if err := x.take(slices.Collect(maps.Keys(waiting)), waiting); err != nil {
+		if err := x.importFlows(slices.Collect(maps.Keys(waiting)), waiting); err != nil {
 			x.log.Warn("connections of another gateway are not known here", "err", err)
 		}
 	}
 }
 
 // forget forgets flows that waited for too long.
-func (x *Exchange) forget() {
+func (x *Exchange) expirePending() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	maps.DeleteFunc(x.early, func(_ Flow, at time.Time) bool { return time.Since(at) > keepEarly })
+	maps.DeleteFunc(x.pending, func(_ Flow, at time.Time) bool { return time.Since(at) > pendingTimeout })
 }
 
 // verify returns which of the group's gateways is at the other end.
-func (x *Exchange) verify(c *tls.ConnectionState) (*mate, error) {
+func (x *Exchange) authenticate(c *tls.ConnectionState) (*peer, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	errs := []error{errors.New("only gateways of the group are heard")}
-	for id, m := range x.mates {
+	for id, m := range x.peers {
 		err := x.own.Verify(c, id.Name)
 		if err == nil {
 			return m, nil

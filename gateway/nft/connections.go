@@ -34,12 +34,12 @@ func pairs(v *desired.VIP, each func(pair)) {
 }
 
 // remember notes which backends went with a change of the VIPs that were had.
-func (b *Balancer) remember(had []desired.VIP) {
+func (b *Balancer) noteRemoved(had []desired.VIP) {
 	for i := range had {
-		pairs(&had[i], func(p pair) { b.gone[p] = true })
+		pairs(&had[i], func(p pair) { b.removed[p] = true })
 	}
-	for v := range b.vipsOf(b.gone) {
-		pairs(v, func(p pair) { delete(b.gone, p) })
+	for v := range b.vipsOf(b.removed) {
+		pairs(v, func(p pair) { delete(b.removed, p) })
 	}
 }
 
@@ -51,7 +51,7 @@ func (b *Balancer) vipsOf(all map[pair]bool) iter.Seq[*desired.VIP] {
 	}
 	return func(yield func(*desired.VIP) bool) {
 		for a := range addrs {
-			if v, ok := b.book.vips[a]; ok && !yield(&v) {
+			if v, ok := b.contents.vips[a]; ok && !yield(&v) {
 				return
 			}
 		}
@@ -60,19 +60,19 @@ func (b *Balancer) vipsOf(all map[pair]bool) iter.Seq[*desired.VIP] {
 
 // doubt notes which frontends an agent that starts finds in the kernel, besides those of the book: whoever lost a backend while
 // no agent was there still has its connections.
-func (b *Balancer) doubt(have map[place]map[string]string) {
-	b.doubtful = map[pair]bool{}
+func (b *Balancer) noteUnverified(have map[familySet]map[string]string) {
+	b.unverified = map[pair]bool{}
 	for p, elements := range have {
-		if p.set != maglev && p.set != screened && p.set != affine && p.set != refused {
+		if p.set != slotsOpen && p.set != slotsRestricted && p.set != slotsAffine && p.set != refused {
 			continue
 		}
 		for key := range elements {
-			b.doubtful[frontendOf(key, p.v4)] = true
+			b.unverified[frontendOf(key, p.v4)] = true
 		}
 	}
-	for at := range b.book.tables {
+	for at := range b.contents.tables {
 		p := uint8(protocol(&desired.Frontend{Protocol: at.protocol}))
-		b.doubtful[pair{protocol: p, frontend: netip.AddrPortFrom(at.vip, at.port)}] = true
+		b.unverified[pair{protocol: p, frontend: netip.AddrPortFrom(at.vip, at.port)}] = true
 	}
 }
 
@@ -87,31 +87,31 @@ func frontendOf(key string, v4 bool) pair {
 }
 
 // forgetSoon forgets when nobody waits for it: to go through all that the kernel tracks takes milliseconds.
-func (b *Balancer) forgetSoon() {
-	if len(b.gone) == 0 && len(b.doubtful) == 0 {
+func (b *Balancer) deleteStaleSoon() {
+	if len(b.removed) == 0 && len(b.unverified) == 0 {
 		return
 	}
-	b.forgets.Go(func() {
+	b.deletes.Go(func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.sockets == nil {
 			return // closed, or a later change failed; then Drift does it
 		}
-		if err := b.forget(b.sockets); err != nil {
+		if err := b.deleteStale(b.sockets); err != nil {
 			b.log.Warn("connections of backends that are gone stay for now", "err", err)
 		}
 	})
 }
 
 // forget ends the connections to backends that are gone: the client's next packet goes to another one, or is refused.
-func (b *Balancer) forget(s *sockets) error {
-	if len(b.gone) == 0 && len(b.doubtful) == 0 {
+func (b *Balancer) deleteStale(s *sockets) error {
+	if len(b.removed) == 0 && len(b.unverified) == 0 {
 		return nil
 	}
-	f := forgetting{gone: b.gone, doubtful: b.doubtful, served: map[pair]bool{}}
-	for _, all := range []map[pair]bool{b.gone, b.doubtful} {
+	f := staleFilter{removed: b.removed, unverified: b.unverified, current: map[pair]bool{}}
+	for _, all := range []map[pair]bool{b.removed, b.unverified} {
 		for v := range b.vipsOf(all) {
-			pairs(v, func(p pair) { f.served[p] = true })
+			pairs(v, func(p pair) { f.current[p] = true })
 		}
 	}
 	for family := range f.families() {
@@ -119,18 +119,18 @@ func (b *Balancer) forget(s *sockets) error {
 			return fmt.Errorf("forget connections of backends that are gone: %w", err)
 		}
 	}
-	clear(b.gone)
-	clear(b.doubtful)
+	clear(b.removed)
+	clear(b.unverified)
 	return nil
 }
 
 // forgetting says which connections are to be forgotten: those of gone, and those of doubtful frontends, whose backend is the
 // zero value, that are not among served.
-type forgetting struct{ gone, doubtful, served map[pair]bool }
+type staleFilter struct{ removed, unverified, current map[pair]bool }
 
-func (f forgetting) families() map[netlink.InetFamily]bool {
+func (f staleFilter) families() map[netlink.InetFamily]bool {
 	families := map[netlink.InetFamily]bool{}
-	for _, all := range []map[pair]bool{f.gone, f.doubtful} {
+	for _, all := range []map[pair]bool{f.removed, f.unverified} {
 		for p := range all {
 			if p.frontend.Addr().Is4() {
 				families[unix.AF_INET] = true
@@ -143,18 +143,18 @@ func (f forgetting) families() map[netlink.InetFamily]bool {
 }
 
 // MatchConntrackFlow reports whether a connection is one to forget, whichever end was seen first.
-func (f forgetting) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+func (f staleFilter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	to := pair{flow.Forward.Protocol, at(flow.Forward.DstIP, flow.Forward.DstPort), at(flow.Reverse.SrcIP, flow.Reverse.SrcPort)}
 	from := pair{flow.Forward.Protocol, at(flow.Reverse.DstIP, flow.Reverse.DstPort), at(flow.Forward.SrcIP, flow.Forward.SrcPort)}
-	if f.served[to] || f.served[from] {
+	if f.current[to] || f.current[from] {
 		return false
 	}
-	return f.gone[to] || f.gone[from] || f.doubts(to) || f.doubts(from)
+	return f.removed[to] || f.removed[from] || f.isUnverified(to) || f.isUnverified(from)
 }
 
 // doubts reports whether a connection of a doubtful frontend was translated.
-func (f forgetting) doubts(p pair) bool {
-	return p.frontend != p.backend && f.doubtful[pair{protocol: p.protocol, frontend: p.frontend}]
+func (f staleFilter) isUnverified(p pair) bool {
+	return p.frontend != p.backend && f.unverified[pair{protocol: p.protocol, frontend: p.frontend}]
 }
 
 func at(ip net.IP, port uint16) netip.AddrPort {
@@ -163,7 +163,7 @@ func at(ip net.IP, port uint16) netip.AddrPort {
 }
 
 // surroundings returns what of the machine keeps it from being a gateway.
-func surroundings(s *desired.State) (faults desired.Faults) {
+func checkSysctls(s *desired.State) (faults desired.Faults) {
 	need := map[string]string{}
 	for i := range s.VIPs {
 		// Without it a connection that another gateway began is not recognised as one.
@@ -184,7 +184,7 @@ func surroundings(s *desired.State) (faults desired.Faults) {
 		if err != nil {
 			message = fmt.Sprintf("read %s: %v", key, err)
 		}
-		faults = append(faults, desired.Fault{Part: desired.PartBalancer, Message: message})
+		faults = append(faults, desired.Fault{Component: desired.ComponentBalancer, Message: message})
 	}
 	return faults
 }

@@ -16,10 +16,10 @@ import (
 // What of linux/netfilter/nfnetlink_conntrack.h and its neighbours golang.org/x/sys/unix does not have. A library that
 // makes entries with translations there is none of.
 const (
-	subsystem = 1 << 8 // NFNL_SUBSYS_CTNETLINK
-	ctNew     = subsystem
-	ctGet     = subsystem | 1
-	groupNews = 2 // NFNLGRP_CONNTRACK_UPDATE
+	subsystem    = 1 << 8 // NFNL_SUBSYS_CTNETLINK
+	ctNew        = subsystem
+	ctGet        = subsystem | 1
+	groupUpdates = 2 // NFNLGRP_CONNTRACK_UPDATE
 
 	ctaOriginal, ctaReply, ctaStatus, ctaProtoInfo, ctaNATSource, ctaTimeout, ctaNATDestination = 1, 2, 3, 4, 6, 7, 13
 
@@ -53,7 +53,7 @@ type entry struct {
 	status          uint32
 	open            bool          // TCP that is established, or UDP
 	left            time.Duration // until it is forgotten, if nothing comes
-	windows         bool          // TCP whose packets must be within the windows that were seen here
+	checksWindows   bool          // TCP whose packets must be within the windows that were seen here
 }
 
 // parse reads an entry.
@@ -88,7 +88,7 @@ func parse(b []byte) (e entry, err error) {
 									e.open = ad.Uint8() == tcpEstablished
 								case tcpFlagsFrom, tcpFlagsTo:
 									is := ad.Bytes()
-									e.windows = e.windows || len(is) > 0 && is[0]&tcpBeLiberal == 0
+									e.checksWindows = e.checksWindows || len(is) > 0 && is[0]&tcpBeLiberal == 0
 								}
 							}
 							return nil
@@ -154,9 +154,9 @@ func (e *entry) flow() (flows.Flow, bool) {
 }
 
 // encode is the message that makes an entry of a flow that lives on for a time without a packet.
-func encode(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
+func createMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
 	h := netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl}
-	return about(f, protocol, h, func(ae *netlink.AttributeEncoder) {
+	return flowMessage(f, protocol, h, func(ae *netlink.AttributeEncoder) {
 		// The kernel makes this direction anew from the translations.
 		ae.Nested(ctaReply, tuple{protocol, f.VIP, f.Client}.encode)
 		status := uint32(statusConfirmed)
@@ -191,32 +191,32 @@ func infoOf(state, flags uint8) func(*netlink.AttributeEncoder) error {
 }
 
 // lookup is the message that asks for the entry of a flow. The answer says that another one follows it: the confirmation.
-func lookup(f *flows.Flow, protocol uint8) (netlink.Message, error) {
-	return about(f, protocol, netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Acknowledge}, func(*netlink.AttributeEncoder) {})
+func lookupMessage(f *flows.Flow, protocol uint8) (netlink.Message, error) {
+	return flowMessage(f, protocol, netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Acknowledge}, func(*netlink.AttributeEncoder) {})
 }
 
 // lifetime is the message that lets the entry of a flow live for a time from now.
-func lifetime(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
-	return about(f, protocol, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
+func timeoutMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
+	return flowMessage(f, protocol, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
 		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
 	})
 }
 
 // liberty is the message that lets packets of an entry pass whose windows were seen elsewhere.
-func liberty(f *flows.Flow) (netlink.Message, error) {
-	return about(f, unix.IPPROTO_TCP, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
+func beLiberalMessage(f *flows.Flow) (netlink.Message, error) {
+	return flowMessage(f, unix.IPPROTO_TCP, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
 		ae.Nested(ctaProtoInfo, infoOf(0, tcpBeLiberal))
 	})
 }
 
 // about is a message about the entry of a flow.
-func about(f *flows.Flow, protocol uint8, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
+func flowMessage(f *flows.Flow, protocol uint8, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
 	ae.Nested(ctaOriginal, tuple{protocol, f.Client, f.VIP}.encode)
 	more(ae)
 	b, err := ae.Encode()
-	return netlink.Message{Header: h, Data: append(message(f.VIP.Addr()), b...)}, err
+	return netlink.Message{Header: h, Data: append(nfgenmsg(f.VIP.Addr()), b...)}, err
 }
 
 func (t tuple) encode(ae *netlink.AttributeEncoder) error {
@@ -257,7 +257,7 @@ func translation(to netip.AddrPort) func(*netlink.AttributeEncoder) error {
 }
 
 // message begins every message: struct nfgenmsg.
-func message(a netip.Addr) []byte {
+func nfgenmsg(a netip.Addr) []byte {
 	if a.Is4() {
 		return []byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}
 	}
@@ -265,11 +265,11 @@ func message(a netip.Addr) []byte {
 }
 
 // everything asks for all entries of a family.
-func everything(a netip.Addr) netlink.Message {
-	return netlink.Message{Header: netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Dump}, Data: message(a)}
+func dumpMessage(a netip.Addr) netlink.Message {
+	return netlink.Message{Header: netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Dump}, Data: nfgenmsg(a)}
 }
 
-func reach() (*netlink.Conn, error) {
+func dialConntrack() (*netlink.Conn, error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, fmt.Errorf("reach connection tracking: %w", err)

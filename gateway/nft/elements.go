@@ -19,20 +19,20 @@ type set int
 
 // The sets and maps. Fields are concatenated, each padded to four bytes.
 const (
-	maglev     set = iota // VIP, protocol, port, slot -> backend, port
-	screened              // the same of frontends that only sources may connect to
-	affine                // the same, where the slot follows from the client's address alone, whoever may connect
-	guarded               // VIP, protocol, port: only sources may connect
-	sources               // VIP, protocol, port, range of clients
-	exclusive             // VIP: what no frontend takes is refused
-	refused               // VIP, protocol, port: nobody serves it
-	backends              // backend, protocol, port
-	origins               // backend, protocol, port -> VIP, port: of which frontend, if of one alone and routed, it is
-	snat                  // VIP -> VIP: it becomes the source towards backends
-	masquerade            // VIP: the gateway's address becomes the source
-	affinity              // VIP, protocol, port -> the chain of the time that clients stay
-	serves                // VIP, protocol, port, backend, port: it gets connections of clients that stay
-	clients               // client, VIP, protocol, port -> backend, port: with whom it stays, written by the rules
+	slotsOpen        set = iota // VIP, protocol, port, slot -> backend, port
+	slotsRestricted             // the same of frontends that only sources may connect to
+	slotsAffine                 // the same, where the slot follows from the client's address alone, whoever may connect
+	restricted                  // VIP, protocol, port: only sources may connect
+	sources                     // VIP, protocol, port, range of clients
+	ownVIPs                     // VIP: what no frontend takes is refused
+	refused                     // VIP, protocol, port: nobody serves it
+	backends                    // backend, protocol, port
+	backendFrontends            // backend, protocol, port -> VIP, port: of which frontend, if of one alone and routed, it is
+	snat                        // VIP -> VIP: it becomes the source towards backends
+	masquerade                  // VIP: the gateway's address becomes the source
+	affinity                    // VIP, protocol, port -> the chain of the time that clients stay
+	affinityBackends            // VIP, protocol, port, backend, port: it gets connections of clients that stay
+	clients                     // client, VIP, protocol, port -> backend, port: with whom it stays, written by the rules
 	setCount
 )
 
@@ -40,14 +40,14 @@ const (
 type element struct{ key, value string }
 
 // content is what one VIP puts into the sets, besides slots.
-type content [setCount][]element
+type vipElements [setCount][]element
 
 // contentOf returns what a VIP needs in the sets but maglev, screened and affine.
-func contentOf(v *desired.VIP) *content {
-	c := new(content)
+func elementsOf(v *desired.VIP) *vipElements {
+	c := new(vipElements)
 	addr := string(v.Addr.AsSlice())
 	if v.Announce != desired.ByNone {
-		c.add(exclusive, addr, "") // what somebody else leads here may be the gateway's own address as well
+		c.add(ownVIPs, addr, "") // what somebody else leads here may be the gateway's own address as well
 	}
 	switch v.Return {
 	case desired.SNAT:
@@ -64,31 +64,31 @@ func contentOf(v *desired.VIP) *content {
 			c.add(refused, key, "")
 		}
 		if len(f.Sources) > 0 {
-			c.add(guarded, key, "")
+			c.add(restricted, key, "")
 		}
 		for _, s := range cover(f.Sources, v.Addr.Is4()) {
 			c.add(sources, key+string(s.Addr().AsSlice())+key+string(last(s).AsSlice()), "")
 		}
 		if f.Affinity > 0 {
-			c.add(affinity, key, stayName(f.Affinity))
+			c.add(affinity, key, affinityChainName(f.Affinity))
 			for _, b := range serving(f) {
-				c.add(serves, key+addrPort(netip.AddrPortFrom(b.Addr, b.Port)), "")
+				c.add(affinityBackends, key+addrPort(netip.AddrPortFrom(b.Addr, b.Port)), "")
 			}
 		}
 		for _, b := range f.Backends {
 			to := endpoint(b.Addr, p, b.Port)
 			c.add(backends, to, "")
 			if v.Return == desired.Routed {
-				c.add(origins, to, addrPort(netip.AddrPortFrom(v.Addr, f.Port)))
+				c.add(backendFrontends, to, addrPort(netip.AddrPortFrom(v.Addr, f.Port)))
 			} else {
-				c.add(origins, to, "") // no value is another frontend's
+				c.add(backendFrontends, to, "") // no value is another frontend's
 			}
 		}
 	}
 	return c
 }
 
-func (c *content) add(s set, key, value string) { c[s] = append(c[s], element{key, value}) }
+func (c *vipElements) add(s set, key, value string) { c[s] = append(c[s], element{key, value}) }
 
 func protocol(f *desired.Frontend) clusterset.Protocol {
 	if f.Protocol == "UDP" {
@@ -169,11 +169,11 @@ func tableOf(v *desired.VIP, f *desired.Frontend) *table {
 func tableSet(f *desired.Frontend) set {
 	switch {
 	case f.Affinity > 0:
-		return affine
+		return slotsAffine
 	case len(f.Sources) > 0:
-		return screened
+		return slotsRestricted
 	}
-	return maglev
+	return slotsOpen
 }
 
 // element returns what a slot is in the kernel; the number of the slot is in the order of the machine, as the hash is.

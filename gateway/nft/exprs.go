@@ -85,11 +85,11 @@ func slot(from, n, to uint32) []expr.Any {
 
 // in goes on if the key in register 0 is in a set.
 func (f family) in(s set) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(0), SetName: place{s, f.v4}.name()})
+	return one(&expr.Lookup{SourceRegister: reg(0), SetName: familySet{s, f.v4}.name()})
 }
 
 func (f family) notIn(s set) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(0), SetName: place{s, f.v4}.name(), Invert: true})
+	return one(&expr.Lookup{SourceRegister: reg(0), SetName: familySet{s, f.v4}.name(), Invert: true})
 }
 
 // mapped puts what a map has for the key in register 0 into another one.
@@ -97,12 +97,12 @@ func (f family) mapped(s set, to uint32) []expr.Any { return f.mappedFrom(0, s, 
 
 // mappedFrom puts what a map has for the key in a register into another one.
 func (f family) mappedFrom(key uint32, s set, to uint32) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(key), DestRegister: reg(to), IsDestRegSet: true, SetName: place{s, f.v4}.name()})
+	return one(&expr.Lookup{SourceRegister: reg(key), DestRegister: reg(to), IsDestRegSet: true, SetName: familySet{s, f.v4}.name()})
 }
 
 // jump goes to the chain that a map has for the key in register 0.
 func (f family) jump(s set) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: place{s, f.v4}.name()})
+	return one(&expr.Lookup{SourceRegister: reg(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: familySet{s, f.v4}.name()})
 }
 
 func (f family) dnat(from uint32) []expr.Any {
@@ -145,7 +145,7 @@ const (
 // Parts of rules.
 var (
 	// asked is the address that the client asked for.
-	asked                 = one(&expr.Ct{Key: expr.CtKeyDST, Register: reg(0), Direction: 0})
+	originalDestination   = one(&expr.Ct{Key: expr.CtKeyDST, Register: reg(0), Direction: 0})
 	destinationTranslated = connection(expr.CtKeySTATUS, ipsDstNAT, expr.CmpOpNeq)
 	untranslated          = connection(expr.CtKeySTATUS, ipsSrcNAT|ipsDstNAT, expr.CmpOpEq)
 	original              = []expr.Any{

@@ -26,7 +26,7 @@ func (w *world) counted(gateway int, why string) (n uint64) {
 		if err != nil {
 			return err
 		}
-		all, err := s.list()
+		all, err := s.rulesInKernel()
 		if err != nil {
 			return err
 		}
@@ -149,12 +149,12 @@ func TestRefusedByKernel(t *testing.T) {
 	before, _ := read(t, g.ns, g.Balancer)
 	// An element that is there already, which the balancer does not know of, is one that cannot be removed.
 	in(t, g.ns, func() error {
-		g.book.tables[listener{vips[0], "TCP", vipPort}].prefix = endpoint(netip.MustParseAddr("203.0.113.1"), 6, 1)
+		g.contents.tables[listener{vips[0], "TCP", vipPort}].prefix = endpoint(netip.MustParseAddr("203.0.113.1"), 6, 1)
 		if err := g.Apply(t.Context(), &desired.State{}); err == nil {
 			t.Error("the kernel refused nothing")
 		}
-		if len(g.book.vips) != len(vips) {
-			t.Errorf("the balancer believes that it has %d VIPs", len(g.book.vips))
+		if len(g.contents.vips) != len(vips) {
+			t.Errorf("the balancer believes that it has %d VIPs", len(g.contents.vips))
 		}
 		return nil
 	})
@@ -165,7 +165,7 @@ func TestRefusedByKernel(t *testing.T) {
 }
 
 // read returns what a namespace's table has, without sets that are empty.
-func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[place]map[string]string, anew bool) {
+func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]map[string]string, anew bool) {
 	t.Helper()
 	in(t, ns, func() error {
 		b.mu.Lock()
@@ -177,7 +177,7 @@ func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[place]map[s
 		have, anew, err = b.read(s)
 		return err
 	})
-	maps.DeleteFunc(have, func(_ place, all map[string]string) bool { return len(all) == 0 })
+	maps.DeleteFunc(have, func(_ familySet, all map[string]string) bool { return len(all) == 0 })
 	return have, anew
 }
 

@@ -23,7 +23,7 @@ var ourTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 // setNames are the sets' names, without the family's number.
 var setNames = [setCount]string{"maglev", "screened", "affine", "guarded", "sources", "exclusive", "refused", "backends", "origins", "snat", "masquerade", "affinity", "serving", "clients"}
 
-func (p place) name() string {
+func (p familySet) name() string {
 	if p.v4 {
 		return setNames[p.set] + "4"
 	}
@@ -31,15 +31,15 @@ func (p place) name() string {
 }
 
 // places returns all sets of both families.
-func places() (all []place) {
+func familySets() (all []familySet) {
 	for s := range setCount {
-		all = append(all, place{s, true}, place{s, false})
+		all = append(all, familySet{s, true}, familySet{s, false})
 	}
 	return all
 }
 
 // spec returns the set or map in the terms of nftables.
-func (p place) spec() *nftables.Set {
+func (p familySet) spec() *nftables.Set {
 	addr := nftables.TypeIP6Addr
 	if p.v4 {
 		addr = nftables.TypeIPAddr
@@ -47,20 +47,20 @@ func (p place) spec() *nftables.Set {
 	proto, port := nftables.TypeInetProto, nftables.TypeInetService
 	s := &nftables.Set{Table: ourTable, Name: p.name()}
 	switch p.set {
-	case maglev, screened, affine:
+	case slotsOpen, slotsRestricted, slotsAffine:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port, nftables.TypeMark), nftables.MustConcatSetType(addr, port)
 	case sources:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port, addr)
 		s.Interval = true
-	case guarded, refused, backends:
+	case restricted, refused, backends:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port)
-	case origins:
+	case backendFrontends:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port), nftables.MustConcatSetType(addr, port)
 	case snat:
 		s.KeyType, s.DataType = addr, addr
 	case affinity:
 		s.KeyType, s.DataType, s.IsMap = nftables.MustConcatSetType(addr, proto, port), nftables.TypeVerdict, true
-	case serves:
+	case affinityBackends:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port, addr, port)
 	case clients:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, addr, proto, port), nftables.MustConcatSetType(addr, port)
@@ -69,7 +69,7 @@ func (p place) spec() *nftables.Set {
 		s.KeyType = addr
 	}
 	s.IsMap = s.IsMap || s.DataType.Bytes > 0
-	s.Concatenation = p.set != exclusive && p.set != snat && p.set != masquerade
+	s.Concatenation = p.set != ownVIPs && p.set != snat && p.set != masquerade
 	return s
 }
 
@@ -119,11 +119,11 @@ func (f family) balance() []rule {
 		return join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(s, client), f.dnat(client))
 	}
 	return []rule{
-		{"by the hash of client and port", byHash(maglev)},
-		{"only sources may connect", join(f.is, f.frontend, f.in(guarded), f.client(f.key), f.notIn(sources), count, drop)},
-		{"by the hash of a client that may connect, and its port", byHash(screened)},
+		{"by the hash of client and port", byHash(slotsOpen)},
+		{"only sources may connect", join(f.is, f.frontend, f.in(restricted), f.client(f.key), f.notIn(sources), count, drop)},
+		{"by the hash of a client that may connect, and its port", byHash(slotsRestricted)},
 		{"a client stays with its backend", join(f.is, f.frontend, f.jump(affinity))},
-		{"a client that there is no room for", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(affine, client), f.dnat(client))},
+		{"a client that there is no room for", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(slotsAffine, client), f.dnat(client))},
 	}
 }
 
@@ -134,7 +134,7 @@ func (f family) refuse() []rule {
 		why  string
 		what []expr.Any
 	}{
-		{"of a VIP, which is nobody else's", join(f.is, load(f.destination, 0), f.in(exclusive))},
+		{"of a VIP, which is nobody else's", join(f.is, load(f.destination, 0), f.in(ownVIPs))},
 		{"of a frontend without backends", join(f.is, f.frontend, f.in(refused))},
 	} {
 		rules = append(rules,
@@ -152,7 +152,7 @@ func (f family) returns() []rule {
 	return []rule{
 		{"it belongs to nothing", join(from, state(expr.CtStateBitINVALID), count, drop)},
 		{"a backend connects, from the port that it serves", join(from, protocolIs(unix.IPPROTO_TCP), flags(synAck, syn), accept)},
-		{"of which frontend it is cannot be told", join(from, original, untranslated, f.notIn(origins), count, drop)},
+		{"of which frontend it is cannot be told", join(from, original, untranslated, f.notIn(backendFrontends), count, drop)},
 	}
 }
 
@@ -161,17 +161,17 @@ func (f family) source() []rule {
 	to := f.key // behind the key
 	shown := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(to + f.addr)}
 	return []rule{
-		{"the gateway's address", join(f.is, destinationTranslated, asked, f.in(masquerade), one(&expr.Masq{}))},
-		{"the VIP's address", join(f.is, destinationTranslated, asked, f.mapped(snat, to), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)}))},
-		{"a connection that began elsewhere, told by its backend", join(f.is, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(origins, to), one(shown))},
-		{"datagrams of a connection that began elsewhere", join(f.is, protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(origins, to), one(shown))},
+		{"the gateway's address", join(f.is, destinationTranslated, originalDestination, f.in(masquerade), one(&expr.Masq{}))},
+		{"the VIP's address", join(f.is, destinationTranslated, originalDestination, f.mapped(snat, to), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)}))},
+		{"a connection that began elsewhere, told by its backend", join(f.is, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(backendFrontends, to), one(shown))},
+		{"datagrams of a connection that began elsewhere", join(f.is, protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(backendFrontends, to), one(shown))},
 	}
 }
 
 // version is a digest of sets, chains and rules: a table with another one is made anew.
 func version(all []chain) (string, error) {
 	h := sha256.New()
-	for _, p := range places() {
+	for _, p := range familySets() {
 		s := p.spec()
 		fmt.Fprintln(h, s.Name, s.KeyType.Name, s.DataType.Name, s.Interval, s.Concatenation, s.Size)
 	}
@@ -201,7 +201,7 @@ func create(c *nftables.Conn, all []chain, version string) error {
 	c.AddTable(ourTable)
 	c.DelTable(ourTable)
 	c.AddTable(ourTable)
-	for _, p := range places() {
+	for _, p := range familySets() {
 		s := p.spec()
 		s.KeyByteOrder = binaryutil.BigEndian
 		if err := c.AddSet(s, nil); err != nil {

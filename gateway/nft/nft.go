@@ -35,28 +35,28 @@ type Balancer struct {
 	chains  []chain
 	version string
 
-	mu      sync.Mutex // guards what follows
-	sockets *sockets   // see open
-	book    *book
+	mu       sync.Mutex // guards what follows
+	sockets  *sockets   // see open
+	contents *contents
 	// generation is the number of the kernel's rules after our last write, if nobody else wrote since; 0 is unknown.
 	generation uint32
 	// gone are backends whose connections are to be forgotten still.
-	gone map[pair]bool
+	removed map[pair]bool
 	// doubtful are frontends that may have such connections from before this process, see doubt; nil until its first write.
-	doubtful map[pair]bool
+	unverified map[pair]bool
 	// stays are the chains of clients that stay, as the kernel has them while generation is known.
-	stays map[string]bool
+	affinityChains map[string]bool
 	// met is until when other gateways' clients, by their keys in the map clients, are no news.
-	met map[string]time.Time
+	imported map[string]time.Time
 
-	serves  atomic.Pointer[shared]
-	forgets sync.WaitGroup // see forgetSoon
+	state   atomic.Pointer[sharedState]
+	deletes sync.WaitGroup // see forgetSoon
 }
 
 // New returns a balancer. It finds out at its first Apply what an earlier one left.
 func New(log *slog.Logger) (*Balancer, error) {
 	all := chains()
-	stay, err := stayChain(stayName(0)) // they differ in a time, which is in the name
+	stay, err := affinityChain(affinityChainName(0)) // they differ in a time, which is in the name
 	if err != nil {
 		return nil, err
 	}
@@ -64,34 +64,34 @@ func New(log *slog.Logger) (*Balancer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("describe table %s: %w", Table, err)
 	}
-	return &Balancer{log: log, chains: all, version: v, book: newBook(), gone: map[pair]bool{}, met: map[string]time.Time{}}, nil
+	return &Balancer{log: log, chains: all, version: v, contents: newContents(), removed: map[pair]bool{}, imported: map[string]time.Time{}}, nil
 }
 
 // Name implements the agent's Part.
-func (b *Balancer) Name() string { return desired.PartBalancer }
+func (b *Balancer) Name() string { return desired.ComponentBalancer }
 
 // Apply implements the agent's Part. What changes is written in one transaction; where the kernel has what it was given, only
 // the difference is.
 func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	if s.Balancer == desired.EBPF {
-		return desired.Faults{{Part: desired.PartBalancer, Field: "balancer", Message: `is "ebpf", and this gateway balances with nftables`}}
+		return desired.Faults{{Component: desired.ComponentBalancer, Field: "balancer", Message: `is "ebpf", and this gateway balances with nftables`}}
 	}
-	if faults := surroundings(s); len(faults) > 0 {
+	if faults := checkSysctls(s); len(faults) > 0 {
 		return faults
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before := slices.Collect(maps.Values(b.book.vips))
-	c, had := b.book.set(s.VIPs)
+	before := slices.Collect(maps.Values(b.contents.vips))
+	c, had := b.contents.replaceVIPs(s.VIPs)
 	if err := b.write(c); err != nil {
-		b.book.set(before)
+		b.contents.replaceVIPs(before)
 		b.generation = 0
 		b.reopen()
 		return err
 	}
-	b.serves.Store(share(s))
-	b.remember(had)
-	b.forgetSoon()
+	b.state.Store(newSharedState(s))
+	b.noteRemoved(had)
+	b.deleteStaleSoon()
 	return nil
 }
 
@@ -107,17 +107,17 @@ func (b *Balancer) write(c changes) error {
 	}
 	anew := false
 	if b.generation == 0 || now != b.generation {
-		var have map[place]map[string]string
+		var have map[familySet]map[string]string
 		if have, anew, err = b.read(s); err != nil {
 			return err
 		}
-		c = diff(have, b.book.all())
-		if b.doubtful == nil {
-			b.doubt(have)
+		c = diff(have, b.contents.all())
+		if b.unverified == nil {
+			b.noteUnverified(have)
 		}
 	}
-	chains := b.book.stayChains()
-	if c.size() == 0 && !anew && maps.Equal(b.stays, chains) {
+	chains := b.contents.affinityChains()
+	if c.size() == 0 && !anew && maps.Equal(b.affinityChains, chains) {
 		b.generation = now
 		return nil
 	}
@@ -125,19 +125,19 @@ func (b *Balancer) write(c changes) error {
 		if err := create(s.rules, b.chains, b.version); err != nil {
 			return err
 		}
-		b.stays = nil
+		b.affinityChains = nil
 	}
-	if err := b.addStays(s.rules, b.stays, chains); err != nil {
+	if err := b.addAffinityChains(s.rules, b.affinityChains, chains); err != nil {
 		return err
 	}
 	if err := send(s.rules, c); err != nil {
 		return err
 	}
-	removeStays(s.rules, b.stays, chains)
+	removeAffinityChains(s.rules, b.affinityChains, chains)
 	if err := s.rules.Flush(); err != nil {
 		return fmt.Errorf("write table %s: %w", Table, err)
 	}
-	b.stays = chains
+	b.affinityChains = chains
 	// Somebody who wrote in between is found by reading everything the next time.
 	b.generation = 0
 	if after, err := s.generation(); err == nil && after == now+1 {
@@ -149,7 +149,7 @@ func (b *Balancer) write(c changes) error {
 // send adds the changes to a transaction.
 func send(conn *nftables.Conn, c changes) error {
 	for _, step := range []struct {
-		what map[place][]element
+		what map[familySet][]element
 		do   func(*nftables.Set, []nftables.SetElement) error
 	}{{c.remove, conn.SetDeleteElements}, {c.add, conn.SetAddElements}} {
 		for p, elements := range step.what {
@@ -167,7 +167,7 @@ func send(conn *nftables.Conn, c changes) error {
 	return nil
 }
 
-func (p place) encode(e element) nftables.SetElement {
+func (p familySet) encode(e element) nftables.SetElement {
 	is := nftables.SetElement{Key: []byte(e.key), Val: []byte(e.value)}
 	if p.set == affinity {
 		is.Val, is.VerdictData = nil, &expr.Verdict{Kind: expr.VerdictJump, Chain: e.value}
@@ -180,13 +180,13 @@ func (p place) encode(e element) nftables.SetElement {
 }
 
 // read returns what the kernel has, and whether that is not a table of this version, which has to be made anew.
-func (b *Balancer) read(s *sockets) (have map[place]map[string]string, anew bool, err error) {
-	ours, err := b.recognise(s)
+func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, anew bool, err error) {
+	ours, err := b.tableIsCurrent(s)
 	if err != nil || !ours {
 		return nil, true, err
 	}
-	have = map[place]map[string]string{}
-	for _, p := range places() {
+	have = map[familySet]map[string]string{}
+	for _, p := range familySets() {
 		if p.set == clients {
 			continue // the rules' own
 		}
@@ -207,7 +207,7 @@ func (b *Balancer) read(s *sockets) (have map[place]map[string]string, anew bool
 }
 
 // recognise reports whether table, sets, chains and rules are as this version makes them.
-func (b *Balancer) recognise(s *sockets) (bool, error) {
+func (b *Balancer) tableIsCurrent(s *sockets) (bool, error) {
 	tables, err := s.rules.ListTablesOfFamily(ourTable.Family)
 	if err != nil {
 		return false, fmt.Errorf("list tables: %w", err)
@@ -219,7 +219,7 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list sets of %s: %w", Table, err)
 	}
-	for _, p := range places() {
+	for _, p := range familySets() {
 		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == p.name() }) {
 			return false, nil
 		}
@@ -228,7 +228,7 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list chains: %w", err)
 	}
-	all, err := s.list()
+	all, err := s.rulesInKernel()
 	if err != nil {
 		return false, err
 	}
@@ -236,28 +236,28 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 		there := func(o *nftables.Chain) bool {
 			return o.Table.Name == Table && o.Name == c.Name && o.Type == c.Type && o.Hooknum != nil && *o.Hooknum == *c.Hooknum && *o.Priority == *c.Priority
 		}
-		if !slices.ContainsFunc(is, there) || !b.complete(c, all) {
+		if !slices.ContainsFunc(is, there) || !b.chainIsCurrent(c, all) {
 			return false, nil
 		}
 	}
-	b.stays = map[string]bool{}
+	b.affinityChains = map[string]bool{}
 	for _, o := range is {
-		if o.Table.Name != Table || !strings.HasPrefix(o.Name, stays) {
+		if o.Table.Name != Table || !strings.HasPrefix(o.Name, affinityPrefix) {
 			continue
 		}
-		c, err := stayChain(o.Name)
-		if err != nil || !b.complete(c, all) {
+		c, err := affinityChain(o.Name)
+		if err != nil || !b.chainIsCurrent(c, all) {
 			return false, nil //nolint:nilerr // somebody else made it
 		}
-		b.stays[o.Name] = true
+		b.affinityChains[o.Name] = true
 	}
 	return true, nil
 }
 
 // complete reports whether a chain has its rules of this version, among all, and no others.
-func (b *Balancer) complete(c chain, all []listed) bool {
-	here := slices.DeleteFunc(slices.Clone(all), func(r listed) bool { return r.chain != c.Name })
-	return slices.EqualFunc(here, c.rules, func(o listed, r rule) bool { return o.comment == r.comment(b.version) })
+func (b *Balancer) chainIsCurrent(c chain, all []kernelRule) bool {
+	here := slices.DeleteFunc(slices.Clone(all), func(r kernelRule) bool { return r.chain != c.Name })
+	return slices.EqualFunc(here, c.rules, func(o kernelRule, r rule) bool { return o.comment == r.comment(b.version) })
 }
 
 // Drift implements the agent's Part. As long as nobody wrote any rule at all, it costs one question.
@@ -273,7 +273,7 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.forget(s); err != nil {
+	if err := b.deleteStale(s); err != nil {
 		return nil, err
 	}
 	now, err := s.generation()
@@ -290,7 +290,7 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	if anew {
 		return fault("table %s is not there any more, or not as it was made", Table), nil
 	}
-	if n := diff(have, b.book.all()).size(); n > 0 {
+	if n := diff(have, b.contents.all()).size(); n > 0 {
 		return fault("%d elements of table %s are not as they were made", n, Table), nil
 	}
 	if again, err := s.generation(); err == nil && again == now {
@@ -300,12 +300,12 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 }
 
 func fault(format string, args ...any) []desired.Fault {
-	return []desired.Fault{{Part: desired.PartBalancer, Message: fmt.Sprintf(format, args...)}}
+	return []desired.Fault{{Component: desired.ComponentBalancer, Message: fmt.Sprintf(format, args...)}}
 }
 
 // Close implements the agent's Part: the kernel goes on.
 func (b *Balancer) Close(context.Context, bool) error {
-	b.forgets.Wait()
+	b.deletes.Wait()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reopen()

@@ -187,8 +187,8 @@ func TestAffinity(t *testing.T) {
 		}
 		w.apply(stays(0, 1, 2, 3, 4))
 	}
-	if have, _ := read(t, w.gateways[0].ns, w.gateways[0].Balancer); len(w.gateways[0].stays) > 0 || len(have[place{affinity, true}]) > 0 {
-		t.Errorf("chains %v and elements %v are left", w.gateways[0].stays, have[place{affinity, true}])
+	if have, _ := read(t, w.gateways[0].ns, w.gateways[0].Balancer); len(w.gateways[0].affinityChains) > 0 || len(have[familySet{affinity, true}]) > 0 {
+		t.Errorf("chains %v and elements %v are left", w.gateways[0].affinityChains, have[familySet{affinity, true}])
 	}
 }
 
@@ -236,7 +236,7 @@ func TestClientsOfOthers(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		all, err := s.rules.GetSetElements(place{clients, true}.spec())
+		all, err := s.rules.GetSetElements(familySet{clients, true}.spec())
 		for _, e := range all {
 			have[string(e.Key[:4])] = string(e.Val)
 		}
@@ -258,7 +258,7 @@ func (w *world) stayed(gateway, family int) (n int) {
 		if err != nil {
 			return err
 		}
-		all, err := s.rules.GetSetElements(place{clients, family == 0}.spec())
+		all, err := s.rules.GetSetElements(familySet{clients, family == 0}.spec())
 		n = len(all)
 		return err
 	})

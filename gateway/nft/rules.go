@@ -11,13 +11,13 @@ import (
 )
 
 // listed is what is read of a rule: the library cannot read expressions that ask for one direction of a connection.
-type listed struct {
+type kernelRule struct {
 	chain, comment string
 	packets        uint64 // that its counter counted
 }
 
 // list returns the rules of our table, by chain in their order.
-func (s *sockets) list() (all []listed, err error) {
+func (s *sockets) rulesInKernel() (all []kernelRule, err error) {
 	req := s.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(Table)))
@@ -26,7 +26,7 @@ func (s *sockets) list() (all []listed, err error) {
 		return nil, fmt.Errorf("list rules of %s: %w", Table, err)
 	}
 	for _, m := range messages {
-		var r listed
+		var r kernelRule
 		if err := attributes(m[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
 			switch kind {
 			case unix.NFTA_RULE_CHAIN:
@@ -46,7 +46,7 @@ func (s *sockets) list() (all []listed, err error) {
 }
 
 // count reads the counter among a rule's expressions.
-func (r *listed) count(expressions []byte) error {
+func (r *kernelRule) count(expressions []byte) error {
 	return attributes(expressions, func(_ uint16, expression []byte) error {
 		var name string
 		return attributes(expression, func(kind uint16, value []byte) error {

@@ -19,25 +19,25 @@ import (
 const (
 	// tellAgain is how often all connections are told, so that others keep those that live and forget those that ended.
 	// It begins with tellSoon and doubles: of a connection that opens just when Export begins there may be no news.
-	tellSoon, tellAgain = time.Second, 2 * time.Minute
+	firstExport, exportEvery = time.Second, 2 * time.Minute
 	// freeEvery is how often connections are let go, so that they may come back. That begins with tellSoon and doubles, too.
-	freeEvery = 10 * time.Second
+	relaxEvery = 10 * time.Second
 	// standby is how long a connection that another gateway told of is kept without a packet. The first one makes that
 	// as long as the kernel keeps what is open: of TCP days (net.netfilter.nf_conntrack_tcp_timeout_established), or five
 	// minutes while something is not acknowledged. So one that has longer than standby is ours; of UDP one that was answered.
-	standby = 4 * time.Minute
+	importedLifetime = 4 * time.Minute
 	// waitForNews is how long a read waits until it looks whether it is to end.
-	waitForNews = 250 * time.Millisecond
+	eventTimeout = 250 * time.Millisecond
 	// newsBuffer has room for the news of some seconds with many connections.
-	newsBuffer = 8 << 20
+	eventBuffer = 8 << 20
 )
 
 // shared is what Export and Import know of the state, from any goroutine: its VIPs, by their addresses.
-type shared map[netip.Addr]*desired.VIP
+type sharedState map[netip.Addr]*desired.VIP
 
 // share returns what s says of connections that are shared.
-func share(s *desired.State) *shared {
-	is := make(shared, len(s.VIPs))
+func newSharedState(s *desired.State) *sharedState {
+	is := make(sharedState, len(s.VIPs))
 	for i := range s.VIPs {
 		is[s.VIPs[i].Addr] = &s.VIPs[i]
 	}
@@ -45,7 +45,7 @@ func share(s *desired.State) *shared {
 }
 
 // frontend returns that of an address, nil without one, and its VIP.
-func (is shared) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
+func (is sharedState) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
 	v := is[at.Addr()]
 	if v == nil {
 		return nil, nil
@@ -59,7 +59,7 @@ func (is shared) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *de
 }
 
 // has reports whether the connection of a flow is shared. With masquerade nobody else has the address that backends know.
-func (is shared) has(f *flows.Flow) bool {
+func (is sharedState) has(f *flows.Flow) bool {
 	v, frontend := is.frontend(f.Protocol, f.VIP)
 	return frontend != nil && v.Return != desired.Masquerade && slices.ContainsFunc(frontend.Backends, func(b desired.Backend) bool {
 		return b.Addr == f.Backend.Addr() && b.Port == f.Backend.Port()
@@ -67,7 +67,7 @@ func (is shared) has(f *flows.Flow) bool {
 }
 
 // stays returns how long the client of a flow stays with its backend, 0 for not.
-func (is shared) stays(f *flows.Flow) time.Duration {
+func (is sharedState) affinity(f *flows.Flow) time.Duration {
 	if _, frontend := is.frontend(f.Protocol, f.VIP); frontend != nil {
 		return time.Duration(frontend.Affinity) * time.Second
 	}
@@ -78,32 +78,32 @@ func (is shared) stays(f *flows.Flow) time.Duration {
 // every two minutes, until ctx is done or tell fails. One at a time may run. Connections that are some seconds old may go on
 // at another gateway from then on, and come back after any number of bytes.
 func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) error {
-	news, err := reach()
+	news, err := dialConntrack()
 	if err != nil {
 		return err
 	}
 	defer news.Close()
-	if err := errors.Join(news.SetReadBuffer(newsBuffer), news.JoinGroup(groupNews)); err != nil {
+	if err := errors.Join(news.SetReadBuffer(eventBuffer), news.JoinGroup(groupUpdates)); err != nil {
 		return fmt.Errorf("hear of connections: %w", err)
 	}
 	var again, free time.Time
-	every, pass := tellSoon, tellSoon
+	every, pass := firstExport, firstExport
 	which := answered // those that somebody new may have to know; later on those that last
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(again) {
-			again, every = now.Add(every), min(2*every, tellAgain)
+			again, every = now.Add(every), min(2*every, exportEvery)
 			if err := b.all(which, tell); err != nil {
 				return err
 			}
 			which = lasting
 		}
 		if now := time.Now(); now.After(free) {
-			free, pass = now.Add(pass), min(2*pass, freeEvery)
-			if err := b.free(); err != nil {
+			free, pass = now.Add(pass), min(2*pass, relaxEvery)
+			if err := b.relaxWindows(); err != nil {
 				return err
 			}
 		}
-		if err := news.SetReadDeadline(time.Now().Add(waitForNews)); err != nil {
+		if err := news.SetReadDeadline(time.Now().Add(eventTimeout)); err != nil {
 			return err
 		}
 		heard, err := news.Receive()
@@ -143,7 +143,7 @@ func (b *Balancer) All(tell func(flows.Flow) error) error { return b.all(answere
 func (b *Balancer) all(which uint32, tell func(flows.Flow) error) error {
 	var failed error
 	err := b.list(func(e entry) {
-		if failed == nil && e.ours() {
+		if failed == nil && e.isLocal() {
 			failed = b.export(&e, which, tell)
 		}
 	})
@@ -151,35 +151,35 @@ func (b *Balancer) all(which uint32, tell func(flows.Flow) error) error {
 }
 
 // ours reports whether an entry is of this gateway, and not one that another gateway told of and nobody has used here.
-func (e *entry) ours() bool {
+func (e *entry) isLocal() bool {
 	if e.original.protocol == unix.IPPROTO_UDP {
 		return e.status&statusSeenReply != 0
 	}
-	return e.left > standby
+	return e.left > importedLifetime
 }
 
 // free lets the connections of this gateway go on at others and come back. The kernel here knows the windows of TCP only as far as
 // packets came through: what comes back after more than a window would belong to nothing.
-func (b *Balancer) free() error {
-	is := b.serves.Load()
+func (b *Balancer) relaxWindows() error {
+	is := b.state.Load()
 	if is == nil {
 		return nil
 	}
 	var bound []flows.Flow
 	if err := b.list(func(e entry) {
-		if f, ok := e.flow(); ok && e.windows && e.open && is.has(&f) {
+		if f, ok := e.flow(); ok && e.checksWindows && e.open && is.has(&f) {
 			bound = append(bound, f)
 		}
 	}); err != nil || len(bound) == 0 {
 		return err
 	}
-	c, err := reach()
+	c, err := dialConntrack()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	for i := range bound {
-		m, err := liberty(&bound[i])
+		m, err := beLiberalMessage(&bound[i])
 		if err != nil {
 			return err
 		}
@@ -192,13 +192,13 @@ func (b *Balancer) free() error {
 
 // list calls each with all connections that are tracked here.
 func (*Balancer) list(each func(entry)) error {
-	c, err := reach()
+	c, err := dialConntrack()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		all, err := c.Execute(everything(a))
+		all, err := c.Execute(dumpMessage(a))
 		if err != nil {
 			return fmt.Errorf("list connections: %w", err)
 		}
@@ -217,7 +217,7 @@ func (*Balancer) list(each func(entry)) error {
 // the bit of its status.
 func (b *Balancer) export(e *entry, which uint32, tell func(flows.Flow) error) error {
 	f, ok := e.flow()
-	is := b.serves.Load()
+	is := b.state.Load()
 	if e.original.protocol != unix.IPPROTO_UDP {
 		which = lasting
 	}
@@ -231,11 +231,11 @@ func (b *Balancer) export(e *entry, which uint32, tell func(flows.Flow) error) e
 // VIP or backend this gateway does not have are returned. All are kept for four minutes at least. Clients that stay with a
 // backend stay with it here, too.
 func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
-	is := b.serves.Load()
+	is := b.state.Load()
 	if is == nil {
 		return all, nil
 	}
-	c, err := reach()
+	c, err := dialConntrack()
 	if err != nil {
 		return nil, err
 	}
@@ -251,24 +251,24 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 			early = append(early, *f)
 			continue
 		}
-		m, err := encode(f, protocol, standby)
+		m, err := createMessage(f, protocol, importedLifetime)
 		if err != nil {
 			return nil, err
 		}
 		if _, err = c.Execute(m); errors.Is(err, unix.EEXIST) {
-			err = b.prolong(c, f, protocol)
+			err = b.refresh(c, f, protocol)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("make connection %s known: %w", f, err)
 		}
 		known = append(known, f)
 	}
-	return early, b.meet(*is, known)
+	return early, b.importClients(*is, known)
 }
 
 // prolong gives a connection that waits for its gateway's death as long again. One of our own lives longer: it stays.
-func (b *Balancer) prolong(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
-	ask, err := lookup(f, protocol)
+func (b *Balancer) refresh(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
+	ask, err := lookupMessage(f, protocol)
 	if err != nil {
 		return err
 	}
@@ -280,10 +280,10 @@ func (b *Balancer) prolong(c *netlink.Conn, f *flows.Flow, protocol uint8) error
 		return err
 	}
 	e, err := parse(found[0].Data)
-	if err != nil || e.ours() {
+	if err != nil || e.isLocal() {
 		return err
 	}
-	m, err := lifetime(f, protocol, standby)
+	m, err := timeoutMessage(f, protocol, importedLifetime)
 	if err != nil {
 		return err
 	}

@@ -174,8 +174,8 @@ func TestStandbyIsNotOurs(t *testing.T) {
 	}
 	in(t, w.gateways[1].ns, func() error {
 		return w.gateways[1].list(func(e entry) {
-			if e.left > standby || e.left < standby-time.Minute {
-				t.Errorf("%v lives for %s, want %s", e.original, e.left, standby)
+			if e.left > importedLifetime || e.left < importedLifetime-time.Minute {
+				t.Errorf("%v lives for %s, want %s", e.original, e.left, importedLifetime)
 			}
 		})
 	})
@@ -244,7 +244,7 @@ func TestConnectionsComeBack(t *testing.T) {
 			bound := 0
 			in(w.t, w.gateways[0].ns, func() error {
 				return w.gateways[0].list(func(e entry) {
-					if e.windows {
+					if e.checksWindows {
 						bound++
 					}
 				})

@@ -91,9 +91,9 @@ func (c *Client) ReserveFloatingIP(ctx context.Context, network, purpose string)
 	return f, err
 }
 
-// LeadFloatingIP lets a floating IP, of this cluster or lent, lead to an IPv4 address of a port, or to nothing when port
+// AssociateFloatingIP lets a floating IP, of this cluster or lent, lead to an IPv4 address of a port, or to nothing when port
 // is empty. It is ErrStale when somebody changed the floating IP meanwhile: read again and think again.
-func (c *Client) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+func (c *Client) AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
 	return c.call(ctx, "lead floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
 		if err != nil {
@@ -194,9 +194,9 @@ func (c *Client) AllFloatingIPs(ctx context.Context) ([]FloatingIP, error) {
 	return c.listFloatingIPs(ctx, floatingips.ListOpts{ProjectID: c.project})
 }
 
-// KeepFloatingIP makes a floating IP of this cluster the user's: it is never deleted from then on. One that is not of this
+// RetainFloatingIP makes a floating IP of this cluster the user's: it is never deleted from then on. One that is not of this
 // cluster is the user's already.
-func (c *Client) KeepFloatingIP(ctx context.Context, id string) error {
+func (c *Client) RetainFloatingIP(ctx context.Context, id string) error {
 	return c.call(ctx, "keep floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
 		if err != nil || is.Description != c.description() {

@@ -16,23 +16,23 @@ import (
 const staleTries = 5
 
 // NoRoom is ErrPairs, and says which of the prefixes that were asked for a port does not let pass.
-type NoRoom struct {
-	Left []netip.Prefix // sorted
+type PairsExhausted struct {
+	Missing []netip.Prefix // sorted
 
-	said error
+	cause error
 }
 
 // Error is that of error.
-func (n *NoRoom) Error() string {
-	texts := make([]string, len(n.Left))
-	for i, p := range n.Left {
+func (n *PairsExhausted) Error() string {
+	texts := make([]string, len(n.Missing))
+	for i, p := range n.Missing {
 		texts[i] = textOf(p)
 	}
-	return fmt.Sprintf("no room for %s: %v", strings.Join(texts, ", "), n.said)
+	return fmt.Sprintf("no room for %s: %v", strings.Join(texts, ", "), n.cause)
 }
 
 // Unwrap returns what Neutron said.
-func (n *NoRoom) Unwrap() error { return n.said }
+func (n *PairsExhausted) Unwrap() error { return n.cause }
 
 // SetAddressPairs lets a gateway's port, which is not ours, send and receive packets of the prefixes in want. Of those that
 // it was told before, had, it takes away what is wanted no more; pairs of others stay. It writes nothing when nothing
@@ -46,18 +46,18 @@ func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []n
 			return err
 		}
 		// How many it may have Neutron tells administrators alone: it is found out by halves.
-		fits, refused, limit := m.old, len(m.pairs), m.old
+		fits, refused, limit := m.existing, len(m.pairs), m.existing
 		for {
 			m, err := c.writePairs(ctx, port, had, want, limit)
 			switch {
-			case errors.Is(explain(err), ErrPairs) && len(m.pairs) > m.old:
+			case errors.Is(explain(err), ErrPairs) && len(m.pairs) > m.existing:
 				refused = len(m.pairs)
 			case err != nil:
 				return err
-			case len(m.left) == 0: // somebody has made room
+			case len(m.missing) == 0: // somebody has made room
 				return nil
 			case len(m.pairs)+1 >= refused:
-				return &NoRoom{Left: m.left, said: said}
+				return &PairsExhausted{Missing: m.missing, cause: said}
 			default:
 				fits = len(m.pairs)
 			}
@@ -67,7 +67,7 @@ func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []n
 }
 
 // writePairs makes one write of SetAddressPairs: it asks for no more than limit pairs in all.
-func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.Prefix, limit int) (m merged, err error) {
+func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.Prefix, limit int) (m mergedPairs, err error) {
 	for try := 1; ; try++ {
 		is, err := ports.Get(ctx, c.network, port).Extract()
 		if err != nil {
@@ -85,17 +85,17 @@ func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.
 }
 
 // merged are the pairs of a port as it is to have them.
-type merged struct {
-	pairs []ports.AddressPair
-	old   int            // how many of them it has
-	left  []netip.Prefix // what is wanted and not among them, sorted
+type mergedPairs struct {
+	pairs    []ports.AddressPair
+	existing int            // how many of them it has
+	missing  []netip.Prefix // what is wanted and not among them, sorted
 }
 
 // mergePairs returns the pairs of a port with want in them, as long as they are no more than limit, and had, as far as it is
 // wanted no more, not. A pair of ours has the port's own MAC address, which Neutron fills in.
-func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix, limit int) merged {
+func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix, limit int) mergedPairs {
 	missing := slices.Clone(want)
-	m := merged{pairs: []ports.AddressPair{}} // none is an empty list for Neutron, and not null
+	m := mergedPairs{pairs: []ports.AddressPair{}} // none is an empty list for Neutron, and not null
 	for _, pair := range pairs {
 		prefix, ok := prefixOf(pair.IPAddress)
 		if !ok || pair.MACAddress != "" && pair.MACAddress != mac {
@@ -110,11 +110,11 @@ func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix,
 			m.pairs = append(m.pairs, pair)
 		}
 	}
-	m.old = len(m.pairs)
+	m.existing = len(m.pairs)
 	slices.SortFunc(missing, netip.Prefix.Compare)
 	for _, p := range slices.Compact(missing) {
 		if len(m.pairs) >= limit {
-			m.left = append(m.left, p)
+			m.missing = append(m.missing, p)
 			continue
 		}
 		m.pairs = append(m.pairs, ports.AddressPair{IPAddress: textOf(p)})

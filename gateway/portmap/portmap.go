@@ -34,7 +34,7 @@ type Claim struct {
 var ErrCollision = errors.New("another Service has it")
 
 // Map is the book. The zero value is an empty one. It is for one goroutine.
-type Map struct {
+type Allocations struct {
 	holders map[string]map[L4]string // by L2 port: the Service that has an L4 port there
 	claims  map[string]Claim         // by Service, those that have an L2 port
 }
@@ -42,12 +42,12 @@ type Map struct {
 // Restore returns the book that annotations tell, and the claims that it cannot hold, which are to be mapped anew: what
 // they want is another Service's. Of two Services the older one keeps its place, so that every restart comes to the
 // same end.
-func Restore(claims []Claim) (m *Map, anew []Claim) {
+func Restore(claims []Claim) (m *Allocations, anew []Claim) {
 	claims = slices.Clone(claims)
 	slices.SortFunc(claims, func(a, b Claim) int {
 		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Service, b.Service))
 	})
-	m = new(Map)
+	m = new(Allocations)
 	for _, c := range claims {
 		if c.Port == "" || m.Take(c) != nil {
 			anew = append(anew, c)
@@ -58,7 +58,7 @@ func Restore(claims []Claim) (m *Map, anew []Claim) {
 
 // Take lets a Service have its L4 ports at its L2 port, and gives back what it had before, here or elsewhere. Where one is
 // another Service's the error is ErrCollision and names it, and all stays as it was.
-func (m *Map) Take(c Claim) error {
+func (m *Allocations) Take(c Claim) error {
 	for _, l := range c.L4 {
 		if by, ok := m.holders[c.Port][l]; ok && by != c.Service {
 			return fmt.Errorf("%s at port %s: %w: %s", l, c.Port, ErrCollision, by)
@@ -81,7 +81,7 @@ func (m *Map) Take(c Claim) error {
 }
 
 // Release gives back all that a Service has.
-func (m *Map) Release(service string) {
+func (m *Allocations) Release(service string) {
 	c, ok := m.claims[service]
 	if !ok {
 		return
@@ -97,7 +97,7 @@ func (m *Map) Release(service string) {
 
 // Choose returns the L2 port of candidates at which a Service can have its L4 ports: the one it has, if that is among
 // them, else the first by id, so that all who know the same choose the same. It reports false when there is none.
-func (m *Map) Choose(c Claim, candidates []string) (port string, ok bool) {
+func (m *Allocations) Choose(c Claim, candidates []string) (port string, ok bool) {
 	sorted := slices.Sorted(slices.Values(candidates))
 	if has, ok := m.claims[c.Service]; ok && slices.Contains(sorted, has.Port) {
 		sorted = slices.Insert(sorted, 0, has.Port)
@@ -110,7 +110,7 @@ func (m *Map) Choose(c Claim, candidates []string) (port string, ok bool) {
 	return "", false
 }
 
-func (m *Map) fits(c Claim, port string) bool {
+func (m *Allocations) fits(c Claim, port string) bool {
 	return !slices.ContainsFunc(c.L4, func(l L4) bool {
 		by, taken := m.holders[port][l]
 		return taken && by != c.Service
@@ -118,10 +118,10 @@ func (m *Map) fits(c Claim, port string) bool {
 }
 
 // Port returns the L2 port that a Service has, "" when it has none.
-func (m *Map) Port(service string) string { return m.claims[service].Port }
+func (m *Allocations) Port(service string) string { return m.claims[service].Port }
 
 // Used reports whether any Service has a part of an L2 port.
-func (m *Map) Used(port string) bool { return len(m.holders[port]) > 0 }
+func (m *Allocations) Used(port string) bool { return len(m.holders[port]) > 0 }
 
 // Compare sorts by number, then by protocol.
 func (l L4) Compare(o L4) int {

@@ -19,8 +19,8 @@ import (
 type keepalived struct{ dir string }
 
 const (
-	patience = 5 * time.Second
-	poll     = 10 * time.Millisecond
+	processTimeout = 5 * time.Second
+	pollInterval   = 10 * time.Millisecond
 )
 
 func (k keepalived) file(name string) string { return filepath.Join(k.dir, name) }
@@ -89,7 +89,7 @@ func (k keepalived) start(ctx context.Context) error {
 		_ = cmd.Wait() // its log says why
 		close(ended)
 	}()
-	return await(ctx, func() error {
+	return waitFor(ctx, func() error {
 		select {
 		case <-ended:
 			said, _ := os.ReadFile(k.file("keepalived.log"))
@@ -97,7 +97,7 @@ func (k keepalived) start(ctx context.Context) error {
 		default:
 		}
 		if !k.runs() {
-			return errNotYet
+			return errTimeout
 		}
 		return nil
 	})
@@ -115,7 +115,7 @@ func (k keepalived) reload() error {
 func (k keepalived) stop(ctx context.Context) error {
 	signal := syscall.SIGTERM
 	begin := time.Now()
-	return await(ctx, func() error {
+	return waitFor(ctx, func() error {
 		gone := true
 		for _, name := range []string{parentFile, childFile} {
 			if pid := k.pid(name); pid != 0 {
@@ -128,24 +128,24 @@ func (k keepalived) stop(ctx context.Context) error {
 		if gone {
 			return nil
 		}
-		if time.Since(begin) > patience/2 {
+		if time.Since(begin) > processTimeout/2 {
 			signal = syscall.SIGKILL
 		}
-		return errNotYet
+		return errTimeout
 	})
 }
 
-var errNotYet = errors.New("not in time")
+var errTimeout = errors.New("not in time")
 
 // await polls until what returns something else than errNotYet.
-func await(ctx context.Context, what func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func waitFor(ctx context.Context, what func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, processTimeout)
 	defer cancel()
-	tick := time.NewTicker(poll)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		err := what()
-		if !errors.Is(err, errNotYet) {
+		if !errors.Is(err, errTimeout) {
 			return err
 		}
 		select {

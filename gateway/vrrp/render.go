@@ -84,14 +84,14 @@ func (r *role) render() []byte {
 				}
 			})
 		}
-		block("  ", "virtual_ipaddress", func() { line("    %s dev %s", host(r.anchor()), loopback) })
+		block("  ", "virtual_ipaddress", func() { line("    %s dev %s", hostPrefix(r.anchor()), loopback) })
 		block("  ", "virtual_ipaddress_excluded", func() { // may be of both families
 			for _, a := range r.vips {
-				line("    %s dev %s", host(a), c.Interface)
+				line("    %s dev %s", hostPrefix(a), c.Interface)
 			}
 		})
 	})
 	return []byte(b.String())
 }
 
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

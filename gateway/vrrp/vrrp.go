@@ -32,14 +32,14 @@ type Config struct {
 
 // Router is the part of a gateway that takes part in a virtual router.
 type Router struct {
-	log     *slog.Logger
-	process keepalived
-	book    book
+	log       *slog.Logger
+	process   keepalived
+	addresses addressFile
 
-	mu      sync.Mutex
-	have    *role // nil: none
-	stop    context.CancelFunc
-	watched chan struct{} // closed when watch is over; nil: nobody watches
+	mu        sync.Mutex
+	have      *role // nil: none
+	stop      context.CancelFunc
+	watchDone chan struct{} // closed when watch is over; nil: nobody watches
 }
 
 // New returns a router. What an earlier process left goes on until the first Apply.
@@ -48,11 +48,11 @@ func New(c Config) (*Router, error) {
 		return nil, fmt.Errorf("make the folder of keepalived: %w", err)
 	}
 	process := keepalived{dir: c.Dir}
-	return &Router{log: c.Log, process: process, book: book(process.file("addresses.json"))}, nil
+	return &Router{log: c.Log, process: process, addresses: addressFile(process.file("addresses.json"))}, nil
 }
 
 // Name is desired.PartVRRP.
-func (r *Router) Name() string { return desired.PartVRRP }
+func (r *Router) Name() string { return desired.ComponentVRRP }
 
 // Apply makes keepalived run as s says, or not at all. VIPs that are withdrawn are gone when it returns. On an error,
 // which may be desired.Faults, all is as it was.
@@ -61,7 +61,7 @@ func (r *Router) Apply(ctx context.Context, s *desired.State) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if want == nil {
-		return r.leave(ctx)
+		return r.withdraw(ctx)
 	}
 	if err := r.check(ctx, want); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (r *Router) Apply(ctx context.Context, s *desired.State) error {
 		return fmt.Errorf("read keepalived's configuration: %w", err)
 	}
 	ran := r.process.runs()
-	if err := r.take(ctx, want, before); err != nil {
+	if err := r.converge(ctx, want, before); err != nil {
 		return errors.Join(err, r.restore(context.WithoutCancel(ctx), before, ran))
 	}
 	r.have = want
@@ -83,14 +83,14 @@ func (r *Router) Apply(ctx context.Context, s *desired.State) error {
 func (r *Router) check(ctx context.Context, want *role) error {
 	var faults desired.Faults
 	fault := func(field, format string, args ...any) {
-		faults = append(faults, desired.Fault{Part: desired.PartVRRP, Field: field, Message: fmt.Sprintf(format, args...)})
+		faults = append(faults, desired.Fault{Component: desired.ComponentVRRP, Field: field, Message: fmt.Sprintf(format, args...)})
 	}
 	device, err := net.InterfaceByName(want.config.Interface)
 	if err != nil {
 		fault("vrrp.interface", "this machine has no device %s", want.config.Interface)
 		return faults
 	}
-	if have, err := on(device.Name, []netip.Addr{want.config.Source}); err != nil || len(have) == 0 {
+	if have, err := presentOn(device.Name, []netip.Addr{want.config.Source}); err != nil || len(have) == 0 {
 		fault("vrrp.source", "%s is no address of %s", want.config.Source, device.Name)
 		return faults
 	}
@@ -107,25 +107,25 @@ func (r *Router) check(ctx context.Context, want *role) error {
 }
 
 // take makes keepalived run as want says; before is the configuration that it has.
-func (r *Router) take(ctx context.Context, want *role, before []byte) error {
+func (r *Router) converge(ctx context.Context, want *role, before []byte) error {
 	config := want.render()
 	runs := r.process.runs()
 	if runs && bytes.Equal(config, before) {
 		return nil
 	}
 	if !runs {
-		if err := r.sweep(ctx); err != nil {
+		if err := r.cleanup(ctx); err != nil {
 			return err
 		}
 	}
-	old, err := r.book.read()
+	old, err := r.addresses.read()
 	if err != nil {
 		return err
 	}
-	if err := r.book.add(want.addresses()); err != nil {
+	if err := r.addresses.add(want.addresses()); err != nil {
 		return err
 	}
-	if err := replace(r.process.config(), config); err != nil {
+	if err := writeFile(r.process.config(), config); err != nil {
 		return fmt.Errorf("write keepalived's configuration: %w", err)
 	}
 	if !runs {
@@ -137,19 +137,19 @@ func (r *Router) take(ctx context.Context, want *role, before []byte) error {
 	if err := r.awaitGone(ctx, old, want.addresses()); err != nil {
 		return err
 	}
-	return r.book.write(want.addresses())
+	return r.addresses.write(want.addresses())
 }
 
 // awaitGone waits until devices have nothing of old that is not in want.
 func (r *Router) awaitGone(ctx context.Context, old, want map[string][]netip.Addr) error {
-	return await(ctx, func() error {
+	return waitFor(ctx, func() error {
 		for device, addrs := range old {
 			gone := slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return slices.Contains(want[device], a) })
 			if len(gone) == 0 {
 				continue
 			}
-			if have, err := on(device, gone); err == nil && len(have) > 0 {
-				return errNotYet
+			if have, err := presentOn(device, gone); err == nil && len(have) > 0 {
+				return errTimeout
 			}
 		}
 		return nil
@@ -159,9 +159,9 @@ func (r *Router) awaitGone(ctx context.Context, old, want map[string][]netip.Add
 // restore puts the configuration back that there was, and runs it if it ran.
 func (r *Router) restore(ctx context.Context, before []byte, ran bool) error {
 	if !ran {
-		return r.sweep(ctx)
+		return r.cleanup(ctx)
 	}
-	if err := replace(r.process.config(), before); err != nil {
+	if err := writeFile(r.process.config(), before); err != nil {
 		return fmt.Errorf("restore keepalived's configuration: %w", err)
 	}
 	if r.process.runs() {
@@ -171,12 +171,12 @@ func (r *Router) restore(ctx context.Context, before []byte, ran bool) error {
 }
 
 // leave hands the VIPs over, stops keepalived, and takes its addresses away.
-func (r *Router) leave(ctx context.Context) error {
+func (r *Router) withdraw(ctx context.Context) error {
 	r.unwatch()
 	if err := r.handOver(ctx); err != nil {
 		r.log.Warn("no peer took the VIPs; they are withdrawn", "err", err)
 	}
-	if err := r.sweep(ctx); err != nil {
+	if err := r.cleanup(ctx); err != nil {
 		return err
 	}
 	if err := os.Remove(r.process.config()); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -187,7 +187,7 @@ func (r *Router) leave(ctx context.Context) error {
 }
 
 // longestHandOver is less than the controller waits for an answer. Four intervals of more than a second do not fit in it.
-const longestHandOver = 4500 * time.Millisecond
+const handOverTimeout = 4500 * time.Millisecond
 
 // handOver lets a peer take the VIPs while this gateway still has them. A master that just ends says so, and its backup waits for
 // up to an interval before it takes them (RFC 9568, 6.4.2, skew time), when nobody has them. One whose priority is the least is
@@ -197,18 +197,18 @@ func (r *Router) handOver(ctx context.Context) error {
 		return nil
 	}
 	gone := func() error {
-		have, err := on(r.have.config.Interface, r.have.vips)
+		have, err := presentOn(r.have.config.Interface, r.have.vips)
 		if err == nil && len(have) > 0 {
-			err = errNotYet
+			err = errTimeout
 		}
 		return err
 	}
-	if err := gone(); !errors.Is(err, errNotYet) {
+	if err := gone(); !errors.Is(err, errTimeout) {
 		return err // a backup has nothing to hand over
 	}
 	least := *r.have
 	least.config.Priority = 1
-	if err := replace(r.process.config(), least.render()); err != nil {
+	if err := writeFile(r.process.config(), least.render()); err != nil {
 		return fmt.Errorf("write keepalived's configuration: %w", err)
 	}
 	if err := r.process.reload(); err != nil {
@@ -216,50 +216,50 @@ func (r *Router) handOver(ctx context.Context) error {
 	}
 	// The backup hears of it by the next advertisement, and takes over when it has discarded three; a reload takes a while.
 	interval := time.Duration(r.have.config.IntervalMillis) * time.Millisecond
-	ctx, cancel := context.WithTimeout(ctx, min(5*interval+time.Second, longestHandOver))
+	ctx, cancel := context.WithTimeout(ctx, min(5*interval+time.Second, handOverTimeout))
 	defer cancel()
-	return await(ctx, gone)
+	return waitFor(ctx, gone)
 }
 
 // sweep stops what runs of keepalived and removes the addresses that it left on devices.
-func (r *Router) sweep(ctx context.Context) error {
+func (r *Router) cleanup(ctx context.Context) error {
 	if err := r.process.stop(ctx); err != nil {
 		return err
 	}
-	all, err := r.book.read()
+	all, err := r.addresses.read()
 	if err != nil {
 		return err
 	}
 	for device, addrs := range all {
-		if err := remove(device, addrs); err != nil {
+		if err := removeFrom(device, addrs); err != nil {
 			return err
 		}
 	}
-	return r.book.write(nil)
+	return r.addresses.write(nil)
 }
 
 // Sweep stops the keepalived of a folder, if it runs, and removes the addresses that it left on devices: for whoever
 // ends a gateway for good.
-func Sweep(ctx context.Context, dir string) error {
+func Cleanup(ctx context.Context, dir string) error {
 	process := keepalived{dir: dir}
-	r := &Router{process: process, book: book(process.file("addresses.json"))}
-	return r.sweep(ctx)
+	r := &Router{process: process, addresses: addressFile(process.file("addresses.json"))}
+	return r.cleanup(ctx)
 }
 
 // look is how often the watch looks after keepalived.
-const look = 50 * time.Millisecond
+const watchInterval = 50 * time.Millisecond
 
 // watch starts to look after keepalived, unless somebody does.
 func (r *Router) watch(ctx context.Context) {
-	if r.watched != nil {
+	if r.watchDone != nil {
 		return
 	}
 	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
-	r.watched = done
+	r.watchDone = done
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(look)
+		tick := time.NewTicker(watchInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -268,7 +268,7 @@ func (r *Router) watch(ctx context.Context) {
 			case <-tick.C:
 			}
 			if r.mu.TryLock() { // whoever has it is mending
-				if err := r.mend(ctx); err != nil && ctx.Err() == nil {
+				if err := r.restart(ctx); err != nil && ctx.Err() == nil {
 					r.log.Error("mend keepalived", "err", err)
 				}
 				r.mu.Unlock()
@@ -279,16 +279,16 @@ func (r *Router) watch(ctx context.Context) {
 
 // unwatch ends the watch, with r.mu held.
 func (r *Router) unwatch() {
-	if r.watched == nil {
+	if r.watchDone == nil {
 		return
 	}
 	r.stop()
-	<-r.watched
-	r.watched = nil
+	<-r.watchDone
+	r.watchDone = nil
 }
 
 // mend removes what a keepalived that died left, and starts another one.
-func (r *Router) mend(ctx context.Context) error {
+func (r *Router) restart(ctx context.Context) error {
 	if r.have == nil || r.process.runs() {
 		return nil
 	}
@@ -296,10 +296,10 @@ func (r *Router) mend(ctx context.Context) error {
 		return nil // it starts its child anew, which takes the VIPs over
 	}
 	r.log.Warn("keepalived died; another one is started")
-	if err := r.sweep(ctx); err != nil {
+	if err := r.cleanup(ctx); err != nil {
 		return err
 	}
-	if err := r.book.add(r.have.addresses()); err != nil {
+	if err := r.addresses.add(r.have.addresses()); err != nil {
 		return err
 	}
 	return r.process.start(ctx)
@@ -310,7 +310,7 @@ func (r *Router) Close(ctx context.Context, drain bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if drain {
-		return r.leave(ctx)
+		return r.withdraw(ctx)
 	}
 	r.unwatch()
 	return nil
@@ -323,7 +323,7 @@ func (r *Router) Announced() []netip.Addr {
 	if r.have == nil {
 		return nil
 	}
-	have, err := on(r.have.config.Interface, r.have.vips)
+	have, err := presentOn(r.have.config.Interface, r.have.vips)
 	if err != nil {
 		r.log.Debug("read VIPs", "err", err)
 		return nil
@@ -342,7 +342,7 @@ func (r *Router) Drift(context.Context) ([]desired.Fault, error) {
 	}
 	var faults []desired.Fault
 	fault := func(format string, args ...any) {
-		faults = append(faults, desired.Fault{Part: desired.PartVRRP, Message: fmt.Sprintf(format, args...)})
+		faults = append(faults, desired.Fault{Component: desired.ComponentVRRP, Message: fmt.Sprintf(format, args...)})
 	}
 	if !r.process.runs() {
 		fault("keepalived does not run")
@@ -350,7 +350,7 @@ func (r *Router) Drift(context.Context) ([]desired.Fault, error) {
 	if config, err := os.ReadFile(r.process.config()); err != nil || !bytes.Equal(config, r.have.render()) {
 		fault("%s is not as it was written", r.process.config())
 	}
-	have, err := on(r.have.config.Interface, r.have.vips)
+	have, err := presentOn(r.have.config.Interface, r.have.vips)
 	if err != nil {
 		fault("%v", err)
 	}

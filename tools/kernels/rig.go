@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/initramfs"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/kernel"

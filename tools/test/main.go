@@ -26,9 +26,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
-	"github.com/isthmus-net/isthmus/e2e/neutron"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/generate/conformance"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/tools/test/report"
 )
 
@@ -45,13 +46,13 @@ const module = "github.com/isthmus-net/isthmus/"
 // heavy are the packages whose tests bring up labs. They go after all others: what they promise of a cluster is for a
 // machine that has the time, and its inotify instances (fs.inotify.max_user_instances) do for labs or for the API
 // servers of other tests.
-var heavy = []string{module + "e2e", module + "e2e/lab/cluster"}
+var heavy = []string{module + "tools/lab/cluster", module + "e2e"}
 
 // long are the packages that begin first, the longest one first, so that nothing waits for them alone in the end.
 var long = []string{
-	module + "controlplane", module + "controlplane/federation", module + "controlplane/membership", module + "tools/kernels", module + "cmd/isthmusctl",
+	module + "controlplane/broker", module + "controlplane/federation", module + "controlplane/broker/membership", module + "tools/kernels", module + "cmd/isthmusctl",
 	module + "tools/bench/controlplane", module + "tools/scale/world", module + "tools/bench/dataplane", module + "e2e/neighbours",
-	module + "controlplane/api/access", module + "controlplane/internal/liveness", module + "gateway/controller",
+	module + "controlplane/api/access", module + "controlplane/broker/internal/liveness", module + "gateway/controller",
 }
 
 const (
@@ -100,6 +101,13 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	env, strict, err := prepare(ctx, soak)
 	if err != nil {
 		return err
+	}
+	if pattern == "" {
+		marks, err := conformance.Marks(".")
+		if err != nil {
+			return err
+		}
+		r.Expect(marks)
 	}
 	light, alone, err := split(ctx, packages)
 	if err != nil {
@@ -252,9 +260,14 @@ func verdict(r *report.Report, strict bool) error {
 	for _, s := range r.Skips {
 		fmt.Fprintln(os.Stdout, "skipped:", s)
 	}
+	for _, u := range r.Unreached {
+		fmt.Fprintln(os.Stdout, "unreached:", u)
+	}
 	switch {
 	case r.Failed > 0:
 		return errors.New("there are failures")
+	case len(r.Unreached) > 0:
+		return errors.New("tests passed without showing lines of docs/conformance.md that they name")
 	case r.Skipped > 0 && strict:
 		return errors.New("tests were skipped, which REQUIRE_PRIVILEGED=1 forbids")
 	case r.Passed == 0:

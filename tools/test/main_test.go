@@ -11,14 +11,14 @@ import (
 // Packages that bring up labs are told apart, of the others long ones come first, and those that have a place of their
 // own are there.
 func TestSplit(t *testing.T) {
-	light, alone, err := split(t.Context(), []string{module + "tools/...", module + "dns", module + "controlplane", module + "e2e/..."})
+	light, alone, err := split(t.Context(), []string{module + "tools/...", module + "dns", module + "controlplane/broker", module + "e2e/..."})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(alone, heavy) {
 		t.Errorf("%v bring up labs, want %v", alone, heavy)
 	}
-	if light[0] != long[0] || slices.Index(light, module+"dns") < slices.Index(light, module+"tools/kernels") || !slices.Contains(light, module+"e2e/lab/topology") {
+	if light[0] != long[0] || slices.Index(light, module+"dns") < slices.Index(light, module+"tools/kernels") || !slices.Contains(light, module+"tools/lab/topology") {
 		t.Errorf("the others come in the order %v", light)
 	}
 	have, _, err := split(t.Context(), []string{"github.com/isthmus-net/isthmus/..."})

@@ -8,7 +8,7 @@ import (
 // members say, writes export records, EndpointSlices, aggregates and its Lease, and never registrations or
 // what all members share. The rules alone do not keep a member from another one's objects: see Policies.
 //
-// The result is the caller's. It must cover every request of controlplane/internal/broker.
+// The result is the caller's. It must cover every request of controlplane/broker/internal/client.
 func MemberBrokerRules() []rbacv1.PolicyRule {
 	read := []string{"get", "list", "watch"}
 	renew := append([]string{"create", "update", "patch"}, read...)

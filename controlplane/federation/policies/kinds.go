@@ -5,7 +5,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // defaults are the kinds that travel when nobody named any.
@@ -26,12 +26,12 @@ func Kinds(spec federationv1alpha1.PoliciesSpec) []federationv1alpha1.PolicyKind
 }
 
 // keyOf returns the key of an object. Its Kind is KIND.VERSION.GROUP.
-func keyOf(kind federationv1alpha1.PolicyKind, namespace, name string) part.Key {
-	return part.Key{Kind: kind.Kind + "." + kind.Version + "." + kind.Group, Namespace: namespace, Name: name}
+func keyOf(kind federationv1alpha1.PolicyKind, namespace, name string) reconcile.Key {
+	return reconcile.Key{Kind: kind.Kind + "." + kind.Version + "." + kind.Group, Namespace: namespace, Name: name}
 }
 
 // empty returns an object of a key's kind that says nothing.
-func empty(key part.Key) *unstructured.Unstructured {
+func empty(key reconcile.Key) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	if gvk, _ := schema.ParseKindArg(key.Kind); gvk != nil {
 		o.SetGroupVersionKind(*gvk)

@@ -32,10 +32,10 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -71,14 +71,14 @@ spec:
 `
 
 // federation is a, b and c: a has Antrea's kind, b has it with a default, and c does not.
-func federation(t *testing.T) *parttest.Fleet {
+func federation(t *testing.T) *reconciletest.Fleet {
 	t.Helper()
 	f, _, _ := guarded(t, time.Millisecond)
 	return f
 }
 
 // guarded is federation with another window of the guard, with the Part, and what is asked of a.
-func guarded(t *testing.T, window time.Duration) (*parttest.Fleet, *policies, *apitest.Writes) {
+func guarded(t *testing.T, window time.Duration) (*reconciletest.Fleet, *policies, *apitest.Writes) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), admissionregistrationv1.AddToScheme(scheme))
@@ -101,11 +101,11 @@ func guarded(t *testing.T, window time.Duration) (*parttest.Fleet, *policies, *a
 	}
 	p := New(Config{
 		Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed,
-		Guard: guard.Config[part.Key]{Window: window, Grace: window},
+		Guard: withdrawal.Config[reconcile.Key]{Times: withdrawal.Times{Window: window, Grace: window}},
 	}).(*policies)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx, func(part.Key) {}) }()
+	go func() { ended <- p.Run(ctx, func(reconcile.Key) {}) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -113,7 +113,7 @@ func guarded(t *testing.T, window time.Duration) (*parttest.Fleet, *policies, *a
 		}
 	})
 	writes := apitest.CountWrites(servers["a"])
-	f := parttest.New(t, scheme, p, servers)
+	f := reconciletest.New(t, scheme, p, servers)
 	for id := range servers {
 		namespace(t, f.Member(id), installed)
 	}
@@ -121,7 +121,7 @@ func guarded(t *testing.T, window time.Duration) (*parttest.Fleet, *policies, *a
 }
 
 // namespace makes one, unless it is there.
-func namespace(t *testing.T, m *parttest.Member, name string) {
+func namespace(t *testing.T, m *reconciletest.Member, name string) {
 	t.Helper()
 	ns := &corev1.Namespace{}
 	ns.Name = name
@@ -131,7 +131,7 @@ func namespace(t *testing.T, m *parttest.Member, name string) {
 }
 
 // put creates an object, as a user does, and removes it when the test ends.
-func put(t *testing.T, m *parttest.Member, text string) *unstructured.Unstructured {
+func put(t *testing.T, m *reconciletest.Member, text string) *unstructured.Unstructured {
 	t.Helper()
 	o := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
@@ -149,7 +149,7 @@ func put(t *testing.T, m *parttest.Member, text string) *unstructured.Unstructur
 }
 
 // get returns what a member has of o, nil when it has nothing of that name.
-func get(t *testing.T, m *parttest.Member, o *unstructured.Unstructured) *unstructured.Unstructured {
+func get(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured) *unstructured.Unstructured {
 	t.Helper()
 	have := &unstructured.Unstructured{}
 	have.SetGroupVersionKind(o.GroupVersionKind())
@@ -164,7 +164,7 @@ func get(t *testing.T, m *parttest.Member, o *unstructured.Unstructured) *unstru
 }
 
 // change updates what a member has of o, as a user does.
-func change(t *testing.T, m *parttest.Member, o *unstructured.Unstructured, edit func(*unstructured.Unstructured)) {
+func change(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured, edit func(*unstructured.Unstructured)) {
 	t.Helper()
 	have := get(t, m, o)
 	edit(have)
@@ -174,7 +174,7 @@ func change(t *testing.T, m *parttest.Member, o *unstructured.Unstructured, edit
 }
 
 // settle syncs all members until statuses say what copies say. Only what is refused may fail.
-func settle(t *testing.T, f *parttest.Fleet) {
+func settle(t *testing.T, f *reconciletest.Fleet) {
 	t.Helper()
 	for range 2 {
 		if err := f.Sync(t.Context()); err != nil && !strings.Contains(err.Error(), "not here") && !strings.Contains(err.Error(), "failed calling webhook") {
@@ -184,9 +184,9 @@ func settle(t *testing.T, f *parttest.Fleet) {
 }
 
 // gone syncs until a member has nothing of the name of o any more: what vanished is in doubt for a moment.
-func gone(t *testing.T, f *parttest.Fleet, m *parttest.Member, o *unstructured.Unstructured) {
+func gone(t *testing.T, f *reconciletest.Fleet, m *reconciletest.Member, o *unstructured.Unstructured) {
 	t.Helper()
-	err := ctl.Await(t.Context(), "the copy is still there", func() (bool, error) {
+	err := admin.Await(t.Context(), "the copy is still there", func() (bool, error) {
 		settle(t, f)
 		return get(t, m, o) == nil, nil
 	})
@@ -196,7 +196,7 @@ func gone(t *testing.T, f *parttest.Fleet, m *parttest.Member, o *unstructured.U
 }
 
 // states is the status of o in m, as "MEMBER STATE" sorted.
-func states(t *testing.T, m *parttest.Member, o *unstructured.Unstructured) string {
+func states(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured) string {
 	t.Helper()
 	var all []string
 	members := ReadStatus(get(t, m, o)).Members
@@ -208,7 +208,7 @@ func states(t *testing.T, m *parttest.Member, o *unstructured.Unstructured) stri
 
 // refusing gives a member a webhook that refuses policies with annotation wanted=no, until the test ends, and waits
 // until it does. When the returned server is closed it refuses all.
-func refusing(t *testing.T, m *parttest.Member) *httptest.Server {
+func refusing(t *testing.T, m *reconciletest.Member) *httptest.Server {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
@@ -245,7 +245,7 @@ func refusing(t *testing.T, m *parttest.Member) *httptest.Server {
 	})
 	probe := &networkingv1.NetworkPolicy{}
 	probe.Namespace, probe.Name, probe.Annotations = "default", "probe", map[string]string{"wanted": "no"}
-	err := ctl.Await(t.Context(), "the webhook does not refuse", func() (bool, error) {
+	err := admin.Await(t.Context(), "the webhook does not refuse", func() (bool, error) {
 		return apierrors.IsForbidden(m.Client().Create(t.Context(), probe.DeepCopy(), client.DryRunAll)), nil
 	})
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -32,7 +32,7 @@ type Config struct {
 	// Namespace is where Isthmus is installed in every member.
 	Namespace string
 	// Guard says which origins that vanished are believed to be gone; Changed is the Part's own.
-	Guard guard.Config[part.Key]
+	Guard withdrawal.Config[reconcile.Key]
 }
 
 // Travels reports whether o is of a kind that is replicated, and somebody asks for that.
@@ -43,50 +43,50 @@ func (c Config) Travels(o *unstructured.Unstructured) bool {
 }
 
 // New returns the Part that replicates policies.
-func New(c Config) part.Part {
-	p := &policies{config: c, placed: map[string]map[part.Key]bool{}}
-	c.Guard.Changed = func(_ clusterset.ClusterID, keys []part.Key) {
+func New(c Config) reconcile.Part {
+	p := &policies{config: c, placed: map[string]map[reconcile.Key]bool{}}
+	c.Guard.Changed = func(_ clusterset.ClusterID, keys []reconcile.Key) {
 		for _, key := range keys {
 			p.again(key)
 		}
 	}
-	p.guard = guard.New(c.Guard)
+	p.guard = withdrawal.New(c.Guard)
 	return p
 }
 
 var (
-	_ part.Runner    = (*policies)(nil)
-	_ part.Guarded   = (*policies)(nil)
-	_ part.Attentive = (*policies)(nil)
+	_ reconcile.Runner    = (*policies)(nil)
+	_ reconcile.Guarded   = (*policies)(nil)
+	_ reconcile.Attentive = (*policies)(nil)
 )
 
 type policies struct {
 	config Config
-	guard  *guard.Guard[part.Key]
-	again  func(part.Key) // set by Run before the guard runs
+	guard  *withdrawal.Guard[reconcile.Key]
+	again  func(reconcile.Key) // set by Run before the guard runs
 	seen   sync.Map       // offered: that the guard was told of
 
 	mu sync.Mutex
 	// placed are the federated policies that were ever seen, by their namespace: what a member that gets one of
 	// these namespaces has to be given.
-	placed map[string]map[part.Key]bool
+	placed map[string]map[reconcile.Key]bool
 }
 
-// Name is part of part.Part.
+// Name is part of reconcile.Part.
 func (*policies) Name() string { return "policies" }
 
-// Attends is part of part.Attentive: the status of a policy says which members are away.
+// Attends is part of reconcile.Attentive: the status of a policy says which members are away.
 func (*policies) Attends() {}
 
-// Watches is part of part.Part.
-func (p *policies) Watches() []part.Watch {
-	watches := []part.Watch{
+// Watches is part of reconcile.Part.
+func (p *policies) Watches() []reconcile.Watch {
+	watches := []reconcile.Watch{
 		{Object: partial("Namespace"), Trim: trimNamespace, Keys: p.ofNamespace},
 		{Object: partial("Service"), Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}), Keep: isFederatedService, Trim: trimFederatedService, Keys: p.naming},
 		{Object: &corev1.ConfigMap{}, Namespace: p.config.Namespace, Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}), Keys: keyOfRefusal},
 	}
 	for _, kind := range p.config.Kinds {
-		watches = append(watches, part.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Counted: isCopy, Optional: true, Alone: true})
+		watches = append(watches, reconcile.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Counted: isCopy, Optional: true, Alone: true})
 	}
 	return watches
 }
@@ -145,26 +145,26 @@ func trimFederatedService(obj any) (any, error) {
 }
 
 // ofPolicy returns the key of a policy, and remembers where there are federated ones.
-func (p *policies) ofPolicy(kind federationv1alpha1.PolicyKind) func(part.Member, client.Object) []part.Key {
-	return func(_ part.Member, o client.Object) []part.Key {
+func (p *policies) ofPolicy(kind federationv1alpha1.PolicyKind) func(reconcile.Member, client.Object) []reconcile.Key {
+	return func(_ reconcile.Member, o client.Object) []reconcile.Key {
 		key := keyOf(kind, o.GetNamespace(), o.GetName())
 		if key.Namespace != "" && federated(o) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if p.placed[key.Namespace] == nil {
-				p.placed[key.Namespace] = map[part.Key]bool{}
+				p.placed[key.Namespace] = map[reconcile.Key]bool{}
 			}
 			p.placed[key.Namespace][key] = true
 		}
-		return []part.Key{key}
+		return []reconcile.Key{key}
 	}
 }
 
 // ofNamespace returns the policies that a namespace may have to be given.
-func (p *policies) ofNamespace(_ part.Member, ns client.Object) []part.Key {
+func (p *policies) ofNamespace(_ reconcile.Member, ns client.Object) []reconcile.Key {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var keys []part.Key
+	var keys []reconcile.Key
 	for key := range p.placed[ns.GetName()] {
 		keys = append(keys, key)
 	}
@@ -172,8 +172,8 @@ func (p *policies) ofNamespace(_ part.Member, ns client.Object) []part.Key {
 }
 
 // naming returns the policies of a member that name the federated Service o, which came or went.
-func (p *policies) naming(from part.Member, o client.Object) []part.Key {
-	var keys []part.Key
+func (p *policies) naming(from reconcile.Member, o client.Object) []reconcile.Key {
+	var keys []reconcile.Key
 	for _, kind := range p.config.Kinds {
 		list, err := p.list(context.Background(), from, kind)
 		if err != nil {
@@ -204,8 +204,8 @@ func (*policies) list(ctx context.Context, from client.Reader, kind federationv1
 	return list, from.List(ctx, list)
 }
 
-// Sync is part of part.Part.
-func (p *policies) Sync(ctx context.Context, key part.Key, into part.Leader, all []part.Member) error {
+// Sync is part of reconcile.Part.
+func (p *policies) Sync(ctx context.Context, key reconcile.Key, into reconcile.Leader, all []reconcile.Member) error {
 	seen := make([]held, len(all))
 	here := -1
 	for i, m := range all {
@@ -237,7 +237,7 @@ func (p *policies) Sync(ctx context.Context, key part.Key, into part.Leader, all
 }
 
 // forget takes a policy that nobody asks to replicate from those that new namespaces are given.
-func (p *policies) forget(key part.Key, seen []held) {
+func (p *policies) forget(key reconcile.Key, seen []held) {
 	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h held) bool { return !h.read }) {
 		return
 	}
@@ -250,7 +250,7 @@ func (p *policies) forget(key part.Key, seen []held) {
 }
 
 // look reads what one member has of a policy.
-func (p *policies) look(ctx context.Context, key part.Key, m part.Member) (held, error) {
+func (p *policies) look(ctx context.Context, key reconcile.Key, m reconcile.Member) (held, error) {
 	h := held{member: m.ID(), read: m.Read(), reachable: m.Reachable(), served: true, namespace: true}
 	if !h.read {
 		return h, nil
@@ -262,9 +262,9 @@ func (p *policies) look(ctx context.Context, key part.Key, m part.Member) (held,
 	o := empty(key)
 	there, err := found(client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, o)
 	switch {
-	case errors.Is(err, part.ErrKindMissing):
+	case errors.Is(err, reconcile.ErrKindMissing):
 		h.served = false
-	case errors.Is(err, part.ErrUnread):
+	case errors.Is(err, reconcile.ErrUnread):
 		h.read = false
 		return h, nil
 	case err != nil:
@@ -290,7 +290,7 @@ func (p *policies) look(ctx context.Context, key part.Key, m part.Member) (held,
 }
 
 // enforce makes the copy in a member what it shall be.
-func (p *policies) enforce(ctx context.Context, key part.Key, into part.Leader, here *held, all []held) error {
+func (p *policies) enforce(ctx context.Context, key reconcile.Key, into reconcile.Leader, here *held, all []held) error {
 	s := decide(here, all)
 	if s.verb == remove && p.keeps(key, here.object, all) {
 		return nil // the guard calls again
@@ -327,7 +327,7 @@ func (p *policies) enforce(ctx context.Context, key part.Key, into part.Leader, 
 }
 
 // noteStored remembers what the API server made of want, if that is something else.
-func noteStored(ctx context.Context, into part.Leader, stored, want *unstructured.Unstructured) error {
+func noteStored(ctx context.Context, into reconcile.Leader, stored, want *unstructured.Unstructured) error {
 	is := body(stored)
 	if d := digest(is); d != digest(body(want)) {
 		return into.Annotate(ctx, stored, map[string]string{annotationStored: d})
@@ -336,7 +336,7 @@ func noteStored(ctx context.Context, into part.Leader, stored, want *unstructure
 }
 
 // report writes what became of the policy of here, if that is news.
-func (p *policies) report(ctx context.Context, into part.Leader, here *held, all []held) error {
+func (p *policies) report(ctx context.Context, into reconcile.Leader, here *held, all []held) error {
 	peers := strangers(here.object, func(namespace, name string) bool {
 		return into.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, partial("Service")) == nil
 	})
@@ -364,7 +364,7 @@ func (p *policies) report(ctx context.Context, into part.Leader, here *held, all
 }
 
 // describe names a policy in errors.
-func describe(key part.Key) string {
+func describe(key reconcile.Key) string {
 	kind, _, _ := strings.Cut(key.Kind, ".")
 	return fmt.Sprintf("%s %s", kind, client.ObjectKey{Namespace: key.Namespace, Name: key.Name})
 }
@@ -372,7 +372,7 @@ func describe(key part.Key) string {
 // refuses reports whether err says that an API server, or a webhook of it, does not want the object. That the fence
 // refuses this leader says nothing of the object.
 func refuses(err error) bool {
-	if errors.Is(err, part.ErrNotLeader) || terminating(err) || err != nil && strings.Contains(err.Error(), admission.FenceName) {
+	if errors.Is(err, reconcile.ErrNotLeader) || terminating(err) || err != nil && strings.Contains(err.Error(), admission.FenceName) {
 		return false
 	}
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsInternalError(err) ||

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/internal/ctl"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
 const allow = `
@@ -156,7 +156,7 @@ func TestMassWithdrawal(t *testing.T) {
 		}
 	}
 	settle(t, f)
-	if err := ctl.Await(t.Context(), "nothing is held", func() (bool, error) { return len(p.Holds()) > 0, nil }); err != nil {
+	if err := admin.Await(t.Context(), "nothing is held", func() (bool, error) { return len(p.Holds()) > 0, nil }); err != nil {
 		t.Error(err)
 	}
 	settle(t, f)

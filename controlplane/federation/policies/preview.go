@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // Outcome is what became of one federated policy in one member, and what its leader would do there.
@@ -49,16 +49,16 @@ type Proposal struct {
 // Preview says of every federated policy what became of it in all members but its own, as they are read now, and what
 // leaders would do there; of proposals as if they had been applied. It writes nothing. The result is sorted by
 // policy and member.
-func Preview(ctx context.Context, c Config, members []part.Member, proposals []Proposal) ([]Outcome, error) {
+func Preview(ctx context.Context, c Config, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
 	p := &policies{config: c}
-	keys := map[part.Key]bool{}
+	keys := map[reconcile.Key]bool{}
 	for _, kind := range c.Kinds {
 		for _, m := range members {
 			if !m.Read() {
 				continue
 			}
 			list, err := p.list(ctx, m, kind)
-			if errors.Is(err, part.ErrKindMissing) {
+			if errors.Is(err, reconcile.ErrKindMissing) {
 				continue
 			}
 			if err != nil {
@@ -92,7 +92,7 @@ func Preview(ctx context.Context, c Config, members []part.Member, proposals []P
 }
 
 // preview is Preview of one policy.
-func (p *policies) preview(ctx context.Context, key part.Key, members []part.Member, proposals []Proposal) ([]Outcome, error) {
+func (p *policies) preview(ctx context.Context, key reconcile.Key, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
 	seen := make([]held, len(members))
 	for i, m := range members {
 		var err error
@@ -108,7 +108,7 @@ func (p *policies) preview(ctx context.Context, key part.Key, members []part.Mem
 	from := origin(seen)
 	var peers []string
 	if from != nil {
-		at := slices.IndexFunc(members, func(m part.Member) bool { return m.ID() == from.member })
+		at := slices.IndexFunc(members, func(m reconcile.Member) bool { return m.ID() == from.member })
 		peers = strangers(from.object, func(namespace, name string) bool {
 			service := partial("Service")
 			return members[at].Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, service) == nil && isFederatedService(service)
@@ -139,9 +139,9 @@ func (p *policies) preview(ctx context.Context, key part.Key, members []part.Mem
 }
 
 // keyOfObject returns the key of an object of any kind.
-func keyOfObject(o *unstructured.Unstructured) part.Key {
+func keyOfObject(o *unstructured.Unstructured) reconcile.Key {
 	gvk := o.GroupVersionKind()
-	return part.Key{Kind: gvk.Kind + "." + gvk.Version + "." + gvk.Group, Namespace: o.GetNamespace(), Name: o.GetName()}
+	return reconcile.Key{Kind: gvk.Kind + "." + gvk.Version + "." + gvk.Group, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // differences returns what changes in a policy when want takes the place of have; either may be nil. Our marks are
@@ -196,7 +196,7 @@ func diff(path string, have, want any) []Difference {
 }
 
 // Live is a member as a client reads it now: each read is a request. away says that the client reaches nobody.
-func Live(id clusterset.ClusterID, c client.Reader, away bool) part.Member {
+func Live(id clusterset.ClusterID, c client.Reader, away bool) reconcile.Member {
 	return &live{Reader: c, id: id, away: away}
 }
 
@@ -223,7 +223,7 @@ func (l *live) List(ctx context.Context, list client.ObjectList, opts ...client.
 // missing makes the error of a kind that is not there that of a Member.
 func missing(err error) error {
 	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w: %w", part.ErrKindMissing, err)
+		return fmt.Errorf("%w: %w", reconcile.ErrKindMissing, err)
 	}
 	return err
 }

@@ -11,7 +11,7 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // labelReport is on objects by which the leader of a member tells the leaders of others what happened there, and
@@ -33,23 +33,23 @@ type refusal struct {
 }
 
 // refusalName returns the name of the ConfigMap of a policy.
-func refusalName(key part.Key) string { return "federation-policy-" + digest(key) }
+func refusalName(key reconcile.Key) string { return "federation-policy-" + digest(key) }
 
 func readRefusal(c *corev1.ConfigMap) *refusal {
 	return &refusal{content: c.Data["content"], message: c.Data["message"], stored: c}
 }
 
 // keyOfRefusal returns which policy was refused.
-func keyOfRefusal(_ part.Member, o client.Object) []part.Key {
+func keyOfRefusal(_ reconcile.Member, o client.Object) []reconcile.Key {
 	c, ok := o.(*corev1.ConfigMap)
 	if !ok || c.Data["kind"] == "" {
 		return nil
 	}
-	return []part.Key{{Kind: c.Data["kind"], Namespace: c.Data["namespace"], Name: c.Data["name"]}}
+	return []reconcile.Key{{Kind: c.Data["kind"], Namespace: c.Data["namespace"], Name: c.Data["name"]}}
 }
 
 // refused says in the member that want was refused there, if that is news.
-func (p *policies) refused(ctx context.Context, into part.Leader, here *held, key part.Key, want *unstructured.Unstructured, why error) error {
+func (p *policies) refused(ctx context.Context, into reconcile.Leader, here *held, key reconcile.Key, want *unstructured.Unstructured, why error) error {
 	message := []rune(why.Error())
 	now := refusal{content: want.GetAnnotations()[annotationContent], message: string(message[:min(len(message), longest)])}
 	if was := here.refusal; was != nil && was.content == now.content && was.message == now.message {
@@ -64,14 +64,14 @@ func (p *policies) refused(ctx context.Context, into part.Leader, here *held, ke
 			"kind": key.Kind, "namespace": key.Namespace, "name": key.Name, "content": now.content, "message": now.message,
 		},
 	})
-	if errors.Is(err, part.ErrNotLeader) {
+	if errors.Is(err, reconcile.ErrNotLeader) {
 		return nil // which the write before it said already
 	}
 	return err
 }
 
 // allowed takes back that a policy was refused in the member.
-func (*policies) allowed(ctx context.Context, into part.Leader, here *held) error {
+func (*policies) allowed(ctx context.Context, into reconcile.Leader, here *held) error {
 	if here.refusal == nil {
 		return nil
 	}

@@ -7,33 +7,33 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // offered is a policy that a cluster asks to replicate.
 type offered struct {
 	cluster clusterset.ClusterID
-	key     part.Key
+	key     reconcile.Key
 }
 
 // Run decides about origins that vanished, until ctx ends.
-func (p *policies) Run(ctx context.Context, again func(part.Key)) error {
+func (p *policies) Run(ctx context.Context, again func(reconcile.Key)) error {
 	p.again = again
 	return p.guard.Run(ctx)
 }
 
 // note tells the guard which clusters ask to replicate a policy, and which say that they do no more: those that have
 // the object still.
-func (p *policies) note(key part.Key, all []held) {
+func (p *policies) note(key reconcile.Key, all []held) {
 	for i := range all {
 		switch h := &all[i]; {
 		case h.object == nil:
 		case federated(h.object):
 			p.seen.Store(offered{h.member, key}, true)
-			p.guard.Has(h.member, key)
+			p.guard.Offered(h.member, key)
 		default:
-			p.guard.Withdrew(h.member, key)
+			p.guard.Withdrawn(h.member, key)
 		}
 	}
 }
@@ -41,7 +41,7 @@ func (p *policies) note(key part.Key, all []held) {
 // keeps reports whether the origin of copied, which its cluster has no more, is taken for there all the same: it
 // vanished just now, or together with many others. Where the object is there and asks no more, or its cluster left,
 // there is no doubt.
-func (p *policies) keeps(key part.Key, copied *unstructured.Unstructured, all []held) bool {
+func (p *policies) keeps(key reconcile.Key, copied *unstructured.Unstructured, all []held) bool {
 	text, _ := copyOf(copied)
 	from := clusterset.ClusterID(text)
 	i := slices.IndexFunc(all, func(h held) bool { return h.member == from })
@@ -49,16 +49,16 @@ func (p *policies) keeps(key part.Key, copied *unstructured.Unstructured, all []
 		return false
 	}
 	if _, before := p.seen.LoadOrStore(offered{from, key}, true); before {
-		p.guard.Lost(from, key)
+		p.guard.Vanished(from, key)
 	} else { // it vanished before this process began
-		p.guard.Has(from, key)
-		p.guard.Missed(from, key)
+		p.guard.Offered(from, key)
+		p.guard.VanishedUnseen(from, key)
 	}
 	return p.guard.Keeps(from, key)
 }
 
-// Holds is part of part.Guarded.
-func (p *policies) Holds() []guard.Hold { return p.guard.Holds() }
+// Holds is part of reconcile.Guarded.
+func (p *policies) Holds() []withdrawal.Hold { return p.guard.Holds() }
 
-// Release is part of part.Guarded.
+// Release is part of reconcile.Guarded.
 func (p *policies) Release(of clusterset.ClusterID) { p.guard.Release(of) }

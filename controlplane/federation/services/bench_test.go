@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/memory"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 )
 
@@ -49,7 +49,7 @@ func simulate(tb testing.TB, p *services.Part, id clusterset.ClusterID) *simulat
 	tb.Helper()
 	m := &simulated{id: id}
 	var err error
-	if m.Memory, err = memory.New(scheme, p.Watches(), func(part.Watch, client.Object, client.Object) {}, func() {}); err != nil {
+	if m.Memory, err = memory.New(scheme, p.Watches(), func(reconcile.Watch, client.Object, client.Object) {}, func() {}); err != nil {
 		tb.Fatal(err)
 	}
 	for _, k := range m.Kinds() {
@@ -90,7 +90,7 @@ func BenchmarkTwentyMembers(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	var all []part.Member
+	var all []reconcile.Member
 	var led []*simulated
 	for i := range members {
 		m := simulate(b, p, clusterset.ClusterID(fmt.Sprintf("cluster-%02d", i)))
@@ -102,7 +102,7 @@ func BenchmarkTwentyMembers(b *testing.B) {
 	}
 	sync := func(name string) {
 		for _, m := range led {
-			if err := p.Sync(b.Context(), part.Key{Kind: "Service", Namespace: system, Name: name}, m, all); err != nil {
+			if err := p.Sync(b.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: name}, m, all); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -162,7 +162,7 @@ func TestAnOwnerIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if err := p.Sync(t.Context(), part.Key{Kind: "Service", Namespace: system, Name: "shop-0"}, m, []part.Member{m}); err != nil {
+		if err := p.Sync(t.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: "shop-0"}, m, []reconcile.Member{m}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,21 +14,21 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
 // applyImport offers the federated Service with a ClusterSetIP too, or no more. A ServiceImport of the name that is
 // not ours stays as it is.
-func (p *Part) applyImport(ctx context.Context, into part.Leader, all []part.Member, w *world, fed offers.Federated) error {
+func (p *Part) applyImport(ctx context.Context, into reconcile.Leader, all []reconcile.Member, w *world, fed offers.Federated) error {
 	if !p.vips.on() {
 		return p.removeImport(ctx, into, w.name)
 	}
 	have := &v1beta1.ServiceImport{}
 	err := into.Get(ctx, client.ObjectKey(w.name), have)
 	switch {
-	case errors.Is(err, part.ErrKindMissing):
+	case errors.Is(err, reconcile.ErrKindMissing):
 		return nil // tell says so
 	case client.IgnoreNotFound(err) != nil:
 		return fmt.Errorf("read service import %s: %w", w.name, err)
@@ -64,7 +64,7 @@ func (p *Part) applyImport(ctx context.Context, into part.Leader, all []part.Mem
 }
 
 // applyImportStatus makes the status of si, as it stands, be status.
-func (p *Part) applyImportStatus(ctx context.Context, into part.Leader, si *v1beta1.ServiceImport, status v1beta1.ServiceImportStatus) error {
+func (p *Part) applyImportStatus(ctx context.Context, into reconcile.Leader, si *v1beta1.ServiceImport, status v1beta1.ServiceImportStatus) error {
 	conditions := append([]metav1.Condition(nil), si.Status.Conditions...)
 	for _, c := range status.Conditions {
 		c.ObservedGeneration = si.Generation
@@ -84,10 +84,10 @@ func (p *Part) applyImportStatus(ctx context.Context, into part.Leader, si *v1be
 }
 
 // removeImport deletes our ServiceImport of a federated Service, if there is one.
-func (p *Part) removeImport(ctx context.Context, into part.Leader, name clusterset.ServiceName) error {
+func (p *Part) removeImport(ctx context.Context, into reconcile.Leader, name clusterset.ServiceName) error {
 	have := &v1beta1.ServiceImport{}
 	err := into.Get(ctx, client.ObjectKey(name), have)
-	if errors.Is(err, part.ErrKindMissing) {
+	if errors.Is(err, reconcile.ErrKindMissing) {
 		return nil
 	}
 	if err == nil && offers.IsOurs(have) {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
@@ -40,7 +40,7 @@ type taken struct {
 }
 
 // applyConditions makes the conditions of the federated Service say what its members disagree about.
-func (p *Part) applyConditions(ctx context.Context, into part.Leader, svc *corev1.Service, fed offers.Federated) error {
+func (p *Part) applyConditions(ctx context.Context, into reconcile.Leader, svc *corev1.Service, fed offers.Federated) error {
 	conditions := slices.Clone(svc.Status.Conditions)
 	if len(fed.Conflicts) == 0 {
 		meta.RemoveStatusCondition(&conditions, conditionConflict)
@@ -68,7 +68,7 @@ func (p *Part) applyConditions(ctx context.Context, into part.Leader, svc *corev
 
 // tell says to the owners of Services in the member what became of their wishes: by an annotation, and by an event
 // whenever that changes. Somebody's own Service that is in the way is told by an event alone.
-func (p *Part) tell(ctx context.Context, into part.Leader, w *world, fed offers.Federated) error {
+func (p *Part) tell(ctx context.Context, into reconcile.Leader, w *world, fed offers.Federated) error {
 	if slices.Contains(w.taken, into.ID()) && w.service != nil && len(w.offering) > 0 {
 		if _, known := p.told.LoadOrStore(taken{into.ID(), w.name}, true); !known {
 			into.Event(w.service, corev1.EventTypeWarning, ReasonTaken, "a federated Service has this name too; it is not made in this cluster, and this Service stays as it is")
@@ -98,7 +98,7 @@ func (p *Part) tell(ctx context.Context, into part.Leader, w *world, fed offers.
 }
 
 // status writes one Service's annotation and event, if they are news.
-func (p *Part) status(ctx context.Context, into part.Leader, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
+func (p *Part) status(ctx context.Context, into reconcile.Leader, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
 	text, eventType := fmt.Sprintf("member of %s, which leads to clusters %s", name, join(fed.Clusters)), corev1.EventTypeNormal
 	if len(problems) == 0 {
 		reason = reasonFederated
@@ -110,7 +110,7 @@ func (p *Part) status(ctx context.Context, into part.Leader, svc *corev1.Service
 
 // say writes text on a Service, and an event, if it is news. What was said stays news until it is read on the Service,
 // which may be looked at again before that: there is one event all the same.
-func (p *Part) say(ctx context.Context, into part.Leader, svc *corev1.Service, text, eventType, reason string) error {
+func (p *Part) say(ctx context.Context, into reconcile.Leader, svc *corev1.Service, text, eventType, reason string) error {
 	if svc.Annotations[v1alpha1.AnnotationServiceStatus] == text {
 		p.said.Delete(svc.UID)
 		return nil
@@ -125,7 +125,7 @@ func (p *Part) say(ctx context.Context, into part.Leader, svc *corev1.Service, t
 }
 
 // troubles returns what is wrong with the federated Service in any cluster, whatever its members say.
-func (p *Part) troubles(ctx context.Context, into part.Member, w *world) []string {
+func (p *Part) troubles(ctx context.Context, into reconcile.Member, w *world) []string {
 	var all []string
 	if len(w.taken) > 0 {
 		all = append(all, fmt.Sprintf("clusters %s have a Service %s of their own, and do not get it; rename one of them", join(w.taken), w.name))
@@ -143,7 +143,7 @@ func (p *Part) troubles(ctx context.Context, into part.Member, w *world) []strin
 	}
 	var si v1beta1.ServiceImport
 	switch err := into.Get(ctx, client.ObjectKey(w.name), &si); {
-	case errors.Is(err, part.ErrKindMissing):
+	case errors.Is(err, reconcile.ErrKindMissing):
 		all = append(all, "this cluster has no ServiceImports (multicluster.x-k8s.io/v1beta1), so it gets no ClusterSetIP; install the definition")
 	case err == nil && !offers.IsOurs(&si):
 		all = append(all, fmt.Sprintf("this cluster has a ServiceImport %s of another origin, so the federated Service gets no ClusterSetIP here; rename one of them", w.name))
@@ -152,7 +152,7 @@ func (p *Part) troubles(ctx context.Context, into part.Member, w *world) []strin
 }
 
 // tellStray tells a Service that is a member of nothing: why it is not, or no more that it is.
-func (p *Part) tellStray(ctx context.Context, name clusterset.ServiceName, into part.Leader) error {
+func (p *Part) tellStray(ctx context.Context, name clusterset.ServiceName, into reconcile.Leader) error {
 	var svc corev1.Service
 	if err := into.Get(ctx, client.ObjectKey(name), &svc); err != nil {
 		return client.IgnoreNotFound(err)

@@ -17,12 +17,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
 // applyService makes the Service of w, which is nobody else's, be as fed says, and returns how it stands.
-func (p *Part) applyService(ctx context.Context, into part.Leader, w *world, fed offers.Federated) (*corev1.Service, error) {
+func (p *Part) applyService(ctx context.Context, into reconcile.Leader, w *world, fed offers.Federated) (*corev1.Service, error) {
 	if w.service == nil {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.name.Namespace, Name: w.name.Name}}
 		if err := p.shape(svc, w, fed); err != nil {
@@ -49,7 +49,7 @@ func (p *Part) applyService(ctx context.Context, into part.Leader, w *world, fed
 }
 
 // create creates svc with the first of families that the cluster has, and with the others that it has.
-func create(ctx context.Context, into part.Leader, svc *corev1.Service, families []clusterset.Family) (err error) {
+func create(ctx context.Context, into reconcile.Leader, svc *corev1.Service, families []clusterset.Family) (err error) {
 	for _, f := range families {
 		svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPFamily(f.String())}
 		if err = into.Create(ctx, svc); !apierrors.IsInvalid(err) {

@@ -2,13 +2,13 @@
 // Services of any members with, a Service without a selector, the EndpointSlices that lead to all of its member
 // Services, and, where the Federation switches that on, a ServiceImport with a ClusterSetIP over the same slices.
 //
-// It is a [part.Part]: in goes what members say, out come writes into the members that this process leads. What it
+// It is a [reconcile.Part]: in goes what members say, out come writes into the members that this process leads. What it
 // computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it
 // writes carries [v1alpha1.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is
 // reported.
 //
 // What a member offers goes at once when its owner takes the annotation away or the member leaves the Federation. When
-// a member Service vanishes otherwise, controlplane/internal/guard decides: one of few goes after a second, a
+// a member Service vanishes otherwise, controlplane/internal/withdrawal decides: one of few goes after a second, a
 // multitude is an accident and stays. Endpoints are no matter of doubt: their slices are followed at once.
 package services
 
@@ -29,9 +29,9 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/hosts"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // Config says what federated Services are like.
@@ -42,7 +42,7 @@ type Config struct {
 	// asks the name servers of /etc/resolv.conf.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
 	// Guard says how fast what vanishes is believed to be gone. Its callbacks are not used.
-	Guard guard.Config[clusterset.ServiceName]
+	Guard withdrawal.Config[clusterset.ServiceName]
 	Log   *slog.Logger
 }
 
@@ -52,8 +52,8 @@ type Part struct {
 	hostname *template.Template // nil without one
 	hosts    *hosts.Hosts
 	log      *slog.Logger
-	guard    *guard.Guard[clusterset.ServiceName]
-	again    atomic.Pointer[func(part.Key)] // set by Run
+	guard    *withdrawal.Guard[clusterset.ServiceName]
+	again    atomic.Pointer[func(reconcile.Key)] // set by Run
 	vips     vips
 
 	wanted sync.Map // clusterset.ServiceName: names that a Service of any member was seen to ask for
@@ -65,9 +65,9 @@ type Part struct {
 }
 
 var (
-	_ part.Part    = (*Part)(nil)
-	_ part.Runner  = (*Part)(nil)
-	_ part.Guarded = (*Part)(nil)
+	_ reconcile.Part    = (*Part)(nil)
+	_ reconcile.Runner  = (*Part)(nil)
+	_ reconcile.Guarded = (*Part)(nil)
 )
 
 // New returns the Part that cfg describes. The error joins all faults and names the fields.
@@ -110,7 +110,7 @@ func New(cfg Config) (*Part, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("federated services: %w", err)
 	}
-	p.guard = guard.New(cfg.Guard)
+	p.guard = withdrawal.New(cfg.Guard)
 	return p, nil
 }
 
@@ -126,11 +126,11 @@ func (p *Part) outsideName(name clusterset.ServiceName) (string, error) {
 	return text.String(), nil
 }
 
-// Name is part of part.Part.
+// Name is part of reconcile.Part.
 func (p *Part) Name() string { return "services" }
 
 // Run decides about what vanished, and resolves host names of load balancers, until ctx ends.
-func (p *Part) Run(ctx context.Context, again func(part.Key)) error {
+func (p *Part) Run(ctx context.Context, again func(reconcile.Key)) error {
 	p.again.Store(&again)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.guard.Run(ctx) })
@@ -155,12 +155,12 @@ const (
 	kindStatus  = "Service status" // a Service that was a member of a federated one, and says so still
 )
 
-func keyOf(name clusterset.ServiceName) part.Key {
-	return part.Key{Kind: kindService, Namespace: name.Namespace, Name: name.Name}
+func keyOf(name clusterset.ServiceName) reconcile.Key {
+	return reconcile.Key{Kind: kindService, Namespace: name.Namespace, Name: name.Name}
 }
 
-// Holds is part of part.Guarded.
-func (p *Part) Holds() []guard.Hold { return p.guard.Holds() }
+// Holds is part of reconcile.Guarded.
+func (p *Part) Holds() []withdrawal.Hold { return p.guard.Holds() }
 
-// Release is part of part.Guarded.
+// Release is part of reconcile.Guarded.
 func (p *Part) Release(of clusterset.ClusterID) { p.guard.Release(of) }

@@ -17,12 +17,12 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
-// Sync is part of part.Part. What carries traffic is written before what tells of it.
-func (p *Part) Sync(ctx context.Context, key part.Key, into part.Leader, all []part.Member) error {
+// Sync is part of reconcile.Part. What carries traffic is written before what tells of it.
+func (p *Part) Sync(ctx context.Context, key reconcile.Key, into reconcile.Leader, all []reconcile.Member) error {
 	name := clusterset.ServiceName{Namespace: key.Namespace, Name: key.Name}
 	if key.Kind == kindStatus {
 		return p.tellStray(ctx, name, into)
@@ -82,10 +82,10 @@ type offered struct {
 
 // judge returns the clusters that offer nothing now, and whose slices stay nevertheless, sorted: those of which nothing
 // is known, and those whose member Services vanished so that the guard does not believe it.
-func (p *Part) judge(ctx context.Context, w *world, all []part.Member) []clusterset.ClusterID {
+func (p *Part) judge(ctx context.Context, w *world, all []reconcile.Member) []clusterset.ClusterID {
 	for cluster := range w.offering {
 		p.seen.Store(offered{cluster, w.name}, true)
-		p.guard.Has(cluster, w.name)
+		p.guard.Offered(cluster, w.name)
 	}
 	var kept []clusterset.ClusterID
 	for _, es := range w.slices {
@@ -93,10 +93,10 @@ func (p *Part) judge(ctx context.Context, w *world, all []part.Member) []cluster
 		if w.offering[cluster] || slices.Contains(kept, cluster) {
 			continue
 		}
-		i := slices.IndexFunc(all, func(m part.Member) bool { return m.ID() == cluster })
+		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == cluster })
 		switch {
 		case i < 0 || declined(ctx, all[i], es):
-			p.guard.Withdrew(cluster, w.name)
+			p.guard.Withdrawn(cluster, w.name)
 		case !all[i].Read() || p.keeps(cluster, w.name):
 			kept = append(kept, cluster)
 		}
@@ -107,7 +107,7 @@ func (p *Part) judge(ctx context.Context, w *world, all []part.Member) []cluster
 
 // declined reports whether the Service that a slice leads to is there still, and is no member any more: somebody has
 // said so.
-func declined(ctx context.Context, m part.Member, es *discoveryv1.EndpointSlice) bool {
+func declined(ctx context.Context, m reconcile.Member, es *discoveryv1.EndpointSlice) bool {
 	namespace, name, _ := strings.Cut(sourceOf(es).service, "/")
 	return m.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &corev1.Service{}) == nil
 }
@@ -115,10 +115,10 @@ func declined(ctx context.Context, m part.Member, es *discoveryv1.EndpointSlice)
 // keeps tells the guard that a cluster offers a Service no more, and returns what it says.
 func (p *Part) keeps(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
 	if _, known := p.seen.LoadOrStore(offered{cluster, name}, true); known {
-		p.guard.Lost(cluster, name)
+		p.guard.Vanished(cluster, name)
 	} else { // it is offered as far as anybody here knows, and went while nobody looked
-		p.guard.Has(cluster, name)
-		p.guard.Missed(cluster, name)
+		p.guard.Offered(cluster, name)
+		p.guard.VanishedUnseen(cluster, name)
 	}
 	return p.guard.Keeps(cluster, name)
 }
@@ -164,7 +164,7 @@ func (p *Part) wantSlices(w *world, fed offers.Federated, svc *corev1.Service) i
 }
 
 // applySlices makes want the slices of a federated Service. New ones come before old ones go, of which some stay.
-func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want iter.Seq[*discoveryv1.EndpointSlice], stays func(*discoveryv1.EndpointSlice) bool) error {
+func (p *Part) applySlices(ctx context.Context, into reconcile.Leader, w *world, want iter.Seq[*discoveryv1.EndpointSlice], stays func(*discoveryv1.EndpointSlice) bool) error {
 	old := map[string]*discoveryv1.EndpointSlice{}
 	for _, es := range w.slices {
 		old[es.Name] = es
@@ -195,13 +195,13 @@ func (p *Part) applySlices(ctx context.Context, into part.Leader, w *world, want
 }
 
 // removeSlices deletes all slices of a federated Service.
-func (p *Part) removeSlices(ctx context.Context, into part.Leader, w *world) error {
+func (p *Part) removeSlices(ctx context.Context, into reconcile.Leader, w *world) error {
 	none := func(*discoveryv1.EndpointSlice) bool { return false }
 	return p.applySlices(ctx, into, w, slices.Values([]*discoveryv1.EndpointSlice{}), none)
 }
 
 // remove deletes what stands in the member of a federated Service that nobody offers.
-func (p *Part) remove(ctx context.Context, into part.Leader, w *world) error {
+func (p *Part) remove(ctx context.Context, into reconcile.Leader, w *world) error {
 	p.vips.forget(w.name)
 	if err := p.removeImport(ctx, into, w.name); err != nil {
 		return err

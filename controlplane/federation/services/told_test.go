@@ -15,8 +15,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
 )
 
 // says fails unless the status of a member Service says text.
@@ -48,7 +48,7 @@ func TestANamespaceOfAllGlobalServicesThatIsMissing(t *testing.T) {
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
 		w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}})
 	}
-	members := []*parttest.Member{w.Member("a"), w.Member("b"), w.Member("c")}
+	members := []*reconciletest.Member{w.Member("a"), w.Member("b"), w.Member("c")}
 	t.Cleanup(func() {
 		for _, m := range members {
 			for _, o := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
@@ -75,7 +75,7 @@ func TestANamespaceOfAllGlobalServicesThatIsMissing(t *testing.T) {
 }
 
 // single is a Leader of a cluster without IPv6.
-type single struct{ part.Leader }
+type single struct{ reconcile.Leader }
 
 func (l single) Create(ctx context.Context, o client.Object) error {
 	if svc, ok := o.(*corev1.Service); ok {
@@ -90,11 +90,11 @@ func TestAClusterWithoutTheFamilyOfAllMembers(t *testing.T) {
 	w := newWorld(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
 	w.sync("a")
-	var members []part.Member
+	var members []reconcile.Member
 	for _, id := range all {
 		members = append(members, w.Member(id))
 	}
-	key := part.Key{Kind: "Service", Namespace: system, Name: "shop"}
+	key := reconcile.Key{Kind: "Service", Namespace: system, Name: "shop"}
 	if err := w.part.Sync(t.Context(), key, single{w.Member("c").Lead(1)}, members); !apierrors.IsInvalid(err) {
 		t.Fatalf("made in a cluster without IPv6: %v", err)
 	}

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
@@ -59,7 +59,7 @@ func (h holder) before(o holder) bool {
 
 // of returns the addresses of a Service, one a family that there is a range of. It looks at all imports only when into
 // has none of the Service, or members differ.
-func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) ([]netip.Addr, error) {
+func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) ([]netip.Addr, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	pool, err := clusterset.NewIPPool(v.ranges...)
@@ -107,7 +107,7 @@ func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into part.Me
 
 // importsOf returns the addresses that our imports of a Service have in any member, those of most members first and
 // then the lower ones, and whether into's has them all and no other one differs.
-func importsOf(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) (addrs []netip.Addr, agreed bool, err error) {
+func importsOf(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (addrs []netip.Addr, agreed bool, err error) {
 	var here int
 	members := map[netip.Addr]int{} // with that address
 	for _, m := range all {
@@ -116,7 +116,7 @@ func importsOf(ctx context.Context, name clusterset.ServiceName, into part.Membe
 		}
 		var si v1beta1.ServiceImport
 		err := m.Get(ctx, client.ObjectKey(name), &si)
-		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, part.ErrKindMissing) {
+		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, reconcile.ErrKindMissing) {
 			return nil, false, fmt.Errorf("read service import %s in cluster %s: %w", name, m.ID(), err)
 		}
 		if err != nil || !offers.IsOurs(&si) {
@@ -137,7 +137,7 @@ func importsOf(ctx context.Context, name clusterset.ServiceName, into part.Membe
 }
 
 // holders returns who has which address in any member, and who is about to.
-func (v *vips) holders(ctx context.Context, all []part.Member) (map[netip.Addr]holder, error) {
+func (v *vips) holders(ctx context.Context, all []reconcile.Member) (map[netip.Addr]holder, error) {
 	born := map[clusterset.ServiceName]time.Time{} // of the oldest import
 	has := map[netip.Addr][]clusterset.ServiceName{}
 	for _, m := range all {
@@ -145,7 +145,7 @@ func (v *vips) holders(ctx context.Context, all []part.Member) (map[netip.Addr]h
 			continue
 		}
 		var list v1beta1.ServiceImportList
-		if err := m.List(ctx, &list); errors.Is(err, part.ErrKindMissing) {
+		if err := m.List(ctx, &list); errors.Is(err, reconcile.ErrKindMissing) {
 			continue
 		} else if err != nil {
 			return nil, fmt.Errorf("read service imports in cluster %s: %w", m.ID(), err)

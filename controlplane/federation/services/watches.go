@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
@@ -30,9 +30,9 @@ const labelMemberOf = "federation.isthmus.dev/member-of"
 // memberOf returns the value of labelMemberOf. A name of a Service has no dot.
 func memberOf(name clusterset.ServiceName) string { return name.Name + "." + name.Namespace }
 
-// Watches is part of part.Part.
-func (p *Part) Watches() []part.Watch {
-	return []part.Watch{
+// Watches is part of reconcile.Part.
+func (p *Part) Watches() []reconcile.Watch {
+	return []reconcile.Watch{
 		{
 			Object: &corev1.Service{}, Trim: p.trimService, Pack: pack[corev1.Service], IndexLabel: labelMemberOf, Keys: p.keysOfService,
 			Counted: func(o client.Object) bool { return o.GetLabels()[isthmus.LabelManagedBy] == v1alpha1.ManagedBy },
@@ -48,8 +48,8 @@ func (p *Part) Watches() []part.Watch {
 	}
 }
 
-func (p *Part) keysOfService(_ part.Member, o client.Object) []part.Key {
-	var keys []part.Key
+func (p *Part) keysOfService(_ reconcile.Member, o client.Object) []reconcile.Key {
+	var keys []reconcile.Key
 	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
 	name, member, err := offers.Name(o, p.system)
 	if member {
@@ -57,7 +57,7 @@ func (p *Part) keysOfService(_ part.Member, o client.Object) []part.Key {
 		keys = append(keys, keyOf(name))
 	}
 	if _, told := o.GetAnnotations()[v1alpha1.AnnotationServiceStatus]; told && !member || err != nil {
-		keys = append(keys, part.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
+		keys = append(keys, reconcile.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
 	}
 	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
 		keys = append(keys, keyOf(own)) // the result, or what is in its way
@@ -65,28 +65,28 @@ func (p *Part) keysOfService(_ part.Member, o client.Object) []part.Key {
 	return keys
 }
 
-func (p *Part) keysOfSlice(from part.Member, o client.Object) []part.Key {
+func (p *Part) keysOfSlice(from reconcile.Member, o client.Object) []reconcile.Key {
 	of := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetLabels()[discoveryv1.LabelServiceName]}
 	if offers.IsOurs(o) {
-		return []part.Key{keyOf(of)}
+		return []reconcile.Key{keyOf(of)}
 	}
 	var svc corev1.Service
 	if err := from.Get(context.Background(), client.ObjectKey(of), &svc); err != nil {
 		return nil // it brings its own key when it comes
 	}
 	if name, member, _ := offers.Name(&svc, p.system); member {
-		return []part.Key{keyOf(name)}
+		return []reconcile.Key{keyOf(name)}
 	}
 	return nil
 }
 
 // keysOfNode returns all federated Services with a member that has node ports.
-func (p *Part) keysOfNode(from part.Member, _ client.Object) []part.Key {
+func (p *Part) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Key {
 	var all corev1.ServiceList
 	if err := from.List(context.Background(), &all); err != nil {
 		return nil // there are none yet, and each brings its own key
 	}
-	var keys []part.Key
+	var keys []reconcile.Key
 	for i := range all.Items {
 		if name, member, _ := offers.Name(&all.Items[i], p.system); member && all.Items[i].Spec.Type == corev1.ServiceTypeNodePort {
 			keys = append(keys, keyOf(name))
@@ -96,8 +96,8 @@ func (p *Part) keysOfNode(from part.Member, _ client.Object) []part.Key {
 }
 
 // keysOfNamespace returns all federated Services of a namespace.
-func (p *Part) keysOfNamespace(_ part.Member, o client.Object) []part.Key {
-	var keys []part.Key
+func (p *Part) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.Key {
+	var keys []reconcile.Key
 	p.wanted.Range(func(key, _ any) bool {
 		if name, ok := key.(clusterset.ServiceName); ok && name.Namespace == o.GetName() {
 			keys = append(keys, keyOf(name))
@@ -107,10 +107,10 @@ func (p *Part) keysOfNamespace(_ part.Member, o client.Object) []part.Key {
 	return keys
 }
 
-func (p *Part) keysOfImport(_ part.Member, o client.Object) []part.Key {
+func (p *Part) keysOfImport(_ reconcile.Member, o client.Object) []reconcile.Key {
 	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
 	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
-		return []part.Key{keyOf(own)}
+		return []reconcile.Key{keyOf(own)}
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 )
 
@@ -21,7 +21,7 @@ func TestSlicesOfOursAreLocal(t *testing.T) {
 		t.Fatal(err)
 	}
 	watches := p.Watches()
-	i := slices.IndexFunc(watches, func(w part.Watch) bool { _, ok := w.Object.(*discoveryv1.EndpointSlice); return ok })
+	i := slices.IndexFunc(watches, func(w reconcile.Watch) bool { _, ok := w.Object.(*discoveryv1.EndpointSlice); return ok })
 	for manager, want := range map[string]bool{v1alpha1.ManagedBy: true, "endpointslice-controller.k8s.io": false, "": false} {
 		es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelManagedBy: manager}}}
 		if have := watches[i].Local(es); have != want {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
@@ -54,7 +54,7 @@ func sourceOf(es *discoveryv1.EndpointSlice) source {
 }
 
 // read returns what all say about name, as it matters to into.
-func (p *Part) read(ctx context.Context, name clusterset.ServiceName, into part.Member, all []part.Member) (*world, error) {
+func (p *Part) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*world, error) {
 	w := &world{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
 	for _, m := range all {
 		w.clusters = append(w.clusters, m.ID())
@@ -93,7 +93,7 @@ func (w *world) keepFamilies() {
 }
 
 // readMember adds what one member says; here is true of the one that is brought in line.
-func (p *Part) readMember(ctx context.Context, w *world, m part.Member, here bool) error {
+func (p *Part) readMember(ctx context.Context, w *world, m reconcile.Member, here bool) error {
 	if w.name.Namespace == p.system {
 		switch err := m.Get(ctx, client.ObjectKey{Name: p.system}, &corev1.Namespace{}); {
 		case client.IgnoreNotFound(err) != nil:
@@ -155,7 +155,7 @@ func (p *Part) readMember(ctx context.Context, w *world, m part.Member, here boo
 }
 
 // source returns a member Service with what says where it is reached.
-func (p *Part) source(ctx context.Context, m part.Member, svc *corev1.Service) (offers.Source, error) {
+func (p *Part) source(ctx context.Context, m reconcile.Member, svc *corev1.Service) (offers.Source, error) {
 	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: p.hosts.Lookup}
 	var err error
 	src.Slices, err = slicesOf(ctx, m, clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}, false)
@@ -173,9 +173,9 @@ func (p *Part) source(ctx context.Context, m part.Member, svc *corev1.Service) (
 }
 
 // slicesOf returns the slices of a Service in a member: a federation's, or all others.
-func slicesOf(ctx context.Context, m part.Member, of clusterset.ServiceName, ours bool) ([]*discoveryv1.EndpointSlice, error) {
+func slicesOf(ctx context.Context, m reconcile.Member, of clusterset.ServiceName, ours bool) ([]*discoveryv1.EndpointSlice, error) {
 	var list discoveryv1.EndpointSliceList
-	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}, part.Local(ours)); err != nil {
+	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}, reconcile.Local(ours)); err != nil {
 		return nil, err
 	}
 	var all []*discoveryv1.EndpointSlice

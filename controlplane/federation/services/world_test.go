@@ -25,10 +25,10 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part/parttest"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
-	"github.com/isthmus-net/isthmus/controlplane/internal/guard"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -49,7 +49,7 @@ const (
 
 // world is a federation of a, b and c with a namespace of a test's own, in which its member Services are.
 type world struct {
-	*parttest.Fleet
+	*reconciletest.Fleet
 
 	t         *testing.T
 	part      *services.Part
@@ -79,7 +79,7 @@ func newWorld(t *testing.T, spec v1alpha1.FederationSpec) *world {
 			w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
 		}
 	}
-	members := []*parttest.Member{w.Member("a"), w.Member("b"), w.Member("c")}
+	members := []*reconciletest.Member{w.Member("a"), w.Member("b"), w.Member("c")}
 	t.Cleanup(func() {
 		for _, m := range members {
 			for _, o := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}, &v1beta1.ServiceImport{}} {
@@ -100,23 +100,23 @@ func (w *world) restart(spec v1alpha1.FederationSpec) {
 	var err error
 	w.part, err = services.New(services.Config{
 		Federation: spec, Log: slog.New(slog.DiscardHandler),
-		Guard:   guard.Config[clusterset.ServiceName]{Window: 10 * time.Millisecond, Grace: time.Millisecond},
+		Guard:   withdrawal.Config[clusterset.ServiceName]{Times: withdrawal.Times{Window: 10 * time.Millisecond, Grace: time.Millisecond}},
 		Resolve: w.resolve,
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.Fleet = parttest.New(w.t, scheme, w.part, map[clusterset.ClusterID]*rest.Config{"a": a.Config(w.t), "b": b.Config(w.t), "c": c.Config(w.t)})
+	w.Fleet = reconciletest.New(w.t, scheme, w.part, map[clusterset.ClusterID]*rest.Config{"a": a.Config(w.t), "b": b.Config(w.t), "c": c.Config(w.t)})
 }
 
 // runs runs the Part beside Sync, and returns a function that waits until it asks for a key again.
 func (w *world) runs() func() {
 	w.t.Helper()
-	asked, done := make(chan part.Key, 100), make(chan struct{})
+	asked, done := make(chan reconcile.Key, 100), make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
 	go func() {
 		defer close(done)
-		_ = w.part.Run(ctx, func(key part.Key) { asked <- key })
+		_ = w.part.Run(ctx, func(key reconcile.Key) { asked <- key })
 	}()
 	w.t.Cleanup(func() {
 		cancel()
@@ -143,12 +143,12 @@ func (w *world) sync(into ...clusterset.ClusterID) {
 // succeed brings a global Service in line everywhere as a later leader does.
 func (w *world) succeed(name string) {
 	w.t.Helper()
-	var members []part.Member
+	var members []reconcile.Member
 	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
 		members = append(members, w.Member(id))
 	}
 	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
-		if err := w.part.Sync(w.t.Context(), part.Key{Kind: "Service", Namespace: system, Name: name}, w.Member(id).Lead(2), members); err != nil {
+		if err := w.part.Sync(w.t.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: name}, w.Member(id).Lead(2), members); err != nil {
 			w.t.Fatal(err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // hostile are messages that make careless parsers loop, read too far or grow.
@@ -58,7 +59,7 @@ func TestHostileMessages(t *testing.T) {
 }
 
 // Names that differ in their case alone are one, and come back as they were asked (0x20).
-func TestCaseIsEchoed_L56(t *testing.T) {
+func TestCaseIsEchoed(t *testing.T) {
 	t.Parallel()
 	z := testZone(1)
 	for seed := range uint64(64) {
@@ -74,6 +75,7 @@ func TestCaseIsEchoed_L56(t *testing.T) {
 			t.Errorf("have %s", show(t, answer))
 		}
 	}
+	conformance.Holds(t, "L56")
 }
 
 // parseSeeds are messages of all kinds that parsers tell apart.

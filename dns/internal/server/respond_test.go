@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // respond answers one message.
@@ -226,6 +227,7 @@ func TestRespond(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "L54", "L56")
 }
 
 func TestRespondSize(t *testing.T) {

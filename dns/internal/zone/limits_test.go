@@ -10,15 +10,16 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// What an exporter is told to have no name (N48) is what has none here, to the character: the rule stands on both sides, as
-// the member that exports need not run this name server.
-func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
+// Exporters are told that a part of a Service cannot be named (N48) exactly when this zone leaves it out. Both sides have
+// the rule, as the exporting member need not run this name server.
+func TestExporterAndZoneAgreeOnNameLimits(t *testing.T) {
 	t.Parallel()
 	label := func(n int) string { return strings.Repeat("x", n) }
-	for _, pods := range []bool{false, true} { // an endpoint is named by its hostname, or by its pod
-		for host := 49; host <= 53; host++ { // 51 characters are the last that fit
+	for _, pods := range []bool{false, true} { // endpoints are named by their hostname, or by their pod
+		for host := 49; host <= 53; host++ { // 51 characters fit, 52 do not
 			t.Run(fmt.Sprintf("a host of %d characters, by its pod %v", host, pods), func(t *testing.T) {
 				t.Parallel()
 				const cluster = clusterset.ClusterID("cluster")
@@ -38,6 +39,7 @@ func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
 			})
 		}
 	}
+	conformance.Holds(t, "N48")
 	for port := 61; port <= 64; port++ {
 		t.Run(fmt.Sprintf("a port of %d characters", port), func(t *testing.T) {
 			t.Parallel()
@@ -48,7 +50,7 @@ func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
 	}
 }
 
-// compare holds what an exporter is told against what the zone leaves out.
+// compare compares what an exporter is told with what the zone leaves out.
 func compare(t *testing.T, told []string, s clusterset.Service) {
 	t.Helper()
 	b := new(Builder)

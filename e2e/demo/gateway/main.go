@@ -25,9 +25,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/isthmus-net/isthmus/e2e/gateways"
-	"github.com/isthmus-net/isthmus/e2e/lab/cluster"
-	"github.com/isthmus-net/isthmus/e2e/testbed"
+	"github.com/isthmus-net/isthmus/tools/gateways"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/testbed"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 

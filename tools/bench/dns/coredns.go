@@ -52,7 +52,7 @@ func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, 
 		return nil, err
 	}
 	c := &cluster{dir: dir, program: filepath.Join(dir, "coredns"), kubeconfig: filepath.Join(dir, "kubeconfig")}
-	if err := build(ctx, filepath.Join(module, "e2e/lab/components/coredns"), "tool", c.program); err != nil {
+	if err := build(ctx, filepath.Join(module, "tools/lab/components/coredns"), "tool", c.program); err != nil {
 		return nil, err
 	}
 	all, err := crds.All()

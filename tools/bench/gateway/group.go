@@ -18,7 +18,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/isthmus-net/isthmus/e2e/gateways"
+	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
@@ -236,7 +236,7 @@ func (g *group) tell(ctx context.Context, i int, vips []desired.VIP, cordoned bo
 	other := 1 - i
 	s := desired.State{
 		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i), Cordoned: cordoned,
-		Mates: []desired.Mate{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
+		Peers: []desired.PeerGateway{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
 	}
 	begin := time.Now()
 	request := desired.NewRequest(g.generation, s)

@@ -14,7 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
-	"github.com/isthmus-net/isthmus/tools/netlab/part"
+	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
 )
 
 // testbed is an edge whose gateways announce a VIP in one way. Gateway 0 is preferred.
@@ -24,7 +24,7 @@ type testbed struct {
 	program string
 	vip     netip.Addr
 	router  *frr.Router // nil: none that speaks
-	parts   [2]*part.Process
+	parts   [2]*subprocess.Process
 
 	argument func(gateway int) string // of a part
 	state    func(gateway int) *desired.State
@@ -84,7 +84,7 @@ func newVRRP(ctx context.Context, program, dir string) (*testbed, error) {
 	}
 	for i, gw := range b.Gateways {
 		b.undo = append(b.undo, func() error {
-			return gw.Do(func() error { return vrrp.Sweep(context.WithoutCancel(ctx), folder(i)) })
+			return gw.Do(func() error { return vrrp.Cleanup(context.WithoutCancel(ctx), folder(i)) })
 		})
 	}
 	return b, nil
@@ -128,7 +128,7 @@ func (b *testbed) close() error {
 
 // begin starts a gateway's part and waits until it has nothing to complain about.
 func (b *testbed) begin(ctx context.Context, gateway int) error {
-	p, err := part.Start(ctx, b.Gateways[gateway], b.program, b.argument(gateway), os.Stderr)
+	p, err := subprocess.Start(ctx, b.Gateways[gateway], b.program, b.argument(gateway), os.Stderr)
 	if err != nil {
 		return err
 	}

@@ -3,11 +3,13 @@ package tree
 import (
 	"slices"
 	"testing"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestUsersExportAndNeverWriteImports: the chart lets those who edit a namespace export, those who view it see
 // exports and imports, and nobody write an import.
-func TestUsersExportAndNeverWriteImports_N10_N13(t *testing.T) {
+func TestUsersExportAndNeverWriteImports(t *testing.T) {
 	t.Parallel()
 	objects := render(t)
 	allowed := func(role, resource string) (verbs []string) {
@@ -29,6 +31,7 @@ func TestUsersExportAndNeverWriteImports_N10_N13(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, c.have, c.want)
 		}
 	}
+	conformance.Holds(t, "N10", "N13")
 	for role, label := range map[string]string{"isthmus-view": "aggregate-to-view", "isthmus-edit": "aggregate-to-edit"} {
 		if objects["ClusterRole "+role].Metadata.Labels["rbac.authorization.k8s.io/"+label] != "true" {
 			t.Errorf("%s is not added to the role that people have", role)

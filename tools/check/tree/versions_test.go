@@ -12,7 +12,7 @@ import (
 func TestModulesShareVersions(t *testing.T) {
 	t.Parallel()
 	ours := versions(t, root)
-	for _, dir := range []string{"e2e/lab/components/coredns", "e2e/lab/components/etcd", "tools/helm"} {
+	for _, dir := range []string{"tools/lab/components/coredns", "tools/lab/components/etcd", "tools/helm"} {
 		theirs := versions(t, filepath.Join(root, dir))
 		shared := 0
 		for path, version := range theirs {

@@ -96,7 +96,7 @@ var Steps = []Step{
 	},
 	{
 		Name:    "conformance",
-		About:   "docs/conformance.md, from docs/conformance/*.yaml and the names of tests",
+		About:   "docs/conformance.md, from docs/conformance/*.yaml and the tests that call conformance.Holds",
 		Outputs: []string{"docs/conformance.md"},
 		run: func(_ context.Context, root string) error {
 			page, err := conformance.Page(root)

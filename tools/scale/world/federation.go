@@ -23,7 +23,7 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/formation"
+	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
@@ -131,16 +131,16 @@ func (f *Federation) startServers(ctx context.Context) error {
 func (f *Federation) form(ctx context.Context) error {
 	forming, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var clusters []formation.Cluster
+	var clusters []bootstrap.Cluster
 	var issuing errgroup.Group
 	for i, m := range f.world.federated {
 		cfg := m.server.As(apiserver.Admin)
-		clusters = append(clusters, formation.Cluster{
+		clusters = append(clusters, bootstrap.Cluster{
 			ID: m.id, Supervisor: i < f.cfg.Supervisors, Context: string(m.id), Client: m.client, Host: cfg.Host, CA: cfg.CAData,
 		})
 		issuing.Go(func() error { return apitest.IssueTokens(forming, m.client, v1alpha1.DefaultNamespace) })
 	}
-	_, err := formation.Form(forming, formation.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
+	_, err := bootstrap.Form(forming, bootstrap.Formation{ClusterSet: "scale", Namespace: v1alpha1.DefaultNamespace, Clusters: clusters})
 	cancel()
 	if err := errors.Join(err, issuing.Wait()); err != nil || !f.cfg.ClusterSetIPs {
 		return err

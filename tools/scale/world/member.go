@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/membership"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/meter"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/program"

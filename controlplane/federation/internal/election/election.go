@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
 )
 
 // Times are those of an election. Lease is how long a leader that is not heard of still leads; Renew, how long one
@@ -60,7 +60,7 @@ func (c *Candidate) Said() string {
 
 // Run takes part in the election until ctx ends. Whenever it is won it calls work, whose ctx ends when leadership may
 // do; it takes part again when work has returned. The Lease is given back when ctx ends, after work has returned.
-func (c *Candidate) Run(ctx context.Context, work func(context.Context, lead.Term)) error {
+func (c *Candidate) Run(ctx context.Context, work func(context.Context, fenced.Term)) error {
 	for ctx.Err() == nil {
 		if err := c.once(ctx, work); err != nil {
 			return err
@@ -70,7 +70,7 @@ func (c *Candidate) Run(ctx context.Context, work func(context.Context, lead.Ter
 }
 
 // once takes part until leadership was won and lost, or ctx ends.
-func (c *Candidate) once(ctx context.Context, work func(context.Context, lead.Term)) error {
+func (c *Candidate) once(ctx context.Context, work func(context.Context, fenced.Term)) error {
 	won := make(chan context.Context, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: c.lock, LeaseDuration: c.times.Lease, RenewDeadline: c.times.Renew, RetryPeriod: c.times.Retry,
@@ -100,7 +100,7 @@ func (c *Candidate) once(ctx context.Context, work func(context.Context, lead.Te
 		leading, cancel := context.WithCancel(leading)
 		defer context.AfterFunc(ctx, cancel)()
 		defer cancel()
-		work(leading, lead.Term{Epoch: c.lock.term(), Held: c.lock.isHeld})
+		work(leading, fenced.Term{Epoch: c.lock.term(), Held: c.lock.isHeld})
 	}
 	return nil
 }

@@ -30,8 +30,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/lead"
-	"github.com/isthmus-net/isthmus/controlplane/federation/part"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -75,7 +75,7 @@ func as(config *rest.Config, supervisor clusterset.ClusterID) *rest.Config {
 // term is one leadership, as told to work.
 type term struct {
 	ctx context.Context //nolint:containedctx // its end is what tests wait for
-	lead.Term
+	fenced.Term
 }
 
 // run makes a supervisor take part until the test ends, and returns the terms that it wins.
@@ -90,7 +90,7 @@ func run(t *testing.T, config *rest.Config, identity string) <-chan term {
 	candidate := election.New(leases, types.NamespacedName{Namespace: namespace, Name: string(memberID)}, identity, times)
 	var running sync.WaitGroup
 	running.Go(func() {
-		err := candidate.Run(ctx, func(leading context.Context, is lead.Term) {
+		err := candidate.Run(ctx, func(leading context.Context, is fenced.Term) {
 			select {
 			case won <- term{leading, is}:
 			case <-ctx.Done():
@@ -131,8 +131,8 @@ func eventually(t *testing.T, what string, done func() bool) {
 // ours is how what leaders write is known.
 var ours = map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}
 
-// anybody is a part.Member of which only the id matters.
-type anybody struct{ part.Member }
+// anybody is a reconcile.Member of which only the id matters.
+type anybody struct{ reconcile.Member }
 
 func (anybody) ID() clusterset.ClusterID { return memberID }
 
@@ -160,9 +160,9 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 	object := func(name string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: ours}}
 	}
-	old := lead.New(anybody{}, first.Term, asA, nil)
+	old := fenced.New(anybody{}, first.Term, asA, nil)
 	eventually(t, "the fence is up and lets the leader write", func() bool {
-		return apierrors.IsForbidden(lead.New(anybody{}, first.Term, asB, nil).Create(ctx, object("b-too-early"))) && old.Create(ctx, object("mine")) == nil
+		return apierrors.IsForbidden(fenced.New(anybody{}, first.Term, asB, nil).Create(ctx, object("b-too-early"))) && old.Create(ctx, object("mine")) == nil
 	})
 
 	kept := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept", Labels: ours}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -177,12 +177,12 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 	if first.Held() || !second.Held() || second.Epoch <= first.Epoch {
 		t.Fatalf("a holds it: %v, b: %v; epochs %d, then %d", first.Held(), second.Held(), first.Epoch, second.Epoch)
 	}
-	if err := old.Create(ctx, object("late")); !errors.Is(err, part.ErrNotLeader) {
+	if err := old.Create(ctx, object("late")); !errors.Is(err, reconcile.ErrNotLeader) {
 		t.Errorf("a writes after it knows: %v", err)
 	}
 
 	mine := object("mine")
-	next := lead.New(anybody{}, second.Term, asB, nil)
+	next := fenced.New(anybody{}, second.Term, asB, nil)
 	eventually(t, "b writes", func() bool {
 		return next.Annotate(ctx, mine, map[string]string{"example.org/by": "b"}) == nil
 	})
@@ -190,10 +190,10 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What a process sends that was stopped between its last look at the clock and the write.
-	frozen := lead.New(anybody{}, lead.Term{Epoch: first.Epoch}, asA, nil)
+	frozen := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asA, nil)
 	// The same of a process that shares the account with the one that leads now.
-	sibling := lead.New(anybody{}, lead.Term{Epoch: first.Epoch}, asB, nil)
-	for name, late := range map[string]part.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
+	sibling := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asB, nil)
+	for name, late := range map[string]reconcile.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
 		for verb, err := range map[string]error{
 			"create":   late.Create(ctx, object("late")),
 			"own":      late.Own(ctx, object("mine")),
@@ -215,7 +215,7 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 		return told
 	}
 	left := kept.DeepCopy()
-	for name, late := range map[string]part.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
+	for name, late := range map[string]reconcile.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
 		for verb, err := range map[string]error{"delete": late.Delete(ctx, left.DeepCopy()), "status": late.OwnStatus(ctx, status(left))} {
 			if !apierrors.IsForbidden(err) {
 				t.Errorf("%s: a late %s of what was left alone: %v, want it refused", name, verb, err)
@@ -253,7 +253,7 @@ func TestAnEpochIsNeverUsedTwice(t *testing.T) {
 	work, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = candidate.Run(work, func(leading context.Context, _ lead.Term) { <-leading.Done() })
+		_ = candidate.Run(work, func(leading context.Context, _ fenced.Term) { <-leading.Done() })
 	})
 	t.Cleanup(func() { cancel(); running.Wait() })
 	held := func() bool { holder, _ := candidate.Seen(); return holder == "a/pod" }

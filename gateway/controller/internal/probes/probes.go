@@ -22,9 +22,9 @@ const (
 	// DefaultTimeout is how long an answer may take.
 	DefaultTimeout = time.Second
 	// patience is after how many questions in a row without an answer a node is silent.
-	patience = 3
+	missedLimit = 3
 	// atOnce bounds the questions under way.
-	atOnce = 64
+	maxConcurrent = 64
 )
 
 // Answer is what a node said last.
@@ -54,7 +54,7 @@ type Prober struct {
 	ctx    context.Context
 	cfg    Config
 	client *http.Client
-	places chan struct{}
+	slots  chan struct{}
 	group  sync.WaitGroup
 
 	mu    sync.Mutex
@@ -78,7 +78,7 @@ func New(ctx context.Context, cfg Config) *Prober {
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 3 * cfg.Period} // of its own: no proxy of the environment
 	p := &Prober{
-		ctx: ctx, cfg: cfg, places: make(chan struct{}, atOnce), nodes: map[netip.AddrPort]*node{},
+		ctx: ctx, cfg: cfg, slots: make(chan struct{}, maxConcurrent), nodes: map[netip.AddrPort]*node{},
 		client: &http.Client{
 			Transport: transport, Timeout: cfg.Timeout,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -89,7 +89,7 @@ func New(ctx context.Context, cfg Config) *Prober {
 }
 
 // Ask makes these the nodes that are asked, each at the health check port of a Service. What others said is forgotten.
-func (p *Prober) Ask(all map[netip.AddrPort]bool) {
+func (p *Prober) Set(all map[netip.AddrPort]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.nodes, func(at netip.AddrPort, n *node) bool {
@@ -106,7 +106,7 @@ func (p *Prober) Ask(all map[netip.AddrPort]bool) {
 		n := &node{stop: stop}
 		p.nodes[at] = n
 		p.group.Go(func() {
-			wait.JitterUntilWithContext(ctx, func(ctx context.Context) { p.ask(ctx, n, at) }, p.cfg.Period, 0.1, true)
+			wait.JitterUntilWithContext(ctx, func(ctx context.Context) { p.probe(ctx, n, at) }, p.cfg.Period, 0.1, true)
 		})
 	}
 }
@@ -126,10 +126,10 @@ func (p *Prober) Answers() map[netip.AddrPort]Answer {
 func (p *Prober) Wait() { p.group.Wait() }
 
 // ask puts the question once.
-func (p *Prober) ask(ctx context.Context, n *node, at netip.AddrPort) {
+func (p *Prober) probe(ctx context.Context, n *node, at netip.AddrPort) {
 	select {
-	case p.places <- struct{}{}:
-		defer func() { <-p.places }()
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
 	case <-ctx.Done():
 		return
 	}
@@ -141,7 +141,7 @@ func (p *Prober) ask(ctx context.Context, n *node, at netip.AddrPort) {
 	was := n.answer
 	switch {
 	case err != nil:
-		if n.missed++; n.missed >= patience {
+		if n.missed++; n.missed >= missedLimit {
 			n.answer = Silent
 		}
 	case code == http.StatusOK:

@@ -10,11 +10,11 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/bgp"
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
-	"github.com/isthmus-net/isthmus/tools/netlab/part"
+	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
 )
 
 func main() {
-	part.Main(func(argument string) part.Part {
+	subprocess.Main(func(argument string) subprocess.Announcer {
 		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 		kind, how, _ := strings.Cut(argument, ":")
 		if kind == "bgp" {

@@ -1,0 +1,358 @@
+package broker_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
+)
+
+// exportWith exports a Service that asks for an address ("true"), declines one ("false") or says nothing ("").
+func (m *member) exportWith(name, choice string) {
+	m.world.t.Helper()
+	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}
+	if choice != "" {
+		e.Annotations = map[string]string{v1alpha1.AnnotationUseClusterSetIP: choice}
+	}
+	m.world.create(m, e)
+}
+
+// choose changes what an export says about an address.
+func (m *member) choose(name, choice string) {
+	m.world.t.Helper()
+	m.editExport(name, func(e *v1beta1.ServiceExport) {
+		delete(e.Annotations, v1alpha1.AnnotationUseClusterSetIP)
+		if choice != "" {
+			metav1.SetMetaDataAnnotation(&e.ObjectMeta, v1alpha1.AnnotationUseClusterSetIP, choice)
+		}
+	})
+}
+
+// aggregate reads the aggregate of a Service.
+func (w *world) aggregate(name string) *v1beta1.ServiceImport {
+	w.t.Helper()
+	si := &v1beta1.ServiceImport{}
+	w.noError(w.broker.Get(w.t.Context(), client.ObjectKey{Namespace: w.brokers, Name: name + "." + w.ns}, si))
+	return si
+}
+
+// block reports whether address lies in the IPv4 block of member id.
+func inBlock(id, address string) bool {
+	a, err := netip.ParseAddr(address)
+	return err == nil && netip.MustParsePrefix(blocks[id][0]).Contains(a)
+}
+
+// offOnA makes a a member whose Services get no address without asking.
+func offOnA(m *v1alpha1.MemberSpec) { m.ClusterSetIPEnabled = m.ClusterID != "a" }
+
+// withoutAddress is the import of svc, which m exports alone and without an address.
+func (m *member) withoutAddress(svc *corev1.Service) expect {
+	return expect{
+		typ: v1beta1.ClusterSetIP, clusters: []string{m.id}, ports: []string{"http/80"},
+		endpoints: []string{svc.Spec.ClusterIP + ":80"},
+	}
+}
+
+// TestWhoGetsAnAddress: who asks for one, by annotation or else by the member's default, gets one of its own
+// block; who declines is exported without, by the Service's own address; headless Services never get one.
+func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
+	w := newWorld(t, offOnA).run()
+	for name, c := range map[string]struct {
+		m        *member
+		choice   string
+		headless bool
+		address  bool
+	}{
+		"off-plain":    {m: w.a},
+		"off-asks":     {m: w.a, choice: "true", address: true},
+		"off-headless": {m: w.a, choice: "true", headless: true},
+		"on-plain":     {m: w.b, address: true},
+		"on-declines":  {m: w.b, choice: "false"},
+		"on-headless":  {m: w.b, headless: true},
+	} {
+		svc := c.m.service(name, func(s *corev1.Service) {
+			if c.headless {
+				s.Spec.ClusterIP = corev1.ClusterIPNone
+			}
+		})
+		c.m.exportWith(name, c.choice)
+		c.m.condition(name, "Ready", metav1.ConditionTrue, "Exported")
+		c.m.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
+		want := c.m.withoutAddress(svc)
+		switch {
+		case c.headless:
+			want.typ, want.endpoints = v1beta1.Headless, []string{c.m.address(1) + ":8080"}
+		case c.address:
+			want.ips, want.endpoints = 1, []string{c.m.address(1) + ":8080"}
+		}
+		for _, m := range w.both() {
+			si := m.wants(name, want)
+			said, agreed := si.Annotations[v1alpha1.AnnotationUseClusterSetIP], w.aggregate(name)
+			by := agreed.Annotations[v1alpha1.AnnotationAllocatedBy]
+			switch {
+			case c.address:
+				if !inBlock(c.m.id, si.Spec.IPs[0]) || !slices.Equal(agreed.Spec.IPs, si.Spec.IPs) || by != c.m.id || agreed.Annotations[v1alpha1.AnnotationUseClusterSetIP] != "true" {
+					t.Errorf("%s: in %s %v; agreed %v %v", name, m.id, si.Spec.IPs, agreed.Spec.IPs, agreed.Annotations)
+				}
+			case c.headless:
+				if by != "" || len(agreed.Spec.IPs) > 0 {
+					t.Errorf("%s: agreed %v %v", name, agreed.Spec.IPs, agreed.Annotations)
+				}
+			default:
+				if said != "false" || by != "" || len(agreed.Spec.IPs) > 0 || agreed.Annotations[v1alpha1.AnnotationUseClusterSetIP] != "false" {
+					t.Errorf("%s: in %s %q; agreed %v %v", name, m.id, said, agreed.Spec.IPs, agreed.Annotations)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"off-asks", "off-plain"} {
+		w.a.unexport(name)
+		w.b.wantsNone(name)
+	}
+}
+
+// TestDisagreementAboutTheAddress: the first export decides, in both directions. The others say Conflict, are
+// exported all the same, and nothing about the import changes, whatever becomes of the annotations, until
+// all exports are deleted and made again.
+func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
+	const reason = "ClusterSetIPEnablementConflict"
+	w := newWorld(t).run()
+	services, ofB := map[string]*corev1.Service{}, map[string]*corev1.Service{}
+	first := map[string]string{"with": "true", "without": "false"}
+	other := map[string]string{"with": "false", "without": "true"}
+	for name, choice := range first {
+		services[name] = w.a.service(name)
+		w.a.exportWith(name, choice)
+		w.a.condition(name, "Ready", metav1.ConditionTrue, "Exported")
+	}
+	vip := w.b.wants("with", helloOfA).Spec.IPs
+	w.b.wants("without", w.a.withoutAddress(services["without"]))
+	w.laterThan(w.a, "with")
+	w.laterThan(w.a, "without")
+
+	unchanged := func() {
+		t.Helper()
+		for _, m := range w.both() {
+			if have := m.wants("with", onBoth).Spec.IPs; !slices.Equal(have, vip) {
+				t.Errorf("in %s the address changed from %v to %v", m.id, vip, have)
+			}
+			want := w.a.withoutAddress(services["without"])
+			want.clusters, want.endpoints = []string{"a", "b"}, append(want.endpoints, ofB["without"].Spec.ClusterIP+":80")
+			m.wants("without", want)
+		}
+	}
+	conflict := func(name string) {
+		t.Helper()
+		w.eventually(func() error {
+			a, b := w.a.condition(name, "Conflict", metav1.ConditionTrue, reason), w.b.condition(name, "Conflict", metav1.ConditionTrue, reason)
+			if a != b || !strings.Contains(a, "use-clusterset-ip") {
+				return fmt.Errorf("%s: a is told %q and b %q", name, a, b)
+			}
+			return nil
+		})
+		for _, m := range w.both() {
+			m.condition(name, "Valid", metav1.ConditionTrue, "Valid")
+			m.condition(name, "Ready", metav1.ConditionTrue, "Exported")
+		}
+	}
+	agreement := func(name string) {
+		t.Helper()
+		for _, m := range w.both() {
+			m.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
+		}
+	}
+	for name := range first {
+		ofB[name] = w.b.service(name)
+		w.b.exportWith(name, other[name])
+	}
+	for name := range first {
+		conflict(name)
+	}
+	unchanged()
+	for name := range first { // mended
+		w.b.choose(name, first[name])
+		agreement(name)
+	}
+	unchanged()
+	for name := range first { // the oldest changes its mind, too late
+		w.a.choose(name, other[name])
+		conflict(name)
+	}
+	unchanged()
+	for name := range first { // all have: the import still is as it was
+		w.b.choose(name, other[name])
+		conflict(name)
+	}
+	unchanged()
+
+	// Only what is exported anew is decided anew.
+	for name := range first {
+		for _, m := range w.both() {
+			m.unexport(name)
+		}
+		w.b.wantsNone(name)
+	}
+	w.brokerEmpty()
+	for name := range first {
+		w.a.exportWith(name, other[name])
+		w.a.condition(name, "Ready", metav1.ConditionTrue, "Exported")
+		w.a.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
+	}
+	for _, m := range w.both() {
+		m.wants("with", w.a.withoutAddress(services["with"]))
+		m.wants("without", helloOfA)
+	}
+}
+
+// TestDefaultThatChanges: a member whose default changes and whose controller starts again treats new exports
+// accordingly. Those that are there stay as they are, and say Conflict if they did not ask.
+func TestDefaultThatChanges_V5_V27(t *testing.T) {
+	w := newWorld(t).run()
+	for name, choice := range map[string]string{"plain": "", "asks": "true"} {
+		w.a.service(name)
+		w.a.exportWith(name, choice)
+	}
+	vips := map[string][]string{}
+	for _, name := range []string{"plain", "asks"} {
+		vips[name] = w.b.wants(name, helloOfA).Spec.IPs
+	}
+	w.a.stop()
+	w.a.settings = broker.Settings{ClusterSetIP: "disabled"}
+	w.run(w.a)
+	later := w.a.service("later")
+	w.a.export("later")
+	for _, m := range w.both() {
+		m.wants("later", w.a.withoutAddress(later))
+	}
+	w.a.condition("plain", "Conflict", metav1.ConditionTrue, "ClusterSetIPEnablementConflict")
+	w.a.condition("asks", "Conflict", metav1.ConditionFalse, "NoConflicts")
+	w.a.condition("later", "Conflict", metav1.ConditionFalse, "NoConflicts")
+	for name, before := range vips {
+		if after := w.b.wants(name, helloOfA).Spec.IPs; !slices.Equal(before, after) {
+			t.Errorf("%s: the address changed from %v to %v", name, before, after)
+		}
+	}
+}
+
+// TestWithoutABlock: a member without a block exports without an address, and the Service gets one as soon as
+// somebody exports it who has one to give.
+func TestWithoutABlock_L27(t *testing.T) {
+	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
+		if m.ClusterID == "a" {
+			m.ClusterSetIPCIDR = nil
+		}
+	}).run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+	for _, m := range w.both() {
+		m.importReady("hello", metav1.ConditionFalse, "Pending")
+		w.eventually(func() error {
+			si, imported := m.imported("hello")
+			if len(si.Spec.IPs) > 0 || si.Spec.Type != v1beta1.ClusterSetIP {
+				t.Errorf("in %s: %+v", m.id, si.Spec)
+			}
+			return same("endpoints in "+m.id, helloOfA.endpoints, flatten(imported))
+		})
+	}
+	w.b.service("hello")
+	w.b.export("hello")
+	for _, m := range w.both() {
+		if si := m.wants("hello", onBoth); !inBlock("b", si.Spec.IPs[0]) {
+			t.Errorf("in %s the address is %v", m.id, si.Spec.IPs)
+		}
+	}
+}
+
+// TestAddressRests: an address that nobody exports any more is given to nobody for a while, nor after a
+// restart within it, and then it is.
+func TestAddressRests_L26_L28_L32(t *testing.T) {
+	const quarantine = 3 * time.Second
+	w := newWorld(t, twoAddresses)
+	w.a.settings.Quarantine = quarantine
+	w.run()
+	for _, name := range []string{"first", "second", "third"} {
+		w.a.service(name)
+	}
+	w.a.export("first")
+	w.a.export("second")
+	vip := w.b.wants("first", helloOfA).Spec.IPs
+	w.b.wants("second", helloOfA)
+	w.a.unexport("first")
+	freed := time.Now()
+	w.b.wantsNone("first")
+	w.a.export("third")
+	w.a.condition("third", "Ready", metav1.ConditionFalse, "Failed")
+	w.a.stop()
+	w.run(w.a)
+	var got time.Time
+	w.eventually(func() error {
+		si, _ := w.b.imported("third")
+		if si == nil || len(si.Spec.IPs) == 0 {
+			return fmt.Errorf("the import is %+v", si)
+		}
+		got = time.Now()
+		return same("address", vip, si.Spec.IPs)
+	})
+	// The tombstone's time has whole seconds.
+	if rested := got.Sub(freed); rested < quarantine-time.Second {
+		t.Errorf("the address was given again after %s, want at least %s", rested, quarantine)
+	}
+	w.a.condition("third", "Ready", metav1.ConditionTrue, "Exported")
+}
+
+// TestInheritedBlock: the address of a Service outlives the membership of the one that gave it, and the
+// member that inherits the block does not give it again.
+func TestInheritedBlock_L31_L33(t *testing.T) {
+	w := newWorld(t, twoAddresses).run()
+	inherited := []string{"243.10.3.0/30"}
+	w.a.service("hello")
+	w.a.export("hello")
+	vip := w.b.wants("hello", helloOfA).Spec.IPs
+	w.b.service("hello")
+	w.b.export("hello")
+	w.b.wants("hello", onBoth)
+	w.a.unexport("hello")
+	onlyB := onBoth
+	onlyB.clusters, onlyB.endpoints = []string{"b"}, []string{"10.98.0.1:8080"}
+	w.b.wants("hello", onlyB)
+
+	w.a.stop()
+	w.b.stop()
+	now := metav1.Now()
+	registered := func(id string) *v1alpha1.Member {
+		return &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: id}}
+	}
+	config := &v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.ClusterSetConfigName}}
+	edit(w, w.broker, config, func(c *v1alpha1.ClusterSetConfig) {
+		c.Spec.Members = []v1alpha1.MemberBlocks{{ClusterID: "b", ClusterSetIPCIDR: inherited}}
+	})
+	edit(w, w.broker, registered("a"), func(m *v1alpha1.Member) { m.Spec.LeftAt = &now })
+	edit(w, w.broker, registered("b"), func(m *v1alpha1.Member) { m.Spec.ClusterSetIPCIDR = inherited })
+	edit(w, w.b.Client, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.b.install, Name: "b"}}, func(m *v1alpha1.Member) { m.Spec.ClusterSetIPCIDR = inherited })
+	w.run(w.b)
+	if have := w.b.wants("hello", onlyB).Spec.IPs; !slices.Equal(have, vip) {
+		t.Errorf("the address changed from %v to %v", vip, have)
+	}
+	// Of the two addresses of the block one is taken.
+	for _, name := range []string{"second", "third"} {
+		w.b.service(name)
+		w.b.export(name)
+		if name == "second" {
+			if si := w.b.wants(name, onlyB); slices.Equal(si.Spec.IPs, vip) {
+				t.Errorf("both services have %v", vip)
+			}
+		}
+	}
+	w.b.condition("third", "Ready", metav1.ConditionFalse, "Failed")
+}

@@ -1,0 +1,190 @@
+package broker_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+// TestEndpointsKeepWhatTheySay: readiness, hostname, zone, node and hints of an endpoint are the same
+// everywhere, also when they change; what means something in its own cluster alone is left out.
+func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
+	w := newWorld(t).run()
+	svc := w.a.service("hello", dualStack)
+	w.a.export("hello")
+	w.b.wants("hello", expect{
+		typ: v1beta1.ClusterSetIP, ips: 2, clusters: []string{"a"}, ports: []string{"http/80"},
+		endpoints: []string{"10.97.0.1:8080", "fd00:97::1:8080"},
+	})
+	_, imported := w.b.imported("hello")
+	families := map[discoveryv1.AddressType]int{}
+	for _, es := range imported {
+		families[es.AddressType]++
+		if es.Labels[v1beta1.LabelSourceCluster] != "a" {
+			t.Errorf("slice %s is from %q", es.Name, es.Labels[v1beta1.LabelSourceCluster])
+		}
+	}
+	if diff := cmp.Diff(map[discoveryv1.AddressType]int{discoveryv1.AddressTypeIPv4: 1, discoveryv1.AddressTypeIPv6: 1}, families); diff != "" {
+		t.Errorf("slices by family (-want +have):\n%s", diff)
+	}
+
+	yes, no := true, false
+	source := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: svc.Name + "-ipv4-1"}}
+	for _, c := range []discoveryv1.EndpointConditions{
+		{Ready: &no, Serving: &no, Terminating: &no},
+		{Ready: &no, Serving: &yes, Terminating: &yes},
+		{Ready: &yes, Serving: &yes, Terminating: &no},
+	} {
+		var want discoveryv1.Endpoint
+		edit(w, w.a.Client, source, func(es *discoveryv1.EndpointSlice) {
+			zone := fmt.Sprintf("zone-%t-%t", *c.Ready, *c.Serving)
+			e := &es.Endpoints[0]
+			e.Conditions, e.Zone, e.Hints = c, &zone, &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+			want = *e.DeepCopy()
+		})
+		want.TargetRef = nil
+		for _, m := range w.both() {
+			w.eventually(func() error {
+				_, imported := m.imported("hello")
+				i := slices.IndexFunc(imported, func(es discoveryv1.EndpointSlice) bool { return es.AddressType == discoveryv1.AddressTypeIPv4 })
+				if diff := cmp.Diff([]discoveryv1.Endpoint{want}, imported[i].Endpoints); diff != "" {
+					return fmt.Errorf("endpoints in %s (-want +have):\n%s", m.id, diff)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// TestSlicesOfAServiceComeAndGo: the import has the endpoints of all slices of the Service, one imported slice
+// for each, whoever writes them and whether they are older or younger than the export.
+func TestSlicesOfAServiceComeAndGo_L39_L40_L41(t *testing.T) {
+	w := newWorld(t).run()
+	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
+	byHand := func(s *corev1.Service) {
+		single := corev1.IPFamilyPolicySingleStack // without a selector, both families would be the default
+		s.Spec.ClusterIP, s.Spec.Selector, s.Spec.IPFamilyPolicy = corev1.ClusterIPNone, nil, &single
+	}
+	for name, edit := range map[string]func(*corev1.Service){"ordinary": func(*corev1.Service) {}, "headless": headless, "by-hand": byHand} {
+		svc := w.a.service(name, edit)
+		slice := func(host int) *discoveryv1.EndpointSlice {
+			es := w.a.slice(svc, corev1.IPv4Protocol, host)
+			if name == "by-hand" {
+				delete(es.Labels, discoveryv1.LabelManagedBy)
+				w.noError(w.a.Update(t.Context(), es))
+			}
+			return es
+		}
+		wants := func(hosts ...int) {
+			t.Helper()
+			want := helloOfA
+			if name != "ordinary" {
+				want.typ, want.ips = v1beta1.Headless, 0
+			}
+			want.endpoints = nil
+			for _, h := range hosts {
+				want.endpoints = append(want.endpoints, w.a.address(h)+":8080")
+			}
+			for _, m := range w.both() {
+				m.wants(name, want)
+				w.eventually(func() error { // one that goes is emptied first
+					if _, imported := m.imported(name); len(imported) != len(hosts) {
+						return fmt.Errorf("%s in %s has %d slices, want one for each of %d", name, m.id, len(imported), len(hosts))
+					}
+					return nil
+				})
+			}
+		}
+		second := slice(2)
+		w.a.export(name)
+		wants(1, 2)
+		third := slice(3)
+		wants(1, 2, 3)
+		second.Endpoints[0].Addresses = []string{w.a.address(22)}
+		w.noError(w.a.Update(t.Context(), second))
+		wants(1, 22, 3)
+		w.noError(w.a.Delete(t.Context(), second))
+		w.noError(w.a.Delete(t.Context(), third))
+		wants(1)
+	}
+}
+
+// TestLargeServicesHoldUpNobody: a Service of 10,000 endpoints and one of 100 ports are imported whole, and
+// while they are, small ones are too.
+func TestLargeServicesHoldUpNobody_L75(t *testing.T) {
+	const (
+		perSlice = 1000
+		slicesOf = 10
+		ports    = 100
+	)
+	w := newWorld(t).run()
+	w.a.service("small")
+	w.a.export("small")
+	w.b.wants("small", helloOfA)
+
+	svc := w.a.service("many-endpoints")
+	w.noError(w.a.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.ns), client.MatchingLabels{discoveryv1.LabelServiceName: svc.Name}))
+	w.a.export("many-endpoints")
+	w.a.service("many-ports", func(s *corev1.Service) {
+		s.Spec.Ports = nil
+		for i := range ports {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolTCP, Port: int32(1000 + i)})
+		}
+	})
+	w.a.export("many-ports")
+	name, protocol, target := "http", corev1.ProtocolTCP, int32(8080)
+	for i := range slicesOf {
+		es := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: fmt.Sprint("many-", i), Labels: map[string]string{discoveryv1.LabelServiceName: svc.Name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &target}},
+		}
+		for j := range perSlice {
+			es.Endpoints = append(es.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.97.%d.%d", 1+4*i+j/250, 1+j%250)}})
+		}
+		w.create(w.a, es)
+	}
+	w.a.editService("small", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+	want := helloOfA
+	want.ports = []string{"http/81"}
+	w.b.wants("small", want)
+	w.eventually(func() error {
+		si, imported := w.b.imported("many-ports")
+		if si == nil || len(si.Spec.Ports) != ports || len(imported) != 1 || len(imported[0].Ports) != ports {
+			return fmt.Errorf("the service of %d ports is imported as %v with %d slices", ports, si, len(imported))
+		}
+		_, imported = w.b.imported("many-endpoints")
+		if n := len(flatten(imported)); n != slicesOf*perSlice {
+			return fmt.Errorf("%d endpoints are imported of %d", n, slicesOf*perSlice)
+		}
+		return nil
+	})
+	w.a.unexport("many-endpoints")
+	w.b.wantsNone("many-endpoints")
+}
+
+// TestImportSaysWhatItIs: its status lists who exports it and that slices stand behind it, and says Ready only
+// once it can be used.
+func TestImportSaysWhatItIs_N14_N15_N16(t *testing.T) {
+	w := newWorld(t, twoAddresses).run()
+	for _, name := range []string{"first", "second"} {
+		w.a.service(name)
+		w.a.export(name)
+		w.b.wants(name, helloOfA)
+		w.b.importReady(name, metav1.ConditionTrue, "Ready")
+	}
+	w.a.service("third")
+	w.a.export("third")
+	w.b.importReady("third", metav1.ConditionFalse, "Pending")
+	w.a.condition("third", "Ready", metav1.ConditionFalse, "Failed")
+	if si, _ := w.b.imported("third"); si.Status.EndpointSliceObjects != v1beta1.EndpointSliceObjectsPresent || len(si.Status.Clusters) != 1 || si.Status.Clusters[0].Cluster != "a" {
+		t.Errorf("status %+v", si.Status)
+	}
+}

@@ -1,0 +1,147 @@
+package broker_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// guestBlock is the block of a guest.
+const guestBlock = "243.99.0.0/16"
+
+// guest registers a member on the broker that no test runs a controller for; the test says what it says.
+func (w *world) guest(id string, joined time.Time) {
+	w.t.Helper()
+	spec := registration(id)
+	spec.ClusterSetIPCIDR, spec.JoinTime = []string{guestBlock}, metav1.NewTime(joined)
+	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: id}, Spec: spec})
+}
+
+// says writes what a guest says about a Service to the broker, with one endpoint unless address is "".
+func (w *world) says(e clusterset.Export, address string) *v1alpha1.ExportRecord {
+	w.t.Helper()
+	record := mcs.ExportRecord(e)
+	record.Namespace = w.brokers
+	w.create(w.broker, record)
+	if address == "" {
+		return record
+	}
+	name, protocol, target := "http", corev1.ProtocolTCP, int32(8080)
+	es := mcs.BrokerSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: e.Service.Namespace, Name: "x", Labels: map[string]string{discoveryv1.LabelServiceName: e.Service.Name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &target}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}}},
+	}, e.Cluster)
+	es.Namespace = w.brokers
+	w.create(w.broker, es)
+	return record
+}
+
+// TestForgedTimeDoesNotWin: a member claims that its export is the oldest of all. It loses the conflict that it
+// causes if it joined later, and if the broker's time counts it does anyway.
+func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
+	for name, c := range map[string]struct {
+		precedence string
+		joined     func() time.Time
+	}{
+		"by who joined later":       {"export-time", time.Now},
+		"by the time of the broker": {"broker-time", func() time.Time { return time.Unix(0, 0) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, m := range w.both() {
+				m.settings = broker.Settings{Settings: v1alpha1.Settings{ConflictPrecedence: c.precedence}}
+			}
+			w.run()
+			w.a.service("hello")
+			w.a.export("hello")
+			w.b.wants("hello", helloOfA)
+			w.laterThan(w.a, "hello")
+			w.guest("c", c.joined())
+			w.says(clusterset.Export{
+				Cluster: "c", Service: clusterset.ServiceName{Namespace: w.ns, Name: "hello"}, ExportedAt: time.Unix(0, 0),
+				Type: clusterset.Headless, Families: []clusterset.Family{clusterset.IPv4}, InternalTrafficPolicy: "Cluster",
+				Ports: []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 666}},
+			}, "")
+			want := helloOfA
+			want.clusters = []string{"a", "c"}
+			for _, m := range w.both() {
+				m.wants("hello", want)
+			}
+			w.a.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict,TypeConflict")
+		})
+	}
+}
+
+// TestWhoIsOldest: the oldest ServiceExport takes precedence, or the one that the broker saw first. Of two of
+// the same second, the lower id does.
+func TestWhoIsOldest_N24(t *testing.T) {
+	for name, c := range map[string]struct {
+		precedence string
+		oldest     string
+	}{
+		"by the time of the export": {"export-time", "b"},
+		"by the time of the broker": {"broker-time", "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, m := range w.both() {
+				m.settings = broker.Settings{Settings: v1alpha1.Settings{ConflictPrecedence: c.precedence}}
+			}
+			number := map[string]int32{"a": 42, "b": 4242}
+			for _, m := range w.both() {
+				m.service("hello", func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{{Name: "tcp", Port: number[m.id]}} })
+			}
+			w.b.export("hello") // the older one
+			w.laterThan(w.b, "hello")
+			w.run(w.a) // the broker hears of this one first
+			w.a.export("hello")
+			w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+			w.laterThan(w.a, "hello")
+			w.run(w.b)
+			for _, m := range w.both() {
+				m.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict")
+				w.eventually(func() error {
+					si, _ := m.imported("hello")
+					var numbers []int32
+					for _, p := range si.Spec.Ports {
+						numbers = append(numbers, p.Port)
+					}
+					if !slices.Equal(numbers, []int32{number[c.oldest]}) {
+						return fmt.Errorf("%s has the ports %v, want that of %s", m.id, numbers, c.oldest)
+					}
+					return nil
+				})
+			}
+		})
+	}
+
+	t.Run("of the same second", func(t *testing.T) {
+		w := newWorld(t).run()
+		w.b.service("hello", func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{{Name: "tcp", Port: 4242}} })
+		export := w.b.export("hello")
+		w.b.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
+		w.guest("aa", time.Unix(0, 0))
+		w.says(clusterset.Export{
+			Cluster: "aa", Service: clusterset.ServiceName{Namespace: w.ns, Name: "hello"}, ExportedAt: export.CreationTimestamp.Time,
+			Type: clusterset.ClusterSetIP, Families: []clusterset.Family{clusterset.IPv4}, WantsIP: clusterset.Enabled,
+			Ports: []clusterset.Port{{Name: "tcp", Protocol: clusterset.TCP, Port: 42}},
+		}, "")
+		want := expect{typ: v1beta1.ClusterSetIP, ips: 1, clusters: []string{"aa", "b"}, ports: []string{"tcp/42"}, endpoints: []string{"10.98.0.1:"}}
+		for _, m := range w.both() {
+			m.wantsOrWithout("hello", want, "10.98.0.1:")
+		}
+	})
+}

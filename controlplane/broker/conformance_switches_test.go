@@ -1,0 +1,156 @@
+package broker_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
+)
+
+// TestWaysOfLighthouse plays what Submariner Lighthouse does: by its profile, and by each switch alone, as a
+// flag and as registered.
+func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
+	switches := v1alpha1.Settings{PortMerge: "intersection", TypeConflict: "exclude", Endpoints: "service-vip"}
+	for way, c := range map[string]struct {
+		registered v1alpha1.Settings
+		flags      broker.Settings
+		addresses  int // of an import that has one if nothing is said
+	}{
+		"the profile as a flag":    {flags: broker.Settings{Settings: v1alpha1.Settings{Profile: "lighthouse"}}},
+		"every switch as a flag":   {flags: broker.Settings{Settings: switches}, addresses: 1},
+		"every switch as it joins": {registered: switches, addresses: 1},
+	} {
+		t.Run(way, func(t *testing.T) {
+			w := newWorld(t, func(m *v1alpha1.MemberSpec) { m.Settings = c.registered })
+			w.a.settings, w.b.settings = c.flags, c.flags
+			w.run()
+			w.serviceAddresses(c.addresses)
+			w.portIntersection(c.addresses)
+			w.typeExclusion(c.addresses)
+		})
+	}
+}
+
+// serviceAddresses: an exported Service offers its own address while any pod is ready; a headless one offers
+// its pods.
+func (w *world) serviceAddresses(addresses int) {
+	t := w.t
+	t.Helper()
+	svc := w.a.service("hello")
+	second := w.a.slice(svc, corev1.IPv4Protocol, 2)
+	w.a.export("hello")
+	want := w.a.withoutAddress(svc)
+	want.ips = addresses
+	for _, m := range w.both() {
+		m.wants("hello", want)
+		if _, imported := m.imported("hello"); len(imported) != 1 {
+			t.Errorf("%s imports %d slices of one service", m.id, len(imported))
+		}
+	}
+	no, yes := false, true
+	ready := func(es *discoveryv1.EndpointSlice, r *bool) {
+		t.Helper()
+		edit(w, w.a.Client, es, func(es *discoveryv1.EndpointSlice) { es.Endpoints[0].Conditions.Ready = r })
+	}
+	first := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "hello-ipv4-1"}}
+	ready(first, &no)
+	w.quiet()
+	w.b.wants("hello", want) // one is left
+	ready(second, &no)
+	none := want
+	none.endpoints = nil
+	w.b.wants("hello", none)
+	ready(first, &yes)
+	w.b.wants("hello", want)
+
+	w.a.service("headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
+	w.a.export("headless")
+	w.b.wants("headless", expect{typ: v1beta1.Headless, clusters: []string{"a"}, ports: []string{"http/80"}, endpoints: []string{"10.97.0.1:8080"}})
+}
+
+// portIntersection: the import has the ports that both exporters have, and those of the other when one leaves.
+func (w *world) portIntersection(addresses int) {
+	w.t.Helper()
+	ofA := w.a.service("ports", port("only-a", corev1.ProtocolTCP, 42), port("number", corev1.ProtocolTCP, 43))
+	w.a.export("ports")
+	w.a.condition("ports", "Ready", metav1.ConditionTrue, "Exported")
+	w.laterThan(w.a, "ports")
+	ofB := w.b.service("ports", port("number", corev1.ProtocolTCP, 4343), port("only-b", corev1.ProtocolUDP, 53))
+	w.b.export("ports")
+	want := expect{
+		typ: v1beta1.ClusterSetIP, ips: addresses, clusters: []string{"a", "b"}, ports: []string{"http/80"},
+		endpoints: []string{ofA.Spec.ClusterIP + ":80", ofB.Spec.ClusterIP + ":80"},
+	}
+	for _, m := range w.both() {
+		m.wants("ports", want)
+		// Each says it once it has seen both.
+		if said := m.condition("ports", "Conflict", metav1.ConditionTrue, "PortConflict"); !strings.Contains(said, "only ports that are the same in all of them") {
+			w.t.Errorf("%s is told %q", m.id, said)
+		}
+	}
+	w.a.unexport("ports")
+	want.clusters, want.ports = []string{"b"}, []string{"http/80", "number/4343", "only-b/53"}
+	want.endpoints = []string{ofB.Spec.ClusterIP + ":80,4343,53"}
+	for _, m := range w.both() {
+		m.wants("ports", want)
+	}
+	w.b.condition("ports", "Conflict", metav1.ConditionFalse, "NoConflicts")
+}
+
+// typeExclusion: whose type is not that of the oldest export is not exported, until they agree or the oldest
+// leaves.
+func (w *world) typeExclusion(addresses int) {
+	t := w.t
+	t.Helper()
+	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
+	ordinary := map[string]*corev1.Service{}
+	for _, name := range []string{"agrees", "leaves"} {
+		ordinary[name] = w.a.service(name)
+		w.a.export(name)
+		w.a.condition(name, "Ready", metav1.ConditionTrue, "Exported")
+	}
+	w.laterThan(w.a, "leaves")
+	for name, svc := range ordinary {
+		w.b.service(name, headless)
+		w.b.export(name)
+		w.a.condition(name, "Conflict", metav1.ConditionTrue, "TypeConflict")
+		w.b.condition(name, "Conflict", metav1.ConditionTrue, "TypeConflict")
+		w.b.condition(name, "Valid", metav1.ConditionTrue, "Valid")
+		w.b.condition(name, "Ready", metav1.ConditionFalse, "TypeExcluded")
+		w.quiet()
+		want := w.a.withoutAddress(svc)
+		want.ips = addresses
+		for _, m := range w.both() {
+			m.wants(name, want)
+		}
+		var clusters []string
+		for _, c := range w.aggregate(name).Status.Clusters {
+			clusters = append(clusters, c.Cluster)
+		}
+		if !slices.Equal(clusters, []string{"a"}) {
+			t.Errorf("%s: the aggregate lists %v", name, clusters)
+		}
+	}
+
+	w.b.deleteService("agrees")
+	svc := w.b.service("agrees")
+	want := w.a.withoutAddress(ordinary["agrees"])
+	want.ips, want.clusters, want.endpoints = addresses, []string{"a", "b"}, append(want.endpoints, svc.Spec.ClusterIP+":80")
+	w.a.unexport("leaves")
+	left := expect{typ: v1beta1.Headless, clusters: []string{"b"}, ports: []string{"http/80"}, endpoints: []string{"10.98.0.1:8080"}}
+	for _, m := range w.both() {
+		m.wants("agrees", want)
+		m.wants("leaves", left)
+	}
+	for _, name := range []string{"agrees", "leaves"} {
+		w.b.condition(name, "Ready", metav1.ConditionTrue, "Exported")
+		w.b.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
+	}
+}

@@ -1,0 +1,182 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// Aggregate returns what the members agreed on about a Service, and whether there is an aggregate.
+func (b *Broker) Aggregate(name clusterset.ServiceName) (clusterset.Aggregate, bool, error) {
+	a := b.aggregates.Get(b.cfg.Namespace, mcs.AggregateName(name))
+	switch {
+	case a == nil:
+		return clusterset.Aggregate{}, false, nil
+	case a.err != nil:
+		return clusterset.Aggregate{}, false, a.err
+	}
+	return b.believed(a.Aggregate), true, nil
+}
+
+// LiveAggregate is Aggregate, asked from the broker itself.
+func (b *Broker) LiveAggregate(ctx context.Context, name clusterset.ServiceName) (clusterset.Aggregate, bool, error) {
+	a, _, err := b.read(ctx, name)
+	if apierrors.IsNotFound(err) {
+		return clusterset.Aggregate{}, false, nil
+	}
+	return a, err == nil, err
+}
+
+// read asks the broker for an aggregate.
+func (b *Broker) read(ctx context.Context, name clusterset.ServiceName) (clusterset.Aggregate, *v1beta1.ServiceImport, error) {
+	si := &v1beta1.ServiceImport{}
+	key := types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.AggregateName(name)}
+	if err := b.client.Get(ctx, key, si); err != nil {
+		return clusterset.Aggregate{}, nil, wrap("read aggregate", key.Name, err)
+	}
+	a, err := mcs.ParseAggregate(si)
+	if err != nil {
+		return a, si, err
+	}
+	return b.believed(a), si, nil
+}
+
+// believed returns a without addresses that its allocator may not give.
+func (b *Broker) believed(a clusterset.Aggregate) clusterset.Aggregate {
+	roster := b.Roster()
+	for _, ip := range a.IPs {
+		if err := roster.CheckIP(a.AllocatedBy, ip); err != nil {
+			b.roster.complain(fmt.Sprint(a.Service, a.IPs), fmt.Errorf("the ClusterSetIPs of aggregate %s are not believed: %w", a.Service, err))
+			a.IPs = nil
+			break
+		}
+	}
+	return a
+}
+
+// Claim makes sure that there is an aggregate for want.Service, that it lists this member, and that it has
+// want.IPs and want.UseIP if it says nothing of them yet. It returns the aggregate as it stands, whose IPs are
+// another member's when that one was faster: creating the object, and giving addresses to one without, succeed
+// for one member alone. An error leaves open what was done.
+func (b *Broker) Claim(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, error) {
+	have, ok, err := b.Aggregate(want.Service)
+	if err != nil {
+		return clusterset.Aggregate{}, err
+	}
+	if ok && !lacksAddresses(have, want) && !lacksChoice(have, want) && slices.Contains(have.Clusters, b.cfg.Self) {
+		return have, nil
+	}
+	have, si, err := b.read(ctx, want.Service)
+	if apierrors.IsNotFound(err) {
+		have, si, err = b.create(ctx, want)
+	}
+	if err != nil {
+		return clusterset.Aggregate{}, err
+	}
+	if have, err = b.complete(ctx, have, si, want); err != nil {
+		return clusterset.Aggregate{}, err
+	}
+	if slices.Contains(have.Clusters, b.cfg.Self) {
+		return have, nil
+	}
+	si.Status.Clusters = append(si.Status.Clusters, v1beta1.ClusterStatus{Cluster: string(b.cfg.Self)})
+	slices.SortFunc(si.Status.Clusters, func(x, y v1beta1.ClusterStatus) int { return strings.Compare(x.Cluster, y.Cluster) })
+	if err := b.client.Status().Update(ctx, si); err != nil {
+		return clusterset.Aggregate{}, wrap("join aggregate", si.Name, err)
+	}
+	have.Clusters = append(slices.Clone(have.Clusters), b.cfg.Self)
+	slices.Sort(have.Clusters)
+	return have, nil
+}
+
+func lacksAddresses(have, want clusterset.Aggregate) bool {
+	return len(have.IPs) == 0 && len(want.IPs) > 0
+}
+
+func lacksChoice(have, want clusterset.Aggregate) bool {
+	return have.UseIP == clusterset.Unknown && want.UseIP != clusterset.Unknown
+}
+
+// Restore gives the aggregate of a Service back the addresses of this member's block that it had, if there is
+// one without: nobody but the owner of a block may.
+func (b *Broker) Restore(ctx context.Context, name clusterset.ServiceName, ips []netip.Addr) error {
+	have, si, err := b.read(ctx, name)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	_, err = b.complete(ctx, have, si, clusterset.Aggregate{Service: name, Type: clusterset.ClusterSetIP, IPs: ips, AllocatedBy: b.cfg.Self, UseIP: clusterset.Enabled})
+	return err
+}
+
+// complete gives the aggregate what it lacks and want has.
+func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1beta1.ServiceImport, want clusterset.Aggregate) (clusterset.Aggregate, error) {
+	addresses := lacksAddresses(have, want) && len(si.Spec.IPs) == 0
+	choice := lacksChoice(have, want)
+	if !addresses && !choice {
+		return have, nil
+	}
+	if addresses {
+		fresh := mcs.Aggregate(want)
+		si.Spec.IPs, si.Spec.IPFamilies, si.Spec.Type = fresh.Spec.IPs, fresh.Spec.IPFamilies, fresh.Spec.Type
+		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationAllocatedBy, string(want.AllocatedBy))
+		have.IPs, have.AllocatedBy = want.IPs, want.AllocatedBy
+	}
+	if choice {
+		metav1.SetMetaDataAnnotation(&si.ObjectMeta, v1alpha1.AnnotationUseClusterSetIP, want.UseIP.String())
+		have.UseIP = want.UseIP
+	}
+	return have, wrap("update aggregate", si.Name, b.client.Update(ctx, si))
+}
+
+// create creates the aggregate, or reads the one that somebody else has just created.
+func (b *Broker) create(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, *v1beta1.ServiceImport, error) {
+	si := mcs.Aggregate(want)
+	si.Namespace = b.cfg.Namespace
+	si.Status = v1beta1.ServiceImportStatus{}
+	err := b.client.Create(ctx, si)
+	if apierrors.IsAlreadyExists(err) {
+		return b.read(ctx, want.Service)
+	}
+	if err != nil {
+		return clusterset.Aggregate{}, nil, wrap("create aggregate", si.Name, err)
+	}
+	want.Clusters = nil
+	return want, si, nil
+}
+
+// leave takes this member off the aggregate and deletes it when nobody else is listed. Both carry the
+// version that was read, so a member that joins meanwhile is never run over.
+func (b *Broker) leave(ctx context.Context, name clusterset.ServiceName) error {
+	known, ok, err := b.Aggregate(name)
+	if err == nil && (!ok || !slices.Contains(known.Clusters, b.cfg.Self) && (len(known.Clusters) > 0 || known.AllocatedBy != b.cfg.Self)) {
+		return nil // as far as is known; if there is more to it, that comes as a change
+	}
+	a, si, err := b.read(ctx, name)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	listed := slices.Contains(a.Clusters, b.cfg.Self)
+	others := len(a.Clusters) > 1 || len(a.Clusters) == 1 && !listed
+	switch {
+	case !others && (listed || a.AllocatedBy == b.cfg.Self):
+		err := b.client.Delete(ctx, si, client.Preconditions{UID: &si.UID, ResourceVersion: &si.ResourceVersion})
+		return wrap("delete aggregate", si.Name, client.IgnoreNotFound(err))
+	case listed:
+		si.Status.Clusters = slices.DeleteFunc(si.Status.Clusters, func(c v1beta1.ClusterStatus) bool { return c.Cluster == string(b.cfg.Self) })
+		return wrap("leave aggregate", si.Name, b.client.Status().Update(ctx, si))
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,384 @@
+// Package client is a member's view of the broker: one namespace of a Kubernetes API server that all
+// members reach. What goes in are the domain's Exports and Aggregates, what comes out is the same, of all
+// members; the kinds and names that carry them stay inside.
+//
+// Reads come from a cache that keeps its last content while the broker is away and is never asked before
+// it is complete. Writes go to the broker and are only made where something differs.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// Config says where the broker is, who asks, and how much is believed.
+type Config struct {
+	REST      *rest.Config
+	Namespace string
+	Self      clusterset.ClusterID
+	// BrokerTime makes an export as old as its record on the broker, instead of as it claims to be.
+	BrokerTime bool
+	// Renewed is called with the Leases of members, whenever one is written, and Gone when one vanishes.
+	Renewed func(clusterset.ClusterID, time.Time)
+	Gone    func(clusterset.ClusterID)
+	// Left is called with a member that left, or joined again after that.
+	Left func(id clusterset.ClusterID, left bool)
+	// Hold are the times of the withdrawal guards, and Decided receives their decisions.
+	Hold    withdrawal.Times
+	Decided func(withdrawal.Decision)
+	Log     *slog.Logger
+}
+
+// Broker reads and writes the broker's objects for one member. What it knows fills while Start runs. Safe for
+// concurrent use.
+type Broker struct {
+	cfg     Config
+	cluster cluster.Cluster // of the few small kinds
+	client  client.WithWatch
+
+	records    *objectcache.Mirror[record]
+	slices     *objectcache.Mirror[mcs.Packed]
+	aggregates *objectcache.Mirror[aggregate]
+
+	roster    roster
+	watched   watched
+	changes   objectcache.Signal
+	exportsOf *withdrawal.Guard[clusterset.ServiceName] // records
+	slicesOf  *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
+	synced    []toolscache.ResourceEventHandlerRegistration
+}
+
+// record is what is kept of an ExportRecord.
+type record struct {
+	owner     clusterset.ClusterID
+	service   clusterset.ServiceName
+	uid       types.UID
+	created   time.Time
+	withdrawn time.Time // zero if it is no tombstone
+	export    clusterset.Export
+	err       error // why there is no export
+	digest    mcs.Digest
+}
+
+func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
+
+// aggregate is what is kept of a ServiceImport of the broker.
+type aggregate struct {
+	clusterset.Aggregate
+
+	err error // why nothing else is known
+}
+
+// New prepares a Broker. It sends nothing, so it also succeeds while the broker is away.
+func New(ctx context.Context, cfg Config) (*Broker, error) {
+	scheme := runtime.NewScheme()
+	err := errors.Join(v1alpha1.AddToScheme(scheme), v1beta1.Install(scheme), discoveryv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme))
+	if err != nil {
+		return nil, fmt.Errorf("register the broker's kinds: %w", err)
+	}
+	b := &Broker{cfg: cfg}
+	b.roster.log = cfg.Log
+	b.cluster, err = cluster.New(cfg.REST, func(o *cluster.Options) {
+		o.Scheme = scheme
+		o.MapperProvider = staticMapper
+		o.Cache = cache.Options{
+			DefaultNamespaces: map[string]cache.Config{cfg.Namespace: {}},
+			DefaultTransform:  cache.TransformStripManagedFields(),
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("prepare broker %s: %w", cfg.REST.Host, err)
+	}
+	b.client, err = client.NewWithWatch(cfg.REST, client.Options{HTTPClient: b.cluster.GetHTTPClient(), Scheme: scheme, Mapper: b.cluster.GetRESTMapper()})
+	if err != nil {
+		return nil, fmt.Errorf("prepare broker %s: %w", cfg.REST.Host, err)
+	}
+	b.exportsOf = newGuard(cfg, func(_ clusterset.ClusterID, names []clusterset.ServiceName) { b.changes.Send(names...) })
+	b.slicesOf = newGuard(cfg, func(_ clusterset.ClusterID, gone []ImportedSlice) {
+		for _, s := range gone {
+			b.changes.Send(s.Service)
+		}
+	})
+	b.mirror()
+	return b, b.watch(ctx)
+}
+
+// mirror prepares the copies of the large kinds.
+func (b *Broker) mirror() {
+	inNamespace := []client.ListOption{client.InNamespace(b.cfg.Namespace)}
+	b.records = objectcache.New(objectcache.Config[record]{
+		Client: b.client, Options: inNamespace, Object: &v1alpha1.ExportRecord{}, List: func() client.ObjectList { return &v1alpha1.ExportRecordList{} },
+		Compact: func(obj client.Object) *record { return compactRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
+		Service: func(r *record) clusterset.ServiceName { return r.service },
+		Before:  b.recordChanges,
+		After:   func(was, is *record, _ bool) { b.changes.Send(objectcache.Either(was, is).service) },
+	})
+	b.slices = objectcache.New(objectcache.Config[mcs.Packed]{
+		Client: b.client, Options: inNamespace, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
+		Compact: func(obj client.Object) *mcs.Packed { return mcs.Pack(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
+		Service: func(p *mcs.Packed) clusterset.ServiceName { return p.Service },
+		Before:  b.sliceChanges,
+		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
+	})
+	b.aggregates = objectcache.New(objectcache.Config[aggregate]{
+		Client: b.client, Options: inNamespace, Object: &v1beta1.ServiceImport{}, List: func() client.ObjectList { return &v1beta1.ServiceImportList{} },
+		Compact: func(obj client.Object) *aggregate { return compactAggregate(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
+		Service: func(a *aggregate) clusterset.ServiceName { return a.Service },
+		After:   func(was, is *aggregate, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
+	})
+}
+
+func compactRecord(r *v1alpha1.ExportRecord) *record {
+	c := &record{owner: mcs.OwnerOf(r), uid: r.UID, created: r.CreationTimestamp.UTC(), digest: mcs.RecordDigest(r)}
+	c.service, _ = mcs.ServiceOf(r)
+	if r.Spec.WithdrawnAt != nil {
+		c.withdrawn = r.Spec.WithdrawnAt.UTC()
+	}
+	if c.export, c.err = mcs.ParseRecord(r); c.err == nil {
+		c.export.Cluster, c.export.Service = c.owner, c.service // the same texts, once in memory
+	}
+	return c
+}
+
+func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
+	a := &aggregate{}
+	a.Aggregate, a.err = mcs.ParseAggregate(si)
+	if a.err != nil {
+		a.Service, _ = mcs.ServiceOf(si)
+	}
+	return a
+}
+
+func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K)) *withdrawal.Guard[K] {
+	return withdrawal.New(withdrawal.Config[K]{
+		Times: cfg.Hold, Changed: changed, Decided: cfg.Decided, Log: cfg.Log,
+	})
+}
+
+// staticMapper knows the few kinds of a broker and their lists, so that nothing has to be discovered
+// before the caches can start.
+func staticMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
+	m := meta.NewDefaultRESTMapper(nil)
+	for _, kind := range []schema.GroupVersionKind{
+		v1alpha1.GroupVersion.WithKind("ExportRecord"),
+		v1alpha1.GroupVersion.WithKind("Member"),
+		v1alpha1.GroupVersion.WithKind("ClusterSetConfig"),
+		v1beta1.SchemeGroupVersion.WithKind("ServiceImport"),
+		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
+		coordinationv1.SchemeGroupVersion.WithKind("Lease"),
+	} {
+		m.Add(kind, meta.RESTScopeNamespace)
+		m.Add(kind.GroupVersion().WithKind(kind.Kind+"List"), meta.RESTScopeNamespace)
+	}
+	return m, nil
+}
+
+// Start fills the cache and keeps it current until ctx ends. A manager runs it like any other work, not
+// as one of its caches: those it waits for before anything else, and while it waits it cannot be stopped.
+func (b *Broker) Start(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return b.exportsOf.Run(ctx) })
+	group.Go(func() error { return b.slicesOf.Run(ctx) })
+	group.Go(func() error { return b.cluster.Start(ctx) })
+	group.Go(func() error { return b.records.Run(ctx) })
+	group.Go(func() error { return b.slices.Run(ctx) })
+	group.Go(func() error { return b.aggregates.Run(ctx) })
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("watch broker %s: %w", b.cfg.REST.Host, err)
+	}
+	return nil
+}
+
+// Client writes to the broker.
+func (b *Broker) Client() client.Client { return b.client }
+
+// NeedLeaderElection tells the manager that a standby fills its cache too, so that it can take over at
+// once.
+func (b *Broker) NeedLeaderElection() bool { return false }
+
+// Exports returns what all members say about a Service, in no particular order. A record that cannot be
+// read counts as absent and is logged once: its member harms only itself. Of nobody who is not in the roster
+// anything is looked at. Nobody's export is older than his membership.
+func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
+	roster := b.Roster()
+	var exports []clusterset.Export
+	for _, r := range b.recordsOf(name) {
+		if _, ok := roster.Member(r.owner); !ok || r.isWithdrawn() {
+			continue
+		}
+		if r.err != nil {
+			b.roster.complain(string(r.uid)+r.err.Error(), r.err)
+			continue
+		}
+		exports = append(exports, b.vetted(roster, r))
+	}
+	return exports
+}
+
+// recordsOf returns the records of everybody who was ever a member about a Service. Their names say whose they
+// are, which the broker's policies hold, and so does mcs.ParseRecord.
+func (b *Broker) recordsOf(name clusterset.ServiceName) []*record {
+	var all []*record
+	for _, id := range b.everybody() {
+		if r := b.record(id, name); r != nil {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// record returns what member id says about a Service, nil when that is nothing.
+func (b *Broker) record(id clusterset.ClusterID, name clusterset.ServiceName) *record {
+	return b.records.Get(b.cfg.Namespace, mcs.RecordName(id, name))
+}
+
+// vetted returns of a record what its member may say.
+func (b *Broker) vetted(roster *clusterset.Roster, r *record) clusterset.Export {
+	e := r.export
+	if b.cfg.BrokerTime {
+		e.ExportedAt = r.created
+	}
+	e.ExportedAt = roster.ExportedAt(e.Cluster, e.ExportedAt)
+	if e.Cluster != b.cfg.Self {
+		e.IPs = slices.DeleteFunc(slices.Clone(e.IPs), func(a netip.Addr) bool { return roster.CheckRemembered(e.Cluster, a) != nil })
+	}
+	return e
+}
+
+// Vet returns e, what this member is about to publish, as the others will take it.
+func (b *Broker) Vet(e clusterset.Export) clusterset.Export {
+	if b.cfg.BrokerTime {
+		e.ExportedAt = time.Now().UTC()
+		if r := b.record(e.Cluster, e.Service); r != nil && !r.isWithdrawn() {
+			e.ExportedAt = r.created
+		}
+	}
+	e.ExportedAt = b.Roster().ExportedAt(e.Cluster, e.ExportedAt)
+	return e
+}
+
+// Services returns the Services of a namespace about which there is a record.
+func (b *Broker) Services(namespace string) []clusterset.ServiceName {
+	return b.services(func(r *record) bool { return r.service.Namespace == namespace })
+}
+
+// services returns the Services of the records that match, sorted.
+func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
+	var names []clusterset.ServiceName
+	for _, r := range b.records.All() {
+		if match(r) && r.service.Name != "" {
+			names = append(names, r.service)
+		}
+	}
+	slices.SortFunc(names, clusterset.ServiceName.Compare)
+	return slices.Compact(names)
+}
+
+// Slices returns the EndpointSlices of all members for a Service, as mcs.BrokerSlice made them and as far as
+// their member may speak for the addresses. They are the caller's.
+func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlice {
+	roster := b.Roster()
+	var all []*discoveryv1.EndpointSlice
+	for _, p := range b.packed(name) {
+		es := p.Unpack()
+		check := func(a netip.Addr) error { return roster.CheckEndpoint(p.Owner, a) }
+		if refused := mcs.Vet(es, check); len(refused) > 0 {
+			b.roster.complain(fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are not believed: %w", len(refused), p.Name, refused[0]))
+		}
+		all = append(all, es)
+	}
+	return all
+}
+
+// packed returns the slices of all members for a Service whose names are those of their owners.
+func (b *Broker) packed(name clusterset.ServiceName) []*mcs.Packed {
+	return slices.DeleteFunc(b.slices.Of(name), func(p *mcs.Packed) bool {
+		return !strings.HasPrefix(p.Name, mcs.RecordName(p.Owner, name)+"-")
+	})
+}
+
+// foreignClaims is how many addresses of this member's blocks another member may hold by records alone,
+// without an aggregate: enough for what somebody deleted by mistake, too few to use the blocks up.
+const foreignClaims = 256
+
+// Held calls hold for each Service with the addresses that an aggregate or a record says it has, tombstones
+// among them: what must not be given to anybody else. A Service may be reported several times.
+func (b *Broker) Held(hold func(clusterset.ServiceName, []netip.Addr)) {
+	known := map[clusterset.ServiceName]bool{}
+	for _, a := range b.aggregates.All() {
+		if a.err != nil {
+			b.cfg.Log.Warn("aggregate ignored", "err", a.err)
+			continue
+		}
+		known[a.Service] = true
+		hold(a.Service, a.IPs)
+	}
+	claims := map[clusterset.ClusterID]int{}
+	for _, r := range b.records.All() {
+		if r.err != nil || known[r.service] || len(r.export.IPs) == 0 {
+			continue
+		}
+		if claims[r.owner]++; r.owner != b.cfg.Self && claims[r.owner] > foreignClaims {
+			continue
+		}
+		hold(r.service, r.export.IPs)
+	}
+}
+
+// Tombstone returns until when the addresses of a Service that nobody exports are kept from others, given
+// how long that is after a withdrawal. It is the zero time when nobody has withdrawn it lately.
+func (b *Broker) Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time {
+	var until time.Time
+	for _, r := range b.recordsOf(name) {
+		if !r.isWithdrawn() {
+			continue
+		}
+		// Whose clock runs ahead does not keep an address for longer than anybody else.
+		if end := earlier(r.withdrawn, time.Now()).Add(quarantine); end.After(until) {
+			until = end
+		}
+	}
+	return until
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// wrap names the action and the object in a non-nil error.
+func wrap(action, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s %s: %w", action, name, err)
+}

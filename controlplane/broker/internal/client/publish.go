@@ -1,0 +1,150 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// Publish makes the broker say what this member says: e, and endpoints as mcs.BrokerSlice made them.
+// Nothing is written where the broker says so already, and wrote says whether anything was; what is written
+// carries since, when the change began.
+func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
+	wrote, err = b.publishSlices(ctx, e.Service, endpoints, since)
+	if err != nil {
+		return wrote, err
+	}
+	want := mcs.ExportRecord(e)
+	want.Namespace = b.cfg.Namespace
+	switch have := b.record(b.cfg.Self, e.Service); {
+	case have == nil:
+	case have.isWithdrawn():
+		// What comes back is a new export, not as old as the one before.
+		err := b.client.Delete(ctx, want.DeepCopy(), client.Preconditions{UID: &have.uid})
+		if client.IgnoreNotFound(err) != nil {
+			return wrote, wrap("delete tombstone", want.Name, err)
+		}
+	case have.digest == mcs.RecordDigest(want):
+		return wrote, nil
+	}
+	mcs.SetChangedAt(want, since)
+	return true, wrap("write export record", want.Name, apply.Own(ctx, b.client, want))
+}
+
+// publishSlices makes endpoints this member's slices for a Service. New ones come before old ones go, so
+// a pod that moves between slices is never missing, and what goes is emptied first, by which everybody knows
+// that it is meant.
+func (b *Broker) publishSlices(ctx context.Context, name clusterset.ServiceName, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
+	have := b.ownSlices(name)
+	for _, want := range endpoints {
+		old := have[want.Name]
+		delete(have, want.Name)
+		if old != nil && old.Digest == mcs.SliceDigest(want) {
+			continue
+		}
+		wrote = true
+		if err := b.writeSlice(ctx, want.DeepCopy(), old == nil, since); err != nil {
+			return wrote, err
+		}
+	}
+	for _, old := range have {
+		wrote = true
+		es := old.Unpack()
+		if !old.Empty() {
+			es.Endpoints = []discoveryv1.Endpoint{}
+			if err := b.writeSlice(ctx, es, false, since); err != nil {
+				return wrote, err
+			}
+		}
+		if err := b.deleteSlice(ctx, old); err != nil {
+			return wrote, err
+		}
+	}
+	return wrote, nil
+}
+
+func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, anew bool, since time.Time) error {
+	es.Namespace = b.cfg.Namespace
+	mcs.SetChangedAt(es, since)
+	if anew {
+		return wrap("create broker slice", es.Name, apply.Create(ctx, b.client, es))
+	}
+	return wrap("write broker slice", es.Name, apply.Own(ctx, b.client, es))
+}
+
+func (b *Broker) deleteSlice(ctx context.Context, p *mcs.Packed) error {
+	es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: b.cfg.Namespace, Name: p.Name}}
+	return wrap("delete broker slice", p.Name, client.IgnoreNotFound(b.client.Delete(ctx, es)))
+}
+
+// ownSlices returns this member's slices for a Service, by name.
+func (b *Broker) ownSlices(name clusterset.ServiceName) map[string]*mcs.Packed {
+	own := map[string]*mcs.Packed{}
+	for _, p := range b.packed(name) {
+		if p.Owner == b.cfg.Self {
+			own[p.Name] = p
+		}
+	}
+	return own
+}
+
+// Withdraw takes back everything this member says about a Service: first its record becomes a tombstone, by
+// which the others know; then its slices go, then its place on the aggregate, and the aggregate itself when
+// nobody else is listed there. The tombstone goes after life; until then Withdraw returns how long that is
+// off, and has to be called again. Withdrawing what is not there succeeds and writes nothing.
+func (b *Broker) Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error) {
+	have := b.record(b.cfg.Self, name)
+	withdrawn := time.Now()
+	switch {
+	case have.isWithdrawn():
+		withdrawn = have.withdrawn
+	case have != nil:
+		if err := b.bury(ctx, name, withdrawn); err != nil {
+			return 0, err
+		}
+	}
+	for _, p := range b.ownSlices(name) {
+		if err := b.deleteSlice(ctx, p); err != nil {
+			return 0, err
+		}
+	}
+	if err := b.leave(ctx, name); err != nil || have == nil {
+		return 0, err
+	}
+	if again = time.Until(withdrawn.Add(life)); again > 0 {
+		return again, nil
+	}
+	tombstone := &v1alpha1.ExportRecord{ObjectMeta: metav1.ObjectMeta{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}}
+	err = b.client.Delete(ctx, tombstone, client.Preconditions{UID: &have.uid})
+	return 0, wrap("delete tombstone", tombstone.Name, client.IgnoreNotFound(err))
+}
+
+// bury makes this member's record a tombstone.
+func (b *Broker) bury(ctx context.Context, name clusterset.ServiceName, t time.Time) error {
+	have := &v1alpha1.ExportRecord{}
+	key := types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}
+	if err := b.client.Get(ctx, key, have); err != nil {
+		return wrap("read export record", key.Name, client.IgnoreNotFound(err))
+	}
+	if have.Spec.WithdrawnAt != nil {
+		return nil // done; it is only not seen yet
+	}
+	want := &v1alpha1.ExportRecord{
+		ObjectMeta: metav1.ObjectMeta{Namespace: have.Namespace, Name: have.Name, Labels: have.Labels, Annotations: have.Annotations},
+		Spec:       have.Spec,
+	}
+	want.Spec.WithdrawnAt = new(metav1.NewTime(t))
+	return wrap("withdraw export record", have.Name, apply.Own(ctx, b.client, want))
+}
+
+// Forgot reports whether the broker has no record of this member about a Service, not even a tombstone.
+func (b *Broker) Forgot(name clusterset.ServiceName) bool { return b.record(b.cfg.Self, name) == nil }

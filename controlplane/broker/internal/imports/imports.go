@@ -1,0 +1,417 @@
+// Package imports gives this member what the ClusterSet offers: a ServiceImport and the EndpointSlices of
+// every Service that any member exports, in each namespace of that name that exists here.
+//
+// It reads a complete cache of the broker or does nothing: while the broker is away, what was imported
+// stays. Everything it writes carries our labels, and whoever else edits it is overruled.
+package imports
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/slicesync"
+	"github.com/isthmus-net/isthmus/controlplane/mcs"
+)
+
+// conflictRetry is when to look again after somebody else wrote the same object first. The cache needs a
+// moment to learn what they wrote.
+const conflictRetry = 50 * time.Millisecond
+
+// clashRetry is when to look again at an import whose address another one has.
+const clashRetry = 5 * time.Second
+
+// afterwards asks to come back when no other Service waits. What carries traffic is written first; the status, which
+// is half the work of an import, by a pass that finds nothing else to do.
+var afterwards = ctrl.Result{RequeueAfter: time.Millisecond, Priority: new(handler.LowPriority)}
+
+// keep are annotations of slices that say nothing about their content.
+const keep = v1alpha1.AnnotationChangedAt
+
+// offers is what this package needs of the broker.
+type offers interface {
+	Changes() source.Source
+	Services(namespace string) []clusterset.ServiceName
+	Exports(clusterset.ServiceName) []clusterset.Export
+	Slices(clusterset.ServiceName) []*discoveryv1.EndpointSlice
+	Aggregate(clusterset.ServiceName) (clusterset.Aggregate, bool, error)
+	Baseline(map[clusterset.ServiceName][]clusterset.ClusterID, map[brokerclient.ImportedSlice]clusterset.ClusterID)
+	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
+	KeepsSlice(clusterset.ClusterID, brokerclient.ImportedSlice) bool
+	SeenAt(brokerclient.ImportedSlice) (time.Time, bool)
+}
+
+// lives is what this package needs to know of how the other members fare.
+type lives interface {
+	Dead(clusterset.ClusterID) bool
+	// Offset is by how much a member's clock is behind this one's, and whether that is known.
+	Offset(clusterset.ClusterID) (time.Duration, bool)
+}
+
+// Config says what a Reconciler works with. All fields are required.
+type Config struct {
+	Cluster clusterset.ClusterID
+	Client  client.WithWatch // of the member; it asks the API server
+	Broker  offers
+	Members lives
+	Policy  clusterset.Policy
+	Shared  func(namespace string) bool
+	Log     *slog.Logger
+}
+
+// Reconciler imports the Services of the ClusterSet into one member.
+type Reconciler struct {
+	Config
+
+	namespaces client.Reader // from a cache
+	here       here
+	baseline   struct {
+		sync.Mutex
+
+		done bool
+	}
+}
+
+// New returns a Reconciler. A manager runs it, after Setup.
+func New(cfg Config) *Reconciler {
+	r := &Reconciler{Config: cfg}
+	r.here.mirror(cfg.Client)
+	return r
+}
+
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
+// +kubebuilder:rbac:groups=multicluster.x-k8s.io,resources=serviceimports,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=multicluster.x-k8s.io,resources=serviceimports/status,verbs=patch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices/restricted,verbs=create
+
+// Setup adds the reconciler to a manager of the member's cluster.
+func (r *Reconciler) Setup(mgr ctrl.Manager, options controller.Options) error {
+	r.namespaces = mgr.GetClient()
+	err := ctrl.NewControllerManagedBy(mgr).
+		Named("imports").
+		WithOptions(options).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.importsOfNamespace), builder.WithPredicates(created)).
+		WatchesRawSource(r.here.changes.Source(r.here.known, r.here.imports.WaitForSync, r.here.slices.WaitForSync)).
+		WatchesRawSource(r.Broker.Changes()).
+		Complete(r)
+	if err != nil {
+		return fmt.Errorf("set up imports: %w", err)
+	}
+	return nil
+}
+
+// Start follows what stands in the member, until ctx ends.
+func (r *Reconciler) Start(ctx context.Context) error { return r.here.run(ctx) }
+
+// NeedLeaderElection tells the manager that a standby follows too, so that it can take over at once.
+func (r *Reconciler) NeedLeaderElection() bool { return false }
+
+// Imported returns of a Service as it stands here its addresses, whether it has one by choice, and who exports
+// it; false if it is not imported by Isthmus.
+func (r *Reconciler) Imported(name clusterset.ServiceName) (clusterset.Import, bool) {
+	si := r.here.imports.Get(name.Namespace, name.Name)
+	if si == nil || !si.ours {
+		return clusterset.Import{}, false
+	}
+	return clusterset.Import{Service: name, IPs: si.ips, UseIP: si.useIP, Clusters: si.clusters}, true
+}
+
+// Uses reports whether anything stands here that came from a member, true while that is not known.
+func (r *Reconciler) Uses(id clusterset.ClusterID) bool {
+	r.baseline.Lock()
+	defer r.baseline.Unlock()
+	return !r.baseline.done || r.here.uses(id)
+}
+
+// created lets pass that a namespace came into being; nothing else about it matters here.
+var created = predicate.Funcs{
+	UpdateFunc: func(event.UpdateEvent) bool { return false },
+	DeleteFunc: func(event.DeleteEvent) bool { return false },
+}
+
+func (r *Reconciler) importsOfNamespace(_ context.Context, obj client.Object) []reconcile.Request {
+	var requests []reconcile.Request
+	for _, n := range r.Broker.Services(obj.GetName()) {
+		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName(n)})
+	}
+	return requests
+}
+
+// Reconcile makes one import here what the broker says it is, or removes it.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	r.begin()
+	result, err := r.reconcile(ctx, clusterset.ServiceName(req.NamespacedName))
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		return ctrl.Result{RequeueAfter: conflictRetry}, nil
+	}
+	return result, err
+}
+
+// begin tells the broker's side, once, what was imported before this process started.
+func (r *Reconciler) begin() {
+	r.baseline.Lock()
+	defer r.baseline.Unlock()
+	if r.baseline.done {
+		return
+	}
+	from := map[clusterset.ServiceName][]clusterset.ClusterID{}
+	for _, si := range r.here.imports.All() {
+		if si.ours {
+			from[si.service] = si.clusters
+		}
+	}
+	imported := map[brokerclient.ImportedSlice]clusterset.ClusterID{}
+	for _, s := range r.here.slices.All() {
+		imported[brokerclient.ImportedSlice{Service: s.service, Name: s.name}] = s.source
+	}
+	r.Broker.Baseline(from, imported)
+	r.baseline.done = true
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName) (ctrl.Result, error) {
+	none := ctrl.Result{}
+	if !r.Shared(name.Namespace) {
+		return none, nil
+	}
+	var ns corev1.Namespace
+	err := r.namespaces.Get(ctx, types.NamespacedName{Name: name.Namespace}, &ns)
+	if err != nil || ns.DeletionTimestamp != nil {
+		return none, client.IgnoreNotFound(err) // it comes back here when the namespace does
+	}
+	have := r.here.of(name)
+	exports := r.Broker.Exports(name)
+	kept := r.Broker.Kept(name, have.from())
+	if len(exports) == 0 && len(kept) == 0 {
+		return none, r.remove(ctx, name, have)
+	}
+	imp, stands, clash, err := r.imported(ctx, name, exports, kept, have)
+	if err != nil || stands == nil {
+		return none, err
+	}
+	leave := func(s *localSlice) bool {
+		if r.Members.Dead(s.source) {
+			return false
+		}
+		exporting := slices.ContainsFunc(exports, func(e clusterset.Export) bool { return e.Cluster == s.source })
+		return slices.Contains(kept, s.source) ||
+			exporting && slices.Contains(imp.Clusters, s.source) && r.Broker.KeepsSlice(s.source, brokerclient.ImportedSlice{Service: name, Name: s.name})
+	}
+	wrote, err := r.syncSlices(ctx, name, have.slices, r.wantSlices(imp, exports, stands.uid), leave)
+	switch {
+	case err != nil, len(kept) > 0:
+		return none, err
+	case wrote, stands != have.imp:
+		return afterwards, nil
+	}
+	err = r.applyStatus(ctx, imp, stands)
+	if clash {
+		return ctrl.Result{RequeueAfter: clashRetry}, err
+	}
+	return none, err
+}
+
+// imported makes the import here what the exports mean, its status apart, and returns that and how it stands, nil if
+// there is none. While what some members said is missing and not believed to be gone, the import stays as it is.
+// clash says that another import has its address.
+func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have standing) (imp clusterset.Import, stands *localImport, clash bool, err error) {
+	if len(kept) > 0 {
+		si := &v1beta1.ServiceImport{}
+		if err := r.Client.Get(ctx, types.NamespacedName(name), si); err != nil {
+			return imp, nil, false, client.IgnoreNotFound(err)
+		}
+		imp, err = mcs.Import(si)
+		return imp, compactImport(si), false, err
+	}
+	if imp, err = r.merged(exports, have); err != nil {
+		return imp, nil, false, err
+	}
+	other, clash := r.here.clash(imp)
+	if clash {
+		r.Log.Error("two services have one clusterset IP, and the one that was imported first keeps it; unexport one of them everywhere",
+			"namespace", name.Namespace, "service", name.Name, "vip", imp.IPs, "other", other.String())
+		imp = imp.WithIPs(nil)
+	}
+	stands, err = r.applyImport(ctx, imp, have.imp)
+	return imp, stands, clash, err
+}
+
+// merged returns what exports mean, with the address of the aggregate. While that has none, somebody having
+// deleted it, the address is the one that the exporters remember, or that the Service has here.
+func (r *Reconciler) merged(exports []clusterset.Export, have standing) (clusterset.Import, error) {
+	agreed, _, err := r.Broker.Aggregate(exports[0].Service)
+	if err != nil {
+		return clusterset.Import{}, err
+	}
+	if decided := agreed.Decided(); decided != clusterset.Unknown {
+		for i := range exports {
+			exports[i].AgreedIP = decided
+		}
+	}
+	imp, _ := r.Policy.Merge(exports)
+	switch {
+	case len(agreed.IPs) > 0:
+		return imp.WithIPs(agreed.IPs), nil
+	case len(imp.IPs) == 0 && have.imp != nil:
+		return imp.WithIPs(have.imp.ips), nil
+	}
+	return imp.WithIPs(imp.IPs), nil
+}
+
+// wantSlices returns the slices that the import with a UID should have: those of members that count among its
+// exporters and are not dead.
+func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Export, uid types.UID) []*discoveryv1.EndpointSlice {
+	from := map[clusterset.ClusterID]clusterset.Export{}
+	for _, e := range exports {
+		if slices.Contains(imp.Clusters, e.Cluster) && !r.Members.Dead(e.Cluster) {
+			from[e.Cluster] = e
+		}
+	}
+	var want []*discoveryv1.EndpointSlice
+	for _, offered := range r.Broker.Slices(imp.Service) {
+		e, ok := from[mcs.OwnerOf(offered)]
+		if !ok {
+			continue
+		}
+		es := mcs.ImportedSlice(offered, imp, e)
+		es.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: v1beta1.SchemeGroupVersion.String(),
+			Kind:       v1beta1.ServiceImportKindName,
+			Name:       imp.Service.Name,
+			UID:        uid,
+		}}
+		want = append(want, es)
+	}
+	return want
+}
+
+// applyImport writes the ServiceImport of imp, its status apart, where it differs from have, which is nil when there
+// is none, and returns how it stands then: have if nothing was to write.
+func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, have *localImport) (*localImport, error) {
+	want := mcs.ServiceImport(imp)
+	if have != nil && have.digest == mcs.ImportDigest(want) {
+		return have, nil
+	}
+	want.Status = v1beta1.ServiceImportStatus{}
+	if err := apply.Own(ctx, r.Client, want); err != nil {
+		return nil, fmt.Errorf("write service import %s: %w", imp.Service, err)
+	}
+	r.Log.Info(map[bool]string{true: "imported", false: "import changed"}[have == nil],
+		"namespace", want.Namespace, "service", want.Name, "vip", want.Spec.IPs, "cluster", imp.Clusters)
+	stands := compactImport(want)
+	r.here.wrote(stands)
+	return stands, nil
+}
+
+// applyStatus writes the status of imp where it differs from how that stands.
+func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, stands *localImport) error {
+	want := mcs.ServiceImport(imp)
+	written := *stands
+	written.conditions = slices.Clone(stands.conditions)
+	for _, c := range want.Status.Conditions {
+		c.ObservedGeneration = stands.generation
+		meta.SetStatusCondition(&written.conditions, c)
+	}
+	written.clusters, written.objects = imp.Clusters, want.Status.EndpointSliceObjects
+	if written.sameStatus(stands) {
+		return nil
+	}
+	want.Status.Conditions = written.conditions
+	si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: want.Namespace, Name: want.Name}, Spec: want.Spec, Status: want.Status}
+	if err := apply.ApplyStatus(ctx, r.Client, si); err != nil {
+		return fmt.Errorf("write status of service import %s: %w", imp.Service, err)
+	}
+	r.here.wrote(compactImport(si))
+	return nil
+}
+
+// syncSlices makes want the imported slices of a Service, except that existing slices which keep reports stay. wrote
+// reports whether it wrote anything.
+func (r *Reconciler) syncSlices(ctx context.Context, name clusterset.ServiceName, existing []*localSlice, want []*discoveryv1.EndpointSlice, keep func(*localSlice) bool) (wrote bool, err error) {
+	write := func(how writeFunc) func(context.Context, *discoveryv1.EndpointSlice) error {
+		return func(ctx context.Context, es *discoveryv1.EndpointSlice) error {
+			return r.writeSlice(ctx, name, es, how)
+		}
+	}
+	return slicesync.Sync[*localSlice]{
+		Existing: existing, Wanted: slices.Values(want),
+		Name:     func(s *localSlice) string { return s.name },
+		UpToDate: func(s *localSlice, es *discoveryv1.EndpointSlice) bool { return s.digest == mcs.SliceDigest(es) },
+		Keep:     keep,
+		Create:   write(apply.Create), Update: write(apply.Own),
+		Delete: func(ctx context.Context, s *localSlice) error {
+			es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
+			return client.IgnoreNotFound(r.Client.Delete(ctx, es))
+		},
+	}.Run(ctx)
+}
+
+// writeFunc is apply.Create or apply.Own.
+type writeFunc func(ctx context.Context, c client.Client, obj client.Object, keep ...string) error
+
+// writeSlice writes an imported slice of a Service, and measures how long its content was on its way.
+func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName, es *discoveryv1.EndpointSlice, write writeFunc) error {
+	changed, timed := mcs.ChangedAt(es)
+	if err := write(ctx, r.Client, es, keep); err != nil {
+		return err
+	}
+	r.here.wroteSlice(compactSlice(es))
+	if seen, ok := r.Broker.SeenAt(brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
+		r.measure(clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster]), changed, seen, time.Now())
+	}
+	return nil
+}
+
+// measure notes how long a change was on its way: it began at changed on its member's clock, was seen here
+// and is written now.
+func (r *Reconciler) measure(source clusterset.ClusterID, changed, seen, written time.Time) {
+	propagation.Observe(propagation.Import, source, written.Sub(seen))
+	var offset time.Duration
+	if source != r.Cluster {
+		var known bool
+		if offset, known = r.Members.Offset(source); !known {
+			return
+		}
+	}
+	propagation.Observe(propagation.Broker, source, seen.Sub(changed)-offset)
+	propagation.Observe(propagation.Total, source, written.Sub(changed)-offset)
+}
+
+// remove deletes what was imported of a Service that nobody exports any more. A ServiceImport that does
+// not carry our label is somebody else's and stays.
+func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have standing) error {
+	if have.imp != nil && have.imp.ours {
+		si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
+		if err := r.Client.Delete(ctx, si, client.Preconditions{UID: &have.imp.uid}); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete service import %s: %w", name, err)
+		}
+		r.Log.Info("import removed", "namespace", name.Namespace, "service", name.Name)
+	}
+	_, err := r.syncSlices(ctx, name, have.slices, nil, nil)
+	return err
+}

@@ -1,0 +1,190 @@
+package broker_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+)
+
+// The times of these tests: long enough for a busy machine to beat in time, short enough to wait for.
+const (
+	beat    = 500 * time.Millisecond // times.Renew, scaled
+	stale   = 4 * beat
+	hardTTL = 60 * beat
+)
+
+// drill is the settings by which renewals come every beat.
+var drill = broker.Settings{TimeScale: 0.1}
+
+// thinks waits until m thinks that the other member is in a state.
+func (m *member) thinks(id string, want liveness.State) {
+	m.world.t.Helper()
+	m.world.eventually(func() error {
+		for _, other := range m.plane.State().Members {
+			if string(other.ID) == id && other.State == want {
+				return nil
+			}
+		}
+		return fmt.Errorf("in %s: %+v, want %s to be %s", m.id, m.plane.State().Members, id, want)
+	})
+}
+
+// TestDeadMemberIsDropped lets a member die without a word. Its endpoints go from the other when they do not
+// answer either, at the latest after the hard TTL, the import stays, and all comes back with the member.
+func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode    string
+		verdict liveness.Verdict
+		after   time.Duration // at least
+	}{
+		"silent":         {"", liveness.Silent, stale},
+		"nobody can say": {"", liveness.Unknown, hardTTL},
+		"lease alone":    {"lease", liveness.Answering, stale},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.a.settings, w.b.settings = drill, drill
+			w.b.settings.Liveness = tt.mode
+			w.b.evidence = evidence{"a": tt.verdict}
+			w.run()
+			w.a.service("hello")
+			w.a.export("hello")
+			w.b.wants("hello", helloOfA)
+			w.b.service("hello")
+			w.b.export("hello")
+			both := helloOfA
+			both.clusters, both.endpoints = []string{"a", "b"}, []string{"10.97.0.1:8080", "10.98.0.1:8080"}
+			w.b.wants("hello", both)
+			w.b.thinks("a", liveness.Live)
+			enough := w.b.keeps("hello", "10.98.0.1")
+
+			w.a.stop()
+			died := time.Now()
+			onlyB := both
+			onlyB.endpoints = []string{"10.98.0.1:8080"}
+			w.eventuallyWithin(2*hardTTL, func() error {
+				si, slices := w.b.imported("hello")
+				if si == nil {
+					t.Fatal("the import went")
+				}
+				return onlyB.check("b", si, slices)
+			})
+			if gone := time.Since(died); gone < tt.after-2*beat {
+				t.Errorf("its endpoints went after %s, want at least %s", gone, tt.after)
+			}
+			w.b.thinks("a", liveness.Dead)
+			w.run(w.a)
+			w.b.wants("hello", both)
+			enough()
+		})
+	}
+}
+
+// TestStaleMemberThatAnswersStays: an old Lease alone takes nothing away.
+func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
+	w := newWorld(t)
+	w.a.settings, w.b.settings = drill, drill
+	w.b.evidence = evidence{"a": liveness.Answering}
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.b.thinks("a", liveness.Live)
+	enough := w.b.keeps("hello", "10.97.0.1")
+	w.a.stop()
+	w.b.thinks("a", liveness.Stale)
+	<-time.After(2 * stale)
+	w.b.thinks("a", liveness.Stale)
+	enough()
+}
+
+// TestWhoIsCutOffJudgesNobody: a member that does not see the broker keeps all others, however long, and gives
+// them time when it sees the broker again.
+func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
+	w := newWorld(t)
+	w.a.settings, w.b.settings = drill, drill
+	w.b.evidence = evidence{"a": liveness.Silent}
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.b.thinks("a", liveness.Live)
+	enough := w.b.keeps("hello", "10.97.0.1")
+	w.b.gate.Shut()
+	<-time.After(3 * stale)
+	w.b.gate.Open()
+	<-time.After(stale)
+	w.b.thinks("a", liveness.Live)
+	enough()
+}
+
+// TestClocksMayDiffer gives a member a clock that is an hour ahead, and then one that is an hour behind: its
+// Lease is renewed with such times, and it lives.
+func TestClocksMayDiffer_L51(t *testing.T) {
+	w := newWorld(t)
+	w.a.settings, w.b.settings = drill, drill
+	w.b.evidence = evidence{"a": liveness.Silent}
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.b.thinks("a", liveness.Live)
+	enough := w.b.keeps("hello", "10.97.0.1")
+	w.a.stop()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}}
+	for _, offset := range []time.Duration{time.Hour, -time.Hour} {
+		for range int(2 * stale / beat) {
+			edit(w, w.broker, lease, func(l *coordinationv1.Lease) {
+				l.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(offset)))
+			})
+			<-time.After(beat)
+		}
+		w.b.thinks("a", liveness.Live)
+	}
+	enough()
+}
+
+// TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
+func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
+	w := newWorld(t)
+	const slower = 4 // than the drill: a controller may need seconds to start
+	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*drill.TimeScale, slower*drill.TimeScale
+	w.b.evidence = evidence{"a": liveness.Silent}
+	w.run()
+	w.a.service("hello")
+	w.a.export("hello")
+	w.b.wants("hello", helloOfA)
+	w.b.thinks("a", liveness.Live)
+	w.quiet()
+	enough := w.b.keeps("hello", "10.97.0.1")
+	renewed := func() string {
+		t.Helper()
+		lease := &coordinationv1.Lease{}
+		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}, lease))
+		return lease.ResourceVersion
+	}
+	for range 4 {
+		w.a.stop()
+		before := renewed()
+		<-time.After(beat)
+		w.run(w.a)
+		w.eventually(func() error {
+			if renewed() == before {
+				return fmt.Errorf("a has not renewed its Lease")
+			}
+			return nil
+		})
+	}
+	if writes := w.changesWithin(slower*stale, w.b); len(writes) > 0 {
+		t.Errorf("b wrote %v", writes)
+	}
+	enough()
+}

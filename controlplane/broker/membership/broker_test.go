@@ -1,0 +1,137 @@
+package membership
+
+import (
+	cmp2 "cmp"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+)
+
+func TestDeployBrokerTwiceKeepsSettings(t *testing.T) {
+	info, asAdmin := deploy(t, Broker{Namespace: "twice"})
+	get := func() *v1alpha1.ClusterSetConfig {
+		t.Helper()
+		c := &v1alpha1.ClusterSetConfig{}
+		if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: "twice", Name: v1alpha1.ClusterSetConfigName}, c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first := get()
+	if first.Spec.ClusterSetID != "clusterset" || !first.Spec.ClusterSetIPEnabled || len(first.Spec.ClusterSetIPCIDRRange) != 2 {
+		t.Errorf("defaults: %+v", first.Spec)
+	}
+	again, _ := deploy(t, Broker{Namespace: "twice"})
+	if second := get(); second.ResourceVersion != first.ResourceVersion {
+		t.Errorf("a second run wrote the settings again: %+v", second.Spec)
+	}
+	if again.Token == info.Token {
+		t.Error("a second run gave the same token")
+	}
+
+	// Nobody has joined: everything may still change.
+	disabled := false
+	b := Broker{
+		Namespace: "twice", ClusterSetID: "prod", ClusterSetIPEnabled: &disabled, Ranges: cidrs("242.0.0.0/8"), ClusterSize: 5000,
+		Settings: v1alpha1.Settings{PortMerge: v1alpha1.PortMergeIntersection},
+	}
+	file, _ := deploy(t, b)
+	want := v1alpha1.ClusterSetConfigSpec{
+		ClusterSetID: "prod", ClusterSetIPCIDRRange: []string{"242.0.0.0/8"}, ClusterSetIPClusterSize: 8192,
+		Settings: v1alpha1.Settings{PortMerge: v1alpha1.PortMergeIntersection},
+	}
+	if diff := cmp.Diff(want, get().Spec); diff != "" {
+		t.Errorf("settings (-want +have):\n%s", diff)
+	}
+
+	// The same stands in the file for joining, and in Submariner's words in a ConfigMap.
+	if *file.ClusterSetIPEnabled || file.ClusterSetIPClusterSize != 8192 || file.Settings != want.Settings || !slices.Equal(file.ClusterSetIPCIDRRange, want.ClusterSetIPCIDRRange) {
+		t.Errorf("the file says %+v", file)
+	}
+	texts := &corev1.ConfigMap{}
+	if err := asAdmin.Get(t.Context(), client.ObjectKey{Namespace: "twice", Name: "isthmus-clusterset-ip"}, texts); err != nil {
+		t.Fatal(err)
+	}
+	wantTexts := map[string]string{
+		"clustersetIPEnabled": "false", "clustersetIPCIDRRange": `["242.0.0.0/8"]`, "clustersetIPClusterSize": "8192", "clusterinfo": "[]",
+	}
+	if diff := cmp.Diff(wantTexts, texts.Data); diff != "" {
+		t.Errorf("ConfigMap (-want +have):\n%s", diff)
+	}
+}
+
+// TestProfileDecidesAboutClusterSetIPs: with the profile lighthouse nobody gets a ClusterSetIP without asking,
+// unless the administrator says so.
+func TestProfileDecidesAboutClusterSetIPs(t *testing.T) {
+	yes := true
+	lighthouse := v1alpha1.Settings{Profile: v1alpha1.ProfileLighthouse}
+	for name, tc := range map[string]struct {
+		runs []Broker
+		want bool
+	}{
+		"nothing said":        {[]Broker{{}}, true},
+		"lighthouse":          {[]Broker{{Settings: lighthouse}}, false},
+		"lighthouse, enabled": {[]Broker{{Settings: lighthouse, ClusterSetIPEnabled: &yes}}, true},
+		"enabled before, and the profile said again": {[]Broker{{Settings: lighthouse, ClusterSetIPEnabled: &yes}, {Settings: lighthouse}}, true},
+		"to lighthouse":          {[]Broker{{}, {Settings: lighthouse}}, false},
+		"to lighthouse and back": {[]Broker{{Settings: lighthouse}, {Settings: v1alpha1.Settings{Profile: v1alpha1.ProfileKEP}}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := v1alpha1.ClusterSetConfigSpec{ClusterSetIPEnabled: true}
+			for _, b := range tc.runs {
+				spec = b.amend(spec)
+			}
+			if spec.ClusterSetIPEnabled != tc.want {
+				t.Errorf("enabled is %t", spec.ClusterSetIPEnabled)
+			}
+		})
+	}
+}
+
+func TestDeployBrokerRefuses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		broker Broker
+		want   string
+	}{
+		"a block larger than half of the range": {Broker{Ranges: cidrs("243.0.0.0/16"), ClusterSize: 40000}, "a block of 40000 addresses is more than half of range 243.0.0.0/16; choose at most 32768"},
+		"a tiny block":                          {Broker{ClusterSize: 3}, "a block of 3 addresses is too small; it needs at least 4"},
+		"a range of one block":                  {Broker{Ranges: cidrs("243.0.0.0/30")}, "243.0.0.0/30 is too small"},
+		"an id that is none":                    {Broker{ClusterSetID: "a_b"}, "the ClusterSet's id is named like a cluster's"},
+		"a short life":                          {Broker{TokenTTL: time.Second}, "too short-lived"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.broker.TokenTTL = cmp2.Or(tc.broker.TokenTTL, time.Hour)
+			if err := tc.broker.validate(); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestDeployBrokerRefusesItsOwnAddresses(t *testing.T) {
+	asAdmin := newClient(t, brokerServer.Config(t))
+	for name, rng := range map[string]string{"inside": "10.96.7.0/24", "around": "fd00:96::/48"} {
+		t.Run(name, func(t *testing.T) {
+			err := admin.Await(t.Context(), "no refusal", func() (bool, error) {
+				_, err := DeployBroker(t.Context(), asAdmin, Broker{Namespace: "own-" + name, Ranges: cidrs(rng), TokenTTL: time.Hour})
+				return errors.Is(err, ErrOverlap), nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			list := &v1alpha1.ClusterSetConfigList{}
+			if err := asAdmin.List(t.Context(), list, client.InNamespace("own-"+name)); err != nil || len(list.Items) != 0 {
+				t.Errorf("settings were written: %+v, %v", list.Items, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,125 @@
+package membership
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+)
+
+var brokerServer, memberServer, otherServer apitest.Server
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(apitest.Run(m, &brokerServer, &memberServer, &otherServer))
+}
+
+func newClient(t testing.TB, cfg *rest.Config) client.Client {
+	t.Helper()
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// deploy makes a broker in a namespace of the test's own and plays the controller that issues tokens
+// into Secrets, which the test's API server lacks. The tokens are real.
+func deploy(t *testing.T, b Broker) (BrokerInfo, client.Client) {
+	t.Helper()
+	cfg := brokerServer.Config(t)
+	asAdmin := newClient(t, cfg)
+	b.Server, b.CA, b.TokenTTL = cfg.Host, cfg.CAData, time.Hour
+	d, err := DeployBroker(t.Context(), asAdmin, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var tokens errgroup.Group
+	tokens.Go(func() error { return apitest.IssueTokens(ctx, asAdmin, b.Namespace) })
+	t.Cleanup(func() {
+		cancel()
+		if err := tokens.Wait(); err != nil {
+			t.Errorf("issue tokens: %v", err)
+		}
+	})
+	return d.Info, asAdmin
+}
+
+// request is a Request to join the broker of info, with addresses that meet nobody's: n tells members apart.
+func request(info BrokerInfo, id clusterset.ClusterID, n int) Request {
+	return Request{
+		ClusterID: id, Broker: info, Namespace: fmt.Sprintf("%s-%s", info.Namespace, strings.ReplaceAll(string(id), ".", "-")),
+		Addresses: Addresses{
+			Pods:     cidrs(fmt.Sprintf("10.%d.0.0/16", n)),
+			Nodes:    cidrs(fmt.Sprintf("192.0.2.%d/32", n)),
+			Services: cidrs("10.96.0.0/12"),
+		},
+	}
+}
+
+// cluster returns an administrator's client of a cluster that says nothing of itself. Joins of the test are
+// taken back at its end, as far as the whole cluster is concerned.
+func cluster(t *testing.T, s *apitest.Server) client.Client {
+	t.Helper()
+	c := newClient(t, s.Config(t))
+	t.Cleanup(func() {
+		if err := clearProperties(context.Background(), c); err != nil {
+			t.Errorf("clear the cluster: %v", err)
+		}
+	})
+	return c
+}
+
+// reserve registers a cluster on the broker and goes no further: all that others ever see of it.
+func reserve(t *testing.T, broker client.Client, uid string, r Request) (Joined, error) {
+	t.Helper()
+	var j Joined
+	err := r.register(t.Context(), broker, uid, discovery{}, &j)
+	return j, err
+}
+
+// credentials returns what a member's controller finds in its Secret, as the kubelet mounts it.
+func credentials(t *testing.T, member client.Client, namespace string) *rest.Config {
+	t.Helper()
+	secret := &corev1.Secret{}
+	if err := member.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerSecret}, secret); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	mount(t, dir, secret)
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: dir + "/" + v1alpha1.BrokerSecretKubeconfig}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// mount writes the values of a Secret into files.
+func mount(t *testing.T, dir string, secret *corev1.Secret) {
+	t.Helper()
+	for key, value := range secret.Data {
+		if err := os.WriteFile(dir+"/"+key, value, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+)
+
+// Registered is a member as the broker knows it.
+type Registered struct {
+	Spec v1alpha1.MemberSpec
+	// Seen is when the member last renewed its Lease; zero if it never did.
+	Seen time.Time
+	// Revoked says that it may write nothing on the broker.
+	Revoked bool
+}
+
+// List returns the members that the broker in namespace knows, those that have left lately among them, by id.
+func List(ctx context.Context, broker client.Client, namespace string) ([]Registered, error) {
+	config, err := readConfig(ctx, broker, namespace)
+	if err != nil {
+		return nil, err
+	}
+	members := &v1alpha1.MemberList{}
+	if err := broker.List(ctx, members, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list members on the broker: %w", err)
+	}
+	leases := &coordinationv1.LeaseList{}
+	if err := broker.List(ctx, leases, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list Leases on the broker: %w", err)
+	}
+	seen := map[string]time.Time{}
+	for _, l := range leases.Items {
+		if l.Spec.RenewTime != nil {
+			seen[l.Name] = l.Spec.RenewTime.Time
+		}
+	}
+	var list []Registered
+	for _, m := range members.Items {
+		listed := slices.ContainsFunc(config.Spec.Members, func(b v1alpha1.MemberBlocks) bool { return b.ClusterID == m.Name })
+		list = append(list, Registered{Spec: m.Spec, Seen: seen[v1alpha1.MemberLease(m.Name)], Revoked: m.Spec.LeftAt == nil && !listed})
+	}
+	slices.SortFunc(list, func(a, b Registered) int { return strings.Compare(a.Spec.ClusterID, b.Spec.ClusterID) })
+	return list, nil
+}
+
+// Set changes what is registered for member id: each kind of addresses that is not nil, and for each block its
+// family's. It refuses addresses that overlap others (ErrOverlap), and blocks without the ClusterSetIPs that
+// the member has given to Services. It returns the registration as it stands now. Nobody under that id is
+// ErrNoMember.
+//
+// The other members go by the new addresses at once. The member itself takes new blocks over when it joins
+// again.
+func Set(ctx context.Context, broker client.Client, namespace, id string, addresses Addresses, blocks []netip.Prefix) (*v1alpha1.Member, error) {
+	return register(ctx, broker, namespace, id, func(l *ledger) (*v1alpha1.Member, error) {
+		own := l.own(id)
+		if own == nil || !own.registered {
+			_, err := readMember(ctx, broker, namespace, id)
+			if err == nil {
+				err = fmt.Errorf("%w: %s has left", ErrNoMember, id)
+			}
+			return nil, err
+		}
+		spec := *own.Spec.DeepCopy()
+		given := strings.Split(own.Given, ",")
+		for _, kind := range []struct {
+			flag  string
+			given []netip.Prefix
+			set   *[]string
+		}{
+			{"pod-cidr", addresses.Pods, &spec.PodCIDRs},
+			{"node-cidr", addresses.Nodes, &spec.NodeCIDRs},
+			{"service-cidr", addresses.Services, &spec.ServiceCIDRs},
+			{"extra-cidr", addresses.Extra, &spec.ExtraCIDRs},
+		} {
+			if kind.given != nil {
+				*kind.set = texts(kind.given)
+				given = append(given, kind.flag)
+			}
+		}
+		if len(spec.PodCIDRs) == 0 {
+			return nil, errors.New("a member needs a pod CIDR; give --pod-cidr")
+		}
+		others := l.others(id)
+		if _, err := checkAddresses(spec, parsed(l.config.Spec.ClusterSetIPCIDRRange), others); err != nil {
+			return nil, err
+		}
+		if len(blocks) > 0 {
+			chosen, err := chooseBlocks(l.config.Spec, blocks, parsed(spec.ClusterSetIPCIDR), others)
+			if err != nil {
+				return nil, err
+			}
+			spec.ClusterSetIPCIDR = texts(chosen)
+			held, err := allocatedOutside(ctx, broker, namespace, spec)
+			if err != nil {
+				return nil, err
+			}
+			if len(held) > 0 {
+				return nil, fmt.Errorf("member %s has given addresses outside of %s, to %s; unexport these everywhere first", id, strings.Join(spec.ClusterSetIPCIDR, ", "), admin.Some(held))
+			}
+		}
+		given = slices.DeleteFunc(given, func(s string) bool { return s == "" })
+		return registration(namespace, own.ClusterUID, given, spec), nil
+	})
+}

@@ -1,0 +1,173 @@
+package bootstrap
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+)
+
+const (
+	// labelSupervisor names the supervisor that an account, its rights or its token are for.
+	labelSupervisor = "federation.isthmus.dev/supervisor"
+	// roleName is the Role and the ClusterRole of what a leader may do in a member.
+	roleName = "isthmus-federation"
+	// secretPrefix and a member's id are the Secret in a supervisor with its token for that member.
+	secretPrefix = "federation-"
+)
+
+// Everything that a leader does to what it writes.
+var all = []string{"get", "list", "watch", "create", "update", "patch", "delete"}
+
+// rules returns what a leader may do anywhere in a member that c reaches, kinds being the policies that travel. A
+// kind that the member does not have is guessed, so that it need not be done again when it comes.
+func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.PolicyRule {
+	read := []string{"get", "list", "watch"}
+	given := []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: all},
+		{APIGroups: []string{""}, Resources: []string{"services/status"}, Verbs: []string{"patch"}},
+		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: all},
+		// OpenShift admits addresses of its pod network in an EndpointSlice only with this one.
+		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices/restricted"}, Verbs: []string{"create"}},
+		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports"}, Verbs: all},
+		{APIGroups: []string{"multicluster.x-k8s.io"}, Resources: []string{"serviceimports/status"}, Verbs: []string{"patch"}},
+		{APIGroups: []string{""}, Resources: []string{"namespaces", "nodes"}, Verbs: read},
+		{APIGroups: []string{federationv1alpha1.GroupVersion.Group}, Resources: []string{"clusterclaims"}, Verbs: read},
+		{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
+	}
+	for _, kind := range kinds {
+		gvk := schema.GroupVersionKind(kind)
+		resource, _ := meta.UnsafeGuessKindToResource(gvk)
+		if mapping, err := c.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version); err == nil {
+			resource = mapping.Resource
+		}
+		given = append(given, rbacv1.PolicyRule{APIGroups: []string{gvk.Group}, Resources: []string{resource.Resource}, Verbs: all})
+	}
+	return given
+}
+
+// roles returns what leaders may do in a member: the ClusterRole, and a Role for the namespace of Isthmus.
+func roles(c client.Client, namespace string, member clusterset.ClusterID, kinds []federationv1alpha1.PolicyKind) []client.Object {
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName, Labels: admin.Ours()}, Rules: rules(c, kinds)},
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: roleName, Labels: admin.Ours()}, Rules: []rbacv1.PolicyRule{
+			// Rights to create cannot be given by name.
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{string(member)}, Verbs: []string{"get", "update"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: all},
+		}},
+	}
+}
+
+// of returns the metadata of what is in a member for a supervisor.
+func of(namespace string, supervisor clusterset.ClusterID) metav1.ObjectMeta {
+	m := metav1.ObjectMeta{Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor), Labels: admin.Ours()}
+	m.Labels[labelSupervisor] = string(supervisor)
+	return m
+}
+
+// account returns the ServiceAccount of a supervisor in a member, and what gives it rights.
+func account(namespace string, supervisor clusterset.ClusterID) (*corev1.ServiceAccount, []client.Object) {
+	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor)}}
+	ref := func(kind string) rbacv1.RoleRef {
+		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: roleName}
+	}
+	return &corev1.ServiceAccount{ObjectMeta: of(namespace, supervisor), AutomountServiceAccountToken: new(false)},
+		[]client.Object{
+			&rbacv1.ClusterRoleBinding{ObjectMeta: of("", supervisor), RoleRef: ref("ClusterRole"), Subjects: subjects},
+			&rbacv1.RoleBinding{ObjectMeta: of(namespace, supervisor), RoleRef: ref("Role"), Subjects: subjects},
+		}
+}
+
+// tokens returns the token Secrets of a supervisor's account in a member, the newest first.
+func tokens(ctx context.Context, member *Cluster, namespace string, supervisor clusterset.ClusterID) ([]corev1.Secret, error) {
+	list := &corev1.SecretList{}
+	if err := member.Client.List(ctx, list, client.InNamespace(namespace), client.MatchingLabels(of(namespace, supervisor).Labels)); err != nil {
+		return nil, fmt.Errorf("list Secrets of namespace %s: %w", namespace, err)
+	}
+	found := slices.DeleteFunc(list.Items, func(s corev1.Secret) bool { return s.Type != corev1.SecretTypeServiceAccountToken })
+	slices.SortFunc(found, func(a, b corev1.Secret) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(b.Name, a.Name))
+	})
+	return found, nil
+}
+
+// open makes the account of a supervisor in a member, or finds it, and returns its newest token. fresh asks for one
+// that nobody had before.
+func (s *survey) open(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, fresh bool) (secret *corev1.Secret, token string, err error) {
+	who, rights := account(s.namespace, supervisor)
+	for _, obj := range append([]client.Object{who}, rights...) {
+		if err := admin.Apply(ctx, member.Client, obj); err != nil {
+			return nil, "", err
+		}
+	}
+	have, err := tokens(ctx, member, s.namespace, supervisor)
+	if err != nil {
+		return nil, "", err
+	}
+	if len(have) > 0 && !fresh {
+		secret = &have[0]
+	} else {
+		secret = &corev1.Secret{ObjectMeta: of(s.namespace, supervisor), Type: corev1.SecretTypeServiceAccountToken}
+		secret.GenerateName, secret.Name = secret.Name+"-token-", ""
+		secret.Annotations = map[string]string{corev1.ServiceAccountNameKey: who.Name}
+		if err := member.Client.Create(ctx, secret, admin.FieldOwner); err != nil {
+			return nil, "", fmt.Errorf("make a token of ServiceAccount %s/%s: %w", s.namespace, who.Name, err)
+		}
+	}
+	if token, err = admin.Token(ctx, member.Client, "its API server", secret); err != nil {
+		return nil, "", err
+	}
+	return secret, token, admin.Accepted(ctx, member.Client, "its API server", token)
+}
+
+// hand puts a supervisor's token for a member into the supervisor.
+func (s *survey) hand(ctx context.Context, supervisor *Cluster, member *Cluster, token string) error {
+	return admin.Apply(ctx, supervisor.Client, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(member.ID), Labels: admin.Ours()},
+		Data:       map[string][]byte{federationv1alpha1.SecretToken: []byte(token), federationv1alpha1.SecretCA: member.CA},
+	})
+}
+
+// shut takes from a supervisor all rights and tokens in a member, in this order: the first counts at once.
+func (s *survey) shut(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID) error {
+	who, rights := account(s.namespace, supervisor)
+	for _, obj := range rights {
+		if err := admin.DeleteOwn(ctx, member.Client, obj); err != nil {
+			return err
+		}
+	}
+	have, err := tokens(ctx, member, s.namespace, supervisor)
+	if err != nil {
+		return err
+	}
+	for i := range have {
+		if err := admin.DeleteIfThere(ctx, member.Client, &have[i]); err != nil {
+			return err
+		}
+	}
+	return admin.DeleteOwn(ctx, member.Client, who)
+}
+
+// kinds returns the policies that travel, as the supervisors say.
+func (s *survey) kinds() []federationv1alpha1.PolicyKind {
+	for _, found := range s.sites {
+		if found.federation != nil && len(found.federation.Spec.Policies.Kinds) > 0 {
+			return found.federation.Spec.Policies.Kinds
+		}
+	}
+	return policies.Kinds(federationv1alpha1.PoliciesSpec{})
+}

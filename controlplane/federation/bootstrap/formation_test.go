@@ -1,0 +1,387 @@
+package bootstrap
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/about"
+	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
+)
+
+func clusterID(id string) clusterset.ClusterID { return clusterset.ClusterID(id) }
+
+// TestLife forms a federation of a supervisor and a child, takes a second supervisor in, rotates its tokens, and
+// removes all three again: afterwards the clusters are as they were.
+func TestLife(t *testing.T) {
+	a, b, c := world(t)
+	all := []Cluster{a, b, c}
+	before := make([][]string, len(all))
+	for i, cluster := range all {
+		before[i] = everything(t, cluster)
+	}
+
+	formed, err := Form(t.Context(), Formation{ClusterSet: "prod", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Formed{ClusterSet: "prod", Members: []Member{
+		{ID: "a", Server: strings.TrimSuffix(a.Host, "/"), Supervisor: true, New: true},
+		{ID: "c", Server: strings.TrimSuffix(c.Host, "/"), New: true},
+	}}
+	if diff := cmp.Diff(want, formed); diff != "" {
+		t.Errorf("formed (-want +have):\n%s", diff)
+	}
+	if have := members(t, a); have != "a,c" {
+		t.Errorf("supervisor a knows %s", have)
+	}
+	if have := members(t, c); have != "" {
+		t.Errorf("child c knows %s", have)
+	}
+	token := held(t, a, "c")
+	if _, err := handed(t, c, "a"); !apierrors.IsNotFound(err) {
+		t.Errorf("the child has a token of the supervisor's cluster: %v", err)
+	}
+	leads(t, token)
+
+	// A second supervisor needs all, and gets its own accounts.
+	_, err = Form(t.Context(), Formation{Namespace: namespace, Clusters: []Cluster{supervisor(a), supervisor(b)}})
+	if err == nil || !strings.Contains(err.Error(), "--child c=CONTEXT") {
+		t.Errorf("a supervisor joined without the member c: %v", err)
+	}
+	_, err = Form(t.Context(), Formation{Namespace: namespace, Clusters: []Cluster{supervisor(b), c}})
+	if err == nil || !strings.Contains(err.Error(), "--supervisor a=CONTEXT") {
+		t.Errorf("a supervisor joined behind the back of a: %v", err)
+	}
+	if have := members(t, a); have != "a,c" {
+		t.Errorf("what was refused has changed a, which knows %s", have)
+	}
+	edited := &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}}
+	if err := a.Client.Patch(t.Context(), edited, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"systemNamespace":"global-services"}}`))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Form(t.Context(), Formation{Namespace: namespace, Clusters: []Cluster{supervisor(a), supervisor(b), c}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: "global-services"}, &corev1.Namespace{}); err != nil {
+		t.Errorf("the namespace of global Services: %v", err)
+	}
+	if a, b := members(t, a), members(t, b); a != "a,b,c" || b != "a,b,c" {
+		t.Errorf("supervisors know %s and %s", a, b)
+	}
+	if again := held(t, a, "c"); again != token {
+		t.Error("the token of a for c changed, though nobody rotated it")
+	}
+	if held(t, b, "c") == token {
+		t.Error("two supervisors have one token")
+	}
+
+	// Both tokens are good for a while, and then the new one is.
+	done := make(chan []Rotated, 1)
+	go func() {
+		rotated, err := Rotate(t.Context(), namespace, []Cluster{supervisor(b), c}, 500*time.Millisecond)
+		if err != nil {
+			t.Error(err)
+		}
+		done <- rotated
+	}()
+	old := held(t, b, "c")
+	await(t, "b has no new token", func() bool { return held(t, b, "c") != old })
+	if !accepts(t, old) || !accepts(t, held(t, b, "c")) {
+		t.Error("one of both tokens is not good while they are rotated")
+	}
+	if diff := cmp.Diff([]Rotated{{"b", "b", 1}, {"b", "c", 1}}, <-done); diff != "" {
+		t.Errorf("rotated (-want +have):\n%s", diff)
+	}
+	if left, err := tokens(t.Context(), &c, namespace, "b"); err != nil || len(left) != 1 || string(left[0].Data["token"]) == old {
+		t.Errorf("the old token is still there, or both are: %d, %v", len(left), err)
+	}
+	if !accepts(t, held(t, b, "c")) || !accepts(t, token) {
+		t.Error("the new token, or that of another supervisor, is worthless")
+	}
+
+	// What leaders wrote goes with the cluster, what is somebody else's stays.
+	put(t, c, service("theirs", nil, nil))
+	put(t, c, service("ours", map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}, map[string]string{federationv1alpha1.AnnotationEpoch: "1"}))
+	noted := []client.Object{
+		&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "noted", Annotations: map[string]string{
+			federationv1alpha1.AnnotationEpoch: "1", policies.AnnotationStatus: "{}", "note": "x",
+		}}},
+		service("noted", nil, map[string]string{federationv1alpha1.AnnotationEpoch: "1", federationv1alpha1.AnnotationServiceStatus: "member of web", "note": "x"}),
+	}
+	for _, o := range noted {
+		put(t, c, o)
+	}
+	made := &about.ClusterProperty{ // by the controller of c
+		ObjectMeta: metav1.ObjectMeta{Name: about.ClusterID, Labels: map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}},
+		Spec:       about.ClusterPropertySpec{Value: "c"},
+	}
+	own := &about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: about.ClusterSet}, Spec: about.ClusterPropertySpec{Value: "prod"}}
+	put(t, c, made)
+	put(t, c, own)
+	if _, err := Remove(t.Context(), Removal{ID: "c", Namespace: namespace, Clusters: []Cluster{supervisor(a), c}}); err == nil || !strings.Contains(err.Error(), "--supervisor b=CONTEXT") {
+		t.Errorf("c left behind the back of b: %v", err)
+	}
+	removed, err := Remove(t.Context(), Removal{ID: "c", Namespace: namespace, Clusters: []Cluster{supervisor(a), supervisor(b), c}})
+	if err != nil || removed.Objects != 1 {
+		t.Fatalf("removed: %+v, %v", removed, err)
+	}
+	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(made), made); !apierrors.IsNotFound(err) {
+		t.Errorf("c still says that it is %s: %v", made.Spec.Value, err)
+	}
+	if err := c.Client.Delete(t.Context(), own); err != nil {
+		t.Errorf("somebody's own ClusterProperty: %v", err)
+	}
+	await(t, "a supervisor that is none of c's is still let in", func() bool { return !accepts(t, token) })
+	for _, o := range noted {
+		if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil || len(o.GetAnnotations()) != 1 {
+			t.Errorf("somebody's %T: %v, %v", o, o.GetAnnotations(), err)
+		}
+	}
+	for _, o := range append(noted, service("theirs", nil, nil)) {
+		if err := c.Client.Delete(t.Context(), o); err != nil {
+			t.Errorf("what was somebody's own: %v", err)
+		}
+	}
+	// A supervisor that cannot be reached any more; what is in it stays, until it is reached.
+	if _, err := Remove(t.Context(), Removal{ID: "b", Namespace: namespace, Gone: true, Clusters: []Cluster{supervisor(a)}}); err != nil {
+		t.Fatal(err)
+	}
+	if have := members(t, a); have != "a" {
+		t.Errorf("the last supervisor knows %s", have)
+	}
+	for _, last := range []Cluster{b, a} {
+		for range 2 { // the second time there is nothing left to do, which is said
+			_, err = Remove(t.Context(), Removal{ID: last.ID, Namespace: namespace, Clusters: []Cluster{supervisor(last), supervisor(a)}[:1+strings.Count(string(last.ID), "b")]})
+		}
+		if err == nil || !strings.Contains(err.Error(), "is no member") {
+			t.Errorf("removed %s, which had left: %v", last.ID, err)
+		}
+	}
+	for i, cluster := range all {
+		if diff := cmp.Diff(before[i], everything(t, cluster)); diff != "" {
+			t.Errorf("cluster %s is not what it was (-before +now):\n%s", cluster.ID, diff)
+		}
+	}
+}
+
+// leads checks what the token of a supervisor may do in c.
+func leads(t *testing.T, token string) {
+	t.Helper()
+	leader := newClient(t, as(t, token))
+	o := service("led", map[string]string{"app.kubernetes.io/managed-by": "federation.isthmus.dev"}, map[string]string{federationv1alpha1.AnnotationEpoch: "0"})
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "c"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("b/pod"), LeaseTransitions: new(int32(0))},
+	}
+	if err := leader.Create(t.Context(), lease); err != nil {
+		t.Errorf("a supervisor cannot take the Lease: %v", err)
+	}
+	await(t, "who does not hold the Lease may write", func() bool {
+		return apierrors.IsForbidden(leader.Create(t.Context(), o.DeepCopy(), client.DryRunAll))
+	})
+	lease.Spec.HolderIdentity = new("a/pod")
+	if err := leader.Update(t.Context(), lease); err != nil {
+		t.Errorf("a supervisor cannot renew the Lease: %v", err)
+	}
+	await(t, "who holds the Lease may not write", func() bool { return leader.Create(t.Context(), o.DeepCopy(), client.DryRunAll) == nil })
+	own := service("own", nil, map[string]string{federationv1alpha1.AnnotationEpoch: "0"})
+	await(t, "a leader may make anything of its own", func() bool {
+		return apierrors.IsForbidden(leader.Create(t.Context(), own.DeepCopy(), client.DryRunAll))
+	})
+	for what, err := range map[string]error{
+		"list namespaces":      leader.List(t.Context(), &corev1.NamespaceList{}),
+		"list NetworkPolicies": leader.List(t.Context(), &networkingv1.NetworkPolicyList{}),
+	} {
+		if err != nil {
+			t.Errorf("a leader cannot %s: %v", what, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"list Secrets":                leader.List(t.Context(), &corev1.SecretList{}, client.InNamespace(namespace)),
+		"list ConfigMaps of others":   leader.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace("default")),
+		"take another Lease":          leader.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "isthmus-federation"}, &coordinationv1.Lease{}),
+		"list pods":                   leader.List(t.Context(), &corev1.PodList{}),
+		"give itself rights":          leader.Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "more"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"}}),
+		"change the claims":           leader.Delete(t.Context(), &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "id.k8s.io"}}),
+		"change what c's admins said": leader.Delete(t.Context(), &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: "federation"}}),
+	} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("a leader may %s: %v", what, err)
+		}
+	}
+}
+
+// TestFormRefuses: nothing is written, and the error names the context and what to do.
+func TestFormRefuses(t *testing.T) {
+	a, b, c := world(t)
+	said := &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: "id.k8s.io"}, Spec: federationv1alpha1.ClusterClaimSpec{Name: "id.k8s.io", Value: "other"}}
+	put(t, b, said)
+	defer func() {
+		if err := b.Client.Delete(t.Context(), said); err != nil {
+			t.Error(err)
+		}
+	}()
+	plain := supervisor(a)
+	plain.Server = "http://192.0.2.1"
+	twin := c
+	twin.ID = "z"
+	twin.Context = "ctx-z"
+	tests := map[string]struct {
+		clusterSet string
+		clusters   []Cluster
+		want       []string
+	}{
+		"no supervisor":     {"prod", []Cluster{a, c}, []string{"--supervisor ID=CONTEXT"}},
+		"no ClusterSet":     {"", []Cluster{supervisor(a)}, []string{"--clusterset"}},
+		"a bad ClusterSet":  {"Prod", []Cluster{supervisor(a)}, []string{"Prod"}},
+		"an id twice":       {"prod", []Cluster{supervisor(a), a}, []string{"given twice", "ctx-a"}},
+		"a cluster twice":   {"prod", []Cluster{supervisor(c), twin}, []string{"one and the same", "ctx-c", "ctx-z"}},
+		"no https":          {"prod", []Cluster{plain}, []string{"ctx-a", "--server a=https://"}},
+		"it is another one": {"prod", []Cluster{supervisor(a), b}, []string{"ctx-b", "ClusterClaim id.k8s.io says other"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := everything(t, a)
+			_, err := Form(t.Context(), Formation{ClusterSet: tc.clusterSet, Namespace: namespace, Clusters: tc.clusters})
+			if err == nil {
+				t.Fatal("it was formed")
+			}
+			for _, part := range tc.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q does not say %q", err, part)
+				}
+			}
+			if diff := cmp.Diff(before, everything(t, a)); diff != "" {
+				t.Errorf("it was written all the same (-before +now):\n%s", diff)
+			}
+		})
+	}
+}
+
+func put(t *testing.T, c Cluster, o client.Object) {
+	t.Helper()
+	if err := c.Client.Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func service(name string, labels, annotations map[string]string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels, Annotations: annotations},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+}
+
+// members returns whom the Federation of a cluster names.
+func members(t *testing.T, c Cluster) string {
+	t.Helper()
+	f := &federationv1alpha1.Federation{}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: "federation"}, f); err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, m := range f.Spec.Members {
+		ids = append(ids, m.ClusterID)
+	}
+	return strings.Join(ids, ",")
+}
+
+func handed(t *testing.T, c Cluster, member string) (*corev1.Secret, error) {
+	t.Helper()
+	s := &corev1.Secret{}
+	return s, c.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "federation-" + member}, s)
+}
+
+// held returns the token that a supervisor has for a member.
+func held(t *testing.T, c Cluster, member string) string {
+	t.Helper()
+	s, err := handed(t, c, member)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Data["ca.crt"]) == 0 {
+		t.Error("the Secret has no ca.crt")
+	}
+	return string(s.Data["token"])
+}
+
+// as returns the configuration of somebody who has a token of server c.
+func as(t *testing.T, token string) *rest.Config {
+	t.Helper()
+	cfg := rest.AnonymousClientConfig(serverC.Config(t))
+	cfg.BearerToken = token
+	return cfg
+}
+
+// accepts reports whether server c lets a token in.
+func accepts(t *testing.T, token string) bool {
+	t.Helper()
+	err := newClient(t, as(t, token)).List(t.Context(), &corev1.NamespaceList{})
+	if err != nil && !apierrors.IsUnauthorized(err) && !apierrors.IsForbidden(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func await(t *testing.T, overdue string, done func() bool) {
+	t.Helper()
+	if err := admin.Await(t.Context(), overdue, func() (bool, error) { return done(), nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// everything lists what a federation may have put into a cluster, as KIND NAMESPACE/NAME.
+func everything(t *testing.T, c Cluster) []string {
+	t.Helper()
+	var found []string
+	for _, list := range []client.ObjectList{
+		&federationv1alpha1.FederationList{}, &federationv1alpha1.ClusterClaimList{}, &corev1.SecretList{}, &corev1.ServiceAccountList{},
+		&corev1.ServiceList{}, &rbacv1.ClusterRoleList{}, &rbacv1.ClusterRoleBindingList{}, &rbacv1.RoleList{}, &rbacv1.RoleBindingList{},
+		&admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &coordinationv1.LeaseList{},
+	} {
+		if err := c.Client.List(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+		text, err := names(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, text...)
+	}
+	slices.Sort(found)
+	return found
+}
+
+// names lists the objects that a federation may have made among those of a list.
+func names(list client.ObjectList) ([]string, error) {
+	var found []string
+	err := meta.EachListItem(list, func(o runtime.Object) error {
+		m, err := meta.Accessor(o)
+		if err == nil && (strings.Contains(m.GetName(), "federation") || m.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.ManagedBy) {
+			found = append(found, fmt.Sprintf("%T %s/%s", o, m.GetNamespace(), m.GetName()))
+		}
+		return err
+	})
+	return found, err
+}

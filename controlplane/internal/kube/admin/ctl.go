@@ -1,0 +1,107 @@
+// Package admin is what an administrator's commands do to API servers, whatever they are for: they write objects by
+// server-side apply, take back their own and nobody else's, bring definitions up to date ([PlanDefinitions]), make
+// tokens ([Token]) and wait until a server has acted. Everything in here may be done again, and finds what is done.
+package admin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+)
+
+// FieldOwner is the field manager of what an administrator's commands write; the controllers have another one, so
+// neither takes fields from the other.
+const FieldOwner = client.FieldOwner("isthmusctl")
+
+// Settle bounds every wait for a server to act on what was written.
+const Settle = 20 * time.Second
+
+// Ours returns the label by which Isthmus knows its own objects, the caller's to add to.
+func Ours() map[string]string { return map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy} }
+
+// IsAbsent reports whether err says that there is no such thing, or no such kind.
+func IsAbsent(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) }
+
+// Apply makes the fields set in obj so, and leaves all others alone. obj stays as it is.
+func Apply(ctx context.Context, c client.Client, obj client.Object) error {
+	gvk, err := apiutil.GVKForObject(obj, c.Scheme())
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("%s %s", gvk.Kind, client.ObjectKeyFromObject(obj))
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", what, err)
+	}
+	u := &unstructured.Unstructured{Object: fields}
+	u.SetGroupVersionKind(gvk)
+	unstructured.RemoveNestedField(u.Object, "status")
+	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
+	if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), FieldOwner, client.ForceOwnership); err != nil {
+		return fmt.Errorf("write %s: %w", what, err)
+	}
+	return nil
+}
+
+// DeleteIfThere deletes obj. That there is no such object, or no such kind, is no error.
+func DeleteIfThere(ctx context.Context, c client.Client, obj client.Object, opts ...client.DeleteOption) error {
+	if err := c.Delete(ctx, obj, opts...); err != nil && !IsAbsent(err) {
+		return fmt.Errorf("delete %s %s: %w", kindOf(c, obj), client.ObjectKeyFromObject(obj), err)
+	}
+	return nil
+}
+
+// DeleteOwn deletes the object that obj names if it carries our label. Anybody else's stays, which is no error.
+func DeleteOwn(ctx context.Context, c client.Client, obj client.Object) error {
+	err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+	switch {
+	case err != nil && IsAbsent(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read %s %s: %w", kindOf(c, obj), client.ObjectKeyFromObject(obj), err)
+	case obj.GetLabels()[v1alpha1.LabelManagedBy] != v1alpha1.ManagedBy:
+		return nil
+	}
+	uid := obj.GetUID()
+	return DeleteIfThere(ctx, c, obj, client.Preconditions{UID: &uid})
+}
+
+func kindOf(c client.Client, obj client.Object) string {
+	gvk, err := apiutil.GVKForObject(obj, c.Scheme())
+	if err != nil {
+		return fmt.Sprintf("%T", obj)
+	}
+	return gvk.Kind
+}
+
+// Await asks done until it says so, fails, or Settle is over; then overdue is the error.
+func Await(ctx context.Context, overdue string, done func() (bool, error)) error {
+	return AwaitFor(ctx, Settle, overdue, done)
+}
+
+// AwaitFor is Await with another limit.
+func AwaitFor(ctx context.Context, limit time.Duration, overdue string, done func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", overdue, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}

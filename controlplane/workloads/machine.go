@@ -1,0 +1,129 @@
+package workloads
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+// machine is a computer outside of the cluster, and the Service that it stands behind.
+type machine struct {
+	cloud       string // "" of an ExternalWorkload
+	name        string
+	id          string // tells it from all others of its cloud, or of its namespace
+	since       time.Time
+	service     clusterset.ServiceName
+	ports       []port
+	addrs       []netip.Addr // of each family one at most; none while it has none
+	ready       bool
+	annotations map[string]string // for its Service
+}
+
+// String names the machine to people.
+func (m machine) String() string {
+	if m.cloud == "" {
+		return "externalworkload " + m.id
+	}
+	return fmt.Sprintf("server %s (%s) of cloud %s", m.name, m.id, m.cloud)
+}
+
+// compare orders machines by age.
+func (m machine) compare(o machine) int {
+	return cmp.Or(m.since.Compare(o.since), strings.Compare(m.cloud, o.cloud), strings.Compare(m.id, o.id))
+}
+
+// carried are the annotations that a machine may give its Service: they make it a member of a federated one.
+var carried = []string{
+	v1alpha1.AnnotationGlobalService, v1alpha1.AnnotationGlobalServiceAntreaTanzu, v1alpha1.AnnotationGlobalServiceAntrea,
+	v1alpha1.AnnotationService, v1alpha1.AnnotationServiceAntreaTanzu, v1alpha1.AnnotationServiceAntrea,
+	v1alpha1.AnnotationAskHostname,
+}
+
+// carry returns those of labels that a Service gets.
+func carry(labels map[string]string) map[string]string {
+	all := map[string]string{}
+	for _, key := range carried {
+		if value, ok := labels[key]; ok {
+			all[key] = value
+		}
+	}
+	return all
+}
+
+// ofWorkload returns the machine that an ExternalWorkload describes. The API server has checked it.
+func ofWorkload(w *v1alpha1.ExternalWorkload) machine {
+	m := machine{
+		name: w.Name, id: w.Namespace + "/" + w.Name, since: w.CreationTimestamp.Time, annotations: carry(w.Annotations),
+		service: clusterset.ServiceName{Namespace: w.Namespace, Name: cmp.Or(w.Spec.Service, w.Name)},
+		ready:   w.Spec.Ready == nil || *w.Spec.Ready,
+	}
+	for _, p := range w.Spec.Ports {
+		m.ports = append(m.ports, newPort(p.Name, p.Port, corev1.Protocol(p.Protocol), cmp.Or(p.TargetPort, p.Port)))
+	}
+	for _, text := range w.Spec.Addresses {
+		if a, err := netip.ParseAddr(text); err == nil {
+			m.addrs = append(m.addrs, a)
+		}
+	}
+	return m
+}
+
+// ofServer returns the machine that a server of a cloud is, ok is false of one that asks for no Service. The error is for
+// its owner.
+func ofServer(s Server, c CloudSettings) (m machine, ok bool, err error) {
+	name, ok := either(s.Labels, v1alpha1.MachineService, v1alpha1.MachineServiceAntrea)
+	if !ok {
+		return m, false, nil
+	}
+	m = machine{cloud: c.Name, name: s.Name, id: s.ID, since: s.Created, addrs: s.Addrs, ready: s.Running, annotations: carry(s.Labels)}
+	m.service = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, labelOf(s))}
+	if faults := validation.IsDNS1035Label(m.service.Name); len(faults) > 0 {
+		return m, true, fmt.Errorf("%s: %q cannot name a Service (%s); write one such as web", v1alpha1.MachineServiceAntrea, m.service.Name, strings.Join(faults, ", "))
+	}
+	if namespace, _ := either(s.Labels, v1alpha1.MachineNamespace, v1alpha1.MachineNamespaceAntrea); namespace != "" && namespace != c.Namespace {
+		if !slices.Contains(c.Namespaces, namespace) {
+			return m, true, fmt.Errorf("%s: servers of cloud %s may not choose namespace %q; choose another, or let the cloud's namespaces have it", v1alpha1.MachineNamespaceAntrea, c.Name, namespace)
+		}
+		m.service.Namespace = namespace
+	}
+	text, _ := either(s.Labels, v1alpha1.MachinePorts, v1alpha1.MachinePortsAntrea)
+	if m.ports, err = parsePorts(cmp.Or(text, c.Ports)); err != nil {
+		return m, true, fmt.Errorf("%s: %w", v1alpha1.MachinePortsAntrea, err)
+	}
+	return m, true, nil
+}
+
+// either returns what labels say under one of two keys.
+func either(labels map[string]string, first, second string) (string, bool) {
+	if value, ok := labels[first]; ok {
+		return value, true
+	}
+	value, ok := labels[second]
+	return value, ok
+}
+
+// labelOf makes a name of a Service of a server's name, or of its id where nothing is left of that.
+func labelOf(s Server) string {
+	text := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(s.Name))
+	if text = strings.Trim(text, "-"); text == "" {
+		text = s.ID
+	}
+	if text[0] < 'a' { // a digit
+		text = "vm-" + text
+	}
+	return strings.TrimRight(text[:min(len(text), validation.DNS1035LabelMaxLength)], "-")
+}

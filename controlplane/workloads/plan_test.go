@@ -1,0 +1,160 @@
+package workloads
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+func TestPorts(t *testing.T) {
+	for text, want := range map[string]string{
+		"80":                        "tcp-80:80/TCP=80",
+		"http:80":                   "http:80/TCP=80",
+		"http:80/tcp=8080":          "http:80/TCP=8080",
+		" 53/UDP , dns-tcp:53/TCP ": "udp-53:53/UDP=53 dns-tcp:53/TCP=53",
+		"9/SCTP":                    "sctp-9:9/SCTP=9",
+		"":                          "no port from 1 to 65535",
+		"0":                         "no port from 1 to 65535",
+		"80=65536":                  `"65536"`,
+		"80/ICMP":                   "none of TCP, UDP and SCTP",
+		"Web:80":                    `"Web" is no name`,
+		":80":                       `"" is no name`,
+		"80,http:80":                "give each its own",
+		"x:80,x:81":                 "give each its own",
+	} {
+		ports, err := parsePorts(text)
+		if got := strings.Trim(fmt.Sprint(ports), "[]"); err == nil && got != want || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %s, %v; want %s", text, got, err, want)
+		}
+	}
+}
+
+func TestWhatAServerAsksFor(t *testing.T) {
+	cloud := CloudSettings{Name: "east", Namespace: "demo", Namespaces: []string{"shop"}, Ports: DefaultPorts}
+	for name, tc := range map[string]struct {
+		labels string // KEY=VALUE, with blanks between
+		server string
+		want   string // the Service, or what is in the error; "" if it asks for none
+	}{
+		"nothing":              {"role=web", "web-1", ""},
+		"a Service":            {"svc.antreaplus.vmware.com=web", "web-1", "demo/web"},
+		"by our own word":      {"federation.isthmus.dev/machine=web", "web-1", "demo/web"},
+		"one named as it":      {"svc.antreaplus.vmware.com=", "Web_Server.1", "demo/web-server-1"},
+		"named by a number":    {"svc.antreaplus.vmware.com=", "7", "demo/vm-7"},
+		"named by nothing":     {"svc.antreaplus.vmware.com=", "___", "demo/id-1"},
+		"a name that is long":  {"svc.antreaplus.vmware.com=", strings.Repeat("a", 62) + "-b", "demo/" + strings.Repeat("a", 62)},
+		"no name of a Service": {"svc.antreaplus.vmware.com=Web", "web-1", "cannot name a Service"},
+		"a namespace it may":   {"svc.antreaplus.vmware.com=web svc.antreaplus.vmware.com/namespace=shop", "web-1", "shop/web"},
+		"another namespace":    {"svc.antreaplus.vmware.com=web federation.isthmus.dev/machine-namespace=kube-system", "web-1", "may not choose"},
+		"ports":                {"svc.antreaplus.vmware.com=web svc.antreaplus.vmware.com/ports=many", "web-1", "svc.antreaplus.vmware.com/ports"},
+	} {
+		s := Server{ID: "id-1", Name: tc.server, Labels: map[string]string{}}
+		for word := range strings.FieldsSeq(tc.labels) {
+			key, value, _ := strings.Cut(word, "=")
+			s.Labels[key] = value
+		}
+		m, ok, err := ofServer(s, cloud)
+		switch {
+		case !ok && tc.want == "":
+		case err != nil && tc.want != "" && strings.Contains(err.Error(), tc.want):
+		case err != nil || !ok || m.service.String() != tc.want:
+			t.Errorf("%s: %s, %t, %v; want %q", name, m.service, ok, err, tc.want)
+		}
+	}
+}
+
+// at returns a machine of the Service demo/web, made so many seconds after all others.
+func at(second int, addr, ports string) machine {
+	parsed, err := parsePorts(ports)
+	if err != nil {
+		panic(err)
+	}
+	return machine{
+		id: addr, since: time.Unix(int64(second), 0), service: clusterset.ServiceName{Namespace: "demo", Name: "web"}, ports: parsed,
+		addrs: []netip.Addr{netip.MustParseAddr(addr)}, ready: true,
+	}
+}
+
+// The older machine decides what a port of the Service is; a younger one is served where it agrees, and told where not.
+func TestTheOlderMachineCounts(t *testing.T) {
+	old, young := at(1, "10.0.0.1", "http:80"), at(2, "10.0.0.2", "web:80=8080,http:81")
+	old.annotations = map[string]string{v1alpha1.AnnotationGlobalService: "one"}
+	young.annotations = map[string]string{v1alpha1.AnnotationGlobalService: "two"}
+	offers := build([]machine{young, old}, nil)
+	if len(offers) != 1 || len(offers[0].slices) != 2 || len(offers[0].problems) != 2 {
+		t.Fatalf("%+v", offers)
+	}
+	o := offers[0]
+	if diff := cmp.Diff("[http:80/TCP=80]", fmt.Sprint(o.ports)); diff != "" {
+		t.Error(diff)
+	}
+	for _, p := range o.problems {
+		if p.of.id != young.id {
+			t.Errorf("%s is told %s", p.of, p.text)
+		}
+	}
+	if o.annotations[v1alpha1.AnnotationGlobalService] != "one" {
+		t.Errorf("annotations %v", o.annotations)
+	}
+}
+
+// Whatever the order of machines, the same comes of them: slices with every address once.
+func TestTheOrderOfMachinesDoesNotMatter(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var machines []machine
+		for i := range rapid.IntRange(1, 250).Draw(t, "machines") {
+			m := at(rapid.IntRange(1, 3).Draw(t, "second"), fmt.Sprintf("10.0.%d.%d", i/250, i%250+1), rapid.SampledFrom([]string{"80", "http:80=8080", "81"}).Draw(t, "ports"))
+			m.cloud = rapid.SampledFrom([]string{"", "east"}).Draw(t, "cloud")
+			machines = append(machines, m)
+		}
+		want := build(machines, nil)
+		got := build(rapid.Permutation(machines).Draw(t, "order"), nil)
+		if diff := cmp.Diff(want[0].slices, got[0].slices); diff != "" {
+			t.Fatal(diff)
+		}
+		addresses := map[string]bool{}
+		for _, es := range want[0].slices {
+			for _, e := range es.Endpoints {
+				addresses[e.Addresses[0]] = true
+			}
+		}
+		if len(addresses) != len(machines) {
+			t.Fatalf("%d of %d machines are in slices", len(addresses), len(machines))
+		}
+	})
+}
+
+func TestSlicesAreSmall(t *testing.T) {
+	var machines []machine
+	for i := range 250 {
+		machines = append(machines, at(1, fmt.Sprintf("10.0.0.%d", i+1), "80"))
+	}
+	var sizes []int
+	for _, es := range build(machines, nil)[0].slices {
+		sizes = append(sizes, len(es.Endpoints))
+	}
+	if diff := cmp.Diff([]int{100, 100, 50}, sizes); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSettingsNameTheirFaults(t *testing.T) {
+	s := Settings{Clouds: []CloudSettings{{Name: "east", Namespace: "demo"}, {Name: "east", Namespaces: []string{"Shop"}, Ports: "many"}}}
+	err := s.Complete()
+	for _, want := range []string{"clouds[1].name", "clouds[1].namespace:", "clouds[1].namespaces:", "clouds[1].ports:"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v lacks %s", err, want)
+		}
+	}
+	if s.Clouds[0].Ports != DefaultPorts || s.Clouds[0].Interval.Duration != DefaultInterval {
+		t.Errorf("%+v", s.Clouds[0])
+	}
+}

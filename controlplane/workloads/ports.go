@@ -1,0 +1,87 @@
+package workloads
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// port is a port of a Service, and where a machine serves it.
+type port struct {
+	name     string
+	number   int32
+	protocol corev1.Protocol
+	target   int32
+}
+
+// newPort returns a port, which without a name is called by its protocol and number.
+func newPort(name string, number int32, protocol corev1.Protocol, target int32) port {
+	protocol = cmp.Or(protocol, corev1.ProtocolTCP)
+	return port{cmp.Or(name, fmt.Sprintf("%s-%d", strings.ToLower(string(protocol)), number)), number, protocol, target}
+}
+
+// is reports whether p and q are the same port to clients.
+func (p port) is(q port) bool { return p.number == q.number && p.protocol == q.protocol }
+
+// String returns p as parsePorts reads it.
+func (p port) String() string {
+	return fmt.Sprintf("%s:%d/%s=%d", p.name, p.number, p.protocol, p.target)
+}
+
+// servicePort returns p as the API server stores it.
+func (p port) servicePort() corev1.ServicePort {
+	return corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: p.number, TargetPort: intstr.FromInt32(p.number)}
+}
+
+// parsePorts reads [NAME:]PORT[/PROTOCOL][=TARGET], and more of them behind commas: 80, http:80=8080,dns:53/UDP.
+func parsePorts(text string) ([]port, error) {
+	var all []port
+	for word := range strings.SplitSeq(text, ",") {
+		p, err := parsePort(strings.TrimSpace(word))
+		if err != nil {
+			return nil, err
+		}
+		for _, q := range all {
+			if p.is(q) || p.name == q.name {
+				return nil, fmt.Errorf("ports %s and %s have one name or number; give each its own", q, p)
+			}
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+func parsePort(word string) (port, error) {
+	const hint = "write [NAME:]PORT[/PROTOCOL][=TARGET], such as http:80/TCP=8080"
+	rest, target, mapped := strings.Cut(word, "=")
+	rest, protocol, _ := strings.Cut(rest, "/")
+	name, number, named := strings.Cut(rest, ":")
+	if !named {
+		name, number = "", rest
+	}
+	if !mapped {
+		target = number
+	}
+	if faults := validation.IsDNS1123Label(name); named && len(faults) > 0 {
+		return port{}, fmt.Errorf("%q: %q is no name of a port; %s", word, name, hint)
+	}
+	var numbers [2]int32
+	for i, digits := range []string{number, target} {
+		n, err := strconv.ParseUint(digits, 10, 16)
+		if err != nil || n == 0 {
+			return port{}, fmt.Errorf("%q: %q is no port from 1 to 65535; %s", word, digits, hint)
+		}
+		numbers[i] = int32(n)
+	}
+	switch upper := corev1.Protocol(strings.ToUpper(protocol)); upper {
+	case "", corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP:
+		return newPort(name, numbers[0], upper, numbers[1]), nil
+	default:
+		return port{}, fmt.Errorf("%q: protocol %q is none of TCP, UDP and SCTP; %s", word, protocol, hint)
+	}
+}

@@ -1,0 +1,174 @@
+package workloads
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+)
+
+// reconcile brings all Services of machines in line.
+func (v *VMs) reconcile(ctx context.Context) error {
+	if !v.memory.Read() {
+		return nil // it is called again
+	}
+	var workloads v1alpha1.ExternalWorkloadList
+	if err := v.memory.List(ctx, &workloads); err != nil && !errors.Is(err, reconcile.ErrKindMissing) {
+		return err
+	}
+	have, err := v.standing(ctx)
+	if err != nil {
+		return err
+	}
+	var machines []machine
+	var problems []problem
+	unread := map[string]bool{}
+	for i := range workloads.Items {
+		machines = append(machines, ofWorkload(&workloads.Items[i]))
+	}
+	for _, c := range v.clouds {
+		of, wrong, ok := c.machines()
+		if !ok {
+			unread[c.settings.Name] = true
+		}
+		machines, problems = append(machines, of...), append(problems, wrong...)
+	}
+	var errs []error
+	offers := build(machines, have.kept(unread))
+	for _, o := range offers {
+		fault, err := v.apply(ctx, o, have[o.name], unread)
+		errs = append(errs, lasting(err))
+		if fault != "" {
+			for _, m := range machines {
+				if m.service == o.name {
+					problems = append(problems, problem{m, fault})
+				}
+			}
+		}
+		problems = append(problems, o.problems...)
+	}
+	for name, s := range have {
+		if !slices.ContainsFunc(offers, func(o offer) bool { return o.name == name }) {
+			errs = append(errs, lasting(v.remove(ctx, name, s, unread)))
+		}
+	}
+	v.tell(problems)
+	for i := range workloads.Items {
+		errs = append(errs, lasting(v.writeStatus(ctx, &workloads.Items[i], problems)))
+	}
+	return errors.Join(errs...)
+}
+
+// lasting returns err, unless it is a conflict: whoever changed the object meanwhile wakes us again.
+func lasting(err error) error {
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+// standing is what stands in the cluster, by the Service's name.
+type standing map[clusterset.ServiceName]stands
+
+// stands is one Service of machines, nil without one, and its slices.
+type stands struct {
+	service *corev1.Service
+	slices  []*discoveryv1.EndpointSlice
+}
+
+// standing returns what was written before.
+func (v *VMs) standing(ctx context.Context) (standing, error) {
+	var services corev1.ServiceList
+	var list discoveryv1.EndpointSliceList
+	if err := errors.Join(v.memory.List(ctx, &services), v.memory.List(ctx, &list)); err != nil {
+		return nil, err
+	}
+	all := standing{}
+	for i := range services.Items {
+		svc := &services.Items[i]
+		all[clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}] = stands{service: svc}
+	}
+	for i := range list.Items {
+		es := &list.Items[i]
+		name := clusterset.ServiceName{Namespace: es.Namespace, Name: es.Labels[discoveryv1.LabelServiceName]}
+		s := all[name]
+		s.slices = append(s.slices, es)
+		all[name] = s
+	}
+	return all, nil
+}
+
+// kept returns the ports of Services behind which machines of unread clouds stand.
+func (all standing) kept(unread map[string]bool) map[clusterset.ServiceName][]port {
+	kept := map[clusterset.ServiceName][]port{}
+	for name, s := range all {
+		if s.service == nil || !slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return unread[es.Labels[labelCloud]] }) {
+			continue
+		}
+		for _, p := range s.service.Spec.Ports {
+			kept[name] = append(kept[name], newPort(p.Name, p.Port, p.Protocol, p.Port))
+		}
+	}
+	return kept
+}
+
+// tell logs what is new of problems, and keeps all for State.
+func (v *VMs) tell(problems []problem) {
+	told := map[string]bool{}
+	for _, p := range problems {
+		text := fmt.Sprintf("%s: %s", p.of, p.text)
+		if told[text] = true; !v.told[text] {
+			v.cfg.Log.Warn("a machine is not offered as it asks", "problem", text)
+		}
+	}
+	state := State{Problems: slices.Sorted(maps.Keys(told))}
+	for _, c := range v.clouds {
+		state.Clouds = append(state.Clouds, c.state())
+	}
+	v.told = told
+	v.publish(state)
+}
+
+// The reasons of the condition Offered.
+const (
+	reasonOffered = "Offered"
+	reasonProblem = "NotAsAsked"
+)
+
+// writeStatus says on an ExternalWorkload what became of it.
+func (v *VMs) writeStatus(ctx context.Context, w *v1alpha1.ExternalWorkload, problems []problem) error {
+	m := ofWorkload(w)
+	offered := metav1.Condition{
+		Type: v1alpha1.ConditionOffered, Status: metav1.ConditionTrue, Reason: reasonOffered, ObservedGeneration: w.Generation,
+		Message: fmt.Sprintf("service %s leads to it while it is ready", m.service),
+	}
+	for _, p := range problems {
+		if p.of.cloud == "" && p.of.id == m.id {
+			offered.Status, offered.Reason, offered.Message = metav1.ConditionFalse, reasonProblem, p.text
+			break
+		}
+	}
+	before := w.Status.DeepCopy()
+	w.Status.Service = m.service.Name
+	meta.SetStatusCondition(&w.Status.Conditions, offered)
+	if equality.Semantic.DeepEqual(*before, w.Status) {
+		return nil
+	}
+	if err := client.IgnoreNotFound(v.client.Status().Update(ctx, w)); err != nil {
+		return fmt.Errorf("write the status of externalworkload %s: %w", m.id, err)
+	}
+	return nil
+}

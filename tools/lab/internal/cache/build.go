@@ -1,0 +1,254 @@
+package cache
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/isthmus-net/isthmus/tools/compile"
+)
+
+// kubernetesVersion is what the binaries say they are. It is that of components/kubernetes/go.mod.
+const kubernetesVersion = "v1.36.3"
+
+const kubernetes = "kubernetes"
+
+// component is a Go module of tools/lab/components and how it is built.
+type component struct {
+	name     string
+	packages []string
+	programs []string // what the build leaves
+	ldflags  string
+}
+
+func components() []component {
+	return []component{
+		{
+			name:     kubernetes,
+			packages: []string{"tool"},
+			programs: []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"},
+			ldflags:  kubernetesLdflags(),
+		},
+		{name: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}, programs: []string{"etcd"}, ldflags: "-s -w"},
+		{name: "coredns", packages: []string{"tool"}, programs: []string{"coredns"}, ldflags: "-s -w"},
+	}
+}
+
+func kubernetesLdflags() string {
+	flags := []string{"-s -w"}
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, set := range []string{
+			"gitVersion=" + kubernetesVersion, "gitMajor=1", "gitMinor=36", "gitCommit=lab",
+			"gitTreeState=archive", "buildDate=1970-01-01T00:00:00Z",
+		} {
+			flags = append(flags, "-X "+pkg+"."+set)
+		}
+	}
+	return strings.Join(flags, " ")
+}
+
+// own are the lab's own programs, packages below tools/lab.
+var own = []string{"nodeinit", "pause", "echo"}
+
+// Programs maps the name of each program to its executable. Missing ones are built.
+func (c Cache) Programs(ctx context.Context) (map[string]string, error) {
+	version, err := goVersion(ctx)
+	if err != nil {
+		return nil, err
+	}
+	programs := map[string]string{}
+	for _, part := range components() {
+		source := c.component
+		if c.gives(part) {
+			source = c.given
+		}
+		dir, err := source(ctx, part, version)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range part.programs {
+			programs[p] = filepath.Join(dir, p)
+		}
+	}
+	dir, err := c.ownPrograms(ctx, version)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range own {
+		programs[p] = filepath.Join(dir, p)
+	}
+	return programs, nil
+}
+
+func (c Cache) component(ctx context.Context, part component, version string) (string, error) {
+	module := filepath.Join(c.Source, "tools/lab/components", part.name)
+	key, err := Key([]string{version, compile.Flags, part.ldflags, strings.Join(part.packages, " ")}, module)
+	if err != nil {
+		return "", err
+	}
+	return c.entry(part.name, key, func(path string) error {
+		c.Report("building %s (%s): minutes the first time", part.name, strings.Join(part.programs, ", "))
+		// -v names each package as it is compiled, which is all the progress there is. Twice as many compilers as CPUs leave no CPU
+		// without work.
+		args := append([]string{"build", "-v", "-p", strconv.Itoa(2 * runtime.NumCPU()), "-ldflags", part.ldflags, "-o", path + "/"}, part.packages...)
+		if err := c.goBuild(ctx, module, part.name, args); err != nil {
+			return err
+		}
+		return part.rename(path)
+	})
+}
+
+// gives reports whether a part is to be taken from the folder of releases: Kubernetes always, another one where it is there.
+func (c Cache) gives(part component) bool {
+	if c.Kubernetes == "" || part.name == kubernetes {
+		return c.Kubernetes != ""
+	}
+	_, err := os.Stat(filepath.Join(c.Kubernetes, part.programs[0]))
+	return err == nil
+}
+
+// given takes the programs of a part from the folder where somebody has put releases.
+func (c Cache) given(ctx context.Context, part component, _ string) (string, error) {
+	var have []string // what tells one release in that folder from another
+	for _, program := range part.programs {
+		path := filepath.Join(c.Kubernetes, program)
+		file, err := os.Stat(path)
+		if err != nil {
+			return "", fmt.Errorf("$%s: %w; it names a folder with %s", KubernetesVariable, err, strings.Join(part.programs, ", "))
+		}
+		have = append(have, fmt.Sprint(path, file.Size(), file.ModTime().UnixNano()))
+	}
+	key, err := Key(have)
+	if err != nil {
+		return "", err
+	}
+	return c.entry(part.name, key, func(dir string) error {
+		c.Report("%s is that of %s", strings.Join(part.programs, ", "), c.Kubernetes)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		for _, program := range part.programs {
+			if part.name == kubernetes {
+				if err := c.release(ctx, program); err != nil {
+					return err
+				}
+			}
+			// A copy is where every machine of a lab sees it, and stays there.
+			content, err := os.ReadFile(filepath.Join(c.Kubernetes, program))
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(dir, program), content, 0o755); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// release refuses a program of another minor version than the one that the lab is written for.
+func (c Cache) release(ctx context.Context, program string) error {
+	args := []string{"--version"}
+	if program == "kubectl" {
+		args = []string{"version", "--client"}
+	}
+	path := filepath.Join(c.Kubernetes, program)
+	said, err := exec.CommandContext(ctx, path, args...).Output()
+	if err != nil {
+		return fmt.Errorf("$%s: ask %s for its version: %w", KubernetesVariable, path, err)
+	}
+	minor := kubernetesVersion[:strings.LastIndex(kubernetesVersion, ".")+1]
+	if !strings.Contains(string(said), minor) {
+		return fmt.Errorf("$%s: %s says %q, want a %sx", KubernetesVariable, path, strings.TrimSpace(string(said)), minor)
+	}
+	return nil
+}
+
+// rename gives a main package in a versioned directory its program's name: go calls etcd's
+// "server".
+func (part component) rename(dir string) error {
+	if len(part.programs) != 1 {
+		return nil
+	}
+	built, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil || len(built) != 1 {
+		return fmt.Errorf("build of %s left %v, want one program", part.name, built)
+	}
+	return os.Rename(built[0], filepath.Join(dir, part.programs[0]))
+}
+
+func (c Cache) ownPrograms(ctx context.Context, version string) (string, error) {
+	lab := filepath.Join(c.Source, "tools/lab")
+	args := []string{"build", "-ldflags", "-s -w", "-o", ""}
+	inputs := []string{filepath.Join(c.Source, "go.sum"), filepath.Join(lab, "internal/machine"), filepath.Join(lab, "internal/supervisor")}
+	for _, p := range own {
+		args = append(args, "./tools/lab/"+p)
+		inputs = append(inputs, filepath.Join(lab, p))
+	}
+	key, err := Key(append([]string{version, compile.Flags}, args...), inputs...)
+	if err != nil {
+		return "", err
+	}
+	return c.entry("own", key, func(path string) error {
+		c.Report("building the lab's own programs")
+		args[4] = path + "/"
+		return c.goBuild(ctx, c.Source, "own", args)
+	})
+}
+
+// goBuild runs go in a module and says every now and then how far it is.
+func (c Cache) goBuild(ctx context.Context, dir, name string, args []string) error {
+	cmd := compile.Go(ctx, args...)
+	cmd.Dir = dir
+	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local")
+	out, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	var compiled atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(15 * time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				c.Report("building %s: %d packages compiled", name, compiled.Load())
+			}
+		}
+	}()
+	errors := readBuild(out, &compiled)
+	err = cmd.Wait()
+	close(done)
+	if err != nil {
+		return fmt.Errorf("build %s in %s: %w\n%s", name, dir, err, errors)
+	}
+	return nil
+}
+
+// readBuild counts the package names `go build -v` prints and keeps everything else.
+func readBuild(out io.Reader, compiled *atomic.Int64) string {
+	var rest strings.Builder
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if line := lines.Text(); strings.Contains(line, " ") {
+			fmt.Fprintln(&rest, line)
+		} else {
+			compiled.Add(1)
+		}
+	}
+	return rest.String()
+}

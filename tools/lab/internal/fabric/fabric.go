@@ -1,0 +1,345 @@
+// Package fabric is the network the machines of one lab meet on: a bridge in a network
+// namespace of its own, one veth pair a machine, and plain routes to every node's pods.
+// The host's own network namespace is never touched.
+//
+// Test drivers and kubectl run in, or dial from, the fabric's namespace: from there every
+// API server, node and pod is reachable.
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
+)
+
+// netnsDir is where ip-netns(8) keeps named namespaces.
+const netnsDir = "/run/netns"
+
+const (
+	bridge = "br0"
+	uplink = "eth0"
+)
+
+// Fabric is the network of the lab called Lab.
+type Fabric struct {
+	Lab string
+}
+
+// Name is the fabric's network namespace as ip-netns(8) shows it.
+func (f Fabric) Name() string { return f.NameOf("fabric") }
+
+// NameOf is the network namespace of a machine.
+func (f Fabric) NameOf(machine string) string { return f.prefix() + machine }
+
+// Path is the file of the fabric's network namespace.
+func (f Fabric) Path() string { return filepath.Join(netnsDir, f.Name()) }
+
+// PathOf is the file of a machine's network namespace.
+func (f Fabric) PathOf(machine string) string { return filepath.Join(netnsDir, f.NameOf(machine)) }
+
+// prefix ends in a dot, which lab names cannot hold: lab "x" is not a prefix of lab "x-y".
+func (f Fabric) prefix() string { return "isthmus." + f.Lab + "." }
+
+// Up makes namespaces, links, addresses and routes. What is there already is kept.
+func (f Fabric) Up(ctx context.Context, t topology.Topology) error {
+	if err := addNetns(ctx, f.Name()); err != nil {
+		return err
+	}
+	hub, err := open(f.Path())
+	if err != nil {
+		return err
+	}
+	defer hub.close()
+	if err := hub.makeBridge(); err != nil {
+		return fmt.Errorf("bridge of the fabric: %w", err)
+	}
+	for _, m := range t.Machines() {
+		if err := addNetns(ctx, f.NameOf(m.Name)); err != nil {
+			return err
+		}
+		if err := f.connect(hub, m, t.Nodes()); err != nil {
+			return fmt.Errorf("network of %s: %w", m.Name, err)
+		}
+	}
+	return hub.routeToPods(t.Nodes(), "")
+}
+
+// Down removes every namespace of the lab and thereby all links.
+func (f Fabric) Down(ctx context.Context) error {
+	entries, err := os.ReadDir(netnsDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), f.prefix()) {
+			errs = append(errs, runIP(ctx, "netns", "del", e.Name()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// SetLink takes a machine's link to the fabric up or down.
+func (f Fabric) SetLink(machine string, up bool) error {
+	hub, err := open(f.Path())
+	if err != nil {
+		return err
+	}
+	defer hub.close()
+	link, err := hub.LinkByName(port(machine))
+	if err != nil {
+		return fmt.Errorf("link of %s: %w", machine, err)
+	}
+	if up {
+		return hub.LinkSetUp(link)
+	}
+	return hub.LinkSetDown(link)
+}
+
+// LinkUp says whether a machine's link to the fabric is up.
+func (f Fabric) LinkUp(machine string) (bool, error) {
+	hub, err := open(f.Path())
+	if err != nil {
+		return false, err
+	}
+	defer hub.close()
+	link, err := hub.LinkByName(port(machine))
+	if err != nil {
+		return false, fmt.Errorf("link of %s: %w", machine, err)
+	}
+	return link.Attrs().Flags&net.FlagUp != 0, nil
+}
+
+// DialContext connects from the fabric. A socket belongs to the namespace it was made in,
+// so the connection can be used from anywhere afterwards. Host names are not resolved.
+func (f Fabric) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		return nil, fmt.Errorf("dial from the fabric: %w", err)
+	}
+	var conn net.Conn
+	err := f.Do(func() (err error) {
+		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Do runs fn on a thread that is in the fabric's namespace. Goroutines that fn starts are not.
+func (f Fabric) Do(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		leave, err := f.enter()
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		err = fn()
+		// The thread goes back to the others where it came from. Ending it instead, which a locked goroutine
+		// does by returning, would take along every command that was started on it: node commands ask the
+		// kernel to die with their parent, and to the kernel that is the thread.
+		if left := leave(); left != nil {
+			err = errors.Join(err, left) // stays locked: nobody may inherit the namespace
+		} else {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// enter moves the calling thread into the fabric's namespace. leave moves it back; it is nil with an error.
+func (f Fabric) enter() (leave func() error, err error) {
+	ns, err := os.Open(f.Path())
+	if err != nil {
+		return nil, fmt.Errorf("the lab %q is not up: %w", f.Lab, err)
+	}
+	defer ns.Close()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("remember the network namespace: %w", err)
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, errors.Join(fmt.Errorf("enter %s: %w", f.Path(), err), home.Close())
+	}
+	return func() error {
+		if err := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("leave %s: %w", f.Path(), errors.Join(err, home.Close()))
+		}
+		return home.Close()
+	}, nil
+}
+
+// port is the fabric's end of a machine's veth pair.
+func port(machine string) string { return "p-" + machine }
+
+// connect gives a machine its link, addresses and routes.
+func (f Fabric) connect(hub *namespace, m topology.Machine, nodes []topology.Node) error {
+	own, err := open(f.PathOf(m.Name))
+	if err != nil {
+		return err
+	}
+	defer own.close()
+	if _, err := own.LinkByName(uplink); err != nil {
+		// Both ends are born in their namespaces; neither is ever in the host's.
+		veth := &netlink.Veth{
+			LinkAttrs:     netlink.LinkAttrs{Name: port(m.Name)},
+			PeerName:      uplink,
+			PeerNamespace: netlink.NsFd(own.fd),
+		}
+		if err := hub.LinkAdd(veth); err != nil {
+			return fmt.Errorf("add veth: %w", err)
+		}
+	}
+	outer, err := hub.LinkByName(port(m.Name))
+	if err != nil {
+		return err
+	}
+	br, err := hub.LinkByName(bridge)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(hub.LinkSetMaster(outer, br), hub.LinkSetUp(outer)); err != nil {
+		return err
+	}
+	if err := own.up("lo"); err != nil {
+		return err
+	}
+	err = own.address(uplink,
+		netip.PrefixFrom(m.IPv4, topology.FabricIPv4.Bits()),
+		netip.PrefixFrom(m.IPv6, topology.FabricIPv6.Bits()))
+	if err != nil {
+		return err
+	}
+	for _, gw := range []netip.Addr{topology.FabricIPv4.Addr(), topology.FabricIPv6.Addr()} {
+		if err := own.route(netip.PrefixFrom(unspecified(gw), 0), gw); err != nil {
+			return err
+		}
+	}
+	return own.routeToPods(nodes, m.Name)
+}
+
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// namespace is a netlink handle in one network namespace.
+type namespace struct {
+	*netlink.Handle
+	fd int
+}
+
+func open(path string) (*namespace, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	h, err := netlink.NewHandleAt(netns.NsHandle(fd))
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("netlink in %s: %w", path, err)
+	}
+	return &namespace{Handle: h, fd: fd}, nil
+}
+
+func (n *namespace) close() {
+	n.Close()
+	unix.Close(n.fd)
+}
+
+func (n *namespace) makeBridge() error {
+	if _, err := n.LinkByName(bridge); err != nil {
+		if err := n.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
+			return err
+		}
+	}
+	if err := n.up("lo"); err != nil {
+		return err
+	}
+	return n.address(bridge, topology.FabricIPv4, topology.FabricIPv6)
+}
+
+func (n *namespace) up(name string) error {
+	link, err := n.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return n.LinkSetUp(link)
+}
+
+func (n *namespace) address(name string, prefixes ...netip.Prefix) error {
+	link, err := n.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	if err := n.LinkSetUp(link); err != nil {
+		return err
+	}
+	for _, p := range prefixes {
+		addr := &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}
+		if err := n.AddrReplace(link, addr); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", p, name, err)
+		}
+	}
+	return nil
+}
+
+func (n *namespace) route(dst netip.Prefix, via netip.Addr) error {
+	if err := n.RouteReplace(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()}); err != nil {
+		return fmt.Errorf("add route %s via %s: %w", dst, via, err)
+	}
+	return nil
+}
+
+// routeToPods sends the pods of every node but self to that node: the network is flat.
+func (n *namespace) routeToPods(nodes []topology.Node, self string) error {
+	for _, node := range nodes {
+		if node.Name == self {
+			continue
+		}
+		if err := errors.Join(n.route(node.PodIPv4, node.IPv4), n.route(node.PodIPv6, node.IPv6)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func addNetns(ctx context.Context, name string) error {
+	if _, err := os.Stat(filepath.Join(netnsDir, name)); err == nil {
+		return nil
+	}
+	return runIP(ctx, "netns", "add", name)
+}
+
+func runIP(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, "ip", args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}

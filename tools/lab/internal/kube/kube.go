@@ -1,0 +1,230 @@
+// Package kube says how the parts of a Kubernetes cluster are run in the lab: which
+// programs, with which flags, environment and configuration files. It is pure: it starts
+// and writes nothing.
+package kube
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"text/template"
+
+	"github.com/isthmus-net/isthmus/tools/lab/internal/pki"
+	"github.com/isthmus-net/isthmus/tools/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
+)
+
+// Names of the components.
+const (
+	Etcd              = "etcd"
+	APIServer         = "kube-apiserver"
+	ControllerManager = "kube-controller-manager"
+	Scheduler         = "kube-scheduler"
+	Containerd        = "containerd"
+	Kubelet           = "kubelet"
+	KubeProxy         = "kube-proxy"
+)
+
+// Images the nodes run for the cluster itself.
+const (
+	PauseImage   = "isthmus/lab-pause:dev"
+	CoreDNSImage = "isthmus/lab-coredns:dev"
+)
+
+// Choices of Options. The first of each is the default.
+var (
+	ProxyModes = []string{"nftables", "iptables"}
+	CNIs       = []string{"ptp", "bridge"}
+)
+
+// Options are what may differ between labs, besides the topology.
+type Options struct {
+	ProxyMode string // of kube-proxy
+	CNI       string // the main plugin
+}
+
+// searchPath: containerd looks for runc and its shim there, kube-proxy for nft.
+var environment = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+
+// nodeless are the controllers a control plane without nodes needs: tokens and default
+// ServiceAccounts, namespace deletion, garbage collection, EndpointSlices, and roles that
+// aggregate others.
+const nodeless = "serviceaccount-controller,serviceaccount-token-controller,root-ca-certificate-publisher-controller," +
+	"namespace-controller,garbage-collector-controller,endpointslice-controller,endpointslice-mirroring-controller," +
+	"clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller"
+
+// Plan knows the cluster, where its binaries are and where its certificates are.
+type Plan struct {
+	Cluster topology.Cluster
+	Options Options
+	Bin     map[string]string // executable of each component, absolute
+	PKI     string            // directory of package pki
+}
+
+// Store is etcd and the API server, which start together.
+func (p Plan) Store() []supervisor.Component {
+	api := p.Cluster.Machine()
+	pkiFile := func(name string) string { return filepath.Join(p.PKI, name) }
+	return []supervisor.Component{
+		p.component(Etcd,
+			"--name="+p.Cluster.Name,
+			"--data-dir=/var/lib/etcd/data",
+			"--unsafe-no-fsync",
+			"--listen-client-urls=http://127.0.0.1:2379",
+			"--advertise-client-urls=http://127.0.0.1:2379",
+			"--listen-peer-urls=http://127.0.0.1:2380",
+			"--initial-advertise-peer-urls=http://127.0.0.1:2380",
+			"--initial-cluster="+p.Cluster.Name+"=http://127.0.0.1:2380",
+			"--log-level=warn"),
+		p.component(APIServer,
+			"--v=1",
+			"--etcd-servers=http://127.0.0.1:2379",
+			"--advertise-address="+api.IPv4.String(),
+			"--secure-port=6443",
+			"--service-cluster-ip-range="+join(p.Cluster.ServiceCIDRs()),
+			"--allow-privileged=true",
+			"--authorization-mode=Node,RBAC",
+			"--enable-admission-plugins=NodeRestriction",
+			"--client-ca-file="+pkiFile(pki.CA),
+			"--tls-cert-file="+pkiFile(pki.APIServer+".crt"),
+			"--tls-private-key-file="+pkiFile(pki.APIServer+".key"),
+			"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+			"--service-account-key-file="+pkiFile(pki.ServiceAccount),
+			"--service-account-signing-key-file="+pkiFile(pki.ServiceAccountKey),
+			"--kubelet-client-certificate="+pkiFile(pki.APIServerKubelet+".crt"),
+			"--kubelet-client-key="+pkiFile(pki.APIServerKubelet+".key"),
+			"--kubelet-preferred-address-types=InternalIP",
+			"--requestheader-client-ca-file="+pkiFile(pki.CA),
+			"--requestheader-allowed-names=front-proxy-client",
+			"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+			"--requestheader-group-headers=X-Remote-Group",
+			"--requestheader-username-headers=X-Remote-User",
+			"--proxy-client-cert-file="+pkiFile(pki.FrontProxy+".crt"),
+			"--proxy-client-key-file="+pkiFile(pki.FrontProxy+".key"),
+			// Webhooks are reached at pod addresses: kube-proxy does not run here.
+			"--enable-aggregator-routing=true",
+			"--endpoint-reconciler-type=lease",
+			"--profiling=false"),
+	}
+}
+
+// Controllers are the control plane's clients, which start when the API server answers.
+func (p Plan) Controllers() []supervisor.Component {
+	controllers := "*"
+	if len(p.Cluster.Nodes) == 0 {
+		controllers = nodeless
+	}
+	all := []supervisor.Component{p.component(ControllerManager,
+		"--v=1",
+		"--kubeconfig="+pki.Kubeconfig(p.PKI, pki.ControllerManager),
+		"--leader-elect=false",
+		"--controllers="+controllers,
+		"--use-service-account-credentials=true",
+		"--service-account-private-key-file="+filepath.Join(p.PKI, pki.ServiceAccountKey),
+		"--root-ca-file="+filepath.Join(p.PKI, pki.CA),
+		"--cluster-signing-cert-file="+filepath.Join(p.PKI, pki.CA),
+		"--cluster-signing-key-file="+filepath.Join(p.PKI, pki.CAKey),
+		"--cluster-name="+p.Cluster.Name,
+		"--cluster-cidr="+join(p.Cluster.PodCIDRs()),
+		"--service-cluster-ip-range="+join(p.Cluster.ServiceCIDRs()),
+		"--allocate-node-cidrs=false", // the lab sets spec.podCIDRs
+		// The default limit, 20 a second, makes default ServiceAccounts 5 s late.
+		"--kube-api-qps=300",
+		"--kube-api-burst=600",
+		"--node-monitor-grace-period=20s",
+		"--profiling=false")}
+	if len(p.Cluster.Nodes) > 0 {
+		all = append(all, p.component(Scheduler,
+			"--v=1",
+			"--kubeconfig="+pki.Kubeconfig(p.PKI, pki.Scheduler),
+			"--leader-elect=false",
+			"--profiling=false"))
+	}
+	return all
+}
+
+// Runtime is what a node needs before its API server answers.
+func (p Plan) Runtime(topology.Node) []supervisor.Component {
+	return []supervisor.Component{p.component(Containerd, "--config=/etc/kubernetes/containerd.toml")}
+}
+
+// Agents are the node's clients of the API server.
+func (p Plan) Agents(n topology.Node) []supervisor.Component {
+	return []supervisor.Component{
+		p.component(Kubelet,
+			"--v=1",
+			"--config=/etc/kubernetes/kubelet.yaml",
+			"--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
+			"--node-ip="+n.IPv4.String()+","+n.IPv6.String(),
+			"--hostname-override="+n.Name,
+			"--root-dir=/var/lib/kubelet"),
+		p.component(KubeProxy, "--v=1", "--config=/etc/kubernetes/kube-proxy.yaml"),
+	}
+}
+
+// Labels are what a cloud provider would put on the node.
+func Labels(n topology.Node) map[string]string {
+	return map[string]string{
+		"topology.kubernetes.io/region": "lab",
+		"topology.kubernetes.io/zone":   n.Cluster,
+		"kubernetes.io/hostname":        n.Name,
+		"kubernetes.io/os":              "linux",
+	}
+}
+
+func (p Plan) component(name string, flags ...string) supervisor.Component {
+	return supervisor.Component{Name: name, Argv: append([]string{p.Bin[name]}, flags...), Env: environment}
+}
+
+func join(ps [2]netip.Prefix) string { return ps[0].String() + "," + ps[1].String() }
+
+//go:embed files
+var files embed.FS
+
+var templates = template.Must(template.New("").Funcs(template.FuncMap{"cidrs": join}).ParseFS(files, "files/*.tmpl"))
+
+// view is what the templates see.
+type view struct {
+	Cluster      topology.Cluster
+	Node         topology.Node
+	Options      Options
+	PauseImage   string
+	CoreDNSImage string
+}
+
+// NodeFiles returns the configuration of a node by path below /etc. pauseRef is the pause
+// image's name as containerd knows it.
+func (p Plan) NodeFiles(n topology.Node, pauseRef string) (map[string]string, error) {
+	v := view{Cluster: p.Cluster, Node: n, Options: p.Options, PauseImage: pauseRef}
+	out := map[string]string{}
+	for path, name := range map[string]string{
+		"kubernetes/containerd.toml": "containerd.toml.tmpl",
+		"kubernetes/kubelet.yaml":    "kubelet.yaml.tmpl",
+		"kubernetes/kube-proxy.yaml": "kube-proxy.yaml.tmpl",
+		"kubernetes/resolv.conf":     "resolv.conf.tmpl",
+		"cni/net.d/10-lab.conflist":  "cni.conflist.tmpl",
+	} {
+		text, err := render(name, v)
+		if err != nil {
+			return nil, err
+		}
+		out[path] = text
+	}
+	return out, nil
+}
+
+// Addons is the manifest of what every cluster with nodes runs: CoreDNS.
+func (p Plan) Addons() (string, error) {
+	return render("coredns.yaml.tmpl", view{Cluster: p.Cluster, Options: p.Options, CoreDNSImage: CoreDNSImage})
+}
+
+func render(name string, v view) (string, error) {
+	var out bytes.Buffer
+	if err := templates.ExecuteTemplate(&out, name, v); err != nil {
+		return "", fmt.Errorf("render %s: %w", strings.TrimSuffix(name, ".tmpl"), err)
+	}
+	return out.String(), nil
+}

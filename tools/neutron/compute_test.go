@@ -1,0 +1,59 @@
+package neutron_test
+
+import (
+	"testing"
+	"time"
+
+	novaservers "github.com/gophercloud/gophercloud/v2/openstack/compute/v2/servers"
+
+	"github.com/isthmus-net/isthmus/controlplane/workloads/nova"
+	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
+	"github.com/isthmus-net/isthmus/tools/neutron"
+)
+
+// patience is how long a list may take on a busy machine, where Nova, Neutron and Keystone share what is left.
+const patience = 3 * time.Minute
+
+// serversOf holds that the real Nova keeps the contract that the fake one keeps in its own tests. It starts soon enough for
+// a test: Cloud.Start gives it three minutes.
+func serversOf(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
+	t.Helper()
+	if err := cloud.Stop(t.Context(), neutron.Nova); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	if err := cloud.Start(t.Context(), neutron.Nova); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("Nova answers %s after its start", time.Since(begun).Round(time.Second/10))
+	compute, err := cloud.Computing(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(t testing.TB, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	novatest.Contract(t, novatest.Cloud{
+		Mine:    nova.New(nova.Config{Cloud: neutron.MachinesCredential, File: cloud.CloudsYAML(), Timeout: patience}),
+		Strange: nova.New(nova.Config{Cloud: neutron.Stranger, File: cloud.CloudsYAML(), Timeout: patience}),
+		Boot: func(t testing.TB, name string, metadata map[string]string, tags ...string) string {
+			t.Helper()
+			s, err := novaservers.Create(t.Context(), compute, novaservers.CreateOpts{
+				Name: name, ImageRef: neutron.Image, FlavorRef: neutron.Flavor, Networks: []novaservers.Network{{UUID: ids.Network}}, Metadata: metadata, Tags: tags,
+			}, nil).Extract()
+			check(t, err)
+			return s.ID
+		},
+		Stop: func(t testing.TB, id string) {
+			t.Helper()
+			check(t, novaservers.Stop(t.Context(), compute, id).ExtractErr())
+		},
+		Delete: func(t testing.TB, id string) {
+			t.Helper()
+			check(t, novaservers.Delete(t.Context(), compute, id).ExtractErr())
+		},
+	})
+}

@@ -1,0 +1,215 @@
+package neutron_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/gophercloud/gophercloud/v2"
+	gophercloudopenstack "github.com/gophercloud/gophercloud/v2/openstack"
+	"github.com/gophercloud/gophercloud/v2/openstack/config"
+	"github.com/gophercloud/gophercloud/v2/openstack/config/clouds"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"github.com/gophercloud/gophercloud/v2/pagination"
+	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/isthmus-net/isthmus/tools/neutron"
+	"github.com/isthmus-net/isthmus/gateway/openstack"
+	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/netlab"
+)
+
+// fullLength adds what takes an hour.
+var fullLength = os.Getenv("ISTHMUS_FULL_LENGTH") != ""
+
+// servers are those of two clusters in one project.
+var servers [2]apitest.Server
+
+// withServers runs the tests beside them, where there are tests that need them.
+type withServers struct{ *testing.M }
+
+func (m withServers) Run() int {
+	if !fullLength {
+		return m.M.Run()
+	}
+	klog.SetLogger(logr.Discard()) // controllers that are killed complain a lot
+	ctrl.SetLogger(logr.Discard())
+	if err := routed(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return apitest.Run(m.M, &servers[0], &servers[1])
+}
+
+// routed gives the tests' network a default route, which leads nowhere: an API server does not start without one.
+func routed() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nowhere"}, PeerName: "nobody"}
+	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link)); err != nil {
+		return fmt.Errorf("make a device: %w", err)
+	}
+	addr, err := netlink.ParseAddr("192.0.2.1/24")
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(link, addr), netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Gw: net.IPv4(192, 0, 2, 254)}))
+}
+
+func TestMain(m *testing.M) { os.Exit(netlab.Main(withServers{m})) }
+
+func connect(t testing.TB, cloud *neutron.Cloud, as, cluster string) *openstack.Client {
+	t.Helper()
+	client, err := openstack.Connect(t.Context(), openstack.Config{Cloud: as, File: cloud.CloudsYAML(), Cluster: cluster})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// The real Neutron keeps the contract that the fake keeps in its own tests, and lives through a crash.
+func TestNeutron(t *testing.T) {
+	netlab.Privileged(t)
+	cloud := neutron.Open(neutron.Config{Dir: t.TempDir(), Compute: true, Progress: t.Output()})
+	t.Cleanup(func() {
+		if err := cloud.Down(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(cloud.Rehearse(t.Context()), cloud.Up(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := cloud.IDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("contract", func(t *testing.T) {
+		openstacktest.Contract(t, openstacktest.Cloud{
+			Connect: func(t testing.TB, cluster string) *openstack.Client {
+				t.Helper()
+				return connect(t, cloud, neutron.GatewaysCredential, cluster)
+			},
+			Network: ids.Network, Subnets: ids.Subnets[:], External: ids.External, Gateway: ids.Gateways[0].Port, Second: ids.Gateways[1].Port,
+			GatewayAddrs: [2]netip.Addr{ids.Gateways[0].Addrs[0], ids.Gateways[1].Addrs[0]}, MaxPairs: 10,
+			Discard: func(t testing.TB, id string) {
+				t.Helper()
+				admin, err := cloud.Networking(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := floatingips.Delete(t.Context(), admin, id).ExtractErr(); err != nil {
+					t.Error(err)
+				}
+			},
+		})
+	})
+	t.Run("servers", func(t *testing.T) { serversOf(t, cloud, ids) })
+	if fullLength {
+		t.Run("cycles", func(t *testing.T) { cycles(t, cloud, ids) })
+	}
+	t.Run("crash", func(t *testing.T) {
+		client := connect(t, cloud, neutron.User, "survivor")
+		made, err := client.CreatePort(t.Context(), openstack.PortRequest{Network: ids.Network, Subnets: ids.Subnets[:], Purpose: "uid"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cloud.Kill(t.Context(), neutron.Neutron); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Ports(t.Context()); err == nil {
+			t.Error("a Neutron that was killed answers")
+		}
+		if err := cloud.Up(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := client.Ports(t.Context()); err != nil || len(all) != 1 || all[0].ID != made.ID {
+			t.Errorf("ports %v, %v; want %s alone", all, err, made.ID)
+		}
+	})
+	t.Run("access rules", func(t *testing.T) { accessRules(t, cloud) })
+	t.Run("a stranger sees nothing", func(t *testing.T) {
+		if all, err := connect(t, cloud, neutron.Stranger, "survivor").Ports(t.Context()); err != nil || len(all) != 0 {
+			t.Errorf("ports %v, %v", all, err)
+		}
+	})
+	t.Run("a token's end", func(t *testing.T) { tokenEnds(t, cloud, ids) })
+}
+
+// accessRules holds that the application credentials may do nothing else than what the contracts above need.
+func accessRules(t *testing.T, cloud *neutron.Cloud) {
+	t.Helper()
+	for of, list := range map[string]func(*gophercloud.ServiceClient) pagination.Pager{
+		neutron.User:               func(c *gophercloud.ServiceClient) pagination.Pager { return networks.List(c, networks.ListOpts{}) },
+		neutron.GatewaysCredential: func(c *gophercloud.ServiceClient) pagination.Pager { return networks.List(c, networks.ListOpts{}) },
+		neutron.MachinesCredential: func(c *gophercloud.ServiceClient) pagination.Pager { return ports.List(c, ports.ListOpts{}) },
+	} {
+		_, err := list(networkOf(t, cloud, of)).AllPages(t.Context())
+		if refused := gophercloud.ResponseCodeIs(err, http.StatusUnauthorized); refused != (of != neutron.User) {
+			t.Errorf("%s: %v", of, err)
+		}
+	}
+}
+
+// networkOf is Neutron as one of clouds.yaml sees it.
+func networkOf(t testing.TB, cloud *neutron.Cloud, of string) *gophercloud.ServiceClient {
+	t.Helper()
+	auth, endpoint, _, err := clouds.Parse(clouds.WithLocations(cloud.CloudsYAML()), clouds.WithCloudName(of))
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider, err := config.NewProviderClient(t.Context(), auth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, err := gophercloudopenstack.NewNetworkV2(provider, endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return network
+}
+
+// tokenEnds holds that a controller outlives its token: one that nobody renewed is refused, and the controller, whose own is as
+// old, is not. It is for the last of the tests, for all tokens are short ones then.
+func tokenEnds(t *testing.T, cloud *neutron.Cloud, ids neutron.IDs) {
+	t.Helper()
+	if err := cloud.Kill(t.Context(), neutron.Keystone); err != nil {
+		t.Fatal(err)
+	}
+	if err := cloud.WithTokens(2 * time.Second).Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range []string{neutron.User, neutron.GatewaysCredential} {
+		client := connect(t, cloud, of, "lasting")
+		if _, err := client.Ports(t.Context()); err != nil {
+			t.Fatalf("%s: %v", of, err)
+		}
+		old := networkOf(t, cloud, of)
+		old.ReauthFunc = nil
+		deadline := time.Now().Add(patience)
+		for {
+			_, err := ports.List(old, ports.ListOpts{NetworkID: ids.Network}).AllPages(t.Context())
+			if gophercloud.ResponseCodeIs(err, http.StatusUnauthorized) {
+				break
+			}
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("%s: a token of 2 s that was never renewed: %v", of, err)
+			}
+		}
+		if _, err := client.Ports(t.Context()); err != nil {
+			t.Errorf("%s: with a token that has ended: %v", of, err)
+		}
+	}
+}

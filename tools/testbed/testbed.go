@@ -1,0 +1,465 @@
+// Package testbed is Isthmus installed on a lab, the way a user installs it: images, deploy-broker,
+// join, Helm chart, status --wait. The demo, the end-to-end tests and the benchmarks all start here.
+//
+// In: the name of a lab. Out: clusters a and b, joined, every agent and controller ready, and perhaps one
+// more that a test may let join. Running Up again on a testbed that stands brings it up to date and costs
+// little.
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
+	"github.com/isthmus-net/isthmus/tools/lab/topology"
+	"github.com/isthmus-net/isthmus/tools/compile"
+)
+
+// Namespace is where Isthmus is installed in each member.
+const Namespace = "isthmus-system"
+
+// Members are the clusters of the lab that Up lets join the ClusterSet.
+func Members() []string { return []string{"a", "b"} }
+
+// Guest is the cluster with one node that a testbed has besides when Config.Guest says so. Nothing is
+// installed in it but the images.
+const Guest = "c"
+
+// broker is the cluster of the lab that serves as broker.
+const broker = "broker"
+
+// Config says which testbed is wanted.
+type Config struct {
+	Name  string // of the lab; testbeds of different names share nothing
+	Guest bool   // whether there is a cluster Guest
+	Zone  string // label of all nodes; empty means none
+	// AgentArgs are further flags of the agents, by member.
+	AgentArgs map[string][]string
+	// Federation says that controllers do their part in a federation as soon as there is one.
+	Federation bool
+	// NodeLocalDNS are the members whose nodes have NodeLocal DNSCache in front of CoreDNS.
+	NodeLocalDNS []string
+	Progress     io.Writer // receives one line a step; nil means silence
+}
+
+// Testbed is an installed ClusterSet. Its methods may be used concurrently.
+type Testbed struct {
+	Lab    *cluster.Lab
+	cfg    Config
+	bin    string // directory of isthmusctl and helm
+	root   string // of this repository
+	digest string // of the images that Up has loaded
+	start  time.Time
+
+	mu      sync.Mutex                      // guards all below
+	clients map[string]kubernetes.Interface // by cluster
+	tasks   map[string]string               // processes of containers, as their nodes number them, by container
+}
+
+// Up brings the lab up, builds and loads the images, and installs Isthmus in every member. When it
+// returns, `isthmusctl status --wait` has succeeded everywhere. The error names the step.
+func Up(ctx context.Context, cfg Config) (*Testbed, error) {
+	tb, err := open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(tb.Lab.Dir()); err == nil {
+		tb.Step("lab %q stands already: bring it up to date", cfg.Name)
+	}
+	var archives []string
+	both, bothCtx := errgroup.WithContext(ctx) // a lab that comes up waits a lot
+	both.Go(func() (err error) {
+		archives, err = tb.build(bothCtx)
+		return err
+	})
+	both.Go(func() error {
+		if err := tb.Lab.Up(bothCtx); err != nil {
+			return fmt.Errorf("bring the lab up: %w", err)
+		}
+		return nil
+	})
+	if err := both.Wait(); err != nil {
+		return nil, err
+	}
+	tb.Step("load the images into every node")
+	if err := tb.Lab.LoadImages(ctx, archives...); err != nil {
+		return nil, fmt.Errorf("load images: %w", err)
+	}
+	if tb.digest, err = digestOf(archives); err != nil {
+		return nil, err
+	}
+	if err := tb.labelZone(ctx); err != nil {
+		return nil, err
+	}
+	for _, member := range cfg.NodeLocalDNS {
+		if err := tb.startNodeLocalDNS(ctx, member); err != nil {
+			return nil, fmt.Errorf("start NodeLocal DNSCache in %s: %w", member, err)
+		}
+	}
+	if err := tb.install(ctx); err != nil {
+		return nil, err
+	}
+	return tb, nil
+}
+
+// Down removes the testbed called name. Nothing of it is left.
+func Down(ctx context.Context, cfg Config) error {
+	tb, err := open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	return tb.Lab.Down(ctx)
+}
+
+func open(ctx context.Context, cfg Config) (*Testbed, error) {
+	if cfg.Progress == nil {
+		cfg.Progress = io.Discard
+	}
+	root, err := repository(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var shape string // the default one
+	if cfg.Guest {
+		shape = topology.Default + " " + Guest + ":1"
+	}
+	l, err := cluster.Open(cluster.Config{Name: cfg.Name, Topology: shape, Progress: cfg.Progress})
+	if err != nil {
+		return nil, fmt.Errorf("open lab %s: %w", cfg.Name, err)
+	}
+	return &Testbed{Lab: l, cfg: cfg, bin: filepath.Join(root, "bin"), root: root, start: time.Now(), clients: map[string]kubernetes.Interface{}, tasks: map[string]string{}}, nil
+}
+
+// repository finds the root of this module, from anywhere inside of it.
+func repository(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the repository with go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// Step says what is being done, and how long after the start.
+func (tb *Testbed) Step(format string, args ...any) {
+	fmt.Fprintf(tb.cfg.Progress, "[%6.1fs] %s\n", time.Since(tb.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// build compiles what the installation needs, without what a debugger reads, and returns the image archives.
+func (tb *Testbed) build(ctx context.Context) ([]string, error) {
+	images := filepath.Join(tb.bin, "images")
+	builds := []struct {
+		name string
+		args []string
+	}{
+		{"our programs", []string{"build", "-ldflags=-s -w", "-o", tb.bin + "/", "./cmd/isthmusctl", "./cmd/isthmus-agent"}},
+		{"the echo client", []string{"build", "-ldflags=-s -w", "-o", filepath.Join(tb.bin, "echo-server"), "./tools/lab/echo"}},
+		{"Helm", []string{"build", "-C", "tools/helm", "-ldflags=-s -w", "-o", filepath.Join(tb.bin, "helm"), "helm.sh/helm/v4/cmd/helm"}},
+		{"the images", []string{"run", "./tools/images", "-o", images, "controller", "agent"}},
+	}
+	for _, b := range builds {
+		tb.Step("build %s", b.name)
+		if err := tb.compile(ctx, nil, b.args...); err != nil {
+			return nil, fmt.Errorf("build %s: %w", b.name, err)
+		}
+	}
+	return []string{filepath.Join(images, "controller.tar"), filepath.Join(images, "agent.tar")}, nil
+}
+
+// LoadImages builds images of further products, by their names for tools/images, and loads them into every node.
+func (tb *Testbed) LoadImages(ctx context.Context, products ...string) error {
+	tb.Step("build and load the images of %s", strings.Join(products, " and "))
+	images := filepath.Join(tb.bin, "images")
+	if err := tb.compile(ctx, nil, append([]string{"run", "./tools/images", "-o", images}, products...)...); err != nil {
+		return fmt.Errorf("build images: %w", err)
+	}
+	var archives []string
+	for _, p := range products {
+		archives = append(archives, filepath.Join(images, p+".tar"))
+	}
+	return tb.Lab.LoadImages(ctx, archives...)
+}
+
+// SetValues changes values of the chart in a member, and leaves the others.
+func (tb *Testbed) SetValues(ctx context.Context, member, values string) error {
+	cmd := tb.fabric(ctx, "helm", member, []string{
+		"upgrade", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"), "--namespace", Namespace, "--reuse-values", "--values", "-",
+	})
+	cmd.Stdin = strings.NewReader(values)
+	_, err := Output(cmd)
+	return err
+}
+
+// AnotherAgent builds the image isthmus/agent:TAG from sources of which some files are replaced, by their paths in
+// the repository, and loads it into every node.
+func (tb *Testbed) AnotherAgent(ctx context.Context, tag string, replaced map[string]string) (err error) {
+	dir, err := os.MkdirTemp("", "isthmus-agent-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	overlay := struct{ Replace map[string]string }{map[string]string{}} // see `go help build`
+	for name, text := range replaced {
+		at := filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
+		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
+			return err
+		}
+		overlay.Replace[filepath.Join(tb.root, name)] = at
+	}
+	text, err := json.Marshal(overlay)
+	if err != nil {
+		return err
+	}
+	list := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(list, text, 0o600); err != nil {
+		return err
+	}
+	if err := tb.compile(ctx, []string{"-overlay=" + list}, "run", "./tools/images", "-o", dir, "--tag", tag, "agent"); err != nil {
+		return fmt.Errorf("build another agent: %w", err)
+	}
+	return tb.Lab.LoadImages(ctx, filepath.Join(dir, "agent.tar"))
+}
+
+// compile runs the go command in the repository, with further flags of its builds.
+func (tb *Testbed) compile(ctx context.Context, flags []string, args ...string) error {
+	cmd := compile.Go(ctx, args...)
+	cmd.Dir = tb.root
+	cmd.Env = append(cmd.Env, "GOFLAGS="+strings.Join(append([]string{compile.Flags}, flags...), " "))
+	_, err := Output(cmd)
+	return err
+}
+
+// labelZone puts every node into the zone that is wanted.
+func (tb *Testbed) labelZone(ctx context.Context) error {
+	if tb.cfg.Zone == "" {
+		return nil
+	}
+	clusters := Members()
+	if tb.cfg.Guest {
+		clusters = append(clusters, Guest)
+	}
+	for _, member := range clusters {
+		if _, err := tb.Kubectl(ctx, member, "label", "node", "--all", "--overwrite", "topology.kubernetes.io/zone="+tb.cfg.Zone); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// install deploys the broker and makes Members members.
+func (tb *Testbed) install(ctx context.Context) error {
+	tb.Step("isthmusctl deploy-broker")
+	if _, err := tb.Isthmusctl(ctx, broker, "deploy-broker", "-o", tb.brokerInfo()); err != nil {
+		return err
+	}
+	return tb.Join(ctx, Members()...)
+}
+
+// brokerInfo is the file that deploy-broker writes and join reads.
+func (tb *Testbed) brokerInfo() string { return filepath.Join(tb.Lab.Dir(), "broker-info.yaml") }
+
+// Join makes clusters members of the ClusterSet, installs Isthmus in them and waits until all of it is ready.
+func (tb *Testbed) Join(ctx context.Context, clusters ...string) error {
+	for _, member := range clusters {
+		tb.Step("isthmusctl join --clusterid %s", member)
+		if _, err := tb.Isthmusctl(ctx, member, "join", tb.brokerInfo(), "--clusterid", member); err != nil {
+			return err
+		}
+	}
+	return tb.Install(ctx, clusters...)
+}
+
+// Install installs Isthmus in clusters and waits until all of it is ready.
+func (tb *Testbed) Install(ctx context.Context, clusters ...string) error {
+	tb.Step("helm install in %s", strings.Join(clusters, " and "))
+	each, eachCtx := errgroup.WithContext(ctx)
+	for _, member := range clusters {
+		each.Go(func() error {
+			flags := strings.Join(append([]string{"--check-interval=5s"}, tb.cfg.AgentArgs[member]...), ",") // a minute is long for tests
+			_, err := tb.Helm(eachCtx, member, "upgrade", "--install", "isthmus", filepath.Join(tb.root, "deploy", "helm", "isthmus"),
+				"--namespace", Namespace, "--set-string", "podAnnotations.isthmus\\.io/images="+tb.digest, "--set", "agent.extraArgs={"+flags+"}",
+				"--set", "controller.federation.enabled="+strconv.FormatBool(tb.cfg.Federation))
+			return err
+		})
+	}
+	if err := each.Wait(); err != nil {
+		return err
+	}
+	for _, member := range clusters {
+		tb.Step("isthmusctl status --wait in %s", member)
+		if _, err := tb.Isthmusctl(ctx, member, "status", "--wait"); err != nil {
+			return err
+		}
+	}
+	tb.Step("isthmusctl dns install in %s", strings.Join(clusters, " and "))
+	named, namedCtx := errgroup.WithContext(ctx)
+	for _, member := range clusters {
+		named.Go(func() error {
+			_, err := tb.Isthmusctl(namedCtx, member, "dns", "install", "--yes")
+			return err
+		})
+	}
+	return named.Wait()
+}
+
+// Leave ends the membership of a cluster and uninstalls Isthmus from it.
+func (tb *Testbed) Leave(ctx context.Context, member string) error {
+	tb.Step("isthmusctl leave in %s", member)
+	if _, err := tb.Isthmusctl(ctx, member, "leave", "--broker-kubeconfig", tb.Lab.Kubeconfig(broker)); err != nil {
+		return err
+	}
+	return tb.Uninstall(ctx, member)
+}
+
+// Uninstall removes Isthmus from a cluster.
+func (tb *Testbed) Uninstall(ctx context.Context, member string) error {
+	tb.Step("isthmusctl dns uninstall and helm uninstall in %s", member)
+	if _, err := tb.Isthmusctl(ctx, member, "dns", "uninstall", "--yes"); err != nil {
+		return err
+	}
+	_, err := tb.Helm(ctx, member, "uninstall", "isthmus", "--namespace", Namespace)
+	return err
+}
+
+// digestOf is one name for the contents of files: pods that carry it are replaced when an image changes.
+func digestOf(files []string) (string, error) {
+	h := sha256.New()
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return "", err
+		}
+		_, err = io.Copy(h, f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return "", fmt.Errorf("read %s: %w", name, err)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+}
+
+// Isthmusctl runs isthmusctl against a cluster and returns what it printed.
+func (tb *Testbed) Isthmusctl(ctx context.Context, cluster string, args ...string) (string, error) {
+	return Output(tb.IsthmusctlCommand(ctx, cluster, args...))
+}
+
+// IsthmusctlCommand returns an isthmusctl command against a cluster.
+func (tb *Testbed) IsthmusctlCommand(ctx context.Context, cluster string, args ...string) *exec.Cmd {
+	return tb.fabric(ctx, "isthmusctl", cluster, args)
+}
+
+// Helm runs the pinned Helm against a cluster and returns what it printed.
+func (tb *Testbed) Helm(ctx context.Context, cluster string, args ...string) (string, error) {
+	return Output(tb.fabric(ctx, "helm", cluster, args))
+}
+
+// fabric is one of our binaries where every API server can be reached.
+func (tb *Testbed) fabric(ctx context.Context, program, cluster string, args []string) *exec.Cmd {
+	argv := slices.Concat([]string{tb.Program(program)}, args, []string{"--kubeconfig", tb.Lab.Kubeconfig(cluster)})
+	return tb.Lab.FabricCommand(ctx, argv...)
+}
+
+// Kubectl runs kubectl against a cluster and returns what it printed.
+func (tb *Testbed) Kubectl(ctx context.Context, cluster string, args ...string) (string, error) {
+	return Output(tb.Lab.Kubectl(ctx, cluster, args...))
+}
+
+// Get reads what a cluster's API server has at a path, such as /api/v1/nodes/a1, into a value that JSON fits. It
+// costs next to nothing beside a kubectl.
+func (tb *Testbed) Get(ctx context.Context, cluster, path string, into any) error {
+	client, err := tb.client(cluster)
+	if err != nil {
+		return err
+	}
+	body, err := client.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(ctx)
+	if err != nil {
+		return fmt.Errorf("get %s of %s: %w", path, cluster, err)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("read %s of %s: %w", path, cluster, err)
+	}
+	return nil
+}
+
+// Apply applies manifests to a cluster.
+func (tb *Testbed) Apply(ctx context.Context, cluster, manifests string) error {
+	cmd := tb.Lab.Kubectl(ctx, cluster, "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifests)
+	_, err := Output(cmd)
+	return err
+}
+
+// Program is the path of a program that Up has built, valid on every node: isthmusctl, isthmus-agent, helm,
+// echo-server.
+func (tb *Testbed) Program(name string) string { return filepath.Join(tb.bin, name) }
+
+// Node runs a command on a node, in all of its namespaces and cgroups, and returns what it printed.
+func (tb *Testbed) Node(ctx context.Context, node string, args ...string) (string, error) {
+	return Output(tb.Lab.NodeCommand(ctx, node, args...))
+}
+
+// CommandError is the failure of a command that was run.
+type CommandError struct {
+	Args []string
+	Err  error  // from os/exec
+	Said string // what it wrote to standard error, or else to standard output
+}
+
+// Error names the command, how it ended and what it said.
+func (e *CommandError) Error() string {
+	return fmt.Sprintf("%s: %v: %s", strings.Join(e.Args, " "), e.Err, e.Said)
+}
+
+// Unwrap returns the error from os/exec.
+func (e *CommandError) Unwrap() error { return e.Err }
+
+// Output runs cmd and returns its standard output. A command that fails is a *CommandError.
+func Output(cmd *exec.Cmd) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		said := strings.TrimSpace(stderr.String())
+		if said == "" {
+			said = strings.TrimSpace(stdout.String())
+		}
+		return stdout.String(), &CommandError{Args: cmd.Args, Err: err, Said: said}
+	}
+	return stdout.String(), nil
+}
+
+// Eventually calls check until it returns nil. When ctx ends first, or within has passed, the error is
+// check's last one; that one has as long again, since a command that is cut off says nothing of what is wrong. What
+// takes long is asked for less often, so that asking is not what the machine is busy with.
+func Eventually(ctx context.Context, within time.Duration, check func(context.Context) error) error {
+	asking, stop := context.WithTimeout(ctx, within)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, 2*within)
+	defer cancel()
+	const often, seldom = 100 * time.Millisecond, 500 * time.Millisecond
+	for began := time.Now(); ; {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-asking.Done():
+			return fmt.Errorf("not so within %s: %w", within, err)
+		case <-time.After(min(max(often, time.Since(began)/8), seldom)):
+		}
+	}
+}
