@@ -22,20 +22,20 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
 
-// world is an edge whose two gateways balance, and backends behind both: one machine with an address for each.
-type world struct {
+// testbed is an edge with two gateways that balance, and backends behind both: one machine with an address for each.
+type testbed struct {
 	t testing.TB
 	*edge.Lab
 	machine   *netlab.Namespace
 	balancers [2]*Balancer
 	bpffs     [2]string
-	xdp       XDP // of balancers that are opened
+	xdp       XDP // of the balancers that are opened
 
 	uploads  sync.Mutex
 	uploaded map[string]int // lines by name; guarded by uploads
 }
 
-// patience is how long anything may take that is to happen.
+// patience limits every wait.
 const patience = 5 * time.Second
 
 var (
@@ -54,7 +54,7 @@ const (
 	backendPort = 8080
 )
 
-// backend returns the address of the backend of that number, from 1 on.
+// backend returns the address of a backend by its number, from 1 on.
 func backend(family, n int) netip.Addr {
 	if family == 0 {
 		return netip.AddrFrom4([4]byte{10, 97, 100, byte(n)})
@@ -64,14 +64,14 @@ func backend(family, n int) netip.Addr {
 
 const backends = 4
 
-func newWorld(t testing.TB) *world {
+func newTestbed(t testing.TB) *testbed {
 	t.Helper()
 	netlab.Privileged(t)
 	l, err := edge.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, Lab: l, uploaded: map[string]int{}}
+	w := &testbed{t: t, Lab: l, uploaded: map[string]int{}}
 	t.Cleanup(func() { w.check(l.Close()) })
 	w.machine, err = netlab.NewNamespace()
 	w.check(err)
@@ -94,7 +94,7 @@ func newWorld(t testing.TB) *world {
 			for n := 1; n <= backends; n++ {
 				b := backend(f, n)
 				addr, parseErr := netlink.ParseAddr(netip.PrefixFrom(b, b.BitLen()).String())
-				addr.Flags = unix.IFA_F_NODAD // else it is not there at once
+				addr.Flags = unix.IFA_F_NODAD // otherwise the address is not usable at once
 				err = errors.Join(err, parseErr, netlink.AddrAdd(lo, addr))
 			}
 		}
@@ -104,7 +104,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) check(err error) {
+func (w *testbed) check(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
@@ -112,14 +112,14 @@ func (w *world) check(err error) {
 }
 
 // open starts a gateway's balancer, as a new process would.
-func (w *world) open(g int) {
+func (w *testbed) open(g int) {
 	w.t.Helper()
 	v, err := thisVersion()
 	w.check(err)
 	w.openVersion(g, v)
 }
 
-func (w *world) openVersion(g int, v version) {
+func (w *testbed) openVersion(g int, v version) {
 	w.t.Helper()
 	w.check(w.Gateways[g].Do(func() (err error) {
 		w.balancers[g], err = openVersion(Config{BPFFS: w.bpffs[g], Flows: 4096, XDP: w.xdp, Log: slog.New(slog.DiscardHandler)}, v)
@@ -127,20 +127,21 @@ func (w *world) openVersion(g int, v version) {
 	}))
 }
 
-// apply makes both gateways as s says.
-func (w *world) apply(s *desired.State) {
+// apply applies s on both gateways.
+func (w *testbed) apply(s *desired.State) {
 	w.t.Helper()
 	for g := range w.balancers {
 		w.check(w.applyTo(g, s))
 	}
 }
 
-func (w *world) applyTo(g int, s *desired.State) error {
+func (w *testbed) applyTo(g int, s *desired.State) error {
 	return w.Gateways[g].Do(func() error { return w.balancers[g].Apply(context.Background(), s) })
 }
 
-// lead sends backends' packets back through a gateway, and packets to the VIPs to it. That one sees backends first.
-func (w *world) lead(g int) {
+// lead routes packets to the VIPs, and packets from backends, through a gateway. The packets from backends come
+// first.
+func (w *testbed) lead(g int) {
 	w.t.Helper()
 	w.leadBack(g)
 	for f, vip := range vips {
@@ -148,8 +149,8 @@ func (w *world) lead(g int) {
 	}
 }
 
-// leadBack leads what comes from backends through a gateway.
-func (w *world) leadBack(g int) {
+// leadBack routes packets from backends through a gateway.
+func (w *testbed) leadBack(g int) {
 	w.t.Helper()
 	for f, vip := range vips {
 		for _, to := range []netip.Addr{vip, clients[f], edge.Gateways[0][f], edge.Gateways[1][f]} {
@@ -166,7 +167,7 @@ func route(to netip.Prefix, via netip.Addr) error {
 	return netlink.RouteReplace(&netlink.Route{Dst: dst, Gw: via.AsSlice()})
 }
 
-// state is what serves both VIPs by TCP and UDP with the backends of these numbers.
+// state returns a state with both VIPs, TCP and UDP, and the backends of these numbers.
 func state(way desired.Return, numbers ...int) *desired.State {
 	s := &desired.State{Cluster: "a", Group: "edge", Balancer: desired.EBPF}
 	for f, vip := range vips {
@@ -183,8 +184,9 @@ func state(way desired.Return, numbers ...int) *desired.State {
 	return s
 }
 
-// serve answers on all backends until the test ends: a line says who answers, whom it sees, and what was asked.
-func (w *world) serve() {
+// serve replies on all backends until the test ends: with the backend, the source that it sees, and the text
+// received.
+func (w *testbed) serve() {
 	w.t.Helper()
 	var serving sync.WaitGroup
 	var listener net.Listener
@@ -241,8 +243,8 @@ func (w *world) serve() {
 	})
 }
 
-// talk answers each line, but sends "tick" all the time after "download", and nothing but takes note after "upload NAME".
-func (w *world) talk(c net.Conn) {
+// talk echoes each line. After "download" it sends "tick" continuously, and after "upload NAME" it only counts lines.
+func (w *testbed) talk(c net.Conn) {
 	defer c.Close()
 	lines := bufio.NewScanner(c)
 	for lines.Scan() {
@@ -267,8 +269,8 @@ func (w *world) talk(c net.Conn) {
 	}
 }
 
-// hasUploaded is how many lines of an upload have come.
-func (w *world) hasUploaded(name string) int {
+// hasUploaded returns how many lines of an upload have arrived.
+func (w *testbed) hasUploaded(name string) int {
 	w.uploads.Lock()
 	defer w.uploads.Unlock()
 	return w.uploaded[name]
@@ -279,11 +281,11 @@ func ip(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr
 // conn is a client's connection.
 type conn struct {
 	net.Conn
-	w *world
+	w *testbed
 }
 
-// dial connects to a port of a VIP, from a port of the client, 0 for any.
-func (w *world) dial(network string, f int, port, from uint16) (*conn, error) {
+// dial connects to a port of a VIP from a port of the client, 0 for any.
+func (w *testbed) dial(network string, f int, port, from uint16) (*conn, error) {
 	c := &conn{w: w}
 	d := net.Dialer{Timeout: patience}
 	d.SetMultipathTCP(false)
@@ -301,7 +303,7 @@ func (w *world) dial(network string, f int, port, from uint16) (*conn, error) {
 	return c, err
 }
 
-// ask asks something, and returns which backend answered and whom it saw.
+// ask sends a query and returns the backend that replied and the source that it saw.
 func (c *conn) ask(text string) (backend, seen netip.Addr, err error) {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return backend, seen, err
@@ -325,8 +327,8 @@ func (c *conn) hear(text string) (backend, seen netip.Addr, err error) {
 	return netip.MustParseAddr(words[0]), netip.MustParseAddr(words[1]), nil
 }
 
-// refusals are how many packets a gateway refused, by reason.
-func (w *world) refusals(g int) map[string]uint64 {
+// refusals returns how many packets a gateway refused, by reason.
+func (w *testbed) refusals(g int) map[string]uint64 {
 	w.t.Helper()
 	all, err := w.balancers[g].Refusals()
 	w.check(err)
@@ -337,8 +339,8 @@ func (w *world) refusals(g int) map[string]uint64 {
 	return sum
 }
 
-// listen counts the packets that come to the client from now on, by their source.
-func (w *world) listen() (stop func() map[netip.Addr]int) {
+// listen counts the packets that the client receives from now on, by source.
+func (w *testbed) listen() (stop func() map[netip.Addr]int) {
 	w.t.Helper()
 	var fd int
 	w.check(w.Client.Do(func() (err error) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The one place that reads and writes the socket address of a hook. Everything behind it sees a
- * 16-byte address and a port in host order, whatever the family.
+ * Reads and writes the socket address of a cgroup hook. All other code sees a 16-byte address and a port in host
+ * order, for both families.
  */
-#ifndef ISTHMUS_ADDR_H
-#define ISTHMUS_ADDR_H
+#ifndef ISTHMUS_SOCK_ADDR_H
+#define ISTHMUS_SOCK_ADDR_H
 
 #include <stdbool.h>
 
@@ -13,18 +13,15 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
-
-#define IPPROTO_TCP 6
-#define IPPROTO_UDP 17
-#define IPPROTO_MPTCP 262
+#include "net.h"
 
 struct sock_name {
 	__u8 addr[16] ADDR_ALIGNED;
 	__u16 port; /* host order */
 };
 
-/* The context must be read and written by its own word size: the verifier refuses a narrow access to
- * user_port ("invalid bpf_context access"), which clang would emit for the 16 bits that matter. */
+/* The context must be accessed in its own word size. clang would emit a narrow access for the 16 bits that matter,
+ * which the verifier refuses for user_port ("invalid bpf_context access"). */
 static __always_inline __u16 read_port(struct bpf_sock_addr *ctx)
 {
 	return bpf_ntohs(*(volatile __u32 *)&ctx->user_port);
@@ -37,9 +34,7 @@ static __always_inline void write_port(struct bpf_sock_addr *ctx, __u16 port)
 
 static __always_inline void read_name4(struct bpf_sock_addr *ctx, struct sock_name *name)
 {
-	__u32 mapped[4] = { 0, 0, bpf_htonl(0xffff), ctx->user_ip4 };
-
-	__builtin_memcpy(name->addr, mapped, sizeof(mapped));
+	write_mapped(name->addr, ctx->user_ip4);
 	name->port = read_port(ctx);
 }
 
@@ -53,10 +48,7 @@ static __always_inline void read_name6(struct bpf_sock_addr *ctx, struct sock_na
 
 static __always_inline void write_name4(struct bpf_sock_addr *ctx, const struct sock_name *name)
 {
-	__u32 ip;
-
-	__builtin_memcpy(&ip, name->addr + 12, sizeof(ip));
-	ctx->user_ip4 = ip;
+	ctx->user_ip4 = last_word(name->addr);
 	write_port(ctx, name->port);
 }
 
@@ -72,10 +64,10 @@ static __always_inline void write_name6(struct bpf_sock_addr *ctx, const struct 
 	write_port(ctx, name->port);
 }
 
-/* The protocol under which a frontend is looked up, 0 for sockets that are none of ours. MPTCP is
- * treated as TCP, on purpose: it offers its clients a TCP service. Linux 6.18 shows the connect hook the
- * TCP subflow, with 6; a kernel that shows the MPTCP socket itself, with 262, is served as well, and not
- * because 262 cut to eight bits happens to read 6. */
+/* Returns the protocol of the frontends that a socket may reach, 0 for other sockets. MPTCP counts as TCP on purpose:
+ * it offers its clients a TCP service. Linux 6.18 shows the connect hook the TCP subflow, with protocol 6. A kernel
+ * that shows the MPTCP socket itself, with 262, works as well, and not because 262 cut to eight bits happens to be 6.
+ */
 static __always_inline __u8 read_proto(struct bpf_sock_addr *ctx)
 {
 	switch (ctx->protocol) {
@@ -87,13 +79,6 @@ static __always_inline __u8 read_proto(struct bpf_sock_addr *ctx)
 	default:
 		return 0;
 	}
-}
-
-static __always_inline bool same_addr(const __u8 a[16], const __u8 b[16])
-{
-	const __u32 *x = ADDR(a), *y = ADDR(b);
-
-	return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
 }
 
 static __always_inline bool same_name(const struct sock_name *name, const __u8 addr[16], __u16 port)
