@@ -35,6 +35,7 @@ import (
 	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/slicesync"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -221,7 +222,7 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		return slices.Contains(kept, s.source) ||
 			exporting && slices.Contains(imp.Clusters, s.source) && r.Broker.KeepsSlice(s.source, brokerclient.ImportedSlice{Service: name, Name: s.name})
 	}
-	wrote, err := r.applySlices(ctx, name, have.slices, r.wantSlices(imp, exports, stands.uid), leave)
+	wrote, err := r.syncSlices(ctx, name, have.slices, r.wantSlices(imp, exports, stands.uid), leave)
 	switch {
 	case err != nil, len(kept) > 0:
 		return none, err
@@ -349,44 +350,39 @@ func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, sta
 	return nil
 }
 
-// applySlices makes want the imported slices of a Service, of which have stand here. New ones come before old
-// ones go, and those that leave reports stay as they are. wrote says whether there was anything to do.
-func (r *Reconciler) applySlices(ctx context.Context, name clusterset.ServiceName, have []*localSlice, want []*discoveryv1.EndpointSlice, leave func(*localSlice) bool) (wrote bool, err error) {
-	old := map[string]*localSlice{}
-	for _, s := range have {
-		old[s.name] = s
+// syncSlices makes want the imported slices of a Service, except that existing slices which keep reports stay. wrote
+// reports whether it wrote anything.
+func (r *Reconciler) syncSlices(ctx context.Context, name clusterset.ServiceName, existing []*localSlice, want []*discoveryv1.EndpointSlice, keep func(*localSlice) bool) (wrote bool, err error) {
+	write := func(how writeFunc) func(context.Context, *discoveryv1.EndpointSlice) error {
+		return func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return r.writeSlice(ctx, name, es, how) }
 	}
-	for _, es := range want {
-		before := old[es.Name]
-		delete(old, es.Name)
-		if before != nil && before.digest == mcs.SliceDigest(es) {
-			continue
-		}
-		changed, timed := mcs.ChangedAt(es)
-		write := apply.Own
-		if before == nil {
-			write = apply.Create
-		}
-		if err := write(ctx, r.Client, es, keep); err != nil {
-			return wrote, fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
-		}
-		wrote = true
-		r.here.wroteSlice(compactSlice(es))
-		if seen, ok := r.Broker.SeenAt(brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
-			r.measure(clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster]), changed, seen, time.Now())
-		}
+	return slicesync.Sync[*localSlice]{
+		Existing: existing, Wanted: slices.Values(want),
+		Name:     func(s *localSlice) string { return s.name },
+		UpToDate: func(s *localSlice, es *discoveryv1.EndpointSlice) bool { return s.digest == mcs.SliceDigest(es) },
+		Keep:     keep,
+		Create:   write(apply.Create), Update: write(apply.Own),
+		Delete: func(ctx context.Context, s *localSlice) error {
+			es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
+			return client.IgnoreNotFound(r.Client.Delete(ctx, es))
+		},
+	}.Run(ctx)
+}
+
+// writeFunc is apply.Create or apply.Own.
+type writeFunc func(ctx context.Context, c client.Client, obj client.Object, keep ...string) error
+
+// writeSlice writes an imported slice of a Service, and measures how long its content was on its way.
+func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName, es *discoveryv1.EndpointSlice, write writeFunc) error {
+	changed, timed := mcs.ChangedAt(es)
+	if err := write(ctx, r.Client, es, keep); err != nil {
+		return err
 	}
-	for _, s := range old {
-		if leave(s) {
-			continue
-		}
-		es := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: s.name}}
-		if err := r.Client.Delete(ctx, es); client.IgnoreNotFound(err) != nil {
-			return wrote, fmt.Errorf("delete endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
-		}
-		wrote = true
+	r.here.wroteSlice(compactSlice(es))
+	if seen, ok := r.Broker.SeenAt(brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
+		r.measure(clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster]), changed, seen, time.Now())
 	}
-	return wrote, nil
+	return nil
 }
 
 // measure notes how long a change was on its way: it began at changed on its member's clock, was seen here
@@ -414,6 +410,6 @@ func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, ha
 		}
 		r.Log.Info("import removed", "namespace", name.Namespace, "service", name.Name)
 	}
-	_, err := r.applySlices(ctx, name, have.slices, nil, func(*localSlice) bool { return false })
+	_, err := r.syncSlices(ctx, name, have.slices, nil, nil)
 	return err
 }
