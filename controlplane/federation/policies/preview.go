@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // Outcome is what became of one federated policy in one member, and what its leader would do there.
@@ -50,15 +51,15 @@ type Proposal struct {
 // leaders would do there; of proposals as if they had been applied. It writes nothing. The result is sorted by
 // policy and member.
 func Preview(ctx context.Context, c Config, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
-	p := &policies{config: c}
+	p := &Reconciler{config: c}
 	keys := map[reconcile.Key]bool{}
 	for _, kind := range c.Kinds {
 		for _, m := range members {
-			if !m.Read() {
+			if !m.Synced() {
 				continue
 			}
 			list, err := p.list(ctx, m, kind)
-			if errors.Is(err, reconcile.ErrKindMissing) {
+			if errors.Is(err, objectcache.ErrKindMissing) {
 				continue
 			}
 			if err != nil {
@@ -92,11 +93,11 @@ func Preview(ctx context.Context, c Config, members []reconcile.Member, proposal
 }
 
 // preview is Preview of one policy.
-func (p *policies) preview(ctx context.Context, key reconcile.Key, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
+func (r *Reconciler) preview(ctx context.Context, key reconcile.Key, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
 	seen := make([]held, len(members))
 	for i, m := range members {
 		var err error
-		if seen[i], err = p.look(ctx, key, m); err != nil {
+		if seen[i], err = r.look(ctx, key, m); err != nil {
 			return nil, fmt.Errorf("read %s of member %s: %w", describe(key), m.ID(), err)
 		}
 		for _, proposal := range proposals {
@@ -195,21 +196,22 @@ func diff(path string, have, want any) []Difference {
 	return all
 }
 
-// Live is a member as a client reads it now: each read is a request. away says that the client reaches nobody.
-func Live(id clusterset.ClusterID, c client.Reader, away bool) reconcile.Member {
-	return &live{Reader: c, id: id, away: away}
+// Live returns a member that a client reads directly: each read is a request. silent states that the member does not
+// respond.
+func Live(id clusterset.ClusterID, c client.Reader, silent bool) reconcile.Member {
+	return &live{Reader: c, id: id, silent: silent}
 }
 
 type live struct {
 	client.Reader
 
-	id   clusterset.ClusterID
-	away bool
+	id     clusterset.ClusterID
+	silent bool
 }
 
 func (l *live) ID() clusterset.ClusterID { return l.id }
-func (l *live) Read() bool               { return !l.away }
-func (l *live) Reachable() bool          { return !l.away }
+func (l *live) Synced() bool             { return !l.silent }
+func (l *live) Reachable() bool          { return !l.silent }
 func (*live) Supervisor() bool           { return false }
 
 func (l *live) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -223,7 +225,7 @@ func (l *live) List(ctx context.Context, list client.ObjectList, opts ...client.
 // missing makes the error of a kind that is not there that of a Member.
 func missing(err error) error {
 	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w: %w", reconcile.ErrKindMissing, err)
+		return fmt.Errorf("%w: %w", objectcache.ErrKindMissing, err)
 	}
 	return err
 }

@@ -49,15 +49,15 @@ func keyOfRefusal(_ reconcile.Member, o client.Object) []reconcile.Key {
 }
 
 // refused says in the member that want was refused there, if that is news.
-func (p *policies) refused(ctx context.Context, into reconcile.Leader, here *held, key reconcile.Key, want *unstructured.Unstructured, why error) error {
+func (r *Reconciler) refused(ctx context.Context, into reconcile.Writer, here *held, key reconcile.Key, want *unstructured.Unstructured, why error) error {
 	message := []rune(why.Error())
 	now := refusal{content: want.GetAnnotations()[annotationContent], message: string(message[:min(len(message), longest)])}
 	if was := here.refusal; was != nil && was.content == now.content && was.message == now.message {
 		return nil
 	}
-	err := into.Own(ctx, &corev1.ConfigMap{
+	err := into.Apply(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.config.Namespace, Name: refusalName(key),
+			Namespace: r.config.Namespace, Name: refusalName(key),
 			Labels: map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy, labelReport: reportRefusal},
 		},
 		Data: map[string]string{
@@ -71,7 +71,7 @@ func (p *policies) refused(ctx context.Context, into reconcile.Leader, here *hel
 }
 
 // allowed takes back that a policy was refused in the member.
-func (*policies) allowed(ctx context.Context, into reconcile.Leader, here *held) error {
+func (*Reconciler) allowed(ctx context.Context, into reconcile.Writer, here *held) error {
 	if here.refusal == nil {
 		return nil
 	}

@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // packed is an object of type T in the encoding that API servers use among themselves, deflated: a twentieth of what it takes in
@@ -32,7 +32,7 @@ type encoded[T any] interface {
 }
 
 // pack is a Watch's Pack.
-func pack[T any, P encoded[T]](o client.Object) reconcile.Packed {
+func pack[T any, P encoded[T]](o client.Object) objectcache.Packed {
 	data, err := o.(P).Marshal() //nolint:forcetypeassert // the Watch is of this type
 	if err != nil {
 		return nil
@@ -40,7 +40,7 @@ func pack[T any, P encoded[T]](o client.Object) reconcile.Packed {
 	return packed[T, P](deflate(data))
 }
 
-// Unpack is part of reconcile.Packed.
+// Unpack is part of objectcache.Packed.
 func (p packed[T, P]) Unpack() client.Object {
 	o := P(new(T))
 	if err := inflate(string(p), o.Unmarshal); err != nil {
@@ -50,7 +50,7 @@ func (p packed[T, P]) Unpack() client.Object {
 }
 
 // packSlice is a Watch's Pack.
-func packSlice(o client.Object) reconcile.Packed {
+func packSlice(o client.Object) objectcache.Packed {
 	if es, ok := o.(*discoveryv1.EndpointSlice); ok {
 		if p := packOwn(es); p != nil {
 			return p
@@ -118,10 +118,10 @@ func formatUID(u [16]byte) types.UID {
 	return types.UID(h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:])
 }
 
-// Local is that of reconcile.Packed: all slices of ours are.
+// Local is that of objectcache.Packed: all slices of ours are.
 func (*ownSlice) Local() bool { return true }
 
-// Unpack is part of reconcile.Packed.
+// Unpack is part of objectcache.Packed.
 func (p *ownSlice) Unpack() client.Object {
 	w := p.leads.Value()
 	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{

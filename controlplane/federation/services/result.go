@@ -22,34 +22,34 @@ import (
 )
 
 // applyService makes the Service of w, which is nobody else's, be as fed says, and returns how it stands.
-func (p *Part) applyService(ctx context.Context, into reconcile.Leader, w *world, fed offers.Federated) (*corev1.Service, error) {
-	if w.service == nil {
-		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.name.Namespace, Name: w.name.Name}}
-		if err := p.shape(svc, w, fed); err != nil {
+func (r *Reconciler) applyService(ctx context.Context, into reconcile.Writer, s *snapshot, fed offers.Federated) (*corev1.Service, error) {
+	if s.service == nil {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.name.Namespace, Name: s.name.Name}}
+		if err := r.shape(svc, s, fed); err != nil {
 			return nil, err
 		}
 		if err := create(ctx, into, svc, fed.Families); err != nil {
-			return nil, fmt.Errorf("create service %s: %w", w.name, err)
+			return nil, fmt.Errorf("create service %s: %w", s.name, err)
 		}
-		p.log.Info("federated service made", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
+		r.log.Info("federated service made", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
 		return svc, nil
 	}
-	svc := w.service.DeepCopy()
-	if err := p.shape(svc, w, fed); err != nil {
+	svc := s.service.DeepCopy()
+	if err := r.shape(svc, s, fed); err != nil {
 		return nil, err
 	}
-	if equality.Semantic.DeepEqual(svc, w.service) {
+	if equality.Semantic.DeepEqual(svc, s.service) {
 		return svc, nil
 	}
 	if err := into.Replace(ctx, svc); err != nil {
-		return nil, fmt.Errorf("change service %s: %w", w.name, err)
+		return nil, fmt.Errorf("change service %s: %w", s.name, err)
 	}
-	p.log.Info("federated service changed", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
+	r.log.Info("federated service changed", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
 	return svc, nil
 }
 
 // create creates svc with the first of families that the cluster has, and with the others that it has.
-func create(ctx context.Context, into reconcile.Leader, svc *corev1.Service, families []clusterset.Family) (err error) {
+func create(ctx context.Context, into reconcile.Writer, svc *corev1.Service, families []clusterset.Family) (err error) {
 	for _, f := range families {
 		svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPFamily(f.String())}
 		if err = into.Create(ctx, svc); !apierrors.IsInvalid(err) {
@@ -60,17 +60,17 @@ func create(ctx context.Context, into reconcile.Leader, svc *corev1.Service, fam
 }
 
 // suits notes whether a cluster takes the federated Service, by what became of it, and reports whether that is news.
-func (p *Part) suits(cluster clusterset.ClusterID, w *world, fed offers.Federated, err error) bool {
-	key := taken{cluster, w.name}
+func (r *Reconciler) suits(cluster clusterset.ClusterID, s *snapshot, fed offers.Federated, err error) bool {
+	key := taken{cluster, s.name}
 	switch {
 	case err == nil:
-		_, was := p.unsuited.LoadAndDelete(key)
+		_, was := r.unsuited.LoadAndDelete(key)
 		return was
 	case !apierrors.IsInvalid(err):
 		return false // it says nothing of the Service
 	}
 	text := fmt.Sprintf("cluster %s refuses it: %v", cluster, err)
-	if w.service == nil && aboutFamilies(err) {
+	if s.service == nil && aboutFamilies(err) {
 		var families []string
 		for _, f := range fed.Families {
 			families = append(families, f.String())
@@ -78,7 +78,7 @@ func (p *Part) suits(cluster clusterset.ClusterID, w *world, fed offers.Federate
 		text = fmt.Sprintf("cluster %s does not get it: it has no Services of %s, which all members are of; let one be of a family that it has",
 			cluster, strings.Join(families, " and "))
 	}
-	before, _ := p.unsuited.Swap(key, text)
+	before, _ := r.unsuited.Swap(key, text)
 	return before != text
 }
 
@@ -92,15 +92,15 @@ func aboutFamilies(err error) bool {
 }
 
 // shape gives svc all that fed says of it, and leaves the rest, which the API server or others added, as it is.
-func (p *Part) shape(svc *corev1.Service, w *world, fed offers.Federated) error {
+func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federated) error {
 	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedBy)
 	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.MarkFederatedService, "true")
-	if p.hostname != nil {
-		outside, err := p.outsideName(w.name)
+	if r.hostname != nil {
+		outside, err := r.outsideName(s.name)
 		switch {
 		case err != nil:
-			return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", w.name, err)
-		case w.asksName:
+			return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", s.name, err)
+		case s.asksName:
 			metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.AnnotationHostname, outside)
 		case svc.Annotations[v1alpha1.AnnotationHostname] == outside: // else a person wrote it
 			delete(svc.Annotations, v1alpha1.AnnotationHostname)

@@ -2,7 +2,7 @@
 // Services of any members with, a Service without a selector, the EndpointSlices that lead to all of its member
 // Services, and, where the Federation switches that on, a ServiceImport with a ClusterSetIP over the same slices.
 //
-// It is a [reconcile.Part]: in goes what members say, out come writes into the members that this process leads. What it
+// It is a [reconcile.Reconciler]: in goes what members say, out come writes into the members that this process leads. What it
 // computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it
 // writes carries [v1alpha1.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is
 // reported.
@@ -47,7 +47,7 @@ type Config struct {
 }
 
 // Part is made by New.
-type Part struct {
+type Reconciler struct {
 	system   string
 	hostname *template.Template // nil without one
 	hosts    *hosts.Hosts
@@ -65,15 +65,15 @@ type Part struct {
 }
 
 var (
-	_ reconcile.Part    = (*Part)(nil)
-	_ reconcile.Runner  = (*Part)(nil)
-	_ reconcile.Guarded = (*Part)(nil)
+	_ reconcile.Reconciler = (*Reconciler)(nil)
+	_ reconcile.Runner     = (*Reconciler)(nil)
+	_ reconcile.Guarded    = (*Reconciler)(nil)
 )
 
 // New returns the Part that cfg describes. The error joins all faults and names the fields.
-func New(cfg Config) (*Part, error) {
+func New(cfg Config) (*Reconciler, error) {
 	var errs []error
-	p := &Part{system: cfg.Federation.SystemNamespace, log: cfg.Log}
+	p := &Reconciler{system: cfg.Federation.SystemNamespace, log: cfg.Log}
 	if cfg.Resolve == nil {
 		cfg.Resolve = hosts.System("/etc/resolv.conf")
 	}
@@ -115,9 +115,9 @@ func New(cfg Config) (*Part, error) {
 }
 
 // outsideName returns the name outside of the clusters of a federated Service.
-func (p *Part) outsideName(name clusterset.ServiceName) (string, error) {
+func (r *Reconciler) outsideName(name clusterset.ServiceName) (string, error) {
 	var text strings.Builder
-	if err := p.hostname.Execute(&text, name); err != nil {
+	if err := r.hostname.Execute(&text, name); err != nil {
 		return "", err
 	}
 	if faults := validation.IsDNS1123Subdomain(text.String()); len(faults) > 0 {
@@ -126,23 +126,23 @@ func (p *Part) outsideName(name clusterset.ServiceName) (string, error) {
 	return text.String(), nil
 }
 
-// Name is part of reconcile.Part.
-func (p *Part) Name() string { return "services" }
+// Name is part of reconcile.Reconciler.
+func (r *Reconciler) Name() string { return "services" }
 
 // Run decides about what vanished, and resolves host names of load balancers, until ctx ends.
-func (p *Part) Run(ctx context.Context, again func(reconcile.Key)) error {
-	p.again.Store(&again)
+func (r *Reconciler) Run(ctx context.Context, again func(reconcile.Key)) error {
+	r.again.Store(&again)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.guard.Run(ctx) })
+	group.Go(func() error { return r.guard.Run(ctx) })
 	group.Go(func() error {
-		return p.hosts.Run(ctx, func(name clusterset.ServiceName) { again(keyOf(name)) })
+		return r.hosts.Run(ctx, func(name clusterset.ServiceName) { again(keyOf(name)) })
 	})
 	return group.Wait()
 }
 
 // lookAgain asks to look at federated Services again, in all members. Before Run nobody is there to ask.
-func (p *Part) lookAgain(names ...clusterset.ServiceName) {
-	if again := p.again.Load(); again != nil {
+func (r *Reconciler) lookAgain(names ...clusterset.ServiceName) {
+	if again := r.again.Load(); again != nil {
 		for _, name := range names {
 			(*again)(keyOf(name))
 		}
@@ -160,7 +160,7 @@ func keyOf(name clusterset.ServiceName) reconcile.Key {
 }
 
 // Holds is part of reconcile.Guarded.
-func (p *Part) Holds() []withdrawal.Hold { return p.guard.Holds() }
+func (r *Reconciler) Holds() []withdrawal.Hold { return r.guard.Holds() }
 
 // Release is part of reconcile.Guarded.
-func (p *Part) Release(of clusterset.ClusterID) { p.guard.Release(of) }
+func (r *Reconciler) Release(of clusterset.ClusterID) { r.guard.Release(of) }

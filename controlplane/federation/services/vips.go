@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // vips says which ClusterSetIPs federated Services have. There is no broker to ask: the imports in all members are the
@@ -111,12 +112,12 @@ func importsOf(ctx context.Context, name clusterset.ServiceName, into reconcile.
 	var here int
 	members := map[netip.Addr]int{} // with that address
 	for _, m := range all {
-		if !m.Read() {
+		if !m.Synced() {
 			continue
 		}
 		var si v1beta1.ServiceImport
 		err := m.Get(ctx, client.ObjectKey(name), &si)
-		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, reconcile.ErrKindMissing) {
+		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, objectcache.ErrKindMissing) {
 			return nil, false, fmt.Errorf("read service import %s in cluster %s: %w", name, m.ID(), err)
 		}
 		if err != nil || !offers.IsOurs(&si) {
@@ -141,11 +142,11 @@ func (v *vips) holders(ctx context.Context, all []reconcile.Member) (map[netip.A
 	born := map[clusterset.ServiceName]time.Time{} // of the oldest import
 	has := map[netip.Addr][]clusterset.ServiceName{}
 	for _, m := range all {
-		if !m.Read() {
+		if !m.Synced() {
 			continue
 		}
 		var list v1beta1.ServiceImportList
-		if err := m.List(ctx, &list); errors.Is(err, reconcile.ErrKindMissing) {
+		if err := m.List(ctx, &list); errors.Is(err, objectcache.ErrKindMissing) {
 			continue
 		} else if err != nil {
 			return nil, fmt.Errorf("read service imports in cluster %s: %w", m.ID(), err)

@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -30,42 +31,50 @@ const labelMemberOf = "federation.isthmus.dev/member-of"
 // memberOf returns the value of labelMemberOf. A name of a Service has no dot.
 func memberOf(name clusterset.ServiceName) string { return name.Name + "." + name.Namespace }
 
-// Watches is part of reconcile.Part.
-func (p *Part) Watches() []reconcile.Watch {
+// Watches is part of reconcile.Reconciler.
+func (r *Reconciler) Watches() []reconcile.Watch {
 	return []reconcile.Watch{
 		{
-			Object: &corev1.Service{}, Trim: p.trimService, Pack: pack[corev1.Service], IndexLabel: labelMemberOf, Keys: p.keysOfService,
+			Kind: objectcache.Kind{
+				Source: objectcache.Source{Object: &corev1.Service{}, Trim: r.trimService},
+				Pack:   pack[corev1.Service], IndexLabel: labelMemberOf,
+			},
+			Keys:    r.keysOfService,
 			Counted: func(o client.Object) bool { return o.GetLabels()[isthmus.LabelManagedBy] == v1alpha1.ManagedBy },
 		},
-		// A slice of ours comes of what is known already: in other members nothing follows of it.
+		// A slice of ours follows from objects that are watched already, so it changes nothing in other members.
 		{
-			Object: &discoveryv1.EndpointSlice{}, Keep: ofService, Trim: trimSlice, Pack: packSlice, IndexLabel: discoveryv1.LabelServiceName,
-			Keys: p.keysOfSlice, Local: func(o client.Object) bool { return offers.IsOurs(o) },
+			Kind: objectcache.Kind{
+				Source: objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Keep: hasService, Trim: trimSlice},
+				Pack:   packSlice, IndexLabel: discoveryv1.LabelServiceName,
+				Local: func(o client.Object) bool { return offers.IsOurs(o) },
+			},
+			Keys: r.keysOfSlice,
 		},
-		{Object: &corev1.Node{}, Trim: trimNode, Keys: p.keysOfNode},
-		{Object: &corev1.Namespace{}, Trim: trimNamespace, Keys: p.keysOfNamespace},
-		{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Keys: p.keysOfImport, Optional: true},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Node{}, Trim: trimNode}}, Keys: r.keysOfNode},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Namespace{}, Trim: trimNamespace}}, Keys: r.keysOfNamespace},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Optional: true}}, Keys: r.keysOfImport},
 	}
 }
 
-func (p *Part) keysOfService(_ reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfService(_ reconcile.Member, o client.Object) []reconcile.Key {
 	var keys []reconcile.Key
 	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
-	name, member, err := offers.Name(o, p.system)
+	name, member, err := offers.Name(o, r.system)
 	if member {
-		p.wanted.Store(name, true)
+		r.wanted.Store(name, true)
 		keys = append(keys, keyOf(name))
 	}
 	if _, told := o.GetAnnotations()[v1alpha1.AnnotationServiceStatus]; told && !member || err != nil {
 		keys = append(keys, reconcile.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
 	}
-	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
+	if _, wanted := r.wanted.Load(own); wanted || offers.IsOurs(o) {
 		keys = append(keys, keyOf(own)) // the result, or what is in its way
 	}
 	return keys
 }
 
-func (p *Part) keysOfSlice(from reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfSlice(from reconcile.Member, o client.Object) []reconcile.Key {
 	of := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetLabels()[discoveryv1.LabelServiceName]}
 	if offers.IsOurs(o) {
 		return []reconcile.Key{keyOf(of)}
@@ -74,21 +83,21 @@ func (p *Part) keysOfSlice(from reconcile.Member, o client.Object) []reconcile.K
 	if err := from.Get(context.Background(), client.ObjectKey(of), &svc); err != nil {
 		return nil // it brings its own key when it comes
 	}
-	if name, member, _ := offers.Name(&svc, p.system); member {
+	if name, member, _ := offers.Name(&svc, r.system); member {
 		return []reconcile.Key{keyOf(name)}
 	}
 	return nil
 }
 
 // keysOfNode returns all federated Services with a member that has node ports.
-func (p *Part) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Key {
 	var all corev1.ServiceList
 	if err := from.List(context.Background(), &all); err != nil {
 		return nil // there are none yet, and each brings its own key
 	}
 	var keys []reconcile.Key
 	for i := range all.Items {
-		if name, member, _ := offers.Name(&all.Items[i], p.system); member && all.Items[i].Spec.Type == corev1.ServiceTypeNodePort {
+		if name, member, _ := offers.Name(&all.Items[i], r.system); member && all.Items[i].Spec.Type == corev1.ServiceTypeNodePort {
 			keys = append(keys, keyOf(name))
 		}
 	}
@@ -96,9 +105,9 @@ func (p *Part) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Ke
 }
 
 // keysOfNamespace returns all federated Services of a namespace.
-func (p *Part) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.Key {
 	var keys []reconcile.Key
-	p.wanted.Range(func(key, _ any) bool {
+	r.wanted.Range(func(key, _ any) bool {
 		if name, ok := key.(clusterset.ServiceName); ok && name.Namespace == o.GetName() {
 			keys = append(keys, keyOf(name))
 		}
@@ -107,9 +116,9 @@ func (p *Part) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.
 	return keys
 }
 
-func (p *Part) keysOfImport(_ reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfImport(_ reconcile.Member, o client.Object) []reconcile.Key {
 	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
-	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
+	if _, wanted := r.wanted.Load(own); wanted || offers.IsOurs(o) {
 		return []reconcile.Key{keyOf(own)}
 	}
 	return nil
@@ -117,12 +126,12 @@ func (p *Part) keysOfImport(_ reconcile.Member, o client.Object) []reconcile.Key
 
 // trimService keeps a name of what nobody asks to federate, which may be in the way, and its type and annotations of
 // what is a member or a federated Service.
-func (p *Part) trimService(obj any) (any, error) {
+func (r *Reconciler) trimService(obj any) (any, error) {
 	svc, ok := obj.(*corev1.Service)
 	if !ok {
 		return obj, nil
 	}
-	name, member, err := offers.Name(svc, p.system)
+	name, member, err := offers.Name(svc, r.system)
 	_, told := svc.Annotations[v1alpha1.AnnotationServiceStatus]
 	switch {
 	case offers.IsOurs(svc):
@@ -144,8 +153,8 @@ func (p *Part) trimService(obj any) (any, error) {
 	}
 }
 
-// ofService reports whether a slice has a Service.
-func ofService(o client.Object) bool { return o.GetLabels()[discoveryv1.LabelServiceName] != "" }
+// hasService reports whether a slice belongs to a Service.
+func hasService(o client.Object) bool { return o.GetLabels()[discoveryv1.LabelServiceName] != "" }
 
 // trimSlice keeps of a slice of ours what it comes to, and of others what is offered. 20 members of 500 Services have
 // 200,000 of ours.

@@ -15,10 +15,11 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// world is what is known of one federated Service when one member is brought in line.
-type world struct {
+// snapshot is the state of one federated Service in all members, as it matters to the member that is reconciled.
+type snapshot struct {
 	name clusterset.ServiceName
 
 	offers   []offers.Offer      // as seen from that member
@@ -54,36 +55,36 @@ func sourceOf(es *discoveryv1.EndpointSlice) source {
 }
 
 // read returns what all say about name, as it matters to into.
-func (p *Part) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*world, error) {
-	w := &world{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
+func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*snapshot, error) {
+	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
 	for _, m := range all {
-		w.clusters = append(w.clusters, m.ID())
-		if !m.Read() {
-			w.unread = true
+		s.clusters = append(s.clusters, m.ID())
+		if !m.Synced() {
+			s.unread = true
 			continue
 		}
-		if err := p.readMember(ctx, w, m, m.ID() == into.ID()); err != nil {
+		if err := r.readMember(ctx, s, m, m.ID() == into.ID()); err != nil {
 			return nil, fmt.Errorf("read service %s in cluster %s: %w", name, m.ID(), err)
 		}
 	}
-	w.unresolved = map[source]bool{}
-	for _, o := range w.offers {
+	s.unresolved = map[source]bool{}
+	for _, o := range s.offers {
 		from := source{o.Cluster, o.Service.String()}
-		if o.Unresolved && o.Cluster != into.ID() && slices.ContainsFunc(w.slices, func(es *discoveryv1.EndpointSlice) bool { return sourceOf(es) == from }) {
-			w.unresolved[from] = true
+		if o.Unresolved && o.Cluster != into.ID() && slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return sourceOf(es) == from }) {
+			s.unresolved[from] = true
 		}
 	}
-	return w, nil
+	return s, nil
 }
 
 // keepFamilies gives offers of whose addresses not all are known the families that the federated Service has.
-func (w *world) keepFamilies() {
-	if w.service == nil || !offers.IsOurs(w.service) {
+func (s *snapshot) keepFamilies() {
+	if s.service == nil || !offers.IsOurs(s.service) {
 		return
 	}
-	for i := range w.offers {
-		if o := &w.offers[i]; o.Unresolved {
-			for _, f := range w.service.Spec.IPFamilies {
+	for i := range s.offers {
+		if o := &s.offers[i]; o.Unresolved {
+			for _, f := range s.service.Spec.IPFamilies {
 				if !slices.Contains(o.Families, familyOf(f)) {
 					o.Families = append(slices.Clip(o.Families), familyOf(f))
 				}
@@ -93,70 +94,70 @@ func (w *world) keepFamilies() {
 }
 
 // readMember adds what one member says; here is true of the one that is brought in line.
-func (p *Part) readMember(ctx context.Context, w *world, m reconcile.Member, here bool) error {
-	if w.name.Namespace == p.system {
-		switch err := m.Get(ctx, client.ObjectKey{Name: p.system}, &corev1.Namespace{}); {
+func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Member, here bool) error {
+	if s.name.Namespace == r.system {
+		switch err := m.Get(ctx, client.ObjectKey{Name: r.system}, &corev1.Namespace{}); {
 		case client.IgnoreNotFound(err) != nil:
 			return err
 		case err != nil:
-			w.homeless = append(w.homeless, m.ID())
+			s.homeless = append(s.homeless, m.ID())
 		}
 	}
 	var result corev1.Service
-	err := m.Get(ctx, client.ObjectKey(w.name), &result)
+	err := m.Get(ctx, client.ObjectKey(s.name), &result)
 	switch {
 	case client.IgnoreNotFound(err) != nil:
 		return err
 	case err == nil && !offers.IsOurs(&result):
-		w.taken = append(w.taken, m.ID())
+		s.taken = append(s.taken, m.ID())
 	}
 	if here {
 		if err == nil {
-			w.service = &result
+			s.service = &result
 		}
-		if w.slices, err = slicesOf(ctx, m, w.name, true); err != nil {
+		if s.slices, err = slicesOf(ctx, m, s.name, true); err != nil {
 			return err
 		}
 	}
 	var members corev1.ServiceList
-	if err := m.List(ctx, &members, client.MatchingLabels{labelMemberOf: memberOf(w.name)}); err != nil {
+	if err := m.List(ctx, &members, client.MatchingLabels{labelMemberOf: memberOf(s.name)}); err != nil {
 		return err
 	}
 	slices.SortFunc(members.Items, func(a, b corev1.Service) int { return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name) })
 	for i := range members.Items {
 		svc := &members.Items[i]
-		w.offering[m.ID()] = true
+		s.offering[m.ID()] = true
 		for _, in := range svc.Status.LoadBalancer.Ingress {
 			if in.Hostname != "" {
-				w.hosts = append(w.hosts, in.Hostname)
+				s.hosts = append(s.hosts, in.Hostname)
 			}
 		}
-		w.asksName = w.asksName || svc.Annotations[v1alpha1.AnnotationAskHostname] == "true"
+		s.asksName = s.asksName || svc.Annotations[v1alpha1.AnnotationAskHostname] == "true"
 		if here {
-			w.members = append(w.members, svc)
+			s.members = append(s.members, svc)
 		}
-		src, err := p.source(ctx, m, svc)
+		src, err := r.source(ctx, m, svc)
 		if err != nil {
 			return err
 		}
 		o, fault := offers.Of(src)
 		if fault != nil {
 			if here {
-				w.faults[svc.UID] = fault
+				s.faults[svc.UID] = fault
 			}
 			continue
 		}
 		if here {
 			o = o.Local(src)
 		}
-		w.offers = append(w.offers, o)
+		s.offers = append(s.offers, o)
 	}
 	return nil
 }
 
 // source returns a member Service with what says where it is reached.
-func (p *Part) source(ctx context.Context, m reconcile.Member, svc *corev1.Service) (offers.Source, error) {
-	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: p.hosts.Lookup}
+func (r *Reconciler) source(ctx context.Context, m reconcile.Member, svc *corev1.Service) (offers.Source, error) {
+	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: r.hosts.Lookup}
 	var err error
 	src.Slices, err = slicesOf(ctx, m, clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}, false)
 	if err != nil || svc.Spec.Type != corev1.ServiceTypeNodePort {
@@ -175,7 +176,7 @@ func (p *Part) source(ctx context.Context, m reconcile.Member, svc *corev1.Servi
 // slicesOf returns the slices of a Service in a member: a federation's, or all others.
 func slicesOf(ctx context.Context, m reconcile.Member, of clusterset.ServiceName, ours bool) ([]*discoveryv1.EndpointSlice, error) {
 	var list discoveryv1.EndpointSliceList
-	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}, reconcile.Local(ours)); err != nil {
+	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}, objectcache.Local(ours)); err != nil {
 		return nil, err
 	}
 	var all []*discoveryv1.EndpointSlice
