@@ -20,8 +20,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// applyImport offers the federated Service with a ClusterSetIP too, or no more. A ServiceImport of the name that is
-// not ours stays as it is.
+// applyImport creates, updates or removes the ServiceImport with a ClusterSetIP. It does not touch a ServiceImport of the
+// name that is not ours.
 func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all []reconcile.Member, s *snapshot, fed offers.Federated) error {
 	if !r.vips.on() {
 		return r.removeImport(ctx, into, s.name)
@@ -30,7 +30,7 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 	err := into.Get(ctx, client.ObjectKey(s.name), have)
 	switch {
 	case errors.Is(err, objectcache.ErrKindMissing):
-		return nil // tell says so
+		return nil // report mentions it
 	case client.IgnoreNotFound(err) != nil:
 		return fmt.Errorf("read service import %s: %w", s.name, err)
 	case err == nil && !offers.IsOurs(have):
@@ -64,7 +64,7 @@ func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all
 	return r.applyImportStatus(ctx, into, want, status)
 }
 
-// applyImportStatus makes the status of si, as it stands, be status.
+// applyImportStatus sets the status of the stored si.
 func (r *Reconciler) applyImportStatus(ctx context.Context, into reconcile.Writer, si *v1beta1.ServiceImport, status v1beta1.ServiceImportStatus) error {
 	conditions := append([]metav1.Condition(nil), si.Status.Conditions...)
 	for _, c := range status.Conditions {
@@ -75,10 +75,10 @@ func (r *Reconciler) applyImportStatus(ctx context.Context, into reconcile.Write
 	if equality.Semantic.DeepEqual(status, si.Status) {
 		return nil
 	}
-	told := &v1beta1.ServiceImport{
+	want := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: si.Namespace, Name: si.Name, ResourceVersion: si.ResourceVersion}, Spec: si.Spec, Status: status,
 	}
-	if err := into.ApplyStatus(ctx, told); err != nil {
+	if err := into.ApplyStatus(ctx, want); err != nil {
 		return fmt.Errorf("write status of service import %s/%s: %w", si.Namespace, si.Name, err)
 	}
 	return nil

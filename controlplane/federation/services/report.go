@@ -21,8 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// conditionConflict is a condition of a federated Service: member Services disagree about ports. It is there only
-// while they do.
+// conditionConflict is a condition of a federated Service while its member Services have conflicting ports.
 const conditionConflict = "federation.isthmus.dev/Conflict"
 
 // Reasons of events on Services.
@@ -30,17 +29,17 @@ const (
 	reasonFederated = "Federated"
 	reasonNot       = "NotFederated"
 	reasonConflict  = "PortConflict"
-	ReasonTaken     = "NameTaken" // of the Service that has the name, too
+	ReasonTaken     = "NameTaken" // also on the user's Service that has the name
 	reasonPartly    = "NotEverywhere"
 )
 
-// taken is somebody's own Service that has the name of a federated one.
+// taken is a user's Service that has the name of a federated one.
 type taken struct {
 	cluster clusterset.ClusterID
 	name    clusterset.ServiceName
 }
 
-// applyConditions makes the conditions of the federated Service say what its members disagree about.
+// applyConditions sets the condition of the federated Service about conflicts of its members.
 func (r *Reconciler) applyConditions(ctx context.Context, into reconcile.Writer, svc *corev1.Service, fed offers.Federated) error {
 	conditions := slices.Clone(svc.Status.Conditions)
 	if len(fed.Conflicts) == 0 {
@@ -57,25 +56,25 @@ func (r *Reconciler) applyConditions(ctx context.Context, into reconcile.Writer,
 	if equality.Semantic.DeepEqual(conditions, svc.Status.Conditions) {
 		return nil
 	}
-	told := &corev1.Service{
+	want := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: svc.Name, ResourceVersion: svc.ResourceVersion},
 		Status:     corev1.ServiceStatus{Conditions: conditions},
 	}
-	if err := into.ApplyStatus(ctx, told); err != nil {
+	if err := into.ApplyStatus(ctx, want); err != nil {
 		return fmt.Errorf("write conditions of service %s/%s: %w", svc.Namespace, svc.Name, err)
 	}
 	return nil
 }
 
-// tell says to the owners of Services in the member what became of their wishes: by an annotation, and by an event
-// whenever that changes. Somebody's own Service that is in the way is told by an event alone.
-func (r *Reconciler) tell(ctx context.Context, into reconcile.Writer, s *snapshot, fed offers.Federated) error {
+// report writes to member Services in the member what became of them: an annotation, and an event whenever it changes. A
+// user's Service that has the name gets an event alone.
+func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, s *snapshot, fed offers.Federated) error {
 	if slices.Contains(s.taken, into.ID()) && s.service != nil && len(s.offering) > 0 {
-		if _, known := r.told.LoadOrStore(taken{into.ID(), s.name}, true); !known {
-			into.Event(s.service, corev1.EventTypeWarning, ReasonTaken, "a federated Service has this name too; it is not made in this cluster, and this Service stays as it is")
+		if _, known := r.warned.LoadOrStore(taken{into.ID(), s.name}, true); !known {
+			into.Event(s.service, corev1.EventTypeWarning, ReasonTaken, "a federated Service has the same name; it is not created in this cluster, and this Service stays unchanged")
 		}
 	}
-	common := r.troubles(ctx, into, s)
+	common := r.problems(ctx, into, s)
 	var errs []error
 	for _, svc := range s.members {
 		var problems []string
@@ -83,12 +82,12 @@ func (r *Reconciler) tell(ctx context.Context, into reconcile.Writer, s *snapsho
 		if fault := s.faults[svc.UID]; fault != nil {
 			problems = append(problems, fault.Error())
 		}
-		for _, c := range fed.Conflicts { // whoever it is that differs, all of them are one Service
+		for _, c := range fed.Conflicts { // every member reports a conflict, because all of them are one Service
 			problems, reason = append(problems, c.Message()), reasonConflict
 		}
 		switch {
 		case len(problems) > 0:
-		case len(s.taken) > 0 || len(s.homeless) == 0 && len(common) > 0:
+		case len(s.taken) > 0 || len(s.lacking) == 0 && len(common) > 0:
 			reason = ReasonTaken
 		case len(common) > 0:
 			reason = reasonPartly
@@ -98,7 +97,7 @@ func (r *Reconciler) tell(ctx context.Context, into reconcile.Writer, s *snapsho
 	return errors.Join(errs...)
 }
 
-// status writes one Service's annotation and event, if they are news.
+// status writes one Service's annotation and event, if they changed.
 func (r *Reconciler) status(ctx context.Context, into reconcile.Writer, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
 	text, eventType := fmt.Sprintf("member of %s, which leads to clusters %s", name, join(fed.Clusters)), corev1.EventTypeNormal
 	if len(problems) == 0 {
@@ -106,36 +105,36 @@ func (r *Reconciler) status(ctx context.Context, into reconcile.Writer, svc *cor
 	} else {
 		text, eventType = short(text+"; "+strings.Join(problems, "; ")), corev1.EventTypeWarning
 	}
-	return r.say(ctx, into, svc, text, eventType, reason)
+	return r.writeStatus(ctx, into, svc, text, eventType, reason)
 }
 
-// say writes text on a Service, and an event, if it is news. What was said stays news until it is read on the Service,
-// which may be looked at again before that: there is one event all the same.
-func (r *Reconciler) say(ctx context.Context, into reconcile.Writer, svc *corev1.Service, text, eventType, reason string) error {
+// writeStatus annotates a Service, and records an event if the text is new. The cache may still hold the former annotation
+// at the next call; the event is recorded once nevertheless.
+func (r *Reconciler) writeStatus(ctx context.Context, into reconcile.Writer, svc *corev1.Service, text, eventType, reason string) error {
 	if svc.Annotations[v1alpha1.AnnotationServiceStatus] == text {
-		r.said.Delete(svc.UID)
+		r.written.Delete(svc.UID)
 		return nil
 	}
 	if err := into.Annotate(ctx, svc, map[string]string{v1alpha1.AnnotationServiceStatus: text}); err != nil {
 		return fmt.Errorf("write annotation %s of service %s/%s: %w", v1alpha1.AnnotationServiceStatus, svc.Namespace, svc.Name, err)
 	}
-	if before, _ := r.said.Swap(svc.UID, text); text != "" && before != text {
+	if before, _ := r.written.Swap(svc.UID, text); text != "" && before != text {
 		into.Event(svc, eventType, reason, text)
 	}
 	return nil
 }
 
-// troubles returns what is wrong with the federated Service in any cluster, whatever its members say.
-func (r *Reconciler) troubles(ctx context.Context, into reconcile.Member, s *snapshot) []string {
+// problems returns the problems of the federated Service in any cluster, conflicts of its members excluded.
+func (r *Reconciler) problems(ctx context.Context, into reconcile.Member, s *snapshot) []string {
 	var all []string
 	if len(s.taken) > 0 {
-		all = append(all, fmt.Sprintf("clusters %s have a Service %s of their own, and do not get it; rename one of them", join(s.taken), s.name))
+		all = append(all, fmt.Sprintf("clusters %s have a Service %s of their own and do not get the federated one; rename one of them", join(s.taken), s.name))
 	}
-	if len(s.homeless) > 0 {
-		all = append(all, fmt.Sprintf("clusters %s have no namespace %s, where global Services are, and do not get it; create it", join(s.homeless), r.system))
+	if len(s.lacking) > 0 {
+		all = append(all, fmt.Sprintf("clusters %s lack the namespace %s of global Services and do not get this one; create it", join(s.lacking), r.system))
 	}
 	for _, cluster := range s.clusters {
-		if text, ok := r.unsuited.Load(taken{cluster, s.name}); ok {
+		if text, ok := r.rejected.Load(taken{cluster, s.name}); ok {
 			all = append(all, fmt.Sprint(text))
 		}
 	}
@@ -152,17 +151,18 @@ func (r *Reconciler) troubles(ctx context.Context, into reconcile.Member, s *sna
 	return all
 }
 
-// tellStray tells a Service that is a member of nothing: why it is not, or no more that it is.
-func (r *Reconciler) tellStray(ctx context.Context, name clusterset.ServiceName, into reconcile.Writer) error {
+// reportNonMember annotates a Service that is not a member of a federated one: with the reason, or without the status of a
+// former membership.
+func (r *Reconciler) reportNonMember(ctx context.Context, name clusterset.ServiceName, into reconcile.Writer) error {
 	var svc corev1.Service
 	if err := into.Get(ctx, client.ObjectKey(name), &svc); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	switch _, member, err := offers.Name(&svc, r.system); {
 	case err != nil:
-		return r.say(ctx, into, &svc, short(err.Error()), corev1.EventTypeWarning, reasonNot)
+		return r.writeStatus(ctx, into, &svc, short(err.Error()), corev1.EventTypeWarning, reasonNot)
 	case !member:
-		return r.say(ctx, into, &svc, "", "", "")
+		return r.writeStatus(ctx, into, &svc, "", "", "")
 	default:
 		return nil
 	}
@@ -179,7 +179,7 @@ func join(clusters []clusterset.ClusterID) string {
 	return strings.Join(texts, ", ")
 }
 
-// short returns text, or as much of it as an event may have.
+// short returns text, cut to the length that an event may have.
 func short(text string) string {
 	const longest = 1000
 	if r := []rune(text); len(r) > longest {

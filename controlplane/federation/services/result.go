@@ -21,7 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
-// applyService makes the Service of w, which is nobody else's, be as fed says, and returns how it stands.
+// applyService creates or updates the federated Service, whose name no user's Service has, and returns it as stored.
 func (r *Reconciler) applyService(ctx context.Context, into reconcile.Writer, s *snapshot, fed offers.Federated) (*corev1.Service, error) {
 	if s.service == nil {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.name.Namespace, Name: s.name.Name}}
@@ -31,7 +31,7 @@ func (r *Reconciler) applyService(ctx context.Context, into reconcile.Writer, s 
 		if err := create(ctx, into, svc, fed.Families); err != nil {
 			return nil, fmt.Errorf("create service %s: %w", s.name, err)
 		}
-		r.log.Info("federated service made", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
+		r.log.Info("federated service created", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
 		return svc, nil
 	}
 	svc := s.service.DeepCopy()
@@ -59,15 +59,16 @@ func create(ctx context.Context, into reconcile.Writer, svc *corev1.Service, fam
 	return err
 }
 
-// suits notes whether a cluster takes the federated Service, by what became of it, and reports whether that is news.
-func (r *Reconciler) suits(cluster clusterset.ClusterID, s *snapshot, fed offers.Federated, err error) bool {
+// recordRejection records whether a cluster accepts the federated Service, given the error of the write, and reports
+// whether that changed.
+func (r *Reconciler) recordRejection(cluster clusterset.ClusterID, s *snapshot, fed offers.Federated, err error) bool {
 	key := taken{cluster, s.name}
 	switch {
 	case err == nil:
-		_, was := r.unsuited.LoadAndDelete(key)
+		_, was := r.rejected.LoadAndDelete(key)
 		return was
 	case !apierrors.IsInvalid(err):
-		return false // it says nothing of the Service
+		return false // the error is not about the Service
 	}
 	text := fmt.Sprintf("cluster %s refuses it: %v", cluster, err)
 	if s.service == nil && aboutFamilies(err) {
@@ -75,14 +76,14 @@ func (r *Reconciler) suits(cluster clusterset.ClusterID, s *snapshot, fed offers
 		for _, f := range fed.Families {
 			families = append(families, f.String())
 		}
-		text = fmt.Sprintf("cluster %s does not get it: it has no Services of %s, which all members are of; let one be of a family that it has",
+		text = fmt.Sprintf("cluster %s does not get it: the cluster has no Services of %s, the families of all members; add a member of a family that the cluster has",
 			cluster, strings.Join(families, " and "))
 	}
-	before, _ := r.unsuited.Swap(key, text)
+	before, _ := r.rejected.Swap(key, text)
 	return before != text
 }
 
-// aboutFamilies reports whether an API server refuses a Service because of its families.
+// aboutFamilies reports whether an API server rejected a Service because of its IP families.
 func aboutFamilies(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -91,7 +92,7 @@ func aboutFamilies(err error) bool {
 	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return strings.HasPrefix(c.Field, "spec.ipFamil") })
 }
 
-// shape gives svc all that fed says of it, and leaves the rest, which the API server or others added, as it is.
+// shape sets the fields of svc that fed defines, and leaves the fields that the API server or others added.
 func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federated) error {
 	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedBy)
 	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.MarkFederatedService, "true")
@@ -102,7 +103,7 @@ func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federate
 			return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", s.name, err)
 		case s.asksName:
 			metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.AnnotationHostname, outside)
-		case svc.Annotations[v1alpha1.AnnotationHostname] == outside: // else a person wrote it
+		case svc.Annotations[v1alpha1.AnnotationHostname] == outside: // another value is a user's
 			delete(svc.Annotations, v1alpha1.AnnotationHostname)
 		}
 	}
@@ -120,7 +121,7 @@ func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federate
 	return nil
 }
 
-// servicePorts returns ports as the API server stores them.
+// servicePorts returns ports in the form that the API server stores.
 func servicePorts(ports []clusterset.Port) []corev1.ServicePort {
 	var all []corev1.ServicePort
 	for _, p := range ports {
@@ -135,8 +136,8 @@ func servicePorts(ports []clusterset.Port) []corev1.ServicePort {
 	return all
 }
 
-// shapeFamilies asks for families. The first family of a Service that exists can never change, so it stays, and the
-// others come beside it.
+// shapeFamilies requests families. The first family of an existing Service cannot change, so it stays and the others are
+// added.
 func shapeFamilies(spec *corev1.ServiceSpec, families []clusterset.Family) {
 	policy := corev1.IPFamilyPolicySingleStack
 	if len(families) > 1 || len(spec.IPFamilies) > 0 && !slices.Contains(families, familyOf(spec.IPFamilies[0])) {

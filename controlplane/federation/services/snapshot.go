@@ -24,22 +24,22 @@ type snapshot struct {
 
 	offers   []offers.Offer      // as seen from that member
 	members  []*corev1.Service   // in that member
-	faults   map[types.UID]error // of members, why they offer nothing
+	faults   map[types.UID]error // why members offer nothing
 	asksName bool                // a member Service asks for a name outside of the clusters
 	hosts    []string            // host names of load balancers
 
 	clusters []clusterset.ClusterID        // all members, sorted
 	offering map[clusterset.ClusterID]bool // clusters with a member Service, whether it offers anything or not
-	unread   bool                          // of some cluster nothing is known
-	taken    []clusterset.ClusterID        // clusters in which the name is somebody's own, sorted
-	homeless []clusterset.ClusterID        // clusters without the namespace of all global Services, sorted
+	unread   bool                          // a cluster was never read
+	taken    []clusterset.ClusterID        // clusters in which a user's Service has the name, sorted
+	lacking  []clusterset.ClusterID        // clusters without the namespace of global Services, sorted
 
-	// What stands in the member.
+	// Existing objects in the reconciled member.
 	service *corev1.Service // nil without one
 	slices  []*discoveryv1.EndpointSlice
 
-	// unresolved are member Services with load balancers whose host names nobody has resolved for this process yet. Their
-	// slices stay as they are until somebody has.
+	// unresolved are member Services with load balancers whose host names this process has not resolved yet. Their slices
+	// stay unchanged until then.
 	unresolved map[source]bool
 }
 
@@ -49,12 +49,12 @@ type source struct {
 	service string // NAMESPACE/NAME
 }
 
-// sourceOf returns where a slice of ours leads.
+// sourceOf returns the source of a slice of ours.
 func sourceOf(es *discoveryv1.EndpointSlice) source {
 	return source{clusterset.ClusterID(es.Labels[v1alpha1.MarkCluster]), es.Annotations[offers.AnnotationSource]}
 }
 
-// read returns what all say about name, as it matters to into.
+// read returns the snapshot of a federated Service for the member into.
 func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (*snapshot, error) {
 	s := &snapshot{name: name, faults: map[types.UID]error{}, offering: map[clusterset.ClusterID]bool{}}
 	for _, m := range all {
@@ -77,7 +77,7 @@ func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName, into
 	return s, nil
 }
 
-// keepFamilies gives offers of whose addresses not all are known the families that the federated Service has.
+// keepFamilies adds the families of the existing federated Service to offers with unresolved addresses.
 func (s *snapshot) keepFamilies() {
 	if s.service == nil || !offers.IsOurs(s.service) {
 		return
@@ -93,14 +93,14 @@ func (s *snapshot) keepFamilies() {
 	}
 }
 
-// readMember adds what one member says; here is true of the one that is brought in line.
+// readMember adds the objects of one member; here is true for the reconciled member.
 func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Member, here bool) error {
 	if s.name.Namespace == r.system {
 		switch err := m.Get(ctx, client.ObjectKey{Name: r.system}, &corev1.Namespace{}); {
 		case client.IgnoreNotFound(err) != nil:
 			return err
 		case err != nil:
-			s.homeless = append(s.homeless, m.ID())
+			s.lacking = append(s.lacking, m.ID())
 		}
 	}
 	var result corev1.Service
@@ -155,7 +155,7 @@ func (r *Reconciler) readMember(ctx context.Context, s *snapshot, m reconcile.Me
 	return nil
 }
 
-// source returns a member Service with what says where it is reached.
+// source is the member Service that a slice leads to.
 func (r *Reconciler) source(ctx context.Context, m reconcile.Member, svc *corev1.Service) (offers.Source, error) {
 	src := offers.Source{Cluster: m.ID(), Service: svc, Lookup: r.hosts.Lookup}
 	var err error
@@ -173,7 +173,7 @@ func (r *Reconciler) source(ctx context.Context, m reconcile.Member, svc *corev1
 	return src, nil
 }
 
-// slicesOf returns the slices of a Service in a member: a federation's, or all others.
+// slicesOf returns the slices of a Service in a member: the federation's, or all others.
 func slicesOf(ctx context.Context, m reconcile.Member, of clusterset.ServiceName, ours bool) ([]*discoveryv1.EndpointSlice, error) {
 	var list discoveryv1.EndpointSliceList
 	if err := m.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: of.Name}, objectcache.Local(ours)); err != nil {

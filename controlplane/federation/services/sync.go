@@ -22,44 +22,45 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/slicesync"
 )
 
-// Sync is part of reconcile.Reconciler. What carries traffic is written before what tells of it.
+// Reconcile is part of reconcile.Reconciler. It writes the objects that carry traffic before the status that describes
+// them.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
 	name := clusterset.ServiceName{Namespace: key.Namespace, Name: key.Name}
 	if key.Kind == kindStatus {
-		return r.tellStray(ctx, name, into)
+		return r.reportNonMember(ctx, name, into)
 	}
 	var ns corev1.Namespace
 	err := into.Get(ctx, client.ObjectKey{Name: name.Namespace}, &ns)
 	if client.IgnoreNotFound(err) != nil || ns.DeletionTimestamp != nil || err != nil && name.Namespace != r.system {
-		return client.IgnoreNotFound(err) // its coming brings all keys of it
+		return client.IgnoreNotFound(err) // a new namespace brings all its keys
 	}
 	s, readErr := r.read(ctx, name, into, all)
 	if readErr != nil {
 		return readErr
 	}
 	r.hosts.Use(name, s.hosts)
-	if err != nil { // there is no such namespace, and members of a global Service are in others
-		return r.tell(ctx, into, s, offers.Merge(s.offers))
+	if err != nil { // the namespace is missing; the members of a global Service are in other namespaces
+		return r.report(ctx, into, s, offers.Merge(s.offers))
 	}
-	kept := r.judge(ctx, s, all)
+	kept := r.keptClusters(ctx, s, all)
 	if len(kept) == 0 && len(s.offers) == 0 {
 		if s.unread {
-			return r.removeSlices(ctx, into, s) // and perhaps somebody offers it, with nothing behind it yet
+			return r.removeSlices(ctx, into, s) // an unread member may offer the Service
 		}
-		return errors.Join(r.remove(ctx, into, s), r.tell(ctx, into, s, offers.Federated{}))
+		return errors.Join(r.remove(ctx, into, s), r.report(ctx, into, s, offers.Federated{}))
 	}
 	s.keepFamilies()
 	fed := offers.Merge(append(keptOffers(kept, s), s.offers...))
 	if slices.Contains(s.taken, into.ID()) {
-		return errors.Join(r.removeSlices(ctx, into, s), r.tell(ctx, into, s, fed))
+		return errors.Join(r.removeSlices(ctx, into, s), r.report(ctx, into, s, fed))
 	}
-	r.told.Delete(taken{into.ID(), name})
+	r.warned.Delete(taken{into.ID(), name})
 	svc, err := r.applyService(ctx, into, s, fed)
-	if r.suits(into.ID(), s, fed, err) {
-		r.lookAgain(name) // so that all are told
+	if r.recordRejection(into.ID(), s, fed, err) {
+		r.requeue(name) // all member Services report it
 	}
 	if err != nil {
-		return errors.Join(err, r.tell(ctx, into, s, fed))
+		return errors.Join(err, r.report(ctx, into, s, fed))
 	}
 	stays := func(es *discoveryv1.EndpointSlice) bool {
 		from := sourceOf(es)
@@ -71,7 +72,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 	return errors.Join(
 		r.applyImport(ctx, into, all, s, fed),
 		r.applyConditions(ctx, into, svc, fed),
-		r.tell(ctx, into, s, fed),
+		r.report(ctx, into, s, fed),
 	)
 }
 
@@ -81,9 +82,9 @@ type offered struct {
 	name    clusterset.ServiceName
 }
 
-// judge returns the clusters that offer nothing now, and whose slices stay nevertheless, sorted: those of which nothing
-// is known, and those whose member Services vanished so that the guard does not believe it.
-func (r *Reconciler) judge(ctx context.Context, s *snapshot, all []reconcile.Member) []clusterset.ClusterID {
+// keptClusters returns the clusters that offer nothing now and whose slices stay nevertheless, sorted: unread clusters, and
+// clusters whose withdrawal the guard holds back.
+func (r *Reconciler) keptClusters(ctx context.Context, s *snapshot, all []reconcile.Member) []clusterset.ClusterID {
 	for cluster := range s.offering {
 		r.seen.Store(offered{cluster, s.name}, true)
 		r.guard.Has(cluster, s.name)
@@ -96,9 +97,9 @@ func (r *Reconciler) judge(ctx context.Context, s *snapshot, all []reconcile.Mem
 		}
 		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == cluster })
 		switch {
-		case i < 0 || declined(ctx, all[i], es):
+		case i < 0 || isDeclined(ctx, all[i], es):
 			r.guard.Withdrew(cluster, s.name)
-		case !all[i].Synced() || r.keeps(cluster, s.name):
+		case !all[i].Synced() || r.isHeld(cluster, s.name):
 			kept = append(kept, cluster)
 		}
 	}
@@ -106,26 +107,26 @@ func (r *Reconciler) judge(ctx context.Context, s *snapshot, all []reconcile.Mem
 	return kept
 }
 
-// declined reports whether the Service that a slice leads to is there still, and is no member any more: somebody has
-// said so.
-func declined(ctx context.Context, m reconcile.Member, es *discoveryv1.EndpointSlice) bool {
+// isDeclined reports whether the Service of a slice still exists and is no longer a member, so that its owner withdrew it
+// explicitly.
+func isDeclined(ctx context.Context, m reconcile.Member, es *discoveryv1.EndpointSlice) bool {
 	namespace, name, _ := strings.Cut(sourceOf(es).service, "/")
 	return m.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &corev1.Service{}) == nil
 }
 
-// keeps tells the guard that a cluster offers a Service no more, and returns what it says.
-func (r *Reconciler) keeps(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
+// isHeld tells the guard that a cluster no longer offers a Service, and reports whether the guard holds that back.
+func (r *Reconciler) isHeld(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
 	if _, known := r.seen.LoadOrStore(offered{cluster, name}, true); known {
 		r.guard.Lost(cluster, name)
-	} else { // it is offered as far as anybody here knows, and went while nobody looked
+	} else { // the Service vanished before this process watched it
 		r.guard.Has(cluster, name)
 		r.guard.Missed(cluster, name)
 	}
 	return r.guard.Keeps(cluster, name)
 }
 
-// keptOffers returns what clusters offer whose word is missing: the ports that the federated Service has, before all
-// others, so that what stays leads to what it led to.
+// keptOffers returns offers for the kept clusters: the ports of the existing federated Service, which take precedence, so
+// that the kept slices still serve the ports that they served.
 func keptOffers(kept []clusterset.ClusterID, s *snapshot) []offers.Offer {
 	if s.service == nil || !offers.IsOurs(s.service) {
 		return nil
@@ -134,7 +135,7 @@ func keptOffers(kept []clusterset.ClusterID, s *snapshot) []offers.Offer {
 	for _, cluster := range kept {
 		o, err := offers.Of(offers.Source{Cluster: cluster, Service: s.service})
 		if err != nil {
-			continue // a person made it something else, which is put right
+			continue // a user changed the Service to another type, which the next write corrects
 		}
 		o.ExportedAt = time.Time{}
 		all = append(all, o)
@@ -142,17 +143,17 @@ func keptOffers(kept []clusterset.ClusterID, s *snapshot) []offers.Offer {
 	return all
 }
 
-// wantSlices returns the slices of w's offers as they are to stand in the member. They are made one offer at a time: where many
-// clusters offer, all of them together would stay in memory until the last one is written.
+// wantSlices returns the wanted slices for the offers of a snapshot. It makes them one offer at a time: with many clusters,
+// all of them together would stay in memory until the last one is written.
 func (r *Reconciler) wantSlices(s *snapshot, fed offers.Federated, svc *corev1.Service) iter.Seq[*discoveryv1.EndpointSlice] {
 	return func(yield func(*discoveryv1.EndpointSlice) bool) {
 		for _, o := range s.offers {
 			if s.unresolved[source{o.Cluster, o.Service.String()}] {
-				continue // what was known of it when they were written is more than what is known now
+				continue // the existing slices have addresses that this process does not know yet
 			}
 			for _, es := range fed.Slices(s.name, o) {
 				es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}
-				if r.vips.on() { // the same slices serve both
+				if r.vips.on() { // the ServiceImport has the same slices
 					es.Labels[v1beta1.LabelServiceName] = s.name.Name
 					es.Labels[v1beta1.LabelSourceCluster] = es.Labels[v1alpha1.MarkCluster]
 				}
@@ -185,7 +186,7 @@ func (r *Reconciler) removeSlices(ctx context.Context, into reconcile.Writer, s 
 	return r.applySlices(ctx, into, s, func(func(*discoveryv1.EndpointSlice) bool) {}, nil)
 }
 
-// remove deletes what stands in the member of a federated Service that nobody offers.
+// remove deletes the objects of a federated Service that no member offers.
 func (r *Reconciler) remove(ctx context.Context, into reconcile.Writer, s *snapshot) error {
 	r.vips.forget(s.name)
 	if err := r.removeImport(ctx, into, s.name); err != nil {

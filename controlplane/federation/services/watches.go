@@ -24,11 +24,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// labelMemberOf is a label in memory only: which federated Service a Service is a member of, so that all of one are found
-// fast.
+// labelMemberOf is a label in the cache alone: the federated Service of a member Service, for the index.
 const labelMemberOf = "federation.isthmus.dev/member-of"
 
-// memberOf returns the value of labelMemberOf. A name of a Service has no dot.
+// memberOf returns the value of labelMemberOf. The name of a Service has no dot.
 func memberOf(name clusterset.ServiceName) string { return name.Name + "." + name.Namespace }
 
 // Watches is part of reconcile.Reconciler.
@@ -69,7 +68,7 @@ func (r *Reconciler) keysOfService(_ reconcile.Member, o client.Object) []reconc
 		keys = append(keys, reconcile.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
 	}
 	if _, wanted := r.wanted.Load(own); wanted || offers.IsOurs(o) {
-		keys = append(keys, keyOf(own)) // the result, or what is in its way
+		keys = append(keys, keyOf(own)) // the federated Service, or a user's Service of the name
 	}
 	return keys
 }
@@ -81,7 +80,7 @@ func (r *Reconciler) keysOfSlice(from reconcile.Member, o client.Object) []recon
 	}
 	var svc corev1.Service
 	if err := from.Get(context.Background(), client.ObjectKey(of), &svc); err != nil {
-		return nil // it brings its own key when it comes
+		return nil // the Service brings its own key when it is created
 	}
 	if name, member, _ := offers.Name(&svc, r.system); member {
 		return []reconcile.Key{keyOf(name)}
@@ -89,11 +88,11 @@ func (r *Reconciler) keysOfSlice(from reconcile.Member, o client.Object) []recon
 	return nil
 }
 
-// keysOfNode returns all federated Services with a member that has node ports.
+// keysOfNode returns all federated Services with a member of type NodePort.
 func (r *Reconciler) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Key {
 	var all corev1.ServiceList
 	if err := from.List(context.Background(), &all); err != nil {
-		return nil // there are none yet, and each brings its own key
+		return nil // each Service brings its own key when it is read
 	}
 	var keys []reconcile.Key
 	for i := range all.Items {
@@ -124,8 +123,8 @@ func (r *Reconciler) keysOfImport(_ reconcile.Member, o client.Object) []reconci
 	return nil
 }
 
-// trimService keeps a name of what nobody asks to federate, which may be in the way, and its type and annotations of
-// what is a member or a federated Service.
+// trimService keeps only the name of a Service that is not federated, because a federated Service may need the name. Member
+// Services and federated Services keep their spec and the annotations that matter.
 func (r *Reconciler) trimService(obj any) (any, error) {
 	svc, ok := obj.(*corev1.Service)
 	if !ok {
@@ -156,8 +155,8 @@ func (r *Reconciler) trimService(obj any) (any, error) {
 // hasService reports whether a slice belongs to a Service.
 func hasService(o client.Object) bool { return o.GetLabels()[discoveryv1.LabelServiceName] != "" }
 
-// trimSlice keeps of a slice of ours what it comes to, and of others what is offered. 20 members of 500 Services have
-// 200,000 of ours.
+// trimSlice keeps a digest of a slice of ours, and the offered content of other slices. 20 members of 500 Services have
+// 200,000 slices of ours.
 func trimSlice(obj any) (any, error) {
 	es, ok := obj.(*discoveryv1.EndpointSlice)
 	if !ok {
@@ -173,7 +172,7 @@ func trimSlice(obj any) (any, error) {
 		return es, nil
 	}
 	if es.GenerateName != "" {
-		return es, nil // trimmed before
+		return es, nil // trimmed already
 	}
 	kept := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Name), UID: es.UID, ResourceVersion: es.ResourceVersion,
@@ -184,14 +183,14 @@ func trimSlice(obj any) (any, error) {
 	return kept, nil
 }
 
-// digest returns what a slice of ours comes to. A kept one carries it in generateName, a field that objects in the API
-// server have no use for any more.
+// digest returns the digest of a slice of ours. A trimmed slice carries it in generateName, which stored objects do not
+// use.
 func digest(es *discoveryv1.EndpointSlice) string {
 	marks := maphash.String(seed, es.Annotations[v1alpha1.MarkCluster]+"\x00"+es.Annotations[offers.AnnotationSource])
 	return fmt.Sprintf("%x", uint64(mcs.SliceDigest(es))^marks)
 }
 
-// seed makes digests of this process comparable with one another, and with no others.
+// seed makes the digests of this process comparable with each other, and with no others.
 var seed = maphash.MakeSeed()
 
 func trimNode(obj any) (any, error) {
@@ -224,7 +223,7 @@ func trimNamespace(obj any) (any, error) {
 	}}, nil
 }
 
-// trimImport takes the epoch away, which is nothing that imports differ in.
+// trimImport removes the epoch, which does not distinguish imports.
 func trimImport(obj any) (any, error) {
 	if si, ok := obj.(*v1beta1.ServiceImport); ok && offers.IsOurs(si) {
 		delete(si.Annotations, v1alpha1.AnnotationEpoch)
@@ -232,7 +231,7 @@ func trimImport(obj any) (any, error) {
 	return obj, nil
 }
 
-// shared returns a map that all equal maps share. It must not be changed.
+// shared returns one map for all equal maps. It must not be changed.
 func shared(m map[string]string) map[string]string {
 	var text strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(m)) {
@@ -242,5 +241,5 @@ func shared(m map[string]string) map[string]string {
 	return known.(map[string]string) //nolint:forcetypeassert // nothing else is in there
 }
 
-// sharedMaps are all that shared was asked for: one for each name of a Service that has slices, and one for each zone.
+// sharedMaps are the results of shared: one for each name of a Service with slices, and one for each zone.
 var sharedMaps sync.Map
