@@ -289,7 +289,7 @@ func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
 		}
 	}
 
-	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"b": policies.Away})
+	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"b": policies.Unreachable})
 
 	w.gates["a b"].Open()
 	w.gates["b a"].Open()
@@ -364,7 +364,7 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	writes, before := w.audit(), w.epochs()
 	w.gates["a c"].Shut()
 	eventually(t, "a says that c is away", func() bool { return !w.status("a", "c").Reachable })
-	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Away})
+	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Unreachable})
 	w.offer("a", "late", "10.1.0.1")
 	for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
 		if err := w.admin["c"].DeleteAllOf(t.Context(), kind, client.InNamespace(demo)); err != nil {
@@ -412,7 +412,7 @@ func TestAMemberIsWiped(t *testing.T) {
 	for _, supervisor := range ids[:2] {
 		eventually(t, string(supervisor)+" says that c does not know it", func() bool {
 			m := w.status(supervisor, "c")
-			return !m.Reachable && strings.Contains(m.Message, "does not know the token")
+			return !m.Reachable && strings.Contains(m.Message, "does not accept the token")
 		})
 	}
 	w.offer("a", "late", "10.1.0.2")

@@ -26,29 +26,29 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// Config says which policies travel.
+// Config describes the replicated policies.
 type Config struct {
-	// Kinds are those of the Federation (see Kinds).
+	// Kinds are the Federation's kinds (see Kinds).
 	Kinds []federationv1alpha1.PolicyKind
-	// Namespace is where Isthmus is installed in every member.
+	// Namespace is the namespace of Isthmus in every member.
 	Namespace string
-	// Guard says which origins that vanished are believed to be gone; Changed is the Part's own.
+	// Guard configures the withdrawal guard for origins. Its field Changed is not used.
 	Guard withdrawal.Config[reconcile.Key]
 }
 
-// Travels reports whether o is of a kind that is replicated, and somebody asks for that.
+// Travels reports whether o is of a replicated kind and users ask to replicate it.
 func (c Config) Travels(o *unstructured.Unstructured) bool {
 	return federated(o) && slices.ContainsFunc(c.Kinds, func(k federationv1alpha1.PolicyKind) bool {
 		return o.GroupVersionKind() == object(k).GroupVersionKind()
 	})
 }
 
-// New returns the Part that replicates policies.
+// New returns a Reconciler that replicates policies.
 func New(c Config) reconcile.Reconciler {
 	p := &Reconciler{config: c, placed: map[string]map[reconcile.Key]bool{}}
 	c.Guard.Changed = func(_ clusterset.ClusterID, keys []reconcile.Key) {
 		for _, key := range keys {
-			p.again(key)
+			p.enqueue(key)
 		}
 	}
 	p.guard = withdrawal.New(c.Guard)
@@ -62,14 +62,14 @@ var (
 )
 
 type Reconciler struct {
-	config Config
-	guard  *withdrawal.Guard[reconcile.Key]
-	again  func(reconcile.Key) // set by Run before the guard runs
-	seen   sync.Map            // offered: that the guard was told of
+	config  Config
+	guard   *withdrawal.Guard[reconcile.Key]
+	enqueue func(reconcile.Key) // set by Run before the guard runs
+	seen    sync.Map            // offered: that the guard was told of
 
 	mu sync.Mutex
-	// placed are the federated policies that were ever seen, by their namespace: what a member that gets one of
-	// these namespaces has to be given.
+	// placed are the federated policies that were ever seen, by namespace. A member that gets a new namespace gets the
+	// policies of it.
 	placed map[string]map[reconcile.Key]bool
 }
 
@@ -107,7 +107,7 @@ func partial(kind string) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: kind}}
 }
 
-// trimNamespace leaves of a namespace that it is there, or about to go.
+// trimNamespace removes everything from a namespace but its name and deletion.
 func trimNamespace(o any) (any, error) {
 	if ns, ok := o.(*metav1.PartialObjectMetadata); ok {
 		ns.Labels, ns.Annotations = nil, nil
@@ -115,7 +115,7 @@ func trimNamespace(o any) (any, error) {
 	return o, nil
 }
 
-// trimPolicy leaves of an object that has nothing to do with the federation that it is there.
+// trimPolicy removes the content of an object that is neither an origin nor a copy.
 func trimPolicy(o any) (any, error) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
@@ -141,10 +141,10 @@ func isFederatedService(o client.Object) bool {
 	return ok
 }
 
-// marked are the annotations that are kept of every federated Service. Nobody changes them.
+// marked is the shared annotation map of all trimmed federated Services. It must not be changed.
 var marked = map[string]string{federationv1alpha1.MarkFederatedService: ""}
 
-// trimFederatedService leaves of a federated Service that it is one.
+// trimFederatedService keeps only the name of a federated Service.
 func trimFederatedService(obj any) (any, error) {
 	o, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -155,7 +155,7 @@ func trimFederatedService(obj any) (any, error) {
 	}}, nil
 }
 
-// ofPolicy returns the key of a policy, and remembers where there are federated ones.
+// keysOfPolicy returns the key of a policy, and records the namespaces of federated ones.
 func (r *Reconciler) keysOfPolicy(kind federationv1alpha1.PolicyKind) func(reconcile.Member, client.Object) []reconcile.Key {
 	return func(_ reconcile.Member, o client.Object) []reconcile.Key {
 		key := keyOf(kind, o.GetNamespace(), o.GetName())
@@ -171,7 +171,7 @@ func (r *Reconciler) keysOfPolicy(kind federationv1alpha1.PolicyKind) func(recon
 	}
 }
 
-// ofNamespace returns the policies that a namespace may have to be given.
+// keysOfNamespace returns the policies that a new namespace may need.
 func (r *Reconciler) keysOfNamespace(_ reconcile.Member, ns client.Object) []reconcile.Key {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,19 +182,19 @@ func (r *Reconciler) keysOfNamespace(_ reconcile.Member, ns client.Object) []rec
 	return keys
 }
 
-// naming returns the policies of a member that name the federated Service o, which came or went.
+// keysOfService returns the policies of a member that name the federated Service o.
 func (r *Reconciler) keysOfService(from reconcile.Member, o client.Object) []reconcile.Key {
 	var keys []reconcile.Key
 	for _, kind := range r.config.Kinds {
 		list, err := r.list(context.Background(), from, kind)
 		if err != nil {
-			continue // it will be looked at when the kind was read
+			continue // its policies are reconciled when the kind has been read
 		}
 		for i := range list.Items {
 			policy := &list.Items[i]
 			named := false
 			if federated(policy) {
-				strangers(policy, func(namespace, name string) bool {
+				localPeers(policy, func(namespace, name string) bool {
 					named = named || namespace == o.GetNamespace() && name == o.GetName()
 					return true
 				})
@@ -215,13 +215,13 @@ func (*Reconciler) list(ctx context.Context, from client.Reader, kind federation
 	return list, from.List(ctx, list)
 }
 
-// Sync is part of reconcile.Reconciler.
+// Reconcile is part of reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
-	seen := make([]held, len(all))
+	seen := make([]observed, len(all))
 	here := -1
 	for i, m := range all {
 		var err error
-		if seen[i], err = r.look(ctx, key, m); err != nil {
+		if seen[i], err = r.observe(ctx, key, m); err != nil {
 			return fmt.Errorf("read %s of member %s: %w", describe(key), m.ID(), err)
 		}
 		if m.ID() == into.ID() {
@@ -247,9 +247,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reco
 	return r.enforce(ctx, key, into, &seen[here], seen)
 }
 
-// forget takes a policy that nobody asks to replicate from those that new namespaces are given.
-func (r *Reconciler) forget(key reconcile.Key, seen []held) {
-	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h held) bool { return !h.read }) {
+// forget removes a policy that no cluster asks to replicate from the policies of its namespace.
+func (r *Reconciler) forget(key reconcile.Key, seen []observed) {
+	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h observed) bool { return !h.read }) {
 		return
 	}
 	r.mu.Lock()
@@ -260,9 +260,9 @@ func (r *Reconciler) forget(key reconcile.Key, seen []held) {
 	}
 }
 
-// look reads what one member has of a policy.
-func (r *Reconciler) look(ctx context.Context, key reconcile.Key, m reconcile.Member) (held, error) {
-	h := held{member: m.ID(), read: m.Synced(), reachable: m.Reachable(), served: true, namespace: true}
+// observe reads the state of a policy in one member.
+func (r *Reconciler) observe(ctx context.Context, key reconcile.Key, m reconcile.Member) (observed, error) {
+	h := observed{member: m.ID(), read: m.Synced(), reachable: m.Reachable(), served: true, namespace: true}
 	if !h.read {
 		return h, nil
 	}
@@ -300,11 +300,11 @@ func (r *Reconciler) look(ctx context.Context, key reconcile.Key, m reconcile.Me
 	return h, nil
 }
 
-// enforce makes the copy in a member what it shall be.
-func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *held, all []held) error {
+// enforce brings the copy in a member in line with its origin.
+func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed, all []observed) error {
 	s := decide(here, all)
 	if s.verb == remove && r.keeps(key, here.object, all) {
-		return nil // the guard calls again
+		return nil // the guard enqueues the key again
 	}
 	var err error
 	switch s.verb {
@@ -323,21 +323,21 @@ func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconc
 		}
 		if err == nil && s.edited {
 			into.Event(o, corev1.EventTypeWarning, "EditUndone",
-				fmt.Sprintf("this is a copy of a policy of cluster %s, which decides what it says; change it there", origin(all).member))
+				fmt.Sprintf("this is a copy of a policy in cluster %s; change it there", origin(all).member))
 		}
 	}
 	switch {
 	case refuses(err):
 		return errors.Join(fmt.Errorf("%s %s: %w", s.verb, describe(key), err), r.refused(ctx, into, here, key, s.want, err))
 	case terminating(err):
-		return nil // and there is nothing to be done
+		return nil // nothing has to be written
 	case err != nil:
 		return fmt.Errorf("%s %s: %w", s.verb, describe(key), err)
 	}
 	return r.allowed(ctx, into, here)
 }
 
-// noteStored remembers what the API server made of want, if that is something else.
+// noteStored records the digest of the stored content if the API server changed want.
 func noteStored(ctx context.Context, into reconcile.Writer, stored, want *unstructured.Unstructured) error {
 	is := body(stored)
 	if d := digest(is); d != digest(body(want)) {
@@ -346,9 +346,9 @@ func noteStored(ctx context.Context, into reconcile.Writer, stored, want *unstru
 	return nil
 }
 
-// report writes what became of the policy of here, if that is news.
-func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, here *held, all []held) error {
-	peers := strangers(here.object, func(namespace, name string) bool {
+// report writes the status of the policy in here, if it changed.
+func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, here *observed, all []observed) error {
+	peers := localPeers(here.object, func(namespace, name string) bool {
 		return into.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, partial("Service")) == nil
 	})
 	before, now := ReadStatus(here.object), statusOf(here, all, peers)
@@ -369,7 +369,7 @@ func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, here *he
 	}
 	if now.Origin != "" && now.Origin != before.Origin {
 		into.Event(here.object, corev1.EventTypeWarning, "NotReplicated",
-			fmt.Sprintf("cluster %s has an older federated policy of this name, which counts; rename one of them", now.Origin))
+			fmt.Sprintf("cluster %s has an older federated policy of this name, which takes precedence; rename one of them", now.Origin))
 	}
 	return nil
 }
@@ -380,8 +380,8 @@ func describe(key reconcile.Key) string {
 	return fmt.Sprintf("%s %s", kind, client.ObjectKey{Namespace: key.Namespace, Name: key.Name})
 }
 
-// refuses reports whether err says that an API server, or a webhook of it, does not want the object. That the fence
-// refuses this leader says nothing of the object.
+// refuses reports whether err states that an API server, or one of its webhooks, refuses the object. A refusal by the fence
+// concerns the leader, not the object.
 func refuses(err error) bool {
 	if errors.Is(err, reconcile.ErrNotLeader) || terminating(err) || err != nil && strings.Contains(err.Error(), admission.FenceName) {
 		return false
@@ -390,7 +390,7 @@ func refuses(err error) bool {
 		apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// terminating reports whether err says that the namespace is about to go, or gone.
+// terminating reports whether err states that the namespace is being deleted.
 func terminating(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }

@@ -96,8 +96,8 @@ func TestPoliciesTravel(t *testing.T) {
 
 	c.Silence()
 	settle(t, f)
-	if have := states(t, a, origin); have != "b drift, c away" {
-		t.Errorf("status with c away: %s", have)
+	if have := states(t, a, origin); have != "b drift, c unreachable" {
+		t.Errorf("status with c unreachable: %s", have)
 	}
 	change(t, a, origin, func(o *unstructured.Unstructured) { o.SetAnnotations(nil) })
 	settle(t, f)

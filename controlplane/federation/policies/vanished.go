@@ -17,15 +17,15 @@ type offered struct {
 	key     reconcile.Key
 }
 
-// Run decides about origins that vanished, until ctx ends.
-func (r *Reconciler) Run(ctx context.Context, again func(reconcile.Key)) error {
-	r.again = again
+// Run decides on origins that vanished, until ctx ends.
+func (r *Reconciler) Run(ctx context.Context, enqueue func(reconcile.Key)) error {
+	r.enqueue = enqueue
 	return r.guard.Run(ctx)
 }
 
-// note tells the guard which clusters ask to replicate a policy, and which say that they do no more: those that have
-// the object still.
-func (r *Reconciler) note(key reconcile.Key, all []held) {
+// note tells the guard which clusters ask to replicate a policy, and which have withdrawn it explicitly: those that still
+// have the object without the annotation.
+func (r *Reconciler) note(key reconcile.Key, all []observed) {
 	for i := range all {
 		switch h := &all[i]; {
 		case h.object == nil:
@@ -38,19 +38,18 @@ func (r *Reconciler) note(key reconcile.Key, all []held) {
 	}
 }
 
-// keeps reports whether the origin of copied, which its cluster has no more, is taken for there all the same: it
-// vanished just now, or together with many others. Where the object is there and asks no more, or its cluster left,
-// there is no doubt.
-func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured, all []held) bool {
+// keeps reports whether a copy stays although its origin is gone: the origin vanished a moment ago, or together with many
+// others. There is no doubt if the object still exists without the annotation, or if its cluster has left.
+func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured, all []observed) bool {
 	text, _ := copyOf(copied)
 	from := clusterset.ClusterID(text)
-	i := slices.IndexFunc(all, func(h held) bool { return h.member == from })
+	i := slices.IndexFunc(all, func(h observed) bool { return h.member == from })
 	if i < 0 || all[i].object != nil {
 		return false
 	}
 	if _, before := r.seen.LoadOrStore(offered{from, key}, true); before {
 		r.guard.Lost(from, key)
-	} else { // it vanished before this process began
+	} else { // it vanished before this process started
 		r.guard.Has(from, key)
 		r.guard.Missed(from, key)
 	}
