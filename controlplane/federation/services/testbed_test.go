@@ -47,14 +47,14 @@ const (
 	markOf     = "cluster.federated.antreaplus.vmware-tanzu.com"
 )
 
-// world is a federation of a, b and c with a namespace of a test's own, in which its member Services are.
-type world struct {
-	*reconciletest.Fleet
+// testbed is a federation of a, b and c, with a namespace of the test for its member Services.
+type testbed struct {
+	*reconciletest.Federation
 
-	t         *testing.T
-	part      *services.Part
-	namespace string
-	resolve   func(context.Context, string) ([]netip.Addr, time.Duration, error) // of what restart makes
+	t          *testing.T
+	reconciler *services.Reconciler
+	namespace  string
+	resolve    func(context.Context, string) ([]netip.Addr, time.Duration, error) // of what restart makes
 }
 
 var scheme = func() *runtime.Scheme {
@@ -67,10 +67,10 @@ var scheme = func() *runtime.Scheme {
 	return s
 }()
 
-// newWorld returns a world of spec. What the test makes goes with it.
-func newWorld(t *testing.T, spec v1alpha1.FederationSpec) *world {
+// newTestbed returns a testbed whose Federation has a spec. The objects of the test are deleted when it ends.
+func newTestbed(t *testing.T, spec v1alpha1.FederationSpec) *testbed {
 	t.Helper()
-	w := &world{t: t, namespace: strings.ToLower(t.Name()), resolve: func(context.Context, string) ([]netip.Addr, time.Duration, error) {
+	w := &testbed{t: t, namespace: strings.ToLower(t.Name()), resolve: func(context.Context, string) ([]netip.Addr, time.Duration, error) {
 		return []netip.Addr{netip.MustParseAddr("203.0.113.77")}, time.Hour, nil
 	}}
 	w.restart(spec)
@@ -94,11 +94,11 @@ func newWorld(t *testing.T, spec v1alpha1.FederationSpec) *world {
 	return w
 }
 
-// restart puts another process in the place of the one that leads.
-func (w *world) restart(spec v1alpha1.FederationSpec) {
+// restart replaces the leader by another process.
+func (w *testbed) restart(spec v1alpha1.FederationSpec) {
 	w.t.Helper()
 	var err error
-	w.part, err = services.New(services.Config{
+	w.reconciler, err = services.New(services.Config{
 		Federation: spec, Log: slog.New(slog.DiscardHandler),
 		Guard:   withdrawal.Config[clusterset.ServiceName]{Times: withdrawal.Times{Window: 10 * time.Millisecond, Grace: time.Millisecond}},
 		Resolve: w.resolve,
@@ -106,17 +106,17 @@ func (w *world) restart(spec v1alpha1.FederationSpec) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.Fleet = reconciletest.New(w.t, scheme, w.part, map[clusterset.ClusterID]*rest.Config{"a": a.Config(w.t), "b": b.Config(w.t), "c": c.Config(w.t)})
+	w.Federation = reconciletest.New(w.t, scheme, w.reconciler, map[clusterset.ClusterID]*rest.Config{"a": a.Config(w.t), "b": b.Config(w.t), "c": c.Config(w.t)})
 }
 
-// runs runs the Part beside Sync, and returns a function that waits until it asks for a key again.
-func (w *world) runs() func() {
+// runs runs the Reconciler, and returns a function that waits until it enqueues a key.
+func (w *testbed) runs() func() {
 	w.t.Helper()
 	asked, done := make(chan reconcile.Key, 100), make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
 	go func() {
 		defer close(done)
-		_ = w.part.Run(ctx, func(key reconcile.Key) { asked <- key })
+		_ = w.reconciler.Run(ctx, func(key reconcile.Key) { asked <- key })
 	}()
 	w.t.Cleanup(func() {
 		cancel()
@@ -133,28 +133,28 @@ func (w *world) runs() func() {
 }
 
 // sync reads all members, and brings all that are not away in line, or those that are named.
-func (w *world) sync(into ...clusterset.ClusterID) {
+func (w *testbed) sync(into ...clusterset.ClusterID) {
 	w.t.Helper()
-	if err := w.Sync(w.t.Context(), into...); err != nil {
+	if err := w.Reconcile(w.t.Context(), into...); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 // succeed brings a global Service in line everywhere as a later leader does.
-func (w *world) succeed(name string) {
+func (w *testbed) succeed(name string) {
 	w.t.Helper()
 	var members []reconcile.Member
 	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
 		members = append(members, w.Member(id))
 	}
 	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {
-		if err := w.part.Sync(w.t.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: name}, w.Member(id).Lead(2), members); err != nil {
+		if err := w.reconciler.Reconcile(w.t.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: name}, w.Member(id).Lead(2), members); err != nil {
 			w.t.Fatal(err)
 		}
 	}
 }
 
-func (w *world) create(id clusterset.ClusterID, objects ...client.Object) {
+func (w *testbed) create(id clusterset.ClusterID, objects ...client.Object) {
 	w.t.Helper()
 	for _, o := range objects {
 		if err := w.Member(id).Client().Create(w.t.Context(), o); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -164,7 +164,7 @@ func (w *world) create(id clusterset.ClusterID, objects ...client.Object) {
 }
 
 // offer makes a Service in a cluster that asks for a name by an annotation, and a slice of pods for it.
-func (w *world) offer(id clusterset.ClusterID, service, annotation, name string, change func(*corev1.Service), pods ...string) *corev1.Service {
+func (w *testbed) offer(id clusterset.ClusterID, service, annotation, name string, change func(*corev1.Service), pods ...string) *corev1.Service {
 	w.t.Helper()
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: service, Annotations: map[string]string{annotation: name}},
@@ -202,7 +202,7 @@ func (w *world) offer(id clusterset.ClusterID, service, annotation, name string,
 func get[T any, P interface {
 	*T
 	client.Object
-}](w *world, id clusterset.ClusterID, namespace, name string) (P, bool) {
+}](w *testbed, id clusterset.ClusterID, namespace, name string) (P, bool) {
 	w.t.Helper()
 	o := P(new(T))
 	err := w.Member(id).Client().Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, o)
@@ -213,7 +213,7 @@ func get[T any, P interface {
 }
 
 // edit changes a Service of a cluster.
-func (w *world) edit(id clusterset.ClusterID, namespace, name string, change func(*corev1.Service)) {
+func (w *testbed) edit(id clusterset.ClusterID, namespace, name string, change func(*corev1.Service)) {
 	w.t.Helper()
 	svc, _ := get[corev1.Service](w, id, namespace, name)
 	change(svc)
@@ -222,7 +222,7 @@ func (w *world) edit(id clusterset.ClusterID, namespace, name string, change fun
 	}
 }
 
-func (w *world) delete(id clusterset.ClusterID, o client.Object) {
+func (w *testbed) delete(id clusterset.ClusterID, o client.Object) {
 	w.t.Helper()
 	if err := w.Member(id).Client().Delete(w.t.Context(), o); err != nil {
 		w.t.Fatal(err)
@@ -230,7 +230,7 @@ func (w *world) delete(id clusterset.ClusterID, o client.Object) {
 }
 
 // slices returns the slices of a federated Service in a cluster, as "CLUSTER: ADDRESS:PORT ADDRESS:PORT", sorted.
-func (w *world) slices(id clusterset.ClusterID, namespace, name string) []string {
+func (w *testbed) slices(id clusterset.ClusterID, namespace, name string) []string {
 	w.t.Helper()
 	var list discoveryv1.EndpointSliceList
 	err := w.Member(id).Client().List(w.t.Context(), &list, client.InNamespace(namespace), client.MatchingLabels{
@@ -252,7 +252,7 @@ func (w *world) slices(id clusterset.ClusterID, namespace, name string) []string
 }
 
 // versions returns the resource versions of everything in the namespaces of the test, which differ after any write.
-func (w *world) versions() map[string]string {
+func (w *testbed) versions() map[string]string {
 	w.t.Helper()
 	all := map[string]string{}
 	for _, id := range []clusterset.ClusterID{"a", "b", "c"} {

@@ -33,10 +33,10 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
-	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 }
 
 // world is a federation over the API servers of this package.
-type world struct {
+type testbed struct {
 	t       *testing.T
 	admin   map[clusterset.ClusterID]client.WithWatch
 	gates   map[string]*apitest.Gate // "FROM TO"
@@ -86,15 +86,15 @@ spec:
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
 `
 
-// newWorld makes a, b and c a federation, as isthmusctl does: accounts have the rights that it gives them. Between
+// newTestbed makes a, b and c a federation, as isthmusctl does: accounts have the rights that it gives them. Between
 // supervisors and members are gates. It ends with the test.
-func newWorld(t *testing.T) *world {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	scheme, err := membership.NewScheme()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, admin: map[clusterset.ClusterID]client.WithWatch{}, gates: map[string]*apitest.Gate{}}
+	w := &testbed{t: t, admin: map[clusterset.ClusterID]client.WithWatch{}, gates: map[string]*apitest.Gate{}}
 	for _, id := range ids {
 		c, err := client.NewWithWatch(servers[id].Config(t), client.Options{Scheme: scheme})
 		if err != nil {
@@ -120,7 +120,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // furnish gives a cluster what people have in it.
-func (w *world) furnish(id clusterset.ClusterID) {
+func (w *testbed) furnish(id clusterset.ClusterID) {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.Unmarshal([]byte(antrea), crd); err != nil {
@@ -133,7 +133,7 @@ func (w *world) furnish(id clusterset.ClusterID) {
 }
 
 // clusters are members as an administrator reaches them.
-func (w *world) clusters(of ...clusterset.ClusterID) []bootstrap.Cluster {
+func (w *testbed) clusters(of ...clusterset.ClusterID) []bootstrap.Cluster {
 	w.t.Helper()
 	var all []bootstrap.Cluster
 	for _, id := range of {
@@ -144,7 +144,7 @@ func (w *world) clusters(of ...clusterset.ClusterID) []bootstrap.Cluster {
 }
 
 // form makes clusters a federation, or takes them into the one that is there, by isthmusctl federation create.
-func (w *world) form(clusters ...bootstrap.Cluster) error {
+func (w *testbed) form(clusters ...bootstrap.Cluster) error {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	defer cancel()
@@ -158,7 +158,7 @@ func (w *world) form(clusters ...bootstrap.Cluster) error {
 }
 
 // switchOnVIPs makes federated Services have ClusterSetIPs.
-func (w *world) switchOnVIPs() {
+func (w *testbed) switchOnVIPs() {
 	w.t.Helper()
 	w.vips = true
 	for _, supervisor := range ids[:2] {
@@ -169,7 +169,7 @@ func (w *world) switchOnVIPs() {
 }
 
 // end removes what a federation has in its clusters, and what people have.
-func (w *world) end() {
+func (w *testbed) end() {
 	ctx := context.Background()
 	for _, id := range ids {
 		_ = w.admin[id].Delete(ctx, &federationv1alpha1.Federation{ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName}})
@@ -198,7 +198,7 @@ func claim(name, value string) *federationv1alpha1.ClusterClaim {
 	return &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: federationv1alpha1.ClusterClaimSpec{Name: name, Value: value}}
 }
 
-func (w *world) create(id clusterset.ClusterID, obj client.Object) {
+func (w *testbed) create(id clusterset.ClusterID, obj client.Object) {
 	w.t.Helper()
 	if err := w.admin[id].Create(w.t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
 		w.t.Fatal(err)
@@ -206,7 +206,7 @@ func (w *world) create(id clusterset.ClusterID, obj client.Object) {
 }
 
 // secret returns what a supervisor has for a member, as it can be written anew.
-func (w *world) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
+func (w *testbed) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 	w.t.Helper()
 	have := &corev1.Secret{}
 	if err := w.admin[supervisor].Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: "federation-" + string(id)}, have); err != nil {
@@ -216,7 +216,7 @@ func (w *world) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 }
 
 // supervise runs a supervisor's process until the returned function is called, or the test ends.
-func (w *world) supervise(id clusterset.ClusterID, pod string) (*federation.Federation, func()) {
+func (w *testbed) supervise(id clusterset.ClusterID, pod string) (*federation.Federation, func()) {
 	w.t.Helper()
 	log := w.log(id)
 	f, err := newFederation(servers[id].Config(w.t), pod, log)
@@ -227,7 +227,7 @@ func (w *world) supervise(id clusterset.ClusterID, pod string) (*federation.Fede
 }
 
 // log is for the process of a cluster.
-func (*world) log(id clusterset.ClusterID) *slog.Logger {
+func (*testbed) log(id clusterset.ClusterID) *slog.Logger {
 	if testing.Verbose() {
 		return slog.New(slog.NewTextHandler(os.Stderr, nil)).With("process", id)
 	}
@@ -235,7 +235,7 @@ func (*world) log(id clusterset.ClusterID) *slog.Logger {
 }
 
 // run runs a process until the returned function is called, or the test ends.
-func (w *world) run(f *federation.Federation) (stop func()) {
+func (w *testbed) run(f *federation.Federation) (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -256,13 +256,13 @@ func newFederation(local *rest.Config, pod string, log *slog.Logger) (*federatio
 func configOf(local *rest.Config, pod string, log *slog.Logger) federation.Config {
 	return federation.Config{
 		Local: local, Namespace: namespace, Pod: pod, Times: federation.Scaled(factor),
-		Parts: federation.Parts(namespace, factor, log), Log: log,
+		Reconcilers: federation.Reconcilers(namespace, factor, log), Log: log,
 	}
 }
 
 // offer makes a Service of a member one of the global federated Service name, with endpoints of one family, which are
 // there first, so that all of it comes at once.
-func (w *world) offer(id clusterset.ClusterID, name string, addresses ...string) {
+func (w *testbed) offer(id clusterset.ClusterID, name string, addresses ...string) {
 	w.t.Helper()
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: demo, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
@@ -284,13 +284,13 @@ func (w *world) offer(id clusterset.ClusterID, name string, addresses ...string)
 }
 
 // decline makes a Service of a member one of no federated Service any more, as its owner does.
-func (w *world) decline(id clusterset.ClusterID, name string) {
+func (w *testbed) decline(id clusterset.ClusterID, name string) {
 	w.t.Helper()
 	w.annotate(id, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: demo, Name: name}}, federationv1alpha1.AnnotationGlobalService, nil)
 }
 
 // annotate writes an annotation, as its owner does; nil takes it away.
-func (w *world) annotate(id clusterset.ClusterID, obj client.Object, key string, value *string) {
+func (w *testbed) annotate(id clusterset.ClusterID, obj client.Object, key string, value *string) {
 	w.t.Helper()
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{key: value}}})
 	if err != nil {
@@ -303,7 +303,7 @@ func (w *world) annotate(id clusterset.ClusterID, obj client.Object, key string,
 
 // federated returns what stands in a member for a federated Service: the addresses, and each object's name with its
 // resourceVersion.
-func (w *world) federated(id clusterset.ClusterID, name string) (addresses, versions []string) {
+func (w *testbed) federated(id clusterset.ClusterID, name string) (addresses, versions []string) {
 	w.t.Helper()
 	svc := &corev1.Service{}
 	if err := w.admin[id].Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, svc); client.IgnoreNotFound(err) != nil {
@@ -326,7 +326,7 @@ func (w *world) federated(id clusterset.ClusterID, name string) (addresses, vers
 }
 
 // awaitEverywhere waits until a federated Service leads to addresses in all members.
-func (w *world) awaitEverywhere(name string, addresses ...string) {
+func (w *testbed) awaitEverywhere(name string, addresses ...string) {
 	w.t.Helper()
 	eventually(w.t, fmt.Sprintf("%s leads to %v everywhere", name, addresses), func() bool {
 		for _, id := range ids {
@@ -339,7 +339,7 @@ func (w *world) awaitEverywhere(name string, addresses ...string) {
 }
 
 // status returns what the Federation of a supervisor says of a member.
-func (w *world) status(supervisor, id clusterset.ClusterID) federationv1alpha1.MemberStatus {
+func (w *testbed) status(supervisor, id clusterset.ClusterID) federationv1alpha1.MemberStatus {
 	w.t.Helper()
 	f := &federationv1alpha1.Federation{}
 	if err := w.admin[supervisor].Get(w.t.Context(), client.ObjectKey{Name: federationv1alpha1.FederationName}, f); err != nil {

@@ -1,4 +1,4 @@
-package federation
+package engine
 
 import (
 	"context"
@@ -12,10 +12,11 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 )
 
-// names is an API server that keeps the names of events.
+// names is an API server that records the names of events.
 type names struct {
 	events.EventSink
 
@@ -34,19 +35,19 @@ func (n *names) Create(_ context.Context, event *eventsv1.Event) (*eventsv1.Even
 	return event, nil
 }
 
-// What is so, and no change, has the same name whoever tells it, so that an API server keeps it once.
-func TestWhatIsSoIsToldOnce(t *testing.T) {
+// An event that describes a state has the same name from every leader, so an API server stores it once.
+func TestLastingEventsHaveOneName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &names{known: map[string]map[string]bool{}}
 		for range 2 { // processes
 			ctx, cancel := context.WithCancel(t.Context())
-			d := diaryIn(server)
-			if err := d.write(ctx, slog.New(slog.DiscardHandler)); err != nil {
+			d := newEventWriter(server, []string{"NameTaken"})
+			if err := d.Run(ctx, slog.New(slog.DiscardHandler)); err != nil {
 				t.Fatal(err)
 			}
 			for _, uid := range []string{"one", "two"} {
 				svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "shop", UID: types.UID(uid)}}
-				recorder := d.NewRecorder(scheme, "test")
+				recorder := d.NewRecorder(clientgoscheme.Scheme, "test")
 				recorder.Eventf(svc, nil, corev1.EventTypeWarning, "NameTaken", "NameTaken", "it has the name")
 				recorder.Eventf(svc, nil, corev1.EventTypeNormal, "Federated", "Federated", "member of web")
 			}
@@ -57,7 +58,7 @@ func TestWhatIsSoIsToldOnce(t *testing.T) {
 		}
 		for _, uid := range []string{"one", "two"} {
 			if taken, federated := len(server.known["NameTaken "+uid]), len(server.known["Federated "+uid]); taken != 1 || federated != 2 {
-				t.Errorf("of %s: what is so was told under %d names, what changed under %d; want 1 and 2", uid, taken, federated)
+				t.Errorf("of %s: the state has events under %d names, the change under %d; want 1 and 2", uid, taken, federated)
 			}
 		}
 	})

@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile/reconciletest"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 // label is on the ConfigMaps that copier copies.
 const label = "copied"
 
-// copier is a Part that copies labelled ConfigMaps to where they are not.
+// copier is a Reconciler that copies labelled ConfigMaps to where they are not.
 type copier struct{}
 
 func (copier) Name() string { return "copier" }
@@ -44,18 +45,20 @@ func (copier) Watches() []reconcile.Watch {
 	none := func(reconcile.Member, client.Object) []reconcile.Key { return nil }
 	return []reconcile.Watch{
 		{
-			Object: &corev1.ConfigMap{}, IndexLabel: label,
+			Kind: objectcache.Kind{Source: objectcache.Source{
+				Object: &corev1.ConfigMap{},
+				Keep:   func(o client.Object) bool { _, ok := o.GetLabels()[label]; return ok },
+			}, IndexLabel: label},
 			Counted: func(o client.Object) bool { return o.GetLabels()[label] == "yes" },
-			Keep:    func(o client.Object) bool { _, ok := o.GetLabels()[label]; return ok },
 			Keys: func(_ reconcile.Member, o client.Object) []reconcile.Key {
 				return []reconcile.Key{{Namespace: o.GetNamespace(), Name: o.GetName()}}
 			},
 		},
-		{Object: widget, Optional: true, Keys: none},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: widget, Optional: true}}, Keys: none},
 	}
 }
 
-func (copier) Sync(ctx context.Context, key reconcile.Key, into reconcile.Leader, all []reconcile.Member) error {
+func (copier) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
 	name := client.ObjectKey{Namespace: key.Namespace, Name: key.Name}
 	for _, m := range all {
 		found := &corev1.ConfigMap{}
@@ -70,7 +73,7 @@ func (copier) Sync(ctx context.Context, key reconcile.Key, into reconcile.Leader
 		if err := into.Get(ctx, name, have); !apierrors.IsNotFound(err) {
 			return err
 		}
-		into.Event(found, corev1.EventTypeNormal, "Copied", "it was copied")
+		into.Event(found, corev1.EventTypeNormal, "Copied", "copied to another member")
 		return into.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, Labels: found.Labels}, Data: found.Data,
 		})
@@ -78,7 +81,7 @@ func (copier) Sync(ctx context.Context, key reconcile.Key, into reconcile.Leader
 	return nil
 }
 
-func TestAPartIsSyncedWithWhatMembersSay(t *testing.T) {
+func TestReconcilerSeesAllMembers(t *testing.T) {
 	ctx := t.Context()
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -86,8 +89,8 @@ func TestAPartIsSyncedWithWhatMembersSay(t *testing.T) {
 	}
 	f := reconciletest.New(t, scheme, copier{}, map[clusterset.ClusterID]*rest.Config{"b": b.Config(t), "a": a.Config(t)})
 	here, there := f.Member("a"), f.Member("b")
-	if err := here.List(ctx, &corev1.ConfigMapList{}); !errors.Is(err, reconcile.ErrUnread) || here.Read() {
-		t.Fatalf("read before it was read: %v", err)
+	if err := here.List(ctx, &corev1.ConfigMapList{}); !errors.Is(err, objectcache.ErrNotSynced) || here.Synced() {
+		t.Fatalf("a read before the first sync: %v", err)
 	}
 	for name, labels := range map[string]map[string]string{"kept": {label: "yes"}, "dropped": nil} {
 		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels}, Data: map[string]string{"k": "v"}}
@@ -95,13 +98,13 @@ func TestAPartIsSyncedWithWhatMembersSay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	there.Away()
-	if err := f.Sync(ctx); !errors.Is(err, reconcile.ErrUnread) {
-		t.Fatalf("b was never read: %v", err)
+	there.Silence()
+	if err := f.Reconcile(ctx); !errors.Is(err, objectcache.ErrNotSynced) {
+		t.Fatalf("b was never synced: %v", err)
 	}
 	there.Back()
-	for range 2 { // the second finds the copy
-		if err := f.Sync(ctx); err != nil {
+	for range 2 { // the second call finds the copy
+		if err := f.Reconcile(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -113,20 +116,20 @@ func TestAPartIsSyncedWithWhatMembersSay(t *testing.T) {
 		t.Errorf("copies in b: %+v", copies.Items)
 	}
 	var labeled corev1.ConfigMapList
-	if err := there.List(ctx, &labeled, client.MatchingLabels{label: "yes"}); err != nil || len(labeled.Items) != 1 || there.Count() != 1 {
-		t.Errorf("%d copies are found by their label, and %d counted, want 1: %v", len(labeled.Items), there.Count(), err)
+	if err := there.List(ctx, &labeled, client.MatchingLabels{label: "yes"}); err != nil || len(labeled.Items) != 1 || f.Count("b") != 1 {
+		t.Errorf("%d copies are found by their label, and %d counted, want 1: %v", len(labeled.Items), f.Count("b"), err)
 	}
 	if events := there.Events(); len(events) != 1 {
 		t.Errorf("events: %q, want one", events)
 	}
 	widgets := &metav1.PartialObjectMetadataList{}
 	widgets.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.org", Version: "v1", Kind: "WidgetList"})
-	if err := there.List(ctx, widgets); !errors.Is(err, reconcile.ErrKindMissing) {
-		t.Errorf("read a kind that no member has: %v", err)
+	if err := there.List(ctx, widgets); !errors.Is(err, objectcache.ErrKindMissing) {
+		t.Errorf("a read of a kind that no member has: %v", err)
 	}
 }
 
-func TestALateDeleteIsRefused(t *testing.T) {
+func TestLateDeleteIsRefused(t *testing.T) {
 	ctx := t.Context()
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -142,7 +145,7 @@ func TestALateDeleteIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := m.Lead(1).Delete(ctx, read); !apierrors.IsConflict(err) {
-		t.Errorf("delete of what has changed: %v, want a conflict", err)
+		t.Errorf("delete of a changed object: %v, want a conflict", err)
 	}
 	if err := m.Client().Get(ctx, client.ObjectKeyFromObject(cm), read); err != nil || read.Annotations[federationv1alpha1.AnnotationEpoch] != "2" {
 		t.Fatalf("read: %v, %v", read.Annotations, err)

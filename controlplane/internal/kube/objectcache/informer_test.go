@@ -16,7 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// item is what is kept of a ConfigMap: which Service it is about, and what it says.
+// item is a compacted ConfigMap: the Service that it describes, and its content.
 type item struct {
 	service clusterset.ServiceName
 	says    string
@@ -38,15 +38,15 @@ func compact(obj client.Object) *item {
 	return i
 }
 
-// Whatever the server says in whatever order, the Mirror holds it, files it under its Service, and tells of each
-// change once: Before while the old still stands, After when the new does.
-func TestMirrorHoldsWhatTheServerSays(t *testing.T) {
+// Whatever the order of its events, the Informer holds the state of the API server, indexes it, and reports each change
+// once: to Before while readers see the old item, to After when they see the new one.
+func TestInformerFollowsTheServer(t *testing.T) {
+	outer := t
 	rapid.Check(t, func(t *rapid.T) {
-		var m *Mirror[item]
-		told := map[string]string{} // by object, put together from what is told alone
+		var m *Informer[*item, clusterset.ServiceName]
+		told := map[string]string{} // content by object, from the reported changes alone
 		name := func(i *item) string { return strings.Fields(i.says)[0] }
-		m = New(Config[item]{
-			Object: &corev1.ConfigMap{}, Compact: compact, Service: func(i *item) clusterset.ServiceName { return i.service },
+		m = newInformer(outer, Config[*item, clusterset.ServiceName]{
 			Before: func(was, is *item, _ bool) {
 				if have := m.Get("demo", name(Either(was, is))); have != was {
 					t.Fatalf("before %v became %v there is %v", was, is, have)
@@ -66,7 +66,6 @@ func TestMirrorHoldsWhatTheServerSays(t *testing.T) {
 				}
 			},
 		})
-		s := (*store[item])(m)
 		names := rapid.SampledFrom([]string{"a", "b", "c", "d"})
 		abouts := rapid.SampledFrom([]string{"", "hello", "world"})
 		model := map[string]*corev1.ConfigMap{}
@@ -80,11 +79,11 @@ func TestMirrorHoldsWhatTheServerSays(t *testing.T) {
 			case "add":
 				o := next()
 				model[o.Name] = o
-				err = s.Add(o)
+				err = m.Add(o)
 			case "delete":
 				o := next()
 				delete(model, o.Name)
-				err = s.Delete(o)
+				err = m.Delete(o)
 			case "replace":
 				clear(model)
 				var list []any
@@ -95,7 +94,7 @@ func TestMirrorHoldsWhatTheServerSays(t *testing.T) {
 						model[o.Name] = o
 					}
 				}
-				err = s.Replace(list, fmt.Sprint(version))
+				err = m.Replace(list, fmt.Sprint(version))
 				if m.Latest() != fmt.Sprint(version) {
 					t.Fatalf("after a list of version %d the latest is %q", version, m.Latest())
 				}
@@ -118,7 +117,7 @@ func TestMirrorHoldsWhatTheServerSays(t *testing.T) {
 				t.Fatalf("all (-want +have):\n%s", diff)
 			}
 			for _, a := range []string{"hello", "world"} {
-				if diff := cmp.Diff(slices.Sorted(slices.Values(about[a])), says(m.Of(clusterset.ServiceName{Namespace: "demo", Name: a}))); diff != "" {
+				if diff := cmp.Diff(slices.Sorted(slices.Values(about[a])), says(m.Indexed(clusterset.ServiceName{Namespace: "demo", Name: a}))); diff != "" {
 					t.Fatalf("about %s (-want +have):\n%s", a, diff)
 				}
 			}
@@ -135,11 +134,22 @@ func says(items []*item) []string {
 	return all
 }
 
-// A watch event tells the version up to which everything is known, a deletion included.
+// newInformer returns an Informer of ConfigMaps, indexed by the Service that they describe.
+func newInformer(t *testing.T, cfg Config[*item, clusterset.ServiceName]) *Informer[*item, clusterset.ServiceName] {
+	t.Helper()
+	cfg.Object, cfg.Compact = &corev1.ConfigMap{}, compact
+	cfg.Index = func(i *item) (clusterset.ServiceName, bool) { return i.service, i.service.Name != "" }
+	m, err := New(newScheme(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Latest is the resource version of the last watch event, a deletion included.
 func TestLatest(t *testing.T) {
-	m := New(Config[item]{Object: &corev1.ConfigMap{}, Compact: compact, Service: func(i *item) clusterset.ServiceName { return i.service }})
-	s := (*store[item])(m)
-	for version, step := range []func(any) error{s.Add, s.Update, s.Delete} {
+	m := newInformer(t, Config[*item, clusterset.ServiceName]{})
+	for version, step := range []func(any) error{m.Add, m.Update, m.Delete} {
 		if err := step(object("a", "hello", "a", version+5)); err != nil {
 			t.Fatal(err)
 		}

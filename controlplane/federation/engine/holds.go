@@ -1,4 +1,4 @@
-package federation
+package engine
 
 import (
 	"fmt"
@@ -11,15 +11,15 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
-// holds are how much of what a member offered vanished and is taken for there nevertheless, by member. Only a process that
-// leads learns what vanishes, so each says on the Leases that it has what it holds, and all read it there.
+// holds counts the withdrawals that are held back, by member. Only a leader notices withdrawals, so each leader publishes
+// its holds on its Leases, and every supervisor reads them there.
 type holds map[clusterset.ClusterID]int
 
-// own returns what this process holds.
-func (c *crew) own() holds {
+// ownHolds returns the holds of this process.
+func (e *Engine) ownHolds() holds {
 	h := holds{}
-	for _, p := range c.parts {
-		if g, ok := p.(reconcile.Guarded); ok {
+	for _, r := range e.cfg.Reconcilers {
+		if g, ok := r.(reconcile.Guarded); ok {
 			for _, hold := range g.Holds() {
 				h[hold.Source] += hold.Count
 			}
@@ -28,13 +28,13 @@ func (c *crew) own() holds {
 	return h
 }
 
-// everybodys returns what any leader holds: of several the most, for they hold the same.
-func (c *crew) everybodys(sites []*site) holds {
-	all, own := holds{}, c.own()
-	for _, s := range sites {
+// allHolds returns the holds of all leaders. Leaders hold back the same withdrawals, so the highest count is taken.
+func (e *Engine) allHolds(members []*managedMember) holds {
+	all, own := holds{}, e.ownHolds()
+	for _, m := range members {
 		h := own
-		if holder, _ := s.candidate.Seen(); holder != c.cfg.identity {
-			h = parseHolds(s.candidate.Said())
+		if holder, _ := m.candidate.Seen(); holder != e.cfg.Identity {
+			h = parseHolds(m.candidate.Said())
 		}
 		for id, n := range h {
 			all[id] = max(all[id], n)
@@ -52,7 +52,7 @@ func (h holds) String() string {
 	return strings.Join(texts, " ")
 }
 
-// parseHolds reads what String wrote. Anything else is nothing.
+// parseHolds parses the text of String, and ignores words of any other form.
 func parseHolds(text string) holds {
 	h := holds{}
 	for word := range strings.FieldsSeq(text) {

@@ -1,4 +1,4 @@
-package federation
+package engine
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -8,7 +8,7 @@ import (
 var (
 	memberReachable = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_federation_member_reachable",
-		Help: "1 while the member's API server answers and is that of the member, else 0.",
+		Help: "1 while the member's API server answers and belongs to the member, else 0.",
 	}, []string{"member"})
 	memberLed = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_federation_member_led",
@@ -16,13 +16,13 @@ var (
 	}, []string{"member"})
 	syncSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "isthmus_federation_sync_seconds",
-		Help:    "How long it took to bring one thing in line in one member.",
+		Help:    "Time to reconcile one federated Service or policy in one member.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
-	}, []string{"part"})
+	}, []string{"component"})
 	syncErrors = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "isthmus_federation_sync_errors_total",
-		Help: "How often something could not be brought in line in a member, conflicts apart.",
-	}, []string{"part"})
+		Help: "Failed reconciliations of a federated Service or policy in a member, conflicts excluded.",
+	}, []string{"component"})
 )
 
 func init() { metrics.Registry.MustRegister(memberReachable, memberLed, syncSeconds, syncErrors) }

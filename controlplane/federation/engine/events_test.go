@@ -1,4 +1,4 @@
-package federation
+package engine
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 )
 
@@ -52,43 +53,43 @@ func (w *writer) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.E
 	return event, err
 }
 
-// What a leader tells is written, one event at a time, however much it is and however the member's API server answers.
-func TestDiary(t *testing.T) {
+// Events are written one at a time, however many there are and however the member's API server answers.
+func TestEventWriter(t *testing.T) {
 	silent := errors.New("connection refused")
 	refuses := apierrors.NewForbidden(eventsv1.Resource("events"), "", errors.New("by a webhook"))
 	for name, tc := range map[string]struct {
-		tells             int
+		events            int
 		answers           []error
 		attempts, written int
 	}{
-		"much at a time":         {tells: 500, attempts: 500, written: 500},
-		"the API server starts":  {tells: 2, answers: []error{silent, silent}, attempts: 4, written: 2},
-		"it is away":             {tells: 2, answers: []error{silent, silent, silent}, attempts: 4, written: 1},
-		"it refuses one of them": {tells: 2, answers: []error{refuses}, attempts: 2, written: 1},
+		"many at once":           {events: 500, attempts: 500, written: 500},
+		"the API server starts":  {events: 2, answers: []error{silent, silent}, attempts: 4, written: 2},
+		"it is silent":           {events: 2, answers: []error{silent, silent, silent}, attempts: 4, written: 1},
+		"it refuses one of them": {events: 2, answers: []error{refuses}, attempts: 2, written: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &writer{answers: tc.answers}
-				d := diaryIn(w)
+				d := newEventWriter(w, nil)
 				ctx, cancel := context.WithCancel(t.Context())
-				if err := d.write(ctx, slog.New(slog.DiscardHandler)); err != nil {
+				if err := d.Run(ctx, slog.New(slog.DiscardHandler)); err != nil {
 					t.Fatal(err)
 				}
-				recorder := d.NewRecorder(scheme, "test")
-				tell := func(i int) {
+				recorder := d.NewRecorder(clientgoscheme.Scheme, "test")
+				record := func(i int) {
 					svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: fmt.Sprint("web-", i)}}
 					recorder.Eventf(svc, nil, corev1.EventTypeNormal, "Federated", "Federated", "member of %s", "web")
 				}
-				for i := range tc.tells {
-					tell(i)
+				for i := range tc.events {
+					record(i)
 				}
 				<-time.After(time.Minute)
 				cancel()
 				synctest.Wait()
-				tell(tc.tells) // nobody leads here any more
+				record(tc.events) // this process no longer leads
 				<-time.After(time.Minute)
 				if w.attempts != tc.attempts || w.written != tc.written || w.together != 1 {
-					t.Errorf("%d attempts, %d at a time, wrote %d of %d; want %d, 1 and %d", w.attempts, w.together, w.written, tc.tells, tc.attempts, tc.written)
+					t.Errorf("%d attempts, %d at a time, wrote %d of %d; want %d, 1 and %d", w.attempts, w.together, w.written, tc.events, tc.attempts, tc.written)
 				}
 				d.Shutdown()
 			})

@@ -84,7 +84,7 @@ func vm(id string, addr string, labels ...string) workloads.Server {
 }
 
 // world is a namespace of its own, and a cloud whose servers' Services are there.
-type world struct {
+type testbed struct {
 	client.Client
 
 	t         *testing.T
@@ -92,7 +92,7 @@ type world struct {
 	cloud     *cloud
 }
 
-func newWorld(t *testing.T) *world {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
@@ -106,11 +106,11 @@ func newWorld(t *testing.T) *world {
 	if err := c.Create(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}
-	return &world{Client: c, t: t, namespace: ns.Name, cloud: &cloud{}}
+	return &testbed{Client: c, t: t, namespace: ns.Name, cloud: &cloud{}}
 }
 
 // run runs a VMs until the returned function is called, or the test ends.
-func (w *world) run() (*workloads.VMs, func()) {
+func (w *testbed) run() (*workloads.Controller, func()) {
 	w.t.Helper()
 	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{Name: "east", Namespace: w.namespace, Interval: metav1.Duration{Duration: time.Second}}}}
 	if err := settings.Complete(); err != nil {
@@ -134,7 +134,7 @@ func (w *world) run() (*workloads.VMs, func()) {
 }
 
 // service returns a Service, nil if it is not there.
-func (w *world) service(name string) *corev1.Service {
+func (w *testbed) service(name string) *corev1.Service {
 	w.t.Helper()
 	svc := &corev1.Service{}
 	err := w.Get(w.t.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, svc)
@@ -149,7 +149,7 @@ func (w *world) service(name string) *corev1.Service {
 
 // endpoints returns those of a Service, sorted: ADDRESS:PORT, with "down" before it if it is not ready. versions are
 // those of its slices.
-func (w *world) endpoints(name string) (all, versions []string) {
+func (w *testbed) endpoints(name string) (all, versions []string) {
 	w.t.Helper()
 	var list discoveryv1.EndpointSliceList
 	if err := w.List(w.t.Context(), &list, client.InNamespace(w.namespace), client.MatchingLabels{discoveryv1.LabelServiceName: name}); err != nil {
@@ -172,7 +172,7 @@ func (w *world) endpoints(name string) (all, versions []string) {
 }
 
 // await waits until a Service leads to endpoints; it is there even without any.
-func (w *world) await(name string, endpoints ...string) {
+func (w *testbed) await(name string, endpoints ...string) {
 	w.t.Helper()
 	eventually(w.t, name+" leads to "+strings.Join(endpoints, ", "), func() bool {
 		have, _ := w.endpoints(name)
@@ -181,7 +181,7 @@ func (w *world) await(name string, endpoints ...string) {
 }
 
 // awaitGone waits until there is nothing of a Service.
-func (w *world) awaitGone(name string) {
+func (w *testbed) awaitGone(name string) {
 	w.t.Helper()
 	eventually(w.t, name+" is gone", func() bool {
 		_, versions := w.endpoints(name)
@@ -190,7 +190,7 @@ func (w *world) awaitGone(name string) {
 }
 
 // create creates an object in the namespace.
-func (w *world) create(o client.Object) {
+func (w *testbed) create(o client.Object) {
 	w.t.Helper()
 	o.SetNamespace(w.namespace)
 	if err := w.Create(w.t.Context(), o); err != nil {
@@ -199,7 +199,7 @@ func (w *world) create(o client.Object) {
 }
 
 // told returns what our events about a Service say. The API server has some of its own, when it is slow to see an address.
-func (w *world) told(name string) (notes []string) {
+func (w *testbed) told(name string) (notes []string) {
 	w.t.Helper()
 	var list eventsv1.EventList
 	if err := w.List(w.t.Context(), &list, client.InNamespace(w.namespace)); err != nil {
@@ -214,7 +214,7 @@ func (w *world) told(name string) (notes []string) {
 }
 
 // offered returns the condition of an ExternalWorkload: its status and message.
-func (w *world) offered(name string) (status metav1.ConditionStatus, message string) {
+func (w *testbed) offered(name string) (status metav1.ConditionStatus, message string) {
 	w.t.Helper()
 	o := &v1alpha1.ExternalWorkload{}
 	if err := w.Get(w.t.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, o); err != nil {
@@ -227,7 +227,7 @@ func (w *world) offered(name string) (status metav1.ConditionStatus, message str
 }
 
 // problems returns those of machines of this world. Those of others are in the same API server.
-func (w *world) problems(v *workloads.VMs) []string {
+func (w *testbed) problems(v *workloads.Controller) []string {
 	return slices.DeleteFunc(v.State().Problems, func(p string) bool {
 		return strings.HasPrefix(p, "externalworkload ") && !strings.HasPrefix(p, "externalworkload "+w.namespace+"/")
 	})

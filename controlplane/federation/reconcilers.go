@@ -12,10 +12,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// Parts returns what makes all Parts of this release, for Config.Parts. namespace is where Isthmus is installed; factor
-// is that of Scaled.
-func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]reconcile.Part, error) {
-	return func(spec federationv1alpha1.FederationSpec) ([]reconcile.Part, error) {
+// Reconcilers returns a function that makes the Reconcilers of this release, for Config.Reconcilers. namespace is the
+// namespace of Isthmus, and factor that of Scaled.
+func Reconcilers(namespace string, factor float64, log *slog.Logger) func(federationv1alpha1.FederationSpec) ([]reconcile.Reconciler, error) {
+	return func(spec federationv1alpha1.FederationSpec) ([]reconcile.Reconciler, error) {
 		s, err := services.New(services.Config{
 			Federation: spec, Log: log,
 			Guard: guarded[clusterset.ServiceName](factor, log),
@@ -26,11 +26,11 @@ func Parts(namespace string, factor float64, log *slog.Logger) func(federationv1
 		p := policies.New(policies.Config{
 			Kinds: policies.Kinds(spec.Policies), Namespace: namespace, Guard: guarded[reconcile.Key](factor, log),
 		})
-		return []reconcile.Part{s, p}, nil
+		return []reconcile.Reconciler{s, p}, nil
 	}
 }
 
-// guarded returns how a Part's guard believes, its times multiplied.
+// guarded returns the settings of a Reconciler's withdrawal guard, with its times multiplied by factor.
 func guarded[K comparable](factor float64, log *slog.Logger) withdrawal.Config[K] {
 	return withdrawal.Config[K]{
 		Times: withdrawal.DefaultTimes().Scale(timescale.Factor(factor)), Log: log,

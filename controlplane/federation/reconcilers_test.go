@@ -11,8 +11,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// What a guard of the federation says names the federation's command.
-func TestAHoldIsEndedByTheFederationsCommand(t *testing.T) {
+// The log of the federation's guard names the federation's own command.
+func TestGuardNamesTheFederationsCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text strings.Builder
 		g := withdrawal.New(guarded[int](1, slog.New(slog.NewTextHandler(&text, nil))))
