@@ -2,7 +2,7 @@
 // no shell, no package manager.
 //
 // In: packages and the path of a program in one of them. Out: the program, its loader and its libraries in a layer.
-package program
+package deb
 
 import (
 	"context"

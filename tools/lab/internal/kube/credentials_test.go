@@ -1,16 +1,17 @@
-package pki_test
+package kube_test
 
 import (
 	"testing"
 
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/isthmus-net/isthmus/tools/lab/internal/pki"
+	"github.com/isthmus-net/isthmus/tools/apiserver/pki"
+	"github.com/isthmus-net/isthmus/tools/lab/internal/kube"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
 )
 
-// A KUBECONFIG that lists the kubeconfigs of several clusters reaches each with its own certificate: what
-// the conformance suite and people with two clusters do.
+// A KUBECONFIG that lists the kubeconfigs of several clusters reaches each with its own certificate. The conformance suite
+// and people with two clusters use it.
 func TestKubeconfigsMerge(t *testing.T) {
 	clusters, err := topology.Parse("a:1 b:1")
 	if err != nil {
@@ -19,10 +20,10 @@ func TestKubeconfigsMerge(t *testing.T) {
 	rules := clientcmd.ClientConfigLoadingRules{}
 	for _, c := range clusters {
 		dir := t.TempDir()
-		if err := pki.Write(dir, c); err != nil {
+		if err := kube.WriteCredentials(dir, c); err != nil {
 			t.Fatal(err)
 		}
-		rules.Precedence = append(rules.Precedence, pki.Kubeconfig(dir, pki.Admin))
+		rules.Precedence = append(rules.Precedence, pki.Kubeconfig(dir, kube.Admin))
 	}
 	merged, err := rules.Load()
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package program runs another program beside this one: what it says goes to a file, what it costs is read
-// from the kernel, and it is ended by its own process id.
-package program
+// Package process runs programs as child processes. Their output goes to a file, and their CPU time and memory are read
+// from the kernel.
+package process
 
 import (
 	"bytes"
@@ -17,36 +17,36 @@ import (
 )
 
 const (
-	// grace is how long a program may take to end before it is killed.
+	// grace is how long a process may take to exit before it is killed.
 	grace = 20 * time.Second
-	// tail is how much of a log an error shows, in bytes.
+	// tail is the size of the end of a log that errors quote, in bytes.
 	tail = 2000
 	// tick is the unit of times in /proc/PID/stat: USER_HZ, which is 100 on every Linux that Go runs on.
 	tick = time.Second / 100
 )
 
-// Program is one that was started. It ends with this process at the latest.
-type Program struct {
+// Process is a child process. The kernel kills it when this process exits.
+type Process struct {
 	name, log string
 	cmd       *exec.Cmd
-	ended     chan struct{} // closed when it has
-	err       error         // why; read after ended
+	ended     chan struct{} // closed when the process has exited
+	err       error         // of Wait; read it after ended is closed
 }
 
-// Start starts the executable at path. Its output is appended to the file log, made where it is missing.
-func Start(path, log string, args ...string) (*Program, error) {
+// Start starts the executable at path. Its output is appended to the file log, which is created if it is missing.
+func Start(path, log string, args ...string) (*Process, error) {
 	name := filepath.Base(path)
 	out, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer out.Close()                  // the child has its own
-	cmd := exec.Command(path, args...) //nolint:noctx // it outlives this call; Stop ends it
-	p := &Program{name: name, log: log, cmd: cmd, ended: make(chan struct{})}
+	cmd := exec.Command(path, args...) //nolint:noctx // the process outlives this call; Stop ends it
+	p := &Process{name: name, log: log, cmd: cmd, ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
-	// Own process group: an interrupt from the terminal reaches us alone, and we stop things in order.
+	// A process group of its own: an interrupt from the terminal reaches this process only, which stops its children in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	// The child dies with the thread that starts it, so that thread waits for it.
+	// Pdeathsig is sent when the starting thread exits, so that thread waits for the child.
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -65,18 +65,18 @@ func Start(path, log string, args ...string) (*Program, error) {
 }
 
 // PID returns the process id.
-func (p *Program) PID() int { return p.cmd.Process.Pid }
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Ended is closed when the program has ended, asked or not.
-func (p *Program) Ended() <-chan struct{} { return p.ended }
+// Ended is closed when the process has exited.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-// Failure says that the program has ended, why, and the last it said. It may be called once Ended is closed.
-func (p *Program) Failure() error {
+// Failure returns an error with the exit status and the end of the log. Call it only after Ended is closed.
+func (p *Process) Failure() error {
 	why := p.err
 	if why == nil {
 		why = errors.New("without an error")
 	}
-	return fmt.Errorf("%s ended, %w; it said last:\n%s", p.name, why, lastOf(p.log))
+	return fmt.Errorf("%s exited: %w; the end of its log:\n%s", p.name, why, lastOf(p.log))
 }
 
 func lastOf(path string) []byte {
@@ -87,9 +87,9 @@ func lastOf(path string) []byte {
 	return bytes.TrimSpace(content[max(0, len(content)-tail):])
 }
 
-// Stop asks the program to end and waits until it has. One that does not is killed, which is an error.
-// Stopping what has ended already succeeds.
-func (p *Program) Stop() error {
+// Stop sends SIGTERM and waits until the process has exited. After 20 seconds it kills the process and returns an error.
+// Stopping an exited process succeeds.
+func (p *Process) Stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); errors.Is(err, os.ErrProcessDone) {
 		<-p.ended
 		return nil
@@ -105,17 +105,17 @@ func (p *Program) Stop() error {
 		return fmt.Errorf("kill %s: %w", p.name, err)
 	}
 	<-p.ended
-	return fmt.Errorf("%s did not end within %s and was killed", p.name, grace)
+	return fmt.Errorf("%s did not exit within %s and was killed", p.name, grace)
 }
 
-// Usage is what a program has taken so far.
+// Usage is the CPU time and memory of a process.
 type Usage struct {
 	CPU       time.Duration // user and system
-	RSS, Peak int64         // resident memory, bytes: now, and the most since the start or ForgetPeak
+	RSS, Peak int64         // resident memory in bytes: current, and the maximum since the start or ResetPeak
 }
 
-// Usage reads it from /proc.
-func (p *Program) Usage() (Usage, error) {
+// Usage returns the usage of the process so far, from /proc.
+func (p *Process) Usage() (Usage, error) {
 	dir := filepath.Join("/proc", strconv.Itoa(p.PID()))
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
@@ -136,7 +136,7 @@ func (p *Program) Usage() (Usage, error) {
 	return Usage{CPU: cpu, RSS: rss, Peak: peak}, nil
 }
 
-// MachineCPU returns the CPU time that everything on this machine has taken since it started.
+// MachineCPU returns the CPU time of all processes of this machine since it booted.
 func MachineCPU() (time.Duration, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -164,8 +164,8 @@ func parseMachine(stat string) (time.Duration, error) {
 	return total, nil
 }
 
-// ForgetPeak makes Usage.Peak start anew (clear_refs in proc_pid_clear_refs(5)).
-func (p *Program) ForgetPeak() error {
+// ResetPeak restarts Usage.Peak (clear_refs in proc_pid_clear_refs(5)).
+func (p *Process) ResetPeak() error {
 	if err := os.WriteFile(filepath.Join("/proc", strconv.Itoa(p.PID()), "clear_refs"), []byte("5"), 0); err != nil {
 		return fmt.Errorf("reset the peak memory of %s: %w", p.name, err)
 	}
@@ -173,7 +173,7 @@ func (p *Program) ForgetPeak() error {
 }
 
 // parseStat returns utime and stime of /proc/PID/stat, fields 14 and 15 of proc_pid_stat(5). The name of
-// the program, field 2, stands in parentheses and may itself hold spaces and parentheses.
+// the program, field 2, is in parentheses and may itself contain spaces and parentheses.
 func parseStat(stat string) (time.Duration, error) {
 	_, rest, ok := cutLast(stat, ")")
 	fields := strings.Fields(rest) // from field 3 on
@@ -219,7 +219,13 @@ func parseStatus(status string) (rss, peak int64, err error) {
 		*to = kib << 10
 	}
 	if rss == 0 || peak == 0 {
-		return 0, 0, errors.New("status names no memory; has the program ended?")
+		return 0, 0, errors.New("status names no memory; has the process exited?")
 	}
 	return rss, peak, nil
+}
+
+// Kill ends the process at once and waits until it has exited.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill() // it may have exited
+	<-p.ended
 }

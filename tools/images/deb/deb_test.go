@@ -1,4 +1,4 @@
-package program_test
+package deb_test
 
 import (
 	"archive/tar"
@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/tools/images/deb"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
-	"github.com/isthmus-net/isthmus/tools/images/program"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -22,7 +22,7 @@ func TestRunsAlone(t *testing.T) {
 	netlab.Privileged(t)
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	if err := oci.Write(archive, oci.Spec{Names: []string{"isthmus/x:dev"}}, func(l *oci.Layer) error {
-		return program.Add(t.Context(), l, "/usr/sbin/keepalived", "keepalived")
+		return deb.Add(t.Context(), l, "/usr/sbin/keepalived", "keepalived")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestRunsAlone(t *testing.T) {
 		t.Error(err)
 	}
 	if err := oci.Write(archive, oci.Spec{Names: []string{"isthmus/x:dev"}}, func(l *oci.Layer) error {
-		return program.Add(t.Context(), l, "/usr/sbin/none-such", "keepalived")
+		return deb.Add(t.Context(), l, "/usr/sbin/none-such", "keepalived")
 	}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a program that no package has: %v", err)
 	}

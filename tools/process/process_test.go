@@ -1,4 +1,4 @@
-package program
+package process
 
 import (
 	"os"
@@ -13,7 +13,7 @@ func TestParseStat(t *testing.T) {
 	const rest = " S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 100 1 1\n"
 	for _, name := range []string{"(etcd)", "(a b)", "(a) b (c)"} {
 		if cpu, err := parseStat("7 " + name + rest); err != nil || cpu != 2*time.Second {
-			t.Errorf("program %s took %s (%v), want 2s", name, cpu, err)
+			t.Errorf("%s: CPU time %s (%v), want 2s", name, cpu, err)
 		}
 	}
 	for name, stat := range map[string]string{"nothing": "", "cut": "7 (etcd) S 1 2", "letters": "7 (etcd)" + strings.Replace(rest, "150", "x", 1)} {
@@ -30,7 +30,7 @@ func TestParseStatus(t *testing.T) {
 		t.Errorf("have %d and %d bytes (%v), want 1 and 2 MiB", rss, peak, err)
 	}
 	if _, _, err := parseStatus("Name:\tzombie\n"); err == nil {
-		t.Error("a process without memory gives no error")
+		t.Error("no error for a process without memory")
 	}
 }
 
@@ -42,11 +42,11 @@ func TestParseMachine(t *testing.T) {
 	}
 	for _, bad := range []string{"", "cpu 1 2", strings.Replace(line, "30", "x", 1)} {
 		if _, err := parseMachine(bad); err == nil {
-			t.Errorf("%q gives no error", bad)
+			t.Errorf("no error for %q", bad)
 		}
 	}
 	if cpu, err := MachineCPU(); err != nil || cpu <= 0 {
-		t.Errorf("this machine has taken %s (%v)", cpu, err)
+		t.Errorf("the machine's CPU time is %s (%v)", cpu, err)
 	}
 }
 
@@ -63,11 +63,11 @@ func TestUsage(t *testing.T) {
 		}
 		select {
 		case <-deadline:
-			t.Fatalf("a busy shell seems to take %+v (%v)", u, err)
+			t.Fatalf("the usage of a busy shell is %+v (%v)", u, err)
 		case <-tick.C:
 		}
 	}
-	if err := p.ForgetPeak(); err != nil {
+	if err := p.ResetPeak(); err != nil {
 		t.Error(err)
 	}
 	if err := p.Stop(); err != nil {
@@ -77,7 +77,7 @@ func TestUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := p.Usage(); err == nil {
-		t.Error("a program that has ended still takes something")
+		t.Error("an exited process still has usage")
 	}
 	if err := p.Stop(); err != nil {
 		t.Errorf("stop twice: %v", err)
@@ -90,12 +90,12 @@ func TestFailure(t *testing.T) {
 	select {
 	case <-p.Ended():
 	case <-time.After(20 * time.Second):
-		t.Fatal("it does not end")
+		t.Fatal("the process does not exit")
 	}
 	err := p.Failure()
 	for _, word := range []string{"sh", "exit status 3", "no room"} {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("the failure does not name %q: %v", word, err)
+			t.Errorf("the error lacks %q: %v", word, err)
 		}
 	}
 }
@@ -106,11 +106,11 @@ func TestStartFails(t *testing.T) {
 		t.Errorf("have %v, want an error that names etcd", err)
 	}
 	if _, err := Start("/bin/sh", filepath.Join(t.TempDir(), "no", "log")); err == nil {
-		t.Error("a log in a folder that is missing gives no error")
+		t.Error("no error for a log in a missing folder")
 	}
 }
 
-func start(t *testing.T, path string, args ...string) *Program {
+func start(t *testing.T, path string, args ...string) *Process {
 	t.Helper()
 	p, err := Start(path, filepath.Join(t.TempDir(), "log"), args...)
 	if err != nil {
