@@ -328,7 +328,8 @@ func (a *Agent) follow(ctx context.Context) ([]lb.Problem, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read dataplane: %w", err)
 		}
-		a.planner, a.lost = a.planner.Again(have), false
+		a.planner.Reset(have)
+		a.lost = false
 	}
 	plan, problems := a.planner.Plan(a.input)
 	// Also a plan without writes: the dataplane waits for the first one.
@@ -336,7 +337,7 @@ func (a *Agent) follow(ctx context.Context) ([]lb.Problem, error) {
 		a.lost = true
 		return nil, fmt.Errorf("program dataplane: %w", err)
 	}
-	if len(plan.DeleteBackends) > 0 {
+	if len(plan.Backends.Delete) > 0 {
 		raise(a.stale)
 	}
 	if plan.Writes() >= largePlan {

@@ -86,7 +86,9 @@ func (a *Agent) Explain(name clusterset.ServiceName) (Explanation, error) {
 	// What there should be, of this Service alone; what other Services have shows in the kernel.
 	in := a.input
 	in.Snapshot = &clusterset.Snapshot{Services: []clusterset.Service{svc}}
-	want, _ := lb.Build(in, lb.NewState(), &lb.IDs{})
+	planner := lb.NewPlanner(lb.NewState())
+	planner.Plan(in)
+	want := planner.State()
 	if e.Frontends, err = a.frontends(want, name); err != nil {
 		return Explanation{}, err
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -191,7 +192,7 @@ func TestPacketPath(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := d.Apply(t.Context(), lb.Diff(have, n.state())); err != nil {
+				if err := d.Apply(t.Context(), lbtest.Diff(have, n.state())); err != nil {
 					t.Fatal(err)
 				}
 				await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2"}) })
@@ -267,7 +268,7 @@ func TestRolesOfDevices(t *testing.T) {
 				t.Errorf("programs (-want +got):\n%s", diff)
 			}
 			have := map[int]bpf.Device{}
-			if err := each(d.Reader, bpf.MapDevices, func(i uint32, v bpf.Device) { have[int(i)] = v }); err != nil {
+			if err := iterate(t.Context(), d.Reader, bpf.MapDevices, func(i uint32, v bpf.Device) { have[int(i)] = v }); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, have, cmpopts.IgnoreFields(bpf.Device{}, "_")); diff != "" {
@@ -319,7 +320,7 @@ func TestPromiseOfRanges(t *testing.T) {
 		to   lb.State
 		want bool
 	}{{inside, true}, {outside, false}, {outside, false}, {inside, true}, {lb.NewState(), true}, {outside, false}} {
-		if err := d.Apply(t.Context(), lb.Diff(have, step.to)); err != nil {
+		if err := d.Apply(t.Context(), lbtest.Diff(have, step.to)); err != nil {
 			t.Fatal(err)
 		}
 		have = step.to
@@ -328,12 +329,12 @@ func TestPromiseOfRanges(t *testing.T) {
 		}
 	}
 	// Another range is in the nets as soon as it is there.
-	if err := d.Apply(t.Context(), lb.Diff(have, inside)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(have, inside)); err != nil {
 		t.Fatal(err)
 	}
 	wider := n.state()
 	wider.Ranges[netip.MustParsePrefix("fd99::/48")] = true
-	if err := d.Apply(t.Context(), lb.Diff(inside, wider)); err != nil || !promised() {
+	if err := d.Apply(t.Context(), lbtest.Diff(inside, wider)); err != nil || !promised() {
 		t.Fatalf("promised %v, %v", promised(), err)
 	}
 	var s bpf.PacketSettings
@@ -342,12 +343,12 @@ func TestPromiseOfRanges(t *testing.T) {
 	}
 	have = wider
 	// It is taken back before what breaks it is written, so also when that fails.
-	if err := d.Apply(t.Context(), lb.Diff(have, inside)); err != nil || !promised() {
+	if err := d.Apply(t.Context(), lbtest.Diff(have, inside)); err != nil || !promised() {
 		t.Fatalf("promised %v, %v", promised(), err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.Apply(ctx, lb.Diff(inside, outside)); !errors.Is(err, context.Canceled) || promised() {
+	if err := d.Apply(ctx, lbtest.Diff(inside, outside)); !errors.Is(err, context.Canceled) || promised() {
 		t.Errorf("promised %v, %v, want not while it may be broken", promised(), err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -209,7 +210,7 @@ func holdsWhatWasApplied(t *testing.T, d dataplane) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before, plan := d.Writes(), lb.Diff(have, step)
+		before, plan := d.Writes(), lbtest.Diff(have, step)
 		if err := d.Apply(t.Context(), plan); err != nil {
 			t.Fatal(err)
 		}
@@ -223,13 +224,13 @@ func holdsWhatWasApplied(t *testing.T, d dataplane) {
 func deletesWhatIsNotThere(t *testing.T, d dataplane) {
 	t.Helper()
 	have := world(5)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), have)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), have)); err != nil {
 		t.Fatal(err)
 	}
 	gone := lb.Plan{
-		DeleteFrontends: []lb.Address{{AddrPort: netip.MustParseAddrPort("243.9.9.9:9"), Protocol: clusterset.TCP}},
-		DeleteSlots:     []lb.Slot{{Frontend: 900, Index: 1}, {Frontend: 1, Index: 1}, {Frontend: 901, Index: 1}},
-		DeleteBackends:  []lb.BackendID{900, 901, 2, 902},
+		Frontends: lb.Changes[lb.Address, lb.Frontend]{Delete: []lb.Address{{AddrPort: netip.MustParseAddrPort("243.9.9.9:9"), Protocol: clusterset.TCP}}},
+		Slots:     lb.Changes[lb.Slot, lb.BackendID]{Delete: []lb.Slot{{Frontend: 900, Index: 1}, {Frontend: 1, Index: 1}, {Frontend: 901, Index: 1}}},
+		Backends:  lb.Changes[lb.BackendID, lb.Backend]{Delete: []lb.BackendID{900, 901, 2, 902}},
 	}
 	if err := d.Apply(t.Context(), gone); err != nil {
 		t.Fatal(err)
@@ -242,7 +243,7 @@ func stopsWithContext(t *testing.T, d dataplane) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.Apply(ctx, lb.Diff(lb.NewState(), world(2))); !errors.Is(err, context.Canceled) {
+	if err := d.Apply(ctx, lbtest.Diff(lb.NewState(), world(2))); !errors.Is(err, context.Canceled) {
 		t.Errorf("Apply: %v, want %v", err, context.Canceled)
 	}
 	if _, err := d.Load(ctx); !errors.Is(err, context.Canceled) {
@@ -298,7 +299,7 @@ func expect(t *testing.T, d dataplane, want lb.State) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lb.Diff(have, want).Writes() == 0 {
+	if lbtest.Diff(have, want).Writes() == 0 {
 		return
 	}
 	t.Fatalf("maps (-want +got):\n%.2000s", cmp.Diff(want.Text(), have.Text()))
@@ -307,7 +308,7 @@ func expect(t *testing.T, d dataplane, want lb.State) {
 // A Fake that is told to fail stops where it is told, as the kernel may.
 func TestFakeFailsHalfWay(t *testing.T) {
 	broken := errors.New("map full")
-	plan := lb.Diff(lb.NewState(), world(4))
+	plan := lbtest.Diff(lb.NewState(), world(4))
 	for n := range plan.Writes() {
 		f := NewFake(lb.NewState())
 		f.FailAfter, f.Err = &n, broken
@@ -366,7 +367,7 @@ func TestApplyForgets(t *testing.T) {
 			}
 		}
 	}
-	if err := d.Apply(t.Context(), lb.Plan{Partings: []lb.Parting{{Frontend: 1, Backend: 2}, {Frontend: 3, Backend: 3}}}); err != nil {
+	if err := d.Apply(t.Context(), lb.Plan{StaleAffinities: []lb.StaleAffinity{{Frontend: 1, Backend: 2}, {Frontend: 3, Backend: 3}}}); err != nil {
 		t.Fatal(err)
 	}
 	var left []string

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -328,62 +327,19 @@ func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
 	return d.takeOver(ctx)
 }
 
-// write carries out the writes of p.
-func (d *Datapath) write(ctx context.Context, p lb.Plan) error {
-	for _, write := range []func() error{
-		func() error {
-			return putAll(ctx, d, bpf.MapServices, p.PutServices, func(w lb.ServiceWrite) (uint32, bpf.Service) { return uint32(w.ID), encodeService(w.Name) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapClusters, p.PutClusters, func(w lb.ClusterWrite) (uint32, bpf.Cluster) { return uint32(w.Index), encodeCluster(w.ID) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapBackends, p.PutBackends, func(w lb.BackendWrite) (uint32, bpf.Backend) { return uint32(w.ID), encodeBackend(w.Backend) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapSlots, p.PutSlots, func(w lb.SlotWrite) (bpf.SlotKey, uint32) { return encodeSlot(w.Slot), uint32(w.Backend) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapFrontends, p.PutFrontends, func(w lb.FrontendWrite) (bpf.FrontendKey, bpf.Frontend) {
-				return encodeFrontendKey(w.Address), encodeFrontend(w.Frontend)
-			})
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapRanges, p.PutRanges, func(r netip.Prefix) (bpf.RangeKey, uint32) { return encodeRange(r), 1 })
-		},
-		func() error { return remove(ctx, d, bpf.MapRanges, p.DeleteRanges, encodeRange) },
-		func() error { return remove(ctx, d, bpf.MapFrontends, p.DeleteFrontends, encodeFrontendKey) },
-		func() error { return remove(ctx, d, bpf.MapSlots, p.DeleteSlots, encodeSlot) },
-		func() error {
-			return remove(ctx, d, bpf.MapBackends, p.DeleteBackends, func(id lb.BackendID) uint32 { return uint32(id) })
-		},
-		func() error {
-			return remove(ctx, d, bpf.MapServices, p.DeleteServices, func(id lb.ServiceID) uint32 { return uint32(id) })
-		},
-		// An array has no holes: an index without a member is one whose name is empty.
-		func() error {
-			return putAll(ctx, d, bpf.MapClusters, p.DeleteClusters, func(i lb.ClusterIndex) (uint32, bpf.Cluster) { return uint32(i), bpf.Cluster{} })
-		},
-	} {
-		if err := write(); err != nil {
-			return err
-		}
-	}
-	return d.forget(ctx, p.Partings)
-}
-
-// forget lets clients with session affinity forget backends that do not serve them any more, though they are there.
-func (d *Datapath) forget(ctx context.Context, partings []lb.Parting) error {
-	if len(partings) == 0 {
+// deleteAffinities makes clients with session affinity choose again where their backend no longer serves the frontend
+// but still exists.
+func (d *Datapath) deleteAffinities(ctx context.Context, stale []lb.StaleAffinity) error {
+	if len(stale) == 0 {
 		return nil
 	}
-	parted := make(map[lb.Parting]bool, len(partings))
-	for _, p := range partings {
-		parted[p] = true
+	isStale := make(map[lb.StaleAffinity]bool, len(stale))
+	for _, s := range stale {
+		isStale[s] = true
 	}
 	var clients []bpf.AffinityKey
 	err := dump(ctx, d.Reader, bpf.MapAffinities, func(k bpf.AffinityKey, v bpf.Affinity) {
-		if parted[lb.Parting{Frontend: lb.FrontendID(k.FrontendId), Backend: lb.BackendID(v.BackendId)}] {
+		if isStale[lb.StaleAffinity{Frontend: lb.FrontendID(k.FrontendId), Backend: lb.BackendID(v.BackendId)}] {
 			clients = append(clients, k)
 		}
 	})
@@ -395,14 +351,6 @@ func (d *Datapath) forget(ctx context.Context, partings []lb.Parting) error {
 
 // Writes returns how many map entries Apply has written or deleted since Open.
 func (d *Datapath) Writes() uint64 { return d.writes.Load() }
-
-// Limits returns how many entries the maps have room for, as they were made.
-func (d *Datapath) Limits() lb.Limits {
-	room := func(name string) int { return int(d.maps[name].MaxEntries()) }
-	return lb.Limits{
-		Frontends: room(bpf.MapFrontends), Slots: room(bpf.MapSlots), Backends: room(bpf.MapBackends), Services: room(bpf.MapServices),
-	}
-}
 
 // HookStatus says whether one program is where it should be.
 type HookStatus struct {

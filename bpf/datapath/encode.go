@@ -148,8 +148,11 @@ func dump[K, V any](ctx context.Context, r *Reader, name string, each func(K, V)
 	}
 }
 
-// each is dump for the kinds of maps that cannot be read in batches, which are small here.
-func each[K, V any](r *Reader, name string, do func(K, V)) error {
+// iterate is dump for the kinds of maps that cannot be read in batches, which are small here.
+func iterate[K, V any](ctx context.Context, r *Reader, name string, visit func(K, V)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	m, err := r.open(name)
 	if err != nil {
 		return err
@@ -158,7 +161,7 @@ func each[K, V any](r *Reader, name string, do func(K, V)) error {
 	var value V
 	entries := m.Iterate()
 	for entries.Next(&key, &value) {
-		do(key, value)
+		visit(key, value)
 	}
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("read map %s: %w", m, err)
@@ -209,7 +212,7 @@ func remove[T, K any](ctx context.Context, d *Datapath, name string, gone []T, e
 	})
 }
 
-// inChunks calls do for all of entries, a chunk at a time on each CPU: within a field of a Plan any order will do. It
+// inChunks calls do for all of entries, a chunk at a time on each CPU: within a step of a Plan any order will do. It
 // begins no more of them after an error, or when ctx ends, and returns the first error once all have ended. A single
 // chunk, as most changes are, waits for no other thread.
 func inChunks[T any](ctx context.Context, entries []T, do func(part []T) error) error {

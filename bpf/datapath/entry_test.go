@@ -9,6 +9,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -27,7 +28,7 @@ func TestFrontend(t *testing.T) {
 	s.Frontends[tcp("243.0.0.5:80")] = lb.Frontend{ID: 1, Count: 5, Service: 1}
 	s.Frontends[tcp("[fd01::5]:80")] = lb.Frontend{ID: 2}
 	d := mustOpen(t, testConfig(t))
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), s)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), s)); err != nil {
 		t.Fatal(err)
 	}
 	for name, from := range map[string]interface {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -75,7 +76,7 @@ func TestFindings(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := openPackets(t, cfg, b)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "attached", func() bool { return len(on(d)) == 3 })
@@ -136,7 +137,7 @@ func TestMasqueradeIsFound(t *testing.T) {
 		}
 	}
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
 		t.Fatal(err)
 	}
 	run := func(args ...string) {
@@ -240,7 +241,7 @@ func TestFindingsAreKept(t *testing.T) {
 	if found := ask(); len(found) > 0 {
 		t.Fatalf("found %v on a node without backends", found)
 	}
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), servedBy(netip.MustParseAddr("192.0.2.1")))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), servedBy(netip.MustParseAddr("192.0.2.1")))); err != nil {
 		t.Fatal(err)
 	}
 	if found := ask(); len(found) > 0 {

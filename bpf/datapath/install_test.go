@@ -19,6 +19,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -124,7 +125,7 @@ func TestLayoutOfPins(t *testing.T) {
 func TestReopenChangesNothing(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), world(9))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), world(9))); err != nil {
 		t.Fatal(err)
 	}
 	before := linkPrograms(t, cfg)
@@ -144,7 +145,7 @@ func TestReopenChangesNothing(t *testing.T) {
 func TestUpgradeAndRollBackInPlace(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	// The old agent stays open, as it may during a rolling update of the DaemonSet.
@@ -188,7 +189,7 @@ func TestFailedStartLeavesTheNodeAsItWas(t *testing.T) {
 	t.Run("running dataplane", func(t *testing.T) {
 		cfg := testConfig(t)
 		d := mustOpen(t, cfg)
-		if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+		if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 			t.Fatal(err)
 		}
 		programs, files := linkPrograms(t, cfg), pinned(t, cfg)
@@ -237,7 +238,7 @@ func TestInstallCutBeforeCommit(t *testing.T) {
 	}
 
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	if err := connect(t); !errors.Is(err, unix.ECONNREFUSED) {
@@ -274,7 +275,7 @@ func TestHooksFollowTheCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	if err := connect(t); !errors.Is(err, unix.ECONNREFUSED) {
@@ -328,7 +329,7 @@ func TestIncompatibleMapIsRefused(t *testing.T) {
 func TestRemove(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg) // still holds links and maps: Remove must not depend on it
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time there is nothing to remove

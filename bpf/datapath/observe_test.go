@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -29,7 +30,7 @@ func observed(t *testing.T) (*Datapath, *traffic) {
 	s.Backends[1] = be
 	s.Services[2] = clusterset.ServiceName{Namespace: "demo", Name: "nobody"}
 	s.Frontends[lb.Address{AddrPort: netip.MustParseAddrPort("243.0.0.6:80"), Protocol: clusterset.TCP}] = lb.Frontend{ID: 2, Service: 2}
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), s)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), s)); err != nil {
 		t.Fatal(err)
 	}
 	tr.more(t)
@@ -207,7 +208,7 @@ func TestCountersByName(t *testing.T) {
 func TestDifferences(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
 	want := world(4)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), want)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), want)); err != nil {
 		t.Fatal(err)
 	}
 	for meddled, meddle := range []func() error{
@@ -241,7 +242,7 @@ func TestRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := lb.Diff(have, world(5)).Writes(); n != 0 {
+	if n := lbtest.Diff(have, world(5)).Writes(); n != 0 {
 		t.Errorf("%d differences", n)
 	}
 	if err := r.maps[bpf.MapBackends].Delete(uint32(1)); err == nil {

@@ -84,57 +84,6 @@ func (r *Reader) open(name string) (*ebpf.Map, error) {
 	return nil, fmt.Errorf("open map %s: %w", name, fs.ErrNotExist)
 }
 
-// Load returns what the maps hold.
-func (r *Reader) Load(ctx context.Context) (lb.State, error) {
-	s := lb.NewState()
-	err := errors.Join(
-		dump(ctx, r, bpf.MapFrontends, func(k bpf.FrontendKey, v bpf.Frontend) {
-			s.Frontends[decodeFrontendKey(k)] = decodeFrontend(v)
-		}),
-		dump(ctx, r, bpf.MapSlots, func(k bpf.SlotKey, id uint32) {
-			s.Slots[decodeSlot(k)] = lb.BackendID(id)
-		}),
-		dump(ctx, r, bpf.MapBackends, func(id uint32, v bpf.Backend) {
-			s.Backends[lb.BackendID(id)] = decodeBackend(v)
-		}),
-		dump(ctx, r, bpf.MapServices, func(id uint32, v bpf.Service) {
-			s.Services[lb.ServiceID(id)] = decodeService(v)
-		}),
-		dump(ctx, r, bpf.MapClusters, func(i uint32, v bpf.Cluster) {
-			if id := decodeCluster(v); id != "" {
-				s.Clusters[lb.ClusterIndex(i)] = id
-			}
-		}),
-		each(r, bpf.MapRanges, func(k bpf.RangeKey, _ uint32) {
-			s.Ranges[decodeRange(k)] = true
-		}),
-	)
-	if err != nil {
-		return lb.State{}, err
-	}
-	return s, nil
-}
-
-// Differences returns how many entries of the maps are not as want says, 0 when nobody has meddled with them. It
-// reads all maps and keeps nothing of them: a check for now and then. want is used up.
-func (r *Reader) Differences(ctx context.Context, want *lb.Audit) (int, error) {
-	err := errors.Join(
-		dump(ctx, r, bpf.MapFrontends, func(k bpf.FrontendKey, v bpf.Frontend) {
-			want.Frontend(decodeFrontendKey(k), decodeFrontend(v))
-		}),
-		dump(ctx, r, bpf.MapSlots, func(k bpf.SlotKey, id uint32) { want.Slot(decodeSlot(k), lb.BackendID(id)) }),
-		dump(ctx, r, bpf.MapBackends, func(id uint32, v bpf.Backend) { want.Backend(lb.BackendID(id), decodeBackend(v)) }),
-		dump(ctx, r, bpf.MapServices, func(id uint32, v bpf.Service) { want.Service(lb.ServiceID(id), decodeService(v)) }),
-		dump(ctx, r, bpf.MapClusters, func(i uint32, v bpf.Cluster) {
-			if id := decodeCluster(v); id != "" {
-				want.Cluster(lb.ClusterIndex(i), id)
-			}
-		}),
-		each(r, bpf.MapRanges, func(k bpf.RangeKey, _ uint32) { want.Range(decodeRange(k)) }),
-	)
-	return want.Differences(), err
-}
-
 // Refusals returns how many clients were refused since the maps were made, by service and reason; service 0
 // is for those that met none. What never happened is not in it.
 func (r *Reader) Refusals() (map[Refusal]uint64, error) {

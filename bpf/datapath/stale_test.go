@@ -17,6 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -144,7 +145,7 @@ func TestCloseStale(t *testing.T) {
 func closesStale(t *testing.T, d *Datapath) {
 	t.Helper()
 	before := twoUDPServices()
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), before)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), before)); err != nil {
 		t.Fatal(err)
 	}
 	client := startClient(t)
@@ -172,7 +173,7 @@ func closesStale(t *testing.T, d *Datapath) {
 			after.Frontends[a] = fe
 		}
 	}
-	if err := d.Apply(t.Context(), lb.Diff(before, after)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(before, after)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := d.CloseStale(t.Context()); n != 6 || err != nil {

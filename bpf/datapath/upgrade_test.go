@@ -25,6 +25,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -133,7 +134,7 @@ func upgrade(t *testing.T, cfg Config, b build, want lb.State) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Apply(t.Context(), lb.Diff(have, want)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(have, want)); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Close(); err != nil {
@@ -286,7 +287,7 @@ func goTo(place string, cfg Config, b build, want lb.State) error {
 	if err != nil || place == atOpened {
 		return err
 	}
-	if err := d.write(ctx, lb.Diff(lb.NewState(), want)); err != nil || place == atWritten {
+	if err := d.write(ctx, lbtest.Diff(lb.NewState(), want)); err != nil || place == atWritten {
 		return err
 	}
 	in := installer{pins: d.pins, cgroup: d.cgroup, hooks: d.hooks, progs: d.progs}

@@ -41,8 +41,8 @@ func (v *vipRanges) before(p lb.Plan) error {
 	if !v.promised {
 		return nil
 	}
-	outside := slices.ContainsFunc(p.PutFrontends, func(w lb.FrontendWrite) bool { return !v.contain(w.Address) })
-	if !outside && len(p.PutRanges)+len(p.DeleteRanges) == 0 {
+	outside := slices.ContainsFunc(p.Frontends.Put, func(e lb.Entry[lb.Address, lb.Frontend]) bool { return !v.contain(e.Key) })
+	if !outside && len(p.Ranges.Put)+len(p.Ranges.Delete) == 0 {
 		return nil
 	}
 	return v.set(false)
@@ -50,7 +50,7 @@ func (v *vipRanges) before(p lb.Plan) error {
 
 // after gives the promise if it holds after p. have returns what the maps hold.
 func (v *vipRanges) after(ctx context.Context, p lb.Plan, have func(context.Context) (lb.State, error)) error {
-	if v.settings == nil || v.promised || v.judged && len(p.DeleteFrontends)+len(p.PutRanges) == 0 {
+	if v.settings == nil || v.promised || v.judged && len(p.Frontends.Delete)+len(p.Ranges.Put) == 0 {
 		return nil
 	}
 	s, err := have(ctx)

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -39,6 +40,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		Dir: filepath.Join("testdata", "server"), Setup: startServer,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"apply": applyObjects, "object": printObject, "lack": lackField},
 	})
+	conformance.Holds(t, "V35")
 }
 
 // admin returns an administrator's client of a script's server.

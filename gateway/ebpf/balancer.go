@@ -40,7 +40,7 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// Balancer is the eBPF balancer of this machine. It is the agent's part desired.PartBalancer.
+// Balancer is the eBPF balancer of this machine. It is the agent's part desired.ComponentBalancer.
 type Balancer struct {
 	cfg Config
 
@@ -125,15 +125,15 @@ func (b *Balancer) reread() error {
 	return nil
 }
 
-// Name returns desired.PartBalancer.
-func (b *Balancer) Name() string { return desired.PartBalancer }
+// Name returns desired.ComponentBalancer.
+func (b *Balancer) Name() string { return desired.ComponentBalancer }
 
 // Apply makes the machine balance as s says, all or nothing. Only what differs is written.
 func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if s.Balancer == desired.NFTables {
-		return desired.Faults{{Part: desired.PartBalancer, Field: "balancer", Message: `is "nftables", and this gateway balances with eBPF`}}
+		return desired.Faults{{Component: desired.ComponentBalancer, Field: "balancer", Message: `is "nftables", and this gateway balances with eBPF`}}
 	}
 	devices, err := chosen(b.cfg.Devices)
 	if err != nil {
@@ -315,7 +315,7 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 	}
 	var drift []desired.Fault
 	add := func(format string, args ...any) {
-		drift = append(drift, desired.Fault{Part: desired.PartBalancer, Message: fmt.Sprintf(format, args...)})
+		drift = append(drift, desired.Fault{Component: desired.ComponentBalancer, Message: fmt.Sprintf(format, args...)})
 	}
 	now, err := b.k.read()
 	if err != nil {

@@ -57,7 +57,7 @@ func (c *content) addVIP(at string, v *desired.VIP, m machine) (faults desired.F
 		if b := anyBackend(v); b.IsValid() {
 			own, err := m.address(b)
 			if err != nil {
-				return desired.Faults{{Part: desired.PartBalancer, Field: at + ".return", Message: err.Error()}}
+				return desired.Faults{{Component: desired.ComponentBalancer, Field: at + ".return", Message: err.Error()}}
 			}
 			vip.Source = bpf.Addr16(own)
 			c.own(vip.Source)
@@ -72,7 +72,7 @@ func (c *content) addVIP(at string, v *desired.VIP, m machine) (faults desired.F
 	for i := range v.Frontends {
 		if err := c.addFrontend(v, &v.Frontends[i], m); err != nil {
 			faults = append(faults, desired.Fault{
-				Part: desired.PartBalancer, Field: fmt.Sprintf("%s.frontends[%d]", at, i), Services: []string{v.Frontends[i].Service}, Message: err.Error(),
+				Component: desired.ComponentBalancer, Field: fmt.Sprintf("%s.frontends[%d]", at, i), Services: []string{v.Frontends[i].Service}, Message: err.Error(),
 			})
 		}
 	}
