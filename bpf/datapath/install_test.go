@@ -105,13 +105,13 @@ func pinned(t *testing.T, cfg Config) []string {
 func TestLayoutOfPins(t *testing.T) {
 	cfg := testConfig(t)
 	mustOpen(t, cfg)
-	want := []string{"isthmus", "isthmus/links", "isthmus/maps-v3", "isthmus/progs"}
+	want := []string{"isthmus", "isthmus/links", "isthmus/maps-v4", "isthmus/progs"}
 	for _, h := range bpf.Hooks() {
 		want = append(want, "isthmus/links/"+h.Name, "isthmus/progs/"+h.Name)
 	}
 	for _, spec := range currentVersion(t).specs {
 		for m := range spec.Maps {
-			want = append(want, "isthmus/maps-v3/"+m)
+			want = append(want, "isthmus/maps-v4/"+m)
 		}
 	}
 	slices.Sort(want)
