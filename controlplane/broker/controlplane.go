@@ -230,10 +230,13 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 	if err != nil {
 		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
 	}
-	c.importer = imports.New(imports.Config{
+	c.importer, err = imports.New(imports.Config{
 		Cluster: member.id, Client: local, Broker: c.broker, Members: c.members,
 		Policy: c.chosen.export.Policy, Shared: c.shared, Log: c.cfg.Log,
 	})
+	if err != nil {
+		return err
+	}
 	exports := &export.Reconciler{
 		Cluster: member.id, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Pool: member.pool, Settings: c.chosen.export,
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,

@@ -82,10 +82,10 @@ func New(cfg Config) (*Agent, error) {
 	a.stats.Status.Version = cfg.Version
 	last, err := a.store.read()
 	if err != nil {
-		cfg.Log.Error("start without a state", "err", err)
+		cfg.Log.Error("the gateway starts without a state", "err", err)
 	}
 	if last != nil && last.State.Cluster != cfg.Cluster {
-		return nil, fmt.Errorf("%s is of cluster %q and this gateway of %q: remove the file if that is meant", cfg.StatePath, last.State.Cluster, cfg.Cluster)
+		return nil, fmt.Errorf("%s belongs to cluster %q and this gateway to %q: remove the file if that is intended", cfg.StatePath, last.State.Cluster, cfg.Cluster)
 	}
 	if last != nil {
 		a.last, a.unsettled = last, true
@@ -94,11 +94,11 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// Run applies what was on disk, and then mends what drifts, until ctx is done. It does not Close the parts.
+// Run applies the last request, and then checks for drift until ctx is done. It does not close the components.
 func (a *Agent) Run(ctx context.Context) {
 	for {
 		a.check(ctx)
-		// Gateways of a group do not look at the same moment.
+		// The gateways of a group check at different moments.
 		wait := time.NewTimer(a.cfg.CheckEvery*9/10 + rand.N(a.cfg.CheckEvery/5+1))
 		select {
 		case <-ctx.Done():
@@ -109,8 +109,9 @@ func (a *Agent) Run(ctx context.Context) {
 	}
 }
 
-// Close ends all parts, announcers first; see Part.Close. From its beginning on a controller gets no answer, as from a
-// gateway that is gone: what it says would be undone. Other gateways get theirs as long as Serve runs.
+// Close closes all components, announcers first; see Component.Close. As soon as it begins, the controller gets no
+// answer, as from a gateway that is gone: Close would undo what a request applies. Peers get answers as long as Serve
+// runs.
 func (a *Agent) Close(ctx context.Context, drain bool) error {
 	a.closed.Store(true)
 	a.mu.Lock()
@@ -124,10 +125,10 @@ func (a *Agent) Close(ctx context.Context, drain bool) error {
 	return errors.Join(errs...)
 }
 
-// errClosed is why an agent does nothing after Close.
+// errClosed is the error of Reconfigure after Close.
 var errClosed = errors.New("the agent is closed")
 
-// Reconfigure makes the gateway as r says, all or nothing. The error is a *Refused, or that the agent is closed.
+// Reconfigure applies r, all or nothing. The error is a *Refused or errClosed.
 func (a *Agent) Reconfigure(ctx context.Context, r desired.Request) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -164,14 +165,15 @@ func (a *Agent) Reconfigure(ctx context.Context, r desired.Request) error {
 	return nil
 }
 
-// current is what was asked for last.
+// current returns the last request.
 func (a *Agent) current() *desired.Request {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.last
 }
 
-// stuck takes note of parts that are perhaps not as they were. Whatever else is wrong with a request is no news of the machine.
+// noteStuck records the faults of components that may differ from the last request. All other errors of a request leave
+// the machine as it was.
 func (a *Agent) noteStuck(err error) {
 	if errors.Is(err, errStuck) {
 		a.unsettled = true
@@ -179,7 +181,7 @@ func (a *Agent) noteStuck(err error) {
 	}
 }
 
-// admit reports whether a request is the one that was applied last, and returns why it is none that can be applied.
+// admit reports whether r is the request applied last, and returns a *Refused when r cannot be applied.
 func (a *Agent) admit(r *desired.Request) (again bool, err error) {
 	switch last := a.last; {
 	case r.State.Cluster != a.cfg.Cluster:
@@ -187,14 +189,14 @@ func (a *Agent) admit(r *desired.Request) (again bool, err error) {
 	case last == nil || r.Generation > last.Generation:
 		return false, nil
 	case r.Generation < last.Generation:
-		return false, refuse(conflict, "generation is %d, but this gateway has %d: read GET /v1/state and go on from there", r.Generation, last.Generation)
+		return false, refuse(conflict, "generation is %d, but this gateway has %d: read GET /v1/state and continue from there", r.Generation, last.Generation)
 	case r.Hash != last.Hash:
-		return false, refuse(conflict, "generation %d is of another state here: what is new needs a higher one", r.Generation)
+		return false, refuse(conflict, "generation %d has another state here: send a new state with a higher generation", r.Generation)
 	}
 	return true, nil
 }
 
-// check tells the parts again what they are to be where they are not.
+// check applies the last request again to the components that drifted from it.
 func (a *Agent) check(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -214,18 +216,18 @@ func (a *Agent) check(ctx context.Context) {
 	a.unsettled = len(left) > 0
 	a.publishDrift(left)
 	if first && !a.unsettled {
-		a.cfg.Log.Info("as wanted", "generation", a.last.Generation)
+		a.cfg.Log.Info("the gateway matches its state again", "generation", a.last.Generation)
 		a.applied()
 	}
 }
 
-// mend tells one part again, where that is needed, and returns what is still wrong: a neighbour that is away comes back in
-// its own time.
+// mend applies the last request to a component that needs it, and returns the faults that remain: a session with a
+// neighbour, for instance, comes up in its own time.
 func (a *Agent) mend(ctx context.Context, c Component) desired.Faults {
 	if !a.unsettled {
 		drift, err := c.Drift(ctx)
 		if err != nil {
-			return faultsOf(c, fmt.Errorf("look for drift: %w", err))
+			return faultsOf(c, fmt.Errorf("check for drift: %w", err))
 		}
 		if len(drift) == 0 {
 			return nil
@@ -238,7 +240,7 @@ func (a *Agent) mend(ctx context.Context, c Component) desired.Faults {
 	}
 	left, err := c.Drift(ctx)
 	if err != nil {
-		return faultsOf(c, fmt.Errorf("look for drift: %w", err))
+		return faultsOf(c, fmt.Errorf("check for drift: %w", err))
 	}
 	if !a.unsettled && len(left) == 0 {
 		a.updateStats(func(s *Stats) { s.Mended[c.Name()]++ })
@@ -246,7 +248,7 @@ func (a *Agent) mend(ctx context.Context, c Component) desired.Faults {
 	return left
 }
 
-// applied publishes that parts are as the last request says.
+// applied publishes that all components match the last request.
 func (a *Agent) applied() {
 	a.updateStats(func(s *Stats) {
 		s.Status.Generation, s.Status.Hash, s.Status.Since = a.last.Generation, a.last.Hash, time.Now().UTC()
@@ -254,11 +256,11 @@ func (a *Agent) applied() {
 	a.publishDrift(nil)
 }
 
-// tell publishes what is not as the last request says, and logs it when that is news.
+// publishDrift publishes the remaining faults, and logs them when they change.
 func (a *Agent) publishDrift(faults desired.Faults) {
 	a.updateStats(func(s *Stats) {
 		if text := faults.Error(); text != "" && text != desired.Faults(s.Status.Drift).Error() {
-			a.cfg.Log.Error("the gateway is not as wanted", "err", text)
+			a.cfg.Log.Error("the gateway does not match its state", "err", text)
 		}
 		s.Status.Drift = faults
 		s.Ready = a.last != nil && !a.unsettled
@@ -271,7 +273,7 @@ func (a *Agent) updateStats(f func(*Stats)) {
 	f(&a.stats)
 }
 
-// Sight returns what there is to see now. It waits for no part.
+// Stats returns the current statistics. It waits for no component.
 func (a *Agent) Stats() Stats {
 	a.statsMu.Lock()
 	s := a.stats

@@ -13,7 +13,7 @@ import (
 const applyTimeout = 30 * time.Second
 
 // errStuck marks an error after which components could not return to what they were.
-var errStuck = errors.New("the gateway could not go back either; it goes on trying")
+var errStuck = errors.New("the gateway could not restore the previous state either; it keeps trying")
 
 // change makes all components match want. After an error, which is desired.Faults, they match have, unless the error is
 // errStuck as well. The caller's cancellation does not stop it half way.

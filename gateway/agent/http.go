@@ -17,17 +17,17 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// Limits of what a client may send, and how slowly.
+// Limits on the size and the pace of requests.
 const (
 	maxBody       = 16 << 20 // 10,000 VIPs with 10 backends each are 10 MiB
 	maxHeader     = 16 << 10
-	headerTimeout = 5 * time.Second // the TLS handshake included
+	headerTimeout = 5 * time.Second // includes the TLS handshake
 	bodyTimeout   = 30 * time.Second
 	answerTimeout = bodyTimeout + 3*applyTimeout
 	idleTimeout   = 2 * time.Minute
 )
 
-// HTTP statuses of a Refused, by what they mean here.
+// HTTP statuses of a Refused.
 const (
 	invalid       = http.StatusBadRequest
 	forbidden     = http.StatusForbidden
@@ -37,7 +37,7 @@ const (
 	internalError = http.StatusInternalServerError
 )
 
-// Refused is why a request changed nothing.
+// Refused is the reason why a request changed nothing.
 type Refused struct {
 	Code int // the HTTP status
 	desired.Refusal
@@ -49,12 +49,12 @@ func refuse(code int, format string, args ...any) *Refused {
 	return &Refused{Code: code, Refusal: desired.Refusal{Message: fmt.Sprintf(format, args...)}}
 }
 
-// failed returns the refusal of a request that is good in itself.
+// applyFailed returns the refusal of a valid request that could not be applied.
 func applyFailed(err error) *Refused {
 	return &Refused{Code: internalError, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
 }
 
-// Serve answers a controller on l until ctx is done. Only one with a certificate of the identity is heard.
+// Serve answers the controller and the peers on l until ctx is done. The controller proves identity by its certificate.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, identity string) error {
 	server := &http.Server{
 		Handler:           a.routes(own, identity),
@@ -74,7 +74,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, id
 	return nil
 }
 
-// door is what callers meet: other gateways at the path of flows, and everywhere else the controller.
+// routes serves flows.Path to peers, and everything else to the controller.
 func (a *Agent) routes(own *certs.Source, identity string) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", authenticated(own, identity, a.whileOpen(a.handler())))
@@ -84,10 +84,10 @@ func (a *Agent) routes(own *certs.Source, identity string) http.Handler {
 	return mux
 }
 
-// quiet is what the server says of connections that fail: strangers decide how often, so it is for who debugs.
+// debugLogger logs failed connections at debug level: anybody who reaches the port decides how many there are.
 func debugLogger(l *slog.Logger) *log.Logger { return slog.NewLogLogger(l.Handler(), slog.LevelDebug) }
 
-// known lets through who has the identity, at this moment.
+// authenticated lets only clients with a certificate of identity through. It verifies each request.
 func authenticated(own *certs.Source, identity string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := own.Verify(r.TLS, identity); err != nil {
@@ -98,8 +98,8 @@ func authenticated(own *certs.Source, identity string, next http.Handler) http.H
 	})
 }
 
-// open lets callers through until the agent is closed. After that they get no answer, not even a refusal: their Services have
-// done nothing wrong.
+// whileOpen lets requests through until the agent is closed. After that it aborts the connection instead of refusing: a
+// refusal would blame the Services in the request.
 func (a *Agent) whileOpen(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if a.closed.Load() {
@@ -154,5 +154,5 @@ func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
 func answer(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(body) // who went away needs no answer
+	_ = json.NewEncoder(w).Encode(body) // an error means that the client has gone
 }

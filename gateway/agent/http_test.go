@@ -168,7 +168,7 @@ func TestAnswers(t *testing.T) {
 		{"nothing yet", "GET", "/v1/state", nil, 200, `"generation":0`},
 		{"first", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"generation":2`},
 		{"again", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"announced":["198.51.100.1"]`},
-		{"the same generation, another state", "POST", "/v1/reconfigure", encode(t, request(2, two)), 409, "generation 2 is of another state"},
+		{"the same generation, another state", "POST", "/v1/reconfigure", encode(t, request(2, two)), 409, "generation 2 has another state here"},
 		{"older", "POST", "/v1/reconfigure", encode(t, request(1, two)), 409, "this gateway has 2"},
 		{"invalid", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(3, bad.State)), 400, `"field":"vips[0].return"`},
 		{"another cluster's", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(9, foreign.State)), 421, "but this gateway is of cluster"},

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// schedule gives every thread of this process a scheduling policy and priority (sched(7)). Threads and programs that they start
-// from now on have them as well.
+// schedule sets the scheduling policy and priority of every thread of this process (sched(7)). New threads and child
+// processes inherit them.
 func schedule(policy, priority uint32) error {
 	done := map[string]bool{}
 	for before := -1; len(done) > before; {
@@ -26,7 +26,7 @@ func schedule(policy, priority uint32) error {
 				continue
 			}
 			err = unix.SchedSetAttr(id, &unix.SchedAttr{Policy: policy, Priority: priority}, 0)
-			if err != nil && !errors.Is(err, unix.ESRCH) { // that one has ended
+			if err != nil && !errors.Is(err, unix.ESRCH) { // the thread has ended
 				return fmt.Errorf("set the policy of a thread: %w", err)
 			}
 			done[t.Name()] = true
@@ -35,8 +35,8 @@ func schedule(policy, priority uint32) error {
 	return nil
 }
 
-// hurry lets this process run before others, once there is a neighbour who counts the milliseconds. gobgp sends BFD's packets
-// from whatever thread it runs on, so all of them have to.
+// enableRealtime gives this process a real-time priority once a peer has BFD, whose timers are milliseconds. gobgp sends
+// BFD packets from any thread, so all threads need it.
 func (s *Speaker) enableRealtime(peers map[netip.Addr]neighbour) {
 	if !s.realtime {
 		return
@@ -47,7 +47,7 @@ func (s *Speaker) enableRealtime(peers map[netip.Addr]neighbour) {
 		}
 		s.realtime = false
 		if err := schedule(unix.SCHED_RR, 1); err != nil {
-			s.log.Warn("BFD's packets may be late when the CPUs are busy, and routers then take this gateway for dead: allow it CAP_SYS_NICE", "err", err)
+			s.log.Warn("BFD packets may be late on busy CPUs, and routers then consider this gateway dead: grant it CAP_SYS_NICE", "err", err)
 		}
 		return
 	}

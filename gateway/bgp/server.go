@@ -15,7 +15,7 @@ import (
 	"github.com/osrg/gobgp/v4/pkg/server"
 )
 
-// The rest of the package knows families as these indices.
+// Indices of address families outside this file.
 const (
 	ipv4 = iota
 	ipv6
@@ -30,23 +30,23 @@ func family(a netip.Addr) int {
 	return ipv6
 }
 
-// speaking is a running gobgp. Nothing outside this file knows its types.
+// bgpServer is a running gobgp. Its types stay in this file.
 type bgpServer struct {
 	s      *server.BgpServer
-	silent *atomic.Bool // about errors of an end that is meant
-	// add is s.AddPeer, but in tests.
+	silent *atomic.Bool // suppresses the errors of an intended stop
+	// add is s.AddPeer; tests replace it.
 	add func(context.Context, *api.AddPeerRequest) error
 }
 
-// event is what gobgp tells of a session.
+// event is a change of a session.
 type event struct {
 	peer        netip.Addr
 	established bool
 	families    [2]bool
-	reason      string // why it is not established
+	reason      string // why the session is not established
 }
 
-// speak starts gobgp, which dials and does not listen. It calls onEvent one event at a time until ctx ends.
+// startServer starts gobgp, which dials and does not listen. It calls onEvent for one event at a time until ctx ends.
 func startServer(ctx context.Context, id identity, log *slog.Logger, onEvent func(event)) (*bgpServer, error) {
 	silent := new(atomic.Bool)
 	s := server.NewBgpServer(server.LoggerOption(slog.New(errorHandler{log.Handler(), silent}), new(slog.LevelVar)))
@@ -67,7 +67,7 @@ func startServer(ctx context.Context, id identity, log *slog.Logger, onEvent fun
 	return g, nil
 }
 
-// quiet is a handler of errors alone, or of nothing: what matters of the rest comes as events.
+// errorHandler passes only errors on, or nothing when silent. All other changes arrive as events.
 type errorHandler struct {
 	slog.Handler
 	silent *atomic.Bool
@@ -93,7 +93,7 @@ func (g *bgpServer) watch(ctx context.Context, onEvent func(event)) error {
 			}
 			state := e.Peer.State
 			ev := event{peer: state.NeighborAddress, established: state.SessionState == packet.BGP_FSM_ESTABLISHED}
-			// A session that ends of its own accord has a reason; the steps of one that begins have one, too.
+			// Only a session that ended has a reason. The steps of a session that starts also set one.
 			switch state.DisconnectReason {
 			case api.PeerState_DISCONNECT_REASON_UNSPECIFIED, api.PeerState_DISCONNECT_REASON_IDLE_TIMER_EXPIRED:
 			default:
@@ -115,29 +115,28 @@ func (g *bgpServer) watch(ctx context.Context, onEvent func(event)) error {
 	return nil
 }
 
-// stop ends all sessions. With restart, neighbours hear nothing but the end of the connection, and keep routes where
-// graceful restart says so.
+// stop ends all sessions. With restart, peers only see the connection close, and keep routes if graceful restart is on.
 func (g *bgpServer) stop(ctx context.Context, restart bool) error {
 	if err := g.s.StopBgp(ctx, &api.StopBgpRequest{AllowGracefulRestart: restart}); err != nil {
 		return fmt.Errorf("stop the speaker: %w", err)
 	}
-	g.silent.Store(true) // gobgp's Stop, which ends BFD, ends BGP once more
+	g.silent.Store(true) // gobgp's Stop, which ends BFD, stops BGP again
 	g.s.Stop()
 	return nil
 }
 
-// The policies' names.
+// Names of the policies.
 const (
 	imports = "import"
 	exports = "export"
 )
 
-// restrict makes the speaker take no route from anybody, and tell nothing until export says so.
+// restrict makes the server accept no route from peers, and export none until export is called.
 func (g *bgpServer) restrict(ctx context.Context) error {
 	if err := g.setPolicies(ctx, nil); err != nil {
 		return err
 	}
-	// A default that rejects imports would also drop what is ours.
+	// A default that rejects imports would also drop our own routes.
 	for _, a := range []*api.PolicyAssignment{
 		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_IMPORT, Policies: []*api.Policy{{Name: imports}}, DefaultAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
 		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_EXPORT, Policies: []*api.Policy{{Name: exports}}, DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT},
@@ -149,22 +148,22 @@ func (g *bgpServer) restrict(ctx context.Context) error {
 	return nil
 }
 
-// export lets each of told have our routes, with the next hops that it has there; others get nothing. Those of changed
-// are told again what is different now.
-func (g *bgpServer) export(ctx context.Context, told map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
-	if err := g.setPolicies(ctx, told); err != nil {
+// export exports our routes to the peers in nextHops, with their next hops, and to no other. It sends all routes again to
+// the peers in changed.
+func (g *bgpServer) export(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
+	if err := g.setPolicies(ctx, nextHops); err != nil {
 		return err
 	}
 	for _, a := range changed {
 		err := g.s.ResetPeer(ctx, &api.ResetPeerRequest{Address: a.String(), Soft: true, Direction: api.ResetPeerRequest_DIRECTION_OUT})
 		if err != nil {
-			return fmt.Errorf("tell peer %s: %w", a, err)
+			return fmt.Errorf("export to peer %s: %w", a, err)
 		}
 	}
 	return nil
 }
 
-func (g *bgpServer) setPolicies(ctx context.Context, told map[netip.Addr][2]netip.Addr) error {
+func (g *bgpServer) setPolicies(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr) error {
 	in, out := &api.Policy{Name: imports}, &api.Policy{Name: exports}
 	for name, kind := range map[string]api.Conditions_RouteType{"internal": api.Conditions_ROUTE_TYPE_INTERNAL, "external": api.Conditions_ROUTE_TYPE_EXTERNAL} {
 		in.Statements = append(in.Statements, &api.Statement{
@@ -172,7 +171,7 @@ func (g *bgpServer) setPolicies(ctx context.Context, told map[netip.Addr][2]neti
 		})
 	}
 	var sets []*api.DefinedSet
-	for a, hops := range told {
+	for a, hops := range nextHops {
 		sets = append(sets, &api.DefinedSet{
 			DefinedType: api.DefinedType_DEFINED_TYPE_NEIGHBOR, Name: a.String(), List: []string{netip.PrefixFrom(a, a.BitLen()).String()},
 		})
@@ -192,7 +191,7 @@ func (g *bgpServer) setPolicies(ctx context.Context, told map[netip.Addr][2]neti
 		}
 	}
 	if err := g.s.SetPolicies(ctx, &api.SetPoliciesRequest{DefinedSets: sets, Policies: []*api.Policy{in, out}}); err != nil {
-		return fmt.Errorf("set who is told what: %w", err)
+		return fmt.Errorf("set the export policy: %w", err)
 	}
 	return nil
 }
@@ -201,8 +200,8 @@ func apiFamily(i int) *api.Family {
 	return &api.Family{Afi: api.Family_Afi(families[i].Afi()), Safi: api.Family_Safi(families[i].Safi())}
 }
 
-// addPeer begins a session, or with held lets beginSession do so. With restarting, the neighbour is told that it may keep the
-// routes that it has of us.
+// addPeer adds a peer and starts its session, unless held: then beginSession starts it. With restarting, the peer learns
+// that it may keep the routes that it has from this gateway.
 func (g *bgpServer) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting, held bool) error {
 	p := apiPeer(a, n, false, held)
 	if p.GracefulRestart != nil {
@@ -214,15 +213,15 @@ func (g *bgpServer) addPeer(ctx context.Context, a netip.Addr, n neighbour, rest
 	return nil
 }
 
-// beginSession begins a session that was held.
+// beginSession starts a held session.
 func (g *bgpServer) beginSession(ctx context.Context, a netip.Addr) error {
 	if err := g.s.EnablePeer(ctx, &api.EnablePeerRequest{Address: a.String()}); err != nil {
-		return fmt.Errorf("begin the session with peer %s: %w", a, err)
+		return fmt.Errorf("start the session with peer %s: %w", a, err)
 	}
 	return nil
 }
 
-// setBFD starts or stops BFD with a neighbour; its session stays when wasHeld is what addPeer was told.
+// setBFD starts or stops BFD with a peer. wasHeld must be what addPeer was given, or the session restarts.
 func (g *bgpServer) setBFD(ctx context.Context, a netip.Addr, n neighbour, on, wasHeld bool) error {
 	if _, err := g.s.UpdatePeer(ctx, &api.UpdatePeerRequest{Peer: apiPeer(a, n, on, wasHeld)}); err != nil {
 		return fmt.Errorf("change BFD with peer %s: %w", a, err)
@@ -237,8 +236,8 @@ func (g *bgpServer) deletePeer(ctx context.Context, a netip.Addr) error {
 	return nil
 }
 
-// deferral is for how many seconds a speaker that restarts waits for what its neighbours have to say. It has no use for
-// any of that, and 0 means minutes.
+// deferral is how many seconds a restarting speaker waits for the routes of its peers. It needs none of them, but 0 means
+// minutes.
 const deferral = 1
 
 func apiPeer(a netip.Addr, n neighbour, bfd, held bool) *api.Peer {
@@ -267,7 +266,7 @@ func apiPeer(a netip.Addr, n neighbour, bfd, held bool) *api.Peer {
 	return p
 }
 
-// bfdUp returns the neighbours with whom BFD is up.
+// bfdUp returns the peers with which BFD is up.
 func (g *bgpServer) bfdUp(ctx context.Context) map[netip.Addr]bool {
 	up := map[netip.Addr]bool{}
 	g.s.ListBfdPeer(ctx, func(addr string, s *api.BfdPeerState) {
@@ -278,7 +277,7 @@ func (g *bgpServer) bfdUp(ctx context.Context) map[netip.Addr]bool {
 	return up
 }
 
-// announce adds routes, or replaces their attributes.
+// announce adds routes or replaces their attributes.
 func (g *bgpServer) announce(routes []netip.Addr, attrs attributes) error {
 	return g.each(routes, attrs, func(paths []*apiutil.Path) error {
 		answers, err := g.s.AddPath(apiutil.AddPathRequest{Paths: paths})
@@ -316,7 +315,7 @@ func (g *bgpServer) each(routes []netip.Addr, attrs attributes, do func([]*apiut
 	return nil
 }
 
-// newPath returns the route to one address. Its next hop is set by the export policy, for each neighbour.
+// newPath returns the route to one address. The export policy sets its next hop for each peer.
 func newPath(a netip.Addr, attrs attributes) (*apiutil.Path, error) {
 	nlri, err := packet.NewIPAddrPrefix(netip.PrefixFrom(a, a.BitLen()))
 	if err != nil {
@@ -355,14 +354,14 @@ func newPath(a netip.Addr, attrs attributes) (*apiutil.Path, error) {
 	return &apiutil.Path{Family: families[family(a)], Nlri: nlri, Attrs: all}, nil
 }
 
-// updates returns how many UPDATE messages each neighbour was sent.
+// updates returns the number of UPDATE messages sent to each peer.
 func (g *bgpServer) updates(ctx context.Context) (map[netip.Addr]uint64, error) {
 	sent := map[netip.Addr]uint64{}
 	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) { sent[a] = s.GetMessages().GetSent().GetUpdate() })
 	return sent, err
 }
 
-// established returns the neighbours to whom gobgp sends what it is asked to. An event that says the same comes sooner.
+// established returns the peers that gobgp sends updates to. The event of the same name arrives earlier.
 func (g *bgpServer) established(ctx context.Context) (map[netip.Addr]bool, error) {
 	all := map[netip.Addr]bool{}
 	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) {

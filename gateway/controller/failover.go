@@ -17,8 +17,9 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// moved keeps addresses as floating IPs that lead to a gateway's own port: one a pool, because a gateway has one address for
-// them. The id of a port is the floating IP's; its VIP stands for the address of whichever gateway it leads to.
+// failoverIP allocates floating IPs that lead to a gateway's own port. Each pool has one, because a gateway has one
+// address for them. The id of a port is that of the floating IP; its VIP stands for the address of the gateway that it
+// leads to.
 type failoverIP struct{ cloud Cloud }
 
 func (m *failoverIP) ports(ctx context.Context, _ []string) (all []port, err error) {
@@ -34,14 +35,14 @@ func (m *failoverIP) ports(ctx context.Context, _ []string) (all []port, err err
 	return all, nil
 }
 
-// create returns the pool's floating IP, unless Services have it that collide with the one that asks.
+// create returns the floating IP of the pool, unless its Services collide with the new one.
 func (m *failoverIP) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
 	for id, p := range all {
 		if p.Pool != r.Pool.Name {
 			continue
 		}
 		if slices.Contains(held, id) {
-			return port{}, invalid{fmt.Errorf("spec.ports: pool %s has one floating IP, where another Service has one of these ports; choose other ports, or another pool by the annotation %s", r.Pool.Name, service.AnnotationPool)}
+			return port{}, invalid{fmt.Errorf("spec.ports: pool %s has one floating IP, at which another Service uses one of these ports; choose other ports, or another pool by the annotation %s", r.Pool.Name, service.AnnotationPool)}
 		}
 		return p, nil
 	}
@@ -49,7 +50,7 @@ func (m *failoverIP) create(ctx context.Context, r request, all map[string]port,
 	return port{ID: f.ID, Pool: r.Pool.Name, VIPs: []netip.Addr{f.Addr}, Purpose: f.Purpose, Floating: f}, err
 }
 
-// float has nothing to do: a port is a floating IP, and lead says where it leads.
+// float does nothing: the port is a floating IP, and moveFailoverIPs associates it.
 func (*failoverIP) float(_ context.Context, p port, _ service.FloatingIP) (port, error) {
 	return p, nil
 }
@@ -70,7 +71,7 @@ func (m *failoverIP) clean(ctx context.Context, used func(id string) bool) (gone
 	return gone, errors.Join(errs...)
 }
 
-// fits returns what a Service asks for that a pool whose floating IP moves cannot have.
+// checkFailoverIP returns the error of a Service that asks for something that a pool with a failover IP cannot provide.
 func (w *worker) checkFailoverIP(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool) error {
 	if pool.FailoverIP == nil {
 		return nil
@@ -79,7 +80,7 @@ func (w *worker) checkFailoverIP(ctx context.Context, s *corev1.Service, want se
 		return invalid{fmt.Errorf("annotation %s is %q, but pool %s has one floating IP for all; remove the annotation, or name another pool by %s", service.AnnotationFloatingIP, value, pool.Name, service.AnnotationPool)}
 	}
 	if s.Annotations[service.AnnotationFloatingIPAfterwards] == "retain" {
-		return invalid{fmt.Errorf("annotation %s is \"retain\", but the floating IP of pool %s goes with its last Service; remove the annotation, or name another pool by %s", service.AnnotationFloatingIPAfterwards, pool.Name, service.AnnotationPool)}
+		return invalid{fmt.Errorf("annotation %s is \"retain\", but the floating IP of pool %s is deleted with its last Service; remove the annotation, or name another pool by %s", service.AnnotationFloatingIPAfterwards, pool.Name, service.AnnotationPool)}
 	}
 	var nodes v1alpha1.GatewayNodeList
 	if err := w.client.List(ctx, &nodes); err != nil {
@@ -92,18 +93,19 @@ func (w *worker) checkFailoverIP(ctx context.Context, s *corev1.Service, want se
 		}
 		for _, l := range want.L4 {
 			if l.Protocol == "TCP" && l.Port == agentPort(n) {
-				return invalid{fmt.Errorf("spec.ports: at %s the agent of gateway %s listens, to which the floating IP of pool %s may lead; choose another port, or another pool by the annotation %s", l, n.Name, pool.Name, service.AnnotationPool)}
+				return invalid{fmt.Errorf("spec.ports: the agent of gateway %[2]s listens on %[1]s, and the floating IP of pool %[3]s may lead there; choose another port, or another pool by the annotation %[4]s", l, n.Name, pool.Name, service.AnnotationPool)}
 			}
 		}
 	}
 	return nil
 }
 
-// silence is how long a gateway that does not answer keeps floating IPs: an agent that is restarted is back before.
+// silenceTimeout is how long a gateway may be silent before it loses a failover IP. An agent restarts faster.
 const silenceTimeout = 10 * time.Second
 
-// lead lets the floating IPs of pools that move lead to a gateway of the group: to the one that has it for as long as that is
-// not cordoned and answers, else to the first by name that has the Services. Where there is none, all stays.
+// moveFailoverIPs associates the failover IP of each pool with a gateway of its group. It stays at its gateway as long as
+// that is not cordoned and answers; else it moves to the first gateway by name that has applied the Services. Without
+// such a gateway it stays.
 func (w *worker) moveFailoverIPs(ctx context.Context, plans []plan, reports map[string]agents.Report) error {
 	w.noteSilence(plans, reports)
 	var errs []error
@@ -123,7 +125,7 @@ func (w *worker) moveFailoverIPs(ctx context.Context, plans []plan, reports map[
 	return errors.Join(errs...)
 }
 
-// listen notes since when gateways do not answer, and when to look again.
+// noteSilence records since when gateways are silent, and when to check again.
 func (w *worker) noteSilence(plans []plan, reports map[string]agents.Report) {
 	silent := map[string]time.Time{}
 	w.recheckAfter = 0
@@ -143,7 +145,7 @@ func (w *worker) noteSilence(plans []plan, reports map[string]agents.Report) {
 	w.silentSince = silent
 }
 
-// keeps reports whether a gateway keeps a floating IP that leads to it. One that has refused a state still has the one before.
+// keepsFailoverIP reports whether a gateway keeps a failover IP. One that refused a state still has the previous one.
 func (w *worker) keepsFailoverIP(p plan, r agents.Report) bool {
 	if p.node.Spec.Cordoned || p.node.DeletionTimestamp != nil {
 		return false
@@ -151,16 +153,16 @@ func (w *worker) keepsFailoverIP(p plan, r agents.Report) bool {
 	return answers(p, r) || !w.silentTooLong(p.node.Name)
 }
 
-// gaveUp reports whether a gateway has not answered for too long.
+// silentTooLong reports whether a gateway has exceeded silenceTimeout.
 func (w *worker) silentTooLong(name string) bool {
 	since, silent := w.silentSince[name]
 	return silent && w.now().Sub(since) >= silenceTimeout
 }
 
-// answers reports whether a gateway does. One whose state cannot be told, and that did not answer before, is not asked.
+// answers reports whether a gateway answers. One without a valid state that never answered is not polled.
 func answers(p plan, r agents.Report) bool { return r.Err == nil && (p.err == nil || r.Asked) }
 
-// move lets a floating IP lead to the first gateway that can have it.
+// moveFailoverIP associates a failover IP with the first suitable gateway.
 func (w *worker) moveFailoverIP(ctx context.Context, pool *Pool, f openstack.FloatingIP, plans []plan, reports map[string]agents.Report) error {
 	var errs []error
 	for _, p := range plans {
@@ -169,7 +171,7 @@ func (w *worker) moveFailoverIP(ctx context.Context, pool *Pool, f openstack.Flo
 			continue
 		}
 		err := w.cloud.AssociateFloatingIP(ctx, f.ID, p.node.Spec.NeutronPort, addr)
-		if errors.Is(err, openstack.ErrTaken) { // another one leads there
+		if errors.Is(err, openstack.ErrTaken) { // another floating IP leads to that address
 			errs = append(errs, fmt.Errorf("gateway %s: %w", p.node.Name, err))
 			continue
 		}
@@ -188,7 +190,7 @@ func (w *worker) moveFailoverIP(ctx context.Context, pool *Pool, f openstack.Flo
 	return errors.Join(errs...)
 }
 
-// floatingOf is the floating IP that Services of a pool have; its ID is "" while there are none.
+// failoverIPOf returns the failover IP of a pool; its ID is "" without Services.
 func (w *worker) failoverIPOf(pool *Pool) openstack.FloatingIP {
 	for _, m := range w.services {
 		if m.port.Pool == pool.Name {
@@ -198,7 +200,7 @@ func (w *worker) failoverIPOf(pool *Pool) openstack.FloatingIP {
 	return openstack.FloatingIP{}
 }
 
-// leading are the floating IPs that move and lead to a gateway.
+// failoverIPsAt returns the failover IPs that lead to a gateway.
 func (w *worker) failoverIPsAt(n *v1alpha1.GatewayNode) (all []string) {
 	for i := range w.settings.Pools {
 		if pool := &w.settings.Pools[i]; pool.FailoverIP != nil {
@@ -210,7 +212,7 @@ func (w *worker) failoverIPsAt(n *v1alpha1.GatewayNode) (all []string) {
 	return all
 }
 
-// own is the address of a gateway to which floating IPs can be led.
+// floatingTarget returns the address of a gateway that floating IPs can lead to.
 func floatingTarget(n *v1alpha1.GatewayNode) (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(n.Spec.Address)
 	return addr, err == nil && addr.Is4() && n.Spec.NeutronPort != ""

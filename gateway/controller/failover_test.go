@@ -124,7 +124,7 @@ func TestFailoverIP(t *testing.T) {
 
 	c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionMapped)
 	applied := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionApplied)
-	if c == nil || !strings.Contains(c.Message, "its connections end") || applied == nil || applied.Status != metav1.ConditionTrue || !strings.Contains(applied.Message, "gateway gw2") {
+	if c == nil || !strings.Contains(c.Message, "its connections break") || applied == nil || applied.Status != metav1.ConditionTrue || !strings.Contains(applied.Message, "gateway gw2") {
 		t.Errorf("conditions %+v and %+v", c, applied)
 	}
 	for _, port := range []string{openstacktest.Gateway1, openstacktest.Gateway2} {
@@ -258,13 +258,13 @@ func TestFailoverIPRefusesServices(t *testing.T) {
 		port   int32
 		says   string
 	}{
-		"collides": {func(*corev1.Service) {}, 80, "has one floating IP, where another Service has one of these ports"},
-		"agent":    {func(*corev1.Service) {}, 9479, "spec.ports: at 9479/TCP the agent of gateway gw1 listens"},
+		"collides": {func(*corev1.Service) {}, 80, "has one floating IP, at which another Service uses one of these ports"},
+		"agent":    {func(*corev1.Service) {}, 9479, "spec.ports: the agent of gateway gw1 listens on 9479/TCP"},
 		"none":     {annotation(service.AnnotationFloatingIP, "none"), 81, `floating-ip is "none"`},
 		"retain":   {annotation(service.AnnotationFloatingIPAfterwards, "retain"), 81, `floating-ip-afterwards is "retain"`},
 		"six":      {func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} }, 81, "has only [IPv4]"},
 		"in-use":   {lent(taken), 81, "was allocated for service"},
-		"of-pool":  {lent(free.Addr.String()), 81, "is that of a pool"},
+		"of-pool":  {lent(free.Addr.String()), 81, "belongs to a pool"},
 	} {
 		s := w.newService(name, annotation(service.AnnotationPool, "moving"), tc.port)
 		tc.change(s)
@@ -296,7 +296,7 @@ func TestFailoverIPSettings(t *testing.T) {
 		`pools[2].failoverIP needs announce "none" and return "masquerade"`: func(s *Settings) { s.Pools[2].Return = desired.SNAT },
 		"pools[2].failoverIP.floatingNetwork is missing":                    func(s *Settings) { s.Pools[2].FailoverIP.FloatingNetwork = "" },
 		"set one of neutron, failoverIP and addresses":                      func(s *Settings) { s.Pools[2].Addresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} },
-		"pools[3].group: the floating IP of pool moving leads":              func(s *Settings) { s.Pools = append(s.Pools, s.Pools[2]); s.Pools[3].Name = "more" },
+		"pools[3].group: the floating IP of pool moving already leads":      func(s *Settings) { s.Pools = append(s.Pools, s.Pools[2]); s.Pools[3].Name = "more" },
 	} {
 		s := movingSettings()
 		change(&s)

@@ -59,7 +59,7 @@ func TestHandlers(t *testing.T) {
 		t.Errorf("not managed and can be: %v", s.Annotations)
 	}
 	handle("a")
-	if portOf("a") == "" || len(addresses(w.get("a"))) != 1 || !w.hasEvent("Mapped a: reached at "+addresses(w.get("a"))[0]) {
+	if portOf("a") == "" || len(addresses(w.get("a"))) != 1 || !w.hasEvent("Mapped a: reachable at "+addresses(w.get("a"))[0]) {
 		t.Errorf("managed without a port: %v", w.get("a").Annotations)
 	}
 	had, writes := portOf("a"), w.writes.Load()
@@ -290,7 +290,7 @@ func TestDeletedByHand(t *testing.T) {
 			if n := w.said("Remapped"); n != 2 || slices.Equal(addresses(w.get("a")), had) {
 				t.Errorf("%d events of 2 Services that were at %v and are at %v", n, had, addresses(w.get("a")))
 			}
-			if !w.hasEvent("Remapped a: reached at " + addresses(w.get("a"))[0]) {
+			if !w.hasEvent("Remapped a: now reachable at " + addresses(w.get("a"))[0]) {
 				t.Error("no event says so")
 			}
 			if a, b := addresses(w.get("a")), addresses(w.get("b")); !slices.Equal(a, b) {
@@ -876,10 +876,10 @@ func TestLocalWithoutClientsAddresses(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", name, c, want)
 		}
 	}
-	says("snat", "it has addresses of pool public")
-	says("routed", "it has addresses of pool list")
+	says("snat", "addresses of pool public")
+	says("routed", "addresses of pool list")
 	w.edit("snat", policy(corev1.ServiceExternalTrafficPolicyLocal))
-	says("snat", "it has addresses of pool public; externalTrafficPolicy is Local, but its servers do not see clients' addresses: the pool's return is snat, where routed keeps them")
+	says("snat", "addresses of pool public; externalTrafficPolicy is Local, but backends do not see client addresses: the pool's return is snat, and only routed keeps them")
 	w.edit("snat", policy(corev1.ServiceExternalTrafficPolicyCluster))
-	says("snat", "it has addresses of pool public")
+	says("snat", "addresses of pool public")
 }

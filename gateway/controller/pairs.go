@@ -18,12 +18,12 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-// updatePairs lets VIPs pass at the gateways' own ports in Neutron, and returns where that failed, by gateway. What we set, and
-// at which port, stands in the status of the GatewayNode, written before Neutron is told: only that may be taken away again.
+// updatePairs lets VIPs pass at the gateways' own Neutron ports, and returns errors by gateway. It records our pairs and
+// their port in the status of the GatewayNode before it changes Neutron: only recorded pairs may be removed later.
 func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error {
 	reports := w.agents.Reports()
 	errs := make([]error, len(plans))
-	var all sync.WaitGroup // at once: Neutron takes its time for each
+	var all sync.WaitGroup // in parallel: Neutron is slow
 	for i, p := range plans {
 		all.Go(func() {
 			switch {
@@ -46,10 +46,10 @@ func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error
 		}
 		switch {
 		case errs[i] != nil:
-			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, errs[i]) // to be tried again
+			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, errs[i]) // retried later
 		case p.err == nil:
 			paired[p.node.Name] = port
-		default: // it was left as it is
+		default: // unchanged
 			paired[p.node.Name] = w.paired[p.node.Name]
 		}
 	}
@@ -57,8 +57,8 @@ func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error
 	return failed
 }
 
-// blocked returns what keeps a Service's packets from a gateway whose pairs could not all be set: nothing where Neutron lets
-// all its VIPs pass all the same.
+// blocked returns why a Service's packets do not pass at a gateway whose pairs could not all be set. It returns nil if
+// all VIPs of the Service pass.
 func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool, failed error) error {
 	if failed == nil || n.Spec.NeutronPort == "" || pool.FailoverIP != nil { // a gateway's own address needs no pair
 		return nil
@@ -67,7 +67,7 @@ func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool, failed 
 		if slices.ContainsFunc(w.allowedPairs[n.Spec.NeutronPort], func(p netip.Prefix) bool { return p.Contains(vip) }) {
 			continue
 		}
-		if _, ok := errors.AsType[*openstack.PairsExhausted](failed); ok { // which others there is no room for is no matter to this one
+		if _, ok := errors.AsType[*openstack.PairsExhausted](failed); ok { // the other missing pairs do not matter to this Service
 			return fmt.Errorf("%w: %s: %w", errPairs, vip, openstack.ErrPairs)
 		}
 		return failed
@@ -75,8 +75,8 @@ func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool, failed 
 	return nil
 }
 
-// dismiss takes the pairs of a gateway away whose GatewayNode is being deleted, and lets that go. The gateway is told to announce
-// nothing any more, and has time to do so: packets that still come would find no way.
+// release removes the pairs of a gateway whose GatewayNode is being deleted, and then its finalizer. The gateway first
+// has time to withdraw its VIPs: packets that still arrive could not pass.
 func (w *worker) release(ctx context.Context, p plan, r agents.Report) error {
 	n := p.node
 	if !controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) || p.err == nil && !w.drained(n, r) {
@@ -93,12 +93,13 @@ func (w *worker) release(ctx context.Context, p plan, r agents.Report) error {
 	before := n.DeepCopy()
 	controllerutil.RemoveFinalizer(n, v1alpha1.Finalizer)
 	if err := w.client.Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("let gateway node %s go: %w", n.Name, err)
+		return fmt.Errorf("remove the finalizer of gateway node %s: %w", n.Name, err)
 	}
 	return nil
 }
 
-// drained reports whether a gateway announces nothing, or has not answered for a while. One that was not asked yet is neither.
+// drained reports whether a gateway announces nothing, or has been silent for too long. It is false for a gateway that
+// was never asked.
 func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
 	if r.Err != nil {
 		return w.silentTooLong(n.Name)
@@ -106,12 +107,12 @@ func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
 	return r.Asked && r.Applied && len(r.Status.Announced) == 0
 }
 
-// wantedPairs are those of a gateway, sorted.
+// wantedPairs returns the pairs of a gateway, sorted.
 func (w *worker) wantedPairs(p plan) (want []netip.Prefix) {
 	if w.settings.AddressPairs == PairPerVIP {
 		at, _ := floatingTarget(p.node)
 		for _, v := range p.state.VIPs {
-			if v.Addr != at { // which needs none
+			if v.Addr != at { // it needs none
 				want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
 			}
 		}
@@ -130,7 +131,7 @@ func has(p *Pool, a netip.Addr) bool {
 	return slices.ContainsFunc(p.cidrs(), func(c netip.Prefix) bool { return c.Contains(a) })
 }
 
-// pair sets the pairs of one gateway's port, and takes away those at the port that it had before.
+// setPairs sets the pairs of a gateway's port, and removes those at its previous port.
 func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want []netip.Prefix) error {
 	if n.Spec.NeutronPort == "" {
 		want = nil
@@ -160,17 +161,17 @@ func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want []n
 	if _, ok := errors.AsType[*openstack.PairsExhausted](err); err != nil && !ok {
 		return err
 	}
-	// What there was no room for is about to be set: the next attempt has nothing to note before it.
+	// Pairs beyond the limit stay recorded: the next attempt can set them at once.
 	return errors.Join(err, w.recordPairs(ctx, n, n.Spec.NeutronPort, want))
 }
 
-// reread makes n what the API server has. A cache may have it older than what we wrote, and a pair that is forgotten is somebody
-// else's for ever.
+// reread reads n from the API server. A cached copy may miss our last write, and a forgotten pair would count as foreign
+// for ever.
 func (w *worker) reread(ctx context.Context, n *v1alpha1.GatewayNode) error {
 	return w.live.Get(ctx, client.ObjectKeyFromObject(n), n)
 }
 
-// unpair takes away all pairs that we set for a gateway. A port that is gone has none.
+// removePairs removes all pairs that we set for a gateway. A missing port has none.
 func (w *worker) removePairs(ctx context.Context, n *v1alpha1.GatewayNode) error {
 	if had := ourPairs(n); len(had) > 0 {
 		if err := w.cloud.SetAddressPairs(ctx, pairsPort(n), had, nil); err != nil && !errors.Is(err, openstack.ErrGone) {
@@ -180,12 +181,12 @@ func (w *worker) removePairs(ctx context.Context, n *v1alpha1.GatewayNode) error
 	return w.recordPairs(ctx, n, "", nil)
 }
 
-// pairsPort is the port that has our pairs of a gateway.
+// pairsPort returns the port that has our pairs.
 func pairsPort(n *v1alpha1.GatewayNode) string {
 	return cmp.Or(n.Status.AddressPairsPort, n.Spec.NeutronPort)
 }
 
-// ourPairs are those that we set for a gateway.
+// ourPairs returns the pairs that we set for a gateway.
 func ourPairs(n *v1alpha1.GatewayNode) (all []netip.Prefix) {
 	for _, text := range n.Status.AddressPairs {
 		if p, err := netip.ParsePrefix(text); err == nil {
@@ -195,19 +196,19 @@ func ourPairs(n *v1alpha1.GatewayNode) (all []netip.Prefix) {
 	return all
 }
 
-// keep lets a GatewayNode with pairs stay, when it is deleted, until those are gone.
+// addFinalizer makes a GatewayNode with pairs wait for their removal when it is deleted.
 func (w *worker) addFinalizer(ctx context.Context, n *v1alpha1.GatewayNode, pairs bool) error {
 	before := n.DeepCopy()
 	if !pairs || !controllerutil.AddFinalizer(n, v1alpha1.Finalizer) {
 		return nil
 	}
 	if err := w.client.Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); err != nil {
-		return fmt.Errorf("keep gateway node %s: %w", n.Name, err)
+		return fmt.Errorf("add a finalizer to gateway node %s: %w", n.Name, err)
 	}
 	return nil
 }
 
-// notePairs writes which pairs at which port are ours.
+// recordPairs records our pairs and their port.
 func (w *worker) recordPairs(ctx context.Context, n *v1alpha1.GatewayNode, port string, pairs []netip.Prefix) error {
 	texts := make([]string, len(pairs))
 	for i, p := range pairs {

@@ -171,7 +171,7 @@ func TestTwoControllersAndALease(t *testing.T) {
 	w.noError(w.api.Get(t.Context(), types.NamespacedName{Namespace: w.ns, Name: leaseName}, &lease))
 	taken := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"holderIdentity":"third","leaseDurationSeconds":3600}}`))
 	w.noError(w.api.Patch(t.Context(), &lease, taken))
-	if err := leader.fence(t.Context()); err == nil || !strings.Contains(err.Error(), "the Lease is third's") {
+	if err := leader.fence(t.Context()); err == nil || !strings.Contains(err.Error(), "the Lease belongs to third") {
 		t.Errorf("the one that lost it: %v", err)
 	}
 	asked := 0
@@ -180,7 +180,7 @@ func TestTwoControllersAndALease(t *testing.T) {
 		t.Errorf("its next look: %v, %d requests of Neutron", err, asked)
 	}
 	for what, err := range writes(t.Context(), fenced{w.cloud, leader.fence}) {
-		if err == nil || !strings.Contains(err.Error(), "the Lease is third's") || asked > 0 {
+		if err == nil || !strings.Contains(err.Error(), "the Lease belongs to third") || asked > 0 {
 			t.Errorf("%s: %v, %d requests of Neutron", what, err, asked)
 		}
 	}

@@ -5,60 +5,61 @@ import (
 	"strings"
 )
 
-// Sight is what there is to see of an Exchange. What it counts begins with the process, or with the gateway's coming.
+// Stats describe an Exchange. Counters start with the process, or when the peer is added.
 type Stats struct {
-	// Mates are the other gateways of the group, by name.
+	// Peers are the other gateways of the group, by name.
 	Peers []PeerStats `json:"peers"`
-	// Refused counts requests that were refused here: of strangers, or that could not be read or kept.
+	// Refused counts requests refused here: from clients outside the group, or with flows that could not be read or
+	// imported.
 	Refused uint64 `json:"refused"`
-	// Early counts flows that others told of and whose VIP or backend this gateway does not have yet.
+	// Pending counts flows of peers that wait for their VIP or backend on this gateway.
 	Pending int `json:"pending"`
 }
 
-// MateSight is what there is to see of another gateway.
+// PeerStats describe the exchange with one peer.
 type PeerStats struct {
 	Gateway  string `json:"gateway"`
 	URL      string `json:"url"`
-	Sent     uint64 `json:"sent"`            // flows that it took
-	Received uint64 `json:"received"`        // flows that it told of
+	Sent     uint64 `json:"sent"`            // flows that the peer accepted
+	Received uint64 `json:"received"`        // flows that the peer sent
 	Queued   int    `json:"queued"`          // flows that wait to be sent
-	Dropped  uint64 `json:"dropped"`         // flows that found no room to wait; they are told again in time
-	Failed   uint64 `json:"failed"`          // requests that it did not take
-	Fault    string `json:"fault,omitempty"` // why it did not take the last one
+	Dropped  uint64 `json:"dropped"`         // flows dropped because the queue was full; the next full export sends them
+	Failed   uint64 `json:"failed"`          // requests that the peer did not accept
+	Fault    string `json:"fault,omitempty"` // error of the last request
 }
 
-// Sight returns what there is to see now.
+// Stats returns the current statistics.
 func (x *Exchange) Stats() Stats {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := Stats{Peers: []PeerStats{}, Refused: x.refused, Pending: len(x.pending)}
-	for _, m := range x.peers {
-		m.mu.Lock()
-		seen := m.stats
-		seen.Queued = len(m.queue)
-		m.mu.Unlock()
+	for _, p := range x.peers {
+		p.mu.Lock()
+		seen := p.stats
+		seen.Queued = len(p.queue)
+		p.mu.Unlock()
 		s.Peers = append(s.Peers, seen)
 	}
 	slices.SortFunc(s.Peers, func(a, b PeerStats) int { return strings.Compare(a.Gateway+a.URL, b.Gateway+b.URL) })
 	return s
 }
 
-// note takes note of a request with n flows.
-func (m *peer) countSent(n int, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// countSent counts a request with n flows.
+func (p *peer) countSent(n int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err != nil {
-		m.stats.Failed++
-		m.stats.Fault = err.Error()
+		p.stats.Failed++
+		p.stats.Fault = err.Error()
 		return
 	}
-	m.stats.Sent += uint64(n)
-	m.stats.Fault = ""
+	p.stats.Sent += uint64(n)
+	p.stats.Fault = ""
 }
 
-// heard takes note of n flows that it told of.
-func (m *peer) countReceived(n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.stats.Received += uint64(n)
+// countReceived counts n flows that the peer sent.
+func (p *peer) countReceived(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stats.Received += uint64(n)
 }

@@ -14,20 +14,20 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// The rules of clients that stay with their backend stand in a chain for each time that they stay: a rule adds elements that
-// live for one time only. Which chain is a frontend's says the map affinity; the chains come and go with its elements.
-const affinityPrefix = "stays-"
+// Each affinity timeout has its own chain, because a rule can only add elements with one fixed timeout. The map affinity
+// holds the chain of each frontend; chains come and go with its elements.
+const affinityPrefix = "affinity-"
 
-// maxClients is how many clients there is room for. For more of them the hash alone says where they stay.
+// maxClients bounds the number of remembered clients. Further clients get their backend from the hash alone.
 const maxClients = 1 << 18
 
 func affinityChainName(seconds int32) string { return affinityPrefix + strconv.Itoa(int(seconds)) }
 
-// stayChain is the chain of a name that stayName gave.
+// affinityChain returns the chain with a name of affinityChainName.
 func affinityChain(name string) (chain, error) {
 	seconds, err := strconv.Atoi(strings.TrimPrefix(name, affinityPrefix))
 	if err != nil {
-		return chain{}, fmt.Errorf("chain %s is none of ours: %w", name, err)
+		return chain{}, fmt.Errorf("chain %s is not ours: %w", name, err)
 	}
 	c := chain{Chain: &nftables.Chain{Name: name, Table: ourTable}}
 	for _, f := range []family{ipv4, ipv6} {
@@ -36,8 +36,8 @@ func affinityChain(name string) (chain, error) {
 	return c, nil
 }
 
-// stay keeps a client with its backend for a time after its last connection, while that one serves. In the registers stand
-// the client, the frontend, and then the backend, so that each two that belong together are side by side.
+// affinity keeps a client with its backend for a timeout after its last connection, while that backend serves. The
+// registers hold client, frontend and backend in this order, so that the keys of both lookups are contiguous.
 func (f family) affinity(lives time.Duration) []rule {
 	client, frontend, backend := uint32(0), f.addr, f.addr+f.key
 	remember := func(operation uint32) []expr.Any {
@@ -51,16 +51,16 @@ func (f family) affinity(lives time.Duration) []rule {
 		return one(&expr.Lookup{SourceRegister: reg(frontend), SetName: familySet{affinityBackends, f.v4}.name(), Invert: not})
 	}
 	return []rule{
-		{"the backend of before", join(known, serving(false), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
-		{"the backend of before serves no more", join(known, serving(true), remember(dynsetDelete))},
-		{"by the hash of the client", join(who, slot(client, f.addr, backend), f.mappedFrom(frontend, slotsAffine, backend), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
+		{"the client's previous backend", join(known, serving(false), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
+		{"the client's previous backend no longer serves", join(known, serving(true), remember(dynsetDelete))},
+		{"backend by the hash of the client", join(who, slot(client, f.addr, backend), f.mappedFrom(frontend, maglevAffinity, backend), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
 	}
 }
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h.
 const dynsetDelete = 2
 
-// stayChains are the names of the chains that the elements lead to.
+// affinityChains returns the names of the chains that elements refer to.
 func (b *contents) affinityChains() map[string]bool {
 	names := map[string]bool{}
 	for _, v4 := range []bool{true, false} {
@@ -73,7 +73,7 @@ func (b *contents) affinityChains() map[string]bool {
 	return names
 }
 
-// addStays adds the chains that are missing, before the elements that lead to them.
+// addAffinityChains adds missing chains before the elements that refer to them.
 func (b *Balancer) addAffinityChains(conn *nftables.Conn, have, want map[string]bool) error {
 	for name := range want {
 		if have[name] {
@@ -88,7 +88,7 @@ func (b *Balancer) addAffinityChains(conn *nftables.Conn, have, want map[string]
 	return nil
 }
 
-// removeStays removes those that no element leads to any more.
+// removeAffinityChains removes the chains that no element refers to any more.
 func removeAffinityChains(conn *nftables.Conn, have, want map[string]bool) {
 	for name := range have {
 		if !want[name] {
@@ -99,13 +99,13 @@ func removeAffinityChains(conn *nftables.Conn, have, want map[string]bool) {
 	}
 }
 
-// meeting is a client that another gateway told of.
+// clientElement is the affinity of a client of a peer.
 type clientElement struct {
 	place   familySet
 	element nftables.SetElement
 }
 
-// meet makes known with which backends other gateways' clients stay. One that has come here before stays where it is.
+// importClients adds the affinity of the peers' clients. A client that is already known here keeps its backend.
 func (b *Balancer) importClients(is sharedState, all []*flows.Flow) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,25 +126,25 @@ func (b *Balancer) importClients(is sharedState, all []*flows.Flow) error {
 	}
 	for key, until := range b.imported {
 		if len(b.imported) <= maxClients && now.Before(until) {
-			break // a look at any one of them each time is enough
+			break // one stale entry per call is enough
 		}
 		delete(b.imported, key)
 	}
 	if len(news) == 0 || b.addClients(news) == nil {
 		return nil
 	}
-	// The kernel refuses who stays with another backend here, and all that comes in the same transaction.
+	// The kernel refuses a client with another backend, and with it the whole transaction.
 	left, err := b.unknownClients(news)
 	if err == nil {
 		err = b.addClients(left)
 	}
 	if err != nil {
-		return fmt.Errorf("make clients of another gateway known: %w", err)
+		return fmt.Errorf("import clients of a peer: %w", err)
 	}
 	return nil
 }
 
-// strangers returns those who are not known here.
+// unknownClients returns those that are not known here.
 func (b *Balancer) unknownClients(all []clientElement) (left []clientElement, err error) {
 	s, err := b.open()
 	if err != nil {
@@ -169,7 +169,7 @@ func (b *Balancer) unknownClients(all []clientElement) (left []clientElement, er
 	return left, nil
 }
 
-// introduce adds clients in one transaction.
+// addClients adds clients in one transaction.
 func (b *Balancer) addClients(some []clientElement) (err error) {
 	defer func() {
 		if err != nil {

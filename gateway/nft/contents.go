@@ -7,38 +7,38 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// place is a set of one family.
+// familySet is a set of one address family.
 type familySet struct {
 	set set
 	v4  bool
 }
 
-// changes are the writes that lead from one state to another, by place. What has another value afterwards is in both.
+// changes are the writes that lead from one state to another. An element whose value changes is in both.
 type changes struct{ remove, add map[familySet][]element }
 
 func newChanges() changes { return changes{map[familySet][]element{}, map[familySet][]element{}} }
 
-// listener is a frontend's address.
+// listener is the address of a frontend.
 type listener struct {
 	vip      netip.Addr
 	protocol string
 	port     uint16
 }
 
-// book is what the sets are to hold. It is counted who wants what, since two frontends may share a backend: an element on
-// whose value they disagree is not there.
+// contents are the elements that the sets should hold. They count the VIPs that want each value, because two frontends
+// may share a backend. An element with conflicting values is left out.
 type contents struct {
 	vips   map[netip.Addr]desired.VIP
 	tables map[listener]*table
-	wanted map[familySet]map[string]map[string]int // by key and value: how many want it
+	wanted map[familySet]map[string]map[string]int // by key and value: number of VIPs that want it
 }
 
 func newContents() *contents {
 	return &contents{map[netip.Addr]desired.VIP{}, map[listener]*table{}, map[familySet]map[string]map[string]int{}}
 }
 
-// set makes the book that of some VIPs, and returns the writes that it takes, and what VIPs were that changed. It looks closely
-// at no others.
+// replaceVIPs makes c hold the elements of vips. It returns the writes for that, and the previous versions of the VIPs
+// that changed. Unchanged VIPs cost only a comparison.
 func (b *contents) replaceVIPs(vips []desired.VIP) (c changes, had []desired.VIP) {
 	c = newChanges()
 	touched := map[familySet]map[string]string{} // by key: the value before
@@ -74,15 +74,15 @@ func (b *contents) replaceVIPs(vips []desired.VIP) (c changes, had []desired.VIP
 	return c, had
 }
 
-// absent is the value of an element that is not there.
+// absent is the value of a missing element.
 const absent = "\x00absent"
 
-// value returns what an element has to hold.
+// value returns the value that an element should have.
 func (b *contents) value(p familySet, key string) string {
 	if all := b.wanted[p][key]; len(all) == 1 {
 		for v := range all {
 			if p.set == backendFrontends && v == "" {
-				break // of a frontend that is not routed
+				break // the frontend is not routed
 			}
 			return v
 		}
@@ -103,7 +103,7 @@ func (b *contents) compare(p familySet, key, before string, c changes) {
 	}
 }
 
-// count adds n to what a VIP wants, and notes what was there before.
+// count adds n to the count of each element of a VIP, and records its value before.
 func (b *contents) count(v *desired.VIP, n int, touched map[familySet]map[string]string) {
 	for s, elements := range elementsOf(v) {
 		p := familySet{set(s), v.Addr.Is4()}
@@ -132,7 +132,7 @@ func (b *contents) count(v *desired.VIP, n int, touched map[familySet]map[string
 	}
 }
 
-// tabulate fills the tables of the frontends that changed between had and has, two states of one VIP.
+// tabulate fills the Maglev tables of the frontends that changed between two versions of a VIP.
 func (b *contents) tabulate(had, has *desired.VIP, c changes) {
 	gone := map[listener]*desired.Frontend{}
 	for i := range had.Frontends {
@@ -154,7 +154,7 @@ func (b *contents) tabulate(had, has *desired.VIP, c changes) {
 	}
 }
 
-// replace puts another table in the place of one.
+// replaceTable replaces the Maglev table of a frontend.
 func (b *contents) replaceTable(at listener, with *table, c changes) {
 	had := b.tables[at]
 	for slot := range slots {
@@ -183,7 +183,7 @@ func (b *contents) replaceTable(at listener, with *table, c changes) {
 	}
 }
 
-// all returns everything that the sets are to hold.
+// all returns all elements that the sets should hold.
 func (b *contents) all() map[familySet]map[string]string {
 	all := map[familySet]map[string]string{}
 	put := func(p familySet, e element) {
@@ -227,7 +227,7 @@ func diff(have, want map[familySet]map[string]string) changes {
 	return c
 }
 
-// size returns how many writes there are.
+// size returns the number of writes.
 func (c changes) size() (n int) {
 	for _, all := range []map[familySet][]element{c.remove, c.add} {
 		for _, elements := range all {
@@ -237,7 +237,7 @@ func (c changes) size() (n int) {
 	return n
 }
 
-// equal reports whether two VIPs are the same one, services' names apart.
+// equal reports whether two VIPs need the same elements. The names of Services do not matter.
 func equal(a, b *desired.VIP) bool {
 	return a.Announce == b.Announce && a.Return == b.Return && slices.EqualFunc(a.Frontends, b.Frontends, func(f, g desired.Frontend) bool {
 		return f.Protocol == g.Protocol && f.Port == g.Port && f.Affinity == g.Affinity &&

@@ -19,7 +19,7 @@ func setSysctl(sysctl, value string) error {
 }
 
 // counted returns how many packets a gateway's rules counted that are for a reason, of both families.
-func (w *world) counted(gateway int, why string) (n uint64) {
+func (w *testbed) ruleCounter(gateway int, why string) (n uint64) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
 		s, err := w.gateways[gateway].open()
@@ -41,7 +41,7 @@ func (w *world) counted(gateway int, why string) (n uint64) {
 }
 
 // poll waits until something is true.
-func (w *world) poll(is func() bool, otherwise string) {
+func (w *testbed) poll(is func() bool, otherwise string) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !is(); <-time.After(5 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -72,12 +72,12 @@ func TestDrift(t *testing.T) {
 		{"flush table inet " + Table, true},
 		{"delete table inet " + Table, true},
 		{"flush ruleset", true},
-		{"flush set inet " + Table + " exclusive4", true},
+		{"flush set inet " + Table + " vips4", true},
 		{"flush set inet " + Table + " sources6", true},
-		{"flush map inet " + Table + " screened6", true},
+		{"flush map inet " + Table + " maglev-restricted6", true},
 		{"flush chain inet " + Table + " source", true},
 		{"add rule inet " + Table + " refuse drop", true},
-		{"add element inet " + Table + " exclusive4 { 192.0.2.1 }", true},
+		{"add element inet " + Table + " vips4 { 192.0.2.1 }", true},
 	} {
 		in(t, g.ns, func() error {
 			if out, err := exec.Command("nft", strings.Fields(tt.command)...).CombinedOutput(); err != nil {

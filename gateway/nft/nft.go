@@ -22,14 +22,14 @@ import (
 )
 
 const (
-	// perMessage is how many elements go into one message, whose length has 16 bits.
+	// perMessage is the number of elements in one message, whose length field has 16 bits.
 	perMessage = 500
-	// readBuffer has room for the kernel's answers to all messages of a change; writeBuffer for the change itself, which
-	// goes out at once: a slot is about 60 bytes.
+	// readBuffer holds the kernel's answers to all messages of a change. writeBuffer holds the change itself, which is
+	// sent at once: a slot takes about 60 bytes.
 	readBuffer, writeBuffer = 16 << 20, 1 << 30
 )
 
-// Balancer is the part of a gateway that balances with nftables, in the network namespace of the calling thread.
+// Balancer balances with nftables, in the network namespace of the calling thread.
 type Balancer struct {
 	log     *slog.Logger
 	chains  []chain
@@ -38,25 +38,26 @@ type Balancer struct {
 	mu       sync.Mutex // guards what follows
 	sockets  *sockets   // see open
 	contents *contents
-	// generation is the number of the kernel's rules after our last write, if nobody else wrote since; 0 is unknown.
+	// generation is the kernel's ruleset generation after our last write, if no other program wrote since; 0: unknown.
 	generation uint32
-	// gone are backends whose connections are to be forgotten still.
+	// removed are backends whose connections must still be deleted.
 	removed map[pair]bool
-	// doubtful are frontends that may have such connections from before this process, see doubt; nil until its first write.
+	// unverified are frontends that may have such connections from before this process, see noteUnverified; nil until its
+	// first write.
 	unverified map[pair]bool
-	// stays are the chains of clients that stay, as the kernel has them while generation is known.
+	// affinityChains are the chains in the kernel, valid while generation is known.
 	affinityChains map[string]bool
-	// met is until when other gateways' clients, by their keys in the map clients, are no news.
+	// imported holds, by key in the map clients, until when a client of a peer need not be added again.
 	imported map[string]time.Time
 
 	state   atomic.Pointer[sharedState]
-	deletes sync.WaitGroup // see forgetSoon
+	deletes sync.WaitGroup // see deleteStaleSoon
 }
 
-// New returns a balancer. It finds out at its first Apply what an earlier one left.
+// New returns a balancer. Its first Apply finds out what an earlier process left in the kernel.
 func New(log *slog.Logger) (*Balancer, error) {
 	all := chains()
-	stay, err := affinityChain(affinityChainName(0)) // they differ in a time, which is in the name
+	stay, err := affinityChain(affinityChainName(0)) // they differ in the timeout, which is in the name
 	if err != nil {
 		return nil, err
 	}
@@ -67,11 +68,11 @@ func New(log *slog.Logger) (*Balancer, error) {
 	return &Balancer{log: log, chains: all, version: v, contents: newContents(), removed: map[pair]bool{}, imported: map[string]time.Time{}}, nil
 }
 
-// Name implements the agent's Part.
+// Name implements agent.Component.
 func (b *Balancer) Name() string { return desired.ComponentBalancer }
 
-// Apply implements the agent's Part. What changes is written in one transaction; where the kernel has what it was given, only
-// the difference is.
+// Apply implements agent.Component. It writes a change in one transaction, and only the difference when the kernel still
+// has what was written last.
 func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	if s.Balancer == desired.EBPF {
 		return desired.Faults{{Component: desired.ComponentBalancer, Field: "balancer", Message: `is "ebpf", and this gateway balances with nftables`}}
@@ -95,7 +96,7 @@ func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	return nil
 }
 
-// write brings the kernel to what the book says, by the changes if it has what it was given before.
+// write brings the kernel to b.contents. It writes only c if the kernel still has what was written last.
 func (b *Balancer) write(c changes) error {
 	s, err := b.open()
 	if err != nil {
@@ -138,7 +139,7 @@ func (b *Balancer) write(c changes) error {
 		return fmt.Errorf("write table %s: %w", Table, err)
 	}
 	b.affinityChains = chains
-	// Somebody who wrote in between is found by reading everything the next time.
+	// Reading everything at the next call finds a write of another program in between.
 	b.generation = 0
 	if after, err := s.generation(); err == nil && after == now+1 {
 		b.generation = after
@@ -146,7 +147,7 @@ func (b *Balancer) write(c changes) error {
 	return nil
 }
 
-// send adds the changes to a transaction.
+// send adds the changes to the transaction.
 func send(conn *nftables.Conn, c changes) error {
 	for _, step := range []struct {
 		what map[familySet][]element
@@ -179,7 +180,7 @@ func (p familySet) encode(e element) nftables.SetElement {
 	return is
 }
 
-// read returns what the kernel has, and whether that is not a table of this version, which has to be made anew.
+// read returns the elements in the kernel, or reports that the table must be created anew.
 func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, anew bool, err error) {
 	ours, err := b.tableIsCurrent(s)
 	if err != nil || !ours {
@@ -188,7 +189,7 @@ func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, anew 
 	have = map[familySet]map[string]string{}
 	for _, p := range familySets() {
 		if p.set == clients {
-			continue // the rules' own
+			continue // written by the rules
 		}
 		elements, err := s.rules.GetSetElements(p.spec())
 		if err != nil {
@@ -206,7 +207,7 @@ func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, anew 
 	return have, false, nil
 }
 
-// recognise reports whether table, sets, chains and rules are as this version makes them.
+// tableIsCurrent reports whether table, sets, chains and rules are those of this version.
 func (b *Balancer) tableIsCurrent(s *sockets) (bool, error) {
 	tables, err := s.rules.ListTablesOfFamily(ourTable.Family)
 	if err != nil {
@@ -247,20 +248,20 @@ func (b *Balancer) tableIsCurrent(s *sockets) (bool, error) {
 		}
 		c, err := affinityChain(o.Name)
 		if err != nil || !b.chainIsCurrent(c, all) {
-			return false, nil //nolint:nilerr // somebody else made it
+			return false, nil //nolint:nilerr // another program created the chain
 		}
 		b.affinityChains[o.Name] = true
 	}
 	return true, nil
 }
 
-// complete reports whether a chain has its rules of this version, among all, and no others.
+// chainIsCurrent reports whether a chain has exactly the rules of this version.
 func (b *Balancer) chainIsCurrent(c chain, all []kernelRule) bool {
 	here := slices.DeleteFunc(slices.Clone(all), func(r kernelRule) bool { return r.chain != c.Name })
 	return slices.EqualFunc(here, c.rules, func(o kernelRule, r rule) bool { return o.comment == r.comment(b.version) })
 }
 
-// Drift implements the agent's Part. As long as nobody wrote any rule at all, it costs one question.
+// Drift implements agent.Component. As long as no program changed any rule, it costs one request.
 func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -288,10 +289,10 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 		return nil, err
 	}
 	if anew {
-		return fault("table %s is not there any more, or not as it was made", Table), nil
+		return fault("table %s is missing or was changed", Table), nil
 	}
 	if n := diff(have, b.contents.all()).size(); n > 0 {
-		return fault("%d elements of table %s are not as they were made", n, Table), nil
+		return fault("%d elements of table %s were changed", n, Table), nil
 	}
 	if again, err := s.generation(); err == nil && again == now {
 		b.generation = now
@@ -303,7 +304,7 @@ func fault(format string, args ...any) []desired.Fault {
 	return []desired.Fault{{Component: desired.ComponentBalancer, Message: fmt.Sprintf(format, args...)}}
 }
 
-// Close implements the agent's Part: the kernel goes on.
+// Close implements agent.Component. The kernel keeps balancing.
 func (b *Balancer) Close(context.Context, bool) error {
 	b.deletes.Wait()
 	b.mu.Lock()
@@ -312,14 +313,14 @@ func (b *Balancer) Close(context.Context, bool) error {
 	return nil
 }
 
-// Remove takes the table away; traffic to VIPs ends. Where there is none that is no error.
+// Remove deletes the table, if it exists. Traffic to VIPs stops.
 func Remove() error {
 	conn, err := dial()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.CloseLasting() }()
-	conn.AddTable(ourTable) // so that it can be removed whether or not it is there
+	conn.AddTable(ourTable) // creates it if it does not exist, so that deleting it succeeds
 	conn.DelTable(ourTable)
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("remove table %s: %w", Table, err)
@@ -327,13 +328,13 @@ func Remove() error {
 	return nil
 }
 
-// generation asks for the number of all rules of this network namespace, which every transaction adds one to.
+// generation asks for the ruleset generation of this network namespace, which every transaction increments.
 func (s *sockets) generation() (uint32, error) {
 	req := s.request(unix.NFT_MSG_GETGEN, 0)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the generation of rules: %w", err)
+		return 0, fmt.Errorf("read the ruleset generation: %w", err)
 	}
 	var id uint32
 	for _, m := range messages {
@@ -345,7 +346,7 @@ func (s *sockets) generation() (uint32, error) {
 		})
 	}
 	if err != nil || id == 0 {
-		return 0, fmt.Errorf("ask for the generation of rules: %w", errors.Join(err, errors.New("no answer")))
+		return 0, fmt.Errorf("read the ruleset generation: %w", errors.Join(err, errors.New("no answer")))
 	}
 	return id, nil
 }

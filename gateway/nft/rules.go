@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listed is what is read of a rule: the library cannot read expressions that ask for one direction of a connection.
+// kernelRule is the part of a rule that is read back. The library cannot parse expressions that match one direction of a
+// connection.
 type kernelRule struct {
 	chain, comment string
-	packets        uint64 // that its counter counted
+	packets        uint64 // of its counter
 }
 
-// list returns the rules of our table, by chain in their order.
+// rulesInKernel returns the rules of our table, in order by chain.
 func (s *sockets) rulesInKernel() (all []kernelRule, err error) {
 	req := s.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
@@ -45,7 +46,7 @@ func (s *sockets) rulesInKernel() (all []kernelRule, err error) {
 	return all, nil
 }
 
-// count reads the counter among a rule's expressions.
+// count reads the counter among the expressions of a rule.
 func (r *kernelRule) count(expressions []byte) error {
 	return attributes(expressions, func(_ uint16, expression []byte) error {
 		var name string
@@ -66,7 +67,7 @@ func (r *kernelRule) count(expressions []byte) error {
 	})
 }
 
-// attributes calls each with the attributes in b.
+// attributes calls each for every attribute in b.
 func attributes(b []byte, each func(kind uint16, value []byte) error) error {
 	all, err := nl.ParseRouteAttr(b)
 	if err != nil {

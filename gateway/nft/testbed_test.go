@@ -50,7 +50,7 @@ func backendAddr(family, n int) netip.Addr {
 //
 //	client ── gateway 0 ── servers
 //	      └── gateway 1 ──┘
-type world struct {
+type testbed struct {
 	t               *testing.T
 	client, servers *netlab.Namespace
 	gateways        [2]*gateway
@@ -70,10 +70,10 @@ func link(family, side, gateway int) (near, far netip.Prefix) {
 	return netip.MustParsePrefix(base + "1/64"), netip.MustParsePrefix(base + "2/64")
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *testbed {
 	t.Helper()
 	netlab.Privileged(t)
-	w := &world{t: t, client: namespace(t), servers: namespace(t)}
+	w := &testbed{t: t, client: namespace(t), servers: namespace(t)}
 	for i := range w.gateways {
 		ns := namespace(t)
 		b, err := New(slog.New(slog.DiscardHandler))
@@ -164,13 +164,13 @@ func route(t *testing.T, ns *netlab.Namespace, to netip.Prefix, via netip.Addr) 
 }
 
 // steer leads all packets, there and back, through one gateway, which sees those of backends first.
-func (w *world) steer(to int) {
+func (w *testbed) steer(to int) {
 	w.t.Helper()
 	w.steerServers(to)
 	w.steerClient(to)
 }
 
-func (w *world) steerServers(to int) {
+func (w *testbed) steerServers(to int) {
 	w.t.Helper()
 	for family := range familyNames {
 		near, _ := link(family, 60, to)
@@ -179,7 +179,7 @@ func (w *world) steerServers(to int) {
 	}
 }
 
-func (w *world) steerClient(to int) {
+func (w *testbed) steerClient(to int) {
 	w.t.Helper()
 	for family := range familyNames {
 		near, _ := link(family, 50, to)
@@ -188,7 +188,7 @@ func (w *world) steerClient(to int) {
 }
 
 // state is one VIP of each family with one frontend, TCP and UDP, over backends; change alters it.
-func (w *world) state(change ...func(*desired.VIP)) *desired.State {
+func (w *testbed) state(change ...func(*desired.VIP)) *desired.State {
 	s := &desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables}
 	for family, addr := range vips {
 		v := desired.VIP{Addr: addr, Announce: desired.ByVRRP, Return: desired.Routed}
@@ -217,7 +217,7 @@ func each(f func(*desired.Frontend)) func(*desired.VIP) {
 }
 
 // apply gives both gateways a state.
-func (w *world) apply(s *desired.State) {
+func (w *testbed) apply(s *desired.State) {
 	w.t.Helper()
 	for i, g := range w.gateways {
 		in(w.t, g.ns, func() error {
@@ -244,7 +244,7 @@ func (f *flow) Read(b []byte) (int, error) { return f.Reader.Read(b) }
 func (f *flow) wait() error { return f.SetDeadline(time.Now().Add(patience)) }
 
 // dial connects to a VIP from an address and port of the client's; port 0 is any.
-func (w *world) dial(network string, from netip.AddrPort, to netip.AddrPort) (c net.Conn, err error) {
+func (w *testbed) dial(network string, from netip.AddrPort, to netip.AddrPort) (c net.Conn, err error) {
 	reuse := func(_, _ string, raw syscall.RawConn) (err error) {
 		return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }), err)
 	}
@@ -265,7 +265,7 @@ func (w *world) dial(network string, from netip.AddrPort, to netip.AddrPort) (c 
 }
 
 // open opens a flow that wishes something.
-func (w *world) open(family int, wish string) *flow {
+func (w *testbed) open(family int, wish string) *flow {
 	w.t.Helper()
 	c, err := w.dial("tcp", netip.AddrPortFrom(clientAddrs[family], 0), netip.AddrPortFrom(vips[family], vipPort))
 	if err != nil {
@@ -284,7 +284,7 @@ func (w *world) open(family int, wish string) *flow {
 }
 
 // listen notes the sources of all IPv4 packets that come to the client, until the function is called that it returns.
-func (w *world) listen() (stop func() []netip.Addr) {
+func (w *testbed) listen() (stop func() []netip.Addr) {
 	w.t.Helper()
 	var fd int
 	in(w.t, w.client, func() (err error) {
@@ -307,7 +307,7 @@ func (w *world) listen() (stop func() []netip.Addr) {
 }
 
 // ask sends a datagram from a port and returns who answers.
-func (w *world) ask(family int, port uint16) (backend string, err error) {
+func (w *testbed) ask(family int, port uint16) (backend string, err error) {
 	c, err := w.dial("udp", netip.AddrPortFrom(clientAddrs[family], port), netip.AddrPortFrom(vips[family], vipPort))
 	if err != nil {
 		return "", err

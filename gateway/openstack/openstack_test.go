@@ -214,8 +214,8 @@ func TestConnectErrors(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	file := f.CloudsYAML(t)
 	for want, c := range map[string]openstack.Config{
-		"set --cluster-id": {Cloud: "test", File: file},
-		"read clouds.yaml": {Cloud: "nowhere", File: file, Cluster: "a"},
+		"the cluster id is empty": {Cloud: "test", File: file},
+		"read clouds.yaml":        {Cloud: "nowhere", File: file, Cluster: "a"},
 	} {
 		if _, err := openstack.Connect(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q in it", c, err, want)

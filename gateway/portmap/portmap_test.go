@@ -28,7 +28,7 @@ func TestServicesShareAPort(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := m.Take(claim("b", "p1", dns, http)); !errors.Is(err, ErrCollision) || err.Error() != "80/TCP at port p1: another Service has it: a" {
+	if err := m.Take(claim("b", "p1", dns, http)); !errors.Is(err, ErrCollision) || err.Error() != "80/TCP at port p1: another Service uses it: a" {
 		t.Errorf("b takes a's port: %v", err)
 	}
 	if m.Port("b") != "p1" || m.Take(claim("e", "p1", dns)) == nil {

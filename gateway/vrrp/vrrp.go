@@ -1,9 +1,9 @@
-// Package vrrp gives a gateway its part in a virtual router, whose master has all VIPs that are announced so: the desired
-// state goes in, keepalived does it, and which VIPs this gateway has now, and what is wrong, come out.
+// Package vrrp makes a gateway a member of a virtual router, whose master owns all VIPs announced by VRRP. It takes the
+// desired state, runs keepalived, and reports the VIPs that this gateway owns now and what is wrong.
 //
-// keepalived outlives its agent: a restart moves nothing. When keepalived is killed it cannot take the VIPs away, and its
-// peer takes them, too; so whoever starts next, or watches, removes them first. It fails open: an agent that dies leaves a
-// keepalived that goes on.
+// keepalived outlives the agent, so a restart of the agent moves nothing. A killed keepalived leaves its VIPs on the
+// device while its peer takes them as well. The next agent, or the watch of this one, removes them first. The package
+// fails open: when the agent dies, keepalived continues.
 package vrrp
 
 import (
@@ -23,26 +23,27 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// Config is what a Router is besides the state that it applies.
+// Config holds the settings of a Router that are not part of the state.
 type Config struct {
-	// Dir is a folder for its files alone, absolute, which must outlive the agent but not the machine: /run/isthmus/vrrp.
+	// Dir is an absolute path of a folder that only keepalived's files are in, such as /run/isthmus/vrrp. It must outlive
+	// the agent, but not a reboot.
 	Dir string
 	Log *slog.Logger
 }
 
-// Router is the part of a gateway that takes part in a virtual router.
+// Router is the announcer that takes part in a virtual router.
 type Router struct {
 	log       *slog.Logger
 	process   keepalived
 	addresses addressFile
 
 	mu        sync.Mutex
-	have      *role // nil: none
+	have      *role // nil: not a member
 	stop      context.CancelFunc
-	watchDone chan struct{} // closed when watch is over; nil: nobody watches
+	watchDone chan struct{} // closed when the watch has ended; nil: no watch
 }
 
-// New returns a router. What an earlier process left goes on until the first Apply.
+// New returns a router. A keepalived of an earlier process continues until the first Apply.
 func New(c Config) (*Router, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of keepalived: %w", err)
@@ -51,11 +52,11 @@ func New(c Config) (*Router, error) {
 	return &Router{log: c.Log, process: process, addresses: addressFile(process.file("addresses.json"))}, nil
 }
 
-// Name is desired.PartVRRP.
+// Name implements agent.Component.
 func (r *Router) Name() string { return desired.ComponentVRRP }
 
-// Apply makes keepalived run as s says, or not at all. VIPs that are withdrawn are gone when it returns. On an error,
-// which may be desired.Faults, all is as it was.
+// Apply makes keepalived run as s says, or not at all. Withdrawn VIPs are gone when it returns. After an error, which may
+// be desired.Faults, nothing has changed.
 func (r *Router) Apply(ctx context.Context, s *desired.State) error {
 	want := newRole(s)
 	r.mu.Lock()
@@ -79,7 +80,7 @@ func (r *Router) Apply(ctx context.Context, s *desired.State) error {
 	return nil
 }
 
-// check finds what is wrong with a role before anything changes.
+// check validates a role before anything changes.
 func (r *Router) check(ctx context.Context, want *role) error {
 	var faults desired.Faults
 	fault := func(field, format string, args ...any) {
@@ -91,7 +92,7 @@ func (r *Router) check(ctx context.Context, want *role) error {
 		return faults
 	}
 	if have, err := presentOn(device.Name, []netip.Addr{want.config.Source}); err != nil || len(have) == 0 {
-		fault("vrrp.source", "%s is no address of %s", want.config.Source, device.Name)
+		fault("vrrp.source", "%s is not an address of %s", want.config.Source, device.Name)
 		return faults
 	}
 	tried := r.process.file("try.conf")
@@ -106,7 +107,7 @@ func (r *Router) check(ctx context.Context, want *role) error {
 	return nil
 }
 
-// take makes keepalived run as want says; before is the configuration that it has.
+// converge makes keepalived run as want says. before is its current configuration.
 func (r *Router) converge(ctx context.Context, want *role, before []byte) error {
 	config := want.render()
 	runs := r.process.runs()
@@ -140,7 +141,7 @@ func (r *Router) converge(ctx context.Context, want *role, before []byte) error 
 	return r.addresses.write(want.addresses())
 }
 
-// awaitGone waits until devices have nothing of old that is not in want.
+// awaitGone waits until devices have no address of old that is not in want.
 func (r *Router) awaitGone(ctx context.Context, old, want map[string][]netip.Addr) error {
 	return waitFor(ctx, func() error {
 		for device, addrs := range old {
@@ -156,7 +157,7 @@ func (r *Router) awaitGone(ctx context.Context, old, want map[string][]netip.Add
 	})
 }
 
-// restore puts the configuration back that there was, and runs it if it ran.
+// restore puts the previous configuration back, and starts keepalived if it ran before.
 func (r *Router) restore(ctx context.Context, before []byte, ran bool) error {
 	if !ran {
 		return r.cleanup(ctx)
@@ -170,11 +171,11 @@ func (r *Router) restore(ctx context.Context, before []byte, ran bool) error {
 	return r.process.start(ctx)
 }
 
-// leave hands the VIPs over, stops keepalived, and takes its addresses away.
+// withdraw hands the VIPs over, stops keepalived and removes its addresses.
 func (r *Router) withdraw(ctx context.Context) error {
 	r.unwatch()
 	if err := r.handOver(ctx); err != nil {
-		r.log.Warn("no peer took the VIPs; they are withdrawn", "err", err)
+		r.log.Warn("no peer took the VIPs; withdrawing them", "err", err)
 	}
 	if err := r.cleanup(ctx); err != nil {
 		return err
@@ -186,12 +187,12 @@ func (r *Router) withdraw(ctx context.Context) error {
 	return nil
 }
 
-// longestHandOver is less than the controller waits for an answer. Four intervals of more than a second do not fit in it.
+// handOverTimeout is shorter than the controller's request timeout. Four intervals of more than a second exceed it.
 const handOverTimeout = 4500 * time.Millisecond
 
-// handOver lets a peer take the VIPs while this gateway still has them. A master that just ends says so, and its backup waits for
-// up to an interval before it takes them (RFC 9568, 6.4.2, skew time), when nobody has them. One whose priority is the least is
-// replaced by a backup first, and ends after that.
+// handOver lets a peer take the VIPs while this gateway still has them. A master that stops announces it, but its backup
+// still waits for the skew time of up to one interval (RFC 9568, 6.4.2), during which no gateway has the VIPs. A master
+// that first lowers its priority to the minimum is preempted by a backup, and stops after that.
 func (r *Router) handOver(ctx context.Context) error {
 	if r.have == nil || len(r.have.config.Peers) == 0 || !r.process.runs() {
 		return nil
@@ -214,14 +215,14 @@ func (r *Router) handOver(ctx context.Context) error {
 	if err := r.process.reload(); err != nil {
 		return err
 	}
-	// The backup hears of it by the next advertisement, and takes over when it has discarded three; a reload takes a while.
+	// The backup notices at the next advertisement, and takes over after discarding three. A reload takes time as well.
 	interval := time.Duration(r.have.config.IntervalMillis) * time.Millisecond
 	ctx, cancel := context.WithTimeout(ctx, min(5*interval+time.Second, handOverTimeout))
 	defer cancel()
 	return waitFor(ctx, gone)
 }
 
-// sweep stops what runs of keepalived and removes the addresses that it left on devices.
+// cleanup stops keepalived and removes the addresses that it left on devices.
 func (r *Router) cleanup(ctx context.Context) error {
 	if err := r.process.stop(ctx); err != nil {
 		return err
@@ -238,18 +239,18 @@ func (r *Router) cleanup(ctx context.Context) error {
 	return r.addresses.write(nil)
 }
 
-// Sweep stops the keepalived of a folder, if it runs, and removes the addresses that it left on devices: for whoever
-// ends a gateway for good.
+// Cleanup stops the keepalived of a folder, if it runs, and removes the addresses that it left on devices. Call it when a
+// gateway is removed for good.
 func Cleanup(ctx context.Context, dir string) error {
 	process := keepalived{dir: dir}
 	r := &Router{process: process, addresses: addressFile(process.file("addresses.json"))}
 	return r.cleanup(ctx)
 }
 
-// look is how often the watch looks after keepalived.
+// watchInterval is how often the watch checks keepalived.
 const watchInterval = 50 * time.Millisecond
 
-// watch starts to look after keepalived, unless somebody does.
+// watch starts the watch, unless it runs.
 func (r *Router) watch(ctx context.Context) {
 	if r.watchDone != nil {
 		return
@@ -267,9 +268,9 @@ func (r *Router) watch(ctx context.Context) {
 				return
 			case <-tick.C:
 			}
-			if r.mu.TryLock() { // whoever has it is mending
+			if r.mu.TryLock() { // Apply or Close has it
 				if err := r.restart(ctx); err != nil && ctx.Err() == nil {
-					r.log.Error("mend keepalived", "err", err)
+					r.log.Error("restart keepalived", "err", err)
 				}
 				r.mu.Unlock()
 			}
@@ -277,7 +278,7 @@ func (r *Router) watch(ctx context.Context) {
 	}()
 }
 
-// unwatch ends the watch, with r.mu held.
+// unwatch ends the watch. The caller holds r.mu.
 func (r *Router) unwatch() {
 	if r.watchDone == nil {
 		return
@@ -287,15 +288,15 @@ func (r *Router) unwatch() {
 	r.watchDone = nil
 }
 
-// mend removes what a keepalived that died left, and starts another one.
+// restart removes the addresses of a keepalived that died, and starts another one.
 func (r *Router) restart(ctx context.Context) error {
 	if r.have == nil || r.process.runs() {
 		return nil
 	}
 	if r.process.pid(parentFile) != 0 {
-		return nil // it starts its child anew, which takes the VIPs over
+		return nil // its parent restarts the child, which takes the VIPs over
 	}
-	r.log.Warn("keepalived died; another one is started")
+	r.log.Warn("keepalived died; starting another one")
 	if err := r.cleanup(ctx); err != nil {
 		return err
 	}
@@ -305,7 +306,7 @@ func (r *Router) restart(ctx context.Context) error {
 	return r.process.start(ctx)
 }
 
-// Close ends the router. Without drain keepalived goes on, and its VIPs stay; with drain its peers are told, and take them.
+// Close ends the router. Without drain, keepalived continues and its VIPs stay. With drain, peers take the VIPs first.
 func (r *Router) Close(ctx context.Context, drain bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -316,7 +317,7 @@ func (r *Router) Close(ctx context.Context, drain bool) error {
 	return nil
 }
 
-// Announced returns the VIPs that this gateway has now, sorted: all when it is the master, none when it is a backup.
+// Announced returns the VIPs that this gateway owns now, sorted: all on the master, none on a backup.
 func (r *Router) Announced() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -332,8 +333,7 @@ func (r *Router) Announced() []netip.Addr {
 	return have
 }
 
-// Drift tells what is not as it was applied: keepalived does not run, its configuration is another one, or it has some of
-// the VIPs and not others.
+// Drift reports whether keepalived runs, its configuration is as written, and the device has all VIPs or none.
 func (r *Router) Drift(context.Context) ([]desired.Fault, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -348,7 +348,7 @@ func (r *Router) Drift(context.Context) ([]desired.Fault, error) {
 		fault("keepalived does not run")
 	}
 	if config, err := os.ReadFile(r.process.config()); err != nil || !bytes.Equal(config, r.have.render()) {
-		fault("%s is not as it was written", r.process.config())
+		fault("%s was changed", r.process.config())
 	}
 	have, err := presentOn(r.have.config.Interface, r.have.vips)
 	if err != nil {

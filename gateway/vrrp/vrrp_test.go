@@ -416,7 +416,7 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(l.dirs[0], "keepalived.conf"), []byte("# mine\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, drift, err := l.parts[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "not as it was written") {
+	if _, drift, err := l.parts[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "was changed") {
 		t.Errorf("drift %v, %v", drift, err)
 	}
 	l.apply(t, 0, state(0, vip))

@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// Exporters are told that a part of a Service cannot be named (N48) exactly when this zone leaves it out. Both sides have
+// Exporters learn that a part of a Service cannot be named (N48) exactly when this zone leaves it out. Both sides have
 // the rule, as the exporting member need not run this name server.
 func TestExporterAndZoneAgreeOnNameLimits(t *testing.T) {
 	t.Parallel()
@@ -34,8 +34,8 @@ func TestExporterAndZoneAgreeOnNameLimits(t *testing.T) {
 					s.Endpoints[0].Hostname = label(host)
 					e.Hostname = new(label(host))
 				}
-				told := mcs.Unnamed(clusterset.Export{Cluster: long, Service: name}, []*discoveryv1.EndpointSlice{{Endpoints: []discoveryv1.Endpoint{e}}})
-				compare(t, told, headless(name.Namespace, name.Name, s))
+				reported := mcs.Unnamed(clusterset.Export{Cluster: long, Service: name}, []*discoveryv1.EndpointSlice{{Endpoints: []discoveryv1.Endpoint{e}}})
+				compare(t, reported, headless(name.Namespace, name.Name, s))
 			})
 		}
 	}
@@ -50,12 +50,12 @@ func TestExporterAndZoneAgreeOnNameLimits(t *testing.T) {
 	}
 }
 
-// compare compares what an exporter is told with what the zone leaves out.
-func compare(t *testing.T, told []string, s clusterset.Service) {
+// compare compares what is reported to an exporter with what the zone leaves out.
+func compare(t *testing.T, reported []string, s clusterset.Service) {
 	t.Helper()
 	b := new(Builder)
 	b.Build(&clusterset.Snapshot{Services: []clusterset.Service{s}}, kep, 1)
-	if left := b.Problems(); len(told) != len(left) {
-		t.Errorf("the exporter is told %q, the zone leaves out %v", told, left)
+	if left := b.Problems(); len(reported) != len(left) {
+		t.Errorf("reported to the exporter: %q, the zone leaves out %v", reported, left)
 	}
 }

@@ -14,20 +14,20 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-// Cloud is a project in which nothing is ours yet.
+// Cloud is a project without objects of ours.
 type Cloud struct {
 	// Connect returns a client of a cluster.
 	Connect func(t testing.TB, cluster string) *openstack.Client
-	// Network, and its subnets, an IPv4 one first, that a router joins with External.
+	// Network and its subnets, IPv4 first, are joined with External by a router.
 	Network  string
 	Subnets  []string
 	External string
-	// Gateway and Second are the ports of machines, with no address pairs, and GatewayAddrs their IPv4 addresses.
+	// Gateway and Second are ports of machines without address pairs, and GatewayAddrs their IPv4 addresses.
 	Gateway, Second string
 	GatewayAddrs    [2]netip.Addr
-	// Discard deletes a floating IP of the project, whosever it is.
+	// Discard deletes a floating IP of the project, of any owner.
 	Discard func(t testing.TB, id string)
-	// MaxPairs is how many address pairs a port may have.
+	// MaxPairs is the maximum number of address pairs of a port.
 	MaxPairs int
 }
 
@@ -80,7 +80,7 @@ func (c contract) ports(t *testing.T) {
 	}
 	again := c.create(t, c.mine, "uid-1")
 	if diff := cmp.Diff(p, again, compareAddrs); diff != "" {
-		t.Errorf("asked again (-first +second):\n%s", diff)
+		t.Errorf("created again (-first +second):\n%s", diff)
 	}
 	if second := c.create(t, c.mine, "uid-2"); second.ID == p.ID {
 		t.Error("two purposes share a port")
@@ -123,7 +123,7 @@ func (c contract) isolation(t *testing.T) {
 		}
 	}
 	if err := errors.Join(c.mine.DeleteFloatingIP(ctx, f.ID), c.mine.DeletePort(ctx, p.ID), c.mine.DeletePort(ctx, p.ID)); err != nil {
-		t.Errorf("delete what is gone: %v", err)
+		t.Errorf("delete missing objects: %v", err)
 	}
 }
 
@@ -141,9 +141,9 @@ func (c contract) floatingIPs(t *testing.T) {
 	}()
 	again, err := c.mine.CreateFloatingIP(ctx, c.External, one.ID, one.Addrs[0])
 	if diff := cmp.Diff(f, again, compareAddrs); diff != "" || err != nil {
-		t.Errorf("asked again: %v (-first +second):\n%s", err, diff)
+		t.Errorf("created again: %v (-first +second):\n%s", err, diff)
 	}
-	for range 2 { // the second time changes nothing
+	for range 2 { // the second call changes nothing
 		if err := c.mine.AssociateFloatingIP(ctx, f.ID, two.ID, two.Addrs[0]); err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func (c contract) floatingIPs(t *testing.T) {
 		t.Errorf("floating IPs %+v, %v, want %+v", got, err, want)
 	}
 	if err := c.mine.AssociateFloatingIP(ctx, f.ID, one.ID, two.Addrs[0]); err == nil {
-		t.Error("it leads to an address that the port has not")
+		t.Error("it was associated with an address that the port does not have")
 	}
 	if err := c.mine.DeletePort(ctx, two.ID); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func (c contract) floatingIPs(t *testing.T) {
 		t.Errorf("with its port gone %+v, %v, want %+v", got, err, want)
 	}
 	if err := c.mine.AssociateFloatingIP(ctx, f.ID, "", netip.Addr{}); err != nil {
-		t.Errorf("lead to nothing what does so: %v", err)
+		t.Errorf("disassociate a floating IP without a port: %v", err)
 	}
 }
 
@@ -185,7 +185,7 @@ func (c contract) reservations(t *testing.T) {
 		f.Port, f.Fixed = port, c.GatewayAddrs[i]
 		again, err := c.mine.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
 		if diff := cmp.Diff(f, again, compareAddrs); diff != "" || err != nil {
-			t.Errorf("asked again: %v (-want +have):\n%s", err, diff)
+			t.Errorf("reserved again: %v (-want +have):\n%s", err, diff)
 		}
 	}
 	second, err := c.other.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
@@ -193,10 +193,10 @@ func (c contract) reservations(t *testing.T) {
 		t.Fatalf("the other cluster reserved %+v, %v", second, err)
 	}
 	if err := c.other.AssociateFloatingIP(ctx, second.ID, c.Second, c.GatewayAddrs[1]); !errors.Is(err, openstack.ErrTaken) {
-		t.Errorf("two lead to one address: %v", err)
+		t.Errorf("two floating IPs of one address: %v", err)
 	}
 	if err := c.mine.DeleteFloatingIP(ctx, second.ID); err == nil {
-		t.Error("one of the other cluster was deleted")
+		t.Error("a floating IP of the other cluster was deleted")
 	}
 	if err := c.other.DeleteFloatingIP(ctx, second.ID); err != nil {
 		t.Error(err)
@@ -238,7 +238,7 @@ func (c contract) addressPairs(t *testing.T) {
 		}
 		return append(all, netip.MustParsePrefix("2001:db8::/64"))
 	}
-	// What another client had set looks just as ours does; that we never set it makes it foreign.
+	// Pairs that another client set look like ours; only that we never set them makes them foreign.
 	set := func(had, want []netip.Prefix) error { return c.mine.SetAddressPairs(ctx, c.Gateway, had, want) }
 	if err := set(nil, []netip.Prefix{foreign}); err != nil {
 		t.Fatal(err)
@@ -256,7 +256,7 @@ func (c contract) addressPairs(t *testing.T) {
 		t.Errorf("pairs %v, %v, want %v", pairs, err, want)
 	}
 	many := vips(c.MaxPairs + 3)
-	err = set(vips(1), many[1:]) // one of those that it has is wanted no more
+	err = set(vips(1), many[1:]) // one of the existing pairs is no longer wanted
 	room, ok := errors.AsType[*openstack.PairsExhausted](err)
 	if !ok || !errors.Is(err, openstack.ErrPairs) || len(room.Missing) != 4 || slices.Contains(room.Missing, many[len(many)-1]) {
 		t.Fatalf("too many pairs: %v", err)
@@ -266,7 +266,7 @@ func (c contract) addressPairs(t *testing.T) {
 		t.Errorf("of too many pairs %v, %v, want %v", pairs, err, want)
 	}
 	if err := c.mine.SetAddressPairs(ctx, "11111111-2222-3333-4444-555555555555", nil, vips(1)); !errors.Is(err, openstack.ErrGone) {
-		t.Errorf("a port that is none: %v", err)
+		t.Errorf("an unknown port: %v", err)
 	}
 }
 

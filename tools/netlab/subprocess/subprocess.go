@@ -1,5 +1,5 @@
-// Package part runs a part of a gateway that announces as a process of its own in a network namespace, because that is
-// what is killed and restarted. States go in; what it announces and what drifts come out.
+// Package subprocess runs an announcer of a gateway as a process in a network namespace, so that tests can kill and
+// restart it. It takes states, and returns the announced VIPs and the drift.
 package subprocess
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Part is what is run: a gateway's agent.Announcer.
+// Announcer is the announcer that runs: an agent.Announcer of the gateways.
 type Announcer interface {
 	Apply(ctx context.Context, s *desired.State) error
 	Drift(ctx context.Context) ([]desired.Fault, error)
@@ -26,46 +26,46 @@ type Announcer interface {
 	Announced() []netip.Addr
 }
 
-// child tells a program that Start made it; its value is the argument.
-const childEnv = "ISTHMUS_NETLAB_PART"
+// childEnv marks a process that Start started; its value is the argument.
+const childEnv = "ISTHMUS_NETLAB_ANNOUNCER"
 
-// A question and its answer are each a line of JSON.
+// A request and a response are each a line of JSON.
 type (
-	question struct {
+	request struct {
 		State *desired.State `json:"state,omitempty"` // apply it
 		Close *bool          `json:"close,omitempty"` // with drain or without
 	}
-	answer struct {
+	response struct {
 		Error     string          `json:"error,omitempty"`
-		Faults    []desired.Fault `json:"faults,omitempty"` // of Apply, or the drift
+		Faults    []desired.Fault `json:"faults,omitempty"` // of Apply, or of Drift
 		Announced []netip.Addr    `json:"announced,omitempty"`
 	}
 )
 
-// Main is what a program that Start runs does first: it serves as the part that make makes of Start's argument, and
-// exits, or returns when Start did not make it.
-func Main(make func(argument string) Announcer) {
+// Main is the first call of a program for Start. In a process that Start started, it serves the announcer that
+// newAnnouncer returns for Start's argument, and exits. Otherwise it returns.
+func Main(newAnnouncer func(argument string) Announcer) {
 	argument, is := os.LookupEnv(childEnv)
 	if !is {
 		return
 	}
-	if err := serve(context.Background(), make(argument), os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "part:", err)
+	if err := serve(context.Background(), newAnnouncer(argument), os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "announcer:", err)
 		os.Exit(1)
 	}
-	os.Exit(0) // without a word to anybody
+	os.Exit(0) // without Close, as a crash
 }
 
 func serve(ctx context.Context, p Announcer, in io.Reader, out io.Writer) error {
 	questions, answers := json.NewDecoder(in), json.NewEncoder(out)
 	for {
-		var q question
+		var q request
 		if err := questions.Decode(&q); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		a := answer{}
+		a := response{}
 		var err error
 		switch {
 		case q.State != nil:
@@ -86,7 +86,7 @@ func serve(ctx context.Context, p Announcer, in io.Reader, out io.Writer) error 
 	}
 }
 
-// Process is a part in its process. It is the caller's to end.
+// Process is an announcer in its process. The caller ends it.
 type Process struct {
 	cmd *exec.Cmd
 
@@ -110,20 +110,20 @@ func Start(ctx context.Context, ns *netlab.Namespace, program, argument string, 
 	}
 	p.out = json.NewDecoder(bufio.NewReader(out))
 	if err := ns.Do(p.cmd.Start); err != nil {
-		return nil, fmt.Errorf("start a part: %w", err)
+		return nil, fmt.Errorf("start an announcer: %w", err)
 	}
 	return p, nil
 }
 
-func (p *Process) ask(q question) (answer, error) {
+func (p *Process) ask(q request) (response, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := json.NewEncoder(p.in).Encode(q); err != nil {
-		return answer{}, fmt.Errorf("ask a part: %w", err)
+		return response{}, fmt.Errorf("send a request to an announcer: %w", err)
 	}
-	var a answer
+	var a response
 	if err := p.out.Decode(&a); err != nil {
-		return answer{}, fmt.Errorf("hear a part: %w", err)
+		return response{}, fmt.Errorf("read the response of an announcer: %w", err)
 	}
 	if len(a.Faults) > 0 && q.State != nil {
 		return a, desired.Faults(a.Faults)
@@ -134,26 +134,26 @@ func (p *Process) ask(q question) (answer, error) {
 	return a, nil
 }
 
-// Apply is the part's.
+// Apply calls Apply of the announcer.
 func (p *Process) Apply(s *desired.State) error {
-	_, err := p.ask(question{State: s})
+	_, err := p.ask(request{State: s})
 	return err
 }
 
-// Status returns what the part's Announced and Drift do.
+// Status returns the results of Announced and Drift.
 func (p *Process) Status() ([]netip.Addr, []desired.Fault, error) {
-	a, err := p.ask(question{})
+	a, err := p.ask(request{})
 	return a.Announced, a.Faults, err
 }
 
-// Close is the part's, and ends the process.
+// Close calls Close of the announcer, and ends the process.
 func (p *Process) Close(drain bool) error {
-	_, err := p.ask(question{Close: &drain})
+	_, err := p.ask(request{Close: &drain})
 	return errors.Join(err, p.in.Close(), p.cmd.Wait())
 }
 
 // Kill ends the process as a crash does.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill()
-	_ = p.cmd.Wait() // it was killed
+	_ = p.cmd.Wait() // reports the kill
 }

@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -26,8 +27,9 @@ import (
 // here is what stands in this member: of slices, which are ours to write and never to read, little more than
 // what they come to.
 type here struct {
-	imports *objectcache.Mirror[localImport]
-	slices  *objectcache.Mirror[localSlice]
+	client  client.WithWatch
+	imports *objectcache.Informer[*localImport, clusterset.ServiceName]
+	slices  *objectcache.Informer[*localSlice, clusterset.ServiceName]
 	changes objectcache.Signal
 
 	mu        sync.Mutex
@@ -91,12 +93,14 @@ func (s standing) from() []clusterset.ClusterID {
 	return slices.Compact(ids)
 }
 
-func (h *here) mirror(c client.WithWatch) {
+// watch prepares the caches of what stands here, as c reads it.
+func (h *here) watch(c client.WithWatch) (err error) {
+	h.client = c
 	h.addresses, h.sources, h.ahead = map[netip.Addr][]*localImport{}, map[clusterset.ClusterID]int{}, map[clusterset.ServiceName]*ahead{}
-	h.imports = objectcache.New(objectcache.Config[localImport]{
-		Client: c, Object: &v1beta1.ServiceImport{}, List: func() client.ObjectList { return &v1beta1.ServiceImportList{} },
+	h.imports, err = objectcache.New(c.Scheme(), objectcache.Config[*localImport, clusterset.ServiceName]{
+		Source:  objectcache.Source{Object: &v1beta1.ServiceImport{}},
 		Compact: func(obj client.Object) *localImport { return compactImport(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
-		Service: func(i *localImport) clusterset.ServiceName { return i.service },
+		Index:   func(i *localImport) (clusterset.ServiceName, bool) { return i.service, i.service.Name != "" },
 		Before:  h.importChanges,
 		After: func(was, is *localImport, _ bool) {
 			if i := objectcache.Either(was, is); !h.saw(i.service, i, nil, is == nil) {
@@ -104,11 +108,16 @@ func (h *here) mirror(c client.WithWatch) {
 			}
 		},
 	})
-	h.slices = objectcache.New(objectcache.Config[localSlice]{
-		Client: c, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
-		Options: []client.ListOption{client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}},
+	if err != nil {
+		return err
+	}
+	h.slices, err = objectcache.New(c.Scheme(), objectcache.Config[*localSlice, clusterset.ServiceName]{
+		Source: objectcache.Source{
+			Object:   &discoveryv1.EndpointSlice{},
+			Selector: labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}),
+		},
 		Compact: func(obj client.Object) *localSlice { return compactSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
-		Service: func(s *localSlice) clusterset.ServiceName { return s.service },
+		Index:   func(s *localSlice) (clusterset.ServiceName, bool) { return s.service, s.service.Name != "" },
 		Before:  h.sliceChanges,
 		After: func(was, is *localSlice, _ bool) {
 			if s := objectcache.Either(was, is); !h.saw(s.service, nil, s, is == nil) {
@@ -116,12 +125,13 @@ func (h *here) mirror(c client.WithWatch) {
 			}
 		},
 	})
+	return err
 }
 
 func (h *here) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return h.imports.Run(ctx) })
-	group.Go(func() error { return h.slices.Run(ctx) })
+	group.Go(func() error { return h.imports.Run(ctx, h.client) })
+	group.Go(func() error { return h.slices.Run(ctx, h.client) })
 	return group.Wait()
 }
 
@@ -140,7 +150,7 @@ func (h *here) known() []clusterset.ServiceName {
 
 // of returns what stands here of a Service, what was written a moment ago included.
 func (h *here) of(name clusterset.ServiceName) standing {
-	s := standing{imp: h.imports.Get(name.Namespace, name.Name), slices: h.slices.Of(name)}
+	s := standing{imp: h.imports.Get(name.Namespace, name.Name), slices: h.slices.Indexed(name)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	a := h.ahead[name]

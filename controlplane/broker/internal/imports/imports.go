@@ -98,10 +98,9 @@ type Reconciler struct {
 }
 
 // New returns a Reconciler. A manager runs it, after Setup.
-func New(cfg Config) *Reconciler {
+func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{Config: cfg}
-	r.here.mirror(cfg.Client)
-	return r
+	return r, r.here.watch(cfg.Client)
 }
 
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch

@@ -11,10 +11,10 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// firstRetry is when a gateway is tried again after the first failure; each further one doubles it, up to Config.Retry.
+// firstRetry is the pause after the first failure. Each further failure doubles it, up to Config.Retry.
 const firstRetry = 50 * time.Millisecond
 
-// link is the conversation with one gateway.
+// client keeps one gateway at its desired state.
 type client struct {
 	clients  *Clients
 	gateway  string
@@ -25,8 +25,8 @@ type client struct {
 	wake     chan struct{}
 
 	mu      sync.Mutex
-	request *desired.Request // what it is to have; nil: not said yet
-	waiting []chan struct{}  // for request to have been tried
+	request *desired.Request // the desired state; nil: none yet
+	waiting []chan struct{}  // closed when request was tried
 	report  Report
 }
 
@@ -40,10 +40,10 @@ func (f *Clients) newClient(gateway string, t Target) *client {
 	return l
 }
 
-// want says what the gateway is to have. The channel is closed when it was tried; nil where nobody should wait: it has it
-// already, or it did not answer the last time. The fleet's lock is held.
+// set replaces the desired state. The returned channel is closed when it was tried. It is nil if waiting makes no sense:
+// the gateway already has the state, or did not answer last time. The lock of Clients is held.
 func (l *client) set(s desired.State) <-chan struct{} {
-	request := desired.NewRequest(0, s) // its generation comes when it is sent
+	request := desired.NewRequest(0, s) // the generation is set when it is sent
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.request != nil && l.request.Hash == request.Hash {
@@ -69,7 +69,7 @@ func (l *client) current() Report {
 	return l.report
 }
 
-// run goes on until ctx ends.
+// run works until ctx ends.
 func (l *client) run(ctx context.Context) {
 	defer l.api.close()
 	defer l.release()
@@ -93,7 +93,7 @@ func (l *client) run(ctx context.Context) {
 	}
 }
 
-// once asks the gateway what it has and tells it what it is to have, where that is something else.
+// once reads the status of the gateway, and sends the desired state if the gateway has another one.
 func (l *client) once(ctx context.Context) error {
 	l.mu.Lock()
 	request, before := l.request, l.report
@@ -113,15 +113,15 @@ func (l *client) once(ctx context.Context) error {
 	}
 	l.publish(request, before, after)
 	if after.Refused != nil && after.Refused.Status >= http.StatusInternalServerError {
-		return after.Refused // it may pass soon; what is wrong with the state itself will not
+		return after.Refused // a retry may help, unlike with an invalid state
 	}
 	return after.Err
 }
 
-// tell sends a request under a generation that is newer than what the gateway has.
+// send sends a request with a higher generation than the gateway has.
 func (l *client) send(ctx context.Context, request *desired.Request, is Report) Report {
 	if is.Status.Generation > l.clients.currentGeneration() {
-		// Another controller has spoken to it while it could not be reached, or speaks to it now.
+		// Another controller has written while this one could not reach the gateway, or still does.
 		if err := l.clients.cfg.Fence(ctx); err != nil {
 			is.Err = err
 			return is
@@ -135,7 +135,7 @@ func (l *client) send(ctx context.Context, request *desired.Request, is Report) 
 	switch {
 	case errors.As(err, &refused):
 		is.Refused = refused
-	case err != nil: // ErrOlder too: it is asked again, and the fence before it
+	case err != nil: // includes ErrOlder: the next attempt asks the fence first
 		is.Err = err
 	default:
 		is.Applied = true
@@ -145,19 +145,19 @@ func (l *client) send(ctx context.Context, request *desired.Request, is Report) 
 	return is
 }
 
-// known is the highest generation that this fleet knows of.
+// currentGeneration returns the highest known generation.
 func (f *Clients) currentGeneration() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.generation
 }
 
-// settle publishes what came of a request, unless another one is wanted meanwhile.
+// publish publishes the result of a request, unless another state is desired meanwhile.
 func (l *client) publish(request *desired.Request, before, after Report) {
 	l.mu.Lock()
 	if l.request != request {
 		after.Applied, after.Refused = false, nil
-		select { // at once
+		select { // try again at once
 		case l.wake <- struct{}{}:
 		default:
 		}
@@ -176,7 +176,7 @@ func (l *client) publish(request *desired.Request, before, after Report) {
 	l.releaseIfCurrent(request)
 }
 
-// tried lets go who waits for a request.
+// releaseIfCurrent releases the waiters of a request, if it is still the desired one.
 func (l *client) releaseIfCurrent(request *desired.Request) {
 	l.mu.Lock()
 	current := l.request == request
@@ -186,7 +186,7 @@ func (l *client) releaseIfCurrent(request *desired.Request) {
 	}
 }
 
-// release lets everybody go who waits.
+// release releases all waiters.
 func (l *client) release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -196,7 +196,7 @@ func (l *client) release() {
 	l.waiting = nil
 }
 
-// same reports whether two reports tell a person the same.
+// same reports whether two reports look the same to a person.
 func same(a, b Report) bool {
 	text := func(err error) string {
 		if err == nil {

@@ -1,5 +1,5 @@
-// Package agents tells the gateways' agents what to do. Each gateway has a goroutine that goes on until the gateway has
-// what it should have: one that does not answer gets it when it is back, and nobody waits for it.
+// Package agents sends desired states to the gateways' agents. Each gateway has a goroutine that retries until the
+// gateway has its state, so an unreachable gateway delays no other.
 package agents
 
 import (
@@ -15,53 +15,53 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// Config says how to talk to gateways.
+// Config holds the settings of Clients.
 type Config struct {
-	// TLS returns the configuration to connect to the agent with an identity.
+	// TLS returns the configuration for connecting to the agent with an identity.
 	TLS func(identity string) *tls.Config
-	// Timeout is for one request; 0: 5 s.
+	// Timeout bounds one request; 0: 5 s.
 	Timeout time.Duration
-	// Poll is how often a gateway that has everything is asked how it is; 0: 5 s.
+	// Poll is how often a gateway with the current state is asked for its status; 0: 5 s.
 	Poll time.Duration
-	// Patience is how long Set waits for those that answered the last time; 0: 2 s.
+	// SetTimeout bounds how long Set waits for gateways that answered last time; 0: 2 s.
 	SetTimeout time.Duration
-	// Retry bounds how long a gateway that does not answer is left alone; 0: 2 s.
+	// Retry bounds the pause before an unreachable gateway is tried again; 0: 2 s.
 	Retry time.Duration
-	// Fence returns an error when this process is no longer the one that works. It is asked before a newer generation of
-	// a gateway is overruled. Nil: it always is.
+	// Fence returns an error when this process is no longer the leader. It is called before a gateway's newer generation
+	// is overruled. Nil: this process always leads.
 	Fence func(context.Context) error
-	// Changed is called, from any goroutine, when a Report is another one than before.
+	// Changed is called from any goroutine when a Report changes.
 	Changed func()
 	Log     *slog.Logger
 }
 
-// Target is a gateway and what it is to have.
+// Target is a gateway with its desired state.
 type Target struct {
 	URL string
-	// Identity is what the agent's certificate must say.
+	// Identity is the name in the agent's certificate.
 	Identity string
 	State    desired.State
-	// Hold says that State is none, and that it keeps what it has.
+	// Hold means that there is no valid State: the gateway keeps its current one.
 	Hold bool
 }
 
-// Report is how a gateway is doing.
+// Report is the status of a gateway.
 type Report struct {
-	// Err says why it does not answer; nil while it does.
+	// Err is why it does not answer; nil while it does.
 	Err error
-	// Refused is what it said to the state that it is to have now; nil when it did not refuse it.
+	// Refused is its answer to the current target; nil if it did not refuse it.
 	Refused *Refused
-	// Status is what it said last. Applied says that this is what it is to have.
+	// Status is its last answer. Applied says that it matches the target.
 	Status  desired.Status
 	Applied bool
-	// Asked says that it was spoken to since it is known.
+	// Asked says that it was contacted at least once.
 	Asked bool
 }
 
-// Fleet is all gateways. Its methods are for one goroutine, Reports for any.
+// Clients are the clients of all gateways. Their methods are for one goroutine, except Reports.
 type Clients struct {
 	cfg Config
-	ctx context.Context // of New: links begin and end between two calls of Set
+	ctx context.Context // of New, because clients start and stop during Set
 
 	group sync.WaitGroup
 
@@ -70,7 +70,7 @@ type Clients struct {
 	byName     map[string]*client
 }
 
-// New returns a fleet without gateways, whose goroutines end with ctx.
+// New returns Clients without gateways. Their goroutines end with ctx.
 func New(ctx context.Context, c Config) *Clients {
 	defaults := func(d *time.Duration, by time.Duration) {
 		if *d == 0 {
@@ -90,8 +90,8 @@ func New(ctx context.Context, c Config) *Clients {
 	return &Clients{cfg: c, ctx: ctx, byName: map[string]*client{}}
 }
 
-// Learn asks gateways what they have, so that the next generation is higher than all of them. Those that do not answer are
-// asked when they do, before they are told anything.
+// ReadGenerations reads the generations of gateways, so that the next one is higher than all of them. A gateway that does
+// not answer is asked again before it receives a state.
 func (f *Clients) ReadGenerations(ctx context.Context, targets map[string]Target) {
 	var group errgroup.Group
 	for _, t := range targets {
@@ -104,17 +104,17 @@ func (f *Clients) ReadGenerations(ctx context.Context, targets map[string]Target
 			return nil
 		})
 	}
-	_ = group.Wait() // none has an error
+	_ = group.Wait() // no function returns an error
 }
 
-// overtake makes the next generation higher than one that a gateway has.
+// raiseGeneration makes the next generation higher than a gateway's.
 func (f *Clients) raiseGeneration(generation uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.generation = max(f.generation, generation)
 }
 
-// next returns a generation that no gateway has.
+// nextGeneration returns a generation higher than any known one.
 func (f *Clients) nextGeneration() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,8 +122,8 @@ func (f *Clients) nextGeneration() uint64 {
 	return f.generation
 }
 
-// Set says which gateways there are, by name, and what each is to have. It returns when those that answered the last time
-// were told, or patience is over. Gateways that are no longer named are left with what they have.
+// Set replaces the gateways and their desired states, by name. It returns when those that answered last time have been
+// tried, or after SetTimeout. Gateways that are no longer named keep their state.
 func (f *Clients) Set(ctx context.Context, targets map[string]Target) {
 	ctx, cancel := context.WithTimeout(ctx, f.cfg.SetTimeout)
 	defer cancel()
@@ -162,7 +162,7 @@ func (f *Clients) Set(ctx context.Context, targets map[string]Target) {
 	}
 }
 
-// Reports tells how all gateways are doing, by name.
+// Reports returns the status of all gateways by name.
 func (f *Clients) Reports() map[string]Report {
 	f.mu.Lock()
 	links := maps.Clone(f.byName)
@@ -174,5 +174,5 @@ func (f *Clients) Reports() map[string]Report {
 	return all
 }
 
-// Wait returns when all goroutines have ended, which they do with the context of New.
+// Wait returns when all goroutines have ended, after the end of New's context.
 func (f *Clients) Wait() { f.group.Wait() }

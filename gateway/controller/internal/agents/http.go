@@ -15,13 +15,13 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// answerLimit is how long an answer may be, in bytes.
+// answerLimit bounds an answer, in bytes.
 const answerLimit = 4 << 20
 
-// ErrOlder means that the gateway has a newer generation, or another state of the same one.
+// ErrOlder means that the gateway has a newer generation, or another state with the same one.
 var ErrOlder = errors.New("the gateway has a newer generation")
 
-// Refused is an answer of a gateway that could not, or would not, apply a state. It has what it had before.
+// Refused is the answer of a gateway that did not apply a state. The gateway keeps its previous one.
 type Refused struct {
 	Status int
 	desired.Refusal
@@ -34,13 +34,13 @@ func (r *Refused) Error() string {
 	return fmt.Sprintf("refused with status %d: %s", r.Status, r.Message)
 }
 
-// peer is one gateway's agent.
+// api is the HTTP API of one agent.
 type api struct {
 	url  string
 	http *http.Client
 }
 
-// newPeer returns the agent at a URL.
+// newAPI returns the API at a URL.
 func newAPI(url string, config *tls.Config, timeout time.Duration) *api {
 	return &api{url: url, http: &http.Client{
 		Timeout:       timeout,
@@ -51,13 +51,13 @@ func newAPI(url string, config *tls.Config, timeout time.Duration) *api {
 
 func (p *api) close() { p.http.CloseIdleConnections() }
 
-// state asks what the gateway has.
+// state reads the status of the gateway.
 func (p *api) state(ctx context.Context) (desired.Status, error) {
 	var s desired.Status
 	return s, p.do(ctx, http.MethodGet, "v1/state", nil, &s)
 }
 
-// reconfigure tells the gateway what it is to have, and returns what it has then.
+// reconfigure sends a state, and returns the resulting status.
 func (p *api) reconfigure(ctx context.Context, r desired.Request) (desired.Status, error) {
 	var s desired.Status
 	return s, p.do(ctx, http.MethodPost, "v1/reconfigure", r.JSON(), &s)

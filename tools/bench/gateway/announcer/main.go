@@ -1,4 +1,4 @@
-// Announcer is a part of a gateway that announces, without the rest. The benchmark of the gateway starts it, as bgp or
+// Command announcer runs one announcer of a gateway without the rest. The gateway benchmark starts it, as bgp or
 // vrrp:FOLDER.
 package main
 
