@@ -56,9 +56,9 @@ func (p *path) balance(id uint32, proto uint8, vip, backend netip.AddrPort, sour
 	p.fillTable(id)
 	p.put(bpf.MapGatewayVIPs, bpf.Addr16(vip.Addr()), v)
 	p.put(bpf.MapBackends, id, bpf.GatewayBackend{Addr: bpf.Addr16(backend.Addr()), Port: backend.Port(), Proto: proto})
-	p.put(bpf.MapGatewayOrigins, bpf.GatewayFrontendKey{Addr: bpf.Addr16(backend.Addr()), Port: backend.Port(), Proto: proto}, origin)
+	p.put(bpf.MapGatewayOrigins, bpf.GatewayOriginKey{Addr: bpf.Addr16(backend.Addr()), Port: backend.Port(), Proto: proto}, origin)
 	p.put(bpf.MapFrontends, bpf.GatewayFrontendKey{Addr: bpf.Addr16(vip.Addr()), Port: vip.Port(), Proto: proto},
-		bpf.GatewayFrontend{Id: id, Service: id, Count: uint32(len(bpf.GatewayTable{}))})
+		bpf.GatewayFrontend{Id: id, Slots: uint32(len(bpf.GatewayTable{}))})
 }
 
 // fillTable gives a frontend a table with one backend of its number. It stays, since to put one in takes long.

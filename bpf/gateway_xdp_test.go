@@ -279,7 +279,7 @@ func TestXDPLeavesFlows(t *testing.T) {
 	for family, s := range sides {
 		for what, spoil := range map[string]func(){
 			"not answered":      func() { d.change(func(c *bpf.Conn) { c.State = bpf.ConnOpening }) },
-			"due to be tended":  func() { d.change(func(c *bpf.Conn) { c.Looked -= 2 }) },
+			"due to be tended":  func() { d.change(func(c *bpf.Conn) { c.CheckedAt -= 2 }) },
 			"on the slow road":  func() { d.change(func(c *bpf.Conn) { c.Flags &^= bpf.ConnFast }) },
 			"device unknown":    func() { d.delete(bpf.MapXDPDevices, uint32(own)) },
 			"way not by XDP":    func() { d.delete(bpf.MapXDPDevices, uint32(d.out)) },

@@ -276,7 +276,7 @@ func (p *path) age(by time.Duration) {
 	var c bpf.Conn
 	for it := conns.Iterate(); it.Next(&key, &c); {
 		c.Seen -= uint64(by)
-		c.Looked -= 2
+		c.CheckedAt -= 2
 		p.put(bpf.MapConns, key, c)
 	}
 }
@@ -1029,7 +1029,7 @@ func TestPacketBegunAgain(t *testing.T) {
 						if age := int64(c.Seen - h.Seen); age > int64(time.Minute) {
 							t.Errorf("%v was seen %s ago", key, time.Duration(age))
 						}
-						h.Seen, h.Looked = c.Seen, c.Looked
+						h.Seen, h.CheckedAt = c.Seen, c.CheckedAt
 						have[key] = h
 					}
 					if !maps.Equal(have, want) {

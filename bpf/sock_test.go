@@ -25,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
@@ -103,7 +104,7 @@ func (n *node) change(f func(*lb.State)) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if err := n.dp.Apply(n.t.Context(), lb.Diff(have, n.want.Clone())); err != nil {
+	if err := n.dp.Apply(n.t.Context(), lbtest.Diff(have, n.want.Clone())); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -712,10 +713,10 @@ func TestVanishedBackendIsRefused(t *testing.T) {
 	fe := lb.Address{AddrPort: netip.MustParseAddrPort("243.0.0.5:80"), Protocol: cs.TCP}
 	broken := map[string]lb.Plan{
 		"no backend": {
-			PutSlots:     []lb.SlotWrite{{Slot: lb.Slot{Frontend: 1}, Backend: 7}},
-			PutFrontends: []lb.FrontendWrite{{Address: fe, Frontend: lb.Frontend{ID: 1, Count: 1}}},
+			Slots:     lb.Changes[lb.Slot, lb.BackendID]{Put: []lb.Entry[lb.Slot, lb.BackendID]{{Key: lb.Slot{Frontend: 1}, Value: 7}}},
+			Frontends: lb.Changes[lb.Address, lb.Frontend]{Put: []lb.Entry[lb.Address, lb.Frontend]{{Key: fe, Value: lb.Frontend{ID: 1, Count: 1}}}},
 		},
-		"no slot": {PutFrontends: []lb.FrontendWrite{{Address: fe, Frontend: lb.Frontend{ID: 2, Count: 3}}}},
+		"no slot": {Frontends: lb.Changes[lb.Address, lb.Frontend]{Put: []lb.Entry[lb.Address, lb.Frontend]{{Key: fe, Value: lb.Frontend{ID: 2, Count: 3}}}}},
 	}
 	for name, plan := range broken {
 		t.Run(name, func(t *testing.T) {

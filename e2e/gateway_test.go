@@ -256,7 +256,7 @@ func dieUnderTraffic(t *testing.T, g *gateways.Installation, address netip.Addr)
 		t.Error(err)
 	}
 	if !g.Agents[1].Runs() {
-		t.Errorf("the other agent has ended:\n%s", g.Agents[1].Said())
+		t.Errorf("the other agent has ended:\n%s", g.Agents[1].Log())
 	}
 }
 

@@ -12,10 +12,10 @@ type group struct {
 	weight uint32 // of all of them together
 }
 
-// repeats returns how many slots each backend of each group gets, so that groups have shares as their weights
+// slotsPerBackend returns how many slots each backend of each group gets, so that groups have shares as their weights
 // say: exactly where that takes at most maxSlots, else as near as these allow. Groups without any weight
 // weigh the same. Every size is at least 1.
-func repeats(groups []group) []uint32 {
+func slotsPerBackend(groups []group) []uint32 {
 	each := make([]uint32, len(groups))
 	weights := make([]uint64, len(groups))
 	var any bool

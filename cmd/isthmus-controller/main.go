@@ -22,13 +22,13 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/program"
+	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
-	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
@@ -131,11 +131,11 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 		}
 		debug.SetGCPercent(percent)
 	}
-	log, err := program.Logger(s.logFormat, s.logLevel, stderr)
+	log, err := cli.Logger(s.logFormat, s.logLevel, stderr)
 	if err != nil {
 		return err
 	}
-	local, err := program.Cluster(s.kubeconfig)
+	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -153,12 +153,12 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if parts.plane, err = newPlane(ctx, s, local, log); err != nil {
 		return err
 	}
-	listener, err := program.Listen(ctx, s.listen)
+	listener, err := cli.Listen(ctx, s.listen)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return program.Serve(ctx, listener, routes(parts.describe)) })
+	group.Go(func() error { return cli.Serve(ctx, listener, routes(parts.describe)) })
 	if parts.plane != nil {
 		group.Go(func() error { return parts.plane.Run(ctx) })
 	}

@@ -117,7 +117,7 @@ func TestGateway(t *testing.T) {
 	if have := await(t, "http://"+cfg.HTTPListen+"/readyz", 503); !strings.Contains(have, "no state") {
 		t.Errorf("not ready: %s", have)
 	}
-	state := desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables, Mates: []desired.Mate{{URL: "https://127.0.0.1:9", Name: "gw-2"}}, VIPs: []desired.VIP{{
+	state := desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables, Peers: []desired.PeerGateway{{URL: "https://127.0.0.1:9", Name: "gw-2"}}, VIPs: []desired.VIP{{
 		Addr: netip.MustParseAddr("198.51.100.7"), Announce: desired.ByNone, Return: desired.Masquerade,
 		Frontends: []desired.Frontend{{Service: "shop/web", Protocol: "TCP", Port: 80, Backends: []desired.Backend{{Addr: netip.MustParseAddr("10.1.0.5"), Port: 8080, Weight: 1}}}},
 	}}}
@@ -142,12 +142,12 @@ func TestGateway(t *testing.T) {
 	}
 	done = start(t, cfg)
 	await(t, "http://"+cfg.HTTPListen+"/readyz", 200)
-	if have := await(t, "http://"+cfg.HTTPListen+"/metrics", 200); !strings.Contains(have, "isthmus_gateway_generation 3") || !strings.Contains(have, `isthmus_gateway_drifts_total{part="bgp"} 0`) {
+	if have := await(t, "http://"+cfg.HTTPListen+"/metrics", 200); !strings.Contains(have, "isthmus_gateway_generation 3") || !strings.Contains(have, `isthmus_gateway_drifts_total{component="bgp"} 0`) {
 		t.Errorf("metrics:\n%s", have)
 	}
 	// The other gateway is told that this one is here, and is not there itself.
 	within(t, "it is to be seen that the other gateway is away", func(late <-chan time.Time) bool {
-		for !strings.Contains(await(t, "http://"+cfg.HTTPListen+"/metrics", 200), `isthmus_gateway_mate_reachable{gateway="gw-2",url="https://127.0.0.1:9"} 0`) {
+		for !strings.Contains(await(t, "http://"+cfg.HTTPListen+"/metrics", 200), `isthmus_gateway_peer_reachable{gateway="gw-2",url="https://127.0.0.1:9"} 0`) {
 			select {
 			case <-late:
 				return false
@@ -156,8 +156,8 @@ func TestGateway(t *testing.T) {
 		}
 		return true
 	})
-	if have := command(t, "show", "mates", "--http-listen="+cfg.HTTPListen); !strings.Contains(have, "gw-2     https://127.0.0.1:9  0     0         0       0         ") || !strings.Contains(have, "connection refused") {
-		t.Errorf("show mates:\n%s", have)
+	if have := command(t, "show", "peers", "--http-listen="+cfg.HTTPListen); !strings.Contains(have, "gw-2     https://127.0.0.1:9  0     0         0       0        ") || !strings.Contains(have, "connection refused") {
+		t.Errorf("show peers:\n%s", have)
 	}
 	end(t, done, syscall.SIGTERM)
 	if _, err := os.Stat(filepath.Join(cfg.RunDir, "serving")); !errors.Is(err, fs.ErrNotExist) {

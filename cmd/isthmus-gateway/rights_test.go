@@ -57,15 +57,15 @@ func TestRights(t *testing.T) {
 
 			t.Cleanup(func() { // keepalived outlives a gateway that does not end in order
 				if err := ns.Do(func() error {
-					return vrrp.Sweep(context.WithoutCancel(t.Context()), filepath.Join(cfg.RunDir, "vrrp"))
+					return vrrp.Cleanup(context.WithoutCancel(t.Context()), filepath.Join(cfg.RunDir, "vrrp"))
 				}); err != nil {
 					t.Error(err)
 				}
 			})
 			bpffs := netlab.BPFFS(t)
-			begin := func() *gateway {
+			begin := func() *process {
 				t.Helper()
-				g := &gateway{ended: make(chan error, 1)}
+				g := &process{ended: make(chan error, 1)}
 				g.cmd = exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-all,"+rights, "--inh-caps=-all", "--no-new-privs",
 					program, "run", "--cluster=a", "--balancer="+string(balancer), "--bpffs="+bpffs, "--listen="+cfg.Listen, "--http-listen="+cfg.HTTPListen,
 					"--cert="+cfg.Files.Cert, "--key="+cfg.Files.Key, "--ca="+cfg.Files.CA, "--state-dir="+cfg.StateDir, "--run-dir="+cfg.RunDir)
@@ -119,15 +119,15 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// gateway is one that runs.
-type gateway struct {
+// process is a running gateway.
+type process struct {
 	cmd   *exec.Cmd
 	said  bytes.Buffer
 	ended chan error
 }
 
 // end ends it by a signal, in good order.
-func (g *gateway) end(t *testing.T, s syscall.Signal) {
+func (g *process) end(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if err := g.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)

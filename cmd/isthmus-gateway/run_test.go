@@ -17,7 +17,14 @@ import (
 )
 
 // opening is a balancer on which connections open when a test says so.
-type opening struct{ opens, heard chan flows.Flow }
+type opening struct {
+	agent.Component
+	opens, imported chan flows.Flow
+}
+
+func (opening) Name() string { return desired.ComponentBalancer }
+
+func (opening) Close(context.Context, bool) error { return nil }
 
 func (o opening) Export(ctx context.Context, tell func(flows.Flow) error) error {
 	for {
@@ -36,7 +43,7 @@ func (opening) All(func(flows.Flow) error) error { return nil }
 
 func (o opening) Import(all []flows.Flow) ([]flows.Flow, error) {
 	for _, f := range all {
-		o.heard <- f
+		o.imported <- f
 	}
 	return nil, nil
 }
@@ -48,28 +55,28 @@ func TestFlowsWhileDraining(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := make(chan flows.Flow, 1)
+	pushed := make(chan flows.Flow, 1)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Gateways of a group have certificates of one authority; here it is the same one.
-	mate := &http.Server{TLSConfig: own.Server(), ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	peer := &http.Server{TLSConfig: own.Server(), ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var some []flows.Flow
 		if err := json.NewDecoder(r.Body).Decode(&some); err == nil {
 			for _, f := range some {
-				told <- f
+				pushed <- f
 			}
 		}
 		w.WriteHeader(http.StatusNoContent)
 	})}
-	go func() { _ = mate.ServeTLS(l, "", "") }()
-	t.Cleanup(func() { _ = mate.Close() })
+	go func() { _ = peer.ServeTLS(l, "", "") }()
+	t.Cleanup(func() { _ = peer.Close() })
 
-	balancer := opening{opens: make(chan flows.Flow), heard: make(chan flows.Flow, 1)}
+	balancer := opening{opens: make(chan flows.Flow), imported: make(chan flows.Flow, 1)}
 	exchange := flows.New(balancer, own, slog.New(slog.DiscardHandler))
-	exchange.Tell([]desired.Mate{{URL: "https://" + l.Addr().String(), Name: "gw-1"}})
-	a, err := agent.New(agent.Config{Cluster: "a", Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
+	exchange.SetPeers([]desired.PeerGateway{{URL: "https://" + l.Addr().String(), Name: "gw-1"}})
+	a, err := agent.New(agent.Config{Cluster: "a", Balancer: balancer, Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +85,8 @@ func TestFlowsWhileDraining(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- serve(ctx, cfg, a, exchange, own, mark(t.TempDir()+"/serving"), nil, func() error {
+		g := gateway{cfg: cfg, certs: own, balancer: balancer, exchange: exchange, agent: a, mark: mark(t.TempDir() + "/serving")}
+		done <- g.serve(ctx, func() error {
 			if err := a.Close(t.Context(), true); err != nil {
 				return err
 			}
@@ -92,7 +100,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 			})
 			within(t, "the other gateway is told", func(late <-chan time.Time) bool {
 				select {
-				case <-told:
+				case <-pushed:
 					return true
 				case <-late:
 					return false

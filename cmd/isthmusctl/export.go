@@ -18,8 +18,8 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 func exportCommand() *cobra.Command {

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 

@@ -35,12 +35,12 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
-	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/imports"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -218,7 +218,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 				c.members.Forget(id)
 			}
 		},
-		Window: c.chosen.scaled(withdrawal.Window), Grace: c.chosen.scaled(withdrawal.Grace), Memory: c.chosen.scaled(withdrawal.Memory), HoldFor: c.chosen.scaled(withdrawal.HoldFor),
+		Hold:    withdrawal.DefaultTimes().Scale(c.chosen.scale),
 		Decided: own.decided, Log: c.cfg.Log,
 	})
 	if err != nil {
@@ -242,7 +242,7 @@ func (c *ControlPlane) wire(ctx context.Context, member member) error {
 		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
 	}
 	if c.cfg.AskNames != nil {
-		watch := &nameWatch{ask: c.cfg.AskNames, interval: c.chosen.scaled(nameInterval), tell: own.named, log: c.cfg.Log}
+		watch := &nameWatch{ask: c.cfg.AskNames, interval: c.chosen.scale.Of(nameInterval), tell: own.named, log: c.cfg.Log}
 		if err := c.manager.Add(watch); err != nil {
 			return err
 		}

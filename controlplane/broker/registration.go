@@ -25,8 +25,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
 // registrar is what the registration needs of the broker.
@@ -51,7 +51,7 @@ type registration struct {
 
 	mu       sync.Mutex
 	released withdrawal.Releases // what has been done of the annotation
-	names    *bool          // the last that came of named, nil before
+	names    *bool               // the last that came of named, nil before
 }
 
 // +kubebuilder:rbac:groups=isthmus.dev,resources=members,verbs=get;list;watch;patch,namespace=isthmus-system
@@ -242,9 +242,9 @@ func (r *registration) report(d withdrawal.Decision) {
 	case withdrawal.Held:
 		r.events.Eventf(about, nil, corev1.EventTypeWarning, "WithdrawalsHeld", "Import",
 			"%d of %d things that member %s offered vanished from the broker without a word, and are kept here; if it is meant, run isthmusctl release-hold %s", d.Count, d.Of, d.Source, d.Source)
-	case withdrawal.Released, withdrawal.Expired, withdrawal.Settled, withdrawal.Left:
+	case withdrawal.Released, withdrawal.Expired, withdrawal.Resolved, withdrawal.Left:
 		r.events.Eventf(about, nil, corev1.EventTypeNormal, "HoldEnded", "Import", "nothing of member %s is held any more: %s", d.Source, d.Outcome)
-	case withdrawal.Believed:
+	case withdrawal.Accepted:
 	}
 }
 

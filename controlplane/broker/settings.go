@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 )
 
 // The profiles.
@@ -83,7 +84,7 @@ type chosen struct {
 	restricted []string
 	mode       liveness.Mode
 	times      liveness.Times
-	scale      float64
+	scale      timescale.Factor
 }
 
 // choose lets s overrule what the registration says.
@@ -107,10 +108,7 @@ func (s Settings) choose(m v1alpha1.MemberSpec) chosen {
 	if s.ClusterSetIP != "" {
 		useIP = s.ClusterSetIP == "enabled"
 	}
-	c := chosen{scale: s.TimeScale, restricted: s.RestrictedNamespaces}
-	if c.scale == 0 {
-		c.scale = 1
-	}
+	c := chosen{scale: timescale.Factor(s.TimeScale), restricted: s.RestrictedNamespaces}
 	if c.restricted == nil {
 		c.restricted = DefaultRestrictedNamespaces
 	}
@@ -130,13 +128,11 @@ func (s Settings) choose(m v1alpha1.MemberSpec) chosen {
 		Quarantine: s.Quarantine,
 	}
 	if s.Quarantine == 0 {
-		c.export.Quarantine = c.scaled(DefaultQuarantine)
+		c.export.Quarantine = c.scale.Of(DefaultQuarantine)
 	}
 	c.export.Tombstone = max(c.times.HardTTL, c.export.Quarantine)
 	return c
 }
-
-func (c chosen) scaled(d time.Duration) time.Duration { return time.Duration(float64(d) * c.scale) }
 
 // isRestricted reports whether nothing of a namespace is shared.
 func (c chosen) isRestricted(namespace string) bool {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 var epoch = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -130,6 +132,7 @@ func TestMergePorts(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "N28")
 }
 
 func TestMergePrecedence(t *testing.T) {
@@ -264,4 +267,5 @@ func TestMergeLaws(t *testing.T) {
 			}
 		}
 	})
+	conformance.Holds(t, "N28")
 }

@@ -38,6 +38,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -64,9 +65,8 @@ func init() {
 
 // Scaled returns the default times, multiplied: a factor of 0.1 makes a federation ten times as fast, for drills.
 func Scaled(factor float64) engine.Times {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
-	d := election.DefaultTimes
-	return engine.Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
+	f, d := timescale.Factor(factor), election.DefaultTimes
+	return engine.Times{Times: election.Times{Lease: f.Of(d.Lease), Renew: f.Of(d.Renew), Retry: f.Of(d.Retry)}, Probe: f.Of(5 * time.Second)}
 }
 
 // Config describes the cluster and its process.

@@ -2,13 +2,13 @@ package federation
 
 import (
 	"log/slog"
-	"time"
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -32,9 +32,8 @@ func Reconcilers(namespace string, factor float64, log *slog.Logger) func(federa
 
 // guarded returns the settings of a Reconciler's withdrawal guard, with its times multiplied by factor.
 func guarded[K comparable](factor float64, log *slog.Logger) withdrawal.Config[K] {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
 	return withdrawal.Config[K]{
-		Window: scaled(withdrawal.Window), Grace: scaled(withdrawal.Grace), Memory: scaled(withdrawal.Memory), HoldFor: scaled(withdrawal.HoldFor), Log: log,
+		Times: withdrawal.DefaultTimes().Scale(timescale.Factor(factor)), Log: log,
 		Release: "isthmusctl federation release",
 	}
 }

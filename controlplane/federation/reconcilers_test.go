@@ -20,11 +20,11 @@ func TestGuardNamesTheFederationsCommand(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- g.Run(ctx) }()
 		for i := range 10 {
-			g.Has("c", i)
+			g.Offered("c", i)
 		}
 		<-time.After(time.Minute)
 		for i := range 10 {
-			g.Lost("c", i)
+			g.Vanished("c", i)
 		}
 		<-time.After(time.Minute)
 		cancel()

@@ -131,7 +131,7 @@ func (n *node) liveTogether(t *testing.T, own netip.AddrPort) {
 	expect("slow road", true)
 	a.stop(t)
 	expect("slow road, without an agent", true)
-	a = n.startAgent(t, "--fast-road")
+	a = n.startAgent(t, "--fast-path")
 	expect("fast road", false)
 	said, err := a.get("/status")
 	for _, f := range families {

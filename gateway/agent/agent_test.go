@@ -35,7 +35,9 @@ func request(generation uint64, vips ...netip.Addr) desired.Request {
 
 func newAgent(t *testing.T, m *machine, path string) *Agent {
 	t.Helper()
-	a, err := New(Config{Cluster: "a", Parts: m.parts(), StatePath: path, Version: "test", Log: slog.New(slog.DiscardHandler)})
+	cfg := m.config()
+	cfg.Cluster, cfg.StatePath, cfg.Version, cfg.Log = "a", path, "test", slog.New(slog.DiscardHandler)
+	a, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +77,7 @@ func TestOrder(t *testing.T) {
 
 // Whatever fails, all is as it was, on the machine and on disk, and the error names the part and the field.
 func TestAllOrNothing(t *testing.T) {
-	for _, part := range []string{desired.PartBalancer, desired.PartBGP, desired.PartVRRP} {
+	for _, part := range []string{desired.ComponentBalancer, desired.ComponentBGP, desired.ComponentVRRP} {
 		m := newMachine()
 		path := statePath(t)
 		a := newAgent(t, m, path)
@@ -86,10 +88,10 @@ func TestAllOrNothing(t *testing.T) {
 		}
 		m.refuse[part] = two
 		var refused *Refused
-		if err := a.Reconfigure(t.Context(), request(2, two)); !errors.As(err, &refused) || refused.Code != broke {
+		if err := a.Reconfigure(t.Context(), request(2, two)); !errors.As(err, &refused) || refused.Code != internalError {
 			t.Fatalf("%s: %v", part, err)
 		}
-		want := desired.Faults{{Part: part, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have 198.51.100.2"}}
+		want := desired.Faults{{Component: part, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have 198.51.100.2"}}
 		if diff := cmp.Diff([]desired.Fault(want), refused.Faults); diff != "" {
 			t.Errorf("%s: faults (-want +have):\n%s", part, diff)
 		}
@@ -105,7 +107,7 @@ func TestAllOrNothing(t *testing.T) {
 		if all, err := filepath.Glob(path + "*"); err != nil || len(all) != 1 {
 			t.Errorf("%s: files %v, %v", part, all, err)
 		}
-		if s := a.Sight(); s.Status.Generation != 1 || !s.Ready || len(s.Status.Drift) != 0 {
+		if s := a.Stats(); s.Status.Generation != 1 || !s.Ready || len(s.Status.Drift) != 0 {
 			t.Errorf("%s: %+v", part, s)
 		}
 		must(t, a, request(2, one)) // a refused generation is not used up
@@ -118,7 +120,7 @@ func TestOrderBack(t *testing.T) {
 	a := newAgent(t, m, statePath(t))
 	must(t, a, request(1, one))
 	m.calls = nil
-	m.refuse[desired.PartVRRP] = two
+	m.refuse[desired.ComponentVRRP] = two
 	if err := a.Reconfigure(t.Context(), request(2, two)); err == nil {
 		t.Error("no error")
 	}
@@ -146,7 +148,7 @@ func TestDiskFails(t *testing.T) {
 	if err := a.Reconfigure(t.Context(), request(2, two)); err == nil {
 		t.Error("no error")
 	}
-	if diff := cmp.Diff([]netip.Addr{one}, m.is[desired.PartBGP], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+	if diff := cmp.Diff([]netip.Addr{one}, m.is[desired.ComponentBGP], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -168,7 +170,7 @@ func TestDiskForgets(t *testing.T) {
 		next := newMachine()
 		newAgent(t, next, path).check(t.Context())
 		for _, m := range []*machine{m, next} {
-			if diff := cmp.Diff(before, m.is[desired.PartBGP], cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(before, m.is[desired.ComponentBGP], cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("before %v: %s", before, diff)
 			}
 		}
@@ -184,22 +186,22 @@ func TestStuck(t *testing.T) {
 		m := newMachine()
 		a := newAgent(t, m, statePath(t))
 		must(t, a, request(1, one))
-		m.refuse[desired.PartVRRP], m.refuse[desired.PartBGP] = two, one // bgp takes two, and will not take one back
+		m.refuse[desired.ComponentVRRP], m.refuse[desired.ComponentBGP] = two, one // bgp takes two, and will not take one back
 		err := a.Reconfigure(t.Context(), request(2, two))
 		if err == nil || !strings.Contains(err.Error(), errStuck.Error()) {
 			t.Fatalf("error %v", err)
 		}
-		if s := a.Sight(); s.Ready || len(s.Status.Drift) != 2 || s.Status.Generation != 1 {
+		if s := a.Stats(); s.Ready || len(s.Status.Drift) != 2 || s.Status.Generation != 1 {
 			t.Errorf("%+v", s)
 		}
 		stop := run(t, a)
 		<-time.After(DefaultCheckEvery)
-		if a.Sight().Ready {
+		if a.Stats().Ready {
 			t.Error("ready, and one part is not")
 		}
-		m.change(func() { delete(m.refuse, desired.PartBGP) })
+		m.change(func() { delete(m.refuse, desired.ComponentBGP) })
 		<-time.After(2 * DefaultCheckEvery)
-		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 {
+		if s := a.Stats(); !s.Ready || len(s.Status.Drift) != 0 {
 			t.Errorf("%+v", s)
 		}
 		stop()
@@ -237,12 +239,12 @@ func TestDrift(t *testing.T) {
 		synctest.Wait()
 		wantCalls(t, m)
 		a.mu.Lock()
-		m.change(func() { m.is[desired.PartBalancer] = nil })
+		m.change(func() { m.is[desired.ComponentBalancer] = nil })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
 		stop()
 		wantCalls(t, m, "balancer 198.51.100.1")
-		if s := a.Sight(); s.Drifts[desired.PartBalancer] != 1 || s.Mended[desired.PartBalancer] != 1 || !s.Ready {
+		if s := a.Stats(); s.Drifts[desired.ComponentBalancer] != 1 || s.Mended[desired.ComponentBalancer] != 1 || !s.Ready {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -254,17 +256,17 @@ func TestDriftThatStays(t *testing.T) {
 		m := newMachine()
 		a := newAgent(t, m, statePath(t))
 		must(t, a, request(1, one))
-		m.change(func() { m.away[desired.PartBGP] = true })
+		m.change(func() { m.away[desired.ComponentBGP] = true })
 		stop := run(t, a)
 		<-time.After(5 * DefaultCheckEvery)
-		if s := a.Sight(); len(s.Status.Drift) != 1 || s.Drifts[desired.PartBGP] != 1 || s.Mended[desired.PartBGP] != 0 || s.Ready {
+		if s := a.Stats(); len(s.Status.Drift) != 1 || s.Drifts[desired.ComponentBGP] != 1 || s.Mended[desired.ComponentBGP] != 0 || s.Ready {
 			t.Errorf("%+v", s)
 		}
 		a.mu.Lock()
-		m.change(func() { delete(m.away, desired.PartBGP) })
+		m.change(func() { delete(m.away, desired.ComponentBGP) })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
-		if s := a.Sight(); len(s.Status.Drift) != 0 || !s.Ready {
+		if s := a.Stats(); len(s.Status.Drift) != 0 || !s.Ready {
 			t.Errorf("%+v", s)
 		}
 		stop()
@@ -277,19 +279,19 @@ func TestRestart(t *testing.T) {
 		path := statePath(t)
 		must(t, newAgent(t, newMachine(), path), request(7, one, two))
 		m := newMachine()
-		m.change(func() { m.stuck[desired.PartBGP] = true })
+		m.change(func() { m.stuck[desired.ComponentBGP] = true })
 		a := newAgent(t, m, path)
 		stop := run(t, a)
 		synctest.Wait()
 		wantCalls(t, m, "balancer 198.51.100.1 198.51.100.2", "vrrp 198.51.100.1 198.51.100.2")
-		if s := a.Sight(); s.Ready || s.Status.Generation != 7 || len(s.Status.Drift) != 1 {
+		if s := a.Stats(); s.Ready || s.Status.Generation != 7 || len(s.Status.Drift) != 1 {
 			t.Errorf("%+v", s)
 		}
 		a.mu.Lock()
-		m.change(func() { delete(m.stuck, desired.PartBGP) })
+		m.change(func() { delete(m.stuck, desired.ComponentBGP) })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
-		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 || len(s.Status.Announced) != 2 {
+		if s := a.Stats(); !s.Ready || len(s.Status.Drift) != 0 || len(s.Status.Announced) != 2 {
 			t.Errorf("%+v", s)
 		}
 		stop()
@@ -338,7 +340,9 @@ func TestFileMode(t *testing.T) {
 func TestOtherClustersFile(t *testing.T) {
 	path := statePath(t)
 	must(t, newAgent(t, newMachine(), path), request(1, one))
-	_, err := New(Config{Cluster: "b", StatePath: path, Log: slog.New(slog.DiscardHandler)})
+	cfg := newMachine().config()
+	cfg.Cluster, cfg.StatePath, cfg.Log = "b", path, slog.New(slog.DiscardHandler)
+	_, err := New(cfg)
 	if err == nil || !strings.Contains(err.Error(), `cluster "a"`) {
 		t.Errorf("error %v", err)
 	}
@@ -362,7 +366,7 @@ func TestClosedStaysClosed(t *testing.T) {
 	if err := a.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	m.calls, m.is[desired.PartBGP] = nil, nil // routes are gone
+	m.calls, m.is[desired.ComponentBGP] = nil, nil // routes are gone
 	if err := a.Reconfigure(t.Context(), request(2, two)); !errors.Is(err, errClosed) {
 		t.Errorf("error %v", err)
 	}

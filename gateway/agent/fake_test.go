@@ -32,9 +32,12 @@ func (m *machine) change(do func()) {
 	do()
 }
 
-func (m *machine) parts() []Part {
-	return []Part{fake{desired.PartBalancer, m, new([]netip.Addr)}, fake{desired.PartBGP, m, new([]netip.Addr)}, fake{desired.PartVRRP, m, new([]netip.Addr)}}
+// config returns the configuration of an agent with fake components.
+func (m *machine) config() Config {
+	return Config{Balancer: m.component(desired.ComponentBalancer), Announcers: []Announcer{m.component(desired.ComponentBGP), m.component(desired.ComponentVRRP)}}
 }
+
+func (m *machine) component(name string) fake { return fake{name, m, new([]netip.Addr)} }
 
 // fake is a Part of a machine.
 type fake struct {
@@ -59,7 +62,7 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 	case f.m.stuck[f.name]:
 		return errors.New("is stuck")
 	case no.IsValid() && slices.Contains(vips, no):
-		return desired.Faults{{Part: f.name, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have " + no.String()}}
+		return desired.Faults{{Component: f.name, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have " + no.String()}}
 	}
 	call := f.name
 	for _, v := range vips {
@@ -77,12 +80,12 @@ func (f fake) Drift(context.Context) ([]desired.Fault, error) {
 		return nil, errors.New("cannot look")
 	}
 	if f.m.away[f.name] {
-		return []desired.Fault{{Part: f.name, Message: "a neighbour is away"}}, nil
+		return []desired.Fault{{Component: f.name, Message: "a neighbour is away"}}, nil
 	}
 	if slices.Equal(f.m.is[f.name], *f.told) {
 		return nil, nil
 	}
-	return []desired.Fault{{Part: f.name, Message: "somebody changed it"}}, nil
+	return []desired.Fault{{Component: f.name, Message: "somebody changed it"}}, nil
 }
 
 func (f fake) Close(_ context.Context, drain bool) error {
@@ -97,7 +100,7 @@ func (f fake) Close(_ context.Context, drain bool) error {
 }
 
 func (f fake) Announced() []netip.Addr {
-	if f.name != desired.PartBGP {
+	if f.name != desired.ComponentBGP {
 		return nil
 	}
 	f.m.mu.Lock()

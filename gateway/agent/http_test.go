@@ -168,7 +168,7 @@ func TestAnswers(t *testing.T) {
 		{"nothing yet", "GET", "/v1/state", nil, 200, `"generation":0`},
 		{"first", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"generation":2`},
 		{"again", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"announced":["198.51.100.1"]`},
-		{"the same generation, another state", "POST", "/v1/reconfigure", encode(t, request(2, two)), 409, "generation 2 is of another state"},
+		{"the same generation, another state", "POST", "/v1/reconfigure", encode(t, request(2, two)), 409, "generation 2 has another state here"},
 		{"older", "POST", "/v1/reconfigure", encode(t, request(1, two)), 409, "this gateway has 2"},
 		{"invalid", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(3, bad.State)), 400, `"field":"vips[0].return"`},
 		{"another cluster's", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(9, foreign.State)), 421, "but this gateway is of cluster"},
@@ -184,7 +184,7 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: %d %s, %v, want %d with %q", tt.name, code, answer, err, tt.code, tt.want)
 		}
 	}
-	if have := e.agent.Sight().Reconfigurations; have[200] != 2 || have[400] != 3 || have[409] != 2 || have[413] != 1 || have[421] != 1 {
+	if have := e.agent.Stats().Reconfigurations; have[200] != 2 || have[400] != 3 || have[409] != 2 || have[413] != 1 || have[421] != 1 {
 		t.Errorf("counted %v", have)
 	}
 }
@@ -215,7 +215,7 @@ func TestStrangers(t *testing.T) {
 			t.Errorf("another gateway: %d %s, %v", code, answer, err)
 		}
 	}
-	if s := e.agent.Sight(); s.Status.Generation != 0 || len(s.Reconfigurations) != 0 {
+	if s := e.agent.Stats(); s.Status.Generation != 0 || len(s.Reconfigurations) != 0 {
 		t.Errorf("somebody was heard: %+v", s)
 	}
 }
@@ -300,10 +300,10 @@ func TestClientGoesAway(t *testing.T) {
 	a := newAgent(t, m, statePath(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := a.Reconfigure(ctx, request(1, one)); err != nil || len(m.is[desired.PartVRRP]) != 1 {
+	if err := a.Reconfigure(ctx, request(1, one)); err != nil || len(m.is[desired.ComponentVRRP]) != 1 {
 		t.Errorf("%v, %v", m.is, err)
 	}
-	if diff := a.Sight().Status.Announced; len(diff) != 1 || diff[0] != netip.MustParseAddr("198.51.100.1") {
+	if diff := a.Stats().Status.Announced; len(diff) != 1 || diff[0] != netip.MustParseAddr("198.51.100.1") {
 		t.Errorf("announced %v", diff)
 	}
 }

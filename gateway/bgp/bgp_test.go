@@ -20,13 +20,13 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
-	"github.com/isthmus-net/isthmus/tools/netlab/part"
+	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
 )
 
 var _ agent.Announcer = (*bgp.Speaker)(nil)
 
 func TestMain(m *testing.M) {
-	part.Main(func(argument string) part.Part {
+	subprocess.Main(func(argument string) subprocess.Announcer {
 		return bgp.New(bgp.Config{Restarting: argument == restarting, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	})
 	_ = flag.Set("test.parallel", "4") // they wait for timers, not for CPUs
@@ -55,7 +55,7 @@ const (
 type lab struct {
 	*edge.Lab
 	router   *frr.Router
-	speakers [2]*part.Process
+	speakers [2]*subprocess.Process
 }
 
 // newLab makes a lab whose router has cfg; its peers are the gateways, whose details peer may change.
@@ -115,7 +115,7 @@ func (l *lab) speak(t *testing.T, gateway int, how string, state *desired.State)
 		t.Fatal(err)
 	}
 	said := new(output)
-	p, err := part.Start(t.Context(), l.Gateways[gateway], self, how, said)
+	p, err := subprocess.Start(t.Context(), l.Gateways[gateway], self, how, said)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func TestPeerThatCannotBeAddedAgain(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	const absent = "could not begin anew"
+	const absent = "could not be started again"
 	missed := func() bool {
 		t.Helper()
 		drift, err := s.Drift(t.Context())

@@ -47,7 +47,7 @@ func TestPlanFaults(t *testing.T) {
 	}
 	var fields []string
 	for _, f := range faults {
-		fields = append(fields, f.Part+" "+f.Field)
+		fields = append(fields, f.Component+" "+f.Field)
 	}
 	if want := []string{"bgp bgp.routerID", "bgp bgp.communities[1]", "bgp bgp.peers[1].addr"}; !slices.Equal(fields, want) {
 		t.Errorf("faults are %v, want %v", err, want)
@@ -108,14 +108,14 @@ func TestWhoMayBeTold(t *testing.T) {
 			now := begin.Add(time.Duration(step.second) * time.Second)
 			switch step.change {
 			case "up", "down":
-				s.change(step.change == "up", [2]bool{true, true}, "", now)
+				s.update(step.change == "up", [2]bool{true, true}, "", now)
 			case "bfd":
 				s.bfd = tt.n.bfd
 				s.setBFDUp(true)
 			}
-			s.told = s.mayBeTold(tt.n, now)
-			if s.told != step.told || s.wantsBFD(tt.n, now) != step.bfd {
-				t.Errorf("%s, second %d: told %t, BFD %t", name, step.second, s.told, s.wantsBFD(tt.n, now))
+			s.announced = s.mayAnnounce(tt.n, now)
+			if s.announced != step.told || s.wantsBFD(tt.n, now) != step.bfd {
+				t.Errorf("%s, second %d: told %t, BFD %t", name, step.second, s.announced, s.wantsBFD(tt.n, now))
 			}
 		}
 	}

@@ -132,7 +132,7 @@ func TestVerify(t *testing.T) {
 		want     string
 	}{
 		"it is":              {issue(ca, time.Hour), "gw-2", ""},
-		"somebody else":      {issue(ca, time.Hour), "gw-3", `of ["gw-2"]`},
+		"somebody else":      {issue(ca, time.Hour), "gw-3", `for ["gw-2"]`},
 		"of somebody else's": {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
 		"it has ended":       {issue(ca, -time.Minute), "gw-2", "expired"},
 		"nothing":            {nil, "gw-2", "no certificate"},

@@ -164,7 +164,7 @@ func TestBackends(t *testing.T) {
 			if tc.family == "" {
 				tc.family = corev1.IPv4Protocol
 			}
-			tc.of.asks = map[netip.AddrPort]bool{}
+			tc.of.wantedProbes = map[netip.AddrPort]bool{}
 			have, port := "", port
 			port.Name = cmp.Or(tc.port, port.Name)
 			for _, b := range tc.of.backends(&mapped{name: key, want: tc.want, ports: []corev1.ServicePort{port}}, port, tc.family) {
@@ -182,8 +182,8 @@ func TestBackends(t *testing.T) {
 			if diff := gocmp.Diff(tc.have, have); diff != "" {
 				t.Errorf("backends (-want +have):\n%s", diff)
 			}
-			if asks := len(tc.of.asks); tc.want.HealthCheckPort == 0 && asks != 0 || tc.want.HealthCheckPort != 0 && asks != len(tc.of.nodes) {
-				t.Errorf("asks at %v", tc.of.asks)
+			if asks := len(tc.of.wantedProbes); tc.want.HealthCheckPort == 0 && asks != 0 || tc.want.HealthCheckPort != 0 && asks != len(tc.of.nodes) {
+				t.Errorf("asks at %v", tc.of.wantedProbes)
 			}
 		})
 	}
@@ -215,7 +215,7 @@ func TestImportPort(t *testing.T) {
 			m.ports = append(m.ports, corev1.ServicePort{Name: *s.Ports[0].Name, Protocol: *s.Ports[0].Protocol, Port: int32(80 + i)})
 		}
 		e := &endpoints{imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{{Namespace: "demo", Name: "hello"}: ports(tc.of)}}
-		if got := e.lacks(m); (got == "") != (tc.lacks == "") || !strings.Contains(got, tc.lacks) {
+		if got := e.missingPorts(m); (got == "") != (tc.lacks == "") || !strings.Contains(got, tc.lacks) {
 			t.Errorf("%s: %q, want %q in it", name, got, tc.lacks)
 		}
 	}

@@ -31,11 +31,11 @@ func gauges(t *testing.T) map[string]float64 {
 
 // Whoever scrapes sees how far the project's quota is used before it is exhausted, also while Neutron is away.
 func TestQuotaGauges(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.fake.SetQuota("floatingip", 5)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 80), w.balanced("c", nil, 81))
-	w.noError(w.settle())
+	w.create(w.newService("a", nil, 80), w.newService("b", nil, 80), w.newService("c", nil, 81))
+	w.noError(w.converge())
 	says := func(step string) {
 		t.Helper()
 		got := gauges(t)

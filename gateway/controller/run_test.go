@@ -53,7 +53,7 @@ func await(t *testing.T, what string, is func() bool) {
 // balancerPart is a gateway's balancer that does nothing.
 type balancerPart struct{}
 
-func (balancerPart) Name() string                                   { return desired.PartBalancer }
+func (balancerPart) Name() string                                   { return desired.ComponentBalancer }
 func (balancerPart) Apply(context.Context, *desired.State) error    { return nil }
 func (balancerPart) Drift(context.Context) ([]desired.Fault, error) { return nil, nil }
 func (balancerPart) Close(context.Context, bool) error              { return nil }
@@ -83,7 +83,7 @@ func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(stri
 		t.Fatal(err)
 	}
 	a, err := agent.New(agent.Config{
-		Cluster: "cluster-a", Parts: []agent.Part{balancerPart{}}, StatePath: filepath.Join(t.TempDir(), "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
+		Cluster: "cluster-a", Balancer: balancerPart{}, StatePath: filepath.Join(t.TempDir(), "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -103,14 +103,14 @@ func realGateway(t *testing.T, identity string) (*agent.Agent, string, func(stri
 // TestRun lets the controller run as in a pod, with the rights that its role gives it, on a real API server and against the
 // agent of a gateway: from a Service to what the gateway has, and back to nothing.
 func TestRun(t *testing.T) {
-	w := realWorld(t)
+	w := newAPITestbed(t)
 	a, url, connect := realGateway(t, "gw1")
 	n := w.gateway("gw1")
 	n.Spec.URL = url
 	n.Spec.BGP.Peers[0].PasswordSecret = "router"
 	w.noError(w.api.Update(t.Context(), n))
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "router"}, Data: map[string][]byte{"password": []byte("s3cret")}})
-	w.create(w.balanced("a", annotation(service.AnnotationExternalIPs, "true"), 80), w.endpointSlice("a", []int32{80}, "10.1.0.2", "10.1.0.1"))
+	w.create(w.newService("a", annotation(service.AnnotationExternalIPs, "true"), 80), w.endpointSlice("a", []int32{80}, "10.1.0.2", "10.1.0.1"))
 
 	quotaLimit.Reset() // of other tests
 	first, second := w.run(connect), w.run(connect)
@@ -123,14 +123,14 @@ func TestRun(t *testing.T) {
 		t.Errorf("ports %v, floating IPs %v", ports, fips)
 	}
 	await(t, "the quota is published", func() bool { return gauges(t)["isthmus_gateway_quota_limit port"] == -1 })
-	generation := a.Sight().Status.Generation
+	generation := a.Stats().Status.Generation
 	slice := w.endpointSlice("a", []int32{80}, "10.1.0.1", "10.1.0.3")
 	slice.Name = "a-2"
 	w.create(slice)
-	await(t, "a new endpoint is at the gateway", func() bool { return a.Sight().Status.Generation > generation })
+	await(t, "a new endpoint is at the gateway", func() bool { return a.Stats().Status.Generation > generation })
 	await(t, "the GatewayNode says what is applied", func() bool {
 		s := w.gateway("gw1").Status
-		return s.Hash == a.Sight().Status.Hash && s.AppliedGeneration == int64(a.Sight().Status.Generation) && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReachable)
+		return s.Hash == a.Stats().Status.Hash && s.AppliedGeneration == int64(a.Stats().Status.Generation) && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReachable)
 	})
 	if c := meta.FindStatusCondition(w.gateway("gw2").Status.Conditions, v1alpha1.ConditionReachable); c == nil || c.Status != metav1.ConditionFalse {
 		t.Errorf("gw2, which is nowhere: %+v", c)
@@ -156,7 +156,7 @@ func TestRun(t *testing.T) {
 // fenced before its next look at everything and before each write to Neutron, and the other waits for what it takes for a third
 // one.
 func TestTwoControllersAndALease(t *testing.T) {
-	w := realWorld(t)
+	w := newAPITestbed(t)
 	one, two := w.run(nobody), w.run(nobody)
 	await(t, "one of them works", func() bool { return isElected(one) && one.Ready() == nil || isElected(two) && two.Ready() == nil })
 	if isElected(one) == isElected(two) {
@@ -171,7 +171,7 @@ func TestTwoControllersAndALease(t *testing.T) {
 	w.noError(w.api.Get(t.Context(), types.NamespacedName{Namespace: w.ns, Name: leaseName}, &lease))
 	taken := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"holderIdentity":"third","leaseDurationSeconds":3600}}`))
 	w.noError(w.api.Patch(t.Context(), &lease, taken))
-	if err := leader.fence(t.Context()); err == nil || !strings.Contains(err.Error(), "the Lease is third's") {
+	if err := leader.fence(t.Context()); err == nil || !strings.Contains(err.Error(), "the Lease belongs to third") {
 		t.Errorf("the one that lost it: %v", err)
 	}
 	asked := 0
@@ -180,7 +180,7 @@ func TestTwoControllersAndALease(t *testing.T) {
 		t.Errorf("its next look: %v, %d requests of Neutron", err, asked)
 	}
 	for what, err := range writes(t.Context(), fenced{w.cloud, leader.fence}) {
-		if err == nil || !strings.Contains(err.Error(), "the Lease is third's") || asked > 0 {
+		if err == nil || !strings.Contains(err.Error(), "the Lease belongs to third") || asked > 0 {
 			t.Errorf("%s: %v, %d requests of Neutron", what, err, asked)
 		}
 	}
@@ -200,14 +200,14 @@ func writes(ctx context.Context, c Cloud) map[string]error {
 	_, reserved := c.ReserveFloatingIP(ctx, openstacktest.External, "moving.x")
 	return map[string]error{
 		"CreatePort": created, "CreateFloatingIP": made, "ReserveFloatingIP": reserved,
-		"DeletePort": c.DeletePort(ctx, port), "DeleteFloatingIP": c.DeleteFloatingIP(ctx, floating), "KeepFloatingIP": c.KeepFloatingIP(ctx, floating),
-		"LeadFloatingIP": c.LeadFloatingIP(ctx, floating, port, addr), "SetAddressPairs": c.SetAddressPairs(ctx, port, nil, []netip.Prefix{netip.PrefixFrom(addr, 32)}),
+		"DeletePort": c.DeletePort(ctx, port), "DeleteFloatingIP": c.DeleteFloatingIP(ctx, floating), "RetainFloatingIP": c.RetainFloatingIP(ctx, floating),
+		"AssociateFloatingIP": c.AssociateFloatingIP(ctx, floating, port, addr), "SetAddressPairs": c.SetAddressPairs(ctx, port, nil, []netip.Prefix{netip.PrefixFrom(addr, 32)}),
 	}
 }
 
 // Whoever is fenced writes nothing to a cloud, and reads on; whoever is not does all of it.
 func TestFencedCloud(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	asked, out := 0, errors.New("the Lease is another's")
 	w.fake.Fault = func(*http.Request) openstacktest.Fault { asked++; return openstacktest.None }
 	all := writes(t.Context(), fenced{w.cloud, func(context.Context) error { return out }})
@@ -259,7 +259,7 @@ func (r *running) stop() error {
 }
 
 // run starts a controller with the rights of its role and no others.
-func (w *world) run(connect func(string) *tls.Config) *running {
+func (w *testbed) run(connect func(string) *tls.Config) *running {
 	w.t.Helper()
 	w.grant()
 	config := rest.CopyConfig(apiServer.Config(w.t))
@@ -274,7 +274,7 @@ func (w *world) run(connect func(string) *tls.Config) *running {
 }
 
 // grant gives the user isthmus-gateway-controller what the generated roles say, the namespaced one in the world's namespace.
-func (w *world) grant() {
+func (w *testbed) grant() {
 	w.t.Helper()
 	text, err := os.ReadFile("rbac/role.yaml")
 	w.noError(err)
@@ -299,7 +299,7 @@ func (w *world) grant() {
 }
 
 // ensure creates what is not there.
-func (w *world) ensure(objs ...client.Object) {
+func (w *testbed) ensure(objs ...client.Object) {
 	w.t.Helper()
 	for _, o := range objs {
 		if err := w.api.Create(w.t.Context(), o); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -310,7 +310,7 @@ func (w *world) ensure(objs ...client.Object) {
 
 // TestGatewayNodes holds that the API server refuses what cannot be meant, and says which field.
 func TestGatewayNodes(t *testing.T) {
-	w := realWorld(t)
+	w := newAPITestbed(t)
 	for name, tc := range map[string]struct {
 		change func(*v1alpha1.GatewayNodeSpec)
 		says   string

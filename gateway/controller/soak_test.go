@@ -26,10 +26,10 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 		cycles = 200
 	}
 	random := rand.New(rand.NewPCG(7, uint64(cycles)))
-	a, b := newWorld(t), newWorld(t)
+	a, b := newTestbed(t), newTestbed(t)
 	b.fake = a.fake
 	wrote := [2]map[string]bool{{}, {}} // which objects of Neutron
-	for i, w := range []*world{a, b} {
+	for i, w := range []*testbed{a, b} {
 		c, err := openstack.Connect(t.Context(), openstack.Config{
 			Cloud: "test", File: w.fake.CloudsYAML(t), Cluster: []string{"cluster-a", "cluster-b"}[i],
 			Wrap: func(to http.RoundTripper) http.RoundTripper { return noting{to, wrote[i]} },
@@ -43,18 +43,18 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 	other.Cluster = "cluster-b"
 	kills := 0
 	tenants := []struct {
-		*world
+		*testbed
 		Settings
 	}{{a, settings}, {b, other}}
 	for range cycles {
 		for _, x := range tenants {
-			w := x.world
-			k := &killer{way: way{after: random.IntN(2) == 0}}
+			w := x.testbed
+			k := &crasher{crashMode: crashMode{after: random.IntN(2) == 0}}
 			w.startWith(x.Settings, k)
 			w.noError(w.Sync(t.Context()))
 			k.calls, k.at = 0, random.IntN(40)+1
 			w.change(random)
-			_ = w.settle()
+			_ = w.converge()
 			if k.dead {
 				kills++
 			}
@@ -62,15 +62,15 @@ func TestTwoClustersOfOneProject(t *testing.T) {
 		for _, x := range tenants {
 			x.startWith(x.Settings, nil)
 			x.noError(x.Sync(t.Context()))
-			x.noError(x.settle())
+			x.noError(x.converge())
 		}
 		both(t, a, b)
 	}
-	for _, w := range []*world{a, b} {
+	for _, w := range []*testbed{a, b} {
 		for _, n := range w.names() {
 			w.remove(n.Name)
 		}
-		w.noError(w.settle())
+		w.noError(w.converge())
 	}
 	if ports, fips := a.fake.Objects(); len(ports)+len(fips) > 0 {
 		t.Errorf("after all Services went: ports %v, floating IPs %v", ports, fips)
@@ -120,7 +120,7 @@ func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // change adds, changes or removes a Service or two at random.
-func (w *world) change(random *rand.Rand) {
+func (w *testbed) change(random *rand.Rand) {
 	w.t.Helper()
 	for range random.IntN(3) + 1 {
 		name := fmt.Sprintf("s%d", random.IntN(6))
@@ -128,7 +128,7 @@ func (w *world) change(random *rand.Rand) {
 		policy := []string{"none", "allocate"}[random.IntN(2)]
 		switch {
 		case s.Name == "":
-			w.create(w.balanced(name, annotation(service.AnnotationFloatingIP, policy), int32(80+random.IntN(2))))
+			w.create(w.newService(name, annotation(service.AnnotationFloatingIP, policy), int32(80+random.IntN(2))))
 		case s.DeletionTimestamp != nil:
 		case random.IntN(3) == 0:
 			w.remove(name)
@@ -141,7 +141,7 @@ func (w *world) change(random *rand.Rand) {
 }
 
 // both holds that the two clusters have what their Services have, and nothing else is there.
-func both(t *testing.T, worlds ...*world) {
+func both(t *testing.T, worlds ...*testbed) {
 	t.Helper()
 	used := map[string]bool{}
 	for _, w := range worlds {

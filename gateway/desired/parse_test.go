@@ -52,7 +52,7 @@ func TestParseRefuses(t *testing.T) {
 		"two requests":                  {"", "{}", "something follows"},
 		"half a request":                {`"hash"`, "", "read the request"},
 		"a hash alone":                  {string(good), `{"hash":""}`, "hash is"},
-		"no object":                     {string(good), `[]`, "no JSON object"},
+		"no object":                     {string(good), `[]`, "not a JSON object"},
 		"two states":                    {`"state"`, `"state":{},"state"`, "twice"},
 		"VIPs in two places":            {`"vrrp"`, `"VIPs":[{}],"vrrp"`, "twice"},
 		"nothing":                       {string(good), "", "EOF"},

@@ -91,7 +91,7 @@ func flow(port uint16) Flow {
 type gateway struct {
 	*Exchange
 	balancer fake
-	mate     desired.Mate
+	mate     desired.PeerGateway
 	own      *certs.Source
 	server   *http.Server
 	at       string
@@ -123,7 +123,7 @@ func newGateways(t *testing.T, names ...string) (all []*gateway) {
 		g := &gateway{own: own, balancer: fake{opens: make(chan Flow)}, at: "127.0.0.1:0"}
 		g.Exchange = New(&g.balancer, own, slog.New(slog.DiscardHandler))
 		g.listen(t)
-		g.mate = desired.Mate{URL: "https://" + g.at, Name: name}
+		g.mate = desired.PeerGateway{URL: "https://" + g.at, Name: name}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
@@ -169,8 +169,8 @@ func TestExchange(t *testing.T) {
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	old := flow(1)
 	g[0].balancer.has = []Flow{old}
-	g[0].Tell([]desired.Mate{g[1].mate})
-	g[1].Tell([]desired.Mate{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
 	await(t, func() bool { return g[1].balancer.knows(old) }, "what was there is not told")
 	g[0].balancer.opens <- flow(2)
 	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "what opens is not told")
@@ -179,19 +179,19 @@ func TestExchange(t *testing.T) {
 		t.Fatal(err)
 	}
 	g[0].balancer.opens <- flow(3)
-	sight := func() MateSight { return g[0].Sight().Mates[0] }
-	await(t, func() bool { s := sight(); return s.Fault != "" && s.Behind == 1 && s.Failed > 0 }, "it is not to be seen that a gateway is away")
+	sight := func() PeerStats { return g[0].Stats().Peers[0] }
+	await(t, func() bool { s := sight(); return s.Fault != "" && s.Queued == 1 && s.Failed > 0 }, "it is not to be seen that a gateway is away")
 	g[1].listen(t)
 	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "what opened meanwhile is not told")
-	await(t, func() bool { s := sight(); return s.Fault == "" && s.Behind == 0 && s.Sent == 3 }, "it is not to be seen that a gateway is back")
-	if have := g[1].Sight().Mates[0]; have.Gateway != "gateway-1" || have.Received != 3 {
+	await(t, func() bool { s := sight(); return s.Fault == "" && s.Queued == 0 && s.Sent == 3 }, "it is not to be seen that a gateway is back")
+	if have := g[1].Stats().Peers[0]; have.Gateway != "gateway-1" || have.Received != 3 {
 		t.Errorf("the other end has seen %+v", have)
 	}
 
-	g[2].Tell([]desired.Mate{g[0].mate})
-	g[0].Tell([]desired.Mate{g[1].mate, g[2].mate})
+	g[2].SetPeers([]desired.PeerGateway{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].mate, g[2].mate})
 	await(t, func() bool { return g[2].balancer.knows(old) }, "who is new hears nothing of what is there")
-	g[0].Tell([]desired.Mate{g[2].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[2].mate})
 	g[0].balancer.opens <- flow(4)
 	await(t, func() bool { return g[2].balancer.knows(flow(4)) }, "what opens is not told to who is left")
 	if g[1].balancer.knows(flow(4)) {
@@ -205,16 +205,16 @@ func TestGatewayComesBack(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[0].balancer.has = []Flow{flow(1)}
-	g[0].Tell([]desired.Mate{g[1].mate})
-	g[1].Tell([]desired.Mate{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
 	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "what was there is not told")
 	if err := g[1].server.Close(); err != nil {
 		t.Fatal(err)
 	}
 	next := &gateway{own: g[1].own, at: g[1].at}
 	next.Exchange = New(&next.balancer, next.own, slog.New(slog.DiscardHandler))
-	next.Tell([]desired.Mate{g[0].mate})
-	t.Cleanup(func() { next.Tell(nil) })
+	next.SetPeers([]desired.PeerGateway{g[0].mate})
+	t.Cleanup(func() { next.SetPeers(nil) })
 	next.listen(t)
 	t.Cleanup(func() { _ = next.server.Close() })
 	await(t, func() bool { return next.balancer.knows(flow(1)) }, "what was there is not told to who has started anew")
@@ -225,24 +225,24 @@ func TestHear(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	g[0].balancer.has = []Flow{flow(1), flow(2)}
-	g[0].Tell([]desired.Mate{g[1].mate})
-	await(t, func() bool { return g[1].Sight().Refused > 0 }, "who has no group yet was told") // so it is told again a second later
+	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
+	await(t, func() bool { return g[1].Stats().Refused > 0 }, "who has no group yet was told") // so it is told again a second later
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].Tell([]desired.Mate{g[0].mate, g[2].mate})
-	g[1].Hear(t.Context(), false)
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate, g[2].mate})
+	g[1].PullAll(t.Context(), false)
 	for _, f := range g[0].balancer.has {
 		if !g[1].balancer.knows(f) {
 			t.Errorf("%s is not known", &f)
 		}
 	}
 	heard := len(g[1].balancer.heard)
-	g[1].Hear(t.Context(), false) // who was asked is not asked again
+	g[1].PullAll(t.Context(), false) // who was asked is not asked again
 	if have := len(g[1].balancer.heard); have != heard {
 		t.Errorf("%d flows were heard again", have-heard)
 	}
-	g[1].Hear(t.Context(), true)
+	g[1].PullAll(t.Context(), true)
 	if have := len(g[1].balancer.heard); have < heard+2 {
 		t.Error("everybody was to be asked again")
 	}
@@ -255,13 +255,13 @@ func TestTellAll(t *testing.T) {
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].Tell([]desired.Mate{g[0].mate})
-	g[0].Tell([]desired.Mate{g[1].mate, g[2].mate})
-	for port := range uint16(2*batch + 1) {
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].mate, g[2].mate})
+	for port := range uint16(2*maxBatch + 1) {
 		g[0].balancer.has = append(g[0].balancer.has, flow(port+1))
 	}
-	g[0].TellAll(t.Context())
-	for _, f := range []Flow{flow(1), flow(batch), flow(batch + 1), flow(2*batch + 1)} {
+	g[0].PushAll(t.Context())
+	for _, f := range []Flow{flow(1), flow(maxBatch), flow(maxBatch + 1), flow(2*maxBatch + 1)} {
 		if !g[1].balancer.knows(f) {
 			t.Errorf("%s is not known", &f)
 		}
@@ -273,18 +273,18 @@ func TestFlowComesBeforeItsBackend(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[1].balancer.late = map[netip.AddrPort]bool{flow(1).Backend: true}
-	g[0].Tell([]desired.Mate{g[1].mate})
-	g[1].Tell([]desired.Mate{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
 	g[0].balancer.opens <- flow(1)
-	await(t, func() bool { return g[1].Sight().Early == 1 }, "what came early does not wait")
+	await(t, func() bool { return g[1].Stats().Pending == 1 }, "what came early does not wait")
 	if err := g[0].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].Tell([]desired.Mate{g[0].mate}) // of something else
-	await(t, func() bool { return len(g[1].again) == 0 && g[1].Sight().Early == 1 }, "what came early waits no more")
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate}) // of something else
+	await(t, func() bool { return len(g[1].retryPending) == 0 && g[1].Stats().Pending == 1 }, "what came early waits no more")
 	g[1].balancer.comes(flow(1).Backend)
-	g[1].Tell([]desired.Mate{g[0].mate})
-	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Sight().Early == 0 }, "what came early is not known later")
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
+	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "what came early is not known later")
 }
 
 // A backend that comes while flows with it are looked at is not missed, and flows do not wait for ever.
@@ -293,9 +293,9 @@ func TestEarlyFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &meanwhile{}
 		x := New(s, nil, slog.New(slog.DiscardHandler))
-		s.applied = func() { x.Tell(nil) }
-		if err := x.take([]Flow{flow(1)}, nil); err != nil || s.known != 1 || x.Sight().Early != 0 {
-			t.Errorf("%d flows are known and %d wait: %v", s.known, x.Sight().Early, err)
+		s.applied = func() { x.SetPeers(nil) }
+		if err := x.importFlows([]Flow{flow(1)}, nil); err != nil || s.known != 1 || x.Stats().Pending != 0 {
+			t.Errorf("%d flows are known and %d wait: %v", s.known, x.Stats().Pending, err)
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -306,16 +306,16 @@ func TestEarlyFlows(t *testing.T) {
 		synctest.Wait()
 		s.applied = func() {}
 		s.never = true
-		if err := x.take([]Flow{flow(2)}, nil); err != nil || x.Sight().Early != 1 {
-			t.Errorf("%d flows wait: %v", x.Sight().Early, err)
+		if err := x.importFlows([]Flow{flow(2)}, nil); err != nil || x.Stats().Pending != 1 {
+			t.Errorf("%d flows wait: %v", x.Stats().Pending, err)
 		}
-		<-time.After(keepEarly)
-		if n := x.Sight().Early; n != 1 {
-			t.Errorf("%d flows wait after %s", n, keepEarly)
+		<-time.After(pendingTimeout)
+		if n := x.Stats().Pending; n != 1 {
+			t.Errorf("%d flows wait after %s", n, pendingTimeout)
 		}
-		<-time.After(keepEarly)
-		if n := x.Sight().Early; n != 0 {
-			t.Errorf("%d flows wait after %s", n, 2*keepEarly)
+		<-time.After(pendingTimeout)
+		if n := x.Stats().Pending; n != 0 {
+			t.Errorf("%d flows wait after %s", n, 2*pendingTimeout)
 		}
 		stop()
 		<-ended
@@ -345,7 +345,7 @@ func (m *meanwhile) Import(all []Flow) ([]Flow, error) {
 func TestWhoAndWhatIsRefused(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "stranger")
-	g[0].Tell([]desired.Mate{g[1].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
 	other, short, unknown := flow(1), flow(1), flow(1)
 	other.Backend = netip.MustParseAddrPort("[fd00::1]:80")
 	short.Source = netip.AddrPort{}
@@ -384,7 +384,7 @@ func TestWhoAndWhatIsRefused(t *testing.T) {
 			}
 		})
 	}
-	if s := g[0].Sight(); s.Refused != uint64(len(cases)-1) || s.Mates[0].Received != 1 {
+	if s := g[0].Stats(); s.Refused != uint64(len(cases)-1) || s.Peers[0].Received != 1 {
 		t.Errorf("seen were %+v", s)
 	}
 }
@@ -393,7 +393,7 @@ func TestWhoAndWhatIsRefused(t *testing.T) {
 func TestBatchFits(t *testing.T) {
 	t.Parallel()
 	at := netip.MustParseAddrPort("[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535")
-	b, err := json.Marshal(slices.Repeat([]Flow{{Protocol: "TCP", Client: at, VIP: at, Backend: at, Source: at}}, batch))
+	b, err := json.Marshal(slices.Repeat([]Flow{{Protocol: "TCP", Client: at, VIP: at, Backend: at, Source: at}}, maxBatch))
 	if err != nil || len(b) > maxBody {
 		t.Errorf("%d bytes, at most %d may be: %v", len(b), maxBody, err)
 	}

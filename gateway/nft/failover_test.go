@@ -17,14 +17,14 @@ import (
 )
 
 // kill takes a gateway's cables away, and leads all packets through the other one.
-func (w *world) kill(dead int) {
+func (w *testbed) kill(dead int) {
 	w.t.Helper()
 	w.cut(dead)
 	w.steer(1 - dead)
 }
 
 // cut takes a gateway's cables away.
-func (w *world) cut(dead int) {
+func (w *testbed) cut(dead int) {
 	w.t.Helper()
 	for _, side := range []int{50, 60} {
 		near, _ := link(0, side, dead)
@@ -41,7 +41,7 @@ func (w *world) cut(dead int) {
 // streams are some connections of each kind.
 type streams struct{ idle, download, upload []*flow }
 
-func (w *world) openStreams(family, n int) (f streams) {
+func (w *testbed) openStreams(family, n int) (f streams) {
 	w.t.Helper()
 	for range n {
 		f.idle = append(f.idle, w.open(family, "echo"))
@@ -132,8 +132,8 @@ func TestFailover(t *testing.T) {
 		for family, name := range familyNames {
 			if way == desired.SNAT {
 				// It is the client that has to speak; what the backend says before gets no answer at all.
-				const why = "a backend's answer, without its connection"
-				w.poll(func() bool { return w.counted(1, why) > 0 }, "no packet of a download came")
+				const why = "drop a reply of a backend without its connection"
+				w.poll(func() bool { return w.ruleCounter(1, why) > 0 }, "no packet of a download came")
 				for _, f := range all[family].download {
 					fmt.Fprintln(f, "go on")
 				}
@@ -193,7 +193,7 @@ func TestReturnWithoutState(t *testing.T) {
 	w.open(0, "download")
 	seen := w.listen()
 	w.kill(0)
-	w.poll(func() bool { return w.counted(1, "of which frontend it is cannot be told") > 0 }, "no packet of the download came")
+	w.poll(func() bool { return w.ruleCounter(1, "drop a packet of a backend with several frontends") > 0 }, "no packet of the download came")
 	for _, source := range seen() {
 		if backendNets[0].Contains(source) {
 			t.Errorf("the client got a packet from %v", source)

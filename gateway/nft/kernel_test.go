@@ -19,14 +19,14 @@ func setSysctl(sysctl, value string) error {
 }
 
 // counted returns how many packets a gateway's rules counted that are for a reason, of both families.
-func (w *world) counted(gateway int, why string) (n uint64) {
+func (w *testbed) ruleCounter(gateway int, why string) (n uint64) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
 		s, err := w.gateways[gateway].open()
 		if err != nil {
 			return err
 		}
-		all, err := s.list()
+		all, err := s.rulesInKernel()
 		if err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (w *world) counted(gateway int, why string) (n uint64) {
 }
 
 // poll waits until something is true.
-func (w *world) poll(is func() bool, otherwise string) {
+func (w *testbed) poll(is func() bool, otherwise string) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !is(); <-time.After(5 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -72,12 +72,12 @@ func TestDrift(t *testing.T) {
 		{"flush table inet " + Table, true},
 		{"delete table inet " + Table, true},
 		{"flush ruleset", true},
-		{"flush set inet " + Table + " exclusive4", true},
+		{"flush set inet " + Table + " vips4", true},
 		{"flush set inet " + Table + " sources6", true},
-		{"flush map inet " + Table + " screened6", true},
+		{"flush map inet " + Table + " maglev-restricted6", true},
 		{"flush chain inet " + Table + " source", true},
 		{"add rule inet " + Table + " refuse drop", true},
-		{"add element inet " + Table + " exclusive4 { 192.0.2.1 }", true},
+		{"add element inet " + Table + " vips4 { 192.0.2.1 }", true},
 	} {
 		in(t, g.ns, func() error {
 			if out, err := exec.Command("nft", strings.Fields(tt.command)...).CombinedOutput(); err != nil {
@@ -149,12 +149,12 @@ func TestRefusedByKernel(t *testing.T) {
 	before, _ := read(t, g.ns, g.Balancer)
 	// An element that is there already, which the balancer does not know of, is one that cannot be removed.
 	in(t, g.ns, func() error {
-		g.book.tables[listener{vips[0], "TCP", vipPort}].prefix = endpoint(netip.MustParseAddr("203.0.113.1"), 6, 1)
+		g.contents.tables[listener{vips[0], "TCP", vipPort}].prefix = endpoint(netip.MustParseAddr("203.0.113.1"), 6, 1)
 		if err := g.Apply(t.Context(), &desired.State{}); err == nil {
 			t.Error("the kernel refused nothing")
 		}
-		if len(g.book.vips) != len(vips) {
-			t.Errorf("the balancer believes that it has %d VIPs", len(g.book.vips))
+		if len(g.contents.vips) != len(vips) {
+			t.Errorf("the balancer believes that it has %d VIPs", len(g.contents.vips))
 		}
 		return nil
 	})
@@ -165,7 +165,7 @@ func TestRefusedByKernel(t *testing.T) {
 }
 
 // read returns what a namespace's table has, without sets that are empty.
-func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[place]map[string]string, anew bool) {
+func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]map[string]string, anew bool) {
 	t.Helper()
 	in(t, ns, func() error {
 		b.mu.Lock()
@@ -177,7 +177,7 @@ func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[place]map[s
 		have, anew, err = b.read(s)
 		return err
 	})
-	maps.DeleteFunc(have, func(_ place, all map[string]string) bool { return len(all) == 0 })
+	maps.DeleteFunc(have, func(_ familySet, all map[string]string) bool { return len(all) == 0 })
 	return have, anew
 }
 

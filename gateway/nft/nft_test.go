@@ -129,9 +129,9 @@ func TestSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before := w.counted(0, "only sources may connect")
+			before := w.ruleCounter(0, "refuse clients outside of the sources")
 			_, _ = c.Write([]byte("?"))
-			w.poll(func() bool { return w.counted(0, "only sources may connect") > before }, name+": a stranger was not stopped")
+			w.poll(func() bool { return w.ruleCounter(0, "refuse clients outside of the sources") > before }, name+": a stranger was not stopped")
 			_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("%s: a stranger is told %v", name, err)
@@ -187,8 +187,8 @@ func TestAffinity(t *testing.T) {
 		}
 		w.apply(stays(0, 1, 2, 3, 4))
 	}
-	if have, _ := read(t, w.gateways[0].ns, w.gateways[0].Balancer); len(w.gateways[0].stays) > 0 || len(have[place{affinity, true}]) > 0 {
-		t.Errorf("chains %v and elements %v are left", w.gateways[0].stays, have[place{affinity, true}])
+	if have, _ := read(t, w.gateways[0].ns, w.gateways[0].Balancer); len(w.gateways[0].affinityChains) > 0 || len(have[familySet{affinity, true}]) > 0 {
+		t.Errorf("chains %v and elements %v are left", w.gateways[0].affinityChains, have[familySet{affinity, true}])
 	}
 }
 
@@ -236,7 +236,7 @@ func TestClientsOfOthers(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		all, err := s.rules.GetSetElements(place{clients, true}.spec())
+		all, err := s.rules.GetSetElements(familySet{clients, true}.spec())
 		for _, e := range all {
 			have[string(e.Key[:4])] = string(e.Val)
 		}
@@ -248,7 +248,7 @@ func TestClientsOfOthers(t *testing.T) {
 }
 
 // stayed is how many clients of a family stay with a backend.
-func (w *world) stayed(gateway, family int) (n int) {
+func (w *testbed) stayed(gateway, family int) (n int) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
 		b := w.gateways[gateway].Balancer
@@ -258,7 +258,7 @@ func (w *world) stayed(gateway, family int) (n int) {
 		if err != nil {
 			return err
 		}
-		all, err := s.rules.GetSetElements(place{clients, family == 0}.spec())
+		all, err := s.rules.GetSetElements(familySet{clients, family == 0}.spec())
 		n = len(all)
 		return err
 	})
@@ -266,7 +266,7 @@ func (w *world) stayed(gateway, family int) (n int) {
 }
 
 // restart puts an agent that knows nothing yet in the place of a gateway's.
-func (w *world) restart(gateway int) {
+func (w *testbed) restart(gateway int) {
 	w.t.Helper()
 	b, err := New(slog.New(slog.DiscardHandler))
 	if err != nil {

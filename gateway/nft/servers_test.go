@@ -12,7 +12,7 @@ import (
 
 // serve answers on all backends: who asks is told which backend it has, and what its address is there. A TCP
 // client says first what it wants: "echo" of each line, a "download" of the time without an end, or to "upload".
-func (w *world) serve() *servers {
+func (w *testbed) serve() *servers {
 	w.t.Helper()
 	s := &servers{uploaded: map[string]chan int{}, served: map[string]*served{}}
 	for family := range familyNames {

@@ -17,7 +17,7 @@ import (
 )
 
 // tells lets one gateway tell the other of its connections, until the result is called.
-func (w *world) tells(from, to int) (end func() int) {
+func (w *testbed) tells(from, to int) (end func() int) {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(w.t.Context())
 	told := 0
@@ -53,7 +53,7 @@ func (b *Balancer) knows(all []flows.Flow) error {
 }
 
 // eachWay runs a test in a world of its own for each way back that lets connections be shared; returns makes VIPs take it.
-func eachWay(t *testing.T, test func(w *world, returns func(*desired.VIP))) {
+func eachWay(t *testing.T, test func(w *testbed, returns func(*desired.VIP))) {
 	t.Helper()
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
 		t.Run(string(way), func(t *testing.T) {
@@ -67,7 +67,7 @@ func eachWay(t *testing.T, test func(w *world, returns func(*desired.VIP))) {
 // end speaks first and however the backends see clients.
 func TestSharedConnectionsGoOn(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })))
 		s := w.serve()
 		before := w.openStreams(0, 4) // these are there when the telling begins
@@ -116,7 +116,7 @@ func (f *flow) hears(want error) error {
 // A connection may end with the first packet that the survivor sees of it: the other end hears so, whichever it is.
 func TestSharedConnectionsEnd(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns))
 		s := w.serve()
 		stop := w.tells(0, 1)
@@ -145,7 +145,7 @@ func TestSharedConnectionsEnd(t *testing.T) {
 }
 
 // tracked is how many connections a gateway knows.
-func (w *world) tracked(gateway int) (n int) {
+func (w *testbed) tracked(gateway int) (n int) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
 		return w.gateways[gateway].list(func(entry) { n++ })
@@ -174,8 +174,8 @@ func TestStandbyIsNotOurs(t *testing.T) {
 	}
 	in(t, w.gateways[1].ns, func() error {
 		return w.gateways[1].list(func(e entry) {
-			if e.left > standby || e.left < standby-time.Minute {
-				t.Errorf("%v lives for %s, want %s", e.original, e.left, standby)
+			if e.left > importedLifetime || e.left < importedLifetime-time.Minute {
+				t.Errorf("%v lives for %s, want %s", e.original, e.left, importedLifetime)
 			}
 		})
 	})
@@ -194,7 +194,7 @@ func TestStandbyIsNotOurs(t *testing.T) {
 // is told, and is not told back before it has been used.
 func TestAnswersUnderWay(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		const port = 7777
 		w.apply(w.state(returns))
 		w.serve()
@@ -234,7 +234,7 @@ func TestAnswersUnderWay(t *testing.T) {
 // which did not see them.
 func TestConnectionsComeBack(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(w *world, returns func(*desired.VIP)) {
+	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns))
 		s := w.serve()
 		stop := w.tells(0, 1)
@@ -244,7 +244,7 @@ func TestConnectionsComeBack(t *testing.T) {
 			bound := 0
 			in(w.t, w.gateways[0].ns, func() error {
 				return w.gateways[0].list(func(e entry) {
-					if e.windows {
+					if e.checksWindows {
 						bound++
 					}
 				})

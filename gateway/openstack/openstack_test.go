@@ -197,7 +197,7 @@ func TestMorePairsThanFit(t *testing.T) {
 	}
 	for range 2 {
 		err := c.SetAddressPairs(t.Context(), openstacktest.Gateway1, last, many)
-		if room, ok := errors.AsType[*openstack.NoRoom](err); !ok || !slices.Equal(room.Left, many[9:99]) {
+		if room, ok := errors.AsType[*openstack.PairsExhausted](err); !ok || !slices.Equal(room.Missing, many[9:99]) {
 			t.Errorf("%v", err)
 		}
 		if got, err := c.AddressPairs(t.Context(), openstacktest.Gateway1); err != nil || !slices.Equal(got, append(slices.Clone(last), many[:9]...)) {
@@ -214,8 +214,8 @@ func TestConnectErrors(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	file := f.CloudsYAML(t)
 	for want, c := range map[string]openstack.Config{
-		"set --cluster-id": {Cloud: "test", File: file},
-		"read clouds.yaml": {Cloud: "nowhere", File: file, Cluster: "a"},
+		"the cluster id is empty": {Cloud: "test", File: file},
+		"read clouds.yaml":        {Cloud: "nowhere", File: file, Cluster: "a"},
 	} {
 		if _, err := openstack.Connect(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q in it", c, err, want)

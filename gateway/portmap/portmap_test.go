@@ -22,13 +22,13 @@ var (
 )
 
 func TestServicesShareAPort(t *testing.T) {
-	var m Map
+	var m Allocations
 	for _, c := range []Claim{claim("a", "p1", http), claim("b", "p1", dns), claim("c", "p1", tdns), claim("d", "p2", http)} {
 		if err := m.Take(c); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := m.Take(claim("b", "p1", dns, http)); !errors.Is(err, ErrCollision) || err.Error() != "80/TCP at port p1: another Service has it: a" {
+	if err := m.Take(claim("b", "p1", dns, http)); !errors.Is(err, ErrCollision) || err.Error() != "80/TCP at port p1: another Service uses it: a" {
 		t.Errorf("b takes a's port: %v", err)
 	}
 	if m.Port("b") != "p1" || m.Take(claim("e", "p1", dns)) == nil {
@@ -45,7 +45,7 @@ func TestServicesShareAPort(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	var m Map
+	var m Allocations
 	for _, c := range []Claim{claim("a", "p2", http), claim("b", "p3", http), claim("c", "p1", dns)} {
 		if err := m.Take(c); err != nil {
 			t.Fatal(err)
@@ -78,7 +78,7 @@ func TestBookIsRight(t *testing.T) {
 	l4s := []L4{http, dns, tdns, {"TCP", 443}}
 	ports := []string{"p1", "p2", "p3"}
 	rapid.Check(t, func(rt *rapid.T) {
-		var m Map
+		var m Allocations
 		want := map[string]Claim{} // by Service
 		for range rapid.IntRange(1, 30).Draw(rt, "steps") {
 			c := Claim{

@@ -25,7 +25,7 @@ func state(vips ...string) *desired.State {
 // The advertised address does not depend on the VIPs, and VIPs of both families move together.
 func TestRender(t *testing.T) {
 	t.Parallel()
-	want := `# Written by isthmus-gateway, which writes it again when it is changed.
+	want := `# Written by isthmus-gateway, which restores it after a change.
 global_defs {
   vrrp_version 3
   vrrp_garp_master_delay 1

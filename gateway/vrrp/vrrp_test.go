@@ -21,13 +21,13 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
-	"github.com/isthmus-net/isthmus/tools/netlab/part"
+	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
 )
 
 var _ agent.Announcer = (*vrrp.Router)(nil)
 
 func TestMain(m *testing.M) {
-	part.Main(func(dir string) part.Part {
+	subprocess.Main(func(dir string) subprocess.Announcer {
 		r, err := vrrp.New(vrrp.Config{Dir: dir, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 		if err != nil {
 			panic(err)
@@ -48,7 +48,7 @@ var (
 // lab is two gateways in one virtual router; number 0 has the higher priority.
 type lab struct {
 	*edge.Lab
-	parts [2]*part.Process
+	parts [2]*subprocess.Process
 	dirs  [2]string
 }
 
@@ -71,7 +71,7 @@ func newLab(t *testing.T) *lab {
 			t.Cleanup(func() { _ = stop() })
 		}
 		t.Cleanup(func() { // keepalived outlives what started it
-			if err := e.Gateways[i].Do(func() error { return vrrp.Sweep(context.WithoutCancel(t.Context()), l.dirs[i]) }); err != nil {
+			if err := e.Gateways[i].Do(func() error { return vrrp.Cleanup(context.WithoutCancel(t.Context()), l.dirs[i]) }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -86,7 +86,7 @@ func (l *lab) begin(t *testing.T, gateway int, vips ...netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.parts[gateway], err = part.Start(t.Context(), l.Gateways[gateway], self, l.dirs[gateway], os.Stderr); err != nil {
+	if l.parts[gateway], err = subprocess.Start(t.Context(), l.Gateways[gateway], self, l.dirs[gateway], os.Stderr); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(l.parts[gateway].Kill)
@@ -405,7 +405,7 @@ func TestRefusals(t *testing.T) {
 		spoil(s.VRRP)
 		err := l.parts[0].Apply(s)
 		var faults desired.Faults
-		if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Field != field || faults[0].Part != desired.PartVRRP {
+		if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Field != field || faults[0].Component != desired.ComponentVRRP {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
@@ -416,7 +416,7 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(l.dirs[0], "keepalived.conf"), []byte("# mine\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, drift, err := l.parts[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "not as it was written") {
+	if _, drift, err := l.parts[0].Status(); err != nil || len(drift) != 1 || !strings.Contains(drift[0].Message, "was changed") {
 		t.Errorf("drift %v, %v", drift, err)
 	}
 	l.apply(t, 0, state(0, vip))

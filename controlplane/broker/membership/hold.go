@@ -32,7 +32,7 @@ func ReleaseHold(ctx context.Context, member client.Client, namespace string, so
 		self, held = m.Name, meta.IsStatusConditionTrue(m.Status.Conditions, v1alpha1.ConditionWithdrawalsHeld)
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 			"resourceVersion": m.ResourceVersion,
-			"annotations":     map[string]any{v1alpha1.AnnotationReleaseHold: withdrawal.AskRelease(m.Annotations[v1alpha1.AnnotationReleaseHold], source, now)},
+			"annotations":     map[string]any{v1alpha1.AnnotationReleaseHold: withdrawal.RequestRelease(m.Annotations[v1alpha1.AnnotationReleaseHold], source, now)},
 		}})
 		if err != nil {
 			return fmt.Errorf("encode annotation: %w", err)

@@ -59,7 +59,7 @@ func Release(ctx context.Context, namespace string, clusters []Cluster, source c
 			if f.Annotations == nil {
 				f.Annotations = map[string]string{}
 			}
-			f.Annotations[federationv1alpha1.AnnotationReleaseHold] = withdrawal.AskRelease(f.Annotations[federationv1alpha1.AnnotationReleaseHold], source, now)
+			f.Annotations[federationv1alpha1.AnnotationReleaseHold] = withdrawal.RequestRelease(f.Annotations[federationv1alpha1.AnnotationReleaseHold], source, now)
 			return site.Client.Patch(ctx, f, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), admin.FieldOwner)
 		})
 		if err != nil {

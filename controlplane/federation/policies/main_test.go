@@ -101,7 +101,7 @@ func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Re
 	}
 	p := New(Config{
 		Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed,
-		Guard: withdrawal.Config[reconcile.Key]{Window: window, Grace: window},
+		Guard: withdrawal.Config[reconcile.Key]{Times: withdrawal.Times{Window: window, Grace: window}},
 	}).(*Reconciler)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

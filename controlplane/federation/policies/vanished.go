@@ -31,9 +31,9 @@ func (r *Reconciler) note(key reconcile.Key, all []observed) {
 		case h.object == nil:
 		case federated(h.object):
 			r.seen.Store(offered{h.member, key}, true)
-			r.guard.Has(h.member, key)
+			r.guard.Offered(h.member, key)
 		default:
-			r.guard.Withdrew(h.member, key)
+			r.guard.Withdrawn(h.member, key)
 		}
 	}
 }
@@ -48,10 +48,10 @@ func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured,
 		return false
 	}
 	if _, before := r.seen.LoadOrStore(offered{from, key}, true); before {
-		r.guard.Lost(from, key)
+		r.guard.Vanished(from, key)
 	} else { // it vanished before this process started
-		r.guard.Has(from, key)
-		r.guard.Missed(from, key)
+		r.guard.Offered(from, key)
+		r.guard.VanishedUnseen(from, key)
 	}
 	return r.guard.Keeps(from, key)
 }

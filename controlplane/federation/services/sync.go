@@ -87,7 +87,7 @@ type offered struct {
 func (r *Reconciler) keptClusters(ctx context.Context, s *snapshot, all []reconcile.Member) []clusterset.ClusterID {
 	for cluster := range s.offering {
 		r.seen.Store(offered{cluster, s.name}, true)
-		r.guard.Has(cluster, s.name)
+		r.guard.Offered(cluster, s.name)
 	}
 	var kept []clusterset.ClusterID
 	for _, es := range s.slices {
@@ -98,7 +98,7 @@ func (r *Reconciler) keptClusters(ctx context.Context, s *snapshot, all []reconc
 		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == cluster })
 		switch {
 		case i < 0 || isDeclined(ctx, all[i], es):
-			r.guard.Withdrew(cluster, s.name)
+			r.guard.Withdrawn(cluster, s.name)
 		case !all[i].Synced() || r.isHeld(cluster, s.name):
 			kept = append(kept, cluster)
 		}
@@ -117,10 +117,10 @@ func isDeclined(ctx context.Context, m reconcile.Member, es *discoveryv1.Endpoin
 // isHeld tells the guard that a cluster no longer offers a Service, and reports whether the guard holds that back.
 func (r *Reconciler) isHeld(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
 	if _, known := r.seen.LoadOrStore(offered{cluster, name}, true); known {
-		r.guard.Lost(cluster, name)
+		r.guard.Vanished(cluster, name)
 	} else { // the Service vanished before this process watched it
-		r.guard.Has(cluster, name)
-		r.guard.Missed(cluster, name)
+		r.guard.Offered(cluster, name)
+		r.guard.VanishedUnseen(cluster, name)
 	}
 	return r.guard.Keeps(cluster, name)
 }

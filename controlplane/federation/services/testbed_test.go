@@ -100,7 +100,7 @@ func (w *testbed) restart(spec v1alpha1.FederationSpec) {
 	var err error
 	w.reconciler, err = services.New(services.Config{
 		Federation: spec, Log: slog.New(slog.DiscardHandler),
-		Guard:   withdrawal.Config[clusterset.ServiceName]{Window: 10 * time.Millisecond, Grace: time.Millisecond},
+		Guard:   withdrawal.Config[clusterset.ServiceName]{Times: withdrawal.Times{Window: 10 * time.Millisecond, Grace: time.Millisecond}},
 		Resolve: w.resolve,
 	})
 	if err != nil {

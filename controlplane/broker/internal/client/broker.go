@@ -33,8 +33,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -50,10 +50,10 @@ type Config struct {
 	Gone    func(clusterset.ClusterID)
 	// Left is called with a member that left, or joined again after that.
 	Left func(id clusterset.ClusterID, left bool)
-	// Window, Grace, Memory and HoldFor are those of withdrawal.Config, and Decided is told what the guards decide.
-	Window, Grace, Memory, HoldFor time.Duration
-	Decided                        func(withdrawal.Decision)
-	Log                            *slog.Logger
+	// Hold are the times of the withdrawal guards, and Decided receives their decisions.
+	Hold    withdrawal.Times
+	Decided func(withdrawal.Decision)
+	Log     *slog.Logger
 }
 
 // Broker reads and writes the broker's objects for one member. What it knows fills while Start runs. Safe for
@@ -180,8 +180,7 @@ func compactAggregate(si *v1beta1.ServiceImport) *aggregate {
 
 func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K)) *withdrawal.Guard[K] {
 	return withdrawal.New(withdrawal.Config[K]{
-		Window: cfg.Window, Grace: cfg.Grace, Memory: cfg.Memory, HoldFor: cfg.HoldFor,
-		Changed: changed, Decided: cfg.Decided, Log: cfg.Log,
+		Times: cfg.Hold, Changed: changed, Decided: cfg.Decided, Log: cfg.Log,
 	})
 }
 

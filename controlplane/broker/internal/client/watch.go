@@ -17,8 +17,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
@@ -145,12 +145,12 @@ func (b *Broker) recordChanges(was, is *record, listed bool) {
 		vanished(b.exportsOf, listed)(r.owner, r.service)
 		return
 	case is != nil && !is.isWithdrawn():
-		b.exportsOf.Has(r.owner, r.service)
+		b.exportsOf.Offered(r.owner, r.service)
 		return
 	}
-	b.exportsOf.Withdrew(r.owner, r.service)
+	b.exportsOf.Withdrawn(r.owner, r.service)
 	for _, s := range b.watched.found(offer{r.owner, r.service}) {
-		b.slicesOf.Withdrew(r.owner, s)
+		b.slicesOf.Withdrawn(r.owner, s)
 	}
 }
 
@@ -162,14 +162,14 @@ func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
 	case is != nil:
 		b.watched.came(o, s, listed)
 		if !is.Empty() {
-			b.slicesOf.Has(p.Owner, s)
+			b.slicesOf.Offered(p.Owner, s)
 			return
 		}
-		b.slicesOf.Withdrew(p.Owner, s)
+		b.slicesOf.Withdrawn(p.Owner, s)
 	// A member empties a slice before it deletes it, unless it has said that the whole Service is withdrawn.
 	case was.Empty(), b.record(p.Owner, p.Service).isWithdrawn():
 		b.watched.went(o, s, false)
-		b.slicesOf.Withdrew(p.Owner, s)
+		b.slicesOf.Withdrawn(p.Owner, s)
 	default:
 		b.watched.went(o, s, true)
 		vanished(b.slicesOf, listed)(p.Owner, s)
@@ -179,9 +179,9 @@ func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
 // vanished returns how to tell a guard of what vanished without a word: seen to, or found by listing anew.
 func vanished[K comparable](g *withdrawal.Guard[K], listed bool) func(clusterset.ClusterID, K) {
 	if listed {
-		return g.Missed
+		return g.VanishedUnseen
 	}
-	return g.Lost
+	return g.Vanished
 }
 
 func importedOf(p *mcs.Packed) ImportedSlice {
@@ -246,8 +246,8 @@ func (b *Broker) Baseline(offers map[clusterset.ServiceName][]clusterset.Cluster
 	for name, from := range offers {
 		for _, id := range from {
 			if b.record(id, name) == nil {
-				b.exportsOf.Has(id, name)
-				b.exportsOf.Missed(id, name)
+				b.exportsOf.Offered(id, name)
+				b.exportsOf.VanishedUnseen(id, name)
 			}
 		}
 	}
@@ -258,8 +258,8 @@ func (b *Broker) Baseline(offers map[clusterset.ServiceName][]clusterset.Cluster
 	for s, id := range missing {
 		if !b.record(id, s.Service).isWithdrawn() {
 			b.watched.went(offer{id, s.Service}, s, true)
-			b.slicesOf.Has(id, s)
-			b.slicesOf.Missed(id, s)
+			b.slicesOf.Offered(id, s)
+			b.slicesOf.VanishedUnseen(id, s)
 		}
 	}
 }

@@ -31,9 +31,9 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/propagation"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/slicesync"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
@@ -353,7 +353,9 @@ func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, sta
 // reports whether it wrote anything.
 func (r *Reconciler) syncSlices(ctx context.Context, name clusterset.ServiceName, existing []*localSlice, want []*discoveryv1.EndpointSlice, keep func(*localSlice) bool) (wrote bool, err error) {
 	write := func(how writeFunc) func(context.Context, *discoveryv1.EndpointSlice) error {
-		return func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return r.writeSlice(ctx, name, es, how) }
+		return func(ctx context.Context, es *discoveryv1.EndpointSlice) error {
+			return r.writeSlice(ctx, name, es, how)
+		}
 	}
 	return slicesync.Sync[*localSlice]{
 		Existing: existing, Wanted: slices.Values(want),

@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 )
 
 // Times are how long things take, all by clocks that do not jump:
@@ -48,14 +50,13 @@ func DefaultTimes() Times {
 	}
 }
 
-// Scale returns times that are factor times as long.
-func (t Times) Scale(factor float64) Times {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
+// Scale returns t multiplied by f.
+func (t Times) Scale(f timescale.Factor) Times {
 	return Times{
-		Renew: scaled(t.Renew), Stale: scaled(t.Stale),
-		ProbeEvery: scaled(t.ProbeEvery), Probe: scaled(t.Probe),
-		HardTTL: scaled(t.HardTTL), Frozen: scaled(t.Frozen),
-		Damping: scaled(t.Damping),
+		Renew: f.Of(t.Renew), Stale: f.Of(t.Stale),
+		ProbeEvery: f.Of(t.ProbeEvery), Probe: f.Of(t.Probe),
+		HardTTL: f.Of(t.HardTTL), Frozen: f.Of(t.Frozen),
+		Damping: f.Of(t.Damping),
 	}
 }
 

@@ -5,11 +5,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 )
 
 func TestDefaultTimes(t *testing.T) {
 	for _, factor := range []float64{1, 0.01, 100} {
-		if err := DefaultTimes().Scale(factor).Validate(); err != nil {
+		if err := DefaultTimes().Scale(timescale.Factor(factor)).Validate(); err != nil {
 			t.Errorf("the defaults times %v: %v", factor, err)
 		}
 	}

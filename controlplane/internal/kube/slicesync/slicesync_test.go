@@ -29,15 +29,15 @@ func TestRun(t *testing.T) {
 		refuse                 string
 		writes                 []string
 	}{
-		"nothing":                     {},
-		"no difference":               {existing: []string{"a 1", "b 2"}, wanted: []string{"b 2", "a 1"}},
-		"only the changed one":        {existing: []string{"a 1", "b 2"}, wanted: []string{"a 1", "b 3"}, writes: []string{"update b 3"}},
-		"new before old":              {existing: []string{"a 1"}, wanted: []string{"b 1"}, writes: []string{"create b 1", "delete a"}},
-		"deletes in the given order":  {existing: []string{"c 1", "a 1", "b 1"}, writes: []string{"delete c", "delete a", "delete b"}},
-		"keeps what is not wanted":    {existing: []string{"a 1", "b 1"}, keep: []string{"b"}, writes: []string{"delete a"}},
-		"updates a kept one":          {existing: []string{"a 1"}, wanted: []string{"a 2"}, keep: []string{"a"}, writes: []string{"update a 2"}},
-		"no delete after a failure":   {existing: []string{"a 1"}, wanted: []string{"b 1", "c 1"}, refuse: "create c 1", writes: []string{"create b 1"}},
-		"stops at a failed deletion":  {existing: []string{"a 1", "b 1", "c 1"}, refuse: "delete b", writes: []string{"delete a"}},
+		"nothing":                        {},
+		"no difference":                  {existing: []string{"a 1", "b 2"}, wanted: []string{"b 2", "a 1"}},
+		"only the changed one":           {existing: []string{"a 1", "b 2"}, wanted: []string{"a 1", "b 3"}, writes: []string{"update b 3"}},
+		"new before old":                 {existing: []string{"a 1"}, wanted: []string{"b 1"}, writes: []string{"create b 1", "delete a"}},
+		"deletes in the given order":     {existing: []string{"c 1", "a 1", "b 1"}, writes: []string{"delete c", "delete a", "delete b"}},
+		"keeps what is not wanted":       {existing: []string{"a 1", "b 1"}, keep: []string{"b"}, writes: []string{"delete a"}},
+		"updates a kept one":             {existing: []string{"a 1"}, wanted: []string{"a 2"}, keep: []string{"a"}, writes: []string{"update a 2"}},
+		"no delete after a failure":      {existing: []string{"a 1"}, wanted: []string{"b 1", "c 1"}, refuse: "create c 1", writes: []string{"create b 1"}},
+		"stops at a failed deletion":     {existing: []string{"a 1", "b 1", "c 1"}, refuse: "delete b", writes: []string{"delete a"}},
 		"a refused write counts as none": {wanted: []string{"a 1"}, refuse: "create a 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,7 +55,9 @@ func TestRun(t *testing.T) {
 				wanted = append(wanted, slice(w))
 			}
 			put := func(verb string) func(context.Context, *discoveryv1.EndpointSlice) error {
-				return func(_ context.Context, es *discoveryv1.EndpointSlice) error { return write("%s %s %s", verb, es.Name, es.AddressType) }
+				return func(_ context.Context, es *discoveryv1.EndpointSlice) error {
+					return write("%s %s %s", verb, es.Name, es.AddressType)
+				}
 			}
 			sync := slicesync.Sync[string]{
 				Existing: test.existing, Wanted: slices.Values(wanted),

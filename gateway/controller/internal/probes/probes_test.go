@@ -91,7 +91,7 @@ func (w *world) node(code int32) *kubeProxy {
 func TestAnswers(t *testing.T) {
 	w := newWorld(t)
 	n := w.node(http.StatusOK)
-	w.Ask(map[netip.AddrPort]bool{n.addr: true})
+	w.Set(map[netip.AddrPort]bool{n.addr: true})
 	for _, step := range []struct {
 		code int32
 		want Answer
@@ -112,7 +112,7 @@ func TestAnswers(t *testing.T) {
 func TestSilence(t *testing.T) {
 	w := newWorld(t)
 	n := w.node(0)
-	w.Ask(map[netip.AddrPort]bool{n.addr: true})
+	w.Set(map[netip.AddrPort]bool{n.addr: true})
 	w.waitFor(n.addr, Silent)
 	if asked := n.asked.Load(); asked < 3 {
 		t.Errorf("silent after %d questions", asked)
@@ -128,10 +128,10 @@ func TestSilence(t *testing.T) {
 func TestOthersAreForgotten(t *testing.T) {
 	w := newWorld(t)
 	one, other := w.node(http.StatusOK), w.node(http.StatusOK)
-	w.Ask(map[netip.AddrPort]bool{one.addr: true, other.addr: true})
+	w.Set(map[netip.AddrPort]bool{one.addr: true, other.addr: true})
 	w.waitFor(one.addr, Serving)
 	w.waitFor(other.addr, Serving)
-	w.Ask(map[netip.AddrPort]bool{one.addr: true})
+	w.Set(map[netip.AddrPort]bool{one.addr: true})
 	if diff := cmp.Diff(map[netip.AddrPort]Answer{one.addr: Serving}, w.Answers()); diff != "" {
 		t.Errorf("answers (-want +have):\n%s", diff)
 	}
@@ -143,7 +143,7 @@ func TestOthersAreForgotten(t *testing.T) {
 	if after := other.asked.Load(); after > before+1 { // one may have been under way
 		t.Errorf("asked %d times more", after-before)
 	}
-	w.Ask(map[netip.AddrPort]bool{other.addr: true})
+	w.Set(map[netip.AddrPort]bool{other.addr: true})
 	w.waitFor(other.addr, Serving)
 }
 
@@ -151,7 +151,7 @@ func TestOthersAreForgotten(t *testing.T) {
 func TestConnectionsAreUsedAgain(t *testing.T) {
 	w := newWorld(t)
 	n := w.node(http.StatusOK)
-	w.Ask(map[netip.AddrPort]bool{n.addr: true})
+	w.Set(map[netip.AddrPort]bool{n.addr: true})
 	for i := range 5 {
 		n.code.Store(http.StatusServiceUnavailable)
 		w.waitFor(n.addr, Refusing)

@@ -1,0 +1,67 @@
+package flows
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// roundTrip answers requests without a network.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Another gateway hears at once of one that starts. A flow is told at once; those that come while another gateway is told of it, or just after, go together.
+func TestFlowsAreToldAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const road = 2 * time.Millisecond // to the other gateway and back
+		start := time.Now()
+		type request struct {
+			after time.Duration
+			flows int
+		}
+		requests := make(chan request, 10)
+		m := newPeer(desired.PeerGateway{URL: "https://gateway-2"}, "one", roundTrip(func(r *http.Request) (*http.Response, error) {
+			var some []Flow
+			if err := json.NewDecoder(r.Body).Decode(&some); err != nil {
+				return nil, err
+			}
+			requests <- request{time.Since(start), len(some)}
+			<-time.After(road)
+			return &http.Response{StatusCode: http.StatusNoContent, Body: io.NopCloser(strings.NewReader(""))}, nil
+		}))
+		ctx, stop := context.WithCancel(t.Context())
+		var talk sync.WaitGroup
+		talk.Go(func() { m.sendLoop(ctx, slog.New(slog.DiscardHandler)) })
+		if have, want := <-requests, (request{0, 0}); have != want {
+			t.Errorf("that we are here is told as %v, want %v", have, want)
+		}
+		<-time.After(road + batchInterval)
+		synctest.Wait()
+		start = time.Now()
+		m.add(flow(1))
+		if have, want := <-requests, (request{0, 1}); have != want {
+			t.Errorf("the first is told as %v, want %v", have, want)
+		}
+		for port := range uint16(maxBatch + 10) {
+			m.add(flow(2 + port))
+		}
+		for i, want := range []request{{road + batchInterval, maxBatch}, {2 * (road + batchInterval), 10}} {
+			if have := <-requests; have != want {
+				t.Errorf("request %d afterwards is %v, want %v", i+1, have, want)
+			}
+		}
+		stop()
+		talk.Wait()
+	})
+}
