@@ -29,6 +29,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
@@ -53,7 +54,7 @@ type Config struct {
 type Controller struct {
 	cfg    Config
 	client client.WithWatch
-	wake   chan struct{}
+	wake   signal.Signal
 
 	clouds []*cloudPoller
 	cache  *objectcache.Cache
@@ -74,7 +75,7 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	v := &Controller{cfg: cfg, wake: make(chan struct{}, 1)}
+	v := &Controller{cfg: cfg, wake: signal.New()}
 	var err error
 	if v.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -134,7 +135,7 @@ func (c *Controller) work(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.wake:
+		case <-c.wake.C():
 		case <-again:
 		}
 	}
@@ -142,10 +143,7 @@ func (c *Controller) work(ctx context.Context) {
 
 // changed makes work reconcile everything again.
 func (c *Controller) changed() {
-	select {
-	case c.wake <- struct{}{}:
-	default: // it is woken already
-	}
+	c.wake.Notify()
 }
 
 // follow fills an informer until ctx ends.
