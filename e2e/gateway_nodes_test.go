@@ -11,8 +11,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
-// onNodes are the chart's values for a gateway that is a node, and for the controller. Other gateways that the cluster may know
-// are of other groups.
+// onNodes are the chart's values for the controller and a gateway on a node. Other gateways of the cluster are in other
+// groups.
 const onNodes = `
 gateway:
   enabled: true
@@ -79,7 +79,7 @@ func TestGatewayOnNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	servers := strings.NewReplacer("NAME", "onnode", "CLUSTER_ID", "a", "PRE_STOP", "0", "    spec:\n", "    spec:\n      nodeName: a2\n").Replace(dataplaneWorkload)
-	for _, manifest := range []string{servers, gatewayOnNode} { // which makes another Service of the servers' own
+	for _, manifest := range []string{servers, gatewayOnNode} { // it creates another Service of the servers
 		if err := bed.Apply(ctx, "a", manifest); err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func onNodeAnswers(t *testing.T) (vip netip.Addr) {
 	return vip
 }
 
-// nodeHas reports whether the node has an address on its device.
+// nodeHas reports whether the node's device has an address.
 func nodeHas(ctx context.Context, vip netip.Addr) (bool, error) {
 	said, err := bed.Node(ctx, "a1", "ip", "-o", "address", "show", "dev", "eth0")
 	return strings.Contains(said, " "+vip.String()+"/"), err

@@ -11,8 +11,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
 
-// millis is BFD's interval where a test waits for a death, and patientMillis where there is none to notice: three times it is
-// what a machine that does much else may take for a packet, and more than a successor takes to start.
+// millis is the BFD interval of tests that wait for a death, and patientMillis that of the others: three intervals exceed
+// the delay of a packet on a busy machine, and the start of a successor.
 const millis, patientMillis = 200, 1000
 
 // withBFD adds BFD to a state.
@@ -27,7 +27,7 @@ func withRestart(s *desired.State) *desired.State {
 	return s
 }
 
-// awaitBFD waits until a speaker has nothing to complain about.
+// awaitBFD waits until a speaker has no drift.
 func (l *lab) awaitBFD(t *testing.T, gateway int) {
 	t.Helper()
 	eventually(t, func() string {
@@ -39,8 +39,8 @@ func (l *lab) awaitBFD(t *testing.T, gateway int) {
 	})
 }
 
-// A gateway that is cut off is dead to its router long before the hold time, with BFD and in spite of graceful restart;
-// its cable plugged in again, it is told about once BFD is up, in one session and no flap.
+// With BFD, a gateway that is cut off is dead to its router long before the hold time, in spite of graceful restart.
+// After the cable is back, its routes return once BFD is up, in one session and without a flap.
 func TestDeadGateway(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis})
@@ -74,7 +74,7 @@ func TestDeadGateway(t *testing.T) {
 	l.awaitRoutes(t, vip, 0, 1)
 }
 
-// Nothing is announced while BFD, which the state asks for, is not up; and the drift says so.
+// Nothing is announced before BFD is up, and the drift says so.
 func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{}) // a router without BFD
@@ -96,8 +96,8 @@ func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	}
 }
 
-// A speaker is killed and its successor starts: traffic stays where it is, and none is lost, without BFD, with it, and where
-// the router's BFD notices before the successor starts.
+// A speaker is killed and its successor starts: traffic stays and none is lost, without BFD, with it, and when the
+// router's BFD detects it before the successor starts.
 func TestRestartLosesNothing(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -125,7 +125,7 @@ func TestRestartLosesNothing(t *testing.T) {
 			l.awaitBFD(t, 0)
 			l.awaitRoutes(t, vip, 0, 1)
 			first := l.probe(t, vip)
-			awaitAnswers(t, first, 0) // before that gateway 1 may have: its route can be the older one
+			awaitAnswers(t, first, 0) // before gateway 1, whose route could otherwise be the older one
 			first.Stop()
 			p := l.probe(t, vip)
 			awaitAnswers(t, p, 0)
@@ -158,7 +158,7 @@ func TestRestartLosesNothing(t *testing.T) {
 	}
 }
 
-// Two gateways share traffic; one is drained, and no question is lost.
+// Two gateways share traffic; one is drained, and no request is lost.
 func TestDrainLosesNothing(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(*testing.T, *lab, int){
@@ -221,7 +221,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 	}
 }
 
-// Whatever its router does, a speaker comes back and announces again.
+// A speaker comes back and announces again, whatever its router does.
 func TestFlappingPeer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
@@ -240,8 +240,8 @@ func TestFlappingPeer(t *testing.T) {
 	p.Stop()
 }
 
-// With the router's password there is a session; with another one the drift names the peer and what to look at; a
-// router that knows us by another AS says so itself.
+// With the router's password there is a session. With another one the drift names the peer and what to check. A router
+// with another AS for this gateway reports that itself.
 func TestReasonsForMissingSession(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{Password: "s3cret"})
@@ -280,7 +280,7 @@ func TestReasonsForMissingSession(t *testing.T) {
 	l.awaitRoutes(t, vip, 0, 1)
 }
 
-// Inside one AS the local preference decides; and sessions over IPv6 carry both families, too.
+// Inside an AS the local preference decides, and sessions over IPv6 carry both families, too.
 func TestLocalPreference(t *testing.T) {
 	t.Parallel()
 	l := newLabOver(t, ipv6, frr.Config{}, frr.Peer{ASN: routerASN})

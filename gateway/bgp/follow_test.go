@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// A peer whose session cannot begin anew is missed, and comes back with the next Apply.
+// A peer whose session cannot be restarted is reported, and the next Apply adds it again.
 func TestRefusedPeer(t *testing.T) {
 	t.Parallel()
 	s := New(Config{Log: slog.New(slog.DiscardHandler)})

@@ -34,7 +34,7 @@ func TestCommunities(t *testing.T) {
 	}
 }
 
-// What is wrong is told by its field, all of it.
+// Every fault is reported with its field.
 func TestPlanFaults(t *testing.T) {
 	t.Parallel()
 	peer := desired.Peer{Addr: netip.MustParseAddr("10.0.0.1"), ASN: 65000}
@@ -54,7 +54,7 @@ func TestPlanFaults(t *testing.T) {
 	}
 }
 
-// Routes are of VIPs that are announced so and serve, and of gateways that are not cordoned.
+// Routes are those of VIPs announced by BGP with backends, on gateways that are not cordoned.
 func TestPlanRoutes(t *testing.T) {
 	t.Parallel()
 	serves := []desired.Frontend{{Backends: []desired.Backend{{Weight: 1}}}}
@@ -77,7 +77,7 @@ func TestPlanRoutes(t *testing.T) {
 	}
 }
 
-// Each step is what happens to a session, at a second, and what follows from it.
+// Each step is an event of a session at a second, with the expected result.
 func TestMayAnnounce(t *testing.T) {
 	t.Parallel()
 	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
@@ -121,8 +121,8 @@ func TestMayAnnounce(t *testing.T) {
 	}
 }
 
-// A session that waits for BFD begins with it, without it after half the time that the neighbour remembers, and at once when there
-// is to be no BFD any more; meanwhile BFD runs.
+// A session that waits for BFD starts with it, or after half the restart time without it, or at once when BFD is turned
+// off; meanwhile BFD runs.
 func TestMayBegin(t *testing.T) {
 	t.Parallel()
 	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
@@ -153,7 +153,7 @@ func TestMayBegin(t *testing.T) {
 	}
 }
 
-// What a session begins with is told from what changes while it goes on.
+// A change of session parameters is distinguished from one that keeps the session.
 func TestSameSession(t *testing.T) {
 	t.Parallel()
 	a := neighbour{asn: 1, hold: time.Second}
@@ -167,7 +167,7 @@ func TestSameSession(t *testing.T) {
 	}
 }
 
-// Routers are asked to go elsewhere before the routes of a gateway that is cordoned go.
+// Routers are asked to prefer other gateways before a cordoned gateway withdraws its routes.
 func TestCordonShutsDownGracefully(t *testing.T) {
 	t.Parallel()
 	vip := netip.MustParseAddr("192.0.2.1")

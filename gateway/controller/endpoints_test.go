@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// endpoint is one at an address and node; its flags say what its conditions are: r ready, s serving, t terminating.
+// endpoint returns an endpoint at an address and node; its flags set the conditions: r ready, s serving, t terminating.
 func endpoint(addr, node, flags string) discoveryv1.Endpoint {
 	is := func(flag rune) *bool {
 		for _, f := range flags {
@@ -36,7 +36,7 @@ func sliceOf(port int32, all ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice
 	return &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: all, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: &port}}}
 }
 
-// node is one with an address; flags: r ready, x excluded from load balancers, d to be deleted.
+// node returns a node with an address; flags: r ready, x excluded from load balancers, d to be deleted.
 func node(name, flags string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}, {Type: corev1.NodeInternalIP, Address: "10.0.0." + name[1:]}, {Type: corev1.NodeInternalIP, Address: "fd00::" + name[1:]}}
@@ -59,7 +59,7 @@ func TestBackends(t *testing.T) {
 	port := corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}
 	key := types.NamespacedName{Namespace: "demo", Name: "a"}
 	checked := service.Want{Backends: service.NodePorts, Local: true, HealthCheckPort: 31000}
-	// local are nodes with an endpoint each, and what their health check ports said.
+	// local returns nodes with an endpoint each, and the answers of their health check ports.
 	local := func(nodes string, answers ...probes.Answer) *endpoints {
 		e := &endpoints{answers: map[netip.AddrPort]probes.Answer{}}
 		var at []discoveryv1.Endpoint
@@ -189,7 +189,7 @@ func TestBackends(t *testing.T) {
 	}
 }
 
-// A port of an import is found by its name, or by being the only one on both sides.
+// A port of an import matches by name, or if both sides have a single port.
 func TestImportPort(t *testing.T) {
 	ports := func(names string) (of []*discoveryv1.EndpointSlice) {
 		for name := range strings.FieldsSeq(names) {
@@ -221,7 +221,7 @@ func TestImportPort(t *testing.T) {
 	}
 }
 
-// Each group of gateways has the VIPs of its pools, with what the Services at them ask for.
+// Each group of gateways has the VIPs of its pools with their Services.
 func TestVIPs(t *testing.T) {
 	s := Settings{Cluster: "c", Pools: []Pool{
 		{Name: "one", Announce: desired.ByBGP, Return: desired.Routed, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}},

@@ -31,7 +31,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, change func(*testbed)
 		moves          []string // Services whose addresses may change
-		calls          int      // that the change takes, at least
+		calls          int      // minimum number of calls of the change
 	}{
 		"MapService": {
 			func(*testbed) {},
@@ -109,7 +109,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 				kills := 0
 				for at := 1; ; at += steps[i] {
 					k := &crasher{crashMode: way}
-					w.startWith(movingSettings(), k)
+					w.startWith(failoverSettings(), k)
 					w.noError(w.Sync(t.Context()))
 					tc.before(w)
 					w.noError(w.converge())
@@ -123,13 +123,13 @@ func TestKilledAtEveryCall(t *testing.T) {
 					tc.change(w)
 					_ = w.converge()
 					k.at = 0
-					for _, n := range w.names() { // what was said before the kill counts too
+					for _, n := range w.names() { // events before the crash count too
 						if s := w.get(n.Name); !slices.Contains(tc.moves, n.Name) && len(addresses(s)) > 0 {
 							reached[n.Name] = addresses(s)
 						}
 					}
 					if !way.fails {
-						w.startWith(movingSettings(), nil)
+						w.startWith(failoverSettings(), nil)
 						w.noError(w.Sync(t.Context()))
 					}
 					w.noError(w.converge())
@@ -157,7 +157,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 	}
 }
 
-// empty removes all Services, and holds that nothing is left of them.
+// empty deletes all Services, and verifies that nothing is left of them.
 func (w *testbed) empty() {
 	w.t.Helper()
 	for _, n := range w.names() {

@@ -28,7 +28,7 @@ func TestParseRoundTrip(t *testing.T) {
 	}
 }
 
-// The hash is of the state as it came, however it is written.
+// The hash covers the received bytes of the state, in any formatting.
 func TestParseHashesReceivedBytes(t *testing.T) {
 	b := []byte(`{"state": {"balancer": "nftables", "group": "edge", "cluster": "a"} , "hash": "HASH", "generation": 1}`)
 	sum := sha256.Sum256([]byte(`{"balancer": "nftables", "group": "edge", "cluster": "a"}`))
@@ -67,7 +67,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// VIPs that were read before are the same ones, and those that changed are read.
+// Unchanged VIPs are reused, and changed ones are decoded.
 func TestParseReusesVIPs(t *testing.T) {
 	s := example()
 	odd := s.VIPs[0]
@@ -95,7 +95,7 @@ func TestParseReusesVIPs(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is cut apart and put together again is what encoding/json reads.
+// FuzzParse compares Parse with encoding/json.
 func FuzzParse(f *testing.F) {
 	made := NewRequest(1, example())
 	f.Add(made.JSON())

@@ -20,11 +20,11 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// fake is a balancer that has what it is given.
+// fake is a balancer with given flows.
 type fake struct {
 	opens chan Flow
 	mu    sync.Mutex
-	has   []Flow // from the beginning
+	has   []Flow // from the start
 	heard []Flow
 	late  map[netip.AddrPort]bool // backends that it does not have yet
 }
@@ -67,7 +67,7 @@ func (f *fake) Import(all []Flow) (early []Flow, err error) {
 	return early, nil
 }
 
-// comes gives it a backend that was late.
+// comes adds a late backend.
 func (f *fake) comes(backend netip.AddrPort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,14 +80,14 @@ func (f *fake) knows(o Flow) bool {
 	return slices.Contains(f.heard, o)
 }
 
-// flow is one of many.
+// flow returns one of many flows.
 func flow(port uint16) Flow {
 	at := func(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), port) }
 	client := at("192.0.2.1", port)
 	return Flow{Protocol: "TCP", Client: client, VIP: at("198.51.100.7", 80), Backend: at("10.1.0.1", 8080), Source: client}
 }
 
-// gateway is an exchange that can be reached.
+// gateway is an exchange with an address.
 type gateway struct {
 	*Exchange
 	balancer fake
@@ -97,7 +97,7 @@ type gateway struct {
 	at       string
 }
 
-// newGateways returns some of one authority.
+// newGateways returns gateways with certificates of one authority.
 func newGateways(t *testing.T, names ...string) (all []*gateway) {
 	t.Helper()
 	authority, err := certs.NewAuthority("test", time.Now())
@@ -163,7 +163,7 @@ func await(t *testing.T, is func() bool, otherwise string) {
 	}
 }
 
-// A gateway hears of what was there before it came, of what opens, and after it was away of what it missed.
+// A gateway receives the flows from before its start, new ones, and those that it missed while it was unreachable.
 func TestExchange(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
@@ -199,8 +199,8 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// A gateway that starts anew, having forgotten everything, hears at once of what there is, though nothing opens: before its router
-// leads packets of it here.
+// A gateway that restarted empty receives all flows at once, although none opens: before its router sends packets of them
+// here.
 func TestPeerRestarts(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
@@ -220,13 +220,13 @@ func TestPeerRestarts(t *testing.T) {
 	await(t, func() bool { return next.balancer.knows(flow(1)) }, "what was there is not told to who has started anew")
 }
 
-// Whoever starts knows what there is when Hear returns, before anybody has told it, and waits for nobody who is away.
+// PullAll imports all flows of reachable peers before it returns, and does not wait for unreachable ones.
 func TestPullAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	g[0].balancer.has = []Flow{flow(1), flow(2)}
 	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	await(t, func() bool { return g[1].Stats().Refused > 0 }, "who has no group yet was told") // so it is told again a second later
+	await(t, func() bool { return g[1].Stats().Refused > 0 }, "who has no group yet was told") // so the next attempt is a second later
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestPullAll(t *testing.T) {
 		}
 	}
 	heard := len(g[1].balancer.heard)
-	g[1].PullAll(t.Context(), false) // who was asked is not asked again
+	g[1].PullAll(t.Context(), false) // a peer is asked only once
 	if have := len(g[1].balancer.heard); have != heard {
 		t.Errorf("%d flows were heard again", have-heard)
 	}
@@ -248,7 +248,7 @@ func TestPullAll(t *testing.T) {
 	}
 }
 
-// Others know everything when TellAll returns, which waits for nobody who is away.
+// PushAll sends all flows to reachable peers before it returns, and does not wait for unreachable ones.
 func TestPushAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
@@ -268,7 +268,7 @@ func TestPushAll(t *testing.T) {
 	}
 }
 
-// A flow whose backend is not there yet is known as soon as it is, and the gateway that told of it need not live so long.
+// A flow without its backend is imported when the backend appears, even if the sender is gone by then.
 func TestFlowArrivesBeforeItsBackend(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
@@ -280,14 +280,14 @@ func TestFlowArrivesBeforeItsBackend(t *testing.T) {
 	if err := g[0].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate}) // of something else
+	g[1].SetPeers([]desired.PeerGateway{g[0].mate}) // of another backend
 	await(t, func() bool { return len(g[1].retryPending) == 0 && g[1].Stats().Pending == 1 }, "what came early waits no more")
 	g[1].balancer.comes(flow(1).Backend)
 	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
 	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "what came early is not known later")
 }
 
-// A backend that comes while flows with it are looked at is not missed, and flows do not wait for ever.
+// A backend that appears during an import is not missed, and flows do not wait for ever.
 func TestPendingFlows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -322,7 +322,7 @@ func TestPendingFlows(t *testing.T) {
 	})
 }
 
-// meanwhile is a balancer that gets its backends while it is told of flows with them for the first time.
+// meanwhile is a balancer that gets its backends during the first import of their flows.
 type meanwhile struct {
 	Sharer
 	applied func()
@@ -341,7 +341,7 @@ func (m *meanwhile) Import(all []Flow) ([]Flow, error) {
 	return nil, nil
 }
 
-// Only the group is heard, and only with flows that can be.
+// Only peers may send flows, and only valid ones.
 func TestRefusedRequests(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "stranger")

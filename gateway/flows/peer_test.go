@@ -20,11 +20,12 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Another gateway hears at once of one that starts. A flow is told at once; those that come while another gateway is told of it, or just after, go together.
+// A gateway that starts sends its first request at once. A single flow is sent at once; flows that open during a request,
+// or just after it, go together.
 func TestFlowsAreSentAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const road = 2 * time.Millisecond // to the other gateway and back
+		const road = 2 * time.Millisecond // round trip to the peer
 		start := time.Now()
 		type request struct {
 			after time.Duration

@@ -16,7 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// tells lets one gateway tell the other of its connections, until the result is called.
+// tells exports the connections of one gateway to the other, until the returned function is called.
 func (w *testbed) tells(from, to int) (end func() int) {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(w.t.Context())
@@ -43,7 +43,7 @@ func (w *testbed) tells(from, to int) (end func() int) {
 	}
 }
 
-// knows makes flows known, whose backends must be there.
+// knows imports flows, whose backends must exist.
 func (b *Balancer) knows(all []flows.Flow) error {
 	early, err := b.Import(all)
 	if err == nil && len(early) > 0 {
@@ -52,25 +52,25 @@ func (b *Balancer) knows(all []flows.Flow) error {
 	return err
 }
 
-// eachWay runs a test in a world of its own for each way back that lets connections be shared; returns makes VIPs take it.
+// eachWay runs a test in its own testbed for each return path that shares connections; returns sets it on VIPs.
 func eachWay(t *testing.T, test func(w *testbed, returns func(*desired.VIP))) {
 	t.Helper()
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
 		t.Run(string(way), func(t *testing.T) {
 			t.Parallel()
-			test(newWorld(t), func(v *desired.VIP) { v.Return = way })
+			test(newTestbed(t), func(v *desired.VIP) { v.Return = way })
 		})
 	}
 }
 
-// A backend comes and another one drains, and then the gateway dies: with what it has told no connection breaks, whichever
-// end speaks first and however the backends see clients.
+// A backend is added and another one drains before the gateway dies. With exported connections none breaks, whichever end
+// sends first and whatever address backends see.
 func TestImportedConnectionsContinue(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })))
 		s := w.serve()
-		before := w.openStreams(0, 4) // these are there when the telling begins
+		before := w.openStreams(0, 4) // these exist when the export starts
 		end := w.tells(0, 1)
 		after := w.openStreams(1, 4)
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends[0].Draining = true })))
@@ -87,7 +87,7 @@ func TestImportedConnectionsContinue(t *testing.T) {
 	})
 }
 
-// endings are ways in which a connection ends; each returns what the other end hears of it, or nil if that is what it should.
+// endings are ways in which a connection ends. Each returns the error at the other end, or nil for the expected one.
 var endings = map[string]func(f *flow, server *served) error{
 	"the client closes": func(f *flow, server *served) error {
 		return errors.Join(f.Conn.(*net.TCPConn).CloseWrite(), hears(<-server.ended, nil), f.hears(io.EOF))
@@ -113,7 +113,7 @@ func (f *flow) hears(want error) error {
 	return hears(err, want)
 }
 
-// A connection may end with the first packet that the survivor sees of it: the other end hears so, whichever it is.
+// A connection may end with the first packet at the surviving gateway. The other end is notified, whichever it is.
 func TestImportedConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
@@ -144,7 +144,7 @@ func TestImportedConnectionsEnd(t *testing.T) {
 	})
 }
 
-// tracked is how many connections a gateway knows.
+// tracked returns the number of connections that a gateway knows.
 func (w *testbed) tracked(gateway int) (n int) {
 	w.t.Helper()
 	in(w.t, w.gateways[gateway].ns, func() error {
@@ -153,10 +153,10 @@ func (w *testbed) tracked(gateway int) (n int) {
 	return n
 }
 
-// What another gateway told of is not told back, and ends when nothing more is heard of it; what has a packet here is ours.
+// An imported connection is not exported again, and expires without updates. A packet makes it local.
 func TestUnusedImportIsNotExported(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.apply(w.state())
 	w.serve()
 	all := w.openStreams(0, 2)
@@ -190,8 +190,8 @@ func TestUnusedImportIsNotExported(t *testing.T) {
 	}
 }
 
-// An answer that is under way when another gateway takes over comes there before any question does. Of UDP that is known when all
-// is told, and is not told back before it has been used.
+// A reply in flight may reach the new gateway before any request. A UDP flow is imported with a full export, and not
+// exported again before it is used.
 func TestRepliesInFlight(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
@@ -212,7 +212,7 @@ func TestRepliesInFlight(t *testing.T) {
 			})
 			return all
 		}
-		for range 2 { // the second time they are known
+		for range 2 { // the second export includes them
 			in(w.t, w.gateways[1].ns, func() error { return w.gateways[1].knows(all(0)) })
 		}
 		if back := all(1); len(back) > 0 {
@@ -230,8 +230,8 @@ func TestRepliesInFlight(t *testing.T) {
 	})
 }
 
-// A connection that goes on at another gateway may come back after more bytes than a window has: to the gateway where it began,
-// which did not see them.
+// A connection that moved to another gateway may return after more bytes than a TCP window to its first gateway, which
+// did not see them.
 func TestConnectionsReturn(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {

@@ -73,7 +73,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// Whatever happens, nobody has what another one has, and nothing is lost or kept for nobody.
+// After any operations, no two Services share an L4 port, and every allocation has its claim.
 func TestAllocationsModel(t *testing.T) {
 	l4s := []L4{http, dns, tdns, {"TCP", 443}}
 	ports := []string{"p1", "p2", "p3"}
@@ -126,8 +126,7 @@ func TestAllocationsModel(t *testing.T) {
 	})
 }
 
-// A restart tells the same from annotations, in whatever order they are read; of two Services that want the same, the
-// older one keeps it.
+// Restore gives the same result in any order of the claims. Of two colliding Services the older one keeps its port.
 func TestRestore(t *testing.T) {
 	at := func(c Claim, hour int) Claim {
 		c.Created = time.Unix(int64(hour)*3600, 0)

@@ -55,7 +55,7 @@ vrrp_instance isthmus {
 	}
 }
 
-// Gateways have a role while something is announced so and serves, and they are not cordoned.
+// A gateway has a role while a VIP announced by VRRP has backends and the gateway is not cordoned.
 func TestNewRole(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*desired.State){
