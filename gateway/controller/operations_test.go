@@ -434,7 +434,7 @@ func TestInvalidSpecKeepsAddresses(t *testing.T) {
 		says   string
 	}{
 		"unknown pool":               {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
-		"SCTP":                       {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not balanced by gateways"},
+		"SCTP":                       {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not supported by gateways"},
 		"no such address":            {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
 		"a pool of the other family": {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
 		"allocated of a list":        {in("list", "allocate"), "pool list has no floating IPs"},

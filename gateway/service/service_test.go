@@ -144,7 +144,7 @@ func TestReadErrors(t *testing.T) {
 		"external IPs": {func(s *corev1.Service) { s.Annotations[AnnotationExternalIPs] = "yes" }, []string{`annotation gateway.isthmus.dev/external-ips is "yes"; it can be "false" or "true"`}},
 		"floating IP of IPv6": {
 			func(s *corev1.Service) { s.Annotations[AnnotationFloatingIP] = "2001:db8::1" },
-			[]string{"annotation gateway.isthmus.dev/floating-ip is 2001:db8::1; floating IPs are IPv4 only, IPv6 addresses are announced as they are"},
+			[]string{"annotation gateway.isthmus.dev/floating-ip is 2001:db8::1; floating IPs are IPv4 only; IPv6 addresses are announced without one"},
 		},
 		"floating IP for IPv6": {
 			func(s *corev1.Service) {
@@ -165,7 +165,7 @@ func TestReadErrors(t *testing.T) {
 		},
 		"SCTP": {
 			func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP },
-			[]string{"spec.ports[http].protocol SCTP is not balanced by gateways; use TCP or UDP"},
+			[]string{"spec.ports[http].protocol SCTP is not supported by gateways; use TCP or UDP"},
 		},
 		"no node port": {
 			func(s *corev1.Service) {
@@ -189,7 +189,7 @@ func TestReadErrors(t *testing.T) {
 				s.Spec.Selector = nil
 				s.Annotations = map[string]string{AnnotationServiceImport: "hello", AnnotationBackends: "nodeports"}
 			},
-			[]string{"the annotation isthmus.dev/service-import needs gateway.isthmus.dev/backends=pods: other clusters' node ports do not lead to their pods for us"},
+			[]string{"the annotation isthmus.dev/service-import needs gateway.isthmus.dev/backends=pods: node ports of other clusters are not reachable"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
