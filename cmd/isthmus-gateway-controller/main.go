@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/yaml"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/program"
+	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -106,11 +106,11 @@ not answer, everything stays as it is.`,
 
 // run wires the controller to its HTTP server, and runs both until ctx ends.
 func run(ctx context.Context, s settings, stderr io.Writer) error {
-	log, err := program.Logger(s.logFormat, s.logLevel, stderr)
+	log, err := cli.Logger(s.logFormat, s.logLevel, stderr)
 	if err != nil {
 		return err
 	}
-	local, err := program.Cluster(s.kubeconfig)
+	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -130,12 +130,12 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	listener, err := program.Listen(ctx, s.listen)
+	listener, err := cli.Listen(ctx, s.listen)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return program.Serve(ctx, listener, routes(is)) })
+	group.Go(func() error { return cli.Serve(ctx, listener, routes(is)) })
 	group.Go(func() error { return is.Run(ctx) })
 	return group.Wait()
 }

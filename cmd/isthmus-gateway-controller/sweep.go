@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/program"
+	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/gateway/controller"
@@ -44,7 +44,7 @@ after the controller was removed for good. It may run beside the controller.`,
 
 func swept(cmd *cobra.Command, s settings, dryRun bool) (orphans, error) {
 	none := orphans{}
-	local, err := program.Cluster(s.kubeconfig)
+	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return none, err
 	}

@@ -47,7 +47,7 @@ const (
 
 // audit is everything that leaders write into members, each write once, as the members' API servers tell it.
 type audit struct {
-	world   *world
+	world   *testbed
 	members []clusterset.ClusterID
 
 	mu     sync.Mutex
@@ -66,7 +66,7 @@ type write struct {
 func (w write) String() string { return fmt.Sprintf("%s %s %s", w.to, w.verb, w.what) }
 
 // audit begins one when all that was to be written before is written, of all members if none is named.
-func (w *world) audit(of ...clusterset.ClusterID) *audit {
+func (w *testbed) audit(of ...clusterset.ClusterID) *audit {
 	w.t.Helper()
 	w.awaitRest()
 	if len(of) == 0 {
@@ -98,7 +98,7 @@ func (w *world) audit(of ...clusterset.ClusterID) *audit {
 }
 
 // list returns what a member has of a kind.
-func (w *world) list(id clusterset.ClusterID, kind schema.GroupVersionKind) *unstructured.UnstructuredList {
+func (w *testbed) list(id clusterset.ClusterID, kind schema.GroupVersionKind) *unstructured.UnstructuredList {
 	w.t.Helper()
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
@@ -290,7 +290,7 @@ func (a *audit) current() bool {
 }
 
 // written is what leaders do to the objects of a federated Service that one cluster offers, in members.
-func (w *world) written(verb watch.EventType, name string, from clusterset.ClusterID, to ...clusterset.ClusterID) []string {
+func (w *testbed) written(verb watch.EventType, name string, from clusterset.ClusterID, to ...clusterset.ClusterID) []string {
 	var want []string
 	for _, id := range to {
 		want = append(want, fmt.Sprintf("%s %s Service %s", id, verb, name), fmt.Sprintf("%s %s EndpointSlice %s of %s", id, verb, name, from))
@@ -305,13 +305,13 @@ func (w *world) written(verb watch.EventType, name string, from clusterset.Clust
 }
 
 // came is what is written in members when one federated Service comes that a cluster offers.
-func (w *world) came(name string, from clusterset.ClusterID, to ...clusterset.ClusterID) []string {
+func (w *testbed) came(name string, from clusterset.ClusterID, to ...clusterset.ClusterID) []string {
 	return append(w.written(watch.Added, name, from, to...),
 		fmt.Sprintf("%s %s Service %s", from, told, name), fmt.Sprintf("%s %s Federated of Service %s", from, event, name))
 }
 
 // epochs are those of the members' Leases, as their API servers say.
-func (w *world) epochs() map[clusterset.ClusterID]int64 {
+func (w *testbed) epochs() map[clusterset.ClusterID]int64 {
 	w.t.Helper()
 	epochs := map[clusterset.ClusterID]int64{}
 	for _, id := range ids {
@@ -325,7 +325,7 @@ var asked = regexp.MustCompile(`^apiserver_request_total\{.*code="(\d+)".*resour
 
 // requests returns how often all members were asked to change something, Leases apart, whoever asked and whatever the
 // answer was; but where something is refused in this world, what is refused.
-func (w *world) requests() map[string]string {
+func (w *testbed) requests() map[string]string {
 	w.t.Helper()
 	counts := map[string]string{}
 	for _, id := range ids {

@@ -33,7 +33,7 @@ import (
 )
 
 // lease returns who holds the Lease of a member, as CLUSTER/POD, and its epoch.
-func (w *world) lease(id clusterset.ClusterID) (holder string, epoch int64) {
+func (w *testbed) lease(id clusterset.ClusterID) (holder string, epoch int64) {
 	w.t.Helper()
 	l := &coordinationv1.Lease{}
 	if err := w.admin[id].Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: string(id)}, l); client.IgnoreNotFound(err) != nil {
@@ -49,7 +49,7 @@ func (w *world) lease(id clusterset.ClusterID) (holder string, epoch int64) {
 }
 
 // awaitLeader waits until a process leads members, all if none is named.
-func (w *world) awaitLeader(process string, of ...clusterset.ClusterID) {
+func (w *testbed) awaitLeader(process string, of ...clusterset.ClusterID) {
 	w.t.Helper()
 	if len(of) == 0 {
 		of = ids
@@ -60,7 +60,7 @@ func (w *world) awaitLeader(process string, of ...clusterset.ClusterID) {
 }
 
 // edit changes the Federation of a supervisor.
-func (w *world) edit(supervisor clusterset.ClusterID, change func(*federationv1alpha1.FederationSpec)) {
+func (w *testbed) edit(supervisor clusterset.ClusterID, change func(*federationv1alpha1.FederationSpec)) {
 	w.t.Helper()
 	eventually(w.t, "the Federation is edited", func() bool {
 		f := &federationv1alpha1.Federation{}
@@ -73,7 +73,7 @@ func (w *world) edit(supervisor clusterset.ClusterID, change func(*federationv1a
 }
 
 // leadsTo waits until a federated Service leads to addresses in one member.
-func (w *world) leadsTo(id clusterset.ClusterID, name string, addresses ...string) {
+func (w *testbed) leadsTo(id clusterset.ClusterID, name string, addresses ...string) {
 	w.t.Helper()
 	var have []string
 	eventually(w.t, fmt.Sprintf("%s leads to %v in %s", name, addresses, id), func() bool {
@@ -83,7 +83,7 @@ func (w *world) leadsTo(id clusterset.ClusterID, name string, addresses ...strin
 }
 
 // awaitRest waits until nobody asks any member to change anything for longer than a Lease.
-func (w *world) awaitRest() {
+func (w *testbed) awaitRest() {
 	w.t.Helper()
 	const stillness = 3 * time.Second
 	var came []string
@@ -101,7 +101,7 @@ func (w *world) awaitRest() {
 // leads once the Lease is over, of the next epoch. It writes nothing that is right already, and does not even ask to;
 // what is new it writes once, and what goes is the only thing that is first made to be of its epoch.
 func TestALeaderIsKilled(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.switchOnVIPs()
 	kill := w.spawn("a", "one")
 	w.awaitLeader("a/one")
@@ -168,14 +168,14 @@ func TestALeaderIsKilled(t *testing.T) {
 
 // reigns are all states of the Leases of members, as their API servers tell them.
 type reigns struct {
-	world *world
+	world *testbed
 
 	mu     sync.Mutex
 	leases map[string][]coordinationv1.LeaseSpec // by CLUSTER/NAME, in their order
 }
 
 // reigns follows them until the test ends.
-func (w *world) reigns() *reigns {
+func (w *testbed) reigns() *reigns {
 	w.t.Helper()
 	r := &reigns{world: w, leases: map[string][]coordinationv1.LeaseSpec{}}
 	for _, id := range ids {
@@ -247,7 +247,7 @@ func (r *reigns) succession(id clusterset.ClusterID, from, to string) {
 }
 
 // told reports whether as many member Services of a cluster say where they lead.
-func (w *world) told(id clusterset.ClusterID, n int) bool {
+func (w *testbed) told(id clusterset.ClusterID, n int) bool {
 	var all corev1.ServiceList
 	if err := w.admin[id].List(w.t.Context(), &all, client.InNamespace(demo)); err != nil {
 		w.t.Fatal(err)
@@ -264,7 +264,7 @@ func (w *world) told(id clusterset.ClusterID, n int) bool {
 // what is new in one supervisor not into the other. When the network is whole again everything is everywhere, written
 // once.
 func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.supervise("b", "two")
@@ -289,7 +289,7 @@ func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
 		}
 	}
 
-	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"b": policies.Away})
+	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"b": policies.Unreachable})
 
 	w.gates["a b"].Open()
 	w.gates["b a"].Open()
@@ -305,7 +305,7 @@ func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
 // TestASupervisorClusterIsGone: with all that was in it. The other supervisor leads the rest, and what the one that is
 // gone said last counts on; when it is back it gets what it missed.
 func TestASupervisorClusterIsGone(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	_, stop := w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.supervise("b", "two")
@@ -349,7 +349,7 @@ func away() time.Duration {
 // what it missed. That all it offered is lost meanwhile is not believed before a person says so.
 func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	const many = 6
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	for i := range many {
@@ -364,7 +364,7 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	writes, before := w.audit(), w.epochs()
 	w.gates["a c"].Shut()
 	eventually(t, "a says that c is away", func() bool { return !w.status("a", "c").Reachable })
-	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Away})
+	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Unreachable})
 	w.offer("a", "late", "10.1.0.1")
 	for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
 		if err := w.admin["c"].DeleteAllOf(t.Context(), kind, client.InNamespace(demo)); err != nil {
@@ -395,7 +395,7 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 // nothing is written into it, nor is it made the member by the way; it is when a person says that the other one is gone,
 // and adds it.
 func TestAMemberIsWiped(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.supervise("b", "two")
@@ -412,7 +412,7 @@ func TestAMemberIsWiped(t *testing.T) {
 	for _, supervisor := range ids[:2] {
 		eventually(t, string(supervisor)+" says that c does not know it", func() bool {
 			m := w.status(supervisor, "c")
-			return !m.Reachable && strings.Contains(m.Message, "does not know the token")
+			return !m.Reachable && strings.Contains(m.Message, "does not accept the token")
 		})
 	}
 	w.offer("a", "late", "10.1.0.2")
@@ -454,7 +454,7 @@ func TestAMemberIsWiped(t *testing.T) {
 
 // TestAMemberServiceChangesItsType: to external IPs, and then to what cannot be a member.
 func TestAMemberServiceChangesItsType(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.offer("b", "web", "10.2.0.1")
@@ -493,7 +493,7 @@ func TestAMemberServiceChangesItsType(t *testing.T) {
 
 // TestANameIsTaken: somebody's own Service has the name of a federated one. It stays as it is, and everybody is told.
 func TestANameIsTaken(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	own := &corev1.Service{
@@ -520,7 +520,7 @@ func TestANameIsTaken(t *testing.T) {
 // TestMembersComeAndGo: what a member offers goes when it leaves, everywhere but in itself, where nothing is written any
 // more; and comes again when it does.
 func TestMembersComeAndGo(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.supervise("b", "two")
@@ -551,7 +551,7 @@ func TestMembersComeAndGo(t *testing.T) {
 
 // TestAMemberIsReadSlowly: what a member offers is believed once all of it was read, whichever kind comes last.
 func TestAMemberIsReadSlowly(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.offer("c", "web", "10.3.0.1")
 	w.awaitEverywhere("web", "10.3.0.1") // so there is nothing to write in c when it comes back, which would be news of web
@@ -597,7 +597,7 @@ func TestAMemberIsReadSlowly(t *testing.T) {
 // TestAnotherClusterUnderTheSameID: a cluster that stands where a member was is not written into, nor believed, until a
 // person says that it is the member now; and one that has the id of another member never.
 func TestAnotherClusterUnderTheSameID(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.admit("a", "b")
 	claimed := &federationv1alpha1.ClusterClaim{}
 	if err := w.admin["b"].Delete(t.Context(), &federationv1alpha1.Federation{ObjectMeta: claim(federationv1alpha1.FederationName, "").ObjectMeta}); err != nil {
@@ -660,7 +660,7 @@ func TestAnotherClusterUnderTheSameID(t *testing.T) {
 
 // admit lets a supervisor do in a cluster whatever it likes, until the test ends: what isthmusctl would let it do there, had
 // it made that cluster the member that it is going to be.
-func (w *world) admit(supervisor, id clusterset.ClusterID) {
+func (w *testbed) admit(supervisor, id clusterset.ClusterID) {
 	w.t.Helper()
 	all := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "admitted"},

@@ -25,7 +25,7 @@ import (
 
 // TestAFederationLives goes through what happens to a federation of two supervisors and a child.
 func TestAFederationLives(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	_, stopA := w.supervise("a", "one")
 	eventually(t, "a leads everybody", func() bool {
 		return !slices.ContainsFunc(ids, func(id clusterset.ClusterID) bool { return w.status("a", id).Leader != "a/one" })
@@ -116,7 +116,7 @@ func TestAFederationLives(t *testing.T) {
 // TestAServiceOfTwoFamilies: a cluster offers IPv4 and another one IPv6 addresses of one federated Service, which leads to
 // both in all clusters.
 func TestAServiceOfTwoFamilies(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.offer("a", "web", "10.1.0.1")
@@ -150,7 +150,7 @@ func TestAServiceOfTwoFamilies(t *testing.T) {
 // TestAServerIsFederated: a server that Nova has asks for a Service of its cluster by its metadata, and for a federated one,
 // which leads to it in all clusters: made with the server, not ready while it is stopped, removed with it.
 func TestAServerIsFederated(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	cloud := novatest.NewFake(t)
@@ -201,7 +201,7 @@ func TestAServerIsFederated(t *testing.T) {
 }
 
 // update writes a Secret of a supervisor anew.
-func (w *world) update(id clusterset.ClusterID, secret *corev1.Secret) {
+func (w *testbed) update(id clusterset.ClusterID, secret *corev1.Secret) {
 	w.t.Helper()
 	if err := w.admin[id].Update(w.t.Context(), secret); err != nil {
 		w.t.Fatal(err)

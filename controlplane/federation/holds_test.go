@@ -22,7 +22,7 @@ import (
 // too, by its status, a condition and events, and release says it of both.
 func TestWhatIsHeldIsToldByWhoeverWritesIt(t *testing.T) {
 	const many = 6
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.supervise("b", "two")

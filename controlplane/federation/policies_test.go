@@ -48,7 +48,7 @@ func clusterPolicy(name string) *unstructured.Unstructured {
 
 // policyStates waits until a policy's status says of all other members that it is in a state there, and of those in except
 // that it is in another one.
-func (w *world) policyStates(id clusterset.ClusterID, o *unstructured.Unstructured, want policies.State, except map[clusterset.ClusterID]policies.State) {
+func (w *testbed) policyStates(id clusterset.ClusterID, o *unstructured.Unstructured, want policies.State, except map[clusterset.ClusterID]policies.State) {
 	w.t.Helper()
 	eventually(w.t, fmt.Sprintf("%s %s is %s, but for %v", o.GetKind(), o.GetName(), want, except), func() bool {
 		have := o.DeepCopy()
@@ -81,7 +81,7 @@ func copies(verb watch.EventType, o *unstructured.Unstructured, in ...clusterset
 // TestPoliciesTravel: policies that people federate are made, changed and removed in all other members, once each, by
 // leaders with the rights that they are given.
 func TestPoliciesTravel(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
 	w.supervise("b", "two")
@@ -126,7 +126,7 @@ func TestPoliciesTravel(t *testing.T) {
 // TestAMemberRefusesAPolicy: what a member's webhook refuses is in the other ones, is told once, and gets there when it is
 // allowed.
 func TestAMemberRefusesAPolicy(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.refuses = true
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -143,7 +143,7 @@ func TestAMemberRefusesAPolicy(t *testing.T) {
 
 // refuseAll gives a member a webhook that refuses all NetworkPolicies, until the returned function is called, or the test
 // ends.
-func (w *world) refuseAll(id clusterset.ClusterID) (allow func()) {
+func (w *testbed) refuseAll(id clusterset.ClusterID) (allow func()) {
 	w.t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview

@@ -15,7 +15,7 @@ import (
 )
 
 // rights gives a supervisor rights in a member instead of those that it has.
-func (w *world) rights(supervisor, member string, rules ...rbacv1.PolicyRule) {
+func (w *testbed) rights(supervisor, member string, rules ...rbacv1.PolicyRule) {
 	w.t.Helper()
 	c, account := w.admin[ids[strings.Index("abc", member)]], "federation-"+supervisor
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: account}, Rules: rules}
@@ -40,7 +40,7 @@ func (w *world) rights(supervisor, member string, rules ...rbacv1.PolicyRule) {
 // TestARightIsMissing: a leader may not read kinds of policies. What has nothing to do with them goes on, policies of other
 // kinds, too; the Federation says what is missing, and policies follow when it is there.
 func TestARightIsMissing(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	everything := func(group string, resources ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: []string{"*"}}
 	}

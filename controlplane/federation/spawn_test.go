@@ -24,7 +24,7 @@ type local struct {
 }
 
 // spawn runs a supervisor in a process of its own, and returns what kills it. It ends with the test at the latest.
-func (w *world) spawn(id clusterset.ClusterID, pod string) (kill func()) {
+func (w *testbed) spawn(id clusterset.ClusterID, pod string) (kill func()) {
 	w.t.Helper()
 	program, err := os.Executable()
 	if err != nil {

@@ -28,12 +28,12 @@ const annotationCarried = "federation.isthmus.dev/from-machines"
 var errTaken = errors.New("the name is taken")
 
 // apply makes a Service and its slices be as o says. fault is why that cannot be, for people.
-func (v *VMs) apply(ctx context.Context, o offer, have stands, unread map[string]bool) (fault string, err error) {
-	svc, err := v.applyService(ctx, o, have.service)
+func (c *Controller) apply(ctx context.Context, o offer, have stands, unread map[string]bool) (fault string, err error) {
+	svc, err := c.applyService(ctx, o, have.service)
 	switch {
 	case errors.Is(err, errTaken):
 		const text = "service %s is not one of machines, and stays as it is; rename one of them"
-		return fmt.Sprintf(text, o.name), v.removeSlices(ctx, have, unread)
+		return fmt.Sprintf(text, o.name), c.removeSlices(ctx, have, unread)
 	case apierrors.IsNotFound(err):
 		return fmt.Sprintf("there is no namespace %s; create it", o.name.Namespace), nil
 	case err != nil:
@@ -45,34 +45,34 @@ func (v *VMs) apply(ctx context.Context, o offer, have stands, unread map[string
 	}
 	for _, es := range o.slices {
 		es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}
-		if err := v.applySlice(ctx, es, old[es.Name]); err != nil {
+		if err := c.applySlice(ctx, es, old[es.Name]); err != nil {
 			return "", fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
 		delete(old, es.Name)
 	}
-	return "", v.removeSlices(ctx, stands{slices: slices.Collect(maps.Values(old))}, unread)
+	return "", c.removeSlices(ctx, stands{slices: slices.Collect(maps.Values(old))}, unread)
 }
 
 // applyService makes a Service be as o says, and returns it as it is then.
-func (v *VMs) applyService(ctx context.Context, o offer, have *corev1.Service) (*corev1.Service, error) {
+func (c *Controller) applyService(ctx context.Context, o offer, have *corev1.Service) (*corev1.Service, error) {
 	if have == nil { // or it was made a moment ago, and has not been seen yet
 		svc := &corev1.Service{}
-		err := v.client.Get(ctx, client.ObjectKey(o.name), svc)
+		err := c.client.Get(ctx, client.ObjectKey(o.name), svc)
 		if apierrors.IsNotFound(err) {
 			svc.Namespace, svc.Name = o.name.Namespace, o.name.Name
 			svc.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyPreferDualStack)
 			o.shape(svc)
-			if err := v.client.Create(ctx, svc); err != nil {
+			if err := c.client.Create(ctx, svc); err != nil {
 				return nil, err
 			}
-			v.cfg.Log.Info("a Service of machines made", "namespace", svc.Namespace, "service", svc.Name)
+			c.cfg.Log.Info("a Service of machines made", "namespace", svc.Namespace, "service", svc.Name)
 			return svc, nil
 		}
 		if err != nil {
 			return nil, err
 		}
 		if svc.Labels[isthmus.LabelManagedBy] != v1alpha1.ManagedByMachines {
-			if err := v.tellOwner(ctx, svc); err != nil {
+			if err := c.tellOwner(ctx, svc); err != nil {
 				return nil, err
 			}
 			return nil, errTaken
@@ -84,18 +84,18 @@ func (v *VMs) applyService(ctx context.Context, o offer, have *corev1.Service) (
 	if equality.Semantic.DeepEqual(svc, have) {
 		return svc, nil
 	}
-	if err := v.client.Update(ctx, svc); err != nil {
+	if err := c.client.Update(ctx, svc); err != nil {
 		return nil, fmt.Errorf("change service %s: %w", o.name, err)
 	}
 	return svc, nil
 }
 
 // tellOwner tells a Service that machines ask for its name, once while the event is there.
-func (v *VMs) tellOwner(ctx context.Context, svc *corev1.Service) error {
-	if v.owners[svc.UID] {
+func (c *Controller) tellOwner(ctx context.Context, svc *corev1.Service) error {
+	if c.owners[svc.UID] {
 		return nil
 	}
-	err := v.client.Create(ctx, &eventsv1.Event{
+	err := c.client.Create(ctx, &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: fmt.Sprintf("%s.machines-%s", svc.Name, svc.UID)},
 		Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID},
 		Type:       corev1.EventTypeWarning, Reason: "NameTaken", Action: "OfferMachines",
@@ -105,7 +105,7 @@ func (v *VMs) tellOwner(ctx context.Context, svc *corev1.Service) error {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("tell service %s/%s that its name is asked for: %w", svc.Namespace, svc.Name, err)
 	}
-	v.owners[svc.UID] = true
+	c.owners[svc.UID] = true
 	return nil
 }
 
@@ -128,14 +128,14 @@ func (o offer) shape(svc *corev1.Service) {
 }
 
 // applySlice makes a slice be as want.
-func (v *VMs) applySlice(ctx context.Context, want, have *discoveryv1.EndpointSlice) error {
+func (c *Controller) applySlice(ctx context.Context, want, have *discoveryv1.EndpointSlice) error {
 	if have == nil {
-		err := v.client.Create(ctx, want)
+		err := c.client.Create(ctx, want)
 		if !apierrors.IsAlreadyExists(err) {
 			return err
 		}
 		have = &discoveryv1.EndpointSlice{} // made a moment ago, and not seen yet
-		if err := v.client.Get(ctx, client.ObjectKeyFromObject(want), have); err != nil {
+		if err := c.client.Get(ctx, client.ObjectKeyFromObject(want), have); err != nil {
 			return err
 		}
 	}
@@ -144,28 +144,28 @@ func (v *VMs) applySlice(ctx context.Context, want, have *discoveryv1.EndpointSl
 	if equality.Semantic.DeepEqual(es, have) {
 		return nil
 	}
-	return v.client.Update(ctx, es)
+	return c.client.Update(ctx, es)
 }
 
 // remove deletes a Service behind which no machine stands any more. While a cloud is unread one of its servers may, which
 // had no address.
-func (v *VMs) remove(ctx context.Context, name clusterset.ServiceName, have stands, unread map[string]bool) error {
+func (c *Controller) remove(ctx context.Context, name clusterset.ServiceName, have stands, unread map[string]bool) error {
 	if have.service != nil && len(unread) == 0 {
-		if err := v.delete(ctx, have.service); err != nil {
+		if err := c.delete(ctx, have.service); err != nil {
 			return fmt.Errorf("delete service %s: %w", name, err)
 		}
-		v.cfg.Log.Info("a Service of machines removed", "namespace", name.Namespace, "service", name.Name)
+		c.cfg.Log.Info("a Service of machines removed", "namespace", name.Namespace, "service", name.Name)
 	}
-	return v.removeSlices(ctx, have, unread)
+	return c.removeSlices(ctx, have, unread)
 }
 
 // removeSlices deletes slices, but for those of unread clouds.
-func (v *VMs) removeSlices(ctx context.Context, have stands, unread map[string]bool) error {
+func (c *Controller) removeSlices(ctx context.Context, have stands, unread map[string]bool) error {
 	for _, es := range have.slices {
 		if unread[es.Labels[labelCloud]] {
 			continue
 		}
-		if err := v.delete(ctx, es); err != nil {
+		if err := c.delete(ctx, es); err != nil {
 			return fmt.Errorf("delete endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
 	}
@@ -173,7 +173,7 @@ func (v *VMs) removeSlices(ctx context.Context, have stands, unread map[string]b
 }
 
 // delete deletes o if it still is what was read. One that went meanwhile is no error.
-func (v *VMs) delete(ctx context.Context, o client.Object) error {
+func (c *Controller) delete(ctx context.Context, o client.Object) error {
 	uid, version := o.GetUID(), o.GetResourceVersion()
-	return client.IgnoreNotFound(v.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}))
+	return client.IgnoreNotFound(c.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}))
 }

@@ -17,19 +17,19 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // reconcile brings all Services of machines in line.
-func (v *VMs) reconcile(ctx context.Context) error {
-	if !v.memory.Read() {
+func (c *Controller) reconcile(ctx context.Context) error {
+	if !c.cache.Synced() {
 		return nil // it is called again
 	}
 	var workloads v1alpha1.ExternalWorkloadList
-	if err := v.memory.List(ctx, &workloads); err != nil && !errors.Is(err, reconcile.ErrKindMissing) {
+	if err := c.cache.List(ctx, &workloads); err != nil && !errors.Is(err, objectcache.ErrKindMissing) {
 		return err
 	}
-	have, err := v.standing(ctx)
+	have, err := c.standing(ctx)
 	if err != nil {
 		return err
 	}
@@ -39,17 +39,17 @@ func (v *VMs) reconcile(ctx context.Context) error {
 	for i := range workloads.Items {
 		machines = append(machines, ofWorkload(&workloads.Items[i]))
 	}
-	for _, c := range v.clouds {
-		of, wrong, ok := c.machines()
+	for _, f := range c.clouds {
+		of, wrong, ok := f.machines()
 		if !ok {
-			unread[c.settings.Name] = true
+			unread[f.settings.Name] = true
 		}
 		machines, problems = append(machines, of...), append(problems, wrong...)
 	}
 	var errs []error
 	offers := build(machines, have.kept(unread))
 	for _, o := range offers {
-		fault, err := v.apply(ctx, o, have[o.name], unread)
+		fault, err := c.apply(ctx, o, have[o.name], unread)
 		errs = append(errs, lasting(err))
 		if fault != "" {
 			for _, m := range machines {
@@ -62,12 +62,12 @@ func (v *VMs) reconcile(ctx context.Context) error {
 	}
 	for name, s := range have {
 		if !slices.ContainsFunc(offers, func(o offer) bool { return o.name == name }) {
-			errs = append(errs, lasting(v.remove(ctx, name, s, unread)))
+			errs = append(errs, lasting(c.remove(ctx, name, s, unread)))
 		}
 	}
-	v.tell(problems)
+	c.tell(problems)
 	for i := range workloads.Items {
-		errs = append(errs, lasting(v.writeStatus(ctx, &workloads.Items[i], problems)))
+		errs = append(errs, lasting(c.writeStatus(ctx, &workloads.Items[i], problems)))
 	}
 	return errors.Join(errs...)
 }
@@ -90,10 +90,10 @@ type stands struct {
 }
 
 // standing returns what was written before.
-func (v *VMs) standing(ctx context.Context) (standing, error) {
+func (c *Controller) standing(ctx context.Context) (standing, error) {
 	var services corev1.ServiceList
 	var list discoveryv1.EndpointSliceList
-	if err := errors.Join(v.memory.List(ctx, &services), v.memory.List(ctx, &list)); err != nil {
+	if err := errors.Join(c.cache.List(ctx, &services), c.cache.List(ctx, &list)); err != nil {
 		return nil, err
 	}
 	all := standing{}
@@ -126,20 +126,20 @@ func (all standing) kept(unread map[string]bool) map[clusterset.ServiceName][]po
 }
 
 // tell logs what is new of problems, and keeps all for State.
-func (v *VMs) tell(problems []problem) {
+func (c *Controller) tell(problems []problem) {
 	told := map[string]bool{}
 	for _, p := range problems {
 		text := fmt.Sprintf("%s: %s", p.of, p.text)
-		if told[text] = true; !v.told[text] {
-			v.cfg.Log.Warn("a machine is not offered as it asks", "problem", text)
+		if told[text] = true; !c.told[text] {
+			c.cfg.Log.Warn("a machine is not offered as it asks", "problem", text)
 		}
 	}
 	state := State{Problems: slices.Sorted(maps.Keys(told))}
-	for _, c := range v.clouds {
-		state.Clouds = append(state.Clouds, c.state())
+	for _, f := range c.clouds {
+		state.Clouds = append(state.Clouds, f.state())
 	}
-	v.told = told
-	v.publish(state)
+	c.told = told
+	c.publish(state)
 }
 
 // The reasons of the condition Offered.
@@ -149,7 +149,7 @@ const (
 )
 
 // writeStatus says on an ExternalWorkload what became of it.
-func (v *VMs) writeStatus(ctx context.Context, w *v1alpha1.ExternalWorkload, problems []problem) error {
+func (c *Controller) writeStatus(ctx context.Context, w *v1alpha1.ExternalWorkload, problems []problem) error {
 	m := ofWorkload(w)
 	offered := metav1.Condition{
 		Type: v1alpha1.ConditionOffered, Status: metav1.ConditionTrue, Reason: reasonOffered, ObservedGeneration: w.Generation,
@@ -167,7 +167,7 @@ func (v *VMs) writeStatus(ctx context.Context, w *v1alpha1.ExternalWorkload, pro
 	if equality.Semantic.DeepEqual(*before, w.Status) {
 		return nil
 	}
-	if err := client.IgnoreNotFound(v.client.Status().Update(ctx, w)); err != nil {
+	if err := client.IgnoreNotFound(c.client.Status().Update(ctx, w)); err != nil {
 		return fmt.Errorf("write the status of externalworkload %s: %w", m.id, err)
 	}
 	return nil

@@ -29,8 +29,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
-	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // retry is how long what failed waits.
@@ -51,13 +50,13 @@ type Config struct {
 }
 
 // VMs keeps Services of machines in step with them. Make it with New.
-type VMs struct {
+type Controller struct {
 	cfg    Config
 	client client.WithWatch
 	wake   chan struct{}
 
 	clouds []*follower
-	memory *memory.Memory
+	cache  *objectcache.Cache
 	told   map[string]bool    // problems that were logged
 	owners map[types.UID]bool // Services whose owners were told that machines ask for their names
 
@@ -66,7 +65,7 @@ type VMs struct {
 }
 
 // New prepares a VMs. It sends nothing.
-func New(cfg Config) (*VMs, error) {
+func New(cfg Config) (*Controller, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
@@ -75,7 +74,7 @@ func New(cfg Config) (*VMs, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	v := &VMs{cfg: cfg, wake: make(chan struct{}, 1)}
+	v := &Controller{cfg: cfg, wake: make(chan struct{}, 1)}
 	var err error
 	if v.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -89,74 +88,74 @@ func New(cfg Config) (*VMs, error) {
 }
 
 // Run works until ctx ends. Only one process of a cluster should at a time. What it wrote stays.
-func (v *VMs) Run(ctx context.Context) error {
-	v.clouds, v.told, v.owners = nil, nil, map[types.UID]bool{}
-	for _, c := range v.cfg.Settings.Clouds {
-		v.clouds = append(v.clouds, &follower{settings: c, cloud: v.cfg.Clouds[c.Name], changed: v.changed})
+func (c *Controller) Run(ctx context.Context) error {
+	c.clouds, c.told, c.owners = nil, nil, map[types.UID]bool{}
+	for _, settings := range c.cfg.Settings.Clouds {
+		c.clouds = append(c.clouds, &follower{settings: settings, cloud: c.cfg.Clouds[settings.Name], changed: c.changed})
 	}
-	ours := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
-	oursToo := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
+	services := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
+	slices := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
 	var err error
-	v.memory, err = memory.New(v.client.Scheme(), []reconcile.Watch{
-		{Object: &corev1.Service{}, Selector: ours},
-		{Object: &discoveryv1.EndpointSlice{}, Selector: oursToo},
-		{Object: &v1alpha1.ExternalWorkload{}, Optional: true},
-	}, func(reconcile.Watch, client.Object, client.Object) { v.changed() }, v.changed)
+	c.cache, err = objectcache.NewCache(c.client.Scheme(), []objectcache.Kind{
+		{Source: objectcache.Source{Object: &corev1.Service{}, Selector: services}},
+		{Source: objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Selector: slices}},
+		{Source: objectcache.Source{Object: &v1alpha1.ExternalWorkload{}, Optional: true}},
+	}, func(int, client.Object, client.Object) { c.changed() }, c.changed)
 	if err != nil {
 		return err
 	}
-	defer v.publish(State{})
+	defer c.publish(State{})
 	var running sync.WaitGroup
-	for _, k := range v.memory.Kinds() {
-		running.Go(func() { v.follow(ctx, k) })
+	for _, k := range c.cache.Informers() {
+		running.Go(func() { c.follow(ctx, k) })
 	}
-	for _, c := range v.clouds {
-		running.Go(func() { c.run(ctx) })
+	for _, f := range c.clouds {
+		running.Go(func() { f.run(ctx) })
 	}
-	v.work(ctx)
+	c.work(ctx)
 	running.Wait()
 	return nil
 }
 
 // work brings everything in line whenever something changed.
-func (v *VMs) work(ctx context.Context) {
+func (c *Controller) work(ctx context.Context) {
 	said := ""
 	for {
 		var again <-chan time.Time
-		err := v.reconcile(ctx)
+		err := c.reconcile(ctx)
 		text := ""
 		if err != nil {
 			again, text = time.After(retry), err.Error()
 		}
 		if text != "" && text != said && ctx.Err() == nil {
-			v.cfg.Log.Error("Services of machines cannot be brought in line; trying again", "err", err)
+			c.cfg.Log.Error("Services of machines cannot be brought in line; trying again", "err", err)
 		}
 		said = text
 		select {
 		case <-ctx.Done():
 			return
-		case <-v.wake:
+		case <-c.wake:
 		case <-again:
 		}
 	}
 }
 
 // changed makes work look at everything again.
-func (v *VMs) changed() {
+func (c *Controller) changed() {
 	select {
-	case v.wake <- struct{}{}:
+	case c.wake <- struct{}{}:
 	default: // it will
 	}
 }
 
 // follow keeps a kind current.
-func (v *VMs) follow(ctx context.Context, k *memory.Kind) {
-	follow := k.Follower(v.client)
+func (c *Controller) follow(ctx context.Context, k *objectcache.ObjectInformer) {
+	follow := k.Follower(c.client)
 	said := ""
 	for ctx.Err() == nil {
 		if err := follow(ctx); err != nil && err.Error() != said {
 			said = err.Error()
-			v.cfg.Log.Warn("this cluster cannot be read; what was read of it counts on", "err", err)
+			c.cfg.Log.Warn("this cluster cannot be read; what was read of it counts on", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -172,15 +171,15 @@ type State struct {
 }
 
 // State may be called at any time, from any goroutine.
-func (v *VMs) State() State {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.state
+func (c *Controller) State() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state
 }
 
 // publish makes s what State returns.
-func (v *VMs) publish(s State) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.state = s
+func (c *Controller) publish(s State) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state = s
 }

@@ -91,7 +91,7 @@ func flow(port uint16) Flow {
 type gateway struct {
 	*Exchange
 	balancer fake
-	mate     desired.PeerGateway
+	self     desired.PeerGateway
 	own      *certs.Source
 	server   *http.Server
 	at       string
@@ -123,7 +123,7 @@ func newGateways(t *testing.T, names ...string) (all []*gateway) {
 		g := &gateway{own: own, balancer: fake{opens: make(chan Flow)}, at: "127.0.0.1:0"}
 		g.Exchange = New(&g.balancer, own, slog.New(slog.DiscardHandler))
 		g.listen(t)
-		g.mate = desired.PeerGateway{URL: "https://" + g.at, Name: name}
+		g.self = desired.PeerGateway{URL: "https://" + g.at, Name: name}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
@@ -169,8 +169,8 @@ func TestExchange(t *testing.T) {
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	old := flow(1)
 	g[0].balancer.has = []Flow{old}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	await(t, func() bool { return g[1].balancer.knows(old) }, "what was there is not told")
 	g[0].balancer.opens <- flow(2)
 	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "what opens is not told")
@@ -188,10 +188,10 @@ func TestExchange(t *testing.T) {
 		t.Errorf("the other end has seen %+v", have)
 	}
 
-	g[2].SetPeers([]desired.PeerGateway{g[0].mate})
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate, g[2].mate})
+	g[2].SetPeers([]desired.PeerGateway{g[0].self})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self, g[2].self})
 	await(t, func() bool { return g[2].balancer.knows(old) }, "who is new hears nothing of what is there")
-	g[0].SetPeers([]desired.PeerGateway{g[2].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[2].self})
 	g[0].balancer.opens <- flow(4)
 	await(t, func() bool { return g[2].balancer.knows(flow(4)) }, "what opens is not told to who is left")
 	if g[1].balancer.knows(flow(4)) {
@@ -205,15 +205,15 @@ func TestPeerRestarts(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[0].balancer.has = []Flow{flow(1)}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "what was there is not told")
 	if err := g[1].server.Close(); err != nil {
 		t.Fatal(err)
 	}
 	next := &gateway{own: g[1].own, at: g[1].at}
 	next.Exchange = New(&next.balancer, next.own, slog.New(slog.DiscardHandler))
-	next.SetPeers([]desired.PeerGateway{g[0].mate})
+	next.SetPeers([]desired.PeerGateway{g[0].self})
 	t.Cleanup(func() { next.SetPeers(nil) })
 	next.listen(t)
 	t.Cleanup(func() { _ = next.server.Close() })
@@ -225,12 +225,12 @@ func TestPullAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	g[0].balancer.has = []Flow{flow(1), flow(2)}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	await(t, func() bool { return g[1].Stats().Refused > 0 }, "who has no group yet was told") // so the next attempt is a second later
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate, g[2].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self, g[2].self})
 	g[1].PullAll(t.Context(), false)
 	for _, f := range g[0].balancer.has {
 		if !g[1].balancer.knows(f) {
@@ -255,8 +255,8 @@ func TestPushAll(t *testing.T) {
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate, g[2].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self, g[2].self})
 	for port := range uint16(2*maxBatch + 1) {
 		g[0].balancer.has = append(g[0].balancer.has, flow(port+1))
 	}
@@ -273,17 +273,17 @@ func TestFlowArrivesBeforeItsBackend(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[1].balancer.late = map[netip.AddrPort]bool{flow(1).Backend: true}
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	g[0].balancer.opens <- flow(1)
 	await(t, func() bool { return g[1].Stats().Pending == 1 }, "what came early does not wait")
 	if err := g[0].server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate}) // of another backend
+	g[1].SetPeers([]desired.PeerGateway{g[0].self}) // of another backend
 	await(t, func() bool { return len(g[1].retryPending) == 0 && g[1].Stats().Pending == 1 }, "what came early waits no more")
 	g[1].balancer.comes(flow(1).Backend)
-	g[1].SetPeers([]desired.PeerGateway{g[0].mate})
+	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "what came early is not known later")
 }
 
@@ -345,7 +345,7 @@ func (m *meanwhile) Import(all []Flow) ([]Flow, error) {
 func TestRefusedRequests(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "stranger")
-	g[0].SetPeers([]desired.PeerGateway{g[1].mate})
+	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	other, short, unknown := flow(1), flow(1), flow(1)
 	other.Backend = netip.MustParseAddrPort("[fd00::1]:80")
 	short.Source = netip.AddrPort{}
@@ -370,7 +370,7 @@ func TestRefusedRequests(t *testing.T) {
 				t.Fatal(err)
 			}
 			client := http.Client{Transport: &http.Transport{TLSClientConfig: tt.from.own.Client("gateway-1"), DisableKeepAlives: true}}
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g[0].mate.URL+Path, bytes.NewReader(body))
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g[0].self.URL+Path, bytes.NewReader(body))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -56,7 +56,7 @@ func TestDamagedFiles(t *testing.T) {
 	t.Parallel()
 	whole := save(t, build(t, allKinds(), kep))
 	damaged := map[string][]byte{
-		"empty": nil, "something else": []byte("{}"), "the beginning alone": []byte(fileMagic),
+		"empty": nil, "another format": []byte("{}"), "magic number only": []byte(fileMagic),
 		"one bit":       append(bytes.Clone(whole[:100]), append([]byte{whole[100] ^ 1}, whole[101:]...)...),
 		"too much":      sealed(append(bytes.Clone(whole), 0, 0, 0, 0, 0)),
 		"other version": append([]byte(fileMagic[:len(fileMagic)-1]+"\x01"), whole[len(fileMagic):]...),

@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -35,6 +36,39 @@ func holds(name string) []string {
 		return nil
 	}
 	return strings.Split(suffix[1:], "_")
+}
+
+// namedMarks returns the marks of tests by their names: those that end in lines' IDs, and those that a line lists.
+func namedMarks(root string, chapters []Chapter) ([]Mark, error) {
+	tests, err := findTests(root)
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string][]test{}
+	var marks []Mark
+	add := func(t test, line string) {
+		name, sub, _ := strings.Cut(t.name, "/")
+		marks = append(marks, Mark{Package: path.Join(module, path.Dir(t.file)), Test: name, Subtest: sub, Line: line, file: t.file})
+	}
+	for _, t := range tests {
+		byName[t.name] = append(byName[t.name], t)
+		for _, id := range t.holds {
+			add(t, id)
+		}
+	}
+	for _, c := range chapters {
+		for _, l := range c.Lines {
+			for _, name := range l.Tests {
+				if len(byName[name]) == 0 {
+					return nil, fmt.Errorf("line %s: no test is called %s", l.ID, name)
+				}
+				for _, t := range byName[name] {
+					add(t, l.ID)
+				}
+			}
+		}
+	}
+	return marks, nil
 }
 
 // findTests returns all tests below root: every test function, and those subtests whose names end in
@@ -83,7 +117,7 @@ func testsOf(file *ast.File) []test {
 		}
 		tests = append(tests, test{name: f.Name.Name, holds: holds(f.Name.Name)})
 		ast.Inspect(f.Body, func(n ast.Node) bool {
-			if sub := subtest(n); len(holds(sub)) > 0 {
+			if sub := subtestName(n); len(holds(sub)) > 0 {
 				tests = append(tests, test{name: f.Name.Name + "/" + strings.ReplaceAll(sub, " ", "_"), holds: holds(sub)})
 			}
 			return true
@@ -92,8 +126,8 @@ func testsOf(file *ast.File) []test {
 	return tests
 }
 
-// subtest returns the name of the subtest that n runs or is the table entry of, "" when n is neither.
-func subtest(n ast.Node) string {
+// subtestName returns the name of the subtest that n runs or is the table entry of, "" when n is neither.
+func subtestName(n ast.Node) string {
 	var name ast.Expr
 	switch n := n.(type) {
 	case *ast.CallExpr:
