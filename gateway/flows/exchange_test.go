@@ -281,7 +281,7 @@ func TestFlowArrivesBeforeItsBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	g[1].SetPeers([]desired.PeerGateway{g[0].self}) // of another backend
-	await(t, func() bool { return len(g[1].retryPending) == 0 && g[1].Stats().Pending == 1 }, "what came early waits no more")
+	await(t, func() bool { return len(g[1].retryPending.C()) == 0 && g[1].Stats().Pending == 1 }, "what came early waits no more")
 	g[1].balancer.comes(flow(1).Backend)
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "what came early is not known later")
