@@ -98,7 +98,7 @@ func TestGatewayOnNode(t *testing.T) {
 	}
 	pod("delete", "daemonset", "isthmus-gateway", "--cascade=foreground", "--timeout", "60s")
 	if has, err := nodeHas(ctx, vip); err != nil || has {
-		t.Errorf("nobody runs a gateway, and the node has %s: %t, %v", vip, has, err)
+		t.Errorf("no gateway runs, and the node has %s: %t, %v", vip, has, err)
 	}
 }
 

@@ -96,9 +96,9 @@ func gatewayDies(t *testing.T, edge *gateways.Edge, dir string, balancer desired
 		t.Fatal(err)
 	}
 	if _, err := g.FromClient(ctx, "curl", "-sS", "--max-time", "1", "http://"+address.String()); err == nil {
-		t.Error("the Service is gone, and its address answers")
+		t.Error("the Service was deleted, and its address answers")
 	}
-	has(t, g, "when the Service is gone", gateways.Objects{})
+	has(t, g, "after the Service was deleted", gateways.Objects{})
 }
 
 // reached waits until an address answers the client.

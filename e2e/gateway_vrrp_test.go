@@ -94,7 +94,7 @@ func sharedAddress(t *testing.T, g *gateways.Installation) (vip netip.Addr) {
 		t.Fatal(err)
 	}
 	if len(routes) > 0 {
-		t.Errorf("%s is shared by VRRP, and the router was told of it, too: %v", vip, routes)
+		t.Errorf("%s is announced by VRRP, and the router has a route to it, too: %v", vip, routes)
 	}
 	return vip
 }
@@ -139,7 +139,7 @@ func masterDies(t *testing.T, g *gateways.Installation, vip netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d connections that stay open: all go on; %d short ones, %d lost", 3*some, r.Connections, r.Failures)
+	t.Logf("%d open connections: all continue; %d short ones, %d lost", 3*some, r.Connections, r.Failures)
 	if err := gateways.OnlyYoung(r.Failures, r.FirstFailure, r.LastFailure, death); err != nil {
 		t.Error(err)
 	}

@@ -98,7 +98,7 @@ func TestFlowsWhileDraining(t *testing.T) {
 					return false
 				}
 			})
-			within(t, "the other gateway is told", func(late <-chan time.Time) bool {
+			within(t, "the peer receives the flow", func(late <-chan time.Time) bool {
 				select {
 				case <-pushed:
 					return true
@@ -131,6 +131,6 @@ func TestFlowsWhileDraining(t *testing.T) {
 func within(t *testing.T, what string, happens func(late <-chan time.Time) bool) {
 	t.Helper()
 	if !happens(time.After(20 * time.Second)) {
-		t.Errorf("it is not so that %s", what)
+		t.Errorf("it did not happen in time: %s", what)
 	}
 }

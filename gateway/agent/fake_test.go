@@ -86,7 +86,7 @@ func (f fake) Drift(context.Context) ([]desired.Fault, error) {
 	if slices.Equal(f.m.is[f.name], *f.told) {
 		return nil, nil
 	}
-	return []desired.Fault{{Component: f.name, Message: "somebody changed it"}}, nil
+	return []desired.Fault{{Component: f.name, Message: "it was changed"}}, nil
 }
 
 func (f fake) Close(_ context.Context, drain bool) error {

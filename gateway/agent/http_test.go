@@ -216,7 +216,7 @@ func TestUnknownClients(t *testing.T) {
 		}
 	}
 	if s := e.agent.Stats(); s.Status.Generation != 0 || len(s.Reconfigurations) != 0 {
-		t.Errorf("somebody was heard: %+v", s)
+		t.Errorf("an unknown client was accepted: %+v", s)
 	}
 }
 

@@ -205,7 +205,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 				return ""
 			}
 		}
-		return "nobody answers"
+		return "no gateway answers"
 	})
 	leave(t, l, owner)
 	if r := l.routes(t, vip)[owner]; r.Stale {

@@ -32,7 +32,7 @@ func TestRefusedPeer(t *testing.T) {
 		t.Helper()
 		drift, err := s.Drift(t.Context())
 		if err != nil || len(drift) != 1 {
-			t.Fatalf("drift %v, %v: nobody is there, which is drift in any case", drift, err)
+			t.Fatalf("drift %v, %v: a missing peer is drift in any case", drift, err)
 		}
 		return strings.Contains(drift[0].Message, absent)
 	}
@@ -50,12 +50,12 @@ func TestRefusedPeer(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	if !missed() {
-		t.Error("a peer that is gone is not missed")
+		t.Error("a missing peer is not reported")
 	}
 	if err := s.Apply(t.Context(), state); err != nil {
 		t.Fatal(err)
 	}
 	if missed() {
-		t.Error("the peer is still missed after it was applied again")
+		t.Error("the peer is still reported after another Apply")
 	}
 }

@@ -99,7 +99,7 @@ func TestMayAnnounce(t *testing.T) {
 		"a router that waits for BFD": {n: with, steps: []step{{9, "", false, false}, {10, "", false, true}, {11, "up", false, true}, {12, "bfd", true, true}}},
 		"restarted":                   {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {4, "bfd", true, true}, {60, "", true, true}}},
 		"restarted, without BFD then": {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {16, "", true, true}, {17, "", false, true}}},
-		"restarted, to find nobody":   {n: with, restarted: true, steps: []step{{9, "", true, false}, {10, "", false, true}}},
+		"restarted, without a router":   {n: with, restarted: true, steps: []step{{9, "", true, false}, {10, "", false, true}}},
 		"restarted, then an end":      {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {3, "down", false, false}, {4, "up", false, true}}},
 	} {
 		begin := time.Now()
@@ -115,7 +115,7 @@ func TestMayAnnounce(t *testing.T) {
 			}
 			s.announced = s.mayAnnounce(tt.n, now)
 			if s.announced != step.told || s.wantsBFD(tt.n, now) != step.bfd {
-				t.Errorf("%s, second %d: told %t, BFD %t", name, step.second, s.announced, s.wantsBFD(tt.n, now))
+				t.Errorf("%s, second %d: announced %t, BFD %t", name, step.second, s.announced, s.wantsBFD(tt.n, now))
 			}
 		}
 	}

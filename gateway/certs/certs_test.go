@@ -95,7 +95,7 @@ func TestFilesChange(t *testing.T) {
 	server.write(t, "gw-1", first, time.Hour, first, next)
 	check("both are believed", true)
 	server.write(t, "gw-1", next, time.Hour, next)
-	check("the old one is gone", true)
+	check("the old one was replaced", true)
 	if err := os.WriteFile(server.Cert, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestFilesChange(t *testing.T) {
 	if err := os.Remove(server.CA); err != nil {
 		t.Fatal(err)
 	}
-	check("a file is gone", true)
+	check("a file is missing", true)
 }
 
 // Wrong identities and expired certificates are refused.
@@ -132,8 +132,8 @@ func TestVerify(t *testing.T) {
 		want     string
 	}{
 		"it is":              {issue(ca, time.Hour), "gw-2", ""},
-		"somebody else":      {issue(ca, time.Hour), "gw-3", `for ["gw-2"]`},
-		"of somebody else's": {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
+		"another identity":      {issue(ca, time.Hour), "gw-3", `for ["gw-2"]`},
+		"of another authority": {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
 		"it has ended":       {issue(ca, -time.Minute), "gw-2", "expired"},
 		"nothing":            {nil, "gw-2", "no certificate"},
 	} {

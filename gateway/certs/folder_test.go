@@ -53,7 +53,7 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if have := update(t, f, Order{}, now.Add(year*3/4)); len(have) != 1 {
-		t.Errorf("a key is gone, and written are %v", have)
+		t.Errorf("a key is missing, and written are %v", have)
 	}
 	for _, name := range []string{authorityFile, "gw-1/tls.key"} {
 		if info, err := os.Stat(filepath.Join(f.Path, name)); err != nil || info.Mode().Perm() != 0o600 {

@@ -111,12 +111,12 @@ func TestBackends(t *testing.T) {
 			want: service.Want{Import: "hello"},
 			have: "10.2.0.1:8080",
 		},
-		"an imported Service whose only port is called otherwise": {
+		"an imported Service whose only port has another name": {
 			of:   &endpoints{imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{{Namespace: "demo", Name: "hello"}: {sliceOf(8080, endpoint("10.2.0.1", "n1", "rs"))}}},
 			want: service.Want{Import: "hello"}, port: "web",
 			have: "10.2.0.1:8080",
 		},
-		"a Service whose only port is called otherwise than its endpoints'": {
+		"a Service whose only port has another name than its endpoints'": {
 			of:   &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, endpoint("10.1.0.1", "n1", "rs"))}}},
 			port: "web", have: "",
 		},
@@ -130,7 +130,7 @@ func TestBackends(t *testing.T) {
 			want: service.Want{Backends: service.NodePorts}, family: corev1.IPv6Protocol,
 			have: "[fd00::1]:30080",
 		},
-		"no node is heard of": {
+		"no node is ready": {
 			of:   &endpoints{nodes: []*corev1.Node{node("n1", ""), node("n2", ""), node("n3", "x")}},
 			want: service.Want{Backends: service.NodePorts},
 			have: "10.0.0.1:30080 10.0.0.2:30080",

@@ -645,7 +645,7 @@ func TestFailingGateways(t *testing.T) {
 	sets := w.gateways.states["gw1"]
 	want("two balancers in one group", "NoGateway", "MixedBalancers", "MixedBalancers")
 	if now := w.gateways.states["gw1"]; now.Hash() != sets.Hash() {
-		t.Error("a mixed group was told something")
+		t.Error("a mixed group received a state")
 	}
 }
 

@@ -55,14 +55,14 @@ func TestPairsOfADeletedGateway(t *testing.T) {
 	w.gateways.announced = map[string][]netip.Addr{"gw1": {netip.MustParseAddr("192.0.2.1")}}
 	w.noError(errors.Join(w.Sync(t.Context()), w.converge(), w.Refresh(t.Context())))
 	if s := w.gateways.states["gw1"]; !s.Cordoned || gone() {
-		t.Errorf("while it announces: cordoned %v, gone %v", s.Cordoned, gone())
+		t.Errorf("while it announces: cordoned %v, deleted %v", s.Cordoned, gone())
 	}
 	w.pairsAt("while it announces", openstacktest.Gateway1, foreign, 2)
 
 	w.gateways.announced = nil
 	w.fake.Fault = first(1, openstacktest.Refuse)
 	if err := w.Refresh(t.Context()); err == nil || gone() {
-		t.Errorf("with Neutron away: %v, gone %v", err, gone())
+		t.Errorf("with Neutron down: %v, deleted %v", err, gone())
 	}
 	w.fake.Fault = nil
 	w.noError(w.Refresh(t.Context()))
@@ -73,7 +73,7 @@ func TestPairsOfADeletedGateway(t *testing.T) {
 	}
 	w.noError(w.Refresh(t.Context()))
 	if _, ok := w.gateways.targets["gw1"]; ok {
-		t.Error("it is told something still")
+		t.Error("it still receives a state")
 	}
 }
 

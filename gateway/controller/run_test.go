@@ -145,7 +145,7 @@ func TestRun(t *testing.T) {
 	w.noError(leader.stop())
 	await(t, "the other takes over", func() bool { return isElected(standby) && standby.Ready() == nil })
 	w.remove("a")
-	await(t, "the Service is gone", func() bool { return len(w.names()) == 0 })
+	await(t, "the Service was deleted", func() bool { return len(w.names()) == 0 })
 	if ports, fips := w.fake.Objects(); len(ports)+len(fips) > 0 {
 		t.Errorf("of a Service at %v are left: ports %v, floating IPs %v", had, ports, fips)
 	}

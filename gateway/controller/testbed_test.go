@@ -428,7 +428,7 @@ func (w *testbed) checkInvariants() {
 		w.t.Errorf("floating IP %+v leads to no gateway", moving.Floating)
 	}
 	if len(w.gateways.states) != 2 {
-		w.t.Errorf("%d gateways were told something, want 2", len(w.gateways.states))
+		w.t.Errorf("%d gateways received a state, want 2", len(w.gateways.states))
 	}
 	for name, state := range w.gateways.states {
 		have, want := map[string]bool{}, maps.Clone(vips)

@@ -48,7 +48,7 @@ func TestParseRefuses(t *testing.T) {
 	good := made.JSON()
 	for name, tt := range map[string]struct{ old, by, want string }{
 		"another state than the hash's": {`"port":443`, `"port":444`, "hash is"},
-		"a field that nobody knows":     {`"generation"`, `"colour":1,"generation"`, "colour"},
+		"an unknown field":     {`"generation"`, `"colour":1,"generation"`, "colour"},
 		"two requests":                  {"", "{}", "something follows"},
 		"half a request":                {`"hash"`, "", "read the request"},
 		"a hash alone":                  {string(good), `{"hash":""}`, "hash is"},

@@ -171,9 +171,9 @@ func TestExchange(t *testing.T) {
 	g[0].balancer.has = []Flow{old}
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
-	await(t, func() bool { return g[1].balancer.knows(old) }, "what was there is not told")
+	await(t, func() bool { return g[1].balancer.knows(old) }, "existing flows are not sent")
 	g[0].balancer.opens <- flow(2)
-	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "what opens is not told")
+	await(t, func() bool { return g[1].balancer.knows(flow(2)) }, "new flows are not sent")
 
 	if err := g[1].server.Close(); err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestExchange(t *testing.T) {
 	sight := func() PeerStats { return g[0].Stats().Peers[0] }
 	await(t, func() bool { s := sight(); return s.Fault != "" && s.Queued == 1 && s.Failed > 0 }, "it is not to be seen that a gateway is away")
 	g[1].listen(t)
-	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "what opened meanwhile is not told")
+	await(t, func() bool { return g[1].balancer.knows(flow(3)) }, "flows that opened meanwhile are not sent")
 	await(t, func() bool { s := sight(); return s.Fault == "" && s.Queued == 0 && s.Sent == 3 }, "it is not to be seen that a gateway is back")
 	if have := g[1].Stats().Peers[0]; have.Gateway != "gateway-1" || have.Received != 3 {
 		t.Errorf("the other end has seen %+v", have)
@@ -190,12 +190,12 @@ func TestExchange(t *testing.T) {
 
 	g[2].SetPeers([]desired.PeerGateway{g[0].self})
 	g[0].SetPeers([]desired.PeerGateway{g[1].self, g[2].self})
-	await(t, func() bool { return g[2].balancer.knows(old) }, "who is new hears nothing of what is there")
+	await(t, func() bool { return g[2].balancer.knows(old) }, "a new peer does not receive existing flows")
 	g[0].SetPeers([]desired.PeerGateway{g[2].self})
 	g[0].balancer.opens <- flow(4)
-	await(t, func() bool { return g[2].balancer.knows(flow(4)) }, "what opens is not told to who is left")
+	await(t, func() bool { return g[2].balancer.knows(flow(4)) }, "a remaining peer does not receive new flows")
 	if g[1].balancer.knows(flow(4)) {
-		t.Error("who left the group is told")
+		t.Error("a removed peer receives flows")
 	}
 }
 
@@ -207,7 +207,7 @@ func TestPeerRestarts(t *testing.T) {
 	g[0].balancer.has = []Flow{flow(1)}
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
-	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "what was there is not told")
+	await(t, func() bool { return g[1].balancer.knows(flow(1)) }, "existing flows are not sent")
 	if err := g[1].server.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestPeerRestarts(t *testing.T) {
 	t.Cleanup(func() { next.SetPeers(nil) })
 	next.listen(t)
 	t.Cleanup(func() { _ = next.server.Close() })
-	await(t, func() bool { return next.balancer.knows(flow(1)) }, "what was there is not told to who has started anew")
+	await(t, func() bool { return next.balancer.knows(flow(1)) }, "a restarted peer does not receive existing flows")
 }
 
 // PullAll imports all flows of reachable peers before it returns, and does not wait for unreachable ones.
@@ -226,7 +226,7 @@ func TestPullAll(t *testing.T) {
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	g[0].balancer.has = []Flow{flow(1), flow(2)}
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
-	await(t, func() bool { return g[1].Stats().Refused > 0 }, "who has no group yet was told") // so the next attempt is a second later
+	await(t, func() bool { return g[1].Stats().Refused > 0 }, "a gateway without peers received flows") // so the next attempt is a second later
 	if err := g[2].server.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestPullAll(t *testing.T) {
 	heard := len(g[1].balancer.heard)
 	g[1].PullAll(t.Context(), false) // a peer is asked only once
 	if have := len(g[1].balancer.heard); have != heard {
-		t.Errorf("%d flows were heard again", have-heard)
+		t.Errorf("%d flows were pulled again", have-heard)
 	}
 	g[1].PullAll(t.Context(), true)
 	if have := len(g[1].balancer.heard); have < heard+2 {
@@ -276,15 +276,15 @@ func TestFlowArrivesBeforeItsBackend(t *testing.T) {
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
 	g[0].balancer.opens <- flow(1)
-	await(t, func() bool { return g[1].Stats().Pending == 1 }, "what came early does not wait")
+	await(t, func() bool { return g[1].Stats().Pending == 1 }, "a flow without its backend is not pending")
 	if err := g[0].server.Close(); err != nil {
 		t.Fatal(err)
 	}
 	g[1].SetPeers([]desired.PeerGateway{g[0].self}) // of another backend
-	await(t, func() bool { return len(g[1].retryPending.C()) == 0 && g[1].Stats().Pending == 1 }, "what came early waits no more")
+	await(t, func() bool { return len(g[1].retryPending.C()) == 0 && g[1].Stats().Pending == 1 }, "a flow without its backend is no longer pending")
 	g[1].balancer.comes(flow(1).Backend)
 	g[1].SetPeers([]desired.PeerGateway{g[0].self})
-	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "what came early is not known later")
+	await(t, func() bool { return g[1].balancer.knows(flow(1)) && g[1].Stats().Pending == 0 }, "a pending flow was not imported")
 }
 
 // A backend that appears during an import is not missed, and flows do not wait for ever.
@@ -344,7 +344,7 @@ func (m *meanwhile) Import(all []Flow) ([]Flow, error) {
 // Only peers may send flows, and only valid ones.
 func TestRefusedRequests(t *testing.T) {
 	t.Parallel()
-	g := newGateways(t, "gateway-1", "gateway-2", "stranger")
+	g := newGateways(t, "gateway-1", "gateway-2", "unknown")
 	g[0].SetPeers([]desired.PeerGateway{g[1].self})
 	other, short, unknown := flow(1), flow(1), flow(1)
 	other.Backend = netip.MustParseAddrPort("[fd00::1]:80")
@@ -356,7 +356,7 @@ func TestRefusedRequests(t *testing.T) {
 		want int
 	}{
 		"a mate":                      {g[1], []Flow{flow(1)}, http.StatusNoContent},
-		"a stranger":                  {g[2], []Flow{flow(1)}, http.StatusForbidden},
+		"an unknown client":                  {g[2], []Flow{flow(1)}, http.StatusForbidden},
 		"another family":              {g[1], []Flow{other}, http.StatusBadRequest},
 		"no source":                   {g[1], []Flow{short}, http.StatusBadRequest},
 		"another protocol":            {g[1], []Flow{unknown}, http.StatusBadRequest},

@@ -146,7 +146,7 @@ func TestCover(t *testing.T) {
 		}
 		for _, p := range all {
 			if !slices.ContainsFunc(covered, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) }) {
-				t.Fatalf("%v is gone", p)
+				t.Fatalf("%v was removed", p)
 			}
 		}
 	})

@@ -133,7 +133,7 @@ func TestFailover(t *testing.T) {
 			if way == desired.SNAT {
 				// The client has to send first; packets of the backend before that get no answer.
 				const why = "drop a reply of a backend without its connection"
-				w.poll(func() bool { return w.ruleCounter(1, why) > 0 }, "no packet of a download came")
+				w.poll(func() bool { return w.ruleCounter(1, why) > 0 }, "no packet of a download was dropped")
 				for _, f := range all[family].download {
 					fmt.Fprintln(f, "go on")
 				}
@@ -159,7 +159,7 @@ func TestFailoverAfterChange(t *testing.T) {
 	w.cut(0)
 	known := w.tracked(1)
 	w.steerServers(1)
-	w.poll(func() bool { return w.tracked(1) >= known+len(all.download) }, "not every backend of a download was heard")
+	w.poll(func() bool { return w.tracked(1) >= known+len(all.download) }, "not every backend of a download sent a packet")
 	w.steerClient(1)
 	for _, f := range all.download {
 		if err := f.downloads(); err != nil {
@@ -172,7 +172,7 @@ func TestFailoverAfterChange(t *testing.T) {
 		case errors.Is(err, syscall.ECONNRESET):
 			told++
 		case err != nil:
-			t.Errorf("a connection whose slot changed hands hears nothing of it: %v", err)
+			t.Errorf("a connection whose slot changed is not reset: %v", err)
 		}
 	}
 	// Two of four backends are new, so every other slot has changed.
@@ -194,7 +194,7 @@ func TestReturnWithoutState(t *testing.T) {
 	w.open(0, "download")
 	seen := w.listen()
 	w.kill(0)
-	w.poll(func() bool { return w.ruleCounter(1, "drop a packet of a backend with several frontends") > 0 }, "no packet of the download came")
+	w.poll(func() bool { return w.ruleCounter(1, "drop a packet of a backend with several frontends") > 0 }, "no packet of the download was dropped")
 	for _, source := range seen() {
 		if backendNets[0].Contains(source) {
 			t.Errorf("the client got a packet from %v", source)

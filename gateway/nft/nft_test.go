@@ -132,10 +132,10 @@ func TestSources(t *testing.T) {
 			}
 			before := w.ruleCounter(0, "refuse clients outside of the sources")
 			_, _ = c.Write([]byte("?"))
-			w.poll(func() bool { return w.ruleCounter(0, "refuse clients outside of the sources") > before }, name+": a stranger was not stopped")
+			w.poll(func() bool { return w.ruleCounter(0, "refuse clients outside of the sources") > before }, name+": a client outside of the sources was not dropped")
 			_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("%s: a stranger is told %v", name, err)
+				t.Errorf("%s: a client outside of the sources gets %v", name, err)
 			}
 		}
 	}
@@ -180,7 +180,7 @@ func TestAffinity(t *testing.T) {
 		w.apply(stays(60, 2, 3, 4))
 		second := w.open(family, "echo").backend
 		if second == first {
-			t.Errorf("%s: the client stays with a backend that is gone", name)
+			t.Errorf("%s: the client stays with a removed backend", name)
 		}
 		w.apply(stays(60, 1, 2, 3, 4))
 		if backend := w.open(family, "echo").backend; backend != second {
@@ -327,7 +327,7 @@ func TestRemovedBackends(t *testing.T) {
 			})
 		})))
 		if err := f.echoes(); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("%s: a backend that is gone: %v", name, err)
+			t.Errorf("%s: a removed backend: %v", name, err)
 		}
 		w.apply(w.state())
 	}
@@ -356,7 +356,7 @@ func TestBackendsRemovedWithoutAgent(t *testing.T) {
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[1:] })))
 		for _, f := range gone {
 			if err := f.echoes(); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("%s: %s is gone: %v", way, f.backend, err)
+				t.Errorf("%s: %s was removed: %v", way, f.backend, err)
 			}
 		}
 		for _, f := range stays {
@@ -369,7 +369,7 @@ func TestBackendsRemovedWithoutAgent(t *testing.T) {
 		in(t, w.gateways[0].ns, func() error {
 			return w.gateways[0].list(func(e entry) {
 				if f, ok := e.flow(); ok {
-					t.Errorf("%s: the frontend is gone: %s", way, f)
+					t.Errorf("%s: the frontend was removed: %s", way, f)
 				}
 			})
 		})
@@ -386,7 +386,7 @@ func (f *flow) echoes() error {
 	}
 	line, err := f.ReadString('\n')
 	if err == nil && line != "hello\n" {
-		err = fmt.Errorf("%q comes back", line)
+		err = fmt.Errorf("%q is echoed", line)
 	}
 	return err
 }

@@ -76,7 +76,7 @@ func TestImportedConnectionsContinue(t *testing.T) {
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends[0].Draining = true })))
 		w.poll(func() bool { return w.tracked(1) >= 24 }, "the other gateway does not know all connections")
 		if told := end(); told < 24 {
-			w.t.Errorf("%d connections told of 24", told)
+			w.t.Errorf("%d of 24 connections exported", told)
 		}
 		w.kill(0)
 		for family, all := range []streams{before, after} {
@@ -103,7 +103,7 @@ var endings = map[string]func(f *flow, server *served) error{
 
 func hears(have, want error) error {
 	if !errors.Is(have, want) {
-		return fmt.Errorf("the other end hears %q, want %q", fmt.Sprint(have), fmt.Sprint(want))
+		return fmt.Errorf("the other end gets %q, want %q", fmt.Sprint(have), fmt.Sprint(want))
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func TestUnusedImportIsNotExported(t *testing.T) {
 		return n
 	}
 	if n := told(1); n != 0 {
-		t.Errorf("the other gateway tells of %d connections that it only heard of", n)
+		t.Errorf("the other gateway exports %d imported connections", n)
 	}
 	in(t, w.gateways[1].ns, func() error {
 		return w.gateways[1].list(func(e entry) {
@@ -186,7 +186,7 @@ func TestUnusedImportIsNotExported(t *testing.T) {
 		}
 	}
 	if n := told(1); n < len(all.idle) {
-		t.Errorf("after its death the other gateway tells of %d connections, want %d at least", n, len(all.idle))
+		t.Errorf("after its death the other gateway exports %d connections, want %d at least", n, len(all.idle))
 	}
 }
 
@@ -216,7 +216,7 @@ func TestRepliesInFlight(t *testing.T) {
 			in(w.t, w.gateways[1].ns, func() error { return w.gateways[1].knows(all(0)) })
 		}
 		if back := all(1); len(back) > 0 {
-			w.t.Errorf("the other gateway tells of %d that it only heard of", len(back))
+			w.t.Errorf("the other gateway exports %d imported flows", len(back))
 		}
 		w.steerServers(1)
 		for family, name := range familyNames {
@@ -225,7 +225,7 @@ func TestRepliesInFlight(t *testing.T) {
 			}
 		}
 		if back := all(1); len(back) != len(familyNames) {
-			w.t.Errorf("the other gateway tells of %d of %d that came through it", len(back), len(familyNames))
+			w.t.Errorf("the other gateway exports %d of %d flows through it", len(back), len(familyNames))
 		}
 	})
 }

@@ -40,7 +40,7 @@ func TestServicesShareAPort(t *testing.T) {
 	}
 	m.Release("d")
 	if m.Used("p2") || !m.Used("p1") || m.Port("d") != "" {
-		t.Error("what nobody has is used, or the other way round")
+		t.Error("Used disagrees with the claims")
 	}
 }
 
@@ -148,7 +148,7 @@ func TestRestore(t *testing.T) {
 			names = append(names, c.Service)
 		}
 		if want := []string{"young", "new", "same age b"}; !slices.Equal(names, want) {
-			rt.Errorf("to be mapped anew: %q, want %q", names, want)
+			rt.Errorf("to be mapped again: %q, want %q", names, want)
 		}
 	})
 }

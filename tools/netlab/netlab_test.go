@@ -70,7 +70,7 @@ func TestMainIsolates(t *testing.T) {
 	}
 	for _, i := range all {
 		if i.Flags&net.FlagLoopback == 0 && i.Flags&net.FlagUp != 0 {
-			t.Errorf("device %s is up; the tests are in somebody's network", i.Name)
+			t.Errorf("device %s is up; the tests run in the machine's network", i.Name)
 		}
 	}
 }

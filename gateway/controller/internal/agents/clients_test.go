@@ -151,7 +151,7 @@ func await(t *testing.T, what string, is func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("it did not come to pass that %s", what)
+			t.Fatalf("it never happened that %s", what)
 		}
 	}
 }
@@ -228,7 +228,7 @@ func TestGatewayAway(t *testing.T) {
 		t.Error(err)
 	}
 	if one.hash() != hashOf(want["gw1"]) {
-		t.Error("the other one was not told")
+		t.Error("the other gateway did not receive its state")
 	}
 	two.start()
 	await(t, "it has it", func() bool { return two.hash() == hashOf(want["gw2"]) })
@@ -250,7 +250,7 @@ func TestGenerations(t *testing.T) {
 	f.ReadGenerations(t.Context(), want)
 	f.Set(t.Context(), want)
 	if one.hash() != hashOf(want["gw1"]) {
-		t.Error("gw1 was not told")
+		t.Error("gw1 did not receive its state")
 	}
 	two.start()
 	await(t, "gw2 has it", func() bool { return two.hash() == hashOf(want["gw2"]) })
