@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -132,5 +134,21 @@ func within(t *testing.T, what string, happens func(late <-chan time.Time) bool)
 	t.Helper()
 	if !happens(time.After(20 * time.Second)) {
 		t.Errorf("it did not happen in time: %s", what)
+	}
+}
+
+// Every announcer that a pool may name runs on the gateways.
+func TestAnnouncersAreWired(t *testing.T) {
+	announcers, err := newAnnouncers(Config{RunDir: t.TempDir()}, mark(filepath.Join(t.TempDir(), "serving")), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := []desired.Announce{desired.ByNone}
+	for _, a := range announcers {
+		have = append(have, desired.Announce(a.Name()))
+	}
+	slices.Sort(have)
+	if want := slices.Sorted(slices.Values(desired.Announces)); !slices.Equal(have, want) {
+		t.Errorf("the gateways announce by %q, and pools may name %q", have, want)
 	}
 }
