@@ -165,19 +165,19 @@ func TestAnswers(t *testing.T) {
 		code               int
 		want               string // part of the response
 	}{
-		{"nothing yet", "GET", "/v1/state", nil, 200, `"generation":0`},
+		{"before the first request", "GET", "/v1/state", nil, 200, `"generation":0`},
 		{"first", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"generation":2`},
 		{"again", "POST", "/v1/reconfigure", encode(t, request(2, one)), 200, `"announced":["198.51.100.1"]`},
 		{"the same generation, another state", "POST", "/v1/reconfigure", encode(t, request(2, two)), 409, "generation 2 has another state here"},
 		{"older", "POST", "/v1/reconfigure", encode(t, request(1, two)), 409, "this gateway has 2"},
 		{"invalid", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(3, bad.State)), 400, `"field":"vips[0].return"`},
-		{"another cluster's", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(9, foreign.State)), 421, "but this gateway is of cluster"},
+		{"a request of another cluster", "POST", "/v1/reconfigure", encode(t, desired.NewRequest(9, foreign.State)), 421, "but this gateway is of cluster"},
 		{"garbage", "POST", "/v1/reconfigure", bytes.Repeat([]byte("\xff"), 1<<20), 400, "read the request"},
 		{"garbage in JSON", "POST", "/v1/reconfigure", append([]byte(`{"generation":`), bytes.Repeat([]byte("9"), 1<<20)...), 400, "read the request"},
-		{"too much", "POST", "/v1/reconfigure", make([]byte, maxBody+1), 413, "larger than 16777216"},
+		{"an oversized request", "POST", "/v1/reconfigure", make([]byte, maxBody+1), 413, "larger than 16777216"},
 		{"another method", "DELETE", "/v1/state", nil, 405, ""},
 		{"another path", "GET", "/", nil, 404, ""},
-		{"after all that", "GET", "/v1/state", nil, 200, `"generation":2`},
+		{"the state afterwards", "GET", "/v1/state", nil, 200, `"generation":2`},
 	} {
 		code, answer, err := ask(t, c, tt.method, tt.path, tt.body)
 		if err != nil || code != tt.code || !strings.Contains(answer, tt.want) {

@@ -96,11 +96,11 @@ func TestMayAnnounce(t *testing.T) {
 		"with BFD": {n: with, steps: []step{
 			{0, "", false, false}, {1, "up", false, true}, {60, "", false, true}, {61, "bfd", true, true}, {62, "down", false, false}, {63, "up", false, true},
 		}},
-		"a router that waits for BFD": {n: with, steps: []step{{9, "", false, false}, {10, "", false, true}, {11, "up", false, true}, {12, "bfd", true, true}}},
-		"restarted":                   {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {4, "bfd", true, true}, {60, "", true, true}}},
-		"restarted, without BFD then": {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {16, "", true, true}, {17, "", false, true}}},
-		"restarted, without a router":   {n: with, restarted: true, steps: []step{{9, "", true, false}, {10, "", false, true}}},
-		"restarted, then an end":      {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {3, "down", false, false}, {4, "up", false, true}}},
+		"a router that waits for BFD":      {n: with, steps: []step{{9, "", false, false}, {10, "", false, true}, {11, "up", false, true}, {12, "bfd", true, true}}},
+		"restarted":                        {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {4, "bfd", true, true}, {60, "", true, true}}},
+		"restarted, then without BFD":      {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {16, "", true, true}, {17, "", false, true}}},
+		"restarted, without a router":      {n: with, restarted: true, steps: []step{{9, "", true, false}, {10, "", false, true}}},
+		"restarted, then the session ends": {n: with, restarted: true, steps: []step{{0, "", true, false}, {2, "up", true, true}, {3, "down", false, false}, {4, "up", false, true}}},
 	} {
 		begin := time.Now()
 		s := &session{since: begin, restarted: tt.restarted}
@@ -133,11 +133,11 @@ func TestMayBegin(t *testing.T) {
 		up     bool
 		want   bool
 	}{
-		"at first":         {n: with},
-		"BFD is up":        {n: with, up: true, want: true},
-		"not yet":          {n: with, second: 4},
-		"for too long":     {n: with, second: 5, want: true},
-		"no BFD after all": {n: without, want: true},
+		"at first":          {n: with},
+		"BFD is up":         {n: with, up: true, want: true},
+		"not yet":           {n: with, second: 4},
+		"after the timeout": {n: with, second: 5, want: true},
+		"BFD is turned off": {n: without, want: true},
 	} {
 		begin := time.Now()
 		now := begin.Add(time.Duration(tt.second) * time.Second)

@@ -131,11 +131,11 @@ func TestVerify(t *testing.T) {
 		identity string
 		want     string
 	}{
-		"it is":              {issue(ca, time.Hour), "gw-2", ""},
-		"another identity":      {issue(ca, time.Hour), "gw-3", `for ["gw-2"]`},
-		"of another authority": {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
-		"it has ended":       {issue(ca, -time.Minute), "gw-2", "expired"},
-		"nothing":            {nil, "gw-2", "no certificate"},
+		"the right identity":     {issue(ca, time.Hour), "gw-2", ""},
+		"another identity":       {issue(ca, time.Hour), "gw-3", `for ["gw-2"]`},
+		"of another authority":   {issue(newAuthority(t), time.Hour), "gw-2", "unknown authority"},
+		"an expired certificate": {issue(ca, -time.Minute), "gw-2", "expired"},
+		"nothing":                {nil, "gw-2", "no certificate"},
 	} {
 		err := s.Verify(tt.state, tt.identity)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {

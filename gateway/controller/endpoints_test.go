@@ -88,11 +88,11 @@ func TestBackends(t *testing.T) {
 			of:   &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, endpoint("10.1.0.1", "n1", "st"), endpoint("10.1.0.2", "n1", "rs"))}}},
 			have: "10.1.0.1:8080(draining) 10.1.0.2:8080",
 		},
-		"where all are terminating those serve that can": {
+		"if all are terminating, serving ones get connections": {
 			of:   &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {sliceOf(8080, endpoint("10.1.0.1", "n1", "st"), endpoint("10.1.0.2", "n1", "t"))}}},
 			have: "10.1.0.1:8080 10.1.0.2:8080(draining)",
 		},
-		"another port, an address that nothing routes to": {
+		"another port, an unroutable address": {
 			of: &endpoints{services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {
 				sliceOf(8080, endpoint("127.0.0.1", "n1", "rs"), endpoint("169.254.1.1", "n1", "rs")),
 				{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{endpoint("10.1.0.9", "n1", "rs")}, Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(8443))}}},
@@ -143,7 +143,7 @@ func TestBackends(t *testing.T) {
 			want: service.Want{Backends: service.NodePorts, Local: true},
 			have: "10.0.0.1:30080*2 10.0.0.2:30080",
 		},
-		"Local: a node that refuses, one that is silent and one not asked yet, beside one that serves": {
+		"Local: a refusing, a silent and an unprobed node beside a serving one": {
 			of:   local("n1 n2 n3 n4", probes.Refusing, probes.Silent, probes.Unknown, probes.Serving),
 			want: checked, have: "10.0.0.1:30080(draining) 10.0.0.2:30080(draining) 10.0.0.3:30080 10.0.0.4:30080",
 		},
@@ -151,7 +151,7 @@ func TestBackends(t *testing.T) {
 			of:   local("n1 n2 n3", probes.Refusing, probes.Silent, probes.Unknown),
 			want: checked, have: "10.0.0.1:30080 10.0.0.2:30080 10.0.0.3:30080",
 		},
-		"Local: only a node that goes serves": {
+		"Local: only a leaving node serves": {
 			of:   local("n1 n2d", probes.Silent, probes.Serving),
 			want: checked, have: "10.0.0.1:30080 10.0.0.2:30080(draining)",
 		},

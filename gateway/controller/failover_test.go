@@ -151,8 +151,8 @@ func TestRemovedPools(t *testing.T) {
 		pool  string
 		after Settings
 	}{
-		"of a floating IP that moves": {"moving", testSettings()},
-		"of Neutron":                  {"public", list()},
+		"with a failover IP": {"moving", testSettings()},
+		"with Neutron":       {"public", list()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := failoverTestbed(t)

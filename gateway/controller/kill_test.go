@@ -37,11 +37,11 @@ func TestKilledAtEveryCall(t *testing.T) {
 			func(*testbed) {},
 			func(w *testbed) { w.create(w.newService("new", nil, 80)) }, nil, 16,
 		},
-		"MapService, to a port that another Service has": {
+		"MapService, to a port of another Service": {
 			func(w *testbed) { w.create(w.newService("old", nil, 80)) },
 			func(w *testbed) { w.create(w.newService("new", annotate(service.AnnotationExternalIPs, "true"), 443)) }, nil, 13,
 		},
-		"MapService, dual stack, a floating IP that is kept": {
+		"MapService, dual stack, a retained floating IP": {
 			func(w *testbed) { w.create(w.newService("old", nil, 80)) },
 			func(w *testbed) {
 				w.create(w.newService("new", func(s *corev1.Service) {
@@ -72,13 +72,13 @@ func TestKilledAtEveryCall(t *testing.T) {
 			[]string{"a"},
 			19,
 		},
-		"RemapService, to a floating IP that moves": {
+		"RemapService, to a failover IP": {
 			func(w *testbed) { w.create(w.newService("a", nil, 80), w.newService("b", nil, 443)) },
 			func(w *testbed) { w.edit("a", annotate(service.AnnotationPool, "moving")) },
 			[]string{"a"},
 			17,
 		},
-		"UnmapService, of a floating IP that moves": {
+		"UnmapService, of a failover IP": {
 			func(w *testbed) { w.create(w.newService("a", annotate(service.AnnotationPool, "moving"), 80)) },
 			func(w *testbed) { w.remove("a") }, nil, 10,
 		},
@@ -88,7 +88,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 			},
 			func(w *testbed) { w.remove("a") }, nil, 17,
 		},
-		"UnmapService, of a port that another Service has": {
+		"UnmapService, of a shared port": {
 			func(w *testbed) {
 				w.create(w.newService("a", nil, 80))
 				w.noError(w.converge())
@@ -96,7 +96,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 			},
 			func(w *testbed) { w.remove("a") }, nil, 11,
 		},
-		"UnmapService, kept away": {
+		"UnmapService, not managed by choice": {
 			func(w *testbed) { w.create(w.newService("a", annotate(service.AnnotationExternalIPs, "true"), 80)) },
 			func(w *testbed) { w.edit("a", annotate(service.AnnotationManaged, "false")) },
 			[]string{"a"},

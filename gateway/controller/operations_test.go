@@ -433,13 +433,13 @@ func TestInvalidSpecKeepsAddresses(t *testing.T) {
 		change func(*corev1.Service)
 		says   string
 	}{
-		"unknown pool":               {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
-		"SCTP":                       {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not supported by gateways"},
-		"no such address":            {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
-		"a pool of the other family": {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
-		"allocated of a list":        {in("list", "allocate"), "pool list has no floating IPs"},
-		"one by name, of a list":     {in("list", "203.0.113.250"), "pool list has no floating IPs"},
-		"allocated of no network":    {in("plain", "allocate"), "pool plain has no floating IPs"},
+		"unknown pool":                 {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
+		"SCTP":                         {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not supported by gateways"},
+		"no such address":              {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
+		"a pool of the other family":   {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
+		"allocation from a list":       {in("list", "allocate"), "pool list has no floating IPs"},
+		"a named one of a list":        {in("list", "203.0.113.250"), "pool list has no floating IPs"},
+		"allocation without a network": {in("plain", "allocate"), "pool plain has no floating IPs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTestbed(t)
@@ -807,14 +807,14 @@ func TestUnrecordedPorts(t *testing.T) {
 		"it asks for another one, at Sync": {fails: "Patch", sync: true, change: func(w *testbed) { w.edit("a", both) }},
 		"it moves to another one":          {fails: "Patch", has: true, change: func(w *testbed) { w.edit("a", func(s *corev1.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }) }},
 		"it moves, and its status is late": {fails: "Status", has: true, change: func(*testbed) {}},
-		"it goes":                          {fails: "Patch", change: func(w *testbed) { w.remove("a") }},
-		"it is let go":                     {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
-		"it cannot be as it asks":          {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationPool, "none such")) }, wrong: true},
-		"all is given back, then it changes": {fails: "Patch", change: func(w *testbed) {
+		"it is deleted":                    {fails: "Patch", change: func(w *testbed) { w.remove("a") }},
+		"it is released":                   {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
+		"its request becomes invalid":      {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationPool, "none such")) }, wrong: true},
+		"cleanup runs, then it changes": {fails: "Patch", change: func(w *testbed) {
 			w.noError(w.updateAndClean(w.t.Context()))
 			w.edit("a", both)
 		}},
-		"all is given back, then it goes": {fails: "Patch", change: func(w *testbed) {
+		"cleanup runs, then it is deleted": {fails: "Patch", change: func(w *testbed) {
 			w.noError(w.updateAndClean(w.t.Context()))
 			w.remove("a")
 		}},

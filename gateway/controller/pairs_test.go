@@ -205,7 +205,7 @@ func TestChangedPairsWithStaleCache(t *testing.T) {
 			n.Spec.NeutronPort = ""
 			w.noError(w.api.Update(w.t.Context(), n))
 		},
-		"it goes": func(w *testbed) { w.noError(w.api.Delete(w.t.Context(), w.gateway("gw1"))) },
+		"it is deleted": func(w *testbed) { w.noError(w.api.Delete(w.t.Context(), w.gateway("gw1"))) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, foreign := pairedTestbed(t)

@@ -47,15 +47,15 @@ func TestParseRefuses(t *testing.T) {
 	made := NewRequest(1, example())
 	good := made.JSON()
 	for name, tt := range map[string]struct{ old, by, want string }{
-		"another state than the hash's": {`"port":443`, `"port":444`, "hash is"},
-		"an unknown field":     {`"generation"`, `"colour":1,"generation"`, "colour"},
-		"two requests":                  {"", "{}", "something follows"},
-		"half a request":                {`"hash"`, "", "read the request"},
-		"a hash alone":                  {string(good), `{"hash":""}`, "hash is"},
-		"no object":                     {string(good), `[]`, "not a JSON object"},
-		"two states":                    {`"state"`, `"state":{},"state"`, "twice"},
-		"VIPs in two places":            {`"vrrp"`, `"VIPs":[{}],"vrrp"`, "twice"},
-		"nothing":                       {string(good), "", "EOF"},
+		"a state that differs from the hash": {`"port":443`, `"port":444`, "hash is"},
+		"an unknown field":                   {`"generation"`, `"colour":1,"generation"`, "colour"},
+		"two requests":                       {"", "{}", "something follows"},
+		"half a request":                     {`"hash"`, "", "read the request"},
+		"a hash alone":                       {string(good), `{"hash":""}`, "hash is"},
+		"no object":                          {string(good), `[]`, "not a JSON object"},
+		"two states":                         {`"state"`, `"state":{},"state"`, "twice"},
+		"VIPs in two places":                 {`"vrrp"`, `"VIPs":[{}],"vrrp"`, "twice"},
+		"nothing":                            {string(good), "", "EOF"},
 	} {
 		b := []byte(strings.Replace(string(good), tt.old, tt.by, 1))
 		if tt.old == "" {

@@ -355,13 +355,13 @@ func TestRefusedRequests(t *testing.T) {
 		body any
 		want int
 	}{
-		"a mate":                      {g[1], []Flow{flow(1)}, http.StatusNoContent},
-		"an unknown client":                  {g[2], []Flow{flow(1)}, http.StatusForbidden},
-		"another family":              {g[1], []Flow{other}, http.StatusBadRequest},
-		"no source":                   {g[1], []Flow{short}, http.StatusBadRequest},
-		"another protocol":            {g[1], []Flow{unknown}, http.StatusBadRequest},
-		"no array":                    {g[1], "flows", http.StatusBadRequest},
-		"more than fits in a request": {g[1], slices.Repeat([]Flow{flow(1)}, 100_000), http.StatusBadRequest},
+		"a peer":               {g[1], []Flow{flow(1)}, http.StatusNoContent},
+		"an unknown client":    {g[2], []Flow{flow(1)}, http.StatusForbidden},
+		"another family":       {g[1], []Flow{other}, http.StatusBadRequest},
+		"no source":            {g[1], []Flow{short}, http.StatusBadRequest},
+		"another protocol":     {g[1], []Flow{unknown}, http.StatusBadRequest},
+		"no array":             {g[1], "flows", http.StatusBadRequest},
+		"an oversized request": {g[1], slices.Repeat([]Flow{flow(1)}, 100_000), http.StatusBadRequest},
 	}
 	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {

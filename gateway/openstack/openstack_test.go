@@ -111,10 +111,10 @@ func TestClouds(t *testing.T) {
 		fault openstacktest.Fault
 		want  func(error) bool
 	}{
-		"hangs":               {openstacktest.Hang, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
-		"is away":             {openstacktest.Refuse, func(err error) bool { return err != nil && strings.Contains(err.Error(), "status 503") }},
-		"has it in use":       {openstacktest.Taken, func(err error) bool { return errors.Is(err, openstack.ErrTaken) && !errors.Is(err, openstack.ErrQuota) }},
-		"took the token away": {openstacktest.Expire, func(err error) bool { return err == nil }},
+		"hangs":             {openstacktest.Hang, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
+		"does not answer":   {openstacktest.Refuse, func(err error) bool { return err != nil && strings.Contains(err.Error(), "status 503") }},
+		"has it in use":     {openstacktest.Taken, func(err error) bool { return errors.Is(err, openstack.ErrTaken) && !errors.Is(err, openstack.ErrQuota) }},
+		"expires the token": {openstacktest.Expire, func(err error) bool { return err == nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := openstacktest.NewFake(t)

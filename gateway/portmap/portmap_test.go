@@ -57,12 +57,12 @@ func TestChoose(t *testing.T) {
 		from  []string
 		want  string
 	}{
-		"the first that is free":                    {claim("new", "", http), all, "p1"},
-		"the one it has":                            {claim("b", "", http, dns), all, "p3"},
-		"not the one it has, which is no candidate": {claim("b", "", http), []string{"p1", "p2"}, "p1"},
-		"another, where it cannot grow":             {claim("a", "", http, dns), []string{"p3", "p2"}, "p2"},
-		"none":                                      {claim("new", "", http, dns), []string{"p1", "p2"}, ""},
-		"none of none":                              {claim("new", "", http), nil, ""},
+		"the first free one":                              {claim("new", "", http), all, "p1"},
+		"its current one":                                 {claim("b", "", http, dns), all, "p3"},
+		"not its current one, which is no candidate":      {claim("b", "", http), []string{"p1", "p2"}, "p1"},
+		"another one, if its current one has a collision": {claim("a", "", http, dns), []string{"p3", "p2"}, "p2"},
+		"none":          {claim("new", "", http, dns), []string{"p1", "p2"}, ""},
+		"no candidates": {claim("new", "", http), nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ok := m.Choose(tc.claim, tc.from)
