@@ -26,8 +26,8 @@ gatewayController:
 
 const noneOnNodes = "gateway: {enabled: false}\ngatewayController: {enabled: false}\n"
 
-// gatewayOnNode is node a1 as a gateway, and a Service, before servers of testdata/dataplane.yaml on the other node. Nobody is at
-// the peer's address.
+// gatewayOnNode is node a1 as a gateway, and a Service whose servers, of testdata/dataplane.yaml, run on the other node.
+// The peer's address is unused.
 const gatewayOnNode = `
 apiVersion: gateway.isthmus.dev/v1alpha1
 kind: GatewayNode
@@ -50,9 +50,9 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestGatewayOnNode installs gateways by the chart, as docs/gateway-install.md says: a node becomes a gateway, with the image, the
-// certificates and the few rights that it gets there. A Service has an address that the node answers for. Its pod is replaced, and it
-// answers again; when the DaemonSet goes, the node has the address no more.
+// TestGatewayOnNode installs gateways by the chart, as in docs/gateway-install.md: a node becomes a gateway, with the
+// image, the certificates and the few privileges that it gets there. The node answers at the address of a Service. It
+// answers again after its pod was replaced. When the DaemonSet is deleted, the node no longer has the address.
 func TestGatewayOnNode(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()

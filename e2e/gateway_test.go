@@ -33,11 +33,11 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 `
 
-// TestGatewayDies: with each balancer, a Service gets a floating IP of a real Neutron, and a client behind a router has
-// connections with it: idle ones, downloads, uploads, and many short ones. After a server has been added the gateway dies that
-// all of it goes through; nothing breaks. When the Service goes, so does what was made for it: Neutron has nothing of it left.
-// Before it goes it is reached through node ports, too, and its address is the same after the controller was killed, and Neutron,
-// while they gave addresses to others.
+// TestGatewayDies runs with each balancer. A Service gets a floating IP of a real Neutron, and a client behind a router
+// has connections to it: idle ones, downloads, uploads, and many short ones. After a server was added, the gateway with
+// the traffic dies, and nothing breaks. The Service is also reached through node ports. Its address is the same after the
+// controller, and Neutron, were killed while they allocated addresses for others. When it is deleted, Neutron has no
+// object of it left.
 func TestGatewayDies(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()

@@ -42,9 +42,9 @@ func (m *machine) component(name string) fake { return fake{name, m, new([]netip
 
 // fake is a component of a machine.
 type fake struct {
-	name string
-	m    *machine
-	told *[]netip.Addr
+	name    string
+	m       *machine
+	applied *[]netip.Addr
 }
 
 func (f fake) Name() string { return f.name }
@@ -70,7 +70,7 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 		call += " " + v.String()
 	}
 	f.m.calls = append(f.m.calls, call)
-	f.m.is[f.name], *f.told = vips, vips
+	f.m.is[f.name], *f.applied = vips, vips
 	return nil
 }
 
@@ -83,7 +83,7 @@ func (f fake) Drift(context.Context) ([]desired.Fault, error) {
 	if f.m.away[f.name] {
 		return []desired.Fault{{Component: f.name, Message: "a neighbour is away"}}, nil
 	}
-	if slices.Equal(f.m.is[f.name], *f.told) {
+	if slices.Equal(f.m.is[f.name], *f.applied) {
 		return nil, nil
 	}
 	return []desired.Fault{{Component: f.name, Message: "it was changed"}}, nil

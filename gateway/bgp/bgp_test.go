@@ -103,7 +103,7 @@ func newLabOver(t *testing.T, family int, cfg frr.Config, peer frr.Peer) *lab {
 
 // Start modes of a speaker.
 const (
-	anew       = ""
+	freshStart = ""
 	restarting = "restarting"
 )
 
@@ -254,7 +254,7 @@ func TestRoutesFollowState(t *testing.T) {
 	l := newLab(t, frr.Config{}, frr.Peer{})
 	s := state(0, 50)
 	s.BGP.Communities = []string{"65010:100", "no-export", "65010:1:2"}
-	l.speak(t, 0, anew, s)
+	l.speak(t, 0, freshStart, s)
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
 	for _, a := range []netip.Addr{vip, vip6} {
@@ -337,7 +337,7 @@ func (l *lab) neighbour(t *testing.T, gateway int) neighbour {
 func TestFailedApplyChangesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
-	l.speak(t, 0, anew, state(0, 50))
+	l.speak(t, 0, freshStart, state(0, 50))
 	l.awaitRoutes(t, vip, 0)
 	l.awaitRoutes(t, vip6, 0)
 	bad := state(0, 7)

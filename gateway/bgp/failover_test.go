@@ -45,7 +45,7 @@ func TestDeadGateway(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis})
 	for i := range l.speakers {
-		l.speak(t, i, anew, withRestart(withBFD(state(i, uint32(i*50)), millis)))
+		l.speak(t, i, freshStart, withRestart(withBFD(state(i, uint32(i*50)), millis)))
 	}
 	l.awaitBFD(t, 0)
 	l.awaitBFD(t, 1)
@@ -78,7 +78,7 @@ func TestDeadGateway(t *testing.T) {
 func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{}) // a router without BFD
-	l.speak(t, 0, anew, withBFD(state(0, 0), millis))
+	l.speak(t, 0, freshStart, withBFD(state(0, 0), millis))
 	eventually(t, func() string {
 		announced, drift, err := l.speakers[0].Status()
 		if err != nil || len(announced) > 0 || len(drift) != 1 || !strings.Contains(drift[0].Message, "peer 10.99.0.1: BFD is down") {
@@ -120,7 +120,7 @@ func TestRestartLosesNothing(t *testing.T) {
 			}
 			l := newLab(t, frr.Config{}, peer)
 			for i, s := range states {
-				l.speak(t, i, anew, s)
+				l.speak(t, i, freshStart, s)
 			}
 			l.awaitBFD(t, 0)
 			l.awaitRoutes(t, vip, 0, 1)
@@ -186,7 +186,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 	t.Helper()
 	l := newLab(t, frr.Config{Paths: 2}, frr.Peer{})
 	for i := range l.speakers {
-		l.speak(t, i, anew, withRestart(state(i, 0)))
+		l.speak(t, i, freshStart, withRestart(state(i, 0)))
 	}
 	eventually(t, func() string {
 		for i := range l.speakers {
@@ -225,7 +225,7 @@ func drainLosesNothing(t *testing.T, leave func(*testing.T, *lab, int)) {
 func TestFlappingPeer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
-	l.speak(t, 0, anew, state(0, 0))
+	l.speak(t, 0, freshStart, state(0, 0))
 	for range 5 {
 		l.awaitRoutes(t, vip, 0)
 		l.awaitRoutes(t, vip6, 0)
@@ -261,10 +261,10 @@ func TestReasonsForMissingSession(t *testing.T) {
 	}
 	wrong := state(0, 0)
 	wrong.BGP.Peers[0].Password = "another"
-	l.speak(t, 0, anew, wrong)
-	stranger := state(1, 0)
-	stranger.BGP.ASN, stranger.BGP.Peers[0].Password = 65099, "s3cret"
-	l.speak(t, 1, anew, stranger)
+	l.speak(t, 0, freshStart, wrong)
+	unknown := state(1, 0)
+	unknown.BGP.ASN, unknown.BGP.Peers[0].Password = 65099, "s3cret"
+	l.speak(t, 1, freshStart, unknown)
 	drifts(0, "peer 10.99.0.1", "password")
 	drifts(1, "peer 10.99.0.1", "AS 65099")
 	if announced, _, err := l.speakers[0].Status(); err != nil || len(announced) > 0 {
@@ -288,7 +288,7 @@ func TestLocalPreference(t *testing.T) {
 		s := state(i, 0)
 		s.BGP.ASN, s.BGP.LocalPreference = routerASN, new(uint32(100+i))
 		s.BGP.Peers[0].Addr = edge.Router[ipv6]
-		l.speak(t, i, anew, s)
+		l.speak(t, i, freshStart, s)
 	}
 	for _, a := range []int{ipv4, ipv6} {
 		eventually(t, func() string {

@@ -83,9 +83,9 @@ func TestMayAnnounce(t *testing.T) {
 	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
 	without := neighbour{restart: 10 * time.Second}
 	type step struct {
-		second    int
-		change    string // "up", "down", "bfd"
-		told, bfd bool
+		second         int
+		change         string // "up", "down", "bfd"
+		announced, bfd bool
 	}
 	for name, tt := range map[string]struct {
 		n         neighbour
@@ -114,7 +114,7 @@ func TestMayAnnounce(t *testing.T) {
 				s.setBFDUp(true)
 			}
 			s.announced = s.mayAnnounce(tt.n, now)
-			if s.announced != step.told || s.wantsBFD(tt.n, now) != step.bfd {
+			if s.announced != step.announced || s.wantsBFD(tt.n, now) != step.bfd {
 				t.Errorf("%s, second %d: announced %t, BFD %t", name, step.second, s.announced, s.wantsBFD(tt.n, now))
 			}
 		}

@@ -190,9 +190,9 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	}
 	w.portCache = ports
-	book, anew := portmap.Restore(claims)
-	w.allocations, w.services = book, map[types.UID]*mapped{}
-	for _, c := range anew {
+	allocations, collided := portmap.Restore(claims)
+	w.allocations, w.services = allocations, map[types.UID]*mapped{}
+	for _, c := range collided {
 		delete(entries, c.Service)
 	}
 	for uid, m := range entries {

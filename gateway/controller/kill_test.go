@@ -10,10 +10,10 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// TestKilledAtEveryCall kills the controller after each of its calls had its effect, which is before the next one, and then lets
-// a new one recover; or lets only one call fail, and the same controller go on. Nothing leaks, everybody has what they asked for,
-// and whoever was reached at an address and asks for nothing else still is. In full length it kills at reads of the API server,
-// too, and lets all calls fail; else some.
+// TestKilledAtEveryCall kills the controller after each of its calls took effect, which is before the next one, and then
+// lets a new controller recover. In other runs only one call fails, and the same controller continues. Nothing leaks,
+// every Service has what it asks for, and a Service that asks for nothing else keeps its address. The full run also kills
+// at reads of the API server and lets all calls fail.
 func TestKilledAtEveryCall(t *testing.T) {
 	full := os.Getenv("ISTHMUS_FULL_LENGTH") != ""
 	ways, steps := []crashMode{{after: true}, {fails: true, reads: true}}, []int{1, 4}

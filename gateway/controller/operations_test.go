@@ -704,7 +704,7 @@ func TestUnchangedServicesDoNotWait(t *testing.T) {
 	w.checkInvariants()
 }
 
-// A floating IP of other Services stays, whoever else names it.
+// A floating IP of other Services stays, even if another Service names it.
 func TestFloatingIPInUse(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Service){
 		"other families": func(s *corev1.Service) {

@@ -156,7 +156,7 @@ func TestRun(t *testing.T) {
 // sync and before each write to Neutron, and the other replica waits.
 func TestTwoControllersAndALease(t *testing.T) {
 	w := newAPITestbed(t)
-	one, two := w.run(nobody), w.run(nobody)
+	one, two := w.run(noTLS), w.run(noTLS)
 	await(t, "one of them works", func() bool { return isElected(one) && one.Ready() == nil || isElected(two) && two.Ready() == nil })
 	if isElected(one) == isElected(two) {
 		t.Fatal("both work")
@@ -233,8 +233,8 @@ func TestFencedCloud(t *testing.T) {
 	}
 }
 
-// nobody is the TLS configuration for gateways that do not exist.
-func nobody(string) *tls.Config { return new(tls.Config) }
+// noTLS is the TLS configuration for gateways that do not exist.
+func noTLS(string) *tls.Config { return new(tls.Config) }
 
 // running is a running controller.
 type running struct {

@@ -483,9 +483,9 @@ func (w *testbed) refusal(name string) *agents.Refused {
 func (f *fakeAgents) Reports() map[string]agents.Report {
 	all := map[string]agents.Report{}
 	for name, t := range f.targets {
-		s, told := f.states[name]
+		s, known := f.states[name]
 		if t.Hold {
-			if !told {
+			if !known {
 				continue
 			}
 			t.State = s

@@ -166,18 +166,18 @@ func TestFailoverAfterChange(t *testing.T) {
 			t.Errorf("a download is broken: %v", err)
 		}
 	}
-	told := 0
+	reset := 0
 	for _, f := range all.idle {
 		switch err := f.echoes(); {
 		case errors.Is(err, syscall.ECONNRESET):
-			told++
+			reset++
 		case err != nil:
 			t.Errorf("a connection whose slot changed is not reset: %v", err)
 		}
 	}
 	// Two of four backends are new, so every other slot has changed.
-	if told < 3 || told > 13 {
-		t.Errorf("%d of %d idle connections are broken, want about half", told, len(all.idle))
+	if reset < 3 || reset > 13 {
+		t.Errorf("%d of %d idle connections are broken, want about half", reset, len(all.idle))
 	}
 }
 

@@ -135,7 +135,7 @@ func TestRemove(t *testing.T) {
 	for range 2 {
 		in(t, w.gateways[0].ns, Remove)
 	}
-	if _, anew := read(t, w.gateways[0].ns, w.gateways[0].Balancer); !anew {
+	if _, recreate := read(t, w.gateways[0].ns, w.gateways[0].Balancer); !recreate {
 		t.Error("the table is still there")
 	}
 }
@@ -165,7 +165,7 @@ func TestRefusedByKernel(t *testing.T) {
 }
 
 // read returns the contents of a namespace's table, without empty sets.
-func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]map[string]string, anew bool) {
+func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]map[string]string, recreate bool) {
 	t.Helper()
 	in(t, ns, func() error {
 		b.mu.Lock()
@@ -174,11 +174,11 @@ func read(t *testing.T, ns *netlab.Namespace, b *Balancer) (have map[familySet]m
 		if err != nil {
 			return err
 		}
-		have, anew, err = b.read(s)
+		have, recreate, err = b.read(s)
 		return err
 	})
 	maps.DeleteFunc(have, func(_ familySet, all map[string]string) bool { return len(all) == 0 })
-	return have, anew
+	return have, recreate
 }
 
 // bench is a balancer with many VIPs.

@@ -20,12 +20,12 @@ import (
 func (w *testbed) tells(from, to int) (end func() int) {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(w.t.Context())
-	told := 0
+	exported := 0
 	var group errgroup.Group
 	group.Go(func() error {
 		return w.gateways[from].ns.Do(func() error {
 			return w.gateways[from].Export(ctx, func(f flows.Flow) error {
-				told++
+				exported++
 				return w.gateways[to].ns.Do(func() error {
 					_, err := w.gateways[to].Import([]flows.Flow{f})
 					return err
@@ -39,7 +39,7 @@ func (w *testbed) tells(from, to int) (end func() int) {
 		if err := group.Wait(); !errors.Is(err, context.Canceled) {
 			w.t.Error(err)
 		}
-		return told
+		return exported
 	}
 }
 
@@ -75,8 +75,8 @@ func TestImportedConnectionsContinue(t *testing.T) {
 		after := w.openStreams(1, 4)
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends[0].Draining = true })))
 		w.poll(func() bool { return w.tracked(1) >= 24 }, "the other gateway does not know all connections")
-		if told := end(); told < 24 {
-			w.t.Errorf("%d of 24 connections exported", told)
+		if exported := end(); exported < 24 {
+			w.t.Errorf("%d of 24 connections exported", exported)
 		}
 		w.kill(0)
 		for family, all := range []streams{before, after} {
@@ -163,13 +163,13 @@ func TestUnusedImportIsNotExported(t *testing.T) {
 	stop := w.tells(0, 1)
 	w.poll(func() bool { return w.tracked(1) >= 6 }, "the other gateway does not know all connections")
 	stop()
-	told := func(gateway int) (n int) {
+	exported := func(gateway int) (n int) {
 		in(t, w.gateways[gateway].ns, func() error {
 			return w.gateways[gateway].All(func(flows.Flow) error { n++; return nil })
 		})
 		return n
 	}
-	if n := told(1); n != 0 {
+	if n := exported(1); n != 0 {
 		t.Errorf("the other gateway exports %d imported connections", n)
 	}
 	in(t, w.gateways[1].ns, func() error {
@@ -185,7 +185,7 @@ func TestUnusedImportIsNotExported(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := told(1); n < len(all.idle) {
+	if n := exported(1); n < len(all.idle) {
 		t.Errorf("after its death the other gateway exports %d connections, want %d at least", n, len(all.idle))
 	}
 }

@@ -137,14 +137,14 @@ func TestRestore(t *testing.T) {
 		at(claim("same age b", "p2", http), 5), at(claim("same age a", "p2", http), 5),
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		m, anew := Restore(rapid.Permutation(claims).Draw(rt, "order"))
+		m, collided := Restore(rapid.Permutation(claims).Draw(rt, "order"))
 		for service, want := range map[string]string{"old": "p1", "other": "p1", "same age a": "p2", "young": "", "new": "", "same age b": ""} {
 			if got := m.Port(service); got != want {
 				rt.Errorf("%s has %q, want %q", service, got, want)
 			}
 		}
 		var names []string
-		for _, c := range anew {
+		for _, c := range collided {
 			names = append(names, c.Service)
 		}
 		if want := []string{"young", "new", "same age b"}; !slices.Equal(names, want) {
