@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
-const pins = "/sys/fs/bpf/isthmus/maps-v3"
+const pins = "/sys/fs/bpf/isthmus/maps-v4"
 
 // TestKilledAgentLosesNothing: SIGKILL of the agent, kept down, during 10,000 connections: none fails, new
 // ones by name work too, and the agent that comes back finds everything in place and writes nothing.
@@ -236,7 +236,7 @@ func TestBadInputLeavesDataplane(t *testing.T) {
 	// What stands in bpffs, and what the maps hold.
 	state := func() string {
 		t.Helper()
-		all, err := bed.Node(t.Context(), clientNode, "sh", "-c", "cd /sys/fs/bpf/isthmus && find . | sort && ls -i links/* maps-v3/*")
+		all, err := bed.Node(t.Context(), clientNode, "sh", "-c", "cd /sys/fs/bpf/isthmus && find . | sort && ls -i links/* maps-v4/*")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/netns"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 // DefaultCgroupRoot and DefaultBPFFS are where Linux distributions mount the two filesystems.
@@ -25,30 +26,30 @@ const (
 	DefaultBPFFS      = "/sys/fs/bpf"
 )
 
-// directory is the name of ours in the BPF filesystem.
+// directory is the name of our folder in the BPF filesystem.
 const directory = "isthmus"
 
-// Config says where a node keeps what the datapath needs. The zero value takes the defaults.
+// Config configures the datapath of a node. The zero value takes the defaults.
 type Config struct {
 	// CgroupRoot is where the node's cgroup v2 hierarchy is mounted, or the folder that holds it under
-	// the name "unified", as with both cgroup versions side by side. Every process below it is served.
+	// the name "unified" where both cgroup versions are mounted. Every process below it is served.
 	CgroupRoot string
 	// BPFFS is the BPF filesystem that keeps the pins.
 	BPFFS string
-	// Proc and Namespaces are where the node's processes and its named network namespaces are seen, default /proc
-	// and /run/netns: there sockets of removed UDP backends are closed. In a container without the
-	// host's processes they are the host's, mounted somewhere else.
+	// Proc and Namespaces are where the node's processes and its named network namespaces are found, default /proc
+	// and /run/netns. UDP sockets of removed backends are closed in these namespaces. In a container both are mounts of
+	// the host's folders.
 	Proc, Namespaces string
-	// Packets adds the packet path: clients whose sockets are not translated, because they are outside of the
-	// cgroup, in a virtual machine or on another host, are served on the devices their packets come by.
+	// Packets enables the packet path. It serves clients whose sockets are not translated, because they are outside of the
+	// cgroup, in a virtual machine or on another host, on the devices that their packets arrive at.
 	Packets bool
-	// Devices are names of these devices, or patterns such as "eth*". Empty means those that are found: uplinks,
-	// veths of pods, taps, and bridges with such ports.
+	// Devices are names of these devices, or patterns such as "eth*". Empty means automatic: uplinks, veths of pods,
+	// taps, and bridges with such ports.
 	Devices []string
-	// FastRoad lets flows between pods and uplinks pass the node's routing and netfilter, both ways, and with them
-	// whatever policies others enforce there. Off, the kernel routes every translated packet.
-	FastRoad bool
-	// Order is the place of our programs among others on the same devices, OrderNear when empty.
+	// FastPath lets flows between pods and uplinks bypass the node's routing and netfilter, in both directions, and with
+	// them the policies that other programs enforce there. Without it the kernel routes every translated packet.
+	FastPath bool
+	// Order is the position of our programs among others on the same devices, OrderNear when empty.
 	Order Order
 }
 
@@ -101,14 +102,14 @@ type Datapath struct {
 	// packets is nil without a packet path, stale where the kernel has no iterator over sockets.
 	packets    *packets
 	stale      *staleSockets
-	namespaces netns.Places
+	namespaces netns.Dirs
 	missing    []string
 	observing  atomic.Bool
 	findings   findings
 
 	mu      sync.Mutex
 	links   []attachment // guarded by mu
-	waiting bool         // programs of another ABI run, ours wait for the first Apply; guarded by mu
+	waiting bool         // programs of another ABI run; ours wait for the first Apply; guarded by mu
 }
 
 // attachment is one hook and the link that holds it.
@@ -117,24 +118,24 @@ type attachment struct {
 	link link.Link
 }
 
-// Open makes the node's dataplane ours: it checks what the kernel must have, takes over pinned maps or
-// makes new ones, and attaches the programs, or swaps them in place where another version runs, without
-// a moment in which a connect goes untranslated. Where the very same programs run already it changes
-// nothing. Programs of another ABI, which know other maps, go on until ours are filled: see Apply.
+// Open installs the dataplane on the node, or takes over the running one. It checks the kernel, opens the pinned maps or
+// creates new ones, and attaches the programs. Programs of another version are replaced in place, so that no connect
+// goes untranslated; equal programs are left alone. Programs of another ABI, which use other maps, stay until
+// ours are filled: see Apply.
 //
-// It is all or nothing: after an error the node is as it was, a running dataplane included. Errors are
-// one sentence for the person who installs; ErrUnsupported, ErrIncompatible and ErrOccupied tell the cases
-// that trying again cannot mend.
+// Open is all or nothing: after an error the node is as before, including a running dataplane. Errors are
+// one sentence for the person who installs. ErrUnsupported, ErrIncompatible and ErrOccupied mark errors that a retry
+// cannot fix.
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Datapath, error) {
-	b, err := ourBuild(cfg.Packets)
+	b, err := currentBuild(cfg.Packets)
 	if err != nil {
 		return nil, err
 	}
 	return open(ctx, cfg, b, log)
 }
 
-// ourBuild is the version of the programs that this process carries.
-func ourBuild(withPackets bool) (build, error) {
+// currentBuild is the build that this process carries.
+func currentBuild(withPackets bool) (build, error) {
 	spec, err := bpf.LoadSpec()
 	if err != nil {
 		return build{}, fmt.Errorf("parse BPF object: %w", err)
@@ -145,12 +146,12 @@ func ourBuild(withPackets bool) (build, error) {
 		if err != nil {
 			return build{}, fmt.Errorf("parse BPF object: %w", err)
 		}
-		b.specs, b.packets = append(b.specs, packets), ourPacketHooks()
+		b.specs, b.packets = append(b.specs, packets), packetHooks()
 	}
 	return b, nil
 }
 
-// open is Open for any version of the programs.
+// open is Open for any build.
 func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -171,47 +172,47 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 	}
 	l := loader{pins: pins{cfg.BPFFS, b.abi}}
 	if err := l.run(b); err != nil {
-		return nil, errors.Join(err, l.undo(), l.letGo())
+		return nil, errors.Join(err, l.undo(), l.closeHandles())
 	}
 	d := &Datapath{
 		Reader: &Reader{pins: l.pins, maps: l.maps}, log: log, cgroup: root, hooks: b.hooks, progs: l.progs,
-		namespaces: netns.Places{Proc: cfg.Proc, Run: cfg.Namespaces},
+		namespaces: netns.Dirs{Proc: cfg.Proc, Run: cfg.Namespaces},
 	}
 	if cfg.Packets {
 		d.packets = &packets{
 			pins: l.pins, hooks: b.packets, patterns: cfg.Devices, order: cfg.Order, tcx: !b.noTCX && haveTCX() == nil,
-			fast: cfg.FastRoad, maps: l.maps, vips: vipRanges{settings: l.maps[bpf.MapPacketSettings], fast: cfg.FastRoad},
-			progs: l.progs, followed: make(chan struct{}, 1),
+			fast: cfg.FastPath, maps: l.maps, vips: vipRanges{settings: l.maps[bpf.MapPacketSettings], fast: cfg.FastPath},
+			progs: l.progs, resync: signal.New(),
 		}
 		if err := d.packets.start(); err != nil {
-			return nil, errors.Join(err, l.undo(), l.letGo())
+			return nil, errors.Join(err, l.undo(), l.closeHandles())
 		}
 	}
-	err = d.setObserve(0) // whoever observed has ended with the process before this one
+	err = d.setObserve(0) // an observer of the previous process may have left it on
 	if err == nil {
 		err = d.start(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, l.undo(), l.letGo())
+		return nil, errors.Join(err, l.undo(), l.closeHandles())
 	}
-	d.findLacks(ctx)
+	d.detectMissing(ctx)
 	return d, nil
 }
 
-// findLacks does what not every kernel allows and remembers what this one does not.
-func (d *Datapath) findLacks(ctx context.Context) {
+// detectMissing loads the optional programs and records the features that the node lacks.
+func (d *Datapath) detectMissing(ctx context.Context) {
 	var noClose, noFind error
 	d.stale, noClose, noFind = loadStaleSockets(d.maps)
 	if noClose != nil {
-		d.log.DebugContext(ctx, "no iterator to close sockets", "closing", noClose, "finding", noFind)
+		d.log.DebugContext(ctx, "no iterator that closes sockets", "closing", noClose, "finding", noFind)
 	}
-	d.missing = lacks(d.packets != nil, noClose, noFind)
+	d.missing = missingFeatures(d.packets != nil, noClose, noFind)
 	for _, m := range d.missing {
-		d.log.InfoContext(ctx, "the node lacks something", "missing", m)
+		d.log.InfoContext(ctx, "the node lacks a feature", "missing", m)
 	}
 }
 
-// start attaches the programs, or leaves those of another ABI where they are until the first Apply.
+// start attaches the programs, or leaves those of another ABI attached until the first Apply.
 func (d *Datapath) start(ctx context.Context) error {
 	foreign, err := d.pins.foreign(d.cgroup, d.maps)
 	if err != nil {
@@ -219,7 +220,7 @@ func (d *Datapath) start(ctx context.Context) error {
 	}
 	if foreign {
 		d.waiting = true
-		d.log.InfoContext(ctx, "programs of another version go on until the maps of this one are filled", "abi", d.pins.abi)
+		d.log.InfoContext(ctx, "programs of another version keep running until the maps of this version are filled", "abi", d.pins.abi)
 		d.links, err = d.pins.openLinks(d.hooks)
 		return err
 	}
@@ -228,7 +229,7 @@ func (d *Datapath) start(ctx context.Context) error {
 	return d.install(ctx)
 }
 
-// takeOver installs our programs if that was left until the maps are filled.
+// takeOver installs our programs if they have waited for the maps to be filled.
 func (d *Datapath) takeOver(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -245,12 +246,12 @@ func (d *Datapath) takeOver(ctx context.Context) error {
 	}
 	d.waiting = false
 	if d.packets != nil {
-		d.packets.look()
+		d.packets.resync.Notify()
 	}
 	return closeLinks(before)
 }
 
-// install makes the node run our programs and nothing older. The caller holds mu.
+// install attaches our programs and removes those of older versions. The caller holds mu.
 func (d *Datapath) install(ctx context.Context) error {
 	in := installer{pins: d.pins, cgroup: d.cgroup, hooks: d.hooks, progs: d.progs}
 	if err := in.run(); err != nil {
@@ -259,7 +260,7 @@ func (d *Datapath) install(ctx context.Context) error {
 	d.links = in.links
 	level := slog.LevelInfo
 	if in.attached+in.replaced == 0 {
-		level = slog.LevelDebug // nothing anybody could see has changed
+		level = slog.LevelDebug // nothing has changed
 	}
 	d.log.Log(ctx, level, "dataplane attached", "cgroup", d.cgroup.path, "bpffs", d.pins.bpffs,
 		"attached", in.attached, "replaced", in.replaced, "unchanged", in.unchanged)
@@ -268,13 +269,13 @@ func (d *Datapath) install(ctx context.Context) error {
 		err = errors.Join(err, removeAllFilters(d.pins))
 	}
 	if err != nil {
-		d.log.WarnContext(ctx, "what another version left stays until the next start", "err", err)
+		d.log.WarnContext(ctx, "remove what another version left; will try again at the next start", "err", err)
 	}
 	return nil
 }
 
-// keeps reports whether a pin is of a hook that this version has. Which devices are none of ours any more is for
-// the packet path to say.
+// keeps reports whether a pin belongs to a hook of this version. The packet path itself removes pins of devices that it
+// no longer serves.
 func (d *Datapath) keeps(name string) bool {
 	if d.packets != nil {
 		if isLinkName(name, d.packets.hooks) || slices.ContainsFunc(d.packets.hooks, func(h packetHook) bool { return h.name == name }) {
@@ -284,8 +285,8 @@ func (d *Datapath) keeps(name string) bool {
 	return slices.ContainsFunc(d.hooks, func(h bpf.Hook) bool { return h.Name == name })
 }
 
-// Close lets go of the dataplane and leaves it running: programs, maps and traffic stay as they are.
-// Remove is what takes them away.
+// Close closes the file descriptors of the dataplane and leaves it running: programs, maps and traffic stay as they are.
+// Remove uninstalls it.
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -305,14 +306,14 @@ func closeLinks(links []attachment) error {
 	return errors.Join(errs...)
 }
 
-// Apply carries out the writes of p in their order. It stops at the first error, or when ctx ends; the
-// writes done until then are safe to leave, and Load says which they were.
+// Apply carries out the writes of p in their order. It stops at the first error, or when ctx ends. The writes until then
+// are safe, and Load tells which they were.
 //
-// The first Apply that succeeds after Open also lets our programs take the place of those of another ABI, if
-// such run: from then on the maps count. So there must be a first one, even if it has nothing to write.
+// If programs of another ABI run, the first successful Apply after Open replaces them with ours, whose maps are then
+// filled. So the caller must Apply once, even if there is nothing to write.
 func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
 	if d.packets != nil {
-		if err := d.packets.vips.before(p); err != nil {
+		if err := d.packets.vips.beforeApply(p); err != nil {
 			return err
 		}
 	}
@@ -320,7 +321,7 @@ func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
 		return err
 	}
 	if d.packets != nil {
-		if err := d.packets.vips.after(ctx, p, d.Load); err != nil {
+		if err := d.packets.vips.afterApply(ctx, p, d.Load); err != nil {
 			return err
 		}
 	}
@@ -352,14 +353,14 @@ func (d *Datapath) deleteAffinities(ctx context.Context, stale []lb.StaleAffinit
 // Writes returns how many map entries Apply has written or deleted since Open.
 func (d *Datapath) Writes() uint64 { return d.writes.Load() }
 
-// HookStatus says whether one program is where it should be.
+// HookStatus says whether one program is attached where it should be.
 type HookStatus struct {
 	Name     string
 	Device   string // of the packet path; "" for the cgroup
-	Attached bool   // false when somebody detached it, or its cgroup is gone
+	Attached bool   // false when another process detached it, or its cgroup was removed
 }
 
-// Hooks asks the kernel about every program: of the socket path, then of the packet path on each device.
+// Hooks asks the kernel for the status of every program: of the socket path, then of the packet path on each device.
 func (d *Datapath) Hooks() []HookStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -142,7 +142,7 @@ func (c *Config) Validate() error {
 func (c *Config) agent() agent.Config {
 	return agent.Config{
 		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
-		Packets: c.Packets, Devices: c.Devices, Order: datapath.Order(c.Order), FastRoad: c.FastPath, Place: c.topology(),
+		Packets: c.Packets, Devices: c.Devices, Order: datapath.Order(c.Order), FastPath: c.FastPath, Topology: c.topology(),
 		CheckInterval: c.CheckInterval,
 	}
 }

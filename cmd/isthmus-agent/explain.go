@@ -180,9 +180,9 @@ func mapLink(x agent.Explanation) status.Link {
 			return broken("map", fix, "%s is not in the kernel", fe.Address)
 		case agent.FrontendWrong:
 			return broken("map", fix, "%s has the wrong backends in the kernel: %s", fe.Address, backendList(fe))
-		case agent.FrontendTaken:
+		case agent.FrontendConflict:
 			return broken("map", "two Services have the same VIP: unexport one of them in all clusters and export it again", "%s belongs to %s", fe.Address, fe.Owner)
-		case agent.FrontendRight:
+		case agent.FrontendCorrect:
 		}
 	}
 	if len(x.Frontends) == 0 {
@@ -217,7 +217,7 @@ func backendsLink(x agent.Explanation) status.Link {
 		return strings.Join(parts, ", ")
 	}
 	var others []string
-	for _, s := range []agent.EndpointState{agent.EndpointNotReady, agent.EndpointTerminating, agent.EndpointDrained, agent.EndpointStandsBy} {
+	for _, s := range []agent.EndpointState{agent.EndpointNotReady, agent.EndpointTerminating, agent.EndpointDrained, agent.EndpointStandby} {
 		if len(by[s]) > 0 {
 			others = append(others, fmt.Sprintf("%s: %s", s, spell(s)))
 		}
@@ -229,7 +229,7 @@ func backendsLink(x agent.Explanation) status.Link {
 		return ok("backends", "%s", spell(agent.EndpointServes))
 	case len(by[agent.EndpointServes]) > 0:
 		return ok("backends", "%s; %s", spell(agent.EndpointServes), rest)
-	case x.Import.InternalTrafficPolicy == "Local" && len(by[agent.EndpointStandsBy]) > 0:
+	case x.Import.InternalTrafficPolicy == "Local" && len(by[agent.EndpointStandby]) > 0:
 		return note("backends", "none: internalTrafficPolicy is Local and no endpoint runs on this node; clients are refused")
 	case len(x.Endpoints) == 0:
 		return broken("backends", fmt.Sprintf("start pods for the Service where it is exported: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", namespace, name),

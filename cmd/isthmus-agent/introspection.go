@@ -151,8 +151,8 @@ func (w *eventWriter) write(line []byte) error {
 }
 
 // parseWatch returns the filter of events in the parameters of a request.
-func parseWatch(value func(string) string) (agent.Watch, error) {
-	w := agent.Watch{Rate: 1}
+func parseWatch(value func(string) string) (agent.EventFilter, error) {
+	w := agent.EventFilter{Rate: 1}
 	if text := value("sample"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil || n == 0 {

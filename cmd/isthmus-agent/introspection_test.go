@@ -86,14 +86,14 @@ func TestAccess(t *testing.T) {
 }
 
 func TestParseWatch(t *testing.T) {
-	parse := func(query string) (agent.Watch, error) {
+	parse := func(query string) (agent.EventFilter, error) {
 		v, err := url.ParseQuery(query)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return parseWatch(v.Get)
 	}
-	for query, want := range map[string]agent.Watch{
+	for query, want := range map[string]agent.EventFilter{
 		"":                                    {Rate: 1},
 		"sample=100&service=demo/web":         {Rate: 100, Service: clusterset.ServiceName{Namespace: "demo", Name: "web"}},
 		"reason=no_backend&refused=true":      {Rate: 1, Reason: bpf.DropNoBackend, Refused: true},
@@ -128,7 +128,7 @@ func TestExplanation(t *testing.T) {
 				Known:     true,
 				Import:    clusterset.Import{Service: name, Type: clusterset.ClusterSetIP, IPs: []netip.Addr{addr("fd00::5"), addr("243.0.0.5")}},
 				Endpoints: []agent.ExplainedEndpoint{{Addr: addr("10.1.0.1"), Cluster: "a", State: agent.EndpointServes}, {Addr: addr("10.2.0.1"), Cluster: "b", State: agent.EndpointServes}, {Addr: addr("fd00::1"), Cluster: "b", State: agent.EndpointServes}},
-				Frontends: []agent.ExplainedFrontend{{Address: vip, State: agent.FrontendRight, Backends: []lb.Address{{AddrPort: ap("10.1.0.1:8080"), Protocol: clusterset.TCP}}}},
+				Frontends: []agent.ExplainedFrontend{{Address: vip, State: agent.FrontendCorrect, Backends: []lb.Address{{AddrPort: ap("10.1.0.1:8080"), Protocol: clusterset.TCP}}}},
 				Counters:  datapath.Counters{Chosen: 42, Refused: map[bpf.DropReason]uint64{bpf.DropNoBackend: 3, bpf.DropBackendGone: 1}},
 			},
 			a: answers{
@@ -182,7 +182,7 @@ note clients: 42 got a backend, 4 refused (backend_gone 1, no_backend 3)`},
 		},
 		"taken by another Service": {
 			func(w *inputs) {
-				w.x.Frontends[0].State, w.x.Frontends[0].Owner = agent.FrontendTaken, clusterset.ServiceName{Namespace: "demo", Name: "api"}
+				w.x.Frontends[0].State, w.x.Frontends[0].Owner = agent.FrontendConflict, clusterset.ServiceName{Namespace: "demo", Name: "api"}
 			}, "broken map: 243.0.0.5:80/TCP belongs to demo/api",
 		},
 		"no port":        {func(w *inputs) { w.x.Frontends = nil }, "broken map: the ServiceImport has no VIP and port that a client can connect to"},
@@ -193,7 +193,7 @@ note clients: 42 got a backend, 4 refused (backend_gone 1, no_backend 3)`},
 			func(w *inputs) { state(w, agent.EndpointDrained) }, "broken backends: no endpoint gets clients; clients are refused; drained: 1 of a, 1 of b",
 		},
 		"none on this node, by policy": {
-			func(w *inputs) { state(w, agent.EndpointStandsBy); w.x.Import.InternalTrafficPolicy = "Local" },
+			func(w *inputs) { state(w, agent.EndpointStandby); w.x.Import.InternalTrafficPolicy = "Local" },
 			"note backends: none: internalTrafficPolicy is Local and no endpoint runs on this node; clients are refused",
 		},
 		"a problem": {

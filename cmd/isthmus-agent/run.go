@@ -147,9 +147,9 @@ func (c components) run(ctx context.Context) error {
 }
 
 // setTopology sets the topology of the name server and the dataplane.
-func (c components) setTopology(ctx context.Context, t agent.Place) error {
+func (c components) setTopology(ctx context.Context, t agent.Topology) error {
 	c.names.SetLocal(t.Node.Cluster)
-	return c.dataplane.Settle(ctx, t)
+	return c.dataplane.SetTopology(ctx, t)
 }
 
 // newView returns the source of snapshots: the API server, or a folder of manifests.

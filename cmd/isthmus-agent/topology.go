@@ -49,7 +49,7 @@ var errNotYet = errors.New("the controller has not written them yet")
 type topologyWatcher struct {
 	cfg    Config
 	server rest.Interface // nil without an API server: the flags hold the whole topology
-	apply  func(context.Context, agent.Place) error
+	apply  func(context.Context, agent.Topology) error
 	log    *slog.Logger
 
 	once  sync.Once
@@ -58,7 +58,7 @@ type topologyWatcher struct {
 
 // lookup is the outcome of one attempt to look up the topology.
 type lookup struct {
-	topology agent.Place
+	topology agent.Topology
 	missing  error // the unknown parts, and why
 	retry    bool  // the API server did not answer properly
 	pending  bool  // a part will be known later; snapshots need not wait for it
@@ -108,7 +108,7 @@ func (w *topologyWatcher) Run(ctx context.Context) error {
 func (w *topologyWatcher) release() { w.once.Do(func() { close(w.ready) }) }
 
 // look looks up the parts of the topology that no flag sets. A part that cannot be found keeps its last value.
-func (w *topologyWatcher) look(ctx context.Context, last agent.Place) lookup {
+func (w *topologyWatcher) look(ctx context.Context, last agent.Topology) lookup {
 	l := lookup{topology: last}
 	if w.server == nil {
 		return l
@@ -225,9 +225,9 @@ func objectServer(cluster *rest.Config) (rest.Interface, error) {
 }
 
 // topology returns the parts of the topology that flags set.
-func (c *Config) topology() agent.Place {
+func (c *Config) topology() agent.Topology {
 	ranges, _ := parseRanges(c.Ranges) // Validate has reported the error
-	return agent.Place{
+	return agent.Topology{
 		Node:              lb.Node{Cluster: clusterset.ClusterID(c.ClusterID), Name: c.NodeName, Zone: c.Zone},
 		ZonesSpanClusters: c.ZonesSpanClusters,
 		Ranges:            ranges,

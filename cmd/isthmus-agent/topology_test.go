@@ -79,20 +79,20 @@ func TestTopologyLookup(t *testing.T) {
 	tests := map[string]struct {
 		cfg     Config
 		objects map[string]string
-		want    agent.Place
+		want    agent.Topology
 		missing string // words in the warning
 		retry   bool
 		asked   int
 	}{
-		"all found":          {objects: all, want: agent.Place{Node: node, Ranges: ranges}, asked: 3},
-		"flags override":     {cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all, want: agent.Place{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: []netip.Prefix{netip.MustParsePrefix("244.0.0.0/8")}}},
-		"not a member":       {objects: map[string]string{nodePath: `{}`}, want: agent.Place{Node: lb.Node{Name: "n1"}}, missing: "--cluster-id", asked: 2},
-		"no registration":    {objects: with(memberPath, "404"), want: agent.Place{Node: node}, missing: "--clusterset-ip-range", asked: 3},
-		"forbidden":          {objects: with(nodePath, "403"), want: agent.Place{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, missing: "zone", asked: 3},
-		"no answer":          {objects: with(propertyPath, "500"), want: agent.Place{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id", retry: true, asked: 2},
-		"invalid cluster id": {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Place{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id RFC", retry: true, asked: 2},
-		"ranges pending":     {objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Place{Node: node}, missing: "--clusterset-ip-range yet", asked: 3},
-		"invalid range":      {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Place{Node: node}, missing: "--clusterset-ip-range", retry: true, asked: 3},
+		"all found":          {objects: all, want: agent.Topology{Node: node, Ranges: ranges}, asked: 3},
+		"flags override":     {cfg: Config{ClusterID: "x", Zone: "y", Ranges: []string{"244.0.0.0/8"}, ZonesSpanClusters: true}, objects: all, want: agent.Topology{Node: lb.Node{Cluster: "x", Name: "n1", Zone: "y"}, ZonesSpanClusters: true, Ranges: []netip.Prefix{netip.MustParsePrefix("244.0.0.0/8")}}},
+		"not a member":       {objects: map[string]string{nodePath: `{}`}, want: agent.Topology{Node: lb.Node{Name: "n1"}}, missing: "--cluster-id", asked: 2},
+		"no registration":    {objects: with(memberPath, "404"), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", asked: 3},
+		"forbidden":          {objects: with(nodePath, "403"), want: agent.Topology{Node: lb.Node{Cluster: "a", Name: "n1"}, Ranges: ranges}, missing: "zone", asked: 3},
+		"no answer":          {objects: with(propertyPath, "500"), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id", retry: true, asked: 2},
+		"invalid cluster id": {objects: with(propertyPath, `{"spec":{"value":"A"}}`), want: agent.Topology{Node: lb.Node{Name: "n1", Zone: "z1"}}, missing: "--cluster-id RFC", retry: true, asked: 2},
+		"ranges pending":     {objects: with(memberPath, `{"spec":{"clustersetIPCIDR":["243.1.0.0/16"]}}`), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range yet", asked: 3},
+		"invalid range":      {objects: with(memberPath, `{"status":{"clustersetIPCIDRRange":["243"]}}`), want: agent.Topology{Node: node}, missing: "--clusterset-ip-range", retry: true, asked: 3},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -121,8 +121,8 @@ func TestTopologyLookup(t *testing.T) {
 func TestSnapshotsWaitForTopology(t *testing.T) {
 	s := &apiServer{objects: map[string]string{nodePath: "500", propertyPath: `{"spec":{"value":"a"}}`, memberPath: "404"}}
 	w := newTopologyWatcher(t, s, Config{})
-	applied := make(chan agent.Place, 10)
-	w.apply = func(_ context.Context, p agent.Place) error { applied <- p; return nil }
+	applied := make(chan agent.Topology, 10)
+	w.apply = func(_ context.Context, p agent.Topology) error { applied <- p; return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- w.Run(ctx) }()

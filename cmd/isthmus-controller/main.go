@@ -193,7 +193,7 @@ func newFederation(s settings, local *rest.Config, machines func(context.Context
 	}
 	return federation.New(federation.Config{
 		Local: local, Namespace: s.namespace, Pod: pod, Times: federation.Scaled(s.plane.TimeScale),
-		Parts: federation.Parts(s.namespace, s.plane.TimeScale, log), Machines: machines, Log: log,
+		Reconcilers: federation.Reconcilers(s.namespace, s.plane.TimeScale, log), Machines: machines, Log: log,
 	})
 }
 
@@ -220,7 +220,7 @@ func routes(current func() status.Controller) http.Handler {
 type parts struct {
 	plane      *broker.Controller
 	federation *federation.Federation
-	machines   *workloads.VMs
+	machines   *workloads.Controller
 }
 
 // describe says how all parts are.

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,8 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,13 +24,13 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
-	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
 // TestStart goes the way of a cluster that joins, one step at a time: without a registration the controller
 // ends with a sentence; with one and a broker that is away it runs, is alive, and says why it is not ready.
 func TestStart(t *testing.T) {
-	cfg := startServer(t)
+	cfg := apitest.StartEmpty(t)
 	broker := unusedAddress(t)
 	s := settings{
 		kubeconfig:       kubeconfig(t, &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}, &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData}, ""),
@@ -113,29 +110,6 @@ func member(id string) *v1alpha1.Member {
 			ClusterID: id, ClusterSetID: "clusterset", ClusterSetIPEnabled: true, ClusterSetIPCIDR: []string{"243.0.0.0/16"}, JoinTime: metav1.Now(),
 		},
 	}
-}
-
-// serverTimeout is how long an API server may need to start or to stop on a busy machine.
-const serverTimeout = 2 * time.Minute
-
-// startServer starts an empty API server that ends with the test.
-func startServer(t *testing.T) *rest.Config {
-	t.Helper()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		const why = "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them"
-		netlab.Skip(t, why)
-	}
-	server := &envtest.Environment{Scheme: runtime.NewScheme(), ControlPlaneStartTimeout: serverTimeout, ControlPlaneStopTimeout: serverTimeout}
-	cfg, err := server.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return cfg
 }
 
 // kubeconfig writes one to a file that lasts as long as the test, and returns its path.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,12 +18,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/conformance"
-	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
 // TestAgainstAPIServer runs testdata/server/*.txtar against a real API server, empty at the start of each:
@@ -32,10 +29,7 @@ import (
 // `apply FILE` writes objects as they are, as other programs would; `object APIVERSION KIND NAMESPACE NAME` prints
 // one, or fails; `lack DEFINITION FIELD` takes a field of spec out of a definition, as an older Isthmus has it.
 func TestAgainstAPIServer(t *testing.T) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		const why = "KUBEBUILDER_ASSETS does not name a directory with kube-apiserver and etcd; run make test, which builds them"
-		netlab.Skip(t, why)
-	}
+	apitest.Require(t)
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "server"), Setup: startServer,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"apply": applyObjects, "object": printObject, "lack": lackField},
@@ -100,28 +94,24 @@ func lackField(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(c.Update(context.Background(), crd))
 }
 
-// serverTimeout is how long an API server may need to start or to stop on a busy machine.
-const serverTimeout = 2 * time.Minute
-
 func startServer(script *testscript.Env) error {
-	server := &envtest.Environment{ControlPlaneStartTimeout: serverTimeout, ControlPlaneStopTimeout: serverTimeout}
-	cfg, err := server.Start()
+	cfg, stop, err := apitest.Empty(context.Background())
 	if err != nil {
 		return err
 	}
 	if err := awaitServiceCIDR(cfg); err != nil {
-		return errors.Join(err, server.Stop())
+		return errors.Join(err, stop())
 	}
 	c, err := connect(rest.CopyConfig(cfg))
 	if err != nil {
-		return errors.Join(err, server.Stop())
+		return errors.Join(err, stop())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	issued := make(chan error, 1)
 	go func() { issued <- apitest.IssueTokens(ctx, c, "") }()
 	script.Defer(func() {
 		cancel()
-		if err := errors.Join(<-issued, server.Stop()); err != nil {
+		if err := errors.Join(<-issued, stop()); err != nil {
 			script.T().Fatal(err)
 		}
 	})

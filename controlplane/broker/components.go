@@ -126,11 +126,11 @@ func (c *Controller) prepareImports() error {
 	if err != nil {
 		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
 	}
-	c.importer = imports.New(imports.Config{
+	c.importer, err = imports.New(imports.Config{
 		Cluster: c.cluster, Client: local, Broker: c.broker, Members: c.members,
 		Policy: c.settings.export.Policy, Shared: c.shared, Log: c.cfg.Log,
 	})
-	return nil
+	return err
 }
 
 // endpoints returns a few endpoints of a member; none if they are unknown.

@@ -68,6 +68,14 @@ func ReadAuthority(p Pair) (*Authority, error) {
 
 // Issue issues a certificate for an identity, valid for both clients and servers.
 func (a *Authority) Issue(identity string, now time.Time, life time.Duration) (Pair, error) {
+	return a.Sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: identity}, DNSNames: []string{identity}, KeyUsage: x509.KeyUsageDigitalSignature,
+	}, now, life)
+}
+
+// Sign returns a certificate for the subject, names, addresses and key usage of template, with a new key. It is valid for
+// clients and servers, from now until life has passed or the authority expires.
+func (a *Authority) Sign(template *x509.Certificate, now time.Time, life time.Duration) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Pair{}, fmt.Errorf("make a key: %w", err)
@@ -76,12 +84,9 @@ func (a *Authority) Issue(identity string, now time.Time, life time.Duration) (P
 	if end.After(a.cert.NotAfter) {
 		end = a.cert.NotAfter
 	}
-	return sign(&x509.Certificate{
-		Subject: pkix.Name{CommonName: identity}, DNSNames: []string{identity},
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		NotBefore:   now.Add(-skew), NotAfter: end,
-	}, a.cert, key, a.key)
+	template.NotBefore, template.NotAfter = now.Add(-skew), end
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	return sign(template, a.cert, key, a.key)
 }
 
 func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (Pair, error) {

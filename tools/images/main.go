@@ -21,8 +21,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/tools/compile"
+	"github.com/isthmus-net/isthmus/tools/images/deb"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
-	"github.com/isthmus-net/isthmus/tools/images/program"
 )
 
 // image is a product that has one.
@@ -108,7 +108,7 @@ func build(ctx context.Context, out io.Writer, dir, product, tag string) (err er
 		if err := l.File("/"+name, binary, 0o755); err != nil || image.with == "" {
 			return err
 		}
-		return program.Add(ctx, l, image.with, filepath.Base(image.with))
+		return deb.Add(ctx, l, image.with, filepath.Base(image.with))
 	})
 	if err != nil {
 		return err

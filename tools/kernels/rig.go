@@ -17,11 +17,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/initramfs"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/kernel"
 	"github.com/isthmus-net/isthmus/tools/kernels/internal/vm"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 )
 
 // native is the name of the kernel that runs.

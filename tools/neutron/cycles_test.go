@@ -21,13 +21,13 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/gateway/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/gateway/controller"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/service"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/neutron"
 )
 
 // names are how many Services a cluster has at most: each may need two address pairs, of which a port has 10, one of them

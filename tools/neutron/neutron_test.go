@@ -24,11 +24,11 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 
-	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 	"github.com/isthmus-net/isthmus/gateway/openstack/openstacktest"
 	"github.com/isthmus-net/isthmus/tools/apitest"
 	"github.com/isthmus-net/isthmus/tools/netlab"
+	"github.com/isthmus-net/isthmus/tools/neutron"
 )
 
 // fullLength adds what takes an hour.

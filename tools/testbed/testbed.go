@@ -27,9 +27,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/isthmus-net/isthmus/tools/compile"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
-	"github.com/isthmus-net/isthmus/tools/compile"
 )
 
 // Namespace is where Isthmus is installed in each member.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,6 +24,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/bench/dns/internal/names"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/scale/world"
@@ -33,7 +35,8 @@ const coreDNS = "CoreDNS"
 
 // cluster is an API server with Services for CoreDNS to serve.
 type cluster struct {
-	env        *envtest.Environment
+	server     *apiserver.Server
+	storage    string // of its files
 	client     client.Client
 	kubeconfig string
 	program    string // CoreDNS
@@ -59,47 +62,41 @@ func newCluster(ctx context.Context, dir string, progress io.Writer) (*cluster, 
 	if err != nil {
 		return nil, err
 	}
-	c.env = &envtest.Environment{CRDs: all, BinaryAssetsDirectory: assets, ControlPlaneStartTimeout: startLimit}
 	storage, err := os.MkdirTemp(world.DefaultStorage(), "isthmus-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("make folder: %w", err)
 	}
-	c.env.ControlPlane.Etcd = &envtest.Etcd{DataDir: storage}
-	c.env.ControlPlane.Etcd.Configure().Append("unsafe-no-fsync")
-	if _, err := c.env.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start an API server: %w", err), os.RemoveAll(storage))
+	c.storage = storage
+	if c.server, err = apiserver.Start(ctx, apiserver.Config{Assets: assets, Dir: storage, NoFsync: true}); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(storage))
 	}
-	if err := c.connect(); err != nil {
+	if err := c.connect(all); err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, nil
 }
 
-// connect gives us and CoreDNS an administrator's credentials.
-func (c *cluster) connect() error {
-	user, err := c.env.AddUser(envtest.User{Name: "bench", Groups: []string{"system:masters"}}, nil)
-	if err != nil {
-		return fmt.Errorf("make a user: %w", err)
+// connect installs definitions, and gives the benchmark and CoreDNS an administrator's credentials.
+func (c *cluster) connect(definitions []*apiextensionsv1.CustomResourceDefinition) error {
+	cfg := c.server.As(apiserver.Admin)
+	if _, err := envtest.InstallCRDs(cfg, envtest.CRDInstallOptions{CRDs: definitions}); err != nil {
+		return fmt.Errorf("install definitions: %w", err)
 	}
-	kubeconfig, err := user.KubeConfig()
-	if err != nil {
-		return fmt.Errorf("make a kubeconfig: %w", err)
-	}
-	if err := os.WriteFile(c.kubeconfig, kubeconfig, 0o600); err != nil {
+	if err := c.server.WriteKubeconfig(c.kubeconfig, apiserver.Admin, c.server.Address(), ""); err != nil {
 		return err
 	}
-	cfg := user.Config()
-	cfg.QPS = -1 // no limit
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1beta1.Install(scheme)); err != nil {
 		return err
 	}
+	var err error
 	c.client, err = client.New(cfg, client.Options{Scheme: scheme})
 	return err
 }
 
 func (c *cluster) close() error {
-	return errors.Join(c.env.Stop(), os.RemoveAll(c.env.ControlPlane.Etcd.DataDir))
+	c.server.Stop()
+	return os.RemoveAll(c.storage)
 }
 
 // writers is how many requests are under way at a time while the API server is filled.

@@ -73,7 +73,7 @@ func (c *cluster) etcd(ctx context.Context, method string, request, response any
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.env.ControlPlane.Etcd.URL.String()+"/v3/kv/"+method, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.server.EtcdURL()+"/v3/kv/"+method, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

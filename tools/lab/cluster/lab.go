@@ -28,11 +28,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/apiserver/pki"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/cache"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/fabric"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/kube"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/machine"
-	"github.com/isthmus-net/isthmus/tools/lab/internal/pki"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
 )
 
@@ -285,7 +285,7 @@ func (l *Lab) Topology() topology.Topology { return l.topology }
 // Kubeconfig is the administrator's kubeconfig of a cluster. Its server is reachable from
 // the fabric, from nodes and from pods; see FabricCommand and RESTConfig.
 func (l *Lab) Kubeconfig(cluster string) string {
-	return pki.Kubeconfig(l.pkiDir(cluster), pki.Admin)
+	return pki.Kubeconfig(l.pkiDir(cluster), kube.Admin)
 }
 
 // EchoProgram is the program echo-server of the test image as a static executable, for

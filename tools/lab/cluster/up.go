@@ -18,12 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/isthmus-net/isthmus/tools/apiserver/pki"
+	"github.com/isthmus-net/isthmus/tools/images/oci"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/kube"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/machine"
-	"github.com/isthmus-net/isthmus/tools/lab/internal/pki"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
-	"github.com/isthmus-net/isthmus/tools/images/oci"
 )
 
 // readyTimeout bounds each wait for a part of a cluster. A busy machine is ten times
@@ -133,7 +133,7 @@ func (l *Lab) upCluster(ctx context.Context, c topology.Cluster, b built) error 
 			return err
 		}
 	}
-	if err := pki.Write(plan.PKI, c); err != nil {
+	if err := kube.WriteCredentials(plan.PKI, c); err != nil {
 		return err
 	}
 	if err := l.startMachine(ctx, c.Machine(), nil); err != nil {
@@ -251,8 +251,8 @@ func (l *Lab) nodeFiles(plan kube.Plan, n topology.Node, pauseRef string) (map[s
 	}
 	for name, source := range map[string]string{
 		"kubernetes/ca.crt":                filepath.Join(plan.PKI, pki.CA),
-		"kubernetes/kubelet.kubeconfig":    pki.Kubeconfig(plan.PKI, pki.Kubelet(n.Name)),
-		"kubernetes/kube-proxy.kubeconfig": pki.Kubeconfig(plan.PKI, pki.KubeProxy),
+		"kubernetes/kubelet.kubeconfig":    pki.Kubeconfig(plan.PKI, kube.KubeletUser(n.Name)),
+		"kubernetes/kube-proxy.kubeconfig": pki.Kubeconfig(plan.PKI, kube.KubeProxy),
 	} {
 		raw, err := os.ReadFile(source)
 		if err != nil {

@@ -20,10 +20,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/netlab"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 const (
@@ -78,14 +78,15 @@ func New(ctx context.Context, cfg Config, services []Service) (*Cluster, error) 
 	fmt.Fprintf(cfg.Progress, "write %d Services to an API server for kube-proxy\n", len(services))
 	begin := time.Now()
 	if err := fill(ctx, api, cfg.Address, services); err != nil {
-		return nil, errors.Join(err, api.Stop())
+		api.Stop()
+		return nil, err
 	}
 	fmt.Fprintf(cfg.Progress, "they are written after %.0fs\n", time.Since(begin).Seconds())
 	return &Cluster{cfg, api, services}, nil
 }
 
-// Close stops the API server. Proxies must have been stopped.
-func (c *Cluster) Close() error { return c.api.Stop() }
+// Close stops the API server. Stop all proxies first.
+func (c *Cluster) Close() { c.api.Stop() }
 
 // Mode is how a kube-proxy programs the kernel.
 type Mode string
@@ -98,7 +99,7 @@ const (
 
 // Proxy is a kube-proxy in a namespace. It runs until Stop.
 type Proxy struct {
-	program *program.Program
+	process *process.Process
 	log     string
 	unrelay func() error
 	// Took is how long it took from its start until the rules for all Services were in the kernel.
@@ -125,7 +126,7 @@ func (c *Cluster) Start(ctx context.Context, ns *netlab.Namespace, mode Mode) (_
 		return nil, errors.Join(err, p.Stop())
 	}
 	begin := time.Now()
-	p.program, err = program.Start(nsenter, p.log, "--net="+ns.Path(),
+	p.process, err = process.Start(nsenter, p.log, "--net="+ns.Path(),
 		filepath.Join(c.cfg.Assets, "kube-proxy"), "--proxy-mode="+string(mode), "--kubeconfig="+kubeconfig, "--hostname-override="+node,
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
 		// Leave alone what is the whole machine's.
@@ -149,8 +150,8 @@ func (c *Cluster) Start(ctx context.Context, ns *netlab.Namespace, mode Mode) (_
 // Stop ends the kube-proxy. Its rules stay.
 func (p *Proxy) Stop() error {
 	var err error
-	if p.program != nil {
-		err = p.program.Stop()
+	if p.process != nil {
+		err = p.process.Stop()
 	}
 	return errors.Join(err, p.unrelay())
 }
@@ -162,7 +163,7 @@ func Program(ctx context.Context, cfg Config, ns *netlab.Namespace, services []S
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer c.Close()
 	p, err := c.Start(ctx, ns, NFTables)
 	if err != nil {
 		return 0, err
@@ -190,8 +191,8 @@ func (p *Proxy) await(ctx context.Context, ns *netlab.Namespace, mode Mode, s Se
 		case <-ctx.Done():
 			said, err := os.ReadFile(p.log)
 			return errors.Join(fmt.Errorf("wait for kube-proxy's rules: %w; it said last:\n%s", ctx.Err(), said[max(0, len(said)-tail):]), err)
-		case <-p.program.Ended():
-			return p.program.Failure()
+		case <-p.process.Ended():
+			return p.process.Failure()
 		case <-tick.C:
 		}
 	}

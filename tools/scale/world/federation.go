@@ -24,9 +24,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
 	"github.com/isthmus-net/isthmus/tools/apitest"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
+	"github.com/isthmus-net/isthmus/tools/process"
 )
 
 // FederationConfig describes a federation to measure: real API servers, which stand for their clusters, and a real
@@ -339,9 +339,9 @@ func (f *Federation) Restart(ctx context.Context) error {
 }
 
 // quiet waits until a program takes next to no processor time.
-func (f *Federation) quiet(ctx context.Context, p *program.Program) error {
+func (f *Federation) quiet(ctx context.Context, p *process.Process) error {
 	const window, idle = time.Second, 50 * time.Millisecond
-	var before program.Usage
+	var before process.Usage
 	looks := 0
 	return f.world.await(ctx, importTimeout, window, "the supervisor does not come to rest", func() (bool, error) {
 		now, err := p.Usage()

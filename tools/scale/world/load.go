@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/scrape"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
+	"github.com/isthmus-net/isthmus/tools/process"
+	"github.com/isthmus-net/isthmus/tools/scrape"
 )
 
 const (
@@ -57,7 +57,7 @@ func (w *World) Load(ctx context.Context, do func(context.Context) error) (Load,
 	if w.a.controller == nil {
 		return Load{}, errors.New("the controller of a does not run")
 	}
-	if err := w.a.controller.ForgetPeak(); err != nil {
+	if err := w.a.controller.ResetPeak(); err != nil {
 		return Load{}, err
 	}
 	before, err := w.costs(ctx)
@@ -91,7 +91,7 @@ func (w *World) costs(ctx context.Context) (Load, error) {
 	var errs [4]error
 	l.Broker, errs[0] = costsOf(ctx, w.broker)
 	l.Importer, errs[1] = costsOf(ctx, w.a.server)
-	l.Machine, errs[2] = program.MachineCPU()
+	l.Machine, errs[2] = process.MachineCPU()
 	usage, err := w.a.controller.Usage()
 	errs[3] = err
 	l.Controller, l.RSS, l.Peak = usage.CPU, usage.RSS, usage.Peak

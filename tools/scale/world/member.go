@@ -2,7 +2,6 @@ package world
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -18,11 +17,11 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/crds"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
+	"github.com/isthmus-net/isthmus/tools/process"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/meter"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/program"
 )
 
 // member is a real one.
@@ -34,7 +33,7 @@ type member struct {
 	meter  *meter.Meter     // between its controller and the broker
 	listen string           // where the controller serves its metrics
 
-	controller *program.Program // nil while it does not run
+	controller *process.Process // nil while it does not run
 	ends       []func()         // end its watches
 }
 
@@ -89,7 +88,7 @@ func (m *member) start(ctx context.Context, path string, flags ...string) error 
 		return err
 	}
 	flags = append(flags, "--kubeconfig="+m.path("kubeconfig"), "--broker-kubeconfig="+m.path("broker.kubeconfig"), "--listen="+m.listen)
-	m.controller, err = program.Start(path, m.path("controller.log"), flags...)
+	m.controller, err = process.Start(path, m.path("controller.log"), flags...)
 	return err
 }
 
@@ -151,7 +150,9 @@ func (w *World) ReplaceImporter(ctx context.Context) error {
 	for _, end := range old.ends {
 		end()
 	}
-	if err := errors.Join(old.stop(), old.server.Stop()); err != nil {
+	err := old.stop()
+	old.server.Stop()
+	if err != nil {
 		return err
 	}
 	old.meter.Close()

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/compile"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 )
 
 // assetsVariable names the folder of kube-apiserver and etcd, as for tests.

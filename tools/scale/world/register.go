@@ -13,8 +13,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/access"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/scale/internal/meter"
 )
 

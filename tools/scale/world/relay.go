@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
 )
 
 // relayed is the namespace, on every server, of what goes through the bare relay, and relayedBy who

@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/tools/scale/internal/apiserver"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
 )
 
 const (
@@ -231,7 +231,7 @@ func (w *World) startServer(ctx context.Context, name string, users ...string) (
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	w.onClose(s.Stop)
+	w.onClose(func() error { s.Stop(); return nil })
 	return s, nil
 }
 

@@ -62,9 +62,9 @@ type Broker struct {
 	cluster cluster.Cluster // caches the small kinds
 	client  client.WithWatch
 
-	records    *objectcache.Mirror[record]
-	slices     *objectcache.Mirror[mcs.Packed]
-	aggregates *objectcache.Mirror[aggregate]
+	records    *objectcache.Informer[*record, clusterset.ServiceName]
+	slices     *objectcache.Informer[*mcs.Packed, clusterset.ServiceName]
+	aggregates *objectcache.Informer[*aggregate, clusterset.ServiceName]
 
 	registry    registry
 	sliceEvents sliceEvents
@@ -125,33 +125,35 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 			b.changes.Send(s.Service)
 		}
 	})
-	b.createCaches()
+	if err := b.createCaches(scheme); err != nil {
+		return nil, err
+	}
 	return b, b.watch(ctx)
 }
 
 // createCaches prepares the caches of the large kinds.
-func (b *Broker) createCaches() {
-	inNamespace := []client.ListOption{client.InNamespace(b.cfg.Namespace)}
-	b.records = objectcache.New(objectcache.Config[record]{
-		Client: b.client, Options: inNamespace, Object: &v1alpha1.ExportRecord{}, List: func() client.ObjectList { return &v1alpha1.ExportRecordList{} },
+func (b *Broker) createCaches(scheme *runtime.Scheme) error {
+	var errs [3]error
+	b.records, errs[0] = objectcache.New(scheme, objectcache.Config[*record, clusterset.ServiceName]{
+		Source:  objectcache.Source{Object: &v1alpha1.ExportRecord{}, Namespace: b.cfg.Namespace},
 		Compact: func(obj client.Object) *record { return compactRecord(obj.(*v1alpha1.ExportRecord)) }, //nolint:forcetypeassert // Object says so
-		Service: func(r *record) clusterset.ServiceName { return r.service },
+		Index:   func(r *record) (clusterset.ServiceName, bool) { return r.service, r.service.Name != "" },
 		Before:  b.recordChanges,
 		After:   func(was, is *record, _ bool) { b.changes.Send(objectcache.Either(was, is).service) },
 	})
-	b.slices = objectcache.New(objectcache.Config[mcs.Packed]{
-		Client: b.client, Options: inNamespace, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
+	b.slices, errs[1] = objectcache.New(scheme, objectcache.Config[*mcs.Packed, clusterset.ServiceName]{
+		Source:  objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Namespace: b.cfg.Namespace},
 		Compact: func(obj client.Object) *mcs.Packed { return mcs.Pack(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
-		Service: func(p *mcs.Packed) clusterset.ServiceName { return p.Service },
+		Index:   func(p *mcs.Packed) (clusterset.ServiceName, bool) { return p.Service, p.Service.Name != "" },
 		Before:  b.sliceChanges,
 		After:   func(was, is *mcs.Packed, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
 	})
-	b.aggregates = objectcache.New(objectcache.Config[aggregate]{
-		Client: b.client, Options: inNamespace, Object: &v1beta1.ServiceImport{}, List: func() client.ObjectList { return &v1beta1.ServiceImportList{} },
+	b.aggregates, errs[2] = objectcache.New(scheme, objectcache.Config[*aggregate, clusterset.ServiceName]{
+		Source:  objectcache.Source{Object: &v1beta1.ServiceImport{}, Namespace: b.cfg.Namespace},
 		Compact: func(obj client.Object) *aggregate { return compactAggregate(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
-		Service: func(a *aggregate) clusterset.ServiceName { return a.Service },
 		After:   func(was, is *aggregate, _ bool) { b.changes.Send(objectcache.Either(was, is).Service) },
 	})
+	return errors.Join(errs[:]...)
 }
 
 func compactRecord(r *v1alpha1.ExportRecord) *record {
@@ -205,9 +207,9 @@ func (b *Broker) Start(ctx context.Context) error {
 	group.Go(func() error { return b.exportsOf.Run(ctx) })
 	group.Go(func() error { return b.slicesOf.Run(ctx) })
 	group.Go(func() error { return b.cluster.Start(ctx) })
-	group.Go(func() error { return b.records.Run(ctx) })
-	group.Go(func() error { return b.slices.Run(ctx) })
-	group.Go(func() error { return b.aggregates.Run(ctx) })
+	group.Go(func() error { return b.records.Run(ctx, b.client) })
+	group.Go(func() error { return b.slices.Run(ctx, b.client) })
+	group.Go(func() error { return b.aggregates.Run(ctx, b.client) })
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("watch broker %s: %w", b.cfg.REST.Host, err)
 	}
@@ -316,7 +318,7 @@ func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlic
 
 // packed returns the slices of all members for a Service, without those whose name does not match their owner.
 func (b *Broker) packed(name clusterset.ServiceName) []*mcs.Packed {
-	return slices.DeleteFunc(b.slices.Of(name), func(p *mcs.Packed) bool {
+	return slices.DeleteFunc(b.slices.Indexed(name), func(p *mcs.Packed) bool {
 		return !strings.HasPrefix(p.Name, mcs.RecordName(p.Owner, name)+"-")
 	})
 }

@@ -97,10 +97,9 @@ type Reconciler struct {
 }
 
 // New returns a Reconciler. After Setup, the manager runs it.
-func New(cfg Config) *Reconciler {
+func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{Config: cfg}
-	r.local.init(cfg.Client)
-	return r
+	return r, r.local.init(cfg.Client)
 }
 
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch

@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -26,8 +27,9 @@ import (
 // localCache caches the ServiceImports of this cluster, and of the EndpointSlices that Isthmus writes little more than their
 // digests. It includes writes that the watch has not delivered yet.
 type localCache struct {
-	imports *objectcache.Mirror[localImport]
-	slices  *objectcache.Mirror[localSlice]
+	client  client.WithWatch
+	imports *objectcache.Informer[*localImport, clusterset.ServiceName]
+	slices  *objectcache.Informer[*localSlice, clusterset.ServiceName]
 	changes objectcache.Signal
 
 	mu          sync.Mutex
@@ -92,12 +94,13 @@ func (o observed) sources() []clusterset.ClusterID {
 }
 
 // init creates the caches, which read through cl.
-func (c *localCache) init(cl client.WithWatch) {
+func (c *localCache) init(cl client.WithWatch) (err error) {
+	c.client = cl
 	c.addresses, c.sliceCounts, c.pending = map[netip.Addr][]*localImport{}, map[clusterset.ClusterID]int{}, map[clusterset.ServiceName]*pendingWrites{}
-	c.imports = objectcache.New(objectcache.Config[localImport]{
-		Client: cl, Object: &v1beta1.ServiceImport{}, List: func() client.ObjectList { return &v1beta1.ServiceImportList{} },
+	c.imports, err = objectcache.New(cl.Scheme(), objectcache.Config[*localImport, clusterset.ServiceName]{
+		Source:  objectcache.Source{Object: &v1beta1.ServiceImport{}},
 		Compact: func(obj client.Object) *localImport { return compactImport(obj.(*v1beta1.ServiceImport)) }, //nolint:forcetypeassert // Object says so
-		Service: func(i *localImport) clusterset.ServiceName { return i.service },
+		Index:   func(i *localImport) (clusterset.ServiceName, bool) { return i.service, i.service.Name != "" },
 		Before:  c.importChanges,
 		After: func(was, is *localImport, _ bool) {
 			if i := objectcache.Either(was, is); !c.isEcho(i.service, i, nil, is == nil) {
@@ -105,11 +108,16 @@ func (c *localCache) init(cl client.WithWatch) {
 			}
 		},
 	})
-	c.slices = objectcache.New(objectcache.Config[localSlice]{
-		Client: cl, Object: &discoveryv1.EndpointSlice{}, List: func() client.ObjectList { return &discoveryv1.EndpointSliceList{} },
-		Options: []client.ListOption{client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}},
+	if err != nil {
+		return err
+	}
+	c.slices, err = objectcache.New(cl.Scheme(), objectcache.Config[*localSlice, clusterset.ServiceName]{
+		Source: objectcache.Source{
+			Object:   &discoveryv1.EndpointSlice{},
+			Selector: labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedBy}),
+		},
 		Compact: func(obj client.Object) *localSlice { return compactSlice(obj.(*discoveryv1.EndpointSlice)) }, //nolint:forcetypeassert // Object says so
-		Service: func(s *localSlice) clusterset.ServiceName { return s.service },
+		Index:   func(s *localSlice) (clusterset.ServiceName, bool) { return s.service, s.service.Name != "" },
 		Before:  c.sliceChanges,
 		After: func(was, is *localSlice, _ bool) {
 			if s := objectcache.Either(was, is); !c.isEcho(s.service, nil, s, is == nil) {
@@ -117,12 +125,13 @@ func (c *localCache) init(cl client.WithWatch) {
 			}
 		},
 	})
+	return err
 }
 
 func (c *localCache) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.imports.Run(ctx) })
-	group.Go(func() error { return c.slices.Run(ctx) })
+	group.Go(func() error { return c.imports.Run(ctx, c.client) })
+	group.Go(func() error { return c.slices.Run(ctx, c.client) })
 	return group.Wait()
 }
 
@@ -141,7 +150,7 @@ func (c *localCache) known() []clusterset.ServiceName {
 
 // of returns the objects of a Service, pending writes included.
 func (c *localCache) of(name clusterset.ServiceName) observed {
-	s := observed{imp: c.imports.Get(name.Namespace, name.Name), slices: c.slices.Of(name)}
+	s := observed{imp: c.imports.Get(name.Namespace, name.Name), slices: c.slices.Indexed(name)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.pending[name]

@@ -96,7 +96,7 @@ func newCacheAt(t *testing.T, name clusterset.ServiceName, version string) *loca
 	si := &v1beta1.ServiceImport{}
 	si.Namespace, si.Name, si.ResourceVersion = name.Namespace, name.Name, version
 	c := &localCache{}
-	c.init(fake.NewClientBuilder().WithScheme(scheme).WithObjects(si).WithInterceptorFuncs(interceptor.Funcs{
+	err := c.init(fake.NewClientBuilder().WithScheme(scheme).WithObjects(si).WithInterceptorFuncs(interceptor.Funcs{
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 			err := c.List(ctx, list, opts...)
 			list.SetResourceVersion(version)
@@ -110,10 +110,13 @@ func newCacheAt(t *testing.T, name clusterset.ServiceName, version string) *loca
 			return c.Watch(ctx, list, opts...)
 		},
 	}).Build())
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.run(ctx) }()
-	err := c.imports.WaitForSync(ctx)
+	err = c.imports.WaitForSync(ctx)
 	cancel()
 	if err := errors.Join(err, <-done); err != nil {
 		t.Fatal(err)

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/isthmus-net/isthmus/tools/lab/internal/kube"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/images/oci"
+	"github.com/isthmus-net/isthmus/tools/lab/internal/kube"
 )
 
 // TestImage is the first of the names of the image tests run their pods from. It has a

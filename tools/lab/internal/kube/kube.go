@@ -1,6 +1,5 @@
-// Package kube says how the parts of a Kubernetes cluster are run in the lab: which
-// programs, with which flags, environment and configuration files. It is pure: it starts
-// and writes nothing.
+// Package kube defines how the lab runs the components of a Kubernetes cluster: programs, flags, environment, configuration
+// files and credentials. It starts nothing.
 package kube
 
 import (
@@ -8,11 +7,11 @@ import (
 	"embed"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"text/template"
 
-	"github.com/isthmus-net/isthmus/tools/lab/internal/pki"
+	"github.com/isthmus-net/isthmus/tools/apiserver"
+	"github.com/isthmus-net/isthmus/tools/apiserver/pki"
 	"github.com/isthmus-net/isthmus/tools/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
 )
@@ -61,54 +60,39 @@ type Plan struct {
 	Cluster topology.Cluster
 	Options Options
 	Bin     map[string]string // executable of each component, absolute
-	PKI     string            // directory of package pki
+	PKI     string            // folder of WriteCredentials
 }
 
 // Store is etcd and the API server, which start together.
 func (p Plan) Store() []supervisor.Component {
-	api := p.Cluster.Machine()
-	pkiFile := func(name string) string { return filepath.Join(p.PKI, name) }
-	return []supervisor.Component{
-		p.component(Etcd,
-			"--name="+p.Cluster.Name,
-			"--data-dir=/var/lib/etcd/data",
-			"--unsafe-no-fsync",
-			"--listen-client-urls=http://127.0.0.1:2379",
-			"--advertise-client-urls=http://127.0.0.1:2379",
-			"--listen-peer-urls=http://127.0.0.1:2380",
-			"--initial-advertise-peer-urls=http://127.0.0.1:2380",
-			"--initial-cluster="+p.Cluster.Name+"=http://127.0.0.1:2380",
-			"--log-level=warn"),
-		p.component(APIServer,
+	loopback := netip.MustParseAddr("127.0.0.1")
+	etcd := apiserver.Etcd{
+		Name: p.Cluster.Name, DataDir: "/var/lib/etcd/data", NoFsync: true,
+		Client: netip.AddrPortFrom(loopback, 2379), Peer: netip.AddrPortFrom(loopback, 2380),
+	}
+	cidrs := p.Cluster.ServiceCIDRs()
+	server := apiserver.Flags{
+		Etcd: etcd.URL(), Advertise: p.Cluster.Machine().IPv4, Port: 6443, ServiceCIDRs: cidrs[:], PKI: p.PKI,
+		Issuer: "https://kubernetes.default.svc.cluster.local", Authorization: "Node,RBAC",
+		More: []string{
 			"--v=1",
-			"--etcd-servers=http://127.0.0.1:2379",
-			"--advertise-address="+api.IPv4.String(),
-			"--secure-port=6443",
-			"--service-cluster-ip-range="+join(p.Cluster.ServiceCIDRs()),
-			"--allow-privileged=true",
-			"--authorization-mode=Node,RBAC",
 			"--enable-admission-plugins=NodeRestriction",
-			"--client-ca-file="+pkiFile(pki.CA),
-			"--tls-cert-file="+pkiFile(pki.APIServer+".crt"),
-			"--tls-private-key-file="+pkiFile(pki.APIServer+".key"),
-			"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-			"--service-account-key-file="+pkiFile(pki.ServiceAccount),
-			"--service-account-signing-key-file="+pkiFile(pki.ServiceAccountKey),
-			"--kubelet-client-certificate="+pkiFile(pki.APIServerKubelet+".crt"),
-			"--kubelet-client-key="+pkiFile(pki.APIServerKubelet+".key"),
+			"--kubelet-client-certificate=" + pki.File(p.PKI, kubeletClient+".crt"),
+			"--kubelet-client-key=" + pki.File(p.PKI, kubeletClient+".key"),
 			"--kubelet-preferred-address-types=InternalIP",
-			"--requestheader-client-ca-file="+pkiFile(pki.CA),
+			"--requestheader-client-ca-file=" + pki.File(p.PKI, pki.CA),
 			"--requestheader-allowed-names=front-proxy-client",
 			"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 			"--requestheader-group-headers=X-Remote-Group",
 			"--requestheader-username-headers=X-Remote-User",
-			"--proxy-client-cert-file="+pkiFile(pki.FrontProxy+".crt"),
-			"--proxy-client-key-file="+pkiFile(pki.FrontProxy+".key"),
+			"--proxy-client-cert-file=" + pki.File(p.PKI, frontProxy+".crt"),
+			"--proxy-client-key-file=" + pki.File(p.PKI, frontProxy+".key"),
 			// Webhooks are reached at pod addresses: kube-proxy does not run here.
 			"--enable-aggregator-routing=true",
 			"--endpoint-reconciler-type=lease",
-			"--profiling=false"),
+		},
 	}
+	return []supervisor.Component{p.component(Etcd, etcd.Flags()...), p.component(APIServer, server.List()...)}
 }
 
 // Controllers are the control plane's clients, which start when the API server answers.
@@ -119,14 +103,14 @@ func (p Plan) Controllers() []supervisor.Component {
 	}
 	all := []supervisor.Component{p.component(ControllerManager,
 		"--v=1",
-		"--kubeconfig="+pki.Kubeconfig(p.PKI, pki.ControllerManager),
+		"--kubeconfig="+pki.Kubeconfig(p.PKI, ControllerManager),
 		"--leader-elect=false",
 		"--controllers="+controllers,
 		"--use-service-account-credentials=true",
-		"--service-account-private-key-file="+filepath.Join(p.PKI, pki.ServiceAccountKey),
-		"--root-ca-file="+filepath.Join(p.PKI, pki.CA),
-		"--cluster-signing-cert-file="+filepath.Join(p.PKI, pki.CA),
-		"--cluster-signing-key-file="+filepath.Join(p.PKI, pki.CAKey),
+		"--service-account-private-key-file="+pki.File(p.PKI, pki.ServiceAccountKey),
+		"--root-ca-file="+pki.File(p.PKI, pki.CA),
+		"--cluster-signing-cert-file="+pki.File(p.PKI, pki.CA),
+		"--cluster-signing-key-file="+pki.File(p.PKI, pki.CAKey),
 		"--cluster-name="+p.Cluster.Name,
 		"--cluster-cidr="+join(p.Cluster.PodCIDRs()),
 		"--service-cluster-ip-range="+join(p.Cluster.ServiceCIDRs()),
@@ -139,7 +123,7 @@ func (p Plan) Controllers() []supervisor.Component {
 	if len(p.Cluster.Nodes) > 0 {
 		all = append(all, p.component(Scheduler,
 			"--v=1",
-			"--kubeconfig="+pki.Kubeconfig(p.PKI, pki.Scheduler),
+			"--kubeconfig="+pki.Kubeconfig(p.PKI, Scheduler),
 			"--leader-elect=false",
 			"--profiling=false"))
 	}

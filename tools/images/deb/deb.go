@@ -1,0 +1,156 @@
+// Package program puts a program of a Debian package into an image, with the shared libraries that it needs and nothing else:
+// no shell, no package manager.
+//
+// In: packages and the path of a program in one of them. Out: the program, its loader and its libraries in a layer.
+package deb
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/images/oci"
+)
+
+// libraries is where an image has libraries: Debian's loader looks there when it is told nothing.
+const libraries = "/usr/lib/"
+
+// Add downloads packages with all that they depend on, as Debian has them now, and puts the program at a path of theirs into
+// an image, under the same path. The machine is a Debian one.
+func Add(ctx context.Context, l *oci.Layer, path string, packages ...string) (err error) {
+	tmp, err := os.MkdirTemp("", "isthmus-debs-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	debs, err := debian.DownloadWhole(ctx, tmp, packages...)
+	if err != nil {
+		return err
+	}
+	root := filepath.Join(tmp, "root")
+	for _, deb := range debs {
+		if said, err := exec.CommandContext(ctx, "dpkg-deb", "--extract", deb, root).CombinedOutput(); err != nil {
+			return fmt.Errorf("unpack %s: %w\n%s", filepath.Base(deb), err, said)
+		}
+	}
+	return errors.Join(add(l, root, path), terms(l, root))
+}
+
+// terms puts what the packages' authors say of copying into an image.
+func terms(l *oci.Layer, root string) error {
+	found, err := filepath.Glob(filepath.Join(root, "usr/share/doc/*/copyright"))
+	for _, file := range found {
+		if info, statErr := os.Stat(file); statErr != nil || !info.Mode().IsRegular() {
+			continue // a link to that of another package
+		}
+		err = errors.Join(err, l.File(strings.TrimPrefix(file, root), file, 0o644))
+	}
+	return err
+}
+
+// add puts a program below root into an image, and what it needs.
+func add(l *oci.Layer, root, path string) error {
+	have, err := sharedObjects(root)
+	if err != nil {
+		return err
+	}
+	source := filepath.Join(root, path)
+	loader, needed, err := read(source)
+	if err != nil {
+		return err
+	}
+	if err := l.File(path, source, 0o755); err != nil {
+		return err
+	}
+	if loader != "" {
+		found, ok := have[filepath.Base(loader)]
+		if !ok {
+			return fmt.Errorf("%s is started by %s, which no package has", path, loader)
+		}
+		if err := l.File(loader, found, 0o755); err != nil {
+			return err
+		}
+	}
+	for len(needed) > 0 {
+		name := needed[0]
+		needed = needed[1:]
+		if l.Has(libraries+name) || name == filepath.Base(loader) {
+			continue
+		}
+		found, ok := have[name]
+		if !ok {
+			return fmt.Errorf("%s needs %s, which no package has", path, name)
+		}
+		_, more, err := read(found)
+		if err != nil {
+			return err
+		}
+		if err := l.File(libraries+name, found, 0o644); err != nil {
+			return err
+		}
+		needed = append(needed, more...)
+	}
+	return nil
+}
+
+// read returns the loader of a program, empty for a library, and the libraries that it names, sorted.
+func read(file string) (loader string, needed []string, err error) {
+	f, err := elf.Open(file)
+	if err != nil {
+		return "", nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type != elf.PT_INTERP {
+			continue
+		}
+		name := make([]byte, p.Filesz)
+		if _, err := p.ReadAt(name, 0); err != nil {
+			return "", nil, fmt.Errorf("read the loader of %s: %w", file, err)
+		}
+		loader = strings.TrimRight(string(name), "\x00")
+	}
+	if needed, err = f.ImportedLibraries(); err != nil {
+		return "", nil, fmt.Errorf("read what %s needs: %w", file, err)
+	}
+	slices.Sort(needed)
+	return loader, needed, nil
+}
+
+// sharedObjects are the libraries below root, by their names, links among them followed. Those of an odd place, such as a
+// program's own plugins, are none: the loader would not look there.
+func sharedObjects(root string) (map[string]string, error) {
+	found := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.Contains(d.Name(), ".so") {
+			return err
+		}
+		in, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		switch parts := strings.Split(strings.TrimPrefix(in, "usr/"), "/"); {
+		case !strings.HasPrefix(parts[0], "lib"), len(parts) > 2:
+			return nil
+		case len(parts) == 2 && !strings.HasSuffix(parts[1], "-linux-gnu"):
+			return nil
+		}
+		to, err := filepath.EvalSymlinks(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a link to what another package would have
+		}
+		if err == nil && found[d.Name()] == "" {
+			found[d.Name()] = to
+		}
+		return err
+	})
+	return found, err
+}

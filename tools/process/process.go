@@ -1,0 +1,231 @@
+// Package process runs programs as child processes. Their output goes to a file, and their CPU time and memory are read
+// from the kernel.
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// grace is how long a process may take to exit before it is killed.
+	grace = 20 * time.Second
+	// tail is the size of the end of a log that errors quote, in bytes.
+	tail = 2000
+	// tick is the unit of times in /proc/PID/stat: USER_HZ, which is 100 on every Linux that Go runs on.
+	tick = time.Second / 100
+)
+
+// Process is a child process. The kernel kills it when this process exits.
+type Process struct {
+	name, log string
+	cmd       *exec.Cmd
+	ended     chan struct{} // closed when the process has exited
+	err       error         // of Wait; read it after ended is closed
+}
+
+// Start starts the executable at path. Its output is appended to the file log, which is created if it is missing.
+func Start(path, log string, args ...string) (*Process, error) {
+	name := filepath.Base(path)
+	out, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	defer out.Close()                  // the child has its own
+	cmd := exec.Command(path, args...) //nolint:noctx // the process outlives this call; Stop ends it
+	p := &Process{name: name, log: log, cmd: cmd, ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	// A process group of its own: an interrupt from the terminal reaches this process only, which stops its children in order.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	// Pdeathsig is sent when the starting thread exits, so that thread waits for the child.
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = p.cmd.Wait()
+			close(p.ended)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// PID returns the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Ended is closed when the process has exited.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
+
+// Failure returns an error with the exit status and the end of the log. Call it only after Ended is closed.
+func (p *Process) Failure() error {
+	why := p.err
+	if why == nil {
+		why = errors.New("without an error")
+	}
+	return fmt.Errorf("%s exited: %w; the end of its log:\n%s", p.name, why, lastOf(p.log))
+}
+
+func lastOf(path string) []byte {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return bytes.TrimSpace(content[max(0, len(content)-tail):])
+}
+
+// Stop sends SIGTERM and waits until the process has exited. After 20 seconds it kills the process and returns an error.
+// Stopping an exited process succeeds.
+func (p *Process) Stop() error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); errors.Is(err, os.ErrProcessDone) {
+		<-p.ended
+		return nil
+	}
+	late := time.NewTimer(grace)
+	defer late.Stop()
+	select {
+	case <-p.ended:
+		return nil
+	case <-late.C:
+	}
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill %s: %w", p.name, err)
+	}
+	<-p.ended
+	return fmt.Errorf("%s did not exit within %s and was killed", p.name, grace)
+}
+
+// Usage is the CPU time and memory of a process.
+type Usage struct {
+	CPU       time.Duration // user and system
+	RSS, Peak int64         // resident memory in bytes: current, and the maximum since the start or ResetPeak
+}
+
+// Usage returns the usage of the process so far, from /proc.
+func (p *Process) Usage() (Usage, error) {
+	dir := filepath.Join("/proc", strconv.Itoa(p.PID()))
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return Usage{}, fmt.Errorf("read the CPU time of %s: %w", p.name, err)
+	}
+	cpu, err := parseStat(string(stat))
+	if err != nil {
+		return Usage{}, fmt.Errorf("read the CPU time of %s: %w", p.name, err)
+	}
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return Usage{}, fmt.Errorf("read the memory of %s: %w", p.name, err)
+	}
+	rss, peak, err := parseStatus(string(status))
+	if err != nil {
+		return Usage{}, fmt.Errorf("read the memory of %s: %w", p.name, err)
+	}
+	return Usage{CPU: cpu, RSS: rss, Peak: peak}, nil
+}
+
+// MachineCPU returns the CPU time of all processes of this machine since it booted.
+func MachineCPU() (time.Duration, error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
+	}
+	return parseMachine(string(stat))
+}
+
+// parseMachine adds up the first line of /proc/stat without idle and iowait, fields 4 and 5 of proc_stat(5),
+// and without guests, which user includes.
+func parseMachine(stat string) (time.Duration, error) {
+	line, _, _ := strings.Cut(stat, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("read the CPU time of the machine: unexpected %q", line)
+	}
+	var total time.Duration
+	for _, i := range []int{1, 2, 3, 6, 7, 8} { // user, nice, system, irq, softirq, steal
+		ticks, err := strconv.ParseInt(fields[i], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
+		}
+		total += time.Duration(ticks) * tick
+	}
+	return total, nil
+}
+
+// ResetPeak restarts Usage.Peak (clear_refs in proc_pid_clear_refs(5)).
+func (p *Process) ResetPeak() error {
+	if err := os.WriteFile(filepath.Join("/proc", strconv.Itoa(p.PID()), "clear_refs"), []byte("5"), 0); err != nil {
+		return fmt.Errorf("reset the peak memory of %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// parseStat returns utime and stime of /proc/PID/stat, fields 14 and 15 of proc_pid_stat(5). The name of
+// the program, field 2, is in parentheses and may itself contain spaces and parentheses.
+func parseStat(stat string) (time.Duration, error) {
+	_, rest, ok := cutLast(stat, ")")
+	fields := strings.Fields(rest) // from field 3 on
+	if !ok || len(fields) < 13 {
+		return 0, fmt.Errorf("stat has too few fields: %q", stat)
+	}
+	var total time.Duration
+	for _, text := range fields[11:13] {
+		ticks, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("stat: %w", err)
+		}
+		total += time.Duration(ticks) * tick
+	}
+	return total, nil
+}
+
+func cutLast(s, sep string) (before, after string, ok bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// parseStatus returns VmRSS and VmHWM of /proc/PID/status, in bytes.
+func parseStatus(status string) (rss, peak int64, err error) {
+	for line := range strings.Lines(status) {
+		key, value, _ := strings.Cut(line, ":")
+		var to *int64
+		switch key {
+		case "VmRSS":
+			to = &rss
+		case "VmHWM":
+			to = &peak
+		default:
+			continue
+		}
+		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("status: %s: %w", key, err)
+		}
+		*to = kib << 10
+	}
+	if rss == 0 || peak == 0 {
+		return 0, 0, errors.New("status names no memory; has the process exited?")
+	}
+	return rss, peak, nil
+}
+
+// Kill ends the process at once and waits until it has exited.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill() // it may have exited
+	<-p.ended
+}
