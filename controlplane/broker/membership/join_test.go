@@ -186,7 +186,7 @@ func TestChangedSettings_V38(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"members take changed settings over when they join again: a"}; !slices.Equal(d.Notes, want) {
+	if want := []string{"members apply changed settings when they join again: a"}; !slices.Equal(d.Notes, want) {
 		t.Errorf("notes %q, want %q", d.Notes, want)
 	}
 	second := join(func(*Request) {})
@@ -205,7 +205,7 @@ func TestChangedSettings_V38(t *testing.T) {
 	// What a person gave can be taken back, for what is found.
 	r := request(info, "a", 1)
 	r.Addresses.Services = []netip.Prefix{}
-	j, err := Request.decide(r, must(readLedger(t.Context(), asAdmin, "settings")), "uid", discovery{services: []Found{{cidrs("10.7.0.0/16"), "here"}}})
+	j, err := Request.decide(r, must(readReservations(t.Context(), asAdmin, "settings")), "uid", discovery{services: []Found{{cidrs("10.7.0.0/16"), "here"}}})
 	if err != nil || !slices.Equal(j.Member.Spec.ServiceCIDRs, []string{"10.7.0.0/16"}) || strings.Contains(j.Member.Annotations[annotationGiven], "service") {
 		t.Errorf("the service CIDRs are %v, given is %q, %v", j.Member.Spec.ServiceCIDRs, j.Member.Annotations[annotationGiven], err)
 	}
@@ -225,14 +225,14 @@ func TestJoinRefusesAndWritesNothing(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "uid of a", first); err != nil {
 		t.Fatal(err)
 	}
-	const of = "of a ClusterSet need distinct ones, or give the right one by "
+	const of = "of a ClusterSet need distinct CIDRs, or give the right one with "
 	tests := map[string]struct {
 		change func(*Request)
 		want   error  // or any, when nil
 		text   string // a part of the sentence
 	}{
 		"an id that is none":           {func(r *Request) { r.ClusterID = "A" }, nil, "not an RFC 1123 label"},
-		"no id anywhere":               {func(r *Request) { r.ClusterID = "" }, nil, "this cluster has no id: it has no ClusterProperty cluster.clusterset.k8s.io; give it one by --clusterid"},
+		"no id anywhere":               {func(r *Request) { r.ClusterID = "" }, nil, "this cluster has no id: it has no ClusterProperty cluster.clusterset.k8s.io; give it a unique id with --clusterid"},
 		"the id of another cluster":    {func(r *Request) { r.ClusterID = "a" }, ErrIDTaken, "cluster id is taken: another cluster joined as a on 20"},
 		"pods of another member":       {func(r *Request) { r.Addresses.Pods = cidrs("10.1.2.0/24") }, ErrOverlap, "addresses overlap: pod CIDR 10.1.2.0/24 of this cluster and 10.1.0.0/16 of member a; the clusters " + of + "--pod-cidr"},
 		"further ones of another":      {func(r *Request) { r.Addresses.Extra = cidrs("192.0.2.0/24") }, ErrOverlap, "the clusters " + of + "--extra-cidr"},
@@ -451,7 +451,7 @@ func TestIdentity_N49(t *testing.T) {
 	r.Namespace = "identity-a"
 	wrong := r
 	wrong.ClusterID = "b"
-	if _, err := Join(t.Context(), asAdmin, member, wrong); err == nil || !strings.Contains(err.Error(), "says that this cluster is a.eu, --clusterid says b; join as a.eu, or change the property first") {
+	if _, err := Join(t.Context(), asAdmin, member, wrong); err == nil || !strings.Contains(err.Error(), "of this cluster is a.eu, but --clusterid is b; join as a.eu, or change the property first") {
 		t.Errorf("joined under another id: %v", err)
 	}
 	elsewhere := &about.ClusterProperty{ObjectMeta: metav1.ObjectMeta{Name: about.ClusterSet}, Spec: about.ClusterPropertySpec{Value: "test"}}
@@ -488,7 +488,7 @@ func TestIdentity_N49(t *testing.T) {
 				if err == nil {
 					return false, nil
 				}
-				if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "until it has left by isthmusctl leave") {
+				if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "cannot change before isthmusctl leave") {
 					return false, err
 				}
 				return true, nil

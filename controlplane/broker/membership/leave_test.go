@@ -204,7 +204,7 @@ func TestLeave_L49(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "uid of b", request(info, "b", 2)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openAccount(t.Context(), asAdmin, ns, "b"); err != nil {
+	if _, err := ensureAccount(t.Context(), asAdmin, ns, "b"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -276,7 +276,7 @@ func TestLeave_L49(t *testing.T) {
 		c := cutAfter(allowed, asAdmin, member)
 		left, err := Leave(t.Context(), c[0], c[1], r.Namespace)
 		if err == nil {
-			if left.ClusterID != "a" || left.ClusterSetID != "prod" || !left.Already {
+			if left.ClusterID != "a" || left.ClusterSetID != "prod" || !left.AlreadyLeft {
 				t.Errorf("left: %+v", left)
 			}
 			break
@@ -385,7 +385,7 @@ func TestForceLeave(t *testing.T) {
 		t.Errorf("nobody left: %v", err)
 	}
 	left, err := ForceLeave(t.Context(), asAdmin, ns, "a")
-	if err != nil || left.Already || left.Exports != 1 || left.Aggregates != 1 {
+	if err != nil || left.AlreadyLeft || left.Exports != 1 || left.Aggregates != 1 {
 		t.Fatalf("left: %+v, %v", left, err)
 	}
 	want := []string{"Member force/a left", "RoleBinding force/isthmus-join", "ServiceAccount force/isthmus-join"}
@@ -397,12 +397,12 @@ func TestForceLeave(t *testing.T) {
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 1)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openAccount(t.Context(), asAdmin, ns, "a"); err != nil {
+	if _, err := ensureAccount(t.Context(), asAdmin, ns, "a"); err != nil {
 		t.Fatal(err)
 	}
 	before := contents(t, asAdmin, ns)
 	left, err = Leave(t.Context(), asAdmin, member, r.Namespace)
-	if err != nil || len(left.Notes) != 1 || !strings.Contains(left.Notes[0], "another cluster is member a by now, so nothing was changed on the broker") {
+	if err != nil || len(left.Notes) != 1 || !strings.Contains(left.Notes[0], "another cluster is member a now, so the broker was not changed") {
 		t.Errorf("left: %+v, %v", left, err)
 	}
 	if diff := cmp.Diff(before, contents(t, asAdmin, ns)); diff != "" {
@@ -493,7 +493,7 @@ func TestInheritedBlock_L33(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, asAdmin, ns, "kept", "243.0.0.9", []clusterset.ClusterID{"c"}, []clusterset.ClusterID{"c"}) // says that a allocated it
-	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); !errors.Is(err, ErrIDTaken) || !strings.Contains(err.Error(), "an earlier member a gave ClusterSetIPs that are in use, to demo/kept") {
+	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); !errors.Is(err, ErrIDTaken) || !strings.Contains(err.Error(), "a former member a allocated ClusterSetIPs that are in use, to demo/kept") {
 		t.Errorf("a joined: %v", err)
 	}
 	if d, err := reserve(t, asAdmin, "another", request(info, "d", 4)); err != nil || firstBlock(d) != "243.1.0.0/16" {
