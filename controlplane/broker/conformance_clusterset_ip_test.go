@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // exportWith exports a Service that asks for an address ("true"), declines one ("false") or says nothing ("").
@@ -115,10 +116,12 @@ func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "N17", "L29", "L35", "V2")
 	for _, name := range []string{"off-asks", "off-plain"} {
 		w.a.unexport(name)
 		w.b.wantsNone(name)
 	}
+	conformance.Holds(t, "L26")
 }
 
 // TestDisagreementAboutTheAddress: the first export decides, in both directions. The others say Conflict, are
@@ -179,11 +182,13 @@ func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
 		conflict(name)
 	}
 	unchanged()
+	conformance.Holds(t, "N33")
 	for name := range first { // mended
 		w.b.choose(name, first[name])
 		agreement(name)
 	}
 	unchanged()
+	conformance.Holds(t, "L30")
 	for name := range first { // the oldest changes its mind, too late
 		w.a.choose(name, other[name])
 		conflict(name)
@@ -212,6 +217,7 @@ func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
 		m.wants("with", w.a.withoutAddress(services["with"]))
 		m.wants("without", helloOfA)
 	}
+	conformance.Holds(t, "V26")
 }
 
 // TestDefaultThatChanges: a member whose default changes and whose controller starts again treats new exports
@@ -234,6 +240,7 @@ func TestDefaultThatChanges_V5_V27(t *testing.T) {
 	for _, m := range w.both() {
 		m.wants("later", w.a.withoutAddress(later))
 	}
+	conformance.Holds(t, "V5")
 	w.a.condition("plain", "Conflict", metav1.ConditionTrue, "ClusterSetIPEnablementConflict")
 	w.a.condition("asks", "Conflict", metav1.ConditionFalse, "NoConflicts")
 	w.a.condition("later", "Conflict", metav1.ConditionFalse, "NoConflicts")
@@ -242,6 +249,7 @@ func TestDefaultThatChanges_V5_V27(t *testing.T) {
 			t.Errorf("%s: the address changed from %v to %v", name, before, after)
 		}
 	}
+	conformance.Holds(t, "V27")
 }
 
 // TestWithoutABlock: a member without a block exports without an address, and the Service gets one as soon as
@@ -265,6 +273,7 @@ func TestWithoutABlock_L27(t *testing.T) {
 			return same("endpoints in "+m.id, helloOfA.endpoints, flatten(imported))
 		})
 	}
+	conformance.Holds(t, "L27")
 	w.b.service("hello")
 	w.b.export("hello")
 	for _, m := range w.both() {
@@ -308,7 +317,9 @@ func TestAddressRests_L26_L28_L32(t *testing.T) {
 	if rested := got.Sub(freed); rested < quarantine-time.Second {
 		t.Errorf("the address was given again after %s, want at least %s", rested, quarantine)
 	}
+	conformance.Holds(t, "L26", "L32")
 	w.a.condition("third", "Ready", metav1.ConditionTrue, "Exported")
+	conformance.Holds(t, "L28")
 }
 
 // TestInheritedBlock: the address of a Service outlives the membership of the one that gave it, and the
@@ -326,6 +337,7 @@ func TestInheritedBlock_L31_L33(t *testing.T) {
 	onlyB := onBoth
 	onlyB.clusters, onlyB.endpoints = []string{"b"}, []string{"10.98.0.1:8080"}
 	w.b.wants("hello", onlyB)
+	conformance.Holds(t, "L31")
 
 	w.a.stop()
 	w.b.stop()
@@ -354,5 +366,6 @@ func TestInheritedBlock_L31_L33(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "L33")
 	w.b.condition("third", "Ready", metav1.ConditionFalse, "Failed")
 }

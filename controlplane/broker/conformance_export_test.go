@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestServiceAndExportInAnyOrder: whatever comes first, and whatever becomes of either, the Service is
@@ -47,28 +49,34 @@ func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T)
 	// The export first.
 	w.a.export("early")
 	withdrawn("early", "NoService")
+	conformance.Holds(t, "N8")
 	w.a.service("early")
 	exported("early")
+	conformance.Holds(t, "L1", "L2")
 
 	// A type that cannot be exported, mended.
 	bad := w.a.service("bad", external)
 	w.a.export("bad")
 	withdrawn("bad", "InvalidServiceType")
+	conformance.Holds(t, "N7", "C12")
 	w.a.slice(bad, corev1.IPv4Protocol, 1)
 	w.a.editService("bad", ordinary)
 	exported("bad")
+	conformance.Holds(t, "L6")
 
 	// The same, under a Service that was exported.
 	w.a.editService("early", external)
 	withdrawn("early", "InvalidServiceType")
 	w.a.editService("early", ordinary)
 	exported("early")
+	conformance.Holds(t, "L5")
 
 	// Without the Service, and with it again.
 	w.a.deleteService("early")
 	withdrawn("early", "NoService")
 	w.a.service("early")
 	exported("early")
+	conformance.Holds(t, "L4")
 
 	// Without the exports.
 	for _, name := range []string{"early", "bad"} {
@@ -77,6 +85,7 @@ func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T)
 			m.wantsNone(name)
 		}
 	}
+	conformance.Holds(t, "N2", "L3")
 	w.brokerEmpty()
 }
 
@@ -122,6 +131,7 @@ func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
 	if have := flatten(published.Items); !slices.Equal(have, helloOfA.endpoints) {
 		t.Errorf("the broker has the endpoints %v", have)
 	}
+	conformance.Holds(t, "N1", "L11")
 	for _, before := range objects {
 		after := before.DeepCopyObject().(client.Object)
 		w.noError(of[before].Get(t.Context(), client.ObjectKeyFromObject(before), after))
@@ -129,6 +139,7 @@ func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
 			t.Errorf("%T %s changed: %v", before, before.GetName(), after)
 		}
 	}
+	conformance.Holds(t, "N3")
 }
 
 // TestSameNameInTwoNamespaces: they are two Services, with addresses and endpoints of their own, and one goes
@@ -157,6 +168,7 @@ func TestSameNameInTwoNamespaces_N4_L10(t *testing.T) {
 			return nil
 		})
 	}
+	conformance.Holds(t, "N4")
 	w.a.unexport("hello")
 	w.b.wantsNone("hello")
 	w.quiet()
@@ -170,6 +182,7 @@ func TestSameNameInTwoNamespaces_N4_L10(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "L10")
 }
 
 // TestServiceIsFollowed: what changes about an exported Service changes in the import.
@@ -196,6 +209,7 @@ func TestServiceIsFollowed_L7_L9(t *testing.T) {
 			t.Errorf("port echo is imported as %+v", p)
 		}
 	}
+	conformance.Holds(t, "L7")
 
 	timeout := int32(77)
 	w.a.editService("hello", func(s *corev1.Service) {
@@ -219,6 +233,7 @@ func TestServiceIsFollowed_L7_L9(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "L9")
 }
 
 // TestServiceLabelsReachSlices: a Service's labels stand on the imported slices, those of Kubernetes apart,
@@ -250,10 +265,12 @@ func TestServiceLabelsReachSlices_L8_L44(t *testing.T) {
 		return uid
 	}
 	before := labels(map[string]string{"tier": "web", v1beta1.LabelServiceName: "hello"})
+	conformance.Holds(t, "L44")
 	w.a.editService("hello", func(s *corev1.Service) { s.Labels["tier"] = "db" })
 	if after := labels(map[string]string{"tier": "db", v1beta1.LabelServiceName: "hello"}); after != before {
 		t.Errorf("the slice was made anew")
 	}
+	conformance.Holds(t, "L8")
 	w.a.editService("hello", func(s *corev1.Service) { s.Labels = nil })
 	labels(map[string]string{v1beta1.LabelServiceName: "hello"})
 }
@@ -272,6 +289,7 @@ func TestNamesThatAreTooLong_N48(t *testing.T) {
 	if n := len(slices.DeleteFunc(w.a.eventsOn("hello"), func(reason string) bool { return reason != "NamesTooLong" })); n != 1 {
 		t.Errorf("%d events, want one", n)
 	}
+	conformance.Holds(t, "N48")
 	w.a.editService("hello", func(s *corev1.Service) { s.Spec.Ports[0].Name = "http" })
 	w.a.condition("hello", "Ready", metav1.ConditionTrue, "Exported")
 }
@@ -305,8 +323,10 @@ func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
 	if present, _, err := unstructured.NestedString(imported.Object, "status", "endpointSliceObjects"); err != nil || present != "Present" {
 		t.Errorf("endpointSliceObjects in v1alpha1: %q, %v", present, err)
 	}
+	conformance.Holds(t, "N16")
 	w.noError(w.a.Delete(t.Context(), export))
 	w.b.wantsNone("hello")
+	conformance.Holds(t, "N50")
 }
 
 // TestConditionsAreWrittenAfterOthers: a status that somebody else wrote a moment before is written again.
@@ -340,6 +360,7 @@ func TestConditionsAreWrittenAfterOthers_L14(t *testing.T) {
 	if n := done.Load(); n < interruptions {
 		t.Errorf("the status was written only %d times", n)
 	}
+	conformance.Holds(t, "L14")
 }
 
 // TestConditionOfLighthouseMakesRoom: what an old Lighthouse left on an export does not stand beside Ready.
@@ -358,4 +379,5 @@ func TestConditionOfLighthouseMakesRoom_L15(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "L15")
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // roundTripper is a function between a client and its API server.
@@ -167,6 +168,7 @@ func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
 	w.a.unexport("hello")
 	w.b.unexport("hello")
 	w.brokerEmpty()
+	conformance.Holds(t, "L48")
 }
 
 // TestWhatIsStaleIsRemovedAtTheStart: while both controllers are down, Services and exports go, and objects
@@ -240,6 +242,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		}
 	}
 	w.a.condition("service-gone", "Valid", metav1.ConditionFalse, "NoService")
+	conformance.Holds(t, "L46")
 	w.eventually(func() error {
 		w.noError(w.broker.Get(t.Context(), client.ObjectKeyFromObject(aggregate), aggregate))
 		var clusters []string
@@ -248,6 +251,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		}
 		return same("clusters of the aggregate", []string{"a"}, clusters)
 	})
+	conformance.Holds(t, "L47")
 	w.a.unexport("service-gone")
 	w.a.unexport("kept")
 	w.a.unexport("slice-gone")

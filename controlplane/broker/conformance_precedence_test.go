@@ -15,6 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // guestBlock is the block of a guest.
@@ -81,6 +82,7 @@ func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
 				m.wants("hello", want)
 			}
 			w.a.condition("hello", "Conflict", metav1.ConditionTrue, "PortConflict,TypeConflict")
+			conformance.Holds(t, "N24", "L72")
 		})
 	}
 }
@@ -144,4 +146,5 @@ func TestWhoIsOldest_N24(t *testing.T) {
 			m.wantsOrWithout("hello", want, "10.98.0.1:")
 		}
 	})
+	conformance.Holds(t, "N24")
 }

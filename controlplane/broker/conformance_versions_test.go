@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // saysOfOld writes to the broker what a member of the first version says about Service name: a record without
@@ -108,4 +109,5 @@ func TestMembersOfTwoVersions_L52(t *testing.T) {
 			t.Errorf("in %s the address is %v, before %v", m.id, have, vips["new-first"])
 		}
 	}
+	conformance.Holds(t, "L52")
 }

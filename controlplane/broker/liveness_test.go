@@ -12,6 +12,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // The times of these tests: long enough for a busy machine to beat in time, short enough to wait for.
@@ -84,6 +85,7 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 			w.run(w.a)
 			w.b.wants("hello", both)
 			enough()
+			conformance.Holds(t, "N37", "L51")
 		})
 	}
 }
@@ -104,6 +106,7 @@ func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
 	<-time.After(2 * stale)
 	w.b.thinks("a", liveness.Stale)
 	enough()
+	conformance.Holds(t, "N37", "L51")
 }
 
 // TestWhoIsCutOffJudgesNobody: a member that does not see the broker keeps all others, however long, and gives
@@ -124,6 +127,7 @@ func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
 	<-time.After(stale)
 	w.b.thinks("a", liveness.Live)
 	enough()
+	conformance.Holds(t, "L50", "L51")
 }
 
 // TestClocksMayDiffer gives a member a clock that is an hour ahead, and then one that is an hour behind: its
@@ -150,6 +154,7 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 		w.b.thinks("a", liveness.Live)
 	}
 	enough()
+	conformance.Holds(t, "L51")
 }
 
 // TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
@@ -187,4 +192,5 @@ func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
 		t.Errorf("b wrote %v", writes)
 	}
 	enough()
+	conformance.Holds(t, "L51")
 }

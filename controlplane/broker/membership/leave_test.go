@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // service is a name in namespace demo.
@@ -327,6 +328,7 @@ func TestLeave_L49(t *testing.T) {
 	if diff := cmp.Diff(want, contents(t, member, r.Namespace, "leave-demo", "leave-inner")); diff != "" {
 		t.Errorf("in the member (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L49")
 	if err := member.Get(t.Context(), client.ObjectKeyFromObject(exported), exported); err != nil {
 		t.Fatal(err)
 	}
@@ -484,6 +486,7 @@ func TestInheritedBlock_L33(t *testing.T) {
 	if err != nil || slices.Contains(got, parsedAggregate.IPs[0]) {
 		t.Errorf("the next Service gets %v, %v", got, err)
 	}
+	conformance.Holds(t, "L33")
 
 	// A new cluster under the id a could not have the old block, so that its own words would contradict it.
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); err == nil {
