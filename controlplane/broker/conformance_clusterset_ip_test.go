@@ -66,7 +66,7 @@ func (m *member) withoutAddress(svc *corev1.Service) expect {
 
 // TestWhoGetsAnAddress: who asks for one, by annotation or else by the member's default, gets one of its own
 // block; who declines is exported without, by the Service's own address; headless Services never get one.
-func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
+func TestWhoGetsAnAddress(t *testing.T) {
 	w := newTestbed(t, offOnA).run()
 	for name, c := range map[string]struct {
 		m        *member
@@ -127,7 +127,7 @@ func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
 // TestDisagreementAboutTheAddress: the first export decides, in both directions. The others say Conflict, are
 // exported all the same, and nothing about the import changes, whatever becomes of the annotations, until
 // all exports are deleted and made again.
-func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
+func TestDisagreementAboutTheAddress(t *testing.T) {
 	const reason = "ClusterSetIPEnablementConflict"
 	w := newTestbed(t).run()
 	services, ofB := map[string]*corev1.Service{}, map[string]*corev1.Service{}
@@ -222,7 +222,7 @@ func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
 
 // TestDefaultThatChanges: a member whose default changes and whose controller starts again treats new exports
 // accordingly. Those that are there stay as they are, and say Conflict if they did not ask.
-func TestDefaultThatChanges_V5_V27(t *testing.T) {
+func TestDefaultThatChanges(t *testing.T) {
 	w := newTestbed(t).run()
 	for name, choice := range map[string]string{"plain": "", "asks": "true"} {
 		w.a.service(name)
@@ -254,7 +254,7 @@ func TestDefaultThatChanges_V5_V27(t *testing.T) {
 
 // TestWithoutABlock: a member without a block exports without an address, and the Service gets one as soon as
 // somebody exports it who has one to give.
-func TestWithoutABlock_L27(t *testing.T) {
+func TestWithoutABlock(t *testing.T) {
 	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		if m.ClusterID == "a" {
 			m.ClusterSetIPCIDR = nil
@@ -285,7 +285,7 @@ func TestWithoutABlock_L27(t *testing.T) {
 
 // TestAddressRests: an address that nobody exports any more is given to nobody for a while, nor after a
 // restart within it, and then it is.
-func TestAddressRests_L26_L28_L32(t *testing.T) {
+func TestAddressRests(t *testing.T) {
 	const quarantine = 3 * time.Second
 	w := newTestbed(t, twoAddresses)
 	w.a.settings.Quarantine = quarantine
@@ -324,7 +324,7 @@ func TestAddressRests_L26_L28_L32(t *testing.T) {
 
 // TestInheritedBlock: the address of a Service outlives the membership of the one that gave it, and the
 // member that inherits the block does not give it again.
-func TestInheritedBlock_L31_L33(t *testing.T) {
+func TestInheritedBlock(t *testing.T) {
 	w := newTestbed(t, twoAddresses).run()
 	inherited := []string{"243.10.3.0/30"}
 	w.a.service("hello")

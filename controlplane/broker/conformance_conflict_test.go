@@ -220,7 +220,7 @@ func (p property) has(w *testbed, name, value string, clusters ...string) {
 // TestConflictInEveryProperty has two members export Services that differ in one property each. Both are told so in the
 // same words, the oldest one's variant is imported, and nothing that it serves is disturbed. The conflict
 // goes in each of three ways: the younger gives in, the older does, the older leaves.
-func TestConflictInEveryProperty_N20_N23_N24_N25_N26_N27_N30_N31_N32_L17_L18_L20_L24_C8_C9_C13_C16_C27(t *testing.T) {
+func TestConflictInEveryProperty(t *testing.T) {
 	w := newTestbed(t).run()
 	ways := []string{"younger", "older", "leaves"}
 	keys := slices.Sorted(maps.Keys(properties))
@@ -291,7 +291,7 @@ func TestConflictInEveryProperty_N20_N23_N24_N25_N26_N27_N30_N31_N32_L17_L18_L20
 }
 
 // TestPortsReachWhoHasThem: of an import with the ports of two members, each one's slices have only its own.
-func TestPortsReachWhoHasThem_N29_C26_C27(t *testing.T) {
+func TestPortsReachWhoHasThem(t *testing.T) {
 	w := newTestbed(t).run()
 	for name, ports := range map[string][2]corev1.ServicePort{
 		"numbers": {{Name: "tcp", Port: 42}, {Name: "tcp", Port: 4242}},
@@ -336,7 +336,7 @@ func (m *member) wantsOrWithout(name string, e expect, endpoint string) {
 
 // TestTwoConflictsAtOnce: both stand in the reason and, a line each, in the message; one goes without the
 // other. Whoever never was in conflict is told so in the condition and by no event.
-func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
+func TestTwoConflictsAtOnce(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
@@ -390,7 +390,7 @@ func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
 }
 
 // TestServiceOfTheSuite plays the upstream suite with its own Service.
-func TestServiceOfTheSuite_C1_C2_C3_C4_C5_C6_C7_C10_C11_C15_C17_N9_N19_N35(t *testing.T) {
+func TestServiceOfTheSuite(t *testing.T) {
 	w := newTestbed(t).run()
 	timeout, near, dual, protocol := int32(10), corev1.ServiceTrafficDistributionPreferClose, corev1.IPFamilyPolicyPreferDualStack, "example.org/hello"
 	hello := func(s *corev1.Service) {

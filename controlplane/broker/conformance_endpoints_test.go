@@ -17,7 +17,7 @@ import (
 
 // TestEndpointsKeepWhatTheySay: readiness, hostname, zone, node and hints of an endpoint are the same
 // everywhere, also when they change; what means something in its own cluster alone is left out.
-func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
+func TestEndpointsKeepWhatTheySay(t *testing.T) {
 	w := newTestbed(t).run()
 	svc := w.a.service("hello", dualStack)
 	w.a.export("hello")
@@ -69,7 +69,7 @@ func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
 
 // TestSlicesOfAServiceComeAndGo: the import has the endpoints of all slices of the Service, one imported slice
 // for each, whoever writes them and whether they are older or younger than the export.
-func TestSlicesOfAServiceComeAndGo_L39_L40_L41(t *testing.T) {
+func TestSlicesOfAServiceComeAndGo(t *testing.T) {
 	w := newTestbed(t).run()
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 	byHand := func(s *corev1.Service) {
@@ -123,7 +123,7 @@ func TestSlicesOfAServiceComeAndGo_L39_L40_L41(t *testing.T) {
 
 // TestLargeServicesHoldUpNobody: a Service of 10,000 endpoints and one of 100 ports are imported whole, and
 // while they are, small ones are too.
-func TestLargeServicesHoldUpNobody_L75(t *testing.T) {
+func TestLargeServicesHoldUpNobody(t *testing.T) {
 	const (
 		perSlice = 1000
 		slicesOf = 10
@@ -178,7 +178,7 @@ func TestLargeServicesHoldUpNobody_L75(t *testing.T) {
 
 // TestImportSaysWhatItIs: its status lists who exports it and that slices stand behind it, and says Ready only
 // once it can be used.
-func TestImportSaysWhatItIs_N14_N15_N16(t *testing.T) {
+func TestImportSaysWhatItIs(t *testing.T) {
 	w := newTestbed(t, twoAddresses).run()
 	for _, name := range []string{"first", "second"} {
 		w.a.service(name)

@@ -110,7 +110,7 @@ func (f *faults) failed() []string {
 // TestErrorsThatPassLeaveNoTrace: every kind of call that a controller makes, to its own API server and to
 // the broker, fails in several ways before it works. The clusters become what they should, and nothing is left
 // over when all is unexported.
-func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
+func TestErrorsThatPassLeaveNoTrace(t *testing.T) {
 	w := newTestbed(t)
 	local, remote := inject(w.a.config), inject(w.a.via)
 	w.run()
@@ -173,7 +173,7 @@ func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
 
 // TestWhatIsStaleIsRemovedAtTheStart: while both controllers are down, Services and exports go, and objects
 // appear or stay that nobody stands behind any more. After the start all of that is gone.
-func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
+func TestWhatIsStaleIsRemovedAtTheStart(t *testing.T) {
 	w := newTestbed(t).run()
 	w.a.service("kept")
 	w.a.export("kept")

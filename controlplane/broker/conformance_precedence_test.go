@@ -52,7 +52,7 @@ func (w *testbed) says(e clusterset.Export, address string) *v1alpha1.ExportReco
 
 // TestForgedTimeDoesNotWin: a member claims that its export is the oldest of all. It loses the conflict that it
 // causes if it joined later, and if the broker's time counts it does anyway.
-func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
+func TestForgedTimeDoesNotWin(t *testing.T) {
 	for name, c := range map[string]struct {
 		precedence string
 		joined     func() time.Time
@@ -89,7 +89,7 @@ func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
 
 // TestWhoIsOldest: the oldest ServiceExport takes precedence, or the one that the broker saw first. Of two of
 // the same second, the lower id does.
-func TestWhoIsOldest_N24(t *testing.T) {
+func TestWhoIsOldest(t *testing.T) {
 	for name, c := range map[string]struct {
 		precedence string
 		oldest     string

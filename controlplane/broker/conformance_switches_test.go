@@ -17,7 +17,7 @@ import (
 
 // TestWaysOfLighthouse plays what Submariner Lighthouse does: by its profile, and by each switch alone, as a
 // flag and as registered.
-func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
+func TestWaysOfLighthouse(t *testing.T) {
 	switches := v1alpha1.Settings{PortMerge: "intersection", TypeConflict: "exclude", Endpoints: "service-vip"}
 	for way, c := range map[string]struct {
 		registered v1alpha1.Settings

@@ -40,7 +40,7 @@ func (m *member) thinks(id string, want liveness.State) {
 
 // TestDeadMemberIsDropped lets a member die without a word. Its endpoints go from the other when they do not
 // answer either, at the latest after the hard TTL, the import stays, and all comes back with the member.
-func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
+func TestDeadMemberIsDropped(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode    string
 		verdict liveness.Verdict
@@ -91,7 +91,7 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 }
 
 // TestStaleMemberThatAnswersStays: an old Lease alone takes nothing away.
-func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
+func TestStaleMemberThatAnswersStays(t *testing.T) {
 	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Answering}
@@ -111,7 +111,7 @@ func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
 
 // TestWhoIsCutOffJudgesNobody: a member that does not see the broker keeps all others, however long, and gives
 // them time when it sees the broker again.
-func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
+func TestWhoIsCutOffJudgesNobody(t *testing.T) {
 	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
@@ -132,7 +132,7 @@ func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
 
 // TestClocksMayDiffer gives a member a clock that is an hour ahead, and then one that is an hour behind: its
 // Lease is renewed with such times, and it lives.
-func TestClocksMayDiffer_L51(t *testing.T) {
+func TestClocksMayDiffer(t *testing.T) {
 	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
@@ -158,7 +158,7 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 }
 
 // TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
-func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
+func TestFlappingMemberDisturbsNobody(t *testing.T) {
 	w := newTestbed(t)
 	const slower = 4 // than the drill: a controller may need seconds to start
 	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*drill.TimeScale, slower*drill.TimeScale

@@ -161,7 +161,7 @@ func TestCheckAddresses(t *testing.T) {
 	}
 }
 
-func TestBlockBits_L37(t *testing.T) {
+func TestBlockBits(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in   string
 		size int64

@@ -165,9 +165,9 @@ func blocksOnBroker(t *testing.T, asAdmin client.Client, namespace string) strin
 	return m.Data["clusterinfo"]
 }
 
-// TestChangedSettings_V38: the ClusterSet's settings count at each join, and what the flag of a join says counts
+// TestChangedSettings: the ClusterSet's settings count at each join, and what the flag of a join says counts
 // more, also at later joins without it.
-func TestChangedSettings_V38(t *testing.T) {
+func TestChangedSettings(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "settings", Ranges: cidrs("243.0.0.0/8")})
 	yes, no := true, false
 	join := func(change func(*Request)) v1alpha1.MemberSpec {
@@ -436,9 +436,9 @@ func (*failing) Apply(context.Context, runtime.ApplyConfiguration, ...client.App
 	return errCut
 }
 
-// TestIdentity_N49: a cluster says who it is and where it belongs for as long as it is a member, in the words of
+// TestIdentity: a cluster says who it is and where it belongs for as long as it is a member, in the words of
 // KEP-2149, and nobody can change that meanwhile.
-func TestIdentity_N49(t *testing.T) {
+func TestIdentity(t *testing.T) {
 	info, asAdmin := deploy(t, Broker{Namespace: "identity", ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
 	member := cluster(t, &memberServer)
 	said := func(name string) string {

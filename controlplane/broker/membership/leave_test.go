@@ -192,9 +192,9 @@ func (d *dyingStatus) Update(ctx context.Context, obj client.Object, opts ...cli
 	return d.SubResourceWriter.Update(ctx, obj, opts...)
 }
 
-// TestLeave_L49: a member that leaves takes along what is its own, here and on the broker, and nothing else;
+// TestLeave: a member that leaves takes along what is its own, here and on the broker, and nothing else;
 // wherever it is cut off, doing it again finishes it.
-func TestLeave_L49(t *testing.T) {
+func TestLeave(t *testing.T) {
 	const ns = "leave"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
 	member := cluster(t, &memberServer)
@@ -444,9 +444,9 @@ func TestTombstones(t *testing.T) {
 	}
 }
 
-// TestInheritedBlock_L33: when the member that gave a ClusterSetIP has left, its block is free for another one,
+// TestInheritedBlock: when the member that gave a ClusterSetIP has left, its block is free for another one,
 // the address stays with the Service, and everybody can see that it is taken.
-func TestInheritedBlock_L33(t *testing.T) {
+func TestInheritedBlock(t *testing.T) {
 	const ns = "inherit"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, Ranges: cidrs("243.0.0.0/15")})
 	a, b := clusterset.ClusterID("a"), clusterset.ClusterID("b")
