@@ -19,7 +19,7 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// snapshot returns a world of n Services, 243.0.0.1:80 and so on, each with the given backends.
+// snapshot returns a snapshot of n Services, 243.0.0.1:80 and so on, each with the given backends.
 func snapshot(n int, backends ...string) *cs.Snapshot {
 	snap := &cs.Snapshot{}
 	for i := range n {
@@ -42,7 +42,7 @@ func snapshot(n int, backends ...string) *cs.Snapshot {
 	return snap
 }
 
-func mustNew(t *testing.T, dp dataplane) *Agent {
+func mustNew(t *testing.T, dp kernel) *Agent {
 	t.Helper()
 	a, err := newAgent(t.Context(), Config{}, dp, discard)
 	if err != nil {
@@ -58,7 +58,7 @@ func mustSync(t *testing.T, a *Agent, snap *cs.Snapshot) {
 	}
 }
 
-// text returns what the maps of a Fake hold.
+// text returns the content of the maps of a Fake.
 func text(t *testing.T, f *datapath.Fake) string {
 	t.Helper()
 	s, err := f.Load(t.Context())
@@ -96,10 +96,10 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 }
 
-// A Service that the maps have no room for is named, and the others are served.
-func TestFullMapIsNoFailure(t *testing.T) {
+// A Problem names a Service without room in the maps, and the others are served.
+func TestFullMapIsProblem(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
-	f.Room.Frontends = 2
+	f.Capacity.Frontends = 2
 	a := mustNew(t, f)
 	mustSync(t, a, snapshot(3, "10.1.0.1:8080"))
 	s := a.Status()
@@ -111,8 +111,8 @@ func TestFullMapIsNoFailure(t *testing.T) {
 	}
 }
 
-// However far an update got before it failed, the next one finishes it.
-func TestFailedApplyIsFinishedByTheNextSync(t *testing.T) {
+// The next Sync completes an Apply that failed after any number of writes.
+func TestFailedApplyIsCompletedByNextSync(t *testing.T) {
 	broken := errors.New("map full")
 	from, to := snapshot(3, "10.1.0.1:8080", "10.1.0.2:8080"), snapshot(4, "10.1.0.2:8080", "10.1.0.3:8080")
 	whole := datapath.NewFake(lb.NewState())
@@ -136,7 +136,7 @@ func TestFailedApplyIsFinishedByTheNextSync(t *testing.T) {
 		if err := a.Status().Ready(); err != nil {
 			t.Errorf("after %d writes and one more sync: %v", n, err)
 		}
-		// The numbers may differ from those of an update that was not cut; what is served may not.
+		// The numbers may differ from those of a complete update; the served backends may not.
 		if diff := cmp.Diff(withoutIDs(text(t, whole)), withoutIDs(text(t, f))); diff != "" {
 			t.Errorf("after %d writes and one more sync (-want +got):\n%s", n, diff)
 		}
@@ -202,7 +202,7 @@ func TestConfigJoinsAllFaults(t *testing.T) {
 	}
 }
 
-// Probes go to ready TCP backends of the member that is asked about, to each once.
+// Probes go to ready TCP backends of the member, once to each.
 func TestTargets(t *testing.T) {
 	snap := snapshot(3, "10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080", "10.1.0.4:8080", "10.1.0.1:8080")
 	for i := range snap.Services {
@@ -227,18 +227,18 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// A member that is silent, and that nobody can be asked about, is drained, reported, and taken back.
+// A silent member without backends to probe is drained, reported and restored.
 func TestRunDrains(t *testing.T) {
 	snap := snapshot(1, "10.1.0.1:53", "10.2.0.1:53")
 	for i := range snap.Services[0].Slices {
-		snap.Services[0].Slices[i].Ports[0].Protocol = cs.UDP // nothing to shake hands with
+		snap.Services[0].Slices[i].Ports[0].Protocol = cs.UDP // no TCP backend to probe
 	}
 	snap.Services[0].Ports[0].Protocol = cs.UDP
 	snap.Services[0].Slices[1].Cluster = "b"
 	f := datapath.NewFake(lb.NewState())
-	f.Seen = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
-	told := make(chan map[cs.ClusterID]evidence.State, 10)
-	a, err := newAgent(t.Context(), Config{Report: func(s map[cs.ClusterID]evidence.State) { told <- s }}, f, discard)
+	f.Evidence = map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {SilentAt: datapath.SinceBoot()}}
+	reports := make(chan map[cs.ClusterID]evidence.State, 10)
+	a, err := newAgent(t.Context(), Config{Report: func(s map[cs.ClusterID]evidence.State) { reports <- s }}, f, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestRunDrains(t *testing.T) {
 	go func() { done <- a.Run(ctx) }()
 	for i, want := range []map[cs.ClusterID]evidence.State{{}, {"b": evidence.Silent}} {
 		select {
-		case known := <-told:
+		case known := <-reports:
 			if diff := cmp.Diff(want, known); diff != "" {
 				t.Errorf("report %d (-want +have):\n%s", i, diff)
 			}
@@ -272,20 +272,20 @@ func TestRunDrains(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := a.Status().Drained; len(d) != 0 {
-		t.Errorf("taken back, and drained: %v", d)
+		t.Errorf("restored, and still drained: %v", d)
 	}
 }
 
-// The same place again costs nothing; before the first snapshot a place is only remembered.
-func TestSettle(t *testing.T) {
+// An equal topology costs nothing. Before the first snapshot a topology is only stored.
+func TestSetTopology(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	a := mustNew(t, f)
-	place := Place{Node: lb.Node{Cluster: "b", Name: "n1"}, Ranges: []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8")}}
+	topology := Topology{Node: lb.Node{Cluster: "b", Name: "n1"}, Ranges: []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8")}}
 	for i, want := range []uint64{0, 9, 9} { // a member, a backend, a range, and twice a Service, a slot and a frontend
 		if i == 1 {
 			mustSync(t, a, snapshot(2, "10.1.0.1:8080"))
 		}
-		if err := a.Settle(t.Context(), place); err != nil {
+		if err := a.SetTopology(t.Context(), topology); err != nil {
 			t.Fatal(err)
 		}
 		if n := f.Writes(); n != want {
@@ -294,7 +294,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// Sockets are closed after the start and when backends go, and at no other time.
+// Sockets are closed after the start and after backends were removed, and at no other time.
 func TestRunClosesStaleSockets(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	a := mustNew(t, f)
@@ -306,11 +306,11 @@ func TestRunClosesStaleSockets(t *testing.T) {
 		t.Helper()
 		tick, late := time.NewTicker(time.Millisecond), time.After(time.Minute)
 		defer tick.Stop()
-		for f.Stale.Load() < n {
+		for f.CloseStaleCalls.Load() < n {
 			select {
 			case <-tick.C:
 			case <-late:
-				t.Fatalf("asked %d times to close sockets, want %d", f.Stale.Load(), n)
+				t.Fatalf("asked %d times to close sockets, want %d", f.CloseStaleCalls.Load(), n)
 			}
 		}
 	}
@@ -322,7 +322,7 @@ func TestRunClosesStaleSockets(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if n := f.Stale.Load(); n != 2 {
+	if n := f.CloseStaleCalls.Load(); n != 2 {
 		t.Errorf("asked %d times, want 2", n)
 	}
 }

@@ -4,18 +4,25 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/isthmus-net/isthmus/bpf/lb"
 )
 
-// DefaultCheckInterval is how often the maps are compared with what they should hold, where Config says nothing.
+// mapAuditor counts the entries of the maps that differ from the intended ones.
+type mapAuditor interface {
+	Differences(ctx context.Context, want *lb.Audit) (int, error)
+}
+
+// DefaultCheckInterval is the average time between two checks of the maps if Config has none.
 const DefaultCheckInterval = time.Minute
 
-// checkMaps compares the kernel with what is wanted until ctx ends, at times that differ from node to node.
+// checkMaps checks the maps again and again until ctx ends, at random intervals so that nodes do not check in step.
 func (a *Agent) checkMaps(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(a.every/2 + rand.N(a.every)):
+		case <-time.After(a.checkInterval/2 + rand.N(a.checkInterval)):
 		}
 		if err := a.check(ctx); err != nil && ctx.Err() == nil {
 			a.log.Error("check the maps; will try again", "err", err)
@@ -23,16 +30,16 @@ func (a *Agent) checkMaps(ctx context.Context) error {
 	}
 }
 
-// check counts what is not as it should be in the maps and puts it right. Somebody must have meddled with them: the
-// agent is their only writer. What a Sync left undone is done again too.
+// check counts the entries of the maps that are not as the agent wrote them, and repairs them. Only another process can
+// have changed them: the agent is their only regular writer. It also completes a Sync that failed.
 func (a *Agent) check(ctx context.Context) error {
 	a.syncing.Lock()
 	defer a.syncing.Unlock()
 	if a.isClosed() || a.input.Snapshot == nil {
 		return nil
 	}
-	if !a.lost {
-		n, err := a.dp.Differences(ctx, a.planner.Audit())
+	if !a.plannerInvalid {
+		n, err := a.auditor.Differences(ctx, a.planner.Audit())
 		if err != nil {
 			return err
 		}
@@ -42,10 +49,10 @@ func (a *Agent) check(ctx context.Context) error {
 		if n == 0 {
 			return nil
 		}
-		a.log.Warn("entries of the maps were not as the agent wrote them; put right", "entries", n)
-		a.lost = true // what the maps hold is to be read anew
+		a.log.Warn("entries of the maps were not as the agent wrote them; repaired", "entries", n)
+		a.plannerInvalid = true // read the maps again
 	}
-	problems, err := a.follow(ctx)
+	problems, err := a.apply(ctx)
 	a.record(problems, err)
 	return err
 }

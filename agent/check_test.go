@@ -13,9 +13,9 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/lb"
 )
 
-// What somebody did to the maps is counted and put right, within one and a half intervals; maps that are as they
-// should be cost no write.
-func TestCheckPutsRight(t *testing.T) {
+// Changes of the maps by another process are counted and repaired within one and a half intervals. Intact maps cost no
+// write.
+func TestCheckRepairsMaps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := datapath.NewFake(lb.NewState())
 		a := mustNew(t, f)
@@ -28,24 +28,24 @@ func TestCheckPutsRight(t *testing.T) {
 		<-time.After(DefaultCheckInterval * 3 / 2)
 		synctest.Wait()
 		if s := a.Status(); s.Differences != 0 || s.Checked.IsZero() || f.Writes() != writes {
-			t.Errorf("nobody meddled: %d differences, checked %s, %d writes", s.Differences, s.Checked, f.Writes()-writes)
+			t.Errorf("intact maps: %d differences, checked %s, %d writes", s.Differences, s.Checked, f.Writes()-writes)
 		}
 		a.syncing.Lock()
-		f.Meddle(func(s lb.State) {
+		f.Corrupt(func(s lb.State) {
 			clear(s.Slots)
 			delete(s.Backends, 2)
 		})
 		a.syncing.Unlock()
 		<-time.After(DefaultCheckInterval * 3 / 2)
 		synctest.Wait()
-		if s := a.Status(); s.Differences != 7 && s.Differences != 0 { // the next check may have been already
+		if s := a.Status(); s.Differences != 7 && s.Differences != 0 { // the next check may have run already
 			t.Errorf("%d differences, want 7: six slots and a backend", s.Differences)
 		}
 		if diff := cmp.Diff(withoutIDs(before), withoutIDs(text(t, f))); diff != "" {
-			t.Errorf("not put right (-want +got):\n%s", diff)
+			t.Errorf("not repaired (-want +got):\n%s", diff)
 		}
 		if err := a.Status().Ready(); err != nil {
-			t.Errorf("not ready after it was put right: %v", err)
+			t.Errorf("not ready after the repair: %v", err)
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -54,15 +54,15 @@ func TestCheckPutsRight(t *testing.T) {
 	})
 }
 
-// The count is that of the last check. Until what is wrong has been put right, the agent is not ready.
-func TestCheckThatCannotPutRight(t *testing.T) {
+// The count is that of the last check. The agent is not ready until the repair has succeeded.
+func TestCheckThatCannotRepair(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	a := mustNew(t, f)
 	if err := a.check(t.Context()); err != nil || !a.Status().Checked.IsZero() {
-		t.Errorf("before the first snapshot there is nothing to compare with: %v", err)
+		t.Errorf("checked before the first snapshot: %v", err)
 	}
 	mustSync(t, a, snapshot(1, "10.1.0.1:8080"))
-	f.Meddle(func(s lb.State) { clear(s.Frontends) })
+	f.Corrupt(func(s lb.State) { clear(s.Frontends) })
 	none, full := 0, errors.New("map full")
 	f.FailAfter, f.Err = &none, full
 	if err := a.check(t.Context()); !errors.Is(err, full) {
@@ -72,7 +72,7 @@ func TestCheckThatCannotPutRight(t *testing.T) {
 		t.Errorf("%d differences, ready says %v; want 1 and %v", s.Differences, s.Ready(), full)
 	}
 	f.FailAfter = nil
-	for i, want := range []int{1, 0} { // what was found is done, then there is nothing to be found
+	for i, want := range []int{1, 0} { // the first check repairs, the second finds nothing
 		if err := a.check(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -10,26 +10,31 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Explanation is how one Service fares on this node: what the agent was told, and what clients meet in the kernel.
+// frontendReader reads frontends from the kernel.
+type frontendReader interface {
+	Frontend(a lb.Address) (datapath.Entry, bool, error)
+}
+
+// Explanation is the state of one Service on this node: what the snapshot says, and what the kernel holds.
 type Explanation struct {
-	Known     bool // the last snapshot has it; without that there is nothing but the counters
+	Known     bool // the last snapshot has the Service; without it only Counters are set
 	Import    clusterset.Import
 	Endpoints []ExplainedEndpoint // by cluster
-	Frontends []ExplainedFrontend // that there should be, by address
+	Frontends []ExplainedFrontend // that the kernel should hold, by address
 	Problems  []lb.Problem
 	Counters  datapath.Counters
 }
 
-// EndpointState says what an endpoint is for this node.
+// EndpointState is the state of an endpoint on this node.
 type EndpointState string
 
-// The states of endpoints. All but the first two keep the clients they have, as long as they serve.
+// The states of endpoints. The last three keep their clients as long as they serve.
 const (
 	EndpointServes      EndpointState = "serves"      // it gets new clients
-	EndpointNotReady    EndpointState = "not ready"   // its pod says so
-	EndpointTerminating EndpointState = "terminating" // and others are ready
-	EndpointDrained     EndpointState = "drained"     // the packets of its cluster die, as this node sees them
-	EndpointStandsBy    EndpointState = "stands by"   // the Service prefers others, or its ports are not the Service's
+	EndpointNotReady    EndpointState = "not ready"   // its pod is not ready
+	EndpointTerminating EndpointState = "terminating" // and other endpoints are ready
+	EndpointDrained     EndpointState = "drained"     // this node gets no answer from its cluster
+	EndpointStandby     EndpointState = "standby"     // the Service prefers others, or the endpoint lacks its ports
 )
 
 // ExplainedEndpoint is one endpoint of a Service.
@@ -40,33 +45,33 @@ type ExplainedEndpoint struct {
 	State   EndpointState
 }
 
-// FrontendState says whether a frontend is in the kernel as it should be.
+// FrontendState compares a frontend in the kernel with the intended one.
 type FrontendState string
 
 // The states of frontends.
 const (
-	FrontendRight   FrontendState = "right"
-	FrontendMissing FrontendState = "missing"
-	FrontendWrong   FrontendState = "wrong" // it leads to others than it should, or nowhere
-	FrontendTaken   FrontendState = "taken" // it belongs to another Service
+	FrontendCorrect  FrontendState = "correct"
+	FrontendMissing  FrontendState = "missing"
+	FrontendWrong    FrontendState = "wrong"    // it has other backends than it should, or broken slots
+	FrontendConflict FrontendState = "conflict" // it belongs to another Service
 )
 
 // ExplainedFrontend is one VIP, port and protocol of a Service.
 type ExplainedFrontend struct {
 	Address  lb.Address
 	State    FrontendState
-	Owner    clusterset.ServiceName // when it is taken
-	Backends []lb.Address           // that get new clients, in the kernel, each once; with none clients are refused
+	Owner    clusterset.ServiceName // of a frontend in conflict
+	Backends []lb.Address           // that get new clients, as the kernel has them, each once; without any, clients are refused
 }
 
-// Explain asks the kernel about one Service.
+// Explain compares one Service with the kernel.
 func (a *Agent) Explain(name clusterset.ServiceName) (Explanation, error) {
-	a.syncing.Lock() // so that snapshot and kernel are of one time
+	a.syncing.Lock() // no Sync may come between reading the snapshot and the kernel
 	defer a.syncing.Unlock()
 	if a.isClosed() {
 		return Explanation{}, ErrClosed
 	}
-	counters, err := a.dp.Counters()
+	counters, err := a.counters.Counters()
 	if err != nil {
 		return Explanation{}, err
 	}
@@ -83,18 +88,20 @@ func (a *Agent) Explain(name clusterset.ServiceName) (Explanation, error) {
 		}
 	}
 	a.mu.Unlock()
-	// What there should be, of this Service alone; what other Services have shows in the kernel.
+	// Plan this Service alone; a VIP of another Service shows up in the kernel.
 	in := a.input
 	in.Snapshot = &clusterset.Snapshot{Services: []clusterset.Service{svc}}
-	want, _ := lb.Build(in, lb.NewState(), &lb.IDs{})
-	if e.Frontends, err = a.frontends(want, name); err != nil {
+	planner := lb.NewPlanner(lb.NewState())
+	planner.Plan(in)
+	want := planner.State()
+	if e.Frontends, err = a.explainFrontends(want, name); err != nil {
 		return Explanation{}, err
 	}
-	e.Endpoints = endpoints(want, &in, &svc)
+	e.Endpoints = explainEndpoints(want, &in, &svc)
 	return e, nil
 }
 
-// find looks a Service up in the last snapshot, of which the caller holds the lock.
+// find returns a Service of the last snapshot. The caller holds syncing.
 func (a *Agent) find(name clusterset.ServiceName) (clusterset.Service, bool) {
 	if a.input.Snapshot == nil {
 		return clusterset.Service{}, false
@@ -107,21 +114,21 @@ func (a *Agent) find(name clusterset.ServiceName) (clusterset.Service, bool) {
 	return services[i], true
 }
 
-// frontends compares those of want with the kernel.
-func (a *Agent) frontends(want lb.State, name clusterset.ServiceName) ([]ExplainedFrontend, error) {
+// explainFrontends compares the frontends of want with the kernel.
+func (a *Agent) explainFrontends(want lb.State, name clusterset.ServiceName) ([]ExplainedFrontend, error) {
 	var all []ExplainedFrontend
 	for _, at := range slices.SortedFunc(maps.Keys(want.Frontends), lb.Address.Compare) {
-		have, found, err := a.dp.Frontend(at)
+		have, found, err := a.frontends.Frontend(at)
 		if err != nil {
 			return nil, err
 		}
-		fe := ExplainedFrontend{Address: at, State: FrontendRight}
+		fe := ExplainedFrontend{Address: at, State: FrontendCorrect}
 		slices.SortFunc(have.Backends, lb.Address.Compare)
 		switch {
 		case !found:
 			fe.State = FrontendMissing
 		case have.Service != name:
-			fe.State, fe.Owner = FrontendTaken, have.Service
+			fe.State, fe.Owner = FrontendConflict, have.Service
 		case have.Broken > 0 || !slices.Equal(have.Backends, table(want, want.Frontends[at])):
 			fe.State = FrontendWrong
 		}
@@ -131,7 +138,7 @@ func (a *Agent) frontends(want lb.State, name clusterset.ServiceName) ([]Explain
 	return all, nil
 }
 
-// table lists the backends of a frontend, sorted and as often as they have slots.
+// table returns the backend of each slot of a frontend, sorted.
 func table(s lb.State, fe lb.Frontend) []lb.Address {
 	var all []lb.Address
 	for i := range fe.Count {
@@ -141,11 +148,11 @@ func table(s lb.State, fe lb.Frontend) []lb.Address {
 	return all
 }
 
-// endpoints says of each endpoint of svc what it is by want.
-func endpoints(want lb.State, in *lb.Input, svc *clusterset.Service) []ExplainedEndpoint {
-	serve := map[netip.Addr]bool{}
+// explainEndpoints returns the state of each endpoint of svc in want.
+func explainEndpoints(want lb.State, in *lb.Input, svc *clusterset.Service) []ExplainedEndpoint {
+	serving := map[netip.Addr]bool{}
 	for _, id := range want.Slots {
-		serve[want.Backends[id].AddrPort.Addr()] = true
+		serving[want.Backends[id].AddrPort.Addr()] = true
 	}
 	var all []ExplainedEndpoint
 	for _, s := range svc.Slices {
@@ -153,12 +160,12 @@ func endpoints(want lb.State, in *lb.Input, svc *clusterset.Service) []Explained
 			if len(e.Addrs) == 0 {
 				continue
 			}
-			x := ExplainedEndpoint{Addr: e.Addrs[0].Unmap(), Cluster: s.Cluster, Node: e.NodeName.String(), State: EndpointStandsBy}
+			x := ExplainedEndpoint{Addr: e.Addrs[0].Unmap(), Cluster: s.Cluster, Node: e.NodeName.String(), State: EndpointStandby}
 			switch {
-			case serve[x.Addr]:
+			case serving[x.Addr]:
 				x.State = EndpointServes
 			case svc.Type != clusterset.ClusterSetIP && e.Ready:
-				x.State = EndpointServes // by name
+				x.State = EndpointServes // through DNS
 			case in.Drained[s.Cluster]:
 				x.State = EndpointDrained
 			case e.Serving && e.Terminating:
@@ -170,25 +177,4 @@ func endpoints(want lb.State, in *lb.Input, svc *clusterset.Service) []Explained
 		}
 	}
 	return all
-}
-
-// Counters returns what clients of each Service that anybody asked for have met. Those of none, or of one that is
-// gone, count for the zero name. It is nil after Close.
-func (a *Agent) Counters() (map[clusterset.ServiceName]datapath.Counters, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.closed {
-		return nil, nil
-	}
-	return a.dp.Counters()
-}
-
-// EvictedUDPVIPs returns how many VIPs of unconnected UDP sockets had to make room for others; 0 after Close.
-func (a *Agent) EvictedUDPVIPs() (uint64, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.closed {
-		return 0, nil
-	}
-	return a.dp.EvictedUDPVIPs()
 }

@@ -18,9 +18,9 @@ func tcp(a string) lb.Address {
 	return lb.Address{AddrPort: netip.MustParseAddrPort(a), Protocol: cs.TCP}
 }
 
-// What is in the kernel and not as the snapshot has it is named, and so is why an endpoint gets no clients.
+// Explain names each difference between kernel and snapshot, and the reason why an endpoint gets no clients.
 func TestExplain(t *testing.T) {
-	world := func() *cs.Snapshot {
+	mixed := func() *cs.Snapshot {
 		snap := snapshot(2, "10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080", "10.1.0.4:8080")
 		for i := range snap.Services {
 			s := snap.Services[i].Slices
@@ -33,7 +33,7 @@ func TestExplain(t *testing.T) {
 	}
 	name := cs.ServiceName{Namespace: "demo", Name: "s0"}
 	at := tcp("243.0.0.1:80")
-	served := ExplainedFrontend{Address: at, State: FrontendRight, Backends: []lb.Address{tcp("10.1.0.1:8080"), tcp("10.1.0.4:8080")}}
+	served := ExplainedFrontend{Address: at, State: FrontendCorrect, Backends: []lb.Address{tcp("10.1.0.1:8080"), tcp("10.1.0.4:8080")}}
 	endpoints := func(first, fourth EndpointState) []ExplainedEndpoint {
 		return []ExplainedEndpoint{
 			{netip.MustParseAddr("10.1.0.1"), "a", "n1", first},
@@ -43,25 +43,25 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	for what, c := range map[string]struct {
-		change func(*cs.Snapshot)
-		meddle func(lb.State)
-		drain  map[cs.ClusterID]bool
-		want   Explanation
+		change  func(*cs.Snapshot)
+		corrupt func(lb.State)
+		drain   map[cs.ClusterID]bool
+		want    Explanation
 	}{
 		"as it should be": {want: Explanation{Frontends: []ExplainedFrontend{served}, Endpoints: endpoints(EndpointServes, EndpointServes)}},
 		"missing in the kernel": {
-			meddle: func(s lb.State) { delete(s.Frontends, at) },
-			want:   Explanation{Frontends: []ExplainedFrontend{{Address: at, State: FrontendMissing}}, Endpoints: endpoints(EndpointServes, EndpointServes)},
+			corrupt: func(s lb.State) { delete(s.Frontends, at) },
+			want:    Explanation{Frontends: []ExplainedFrontend{{Address: at, State: FrontendMissing}}, Endpoints: endpoints(EndpointServes, EndpointServes)},
 		},
-		"a slot leads nowhere": {
-			meddle: func(s lb.State) { s.Slots[lb.Slot{Frontend: s.Frontends[at].ID, Index: 1}] = 99 },
+		"a slot without a backend": {
+			corrupt: func(s lb.State) { s.Slots[lb.Slot{Frontend: s.Frontends[at].ID, Index: 1}] = 99 },
 			want: Explanation{
 				Frontends: []ExplainedFrontend{{Address: at, State: FrontendWrong, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
 				Endpoints: endpoints(EndpointServes, EndpointServes),
 			},
 		},
-		"a slot leads to another": {
-			meddle: func(s lb.State) {
+		"a slot with another backend": {
+			corrupt: func(s lb.State) {
 				fe := s.Frontends[at].ID
 				s.Slots[lb.Slot{Frontend: fe, Index: 1}] = s.Slots[lb.Slot{Frontend: fe, Index: 0}]
 			},
@@ -73,19 +73,19 @@ func TestExplain(t *testing.T) {
 		"a member is drained": {
 			drain: map[cs.ClusterID]bool{"b": true},
 			want: Explanation{
-				Frontends: []ExplainedFrontend{{Address: at, State: FrontendRight, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
+				Frontends: []ExplainedFrontend{{Address: at, State: FrontendCorrect, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
 				Endpoints: endpoints(EndpointServes, EndpointDrained),
 			},
 		},
-		"others are preferred": {
+		"another cluster is preferred": {
 			change: func(s *cs.Snapshot) {
 				for i := range s.Services {
 					s.Services[i].Annotations = map[string]string{lb.AnnotationClusterWeights: "a=1,b=0"}
 				}
 			},
 			want: Explanation{
-				Frontends: []ExplainedFrontend{{Address: at, State: FrontendRight, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
-				Endpoints: endpoints(EndpointServes, EndpointStandsBy),
+				Frontends: []ExplainedFrontend{{Address: at, State: FrontendCorrect, Backends: []lb.Address{tcp("10.1.0.1:8080")}}},
+				Endpoints: endpoints(EndpointServes, EndpointStandby),
 			},
 		},
 		"another Service has the VIP": {
@@ -96,7 +96,7 @@ func TestExplain(t *testing.T) {
 			},
 			want: Explanation{
 				Frontends: []ExplainedFrontend{{
-					Address: at, State: FrontendTaken, Owner: cs.ServiceName{Namespace: "demo", Name: "r0"}, Backends: served.Backends,
+					Address: at, State: FrontendConflict, Owner: cs.ServiceName{Namespace: "demo", Name: "r0"}, Backends: served.Backends,
 				}},
 				Endpoints: endpoints(EndpointServes, EndpointServes),
 				Problems:  []lb.Problem{{Service: name, Reason: lb.VIPTaken, Message: "243.0.0.1:80/TCP belongs to demo/r0"}},
@@ -105,8 +105,8 @@ func TestExplain(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			f := datapath.NewFake(lb.NewState())
-			f.Counted = map[cs.ServiceName]datapath.Counters{name: {Chosen: 3, Refused: map[bpf.DropReason]uint64{bpf.DropNoBackend: 1}}}
-			a, snap := mustNew(t, f), world()
+			f.ServiceCounters = map[cs.ServiceName]datapath.Counters{name: {Chosen: 3, Refused: map[bpf.DropReason]uint64{bpf.DropNoBackend: 1}}}
+			a, snap := mustNew(t, f), mixed()
 			if c.change != nil {
 				c.change(snap)
 			}
@@ -114,14 +114,14 @@ func TestExplain(t *testing.T) {
 			if err := a.drain(t.Context(), c.drain); err != nil {
 				t.Fatal(err)
 			}
-			if c.meddle != nil {
-				f.Meddle(c.meddle)
+			if c.corrupt != nil {
+				f.Corrupt(c.corrupt)
 			}
 			have, err := a.Explain(name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.want.Known, c.want.Counters = true, f.Counted[name]
+			c.want.Known, c.want.Counters = true, f.ServiceCounters[name]
 			if diff := cmp.Diff(c.want, have, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}), cmpopts.IgnoreFields(Explanation{}, "Import")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -132,12 +132,12 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A Service nobody told of has counters at most, and so has every Service before the first snapshot.
+// A Service that the snapshot does not have has only counters, and so has every Service before the first snapshot.
 func TestExplainUnknown(t *testing.T) {
 	f := datapath.NewFake(lb.NewState())
 	a := mustNew(t, f)
 	for range 2 {
-		if e, err := a.Explain(cs.ServiceName{Namespace: "demo", Name: "nobody"}); err != nil || e.Known || e.Frontends != nil {
+		if e, err := a.Explain(cs.ServiceName{Namespace: "demo", Name: "unknown"}); err != nil || e.Known || e.Frontends != nil {
 			t.Errorf("%+v, %v, want nothing", e, err)
 		}
 		mustSync(t, a, snapshot(2, "10.1.0.1:8080"))

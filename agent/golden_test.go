@@ -24,22 +24,21 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-var update = flag.Bool("update", false, "rewrite the maps in testdata/*.txtar with what they are now")
+var update = flag.Bool("update", false, "rewrite the maps in testdata/*.txtar with their current content")
 
-// TestGolden walks the whole road without a kernel: Kubernetes objects in, content of the maps out. Each
-// testdata/*.txtar is a script, above its first file:
+// TestGolden runs the whole data flow without a kernel, from Kubernetes objects to the content of the maps. Each
+// testdata/*.txtar has a script before its first file:
 //
-//	apply FILE...    these objects are in the cluster from now on
-//	delete FILE...   and these are no more
-//	replace OLD NEW  at once
-//	place CLUSTER NODE ZONE [spans] [RANGE...]
-//	                 the node is there; with "spans", zones of one name are one zone
-//	drain CLUSTER... the packets of these members die, and of no others
-//	restart          another agent takes over
-//	writes N         the last command cost that many map writes
-//	maps FILE        the maps hold this now
-//	any-order        however the objects that are there had arrived, the maps would hold the same,
-//	                 numbers aside
+//	apply FILE...    create the objects of these files
+//	delete FILE...   delete them
+//	replace OLD NEW  replace the objects of one file by those of another, in one step
+//	topology CLUSTER NODE ZONE [spans] [RANGE...]
+//	                 set the node's topology; with "spans", zones span clusters
+//	drain CLUSTER... drain these members, and no others
+//	restart          start a new agent on the same maps
+//	writes N         assert the number of map writes of the last command
+//	maps FILE        assert the content of the maps
+//	any-order        assert that every order of arrival of the objects leads to the same content, except for numbers
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -70,37 +69,37 @@ func TestGolden(t *testing.T) {
 // script is one run of a txtar.
 type script struct {
 	*testing.T
-	archive *txtar.Archive
-	fake    *datapath.Fake
-	agent   *Agent
-	there   []string // files applied, in their order
-	place   Place
-	before  uint64 // writes before the last command that could cost some
+	archive  *txtar.Archive
+	fake     *datapath.Fake
+	agent    *Agent
+	applied  []string // files, in their order
+	topology Topology
+	before   uint64 // writes before the last command that may write
 }
 
 func (s *script) run(where, command string, args []string) {
 	s.Helper()
 	switch command {
 	case "apply":
-		s.there = append(s.there, args...)
+		s.applied = append(s.applied, args...)
 		s.sync()
 	case "delete":
-		s.there = slices.DeleteFunc(s.there, func(f string) bool { return slices.Contains(args, f) })
+		s.applied = slices.DeleteFunc(s.applied, func(f string) bool { return slices.Contains(args, f) })
 		s.sync()
 	case "replace":
-		s.there[slices.Index(s.there, args[0])] = args[1]
+		s.applied[slices.Index(s.applied, args[0])] = args[1]
 		s.sync()
-	case "place":
-		s.place = Place{Node: lb.Node{Cluster: cs.ClusterID(args[0]), Name: args[1], Zone: args[2]}}
+	case "topology":
+		s.topology = Topology{Node: lb.Node{Cluster: cs.ClusterID(args[0]), Name: args[1], Zone: args[2]}}
 		for _, a := range args[3:] {
 			if a == "spans" {
-				s.place.ZonesSpanClusters = true
+				s.topology.ZonesSpanClusters = true
 				continue
 			}
-			s.place.Ranges = append(s.place.Ranges, netip.MustParsePrefix(a))
+			s.topology.Ranges = append(s.topology.Ranges, netip.MustParsePrefix(a))
 		}
 		s.before = s.fake.Writes()
-		if err := s.agent.Settle(s.Context(), s.place); err != nil {
+		if err := s.agent.SetTopology(s.Context(), s.topology); err != nil {
 			s.Fatalf("%s: %v", where, err)
 		}
 	case "drain":
@@ -128,10 +127,10 @@ func (s *script) run(where, command string, args []string) {
 	}
 }
 
-// newAgent returns an agent of the place that the last one had.
+// newAgent returns an agent with the topology of the last one.
 func (s *script) newAgent(f *datapath.Fake) *Agent {
 	s.Helper()
-	a, err := newAgent(s.Context(), Config{Place: s.place}, f, discard)
+	a, err := newAgent(s.Context(), Config{Topology: s.topology}, f, discard)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -141,14 +140,14 @@ func (s *script) newAgent(f *datapath.Fake) *Agent {
 func (s *script) sync() {
 	s.Helper()
 	s.before = s.fake.Writes()
-	mustSync(s.T, s.agent, s.snapshot(s.there))
+	mustSync(s.T, s.agent, s.snapshot(s.applied))
 }
 
 func (s *script) compare(where, name string) {
 	s.Helper()
 	i := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
 	if i < 0 {
-		s.Fatalf("%s: there is no file %s", where, name)
+		s.Fatalf("%s: file %s does not exist", where, name)
 	}
 	have := text(s.T, s.fake)
 	if *update {
@@ -163,7 +162,7 @@ func (s *script) compare(where, name string) {
 func (s *script) anyOrder(where string) {
 	s.Helper()
 	want := withoutIDs(text(s.T, s.fake))
-	for order := range permutations(s.there) {
+	for order := range permutations(s.applied) {
 		f := datapath.NewFake(lb.NewState())
 		a := s.newAgent(f)
 		for i := range order {
@@ -175,7 +174,7 @@ func (s *script) anyOrder(where string) {
 	}
 }
 
-// snapshot returns the world of a cluster with the objects in files, as the view would build it.
+// snapshot returns the snapshot that the view would build of the objects in files.
 func (s *script) snapshot(files []string) *cs.Snapshot {
 	s.Helper()
 	snap, members := &cs.Snapshot{}, map[cs.ServiceName][]cs.Slice{}
@@ -193,7 +192,7 @@ func (s *script) snapshot(files []string) *cs.Snapshot {
 	return snap
 }
 
-// read adds one object to the world.
+// read adds one object to the snapshot.
 func (s *script) read(file string, doc []byte, snap *cs.Snapshot, members map[cs.ServiceName][]cs.Slice) {
 	s.Helper()
 	var kind struct{ Kind string }
@@ -228,7 +227,7 @@ func (s *script) read(file string, doc []byte, snap *cs.Snapshot, members map[cs
 
 var ids = regexp.MustCompile(`id=\d+ `)
 
-// withoutIDs returns the text of a state with its numbers and the order they give taken out.
+// withoutIDs returns the text of a state without its numbers and their order.
 func withoutIDs(text string) string {
 	lines := strings.Split(ids.ReplaceAllString(text, ""), "\n")
 	slices.Sort(lines)

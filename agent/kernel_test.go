@@ -51,7 +51,7 @@ func report(err error) int {
 	return 0
 }
 
-// runAgent serves one Service until it is killed, and says "ready" when it does.
+// runAgent serves one Service until it is killed. It prints "ready" once it serves.
 func runAgent(args []string) error {
 	a, err := New(context.Background(), Config{CgroupRoot: args[0], BPFFS: args[1]}, discard)
 	if err != nil {
@@ -63,7 +63,7 @@ func runAgent(args []string) error {
 	if _, err := io.WriteString(os.Stdout, "ready\n"); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, os.Stdin) // until the test ends, should it not kill us
+	_, err = io.Copy(io.Discard, os.Stdin) // ends with the test at the latest
 	return errors.Join(err, a.Close())
 }
 
@@ -93,7 +93,7 @@ func testConfig(t *testing.T) Config {
 	return Config{CgroupRoot: netlab.NewTestCgroup(t).Path, BPFFS: netlab.BPFFS(t)}
 }
 
-// dialer connects to the VIP again and again until stopped, and counts.
+// dialer connects to the VIP in a loop until it is stopped, and counts the connections.
 type dialer struct {
 	stop       context.CancelFunc
 	wg         sync.WaitGroup
@@ -123,7 +123,7 @@ func startDialer(t *testing.T) *dialer {
 
 func (d *dialer) finish() { d.stop(); d.wg.Wait() }
 
-// waitFor returns when n more connections have been made.
+// waitFor returns after n more connections.
 func (d *dialer) waitFor(t *testing.T, n int64) {
 	t.Helper()
 	tick, late := time.NewTicker(time.Millisecond), time.After(time.Minute)
@@ -155,7 +155,7 @@ func dialOnce(ctx context.Context) error {
 	return errors.Join(err, c.Close())
 }
 
-// The agent is stopped and started while connections are made: none fails, and nothing is written.
+// The agent restarts while clients connect: no connection fails, and nothing is written.
 func TestRestartUnderTraffic(t *testing.T) {
 	cfg, backend := testConfig(t), echoServer(t)
 	open := func() *Agent {
@@ -186,7 +186,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 	}
 }
 
-// SIGKILL, and the agent kept down: traffic goes on, and the next agent writes nothing.
+// Traffic goes on while a killed agent stays down, and the next agent writes nothing.
 func TestKilledAgentLosesNothing(t *testing.T) {
 	cfg, backend := testConfig(t), echoServer(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -210,7 +210,7 @@ func TestKilledAgentLosesNothing(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // it says that the process was killed
+	_ = cmd.Wait() // the error says that the process was killed
 	d.waitFor(t, 1000)
 
 	a, err := New(t.Context(), cfg, discard)
@@ -227,7 +227,7 @@ func TestKilledAgentLosesNothing(t *testing.T) {
 	}
 }
 
-func TestCleanupTakesEverythingAway(t *testing.T) {
+func TestCleanupRemovesEverything(t *testing.T) {
 	cfg, backend := testConfig(t), echoServer(t)
 	a, err := New(t.Context(), cfg, discard)
 	if err != nil {
@@ -248,7 +248,7 @@ func TestCleanupTakesEverythingAway(t *testing.T) {
 	}
 }
 
-// Three capabilities are all the agent needs; in particular not SYS_ADMIN.
+// The agent needs three capabilities, and not SYS_ADMIN.
 func TestThreeCapabilitiesAreEnough(t *testing.T) {
 	cfg := testConfig(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -258,7 +258,7 @@ func TestThreeCapabilitiesAreEnough(t *testing.T) {
 	}
 }
 
-// runLimited gives everything up but what the DaemonSet grants, and then lives an agent's whole life.
+// runLimited drops all capabilities but those that the DaemonSet grants, and runs an agent from start to cleanup.
 func runLimited(args []string) error {
 	const stripped = "ISTHMUS_TEST_STRIPPED"
 	if os.Getenv(stripped) == "" {
@@ -326,7 +326,7 @@ func onlyHas(want uint64) error {
 	return nil
 }
 
-// 10,000 Services of 10 backends, from a snapshot into the kernel and then unchanged.
+// 10,000 Services of 10 backends: the first snapshot, and the same snapshot again.
 func BenchmarkSync(b *testing.B) {
 	fs := netlab.BPFFS(b)
 	cfg := Config{CgroupRoot: netlab.NewTestCgroup(b).Path, BPFFS: fs}
@@ -362,10 +362,10 @@ func BenchmarkSync(b *testing.B) {
 		less := &cs.Snapshot{Services: slices.Clone(full.Services)}
 		svc := &less.Services[5000]
 		svc.Slices = slices.Clone(svc.Slices[1:])
-		worlds, took := [2]*cs.Snapshot{less, full}, []time.Duration{}
+		snapshots, took := [2]*cs.Snapshot{less, full}, []time.Duration{}
 		for b.Loop() {
 			began := time.Now()
-			if err := a.Sync(b.Context(), worlds[len(took)%2]); err != nil {
+			if err := a.Sync(b.Context(), snapshots[len(took)%2]); err != nil {
 				b.Fatal(err)
 			}
 			took = append(took, time.Since(began))
@@ -386,7 +386,7 @@ func BenchmarkSync(b *testing.B) {
 	})
 }
 
-// large returns a world of n Services with ten backends each.
+// large returns a snapshot of n Services with ten backends each.
 func large(n int) *cs.Snapshot {
 	snap := &cs.Snapshot{}
 	for i := range n {

@@ -9,112 +9,119 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Watch says which events somebody wants to be told.
-type Watch struct {
-	Rate    uint32                 // of so many choices one is told, all of them by 1; never 0
-	Service clusterset.ServiceName // the zero value means any, and clients of none
-	Refused bool                   // no choices
-	Reason  bpf.DropReason         // of refusals alone; DropNone means any, and choices
+// eventSource emits the events of the node: all refusals, and one in rate choices. One Observe may run at a time.
+type eventSource interface {
+	Observe(ctx context.Context, rate uint32, handle func(datapath.Event)) error
 }
 
-func (w Watch) wants(e datapath.Event) bool {
-	return (w.Service == clusterset.ServiceName{} || w.Service == e.Service) &&
-		(!w.Refused || e.Refused) && (w.Reason == bpf.DropNone || w.Reason == e.Reason)
+// EventFilter selects the events that an observer gets.
+type EventFilter struct {
+	Rate    uint32                 // one in Rate choices, all of them with 1; never 0
+	Service clusterset.ServiceName // the zero value selects all, and clients without a Service
+	Refused bool                   // refusals only
+	Reason  bpf.DropReason         // refusals of this reason only; DropNone selects all, and choices
 }
 
-// buffered is how many events wait for one who is slow. Later ones are lost to them, and to nobody else.
-const buffered = 1024
+func (f EventFilter) matches(e datapath.Event) bool {
+	return (f.Service == clusterset.ServiceName{} || f.Service == e.Service) &&
+		(!f.Refused || e.Refused) && (f.Reason == bpf.DropNone || f.Reason == e.Reason)
+}
 
-// watcher is one who is told.
-type watcher struct {
-	Watch
+// bufferSize is how many events wait for a slow observer. Later events are lost for this observer only.
+const bufferSize = 1024
+
+// observer is one call of Observe.
+type observer struct {
+	EventFilter
 
 	events chan datapath.Event
-	broken chan error // why there will be no more events; holds one
-	// Guarded by watched.mu:
-	seen uint64 // choices that it wants, told or not
-	lost uint64 // events that found no room, since they were last told of
+	failed chan error // the reason why no more events will come; holds one
+	// Guarded by eventHub.mu:
+	seen uint64 // choices that match, delivered or not
+	lost uint64 // events that found the buffer full, since the last delivery
 }
 
-// watched shares the one stream of events of a node among all who watch. The programs make events only while
-// somebody does, at the rate of whoever wants the most. The zero value is ready.
-type watched struct {
-	mu       sync.Mutex // guards what follows
-	watchers map[*watcher]bool
-	rate     uint32        // what the watchers want together, 0 without any
-	changed  chan struct{} // closed when rate is another one; nil until somebody waits
+// eventHub shares the one stream of events of a node among all observers. The programs emit events only while there
+// are observers, at the highest rate that any of them asks for.
+type eventHub struct {
+	source eventSource
+
+	mu        sync.Mutex // guards what follows
+	observers map[*observer]bool
+	rate      uint32        // that the observers need together, 0 without any
+	changed   chan struct{} // closed when rate changes; nil while run does not wait
 }
 
-// Observe calls tell for the events that w wants, from this goroutine, until ctx ends; then it returns nil. lost is how
-// many of them were lost before e because tell was slow. An error of tell ends it and is returned. Several may
-// observe at once; nothing comes unless Run runs.
-func (a *Agent) Observe(ctx context.Context, w Watch, tell func(e datapath.Event, lost uint64) error) error {
-	me := a.watched.join(w)
-	defer a.watched.leave(me)
+// Observe calls handle for the events that match f until ctx ends; then it returns nil. It calls handle from its own
+// goroutine. lost is the number of events before e that were lost because handle was slow. An error of handle ends Observe
+// and is returned. Several may observe at once. Events come only while Run runs.
+func (a *Agent) Observe(ctx context.Context, f EventFilter, handle func(e datapath.Event, lost uint64) error) error {
+	o := a.events.join(f)
+	defer a.events.leave(o)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-me.broken:
+		case err := <-o.failed:
 			return err
-		case e := <-me.events:
-			if err := tell(e, a.watched.takeLost(me)); err != nil {
+		case e := <-o.events:
+			if err := handle(e, a.events.takeLost(o)); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-func (o *watched) join(w Watch) *watcher {
-	me := &watcher{Watch: w, events: make(chan datapath.Event, buffered), broken: make(chan error, 1)}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.watchers == nil {
-		o.watchers = map[*watcher]bool{}
+func (h *eventHub) join(f EventFilter) *observer {
+	o := &observer{EventFilter: f, events: make(chan datapath.Event, bufferSize), failed: make(chan error, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.observers == nil {
+		h.observers = map[*observer]bool{}
 	}
-	o.watchers[me] = true
-	o.setRate()
-	return me
+	h.observers[o] = true
+	h.setRate()
+	return o
 }
 
-func (o *watched) leave(w *watcher) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.watchers, w)
-	o.setRate()
+func (h *eventHub) leave(o *observer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.observers, o)
+	h.setRate()
 }
 
-// setRate finds out what the watchers want together. The caller holds mu.
-func (o *watched) setRate() {
+// setRate computes the rate that the observers need together. The caller holds mu.
+func (h *eventHub) setRate() {
 	var rate uint32
-	for w := range o.watchers {
-		if rate == 0 || w.Rate < rate {
-			rate = w.Rate
+	for o := range h.observers {
+		if rate == 0 || o.Rate < rate {
+			rate = o.Rate
 		}
 	}
-	if rate != o.rate {
-		o.rate = rate
-		if o.changed != nil {
-			close(o.changed)
-			o.changed = nil
+	if rate != h.rate {
+		h.rate = rate
+		if h.changed != nil {
+			close(h.changed)
+			h.changed = nil
 		}
 	}
 }
 
-// wanted returns the rate and what is closed when it is another one.
-func (o *watched) wanted() (rate uint32, changed <-chan struct{}) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.changed == nil {
-		o.changed = make(chan struct{})
+// currentRate returns the rate, and a channel that is closed when it changes.
+func (h *eventHub) currentRate() (rate uint32, changed <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.changed == nil {
+		h.changed = make(chan struct{})
 	}
-	return o.rate, o.changed
+	return h.rate, h.changed
 }
 
-// run observes while somebody watches, until ctx ends. When the rate changes, events of a moment are lost.
-func (o *watched) run(ctx context.Context, observe func(context.Context, uint32, func(datapath.Event)) error) error {
+// run observes the source while there are observers, until ctx ends. Events are lost for a moment when the rate changes.
+func (h *eventHub) run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		rate, changed := o.wanted()
+		rate, changed := h.currentRate()
 		if rate == 0 {
 			select {
 			case <-ctx.Done():
@@ -122,63 +129,68 @@ func (o *watched) run(ctx context.Context, observe func(context.Context, uint32,
 			}
 			continue
 		}
-		until, stop := context.WithCancel(ctx)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			select {
-			case <-until.Done():
-			case <-changed:
-				stop()
-			}
-		}()
-		err := observe(until, rate, func(e datapath.Event) { o.tell(e, rate) })
-		stop()
-		<-ended
-		if err != nil && ctx.Err() == nil {
-			o.fail(err)
+		if err := h.observeAt(ctx, rate, changed); err != nil && ctx.Err() == nil {
+			h.fail(err)
 		}
 	}
 	return nil
 }
 
-// tell hands an event to all who want it. One in rate choices comes here.
-func (o *watched) tell(e datapath.Event, rate uint32) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for w := range o.watchers {
-		if !w.wants(e) {
+// observeAt observes the source at one rate, until changed is closed or ctx ends.
+func (h *eventHub) observeAt(ctx context.Context, rate uint32, changed <-chan struct{}) error {
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-ctx.Done():
+		case <-changed:
+			stop()
+		}
+	}()
+	err := h.source.Observe(ctx, rate, func(e datapath.Event) { h.deliver(e, rate) })
+	stop()
+	<-ended
+	return err
+}
+
+// deliver passes an event to all observers whose filter it matches. The source emits one in rate choices.
+func (h *eventHub) deliver(e datapath.Event, rate uint32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for o := range h.observers {
+		if !o.matches(e) {
 			continue
 		}
 		if !e.Refused {
-			w.seen++
-			if every := uint64(max(1, w.Rate/rate)); w.seen%every != 1%every {
+			o.seen++
+			if every := uint64(max(1, o.Rate/rate)); o.seen%every != 1%every {
 				continue
 			}
 		}
 		select {
-		case w.events <- e:
+		case o.events <- e:
 		default:
-			w.lost++
+			o.lost++
 		}
 	}
 }
 
-func (o *watched) takeLost(w *watcher) uint64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	lost := w.lost
-	w.lost = 0
+func (h *eventHub) takeLost(o *observer) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	lost := o.lost
+	o.lost = 0
 	return lost
 }
 
-// fail tells all who watch that there will be no more events, and lets nobody watch.
-func (o *watched) fail(err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for w := range o.watchers {
-		w.broken <- err
+// fail ends all observers with an error and removes them.
+func (h *eventHub) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for o := range h.observers {
+		o.failed <- err
 	}
-	clear(o.watchers)
-	o.setRate()
+	clear(h.observers)
+	h.setRate()
 }

@@ -23,18 +23,18 @@ func refused(service string, reason bpf.DropReason) datapath.Event {
 	return e
 }
 
-// watching is somebody who observes and writes down what comes.
-type watching struct {
-	told []string
-	stop context.CancelFunc
-	done chan error
+// observation records the events that one observer gets.
+type observation struct {
+	events []string
+	stop   context.CancelFunc
+	done   chan error
 }
 
-func watch(ctx context.Context, a *Agent, w Watch) *watching {
+func observe(ctx context.Context, a *Agent, f EventFilter) *observation {
 	ctx, stop := context.WithCancel(ctx)
-	me := &watching{stop: stop, done: make(chan error, 1)}
+	o := &observation{stop: stop, done: make(chan error, 1)}
 	go func() {
-		me.done <- a.Observe(ctx, w, func(e datapath.Event, lost uint64) error {
+		o.done <- a.Observe(ctx, f, func(e datapath.Event, lost uint64) error {
 			text := e.Service.Name
 			if e.Refused {
 				text += " " + e.Reason.String()
@@ -42,46 +42,53 @@ func watch(ctx context.Context, a *Agent, w Watch) *watching {
 			if lost > 0 {
 				text += fmt.Sprintf(" after %d lost", lost)
 			}
-			me.told = append(me.told, text)
+			o.events = append(o.events, text)
 			return nil
 		})
 	}()
-	return me
+	return o
 }
 
-// The programs make events only while somebody watches, at the rate of whoever wants the most; everybody is told
-// what they want.
+// observeFunc is an eventSource.
+type observeFunc func(ctx context.Context, rate uint32, handle func(datapath.Event)) error
+
+func (f observeFunc) Observe(ctx context.Context, rate uint32, handle func(datapath.Event)) error {
+	return f(ctx, rate, handle)
+}
+
+// The programs emit events only while there are observers, at the highest rate that any of them needs. Each observer gets
+// the events that match its filter.
 func TestObserve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := datapath.NewFake(lb.NewState())
 		a := mustNew(t, f)
 		ctx, cancel := context.WithCancel(t.Context())
 		run := make(chan error)
-		go func() { run <- a.watched.run(ctx, f.Observe) }()
+		go func() { run <- a.events.run(ctx) }()
 		rate := func(want uint32) {
 			t.Helper()
 			synctest.Wait()
 			if have := f.Rate.Load(); have != want {
-				t.Fatalf("the programs make an event of one in %d choices, want %d", have, want)
+				t.Fatalf("the programs emit one in %d choices, want %d", have, want)
 			}
 		}
 		rate(0)
-		all := watch(ctx, a, Watch{Rate: 4})
+		all := observe(ctx, a, EventFilter{Rate: 4})
 		rate(4)
-		refusals := watch(ctx, a, Watch{Rate: 8, Refused: true})
-		web := watch(ctx, a, Watch{Rate: 2, Service: cs.ServiceName{Namespace: "demo", Name: "web"}})
+		refusals := observe(ctx, a, EventFilter{Rate: 8, Refused: true})
+		web := observe(ctx, a, EventFilter{Rate: 2, Service: cs.ServiceName{Namespace: "demo", Name: "web"}})
 		rate(2)
-		reason := watch(ctx, a, Watch{Rate: 2, Reason: bpf.DropNoBackend})
+		reason := observe(ctx, a, EventFilter{Rate: 2, Reason: bpf.DropNoBackend})
 		synctest.Wait()
 		for _, e := range []datapath.Event{
 			chosen("web"), chosen("dns"), refused("web", bpf.DropNoBackend), chosen("web"), refused("", bpf.DropNoFrontend), chosen("dns"),
 		} {
-			f.Tell <- e
+			f.Events <- e
 		}
 		synctest.Wait()
 		for _, c := range []struct {
 			name string
-			w    *watching
+			o    *observation
 			want string
 		}{
 			{"all, at half the rate", all, "[web web no_backend web  no_frontend]"},
@@ -89,8 +96,8 @@ func TestObserve(t *testing.T) {
 			{"of a Service", web, "[web web no_backend web]"},
 			{"of a reason", reason, "[web no_backend]"},
 		} {
-			if have := fmt.Sprint(c.w.told); have != c.want {
-				t.Errorf("%s: told %s, want %s", c.name, have, c.want)
+			if have := fmt.Sprint(c.o.events); have != c.want {
+				t.Errorf("%s: got %s, want %s", c.name, have, c.want)
 			}
 		}
 		web.stop()
@@ -99,8 +106,8 @@ func TestObserve(t *testing.T) {
 		all.stop()
 		refusals.stop()
 		rate(0)
-		for _, w := range []*watching{all, refusals, web, reason} {
-			if err := <-w.done; err != nil {
+		for _, o := range []*observation{all, refusals, web, reason} {
+			if err := <-o.done; err != nil {
 				t.Error(err)
 			}
 		}
@@ -111,29 +118,30 @@ func TestObserve(t *testing.T) {
 	})
 }
 
-// Who is slow loses events, is told how many, and costs nobody else any.
-func TestObserveSlowly(t *testing.T) {
+// A slow observer loses events and gets their number. Other observers lose none.
+func TestSlowObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var o watched
-		slow, quick := o.join(Watch{Rate: 1}), o.join(Watch{Rate: 1})
-		for range buffered + 7 {
-			o.tell(chosen("web"), 1)
+		var h eventHub
+		slow, quick := h.join(EventFilter{Rate: 1}), h.join(EventFilter{Rate: 1})
+		for range bufferSize + 7 {
+			h.deliver(chosen("web"), 1)
 			<-quick.events
 		}
-		if n := o.takeLost(slow); n != 7 {
+		if n := h.takeLost(slow); n != 7 {
 			t.Errorf("%d lost, want 7", n)
 		}
-		if n := o.takeLost(slow); n != 0 {
+		if n := h.takeLost(slow); n != 0 {
 			t.Errorf("%d lost since, want 0", n)
 		}
-		if n := o.takeLost(quick); n != 0 {
+		if n := h.takeLost(quick); n != 0 {
 			t.Errorf("the quick one lost %d, want 0", n)
 		}
 	})
 }
 
-// A stream that breaks ends all who watch with the reason; the next one begins anew. So does whoever cannot go on.
-func TestObserveBroken(t *testing.T) {
+// An error of the source ends all observers with that error; a later observer starts the source again. An error of an
+// observer's handler ends that observer.
+func TestObserveErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("no ring buffer")
 		f := datapath.NewFake(lb.NewState())
@@ -141,27 +149,26 @@ func TestObserveBroken(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		failing := true
 		run := make(chan error)
-		go func() {
-			run <- a.watched.run(ctx, func(ctx context.Context, rate uint32, tell func(datapath.Event)) error {
-				if failing {
-					failing = false
-					return broken
-				}
-				return f.Observe(ctx, rate, tell)
-			})
-		}()
-		first := watch(ctx, a, Watch{Rate: 1})
+		a.events.source = observeFunc(func(ctx context.Context, rate uint32, handle func(datapath.Event)) error {
+			if failing {
+				failing = false
+				return broken
+			}
+			return f.Observe(ctx, rate, handle)
+		})
+		go func() { run <- a.events.run(ctx) }()
+		first := observe(ctx, a, EventFilter{Rate: 1})
 		if err := <-first.done; !errors.Is(err, broken) {
 			t.Errorf("%v, want %v", err, broken)
 		}
-		gone := errors.New("reader is gone")
+		closed := errors.New("reader closed")
 		ended := make(chan error, 1)
 		go func() {
-			ended <- a.Observe(ctx, Watch{Rate: 1}, func(datapath.Event, uint64) error { return gone })
+			ended <- a.Observe(ctx, EventFilter{Rate: 1}, func(datapath.Event, uint64) error { return closed })
 		}()
-		f.Tell <- chosen("web")
-		if err := <-ended; !errors.Is(err, gone) {
-			t.Errorf("%v, want %v", err, gone)
+		f.Events <- chosen("web")
+		if err := <-ended; !errors.Is(err, closed) {
+			t.Errorf("%v, want %v", err, closed)
 		}
 		cancel()
 		if err := <-run; err != nil {

@@ -1,25 +1,28 @@
 package bpf
 
 import (
+	_ "embed"
 	"fmt"
 	"maps"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 )
 
-// The map keys and values of abi.h, where every field is described. Addresses are 16 bytes in network
-// order ([Addr16]), ports are in host order.
+// The map keys and values that abi.h describes field by field. Addresses are 16 bytes in network order ([Addr16]), ports
+// are in host order.
 type (
 	// FrontendKey is the key of the map frontends.
 	FrontendKey = sockFrontendKey
 	// Frontend is the value of the map frontends.
 	Frontend = sockFrontend
-	// SlotKey is the key of the map slots, whose value is a backend's number.
+	// SlotKey is the key of the map slots, whose value is a backend id.
 	SlotKey = sockSlotKey
-	// Backend is the value of the map backends, whose key is its number.
+	// Backend is the value of the map backends, whose key is a backend id.
 	Backend = sockBackend
-	// Service is the value of the map services, whose key is its number.
+	// Service is the value of the map services, whose key is a service number.
 	Service = sockService
 	// Cluster is the value of the map clusters, an array.
 	Cluster = sockCluster
@@ -37,16 +40,30 @@ type (
 	UDPVIPKey = sockUdpVipKey
 	// UDPVIP is the value of the map udp_vips.
 	UDPVIP = sockUdpVip
-	// Settings is the one value of the map settings.
+	// Settings is the only value of the map settings.
 	Settings = sockSettings
-	// Event is a record of the ring buffer events, in this machine's byte order.
+	// Event is a record of the ring buffer events, in the machine's byte order.
 	Event = sockEvent
 )
 
-// ABIVersion is that of the layouts above. Maps of different ones have nothing in common, except that [MapConns],
-// [MapFragments] and [MapRoutedClients] go on from one to the next: whoever changes their layout renames them, or
-// connections are misread.
-const ABIVersion = 3
+//go:embed abi.h
+var abiHeader string
+
+// ABIVersion is ABI_VERSION of abi.h, the version of the layouts above. Builds of different versions share no maps except
+// [MapConns], [MapFragments] and [MapRoutedClients]. Rename one of these three if its layout changes: otherwise the other
+// build misreads its flows.
+var ABIVersion = versionIn(abiHeader, "ABI_VERSION")
+
+// versionIn returns the number that a header defines under a name.
+func versionIn(header, name string) int {
+	_, after, ok := strings.Cut(header, "\n#define "+name+" ")
+	number, _, _ := strings.Cut(after, "\n")
+	version, err := strconv.Atoi(number)
+	if !ok || err != nil {
+		panic("the header does not define " + name)
+	}
+	return version
+}
 
 // The flags of Frontend and Backend.
 const (
@@ -54,7 +71,7 @@ const (
 	BackendDraining = sockBackendFlagsBACKEND_DRAINING
 )
 
-// What an event tells, and on which path the client came.
+// The kinds of an event, and the paths of a client.
 const (
 	EventChosen  = sockEventKindEVENT_CHOSEN
 	EventRefused = sockEventKindEVENT_REFUSED
@@ -82,15 +99,15 @@ const (
 	MapUDPVIPsAdded = sockMapUdpVipsAdded
 )
 
-// Hook is one program of the socket path and the place of the cgroup it belongs to.
+// Hook is one program of the socket path and its attach point at the cgroup.
 type Hook struct {
-	Name   string // of the program, and of its pins
+	Name   string // name of the program and of its pins
 	Attach ebpf.AttachType
 }
 
-// Hooks lists the programs of the socket path in the order in which they are attached: those that
-// give names back first, so that no socket ever sees a translation that is not undone; and what counts before what
-// is counted.
+// Hooks lists the programs of the socket path in the order in which they are attached. Programs that restore the VIP come
+// before those that replace it, so that getpeername never returns a backend. The program that counts connections comes
+// before those that translate them.
 func Hooks() []Hook {
 	return []Hook{
 		{sockProgGetpeername4, ebpf.AttachCgroupInet4GetPeername},
@@ -106,8 +123,8 @@ func Hooks() []Hook {
 	}
 }
 
-// LoadSpec parses the embedded objects of the socket path for this machine's byte order and returns what all
-// kernels we serve can load: the programs of Hooks and their maps. The result is the caller's.
+// LoadSpec parses the embedded objects of the socket path for the machine's byte order. It returns the programs of Hooks
+// and their maps, which every supported kernel can load. The caller owns the result.
 func LoadSpec() (*ebpf.CollectionSpec, error) {
 	spec, err := loadSock()
 	if err != nil {
@@ -121,21 +138,21 @@ func LoadSpec() (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// ProgramCloseStale is the one program that LoadCloseSpec returns, ProgramFindStale that of LoadFindSpec.
+// ProgramCloseStale is the only program that LoadCloseSpec returns, ProgramFindStale that of LoadFindSpec.
 const (
 	ProgramCloseStale = closeProgCloseStale
 	ProgramFindStale  = closeProgFindStale
 )
 
-// LoadCloseSpec returns the iterator that closes UDP sockets whose backend is gone, and the two maps it needs,
-// which are to be replaced by the pinned ones. Kernels before 6.5 refuse it. The result is the caller's.
+// LoadCloseSpec returns the iterator that closes UDP sockets of removed backends, and the two maps that it needs. The
+// caller replaces these by the pinned ones. Kernels before 6.5 refuse the program. The caller owns the result.
 //
-// Reading the iterator runs it in the reader's network namespace; what comes are the numbers of the backends whose
-// sockets were closed, 4 bytes in this machine's byte order for each socket.
+// Reading the iterator runs it in the reader's network namespace. It yields the backend id of each closed socket, 4 bytes
+// in the machine's byte order.
 func LoadCloseSpec() (*ebpf.CollectionSpec, error) { return loadIterator(ProgramCloseStale) }
 
-// LoadFindSpec is LoadCloseSpec for kernels that refuse that: its iterator closes nothing; what comes are the cookies
-// of the sockets, 8 bytes each.
+// LoadFindSpec is LoadCloseSpec for kernels that refuse it. Its iterator closes nothing and yields the cookie of each
+// socket, 8 bytes.
 func LoadFindSpec() (*ebpf.CollectionSpec, error) { return loadIterator(ProgramFindStale) }
 
 func loadIterator(program string) (*ebpf.CollectionSpec, error) {
@@ -148,10 +165,10 @@ func loadIterator(program string) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// DropReason says why a client was refused or a packet dropped.
+// DropReason is the reason for which a client was refused or a packet dropped.
 type DropReason = sockDropReason
 
-// The reasons of abi.h. DropNone is never counted, DropMax is their number.
+// The reasons of abi.h. DropNone is never counted, DropMax is the number of reasons.
 const (
 	DropNone        = sockDropReasonDROP_REASON_NONE
 	DropNoBackend   = sockDropReasonDROP_REASON_NO_BACKEND
@@ -169,7 +186,7 @@ const (
 	DropMax          = sockDropReasonDROP_REASON_MAX
 )
 
-// dropReasons are the names of the reasons, as metrics and documents spell them.
+// dropReasons holds the names of the reasons in metrics and documents.
 var dropReasons = [DropMax]string{
 	DropNone: "none", DropNoBackend: "no_backend", DropBackendGone: "backend_gone", DropNoMemory: "no_memory",
 	DropNoFrontend: "no_frontend", DropMalformed: "malformed", DropFragment: "fragment", DropProtocol: "protocol",
@@ -177,7 +194,7 @@ var dropReasons = [DropMax]string{
 	DropUnanswered: "unanswered",
 }
 
-// String returns the reason as metrics and documents spell it.
+// String returns the name of the reason in metrics and documents.
 func (r sockDropReason) String() string {
 	switch {
 	case r < DropMax:
@@ -194,7 +211,7 @@ func (r sockDropReason) String() string {
 	return fmt.Sprintf("reason(%d)", uint32(r))
 }
 
-// Addr16 returns a as the maps hold it: IPv4 is mapped into IPv6.
+// Addr16 returns a as the maps store it: IPv4 is mapped into IPv6.
 func Addr16(a netip.Addr) [16]byte { return a.As16() }
 
 // AddrOf is the inverse of Addr16: a mapped address comes back as IPv4.

@@ -1,16 +1,16 @@
 //go:build ignore
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Closes UDP sockets that are connected to a backend that is gone: nobody will answer them, and only the error
- * makes their application connect anew. Which sockets these are is what connect4/6 remembered, never an address.
+ * Closes UDP sockets that are connected to a removed backend. They would get no answer, and only the error makes their
+ * application connect again. The programs identify the sockets by what connect4/6 stored, never by an address.
  *
- * Reading an iterator runs it, over the sockets of the reader's network namespace alone.
+ * Reading an iterator runs it over the sockets of the reader's network namespace.
  *
- *   close_stale  closes them. What is read are the numbers of the backends, 32 bits in the machine's byte order, one
- *                for each socket. It needs bpf_sock_destroy, which came with Linux 6.5.
- *   find_stale   only finds them. What is read are the cookies of the sockets, 64 bits; 0 for one that has none yet.
+ *   close_stale  closes them. The reader gets the backend id of each socket, 32 bits in the machine's byte order. It
+ *                needs bpf_sock_destroy, which came with Linux 6.5.
+ *   find_stale   only finds them. The reader gets the cookie of each socket, 64 bits; 0 for a socket without one.
  *
- * An object of its own, so that a kernel that refuses it loses nothing else.
+ * It is a separate object, so that a kernel that refuses it still loads the others.
  */
 #include <stdbool.h>
 
@@ -19,8 +19,9 @@
 
 #include "abi.h"
 #include "maps.h"
+#include "sock_maps.h"
 
-/* Of the kernel's types what is read here; where it is, the loader finds out (CO-RE). */
+/* The fields of the kernel's types that are read here. The loader resolves their offsets (CO-RE). */
 struct sock_common {
 	volatile unsigned char skc_state;
 	struct {
@@ -44,7 +45,7 @@ struct bpf_iter_meta {
 	struct seq_file *seq;
 } __attribute__((preserve_access_index));
 
-/* What the iterator hands over. */
+/* The context of the iterator. */
 struct bpf_iter__udp {
 	struct bpf_iter_meta *meta;
 	struct udp_sock *udp_sk; /* NULL after the last one */
@@ -52,8 +53,8 @@ struct bpf_iter__udp {
 
 extern int bpf_sock_destroy(struct sock_common *sock) __ksym;
 
-/* Reports whether a socket speaks to a backend that is gone. A connection may have been undone, of which no hook
- * tells: the state of the socket does. */
+/* Reports whether a socket is connected to a removed backend. No hook runs when a socket is disconnected, but its state
+ * shows it. */
 static __always_inline bool is_stale(struct sock *sk, const struct sock_vip *s)
 {
 	if (!(s->flags & SOCK_VIP_CONNECTED) || sk->__sk_common.skc_state != BPF_TCP_ESTABLISHED)
@@ -61,7 +62,7 @@ static __always_inline bool is_stale(struct sock *sk, const struct sock_vip *s)
 	return !bpf_map_lookup_elem(&backends, &s->backend_id);
 }
 
-/* Returns what connect4/6 remembered of the iterator's socket if that is stale, else NULL. */
+/* Returns what connect4/6 stored for the iterator's socket if its backend was removed, else NULL. */
 static __always_inline struct sock_vip *find_stale_vip(struct sock *sk)
 {
 	struct sock_vip *s;

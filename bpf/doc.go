@@ -1,6 +1,5 @@
-// Package bpf is the kernel side of Isthmus and the only Go view of it: the programs and maps compiled
-// from the C beside it, the types of abi.h under Go names, and nothing that touches the kernel. Package
-// datapath loads and attaches what stands here.
+// Package bpf holds the BPF programs and maps of Isthmus, compiled from the C in this folder, and their Go types under
+// exported names. It does not touch the kernel. The packages datapath and gateway/ebpf load and attach the programs.
 //
-// The objects are committed, so a build needs Go alone; `go generate` needs clang-19.
+// The objects are committed, so that a build only needs Go. `go generate` needs clang-19.
 package bpf

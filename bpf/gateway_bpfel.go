@@ -68,7 +68,7 @@ type gatewayConn struct {
 	Mtu        uint16
 	State      uint8
 	Flags      uint8
-	Looked     uint16
+	CheckedAt  uint16
 }
 
 type gatewayConnKey struct {
@@ -80,11 +80,6 @@ type gatewayConnKey struct {
 	Proto      uint8
 	Reply      uint8
 	Pad        [2]uint8
-}
-
-type gatewayDevice struct {
-	_     structs.HostLayout
-	Flags uint32
 }
 
 type gatewayFragment struct {
@@ -104,15 +99,6 @@ type gatewayFragmentKey struct {
 	Pad         [3]uint8
 }
 
-type gatewayFrontend struct {
-	_        structs.HostLayout
-	Id       uint32
-	Count    uint32
-	Service  uint32
-	Affinity uint32
-	Flags    uint32
-}
-
 type gatewayFrontendKey struct {
 	_     structs.HostLayout
 	Addr  [16]uint8
@@ -124,9 +110,9 @@ type gatewayFrontendKey struct {
 type gatewayGatewayConnFlags uint32
 
 const (
-	gatewayGatewayConnFlagsGATEWAY_TOLD    gatewayGatewayConnFlags = 8
-	gatewayGatewayConnFlagsGATEWAY_TWICE   gatewayGatewayConnFlags = 64
-	gatewayGatewayConnFlagsGATEWAY_STANDBY gatewayGatewayConnFlags = 128
+	gatewayGatewayConnFlagsGATEWAY_ANNOUNCED  gatewayGatewayConnFlags = 8
+	gatewayGatewayConnFlagsGATEWAY_DOUBLE_NAT gatewayGatewayConnFlags = 64
+	gatewayGatewayConnFlagsGATEWAY_STANDBY    gatewayGatewayConnFlags = 128
 )
 
 type gatewayGatewayDropReason uint32
@@ -137,6 +123,15 @@ const (
 	gatewayGatewayDropReasonGATEWAY_DROP_TOO_BIG gatewayGatewayDropReason = 66
 	gatewayGatewayDropReasonGATEWAY_DROP_HOPS    gatewayGatewayDropReason = 67
 )
+
+type gatewayGatewayFrontend struct {
+	_         structs.HostLayout
+	Id        uint32
+	Slots     uint32
+	Pad       uint32
+	AffinityS uint32
+	Flags     gatewayGatewayFrontendFlags
+}
 
 type gatewayGatewayFrontendFlags uint32
 
@@ -163,6 +158,14 @@ type gatewayGatewayOrigin struct {
 	BackendId uint32
 }
 
+type gatewayGatewayOriginKey struct {
+	_     structs.HostLayout
+	Addr  [16]uint8
+	Port  uint16
+	Proto uint8
+	Pad   uint8
+}
+
 type gatewayGatewayScratch struct {
 	_      structs.HostLayout
 	Flow   gatewayConn
@@ -174,7 +177,7 @@ type gatewayGatewayScratch struct {
 type gatewayGatewaySettings struct {
 	_           structs.HostLayout
 	NextBackend uint32
-	Share       uint32
+	Announce    uint32
 }
 
 type gatewayGatewaySourceKey struct {
@@ -203,97 +206,16 @@ type gatewayGatewayXdpDevice struct {
 	Pad   uint8
 }
 
-type gatewayPacketSettings struct {
-	_     structs.HostLayout
-	Flags uint32
-	Net4  uint32
-	Mask4 uint32
-	Net6  [16]uint8
-	Mask6 [16]uint8
-}
-
-type gatewayRangeKey struct {
-	_         structs.HostLayout
-	Prefixlen uint32
-	Addr      [16]uint8
-}
-
 type gatewayRefusalKey struct {
 	_       structs.HostLayout
 	Service uint32
 	Reason  uint32
 }
 
-type gatewayRoad struct {
-	_         structs.HostLayout
-	Client    [16]uint8
-	Via       [16]uint8
-	Device    uint32
-	BackendId uint32
-	Looked    uint32
-	Ifindex   uint32
-	Mtu       uint16
-	Flags     uint8
-	Pad       [5]uint8
-}
-
-type gatewayService struct {
-	_      structs.HostLayout
-	Name   [128]int8
-	Chosen uint64
-}
-
 type gatewaySettings struct {
 	_       structs.HostLayout
 	Observe uint32
 	Pad     uint32
-}
-
-type gatewaySlotKey struct {
-	_          structs.HostLayout
-	FrontendId uint32
-	Slot       uint32
-}
-
-type gatewaySockVip struct {
-	_           structs.HostLayout
-	Vip         [16]uint8
-	Backend     [16]uint8
-	VipPort     uint16
-	BackendPort uint16
-	Flags       uint32
-	BackendId   uint32
-	Service     uint32
-	Cluster     uint16
-	Pad         [6]uint8
-}
-
-type gatewayTcpVip struct {
-	_           structs.HostLayout
-	Cookie      uint64
-	Vip         [16]uint8
-	Backend     [16]uint8
-	VipPort     uint16
-	BackendPort uint16
-	BackendId   uint32
-	Service     uint32
-	Cluster     uint16
-	Pad         [10]uint8
-}
-
-type gatewayUdpVip struct {
-	_    structs.HostLayout
-	Addr [16]uint8
-	Port uint16
-	Pad  [2]uint8
-}
-
-type gatewayUdpVipKey struct {
-	_      structs.HostLayout
-	Cookie uint64
-	Addr   [16]uint8
-	Port   uint16
-	Pad    [6]uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -305,32 +227,20 @@ const (
 	gatewayMapBackends        = "backends"
 	gatewayMapClusters        = "clusters"
 	gatewayMapConns           = "conns"
-	gatewayMapDevices         = "devices"
 	gatewayMapEvents          = "events"
 	gatewayMapFragments       = "fragments"
 	gatewayMapFrontends       = "frontends"
 	gatewayMapGatewaySettings = "gateway_settings"
 	gatewayMapMembers         = "members"
-	gatewayMapNewConn         = "new_conn"
 	gatewayMapOpened          = "opened"
 	gatewayMapOpenedLost      = "opened_lost"
 	gatewayMapOrigins         = "origins"
-	gatewayMapPacketSettings  = "packet_settings"
-	gatewayMapRanges          = "ranges"
 	gatewayMapRefusals        = "refusals"
-	gatewayMapRoads           = "roads"
-	gatewayMapRoutedClients   = "routed_clients"
 	gatewayMapScratch         = "scratch"
-	gatewayMapServices        = "services"
 	gatewayMapSettings        = "settings"
-	gatewayMapSlots           = "slots"
-	gatewayMapSockVips        = "sock_vips"
 	gatewayMapSources         = "sources"
-	gatewayMapStrangers       = "strangers"
 	gatewayMapTables          = "tables"
-	gatewayMapTcpVips         = "tcp_vips"
-	gatewayMapUdpVips         = "udp_vips"
-	gatewayMapUdpVipsAdded    = "udp_vips_added"
+	gatewayMapUnknownFlows    = "unknown_flows"
 	gatewayMapVips            = "vips"
 	gatewayMapXdpDevices      = "xdp_devices"
 	gatewayMapXdpSent         = "xdp_sent"
@@ -394,32 +304,20 @@ type gatewayMapSpecs struct {
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Clusters        *ebpf.MapSpec `ebpf:"clusters"`
 	Conns           *ebpf.MapSpec `ebpf:"conns"`
-	Devices         *ebpf.MapSpec `ebpf:"devices"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	GatewaySettings *ebpf.MapSpec `ebpf:"gateway_settings"`
 	Members         *ebpf.MapSpec `ebpf:"members"`
-	NewConn         *ebpf.MapSpec `ebpf:"new_conn"`
 	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	OpenedLost      *ebpf.MapSpec `ebpf:"opened_lost"`
 	Origins         *ebpf.MapSpec `ebpf:"origins"`
-	PacketSettings  *ebpf.MapSpec `ebpf:"packet_settings"`
-	Ranges          *ebpf.MapSpec `ebpf:"ranges"`
 	Refusals        *ebpf.MapSpec `ebpf:"refusals"`
-	Roads           *ebpf.MapSpec `ebpf:"roads"`
-	RoutedClients   *ebpf.MapSpec `ebpf:"routed_clients"`
 	Scratch         *ebpf.MapSpec `ebpf:"scratch"`
-	Services        *ebpf.MapSpec `ebpf:"services"`
 	Settings        *ebpf.MapSpec `ebpf:"settings"`
-	Slots           *ebpf.MapSpec `ebpf:"slots"`
-	SockVips        *ebpf.MapSpec `ebpf:"sock_vips"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
-	Strangers       *ebpf.MapSpec `ebpf:"strangers"`
 	Tables          *ebpf.MapSpec `ebpf:"tables"`
-	TcpVips         *ebpf.MapSpec `ebpf:"tcp_vips"`
-	UdpVips         *ebpf.MapSpec `ebpf:"udp_vips"`
-	UdpVipsAdded    *ebpf.MapSpec `ebpf:"udp_vips_added"`
+	UnknownFlows    *ebpf.MapSpec `ebpf:"unknown_flows"`
 	Vips            *ebpf.MapSpec `ebpf:"vips"`
 	XdpDevices      *ebpf.MapSpec `ebpf:"xdp_devices"`
 	XdpSent         *ebpf.MapSpec `ebpf:"xdp_sent"`
@@ -457,32 +355,20 @@ type gatewayMaps struct {
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Clusters        *ebpf.Map `ebpf:"clusters"`
 	Conns           *ebpf.Map `ebpf:"conns"`
-	Devices         *ebpf.Map `ebpf:"devices"`
 	Events          *ebpf.Map `ebpf:"events"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	GatewaySettings *ebpf.Map `ebpf:"gateway_settings"`
 	Members         *ebpf.Map `ebpf:"members"`
-	NewConn         *ebpf.Map `ebpf:"new_conn"`
 	Opened          *ebpf.Map `ebpf:"opened"`
 	OpenedLost      *ebpf.Map `ebpf:"opened_lost"`
 	Origins         *ebpf.Map `ebpf:"origins"`
-	PacketSettings  *ebpf.Map `ebpf:"packet_settings"`
-	Ranges          *ebpf.Map `ebpf:"ranges"`
 	Refusals        *ebpf.Map `ebpf:"refusals"`
-	Roads           *ebpf.Map `ebpf:"roads"`
-	RoutedClients   *ebpf.Map `ebpf:"routed_clients"`
 	Scratch         *ebpf.Map `ebpf:"scratch"`
-	Services        *ebpf.Map `ebpf:"services"`
 	Settings        *ebpf.Map `ebpf:"settings"`
-	Slots           *ebpf.Map `ebpf:"slots"`
-	SockVips        *ebpf.Map `ebpf:"sock_vips"`
 	Sources         *ebpf.Map `ebpf:"sources"`
-	Strangers       *ebpf.Map `ebpf:"strangers"`
 	Tables          *ebpf.Map `ebpf:"tables"`
-	TcpVips         *ebpf.Map `ebpf:"tcp_vips"`
-	UdpVips         *ebpf.Map `ebpf:"udp_vips"`
-	UdpVipsAdded    *ebpf.Map `ebpf:"udp_vips_added"`
+	UnknownFlows    *ebpf.Map `ebpf:"unknown_flows"`
 	Vips            *ebpf.Map `ebpf:"vips"`
 	XdpDevices      *ebpf.Map `ebpf:"xdp_devices"`
 	XdpSent         *ebpf.Map `ebpf:"xdp_sent"`
@@ -495,32 +381,20 @@ func (m *gatewayMaps) Close() error {
 		m.Backends,
 		m.Clusters,
 		m.Conns,
-		m.Devices,
 		m.Events,
 		m.Fragments,
 		m.Frontends,
 		m.GatewaySettings,
 		m.Members,
-		m.NewConn,
 		m.Opened,
 		m.OpenedLost,
 		m.Origins,
-		m.PacketSettings,
-		m.Ranges,
 		m.Refusals,
-		m.Roads,
-		m.RoutedClients,
 		m.Scratch,
-		m.Services,
 		m.Settings,
-		m.Slots,
-		m.SockVips,
 		m.Sources,
-		m.Strangers,
 		m.Tables,
-		m.TcpVips,
-		m.UdpVips,
-		m.UdpVipsAdded,
+		m.UnknownFlows,
 		m.Vips,
 		m.XdpDevices,
 		m.XdpSent,

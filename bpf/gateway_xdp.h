@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The program that a gateway's driver runs itself, before the kernel makes a packet of a frame (XDP): it sends frames
- * of flows that are under way, and leaves all else to the program at the ingress, which sees it next.
+ * The XDP program of a gateway. A driver runs it before the kernel turns a frame into a packet. It forwards frames of
+ * established flows and passes everything else to the program at the ingress, which runs next.
  *
- * It changes no flow. Whatever could is left: a SYN, FIN or RST, what is of a flow that was not answered, and some
- * times a second a packet of each flow, when it is due to be tended. So the program at the ingress finds out all by
- * itself that a flow is over or its backend gone, and the kernel, through which that packet goes, that a neighbour is.
+ * It changes no flow, so it passes every packet that could change one: a SYN, FIN or RST, a packet of an unanswered
+ * flow, and some times a second a packet of each flow, when that is due for a check. The program at the ingress
+ * therefore notices by itself that a flow has ended or its backend was removed. The kernel forwards those packets and
+ * notices that a neighbour is gone.
  *
- * It also leaves what it could only do by halves: fragments, options and extension headers, what would have to be
- * answered with an ICMP error, what has no known neighbour on its way, and a transport checksum that is still to be
- * computed. A driver does not say which frames have such a one, but it then is the sum of the pseudo header. One
- * checksum in 65,535 is that by chance, and left as well.
+ * It also passes what it could only handle in part: fragments, IP options and extension headers, packets that need an
+ * ICMP error, packets whose next hop has no known neighbour, and packets whose transport checksum the device has yet to
+ * compute. A driver does not mark the latter, but their checksum is the sum of the pseudo header. One checksum in
+ * 65,535 has that value by chance, and such a packet is passed too.
  */
 #ifndef ISTHMUS_GATEWAY_XDP_H
 #define ISTHMUS_GATEWAY_XDP_H
@@ -22,23 +23,16 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
-#include "conntrack.h"
+#include "flow.h"
+#include "flow_maps.h"
 #include "gateway.h"
 #include "gateway_maps.h"
+#include "net.h"
 #include "packet_parse.h"
 #include "packet_rewrite.h"
+#include "route.h"
 
-#define AF_INET 2
-#define AF_INET6 10
-
-struct ethernet_header {
-	__u8 to[6];
-	__u8 from[6];
-	__be16 protocol;
-};
-_Static_assert(sizeof(struct ethernet_header) == 14, "an Ethernet header is 14 bytes");
-
-/* Who speaks to whom. */
+/* The source and destination of a packet. */
 struct ends {
 	__u8 source[16] ADDR_ALIGNED;
 	__u8 destination[16] ADDR_ALIGNED;
@@ -46,14 +40,14 @@ struct ends {
 	__u16 destination_port;
 };
 
-/* A frame that has all its headers where nearly every one has them. */
+/* A frame without IP options or extension headers, so that every header has a known offset. */
 struct frame {
 	struct ethernet_header *link;
 	void *ip;
-	struct port_pair *ports; /* and what follows them of the transport header */
+	struct port_pair *ports; /* the start of the transport header */
 	__u16 *check;		 /* of the transport header */
 	struct ends ends;
-	__u64 header; /* length of the IP header: 64 bits, or the verifier would forget it on the stack */
+	__u64 header; /* length of the IP header: 64 bits, since the verifier loses track of a shorter spilled value */
 	__u32 length; /* of the IP packet */
 	__u8 proto;
 };
@@ -93,7 +87,7 @@ static __always_inline bool read_frame_ip(struct frame *f, void *end)
 	return true;
 }
 
-/* Reads the transport header, of which `rest` bytes and the payload are in the packet. */
+/* Reads the transport header. `rest` is the length of the IP payload. */
 static __always_inline bool read_frame_transport(struct frame *f, void *end, __u32 rest)
 {
 	struct tcp_header *tcp = (void *)f->ports;
@@ -124,8 +118,8 @@ static __always_inline __u64 sum_of_addr(const __u8 addr[16])
 	return (__u64)words[0] + words[1] + words[2] + words[3];
 }
 
-/* Reports whether the transport checksum is still to be computed. What marks an address as IPv4 adds nothing to a ones'
- * complement sum. */
+/* Reports whether the device has yet to compute the transport checksum. The prefix that marks an address as IPv4 adds
+ * nothing to a ones' complement sum. */
 static __always_inline bool lacks_check(const struct frame *f, __u32 rest)
 {
 	__u64 pseudo =
@@ -134,7 +128,7 @@ static __always_inline bool lacks_check(const struct frame *f, __u32 rest)
 	return *f->check == fold(pseudo);
 }
 
-/* Reads a frame. Returns false when it is none of those that are sent on from here. */
+/* Reads a frame. Returns false if it must be passed to the ingress. */
 static __always_inline bool read_frame(struct xdp_md *ctx, struct frame *f)
 {
 	void *start = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -150,8 +144,8 @@ static __always_inline bool read_frame(struct xdp_md *ctx, struct frame *f)
 	return read_frame_transport(f, end, rest) && !lacks_check(f, rest);
 }
 
-/* Puts into a frame's ends what its flow says. Returns the flow's entry, NULL when it needs more than that. */
-static __always_inline struct conn *put_ends(struct ends *e, __u8 proto, bool reply)
+/* Translates a frame's ends by its flow's entry. Returns the entry, or NULL if the ingress must handle the packet. */
+static __always_inline struct conn *translate_ends(struct ends *e, __u8 proto, bool reply)
 {
 	struct conn_key key = {
 		.client_port = reply ? e->destination_port : e->source_port,
@@ -175,42 +169,33 @@ static __always_inline struct conn *put_ends(struct ends *e, __u8 proto, bool re
 	return c;
 }
 
-/* Asks the kernel's routes and neighbours for the way. Returns false when they do not know it all, or the packet does
- * not fit. */
-static __always_inline bool find_way(struct xdp_md *ctx, const struct frame *f, const struct ends *to,
-				     struct bpf_fib_lookup *fib)
+/* Looks up route and neighbour. Returns false if either is unknown, or the packet exceeds the MTU. */
+static __always_inline bool find_neighbour(struct xdp_md *ctx, const struct frame *f, const struct ends *to,
+					   struct bpf_fib_lookup *fib)
 {
 	fib->l4_protocol = f->proto;
 	fib->tot_len = f->length;
 	fib->ifindex = ctx->ingress_ifindex;
-	if (is_ipv6(f)) {
-		fib->family = AF_INET6;
-		__builtin_memcpy(fib->ipv6_src, to->source, sizeof(fib->ipv6_src));
-		__builtin_memcpy(fib->ipv6_dst, to->destination, sizeof(fib->ipv6_dst));
-	} else {
-		fib->family = AF_INET;
-		fib->ipv4_src = last_word(to->source);
-		fib->ipv4_dst = last_word(to->destination);
-	}
+	set_fib_addrs(fib, is_ipv6(f), to->source, to->destination);
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) == BPF_FIB_LKUP_RET_SUCCESS;
 }
 
-/* Finds what a frame is to become, and its way. */
-static __always_inline bool find_flow_and_way(struct xdp_md *ctx, const struct frame *f, struct ends *to,
-					      struct bpf_fib_lookup *fib)
+/* Finds the new ends of a frame, and its next hop. */
+static __always_inline bool find_flow_and_neighbour(struct xdp_md *ctx, const struct frame *f, struct ends *to,
+						    struct bpf_fib_lookup *fib)
 {
 	bool reply = !bpf_map_lookup_elem(&vips, f->ends.destination);
 	struct conn *c;
-	bool twice;
+	bool double_nat;
 
 	*to = f->ends;
-	c = put_ends(to, f->proto, reply);
+	c = translate_ends(to, f->proto, reply);
 	if (!c || !(c->flags & CONN_FAST))
 		return false;
-	twice = c->flags & GATEWAY_TWICE;
-	if (twice && reply) /* its packets go to its source */
+	double_nat = c->flags & GATEWAY_DOUBLE_NAT;
+	if (double_nat && reply) /* the backend's packets go to the source address instead */
 		return false;
-	return find_way(ctx, f, to, fib) && (!twice || put_ends(to, f->proto, true));
+	return find_neighbour(ctx, f, to, fib) && (!double_nat || translate_ends(to, f->proto, true));
 }
 
 static __always_inline void write_frame(struct frame *f, const struct ends *to, const struct bpf_fib_lookup *fib)
@@ -229,14 +214,14 @@ static __always_inline void write_frame(struct frame *f, const struct ends *to, 
 		v4->hops--;
 		v4->source = last_word(to->source);
 		v4->destination = last_word(to->destination);
-		/* one less in the upper half of a word */
+		/* minus one in the upper half of a word */
 		v4->check = replace_in_check(v4->check, addrs + bpf_htons(0xfeff));
 	}
 	*f->ports = new;
 	addrs += replaced(port_word(&old), port_word(&new));
 	if (f->proto == IPPROTO_TCP)
 		*f->check = replace_in_check(*f->check, addrs);
-	else if (*f->check != 0) /* as in make_transport */
+	else if (*f->check != 0) /* as in build_transport */
 		*f->check = replace_in_check(*f->check, addrs) ?: 0xffff;
 	__builtin_memcpy(f->link->to, fib->dmac, sizeof(f->link->to));
 	__builtin_memcpy(f->link->from, fib->smac, sizeof(f->link->from));
@@ -247,8 +232,8 @@ static __always_inline bool is_for(const struct gateway_xdp_device *device, cons
 	return __builtin_memcmp(device->mac, f->link->to, sizeof(device->mac)) == 0;
 }
 
-/* Sends a frame of a flow that is under way. */
-static __always_inline int send_known(struct xdp_md *ctx)
+/* Forwards a frame of an established flow. */
+static __always_inline int forward_established(struct xdp_md *ctx)
 {
 	__u32 in = ctx->ingress_ifindex, out, zero = 0;
 	struct gateway_xdp_device *device = bpf_map_lookup_elem(&xdp_devices, &in);
@@ -257,8 +242,8 @@ static __always_inline int send_known(struct xdp_md *ctx)
 	struct ends to;
 	__u64 *sent;
 
-	/* What is for another machine comes here as well, when somebody listens to all. */
-	if (!device || !read_frame(ctx, &f) || !is_for(device, &f) || !find_flow_and_way(ctx, &f, &to, &fib))
+	/* A device in promiscuous mode also delivers frames for other machines. */
+	if (!device || !read_frame(ctx, &f) || !is_for(device, &f) || !find_flow_and_neighbour(ctx, &f, &to, &fib))
 		return XDP_PASS;
 	out = fib.ifindex;
 	device = bpf_map_lookup_elem(&xdp_devices, &out);

@@ -1,8 +1,8 @@
 package bpf
 
-// The generator is pinned in tools/lint, clang by its version in the command: another clang gives other
-// bytes. -fdebug-prefix-map keeps the place of the checkout out of them. The types of abi.h come from the
-// first object alone.
+// The generator is pinned in tools/lint, and clang by its version in the command, because another clang emits other
+// bytes. -fdebug-prefix-map keeps the path of the checkout out of the objects. Types that several objects share come
+// from the first one.
 //
 //go:generate -command bpf2go go tool -modfile=../tools/lint/go.mod bpf2go -go-package bpf -target bpfel,bpfeb -cc clang-19 -strip llvm-strip-19 -cflags "-O2 -g -Wall -Wextra -Werror -mcpu=v3 -nostdlibinc -Iinclude -fdebug-prefix-map=$PWD=."
 //go:generate bpf2go -type drop_reason -type frontend_flags -type backend_flags -type event -type event_kind -type event_path sock sock.bpf.c

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps, by the names they are pinned under. Those down to `settings` are written by the agent alone, in an
- * order in which every moment is safe (package lb); the programs only read them, counters in their values apart.
- * They allocate by use, so the sizes below are limits, not memory.
+ * The maps that a node's programs and a gateway's balancer both have, by the names they are pinned under. A node and a
+ * gateway never share one: each has its own pins. Hash maps allocate on use, so max_entries is a limit and costs no
+ * memory.
  */
 #ifndef ISTHMUS_MAPS_H
 #define ISTHMUS_MAPS_H
@@ -12,24 +12,7 @@
 
 #include "abi.h"
 
-#define TCP_VIPS 65536
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
-	__type(key, struct frontend_key);
-	__type(value, struct frontend);
-} frontends SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 2097152);
-	__type(key, struct slot_key);
-	__type(value, __u32); /* backend id */
-} slots SEC(".maps");
-
+/* Written by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -38,29 +21,15 @@ struct {
 	__type(value, struct backend);
 } backends SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
-	__type(key, __u32); /* service number */
-	__type(value, struct service);
-} services SEC(".maps");
-
+/* The agent writes the id, the programs write the counters (evidence.h). A gateway leaves it empty. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 256);
-	__type(key, __u32); /* index 0 is nobody's */
+	__type(key, __u32); /* index 0 stands for no cluster */
 	__type(value, struct cluster);
 } clusters SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 64);
-	__type(key, struct range_key);
-	__type(value, __u32); /* 1 */
-} ranges SEC(".maps");
-
+/* Written by the process that observes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -68,7 +37,8 @@ struct {
 	__type(value, struct settings);
 } settings SEC(".maps");
 
-/* Which backend a client of a frontend with session affinity has; the client longest unseen makes room. */
+/* The backend that a client of a frontend with session affinity has. A full map evicts the least recently used client.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -76,39 +46,7 @@ struct {
 	__type(value, struct affinity);
 } affinities SEC(".maps");
 
-/* Of connected TCP sockets, which are many and short. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TCP_VIPS);
-	__type(key, __u32); /* see tcp_vips.h */
-	__type(value, struct tcp_vip);
-} tcp_vips SEC(".maps");
-
-/* Of UDP and MPTCP sockets, and of those that found no room in `tcp_vips`. It dies with its socket, so nothing is ever
- * evicted or left over; to make one costs more than all the rest of a connect. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct sock_vip);
-} sock_vips SEC(".maps");
-
-/* One unconnected socket may speak to many VIPs: what is known of all but the first one. The oldest pair makes room. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct udp_vip_key);
-	__type(value, struct udp_vip);
-} udp_vips SEC(".maps");
-
-/* One number: entries ever made in `udp_vips`. Those that are not there any more had to make room. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} udp_vips_added SEC(".maps");
-
+/* Written by the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -117,7 +55,7 @@ struct {
 	__type(value, __u64);
 } refusals SEC(".maps");
 
-/* For whoever watches: nobody needs to. What does not fit is lost. */
+/* Choices and refusals, for an observer. Nothing depends on a reader. Events that do not fit are lost. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 262144);

@@ -2,16 +2,16 @@ package bpf
 
 import "github.com/cilium/ebpf"
 
-// The keys and values of the maps of the program that answers questions of DNS, as names.h describes them. They are
-// no part of the ABI: one process makes, fills and owns them.
+// The keys and values of the maps of the DNS program, which names.h describes. They are not part of the ABI: one process
+// creates, fills and owns the maps.
 type (
-	// DNSName is the key of the map names: a name in lower case and on the wire, zero behind its end.
+	// DNSName is the key of the map names: a name in wire format and lower case, padded with zeros.
 	DNSName = namesDnsName
-	// DNSAddresses is its value: all addresses that the name has.
+	// DNSAddresses is its value: all addresses of the name.
 	DNSAddresses = namesDnsAddresses
-	// DNSResolver is the key of the map resolvers: an address that questions are sent to.
+	// DNSResolver is the key of the map resolvers: the address of a resolver.
 	DNSResolver = namesDnsResolver
-	// NamesSettings is the one value of the map names_settings. TTL is in network order.
+	// NamesSettings is the only value of the map names_settings. TTL is in network order.
 	NamesSettings = namesNamesSettings
 )
 
@@ -21,13 +21,13 @@ const (
 	NamesIPv6 = 2
 )
 
-// The indices of the map names_counts: answers to questions for IPv4 and for IPv6 addresses.
+// The indices of the map names_counts: answers to queries for IPv4 and for IPv6 addresses.
 const (
 	NamesA    = uint32(namesNamesCountNAMES_A)
 	NamesAAAA = uint32(namesNamesCountNAMES_AAAA)
 )
 
-// The maps of that program.
+// The maps of the DNS program.
 const (
 	MapNames         = namesMapNames
 	MapResolvers     = namesMapResolvers
@@ -35,9 +35,9 @@ const (
 	MapNamesCounts   = namesMapNamesCounts
 )
 
-// ProgAnswerNames is a classifier for TCX at the ingress of a pod's host veth. It returns TC_ACT_UNSPEC for whatever
+// ProgAnswerNames is a classifier for TCX at the ingress of a pod's host veth. It returns TC_ACT_UNSPEC for packets that
 // it does not answer.
 const ProgAnswerNames = namesProgAnswerNames
 
-// LoadNamesSpec parses the embedded object for this machine's byte order. The result is the caller's.
+// LoadNamesSpec parses the embedded object for the machine's byte order. The caller owns the result.
 func LoadNamesSpec() (*ebpf.CollectionSpec, error) { return loadNames() }

@@ -68,7 +68,7 @@ type packetConn struct {
 	Mtu        uint16
 	State      packetConnState
 	Flags      packetConnFlags
-	Looked     uint16
+	CheckedAt  uint16
 }
 
 type packetConnFlags uint8
@@ -181,13 +181,13 @@ type packetRefusalKey struct {
 	Reason  uint32
 }
 
-type packetRoad struct {
+type packetRouteCache struct {
 	_         structs.HostLayout
 	Client    [16]uint8
 	Via       [16]uint8
 	Device    uint32
 	BackendId uint32
-	Looked    uint32
+	CheckedAt uint32
 	Ifindex   uint32
 	Mtu       uint16
 	Flags     packetConnFlags
@@ -212,47 +212,6 @@ type packetSlotKey struct {
 	Slot       uint32
 }
 
-type packetSockVip struct {
-	_           structs.HostLayout
-	Vip         [16]uint8
-	Backend     [16]uint8
-	VipPort     uint16
-	BackendPort uint16
-	Flags       uint32
-	BackendId   uint32
-	Service     uint32
-	Cluster     uint16
-	Pad         [6]uint8
-}
-
-type packetTcpVip struct {
-	_           structs.HostLayout
-	Cookie      uint64
-	Vip         [16]uint8
-	Backend     [16]uint8
-	VipPort     uint16
-	BackendPort uint16
-	BackendId   uint32
-	Service     uint32
-	Cluster     uint16
-	Pad         [10]uint8
-}
-
-type packetUdpVip struct {
-	_    structs.HostLayout
-	Addr [16]uint8
-	Port uint16
-	Pad  [2]uint8
-}
-
-type packetUdpVipKey struct {
-	_      structs.HostLayout
-	Cookie uint64
-	Addr   [16]uint8
-	Port   uint16
-	Pad    [6]uint8
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -270,15 +229,11 @@ const (
 	packetMapPacketSettings = "packet_settings"
 	packetMapRanges         = "ranges"
 	packetMapRefusals       = "refusals"
-	packetMapRoads          = "roads"
+	packetMapRouteCache     = "route_cache"
 	packetMapRoutedClients  = "routed_clients"
 	packetMapServices       = "services"
 	packetMapSettings       = "settings"
 	packetMapSlots          = "slots"
-	packetMapSockVips       = "sock_vips"
-	packetMapTcpVips        = "tcp_vips"
-	packetMapUdpVips        = "udp_vips"
-	packetMapUdpVipsAdded   = "udp_vips_added"
 	packetProgFromClient    = "from_client"
 	packetProgFromNetwork   = "from_network"
 	packetProgToClient      = "to_client"
@@ -351,15 +306,11 @@ type packetMapSpecs struct {
 	PacketSettings *ebpf.MapSpec `ebpf:"packet_settings"`
 	Ranges         *ebpf.MapSpec `ebpf:"ranges"`
 	Refusals       *ebpf.MapSpec `ebpf:"refusals"`
-	Roads          *ebpf.MapSpec `ebpf:"roads"`
+	RouteCache     *ebpf.MapSpec `ebpf:"route_cache"`
 	RoutedClients  *ebpf.MapSpec `ebpf:"routed_clients"`
 	Services       *ebpf.MapSpec `ebpf:"services"`
 	Settings       *ebpf.MapSpec `ebpf:"settings"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
-	SockVips       *ebpf.MapSpec `ebpf:"sock_vips"`
-	TcpVips        *ebpf.MapSpec `ebpf:"tcp_vips"`
-	UdpVips        *ebpf.MapSpec `ebpf:"udp_vips"`
-	UdpVipsAdded   *ebpf.MapSpec `ebpf:"udp_vips_added"`
 }
 
 // packetVariableSpecs contains global variables before they are loaded into the kernel.
@@ -402,15 +353,11 @@ type packetMaps struct {
 	PacketSettings *ebpf.Map `ebpf:"packet_settings"`
 	Ranges         *ebpf.Map `ebpf:"ranges"`
 	Refusals       *ebpf.Map `ebpf:"refusals"`
-	Roads          *ebpf.Map `ebpf:"roads"`
+	RouteCache     *ebpf.Map `ebpf:"route_cache"`
 	RoutedClients  *ebpf.Map `ebpf:"routed_clients"`
 	Services       *ebpf.Map `ebpf:"services"`
 	Settings       *ebpf.Map `ebpf:"settings"`
 	Slots          *ebpf.Map `ebpf:"slots"`
-	SockVips       *ebpf.Map `ebpf:"sock_vips"`
-	TcpVips        *ebpf.Map `ebpf:"tcp_vips"`
-	UdpVips        *ebpf.Map `ebpf:"udp_vips"`
-	UdpVipsAdded   *ebpf.Map `ebpf:"udp_vips_added"`
 }
 
 func (m *packetMaps) Close() error {
@@ -428,15 +375,11 @@ func (m *packetMaps) Close() error {
 		m.PacketSettings,
 		m.Ranges,
 		m.Refusals,
-		m.Roads,
+		m.RouteCache,
 		m.RoutedClients,
 		m.Services,
 		m.Settings,
 		m.Slots,
-		m.SockVips,
-		m.TcpVips,
-		m.UdpVips,
-		m.UdpVipsAdded,
 	)
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ICMP errors about packets of a flow. Such a message quotes the packet it is about as it was where it got lost: to a
- * client it quotes a packet to the backend, to a backend one from the VIP. Both are translated, the message's own
- * addresses and the quoted ones, so that a "packet too big" reaches the socket it is for.
+ * ICMP errors about packets of a flow. An error quotes the packet as it was where it got lost: an error to a client
+ * quotes a packet to the backend, an error to a backend quotes one from the VIP. Both the error's own addresses and the
+ * quoted ones are translated, so that a "packet too big" reaches the right socket.
  */
 #ifndef ISTHMUS_PACKET_ERROR_H
 #define ISTHMUS_PACKET_ERROR_H
@@ -13,7 +13,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
-#include "conntrack.h"
+#include "flow.h"
+#include "net.h"
 #include "packet_parse.h"
 #include "packet_rewrite.h"
 
@@ -25,12 +26,12 @@ static __always_inline bool is_tracked(__u8 proto)
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
 }
 
-/* Reads the packet that p, an ICMP error, quotes, and finds its flow in the direction in which p travels. Nobody need
- * quote more than the ports. */
+/* Reads the packet that p, an ICMP error, quotes, and finds its flow in the direction of p. A quote may end after the
+ * ports. */
 static __noinline struct conn *find_quoted(struct __sk_buff *skb, const struct packet *p, struct packet *quoted)
 {
 	bool reply = !p->key.reply; /* the quoted packet went the other way */
-	__be16 ports[2];
+	struct port_pair ports;
 	struct conn *c;
 
 	quoted->l3 = p->l4 + ICMP_HEADER;
@@ -42,16 +43,16 @@ static __noinline struct conn *find_quoted(struct __sk_buff *skb, const struct p
 		return NULL;
 	if (!is_tracked(quoted->key.proto) || quoted->part == PART_LATER || quoted->l4 + 8 > quoted->end)
 		return NULL;
-	if (bpf_skb_load_bytes(skb, quoted->l4, ports, sizeof(ports)))
+	if (bpf_skb_load_bytes(skb, quoted->l4, &ports, sizeof(ports)))
 		return NULL;
-	take_ports(quoted, ports, reply);
+	take_ports(quoted, &ports, reply);
 	quoted->key.reply = p->key.reply;
 	c = bpf_map_lookup_elem(&conns, &quoted->key);
 	return c && is_alive(quoted->key.proto, c, now_ns()) ? c : NULL;
 }
 
-/* Puts the checksum of a quoted UDP header right and returns what that changes in the sum. Of TCP and SCTP the checksum
- * is not among what must be quoted, and nobody looks at it. */
+/* Updates the checksum of a quoted UDP header and returns how that changes the sum. The checksums of TCP and SCTP need
+ * not be quoted, and no receiver verifies them. */
 static __noinline __u32 rewrite_quoted_udp(struct __sk_buff *skb, const struct packet *quoted, __u64 difference)
 {
 	__u16 old, new;
@@ -65,14 +66,14 @@ static __noinline __u32 rewrite_quoted_udp(struct __sk_buff *skb, const struct p
 	return fold_word(replaced(old, new));
 }
 
-/* Puts another address for the server into a quoted IP header, and returns what that changes in the sum. */
+/* Replaces the server's address in a quoted IP header, and returns how that changes the sum. */
 static __noinline __u32 rewrite_quoted_addr(struct __sk_buff *skb, const struct packet *quoted, const struct conn *c,
 					    __u32 difference)
 {
 	bool source = !quoted->key.reply; /* the quoted packet came from the server */
 	__u16 check, right;
 
-	if (c->flags & CONN_SELF) { /* from the VIP to the client, and now the other way */
+	if (c->flags & CONN_SELF) { /* the quote was from the VIP to the client, and becomes the reverse */
 		write_addrs(skb, quoted, quoted->key.client, quoted->key.server);
 		return 0;
 	}
@@ -87,7 +88,7 @@ static __noinline __u32 rewrite_quoted_addr(struct __sk_buff *skb, const struct 
 	return fold_word((__u64)difference + replaced(check, right));
 }
 
-/* Translates the quoted packet and returns what that changes in the sum. */
+/* Translates the quoted packet and returns how that changes the sum. */
 static __noinline __u32 rewrite_quoted(struct __sk_buff *skb, const struct packet *quoted, const struct conn *c)
 {
 	bool source = !quoted->key.reply;
@@ -102,7 +103,7 @@ static __noinline __u32 rewrite_quoted(struct __sk_buff *skb, const struct packe
 	return fold_word(sum);
 }
 
-/* Translates the message itself: the server's address outside is the quoted one, unless a router between sent it. */
+/* Translates the error's own addresses. Its server is the quoted one, unless a router in between sent the error. */
 static __noinline int rewrite_outer(struct __sk_buff *skb, const struct packet *p, const struct packet *quoted,
 				    const struct conn *c, bool hop)
 {
@@ -116,8 +117,8 @@ static __noinline int rewrite_outer(struct __sk_buff *skb, const struct packet *
 	return 0;
 }
 
-/* Translates p, an ICMP error, if it is about a flow that goes the fast road, or about any when only_fast is false.
- * Returns the flow's entry in the direction in which p travels, NULL when there is none. */
+/* Translates p, an ICMP error, if it is about a flow on the fast path, or about any flow if only_fast is false. Returns
+ * the flow's entry in the direction of p, NULL if there is none. */
 static __noinline struct conn *translate_error(struct __sk_buff *skb, const struct packet *p, bool only_fast)
 {
 	struct packet quoted = {};
@@ -127,7 +128,7 @@ static __noinline struct conn *translate_error(struct __sk_buff *skb, const stru
 	if (!c || (only_fast && !(c->flags & CONN_FAST)))
 		return NULL;
 	if (c->flags & CONN_SELF) {
-		/* Nobody else can have seen such a packet. What is outside goes back as it came. */
+		/* Only the client itself can have seen such a packet. The outer addresses stay as they are. */
 		if (!same_addr(p->key.client, quoted.key.client))
 			return NULL;
 		bpf_l4_csum_replace(skb, p->l4 + ICMP_CHECK, 0, rewrite_quoted(skb, &quoted, c), 0);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps of the packet path alone, by the names they are pinned under. They are not in maps.h, so that a node that
- * translates only sockets does not pay for them: the tables below have all their memory from the start.
+ * The maps of the packet path alone, by the names they are pinned under.
  */
 #ifndef ISTHMUS_PACKET_MAPS_H
 #define ISTHMUS_PACKET_MAPS_H
@@ -11,28 +10,8 @@
 
 #include "abi.h"
 
-/* 131,072 flows of two entries each; 44,041,088 bytes by the kernel's count. The flow longest silent makes room. */
-#define CONNS_MAX 262144
-
-/* Datagrams whose fragments are under way; 983,936 bytes. */
-#define FRAGMENTS_MAX 8192
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, CONNS_MAX);
-	__type(key, struct conn_key);
-	__type(value, struct conn);
-} conns SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, FRAGMENTS_MAX);
-	__type(key, struct fragment_key);
-	__type(value, struct fragment);
-} fragments SEC(".maps");
-
-/* Written by the agent: what the devices are that the programs are attached to. Empty is safe: every flow takes the
- * slow road. */
+/* Written by the agent: roles of the devices that the programs are attached to. Empty is safe: every flow takes the
+ * slow path. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -49,26 +28,19 @@ struct {
 	__type(value, struct packet_settings);
 } packet_settings SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct answers);
-} answers SEC(".maps");
-
-/* What begins most often begins again: the ways found last, each at the place that a hash of both ends says. 57,344
- * bytes a CPU. */
-#define ROADS_MAX 1024
+/* Clients that open flows often do so again: the routes found last, indexed by a hash of client and backend. 57,344
+ * bytes for each CPU. */
+#define ROUTE_CACHE_MAX 1024
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, ROADS_MAX);
+	__uint(max_entries, ROUTE_CACHE_MAX);
 	__type(key, __u32);
-	__type(value, struct road);
-} roads SEC(".maps");
+	__type(value, struct route_cache);
+} route_cache SEC(".maps");
 
-/* Written by the programs: 1 since a client came by a device that is not a DEVICE_CLIENT. Until then no answer to one
- * leaves by an uplink, and to_network need not look for any. */
+/* Written by the programs: 1 once a client came in by a device that is not a DEVICE_CLIENT. Until then no reply to a
+ * client leaves by an uplink, and to_network skips the lookup. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -76,8 +48,8 @@ struct {
 	__type(value, __u32);
 } routed_clients SEC(".maps");
 
-/* The flow that a packet begins, for as long as the packet is here: the stack of a program has 512 bytes for all its
- * functions together. */
+/* The new flow of the packet that is being handled. It would not fit on the stack, where all functions of a program
+ * share 512 bytes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Reading a packet. Everything is copied out at once; no pointer into a packet is kept.
+ * Reading a packet. Headers are copied at once; no pointer into the packet is kept.
  *
- *	locate		link layer and VLAN tags: is it IP, and complete up to its addresses?
+ *	locate		link layer and VLAN tags: finds an IP header that is complete up to its addresses
  *	read_network	IPv4 or IPv6: addresses, length, fragment
  *	read_transport	IPv6 extension headers, then ports or ICMP type
  */
@@ -16,91 +16,30 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
+#include "net.h"
 
-/* What a program returns. UNSPEC lets the next program on the same hook see the packet, under TCX (where it is called
- * TCX_NEXT) as under clsact; at the end of the row it means OK. */
+/* Return values of a program. UNSPEC passes the packet to the next program on the same hook, under TCX (where it is
+ * called TCX_NEXT) as under clsact. After the last program it means OK. */
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT 2
 
-#define ETH_P_IP 0x0800
-#define ETH_P_IPV6 0x86dd
-#define ETH_P_8021Q 0x8100
-#define ETH_P_8021AD 0x88a8
-
-#define IPPROTO_HOPOPTS 0
-#define IPPROTO_ICMP 1
-#define IPPROTO_TCP 6
-#define IPPROTO_UDP 17
-#define IPPROTO_ROUTING 43
-#define IPPROTO_FRAGMENT 44
-#define IPPROTO_ICMPV6 58
-#define IPPROTO_DSTOPTS 60
-#define IPPROTO_SCTP 132
-
-#define TCP_FIN 0x01
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
-
-#define SCTP_INIT 1
-#define SCTP_INIT_ACK 2
-#define SCTP_ABORT 6
-#define SCTP_SHUTDOWN_COMPLETE 14
-
-/* Tags of a packet that the kernel left in it: it takes out the outer one itself. */
+/* VLAN tags that may remain in a packet: the kernel removes the outer one itself. */
 #define VLAN_TAGS_MAX 2
 /* RFC 8200 section 4.1 recommends four kinds, one of them up to twice. */
 #define EXTENSIONS_MAX 6
 
-/* Bytes before the IP header: of Ethernet, or 0 for devices without a link layer. Set at load. */
+/* Bytes before the IP header: 14 with Ethernet, 0 for devices without a link layer. Set at load time. */
 volatile const __u32 LINK_HEADER = 14;
 
-struct vlan_tag {
-	__be16 tci;
-	__be16 protocol;
-};
-
-struct ipv4_header {
-	__u8 version_ihl;
-	__u8 tos;
-	__be16 total;
-	__be16 id;
-	__be16 fragment;
-	__u8 hops;
-	__u8 proto;
-	__be16 check;
-	__be32 source;
-	__be32 destination;
-};
-_Static_assert(sizeof(struct ipv4_header) == 20, "an IPv4 header is 20 bytes");
-
-struct ipv6_header {
-	__be32 version_class_flow;
-	__be16 payload;
-	__u8 next;
-	__u8 hops;
-	__u8 source[16];
-	__u8 destination[16];
-};
-_Static_assert(sizeof(struct ipv6_header) == 40, "an IPv6 header is 40 bytes");
-
-/* An extension header; of the fragment header, all of it. */
-struct ipv6_extension {
-	__u8 next;
-	__u8 length; /* in 8 bytes, the first 8 not counted; of a fragment header reserved */
-	__be16 fragment;
-	__be32 id;
-};
-
-/* What part of a datagram a packet carries. */
+/* The part of a datagram that a packet carries. */
 enum part {
 	PART_WHOLE,
-	PART_FIRST, /* the ports, but not all of the payload */
-	PART_LATER, /* no ports */
+	PART_FIRST, /* the first fragment, with the ports */
+	PART_LATER, /* another fragment, without ports */
 };
 
-/* Copies the value at an offset of the packet into *to, directly where it is in the linear part, which it is of nearly
- * every packet. The offset is compared for the verifier, which must know that a pointer cannot wrap around. */
+/* Copies the value at an offset of the packet into *to. In nearly every packet it lies in the linear part and is read
+ * directly. The verifier needs the comparison of the offset as proof that the pointer cannot wrap around. */
 #define READ_AT(skb, offset, to)                                                                 \
 	({                                                                                       \
 		__u32 read_offset = (offset);                                                    \
@@ -115,31 +54,24 @@ enum part {
 		read_error;                                                                      \
 	})
 
-/* A packet, as far as it has been read. */
+/* The fields of a packet that have been read so far. */
 struct packet {
-	struct conn_key key; /* whose flow it is of: the side that is the server is told to read_network */
-	__u32 id;	     /* names the datagram a fragment is of */
+	struct conn_key key; /* of its flow; read_network is told which side is the server */
+	__u32 id;	     /* identifies the datagram that a fragment belongs to */
 	__u32 hop_word;	     /* the word of the IP header with the hop limit: bytes 8 to 11 of IPv4, 4 to 7 of IPv6 */
 	__u32 l3;	     /* offset of the IP header */
-	__u32 l4;	     /* offset of what follows it and its extensions */
+	__u32 l4;	     /* offset of the transport header */
 	__u32 end;	     /* offset behind the IP packet */
-	__u16 next;	     /* offset of the byte that names the protocol */
+	__u16 next;	     /* offset from l3 of the byte with the protocol number */
 	__u8 kind;	     /* TCP flags, type of the first SCTP chunk, or ICMP type */
-	__u8 check;	     /* where in the transport header the Internet checksum is, 0 when there is none */
+	__u8 check;	     /* offset of the Internet checksum in the transport header, 0 without one */
 	bool ipv6;
 	bool tagged;
-	bool ports; /* the packet carries them */
+	bool ports; /* the packet carries ports */
 	__u8 part;  /* enum part */
 };
 
-static __always_inline bool same_addr(const __u8 a[16], const __u8 b[16])
-{
-	const __u32 *x = ADDR(a), *y = ADDR(b);
-
-	return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
-}
-
-/* The two hop limits are at different bytes of the word. */
+/* Returns the hop limit, which IPv4 and IPv6 have in different bytes of the word. */
 static __always_inline __u8 hops_of(const struct packet *p)
 {
 	__u8 bytes[4];
@@ -148,7 +80,7 @@ static __always_inline __u8 hops_of(const struct packet *p)
 	return p->ipv6 ? bytes[3] : bytes[0];
 }
 
-/* Finds the IP header. Returns false for what is no IP, or ends before its addresses do. */
+/* Finds the IP header. Returns false if the packet is not IP, or ends before its addresses do. */
 static __always_inline bool locate(struct __sk_buff *skb, struct packet *p)
 {
 	__be16 protocol = skb->protocol;
@@ -170,13 +102,6 @@ static __always_inline bool locate(struct __sk_buff *skb, struct packet *p)
 		return p->l3 + sizeof(struct ipv4_header) <= skb->len;
 	p->ipv6 = true;
 	return protocol == bpf_htons(ETH_P_IPV6) && p->l3 + sizeof(struct ipv6_header) <= skb->len;
-}
-
-static __always_inline void write_mapped(__u8 addr[16], __be32 ip)
-{
-	__u32 words[4] = { 0, 0, bpf_htonl(0xffff), ip };
-
-	__builtin_memcpy(addr, words, sizeof(words));
 }
 
 static __always_inline enum drop_reason read_ipv4(struct __sk_buff *skb, struct packet *p, bool reply, bool quoted)
@@ -205,7 +130,7 @@ static __always_inline enum drop_reason read_ipv4(struct __sk_buff *skb, struct 
 		return DROP_REASON_MALFORMED;
 	if (quoted)
 		return DROP_REASON_NONE;
-	if (total == 0 && skb->gso_size) /* more than 64 KiB that the device is still to cut */
+	if (total == 0 && skb->gso_size) /* more than 64 KiB, which the device will segment */
 		total = skb->len - p->l3;
 	p->end = p->l3 + total;
 	if (p->end > skb->len || p->l4 > p->end)
@@ -237,9 +162,9 @@ static __always_inline enum drop_reason read_ipv6(struct __sk_buff *skb, struct 
 	return p->end > skb->len ? DROP_REASON_MALFORMED : DROP_REASON_NONE;
 }
 
-/* Reads the IP header at p->l3: in replies the source is the server, else the destination. Of a packet that an ICMP
- * error quotes, p->end must be set: it is cut short, and so its length says nothing. The addresses are right even
- * when something else is not. */
+/* Reads the IP header at p->l3. The server is the source of replies and the destination of other packets. For a packet
+ * that an ICMP error quotes, the caller sets p->end: the quote is truncated, so its length field is useless. The
+ * addresses are valid even if an error is returned. */
 static __always_inline enum drop_reason read_network(struct __sk_buff *skb, struct packet *p, bool reply, bool quoted)
 {
 	p->key.reply = reply;
@@ -253,11 +178,11 @@ static __always_inline bool is_extension(__u8 next)
 	       next == IPPROTO_FRAGMENT;
 }
 
-/* Goes past the extension headers of IPv6 and returns an enum drop_reason.
+/* Skips the extension headers of IPv6 and returns an enum drop_reason.
  *
- * Functions that are not static, here and elsewhere, the verifier looks at once and by themselves; static ones again
- * for every state in which they are called, and what follows for every state in which they return. They must expect
- * NULL, which nobody gives them. */
+ * The verifier checks a function that is not static once and on its own, here and elsewhere. It checks a static one
+ * again for every state at its call sites, and the code after the call for every state on return. The price is that
+ * global functions must handle NULL arguments, although no caller passes NULL. */
 __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p)
 {
 	if (!p)
@@ -278,8 +203,8 @@ __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p)
 		} else {
 			length += ext.length * 8;
 		}
-		/* Before its last stop a packet's checksum is of another destination than the one it carries. The
-		 * second half of the word is the header's type, the first its segments left. */
+		/* Until its last segment the checksum covers another destination than the IP header has. The field
+		 * holds the routing type and then the segments left. */
 		if (p->key.proto == IPPROTO_ROUTING && ext.fragment & bpf_htons(0x00ff))
 			return DROP_REASON_PROTOCOL;
 		p->next = p->l4 - p->l3;
@@ -293,18 +218,18 @@ __noinline int skip_extensions(struct __sk_buff *skb, struct packet *p)
 	return DROP_REASON_PROTOCOL;
 }
 
-/* Remembers the ports, which stand first in the transport header. */
-static __always_inline void take_ports(struct packet *p, const __be16 ports[2], bool reply)
+/* Stores the ports, which come first in every transport header. */
+static __always_inline void take_ports(struct packet *p, const struct port_pair *ports, bool reply)
 {
 	p->ports = true;
-	p->key.client_port = bpf_ntohs(reply ? ports[1] : ports[0]);
-	p->key.server_port = bpf_ntohs(reply ? ports[0] : ports[1]);
+	p->key.client_port = bpf_ntohs(reply ? ports->destination : ports->source);
+	p->key.server_port = bpf_ntohs(reply ? ports->source : ports->destination);
 }
 
 static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct packet *p, bool reply)
 {
 	struct {
-		__be16 ports[2];
+		struct port_pair ports;
 		__be32 seq, ack;
 		__u8 offset;
 		__u8 flags;
@@ -315,7 +240,7 @@ static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct p
 		return DROP_REASON_MALFORMED;
 	if (h.offset >> 4 < 5 || p->l4 + (h.offset >> 4) * 4 > p->end)
 		return DROP_REASON_MALFORMED;
-	take_ports(p, h.ports, reply);
+	take_ports(p, &h.ports, reply);
 	p->kind = h.flags;
 	p->check = 16;
 	return DROP_REASON_NONE;
@@ -323,20 +248,16 @@ static __always_inline enum drop_reason read_tcp(struct __sk_buff *skb, struct p
 
 static __always_inline enum drop_reason read_udp(struct __sk_buff *skb, struct packet *p, bool reply)
 {
-	struct {
-		__be16 ports[2];
-		__be16 length;
-		__be16 check;
-	} h;
+	struct udp_header h;
 	__u16 length;
 
 	if (p->l4 + sizeof(h) > p->end || READ_AT(skb, p->l4, &h))
 		return DROP_REASON_MALFORMED;
 	length = bpf_ntohs(h.length);
-	/* Of a first fragment the rest is elsewhere; what the device is still to cut has any length. */
+	/* A first fragment is shorter than its datagram. A packet that the device will segment may have any length. */
 	if (p->part == PART_WHOLE && !skb->gso_size && (length < sizeof(h) || p->l4 + length > p->end))
 		return DROP_REASON_MALFORMED;
-	take_ports(p, h.ports, reply);
+	take_ports(p, &h.ports, reply);
 	p->check = 6;
 	return DROP_REASON_NONE;
 }
@@ -344,7 +265,7 @@ static __always_inline enum drop_reason read_udp(struct __sk_buff *skb, struct p
 static __always_inline enum drop_reason read_sctp(struct __sk_buff *skb, struct packet *p, bool reply)
 {
 	struct {
-		__be16 ports[2];
+		struct port_pair ports;
 		__be32 tag;
 		__le32 crc;
 		__u8 chunk;
@@ -353,7 +274,7 @@ static __always_inline enum drop_reason read_sctp(struct __sk_buff *skb, struct 
 
 	if (p->l4 + sizeof(h) > p->end || READ_AT(skb, p->l4, &h))
 		return DROP_REASON_MALFORMED;
-	take_ports(p, h.ports, reply);
+	take_ports(p, &h.ports, reply);
 	p->kind = h.chunk;
 	return DROP_REASON_NONE;
 }
@@ -363,8 +284,8 @@ static __always_inline bool is_icmp(const struct packet *p)
 	return p->key.proto == (p->ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
 }
 
-/* Reports whether an ICMP message tells of a packet that did not arrive, which it quotes. Redirects are for the
- * sender's own link and never ours to carry on. */
+/* Reports whether an ICMP message is an error, which quotes a packet that did not arrive. A redirect is none here: it
+ * is only meant for the sender's own link. */
 static __always_inline bool is_error(const struct packet *p)
 {
 	if (p->ipv6)
@@ -381,7 +302,7 @@ static __always_inline enum drop_reason read_icmp(struct __sk_buff *skb, struct 
 	return DROP_REASON_NONE;
 }
 
-/* Reads what follows the IP header and its extensions. A later fragment is left without ports. */
+/* Reads the extension and transport headers. A later fragment stays without ports. */
 static __always_inline enum drop_reason read_transport(struct __sk_buff *skb, struct packet *p, bool reply)
 {
 	if (p->ipv6 && is_extension(p->key.proto)) {
@@ -404,10 +325,10 @@ static __always_inline enum drop_reason read_transport(struct __sk_buff *skb, st
 	}
 }
 
-/* How long the packet is, or the longest of those that the device will make of it. */
+/* Returns the length of the packet, or of the longest segment that the device will make of it. */
 static __always_inline __u32 size_of(struct __sk_buff *skb, const struct packet *p)
 {
-	__u8 offset = 2 << 4; /* of UDP: two words */
+	__u8 offset = 2 << 4; /* a UDP header has two words */
 
 	if (!skb->gso_size)
 		return p->end - p->l3;

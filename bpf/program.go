@@ -6,7 +6,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// ProgramID returns the kernel's number of a program, which links tell it by.
+// ProgramID returns the kernel's id of a program, by which links refer to it.
 func ProgramID(p *ebpf.Program) (ebpf.ProgramID, error) {
 	info, err := p.Info()
 	if err != nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Share opens a map that another version of a program has pinned at path, and returns it as one that follows no pin: the
-// other's stays where it is. It returns nil if there is none, or fits says that it is of no use. The map is the caller's to
-// close.
+// Share opens a map that a build of another ABI has pinned at path. The returned map follows no pin, so the other build's
+// pin stays in place. It is nil if there is no such map or fits rejects it. The caller closes it.
 func Share(path string, fits func(*ebpf.Map) bool) (*ebpf.Map, error) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,21 +1,21 @@
 //go:build ignore
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The socket path: a connect or a send to a VIP becomes one to a backend before the kernel looks for a
- * route, so no packet ever carries the VIP and none costs anything more. What the application asked for
- * is remembered with the socket, and getpeername and recvfrom keep saying it.
+ * The socket path: a connect or a send to a VIP becomes one to a backend before the kernel looks up a route. No packet
+ * ever carries the VIP, so packets cost nothing extra. The VIP is stored with the socket, and getpeername and recvfrom
+ * keep returning it.
  *
- *   connect4/6      VIP -> backend, remembered in tcp_vips or sock_vips
- *   sendmsg4/6      VIP -> backend for unconnected UDP: a socket's first VIP in sock_vips, others in udp_vips
+ *   connect4/6      VIP -> backend, stored in tcp_vips or sock_vips
+ *   sendmsg4/6      VIP -> backend for unconnected UDP; a socket's first VIP is in sock_vips, others in udp_vips
  *   recvmsg4/6      backend -> VIP in the sender's address of a UDP datagram
  *   getpeername4/6  backend -> VIP
- *   release         forgets what a TCP socket remembers that never connected
+ *   release         frees the entry of a TCP socket that never connected
  *
- * The 6 hooks also see IPv4-mapped addresses of dual-stack sockets; they need nothing special, since an
- * IPv4 address is stored mapped anyway.
+ * The 6 hooks also see IPv4-mapped addresses of dual-stack sockets. They need no special case, since IPv4 addresses are
+ * stored mapped anyway.
  *
- * A UDP connect to port 0 sends nothing: resolvers ask so for the source address of a destination (RFC 6724
- * section 6). It is left alone also where anything else would be refused.
+ * A UDP connect to port 0 sends nothing: a resolver does it to learn the source address for a destination (RFC 6724
+ * section 6). It passes even where any other connect would be refused.
  */
 #include <stdbool.h>
 
@@ -24,12 +24,15 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
-#include "addr.h"
 #include "choose.h"
 #include "maps.h"
+#include "net.h"
+#include "node_maps.h"
+#include "sock_addr.h"
+#include "sock_maps.h"
 #include "tcp_vips.h"
 
-/* Of the kernel's own only the name matters: whether there is such a type says whether there is MPTCP. */
+/* Only the name of the kernel's type matters: a kernel without MPTCP does not have it. */
 struct mptcp_sock {
 	char unread;
 } __attribute__((preserve_access_index));
@@ -37,18 +40,18 @@ struct mptcp_sock {
 #define ENOBUFS 105
 #define ECONNREFUSED 111
 
-/* What a hook returns. */
+/* Return values of a hook. */
 #define REFUSE 0
 #define PROCEED 1
 
-/* What is to become of a name. */
+/* What a hook does with a socket address. */
 enum verdict {
-	LEAVE,	/* it stays as it is */
-	BECOME, /* it was rewritten and must be written back */
-	DENY,	/* the system call must fail */
+	PASS,	 /* leave it as it is */
+	REWRITE, /* write back the changed address */
+	DENY,	 /* fail the system call */
 };
 
-/* Adds to an event who asks. Not inlined, so that struct event stays in the BTF, from which Go has it. */
+/* Adds the client to an event. Not inlined, so that struct event stays in the BTF that Go types are generated from. */
 static __noinline int describe_client(struct bpf_sock_addr *ctx, struct event *e)
 {
 	e->netns = bpf_get_netns_cookie(ctx);
@@ -56,15 +59,15 @@ static __noinline int describe_client(struct bpf_sock_addr *ctx, struct event *e
 	return bpf_get_current_comm(e->comm, sizeof(e->comm));
 }
 
-/* Tells whoever watches. */
-static __noinline int announce(struct bpf_sock_addr *ctx, enum event_kind kind, const struct frontend_key *vip,
-			       const struct backend *be, const struct choice *choice)
+/* Emits an event for an observer. */
+static __noinline int emit_event(struct bpf_sock_addr *ctx, enum event_kind kind, const struct frontend_key *vip,
+				 const struct backend *be, const struct choice *choice)
 {
 	struct event *e;
 
 	if (!is_observed(kind))
 		return 0;
-	e = begin_event(kind, PATH_SOCKET, vip, be, choice);
+	e = reserve_event(kind, PATH_SOCKET, vip, be, choice);
 	if (!e)
 		return 0;
 	describe_client(ctx, e);
@@ -72,23 +75,23 @@ static __noinline int announce(struct bpf_sock_addr *ctx, enum event_kind kind, 
 	return 0;
 }
 
-/* Counts and tells the reason, and makes the system call fail at once instead of timing out. */
+/* Counts the refusal and emits its event. The system call fails at once instead of timing out. */
 static __noinline enum verdict refuse(struct bpf_sock_addr *ctx, const struct frontend_key *vip,
 				      const struct choice *choice)
 {
 	count_refusal(choice->service, choice->reason);
-	announce(ctx, EVENT_REFUSED, vip, NULL, choice);
+	emit_event(ctx, EVENT_REFUSED, vip, NULL, choice);
 	bpf_set_retval(choice->reason == DROP_REASON_NO_MEMORY ? -ENOBUFS : -ECONNREFUSED);
 	return DENY;
 }
 
-/* Spreads sockets over slots, and one socket differently over the slots of different frontends. */
+/* Hashes a socket to slots, differently for each frontend. */
 static __always_inline __u32 hash_socket(__u64 cookie, __u32 frontend_id)
 {
 	return hash_u64(cookie ^ ((__u64)frontend_id << 32));
 }
 
-/* Says who asks: session affinity knows a network namespace, because the socket has no address yet. */
+/* Fills in the client. Session affinity identifies it by network namespace, because the socket has no address yet. */
 static __always_inline void identify_client(struct bpf_sock_addr *ctx, const struct frontend *fe, __u32 hash,
 					    struct client *client)
 {
@@ -99,8 +102,8 @@ static __always_inline void identify_client(struct bpf_sock_addr *ctx, const str
 	client->hash = hash;
 }
 
-/* The socket that getpeername will be asked about when sk is the TCP subflow of an MPTCP socket, else NULL. On a
- * kernel without MPTCP the question is false when the program is loaded, and the verifier never sees the call. */
+/* Returns the MPTCP socket of which sk is a TCP subflow, else NULL. getpeername is called on that socket. On a kernel
+ * without MPTCP the condition is false at load time, and the verifier never sees the call. */
 static __always_inline struct mptcp_sock *mptcp_of(struct bpf_sock *sk)
 {
 	if (!__builtin_preserve_type_info(*(struct mptcp_sock *)NULL, 0 /* BPF_TYPE_EXISTS */))
@@ -118,7 +121,7 @@ static __always_inline void clear_flags(struct sock_vip *s, __u32 flags)
 	__sync_fetch_and_and((__u32 *)&s->flags, ~flags);
 }
 
-/* Notes in udp_vips that datagrams of backend are of vip. An entry made is counted. */
+/* Stores in udp_vips that datagrams from backend belong to vip. A new entry is counted. */
 static __noinline bool remember_pair(__u64 cookie, const __u8 vip[16], __u16 vip_port, const __u8 backend[16],
 				     __u16 backend_port)
 {
@@ -143,7 +146,7 @@ static __noinline bool remember_pair(__u64 cookie, const __u8 vip[16], __u16 vip
 	return true;
 }
 
-/* Moves what the storage holds of an unconnected send to udp_vips, to make room. */
+/* Moves the VIP of the first unconnected send from the storage to udp_vips, to make room. */
 static __always_inline bool move_first(struct bpf_sock_addr *ctx, struct sock_vip *s)
 {
 	if (!remember_pair(bpf_get_socket_cookie(ctx), s->vip, s->vip_port, s->backend, s->backend_port))
@@ -165,7 +168,7 @@ static __always_inline void fill_vip(struct sock_vip *s, const struct frontend_k
 	s->cluster = be->cluster;
 }
 
-/* Remembers a connection with the socket itself. */
+/* Stores a connection in the socket's storage. */
 static __always_inline bool store_connected(struct bpf_sock_addr *ctx, const struct frontend_key *vip,
 					    const struct backend *be, const struct choice *choice)
 {
@@ -209,8 +212,8 @@ static __always_inline bool remember_tcp(struct bpf_sock_addr *ctx, const struct
 	return true;
 }
 
-/* A socket that connects elsewhere has left the VIP it was connected to. What it sent to other VIPs
- * unconnected stays known: it may do so again. */
+/* Forgets the VIP of a socket that now connects to another address. VIPs of its unconnected sends stay, since it may
+ * send to them again. */
 static __always_inline void forget_connected(struct bpf_sock_addr *ctx, __u8 proto)
 {
 	struct sock_vip *s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0);
@@ -228,8 +231,8 @@ static __always_inline void forget_connected(struct bpf_sock_addr *ctx, __u8 pro
 		bpf_sk_storage_delete(&sock_vips, msk);
 }
 
-/* Remembers an unconnected send. A socket's storage is made with its first VIP in it, so that no other thread sees
- * half of it, and that VIP is not changed afterwards. */
+/* Stores the VIP of an unconnected send. A socket's storage is created with its first VIP in it, and that VIP never
+ * changes afterwards. Otherwise another thread could read a half-written one. */
 static __always_inline bool remember_sent(struct bpf_sock_addr *ctx, struct sock_vip *s, const struct frontend_key *vip,
 					  const struct backend *be, const struct choice *choice)
 {
@@ -251,7 +254,7 @@ static __always_inline bool remember_sent(struct bpf_sock_addr *ctx, struct sock
 	if (!(s->flags & SOCK_VIP_SENT))
 		set_flags(s, SOCK_VIP_SENT);
 	if (same_backend)
-		clear_flags(s, SOCK_VIP_FIRST); /* the later VIP is the one to show */
+		clear_flags(s, SOCK_VIP_FIRST); /* replies show the later VIP */
 	return true;
 }
 
@@ -263,16 +266,16 @@ static __always_inline struct frontend_key frontend_of(const struct sock_name *n
 	return key;
 }
 
-static __always_inline void become_backend(struct sock_name *name, const struct backend *be)
+static __always_inline void rewrite_to_backend(struct sock_name *name, const struct backend *be)
 {
 	__builtin_memcpy(name->addr, be->addr, sizeof(name->addr));
 	name->port = be->port;
 }
 
-/* Puts the backend in the place of the VIP a UDP socket is connected to. It may have been disconnected
- * since, of which no hook tells: its state does. */
-static __always_inline bool follow_connected(struct bpf_sock_addr *ctx, const struct sock_vip *s,
-					     struct sock_name *name)
+/* Replaces the VIP that a UDP socket is connected to by its backend. No hook runs when a socket is disconnected, but
+ * its state shows it. */
+static __always_inline bool rewrite_connected(struct bpf_sock_addr *ctx, const struct sock_vip *s,
+					      struct sock_name *name)
 {
 	if (!(s->flags & SOCK_VIP_CONNECTED) || ctx->sk->state != BPF_TCP_ESTABLISHED)
 		return false;
@@ -283,7 +286,7 @@ static __always_inline bool follow_connected(struct bpf_sock_addr *ctx, const st
 	return true;
 }
 
-/* Rewrites the name a socket connects to. */
+/* Rewrites the address that a socket connects to. */
 static __always_inline enum verdict translate_connect(struct bpf_sock_addr *ctx, struct sock_name *name)
 {
 	__u8 proto = read_proto(ctx);
@@ -294,31 +297,31 @@ static __always_inline enum verdict translate_connect(struct bpf_sock_addr *ctx,
 	struct backend *be;
 
 	if (!proto)
-		return LEAVE;
+		return PASS;
 	fe = find_frontend(&vip, &choice);
 	if (!fe) {
 		if (choice.reason != DROP_REASON_NONE && !(proto == IPPROTO_UDP && vip.port == 0))
 			return refuse(ctx, &vip, &choice);
 		forget_connected(ctx, proto);
-		return LEAVE;
+		return PASS;
 	}
-	/* A connect has no source port yet that could tell it from others. */
+	/* The hash is random: a connecting socket has no source port yet that would distinguish it. */
 	identify_client(ctx, fe, bpf_get_prandom_u32(), &client);
 	be = choose_backend(&vip, fe, &client, &choice);
 	if (!be)
 		return refuse(ctx, &vip, &choice);
 	if (proto == IPPROTO_TCP) {
-		remember_tcp(ctx, &vip, be, &choice); /* else getpeername merely shows the backend */
+		remember_tcp(ctx, &vip, be, &choice); /* on failure getpeername merely returns the backend */
 	} else if (!store_connected(ctx, &vip, be, &choice)) {
-		choice.reason = DROP_REASON_NO_MEMORY; /* the client may drop replies */
+		choice.reason = DROP_REASON_NO_MEMORY; /* without it the client may drop replies */
 		return refuse(ctx, &vip, &choice);
 	}
-	announce(ctx, EVENT_CHOSEN, &vip, be, &choice);
-	become_backend(name, be);
-	return BECOME;
+	emit_event(ctx, EVENT_CHOSEN, &vip, be, &choice);
+	rewrite_to_backend(name, be);
+	return REWRITE;
 }
 
-/* The same for one datagram that names its destination: the hooks fire for UDP alone. */
+/* Rewrites the destination of one datagram. These hooks only fire for UDP. */
 static __always_inline enum verdict translate_send(struct bpf_sock_addr *ctx, struct sock_name *name)
 {
 	struct frontend_key vip = frontend_of(name, IPPROTO_UDP);
@@ -329,15 +332,14 @@ static __always_inline enum verdict translate_send(struct bpf_sock_addr *ctx, st
 	struct sock_vip *s;
 
 	if (read_proto(ctx) != IPPROTO_UDP)
-		return LEAVE;
-	/* A connected socket hears its own backend alone, so no other will do. */
+		return PASS;
+	/* A connected socket only receives from its own backend, so it must keep that one. */
 	s = bpf_sk_storage_get(&sock_vips, ctx->sk, NULL, 0);
-	if (s && follow_connected(ctx, s, name)) {
-		return BECOME;
-	}
+	if (s && rewrite_connected(ctx, s, name))
+		return REWRITE;
 	fe = find_frontend(&vip, &choice);
 	if (!fe)
-		return choice.reason == DROP_REASON_NONE ? LEAVE : refuse(ctx, &vip, &choice);
+		return choice.reason == DROP_REASON_NONE ? PASS : refuse(ctx, &vip, &choice);
 	identify_client(ctx, fe, hash_socket(bpf_get_socket_cookie(ctx), fe->id), &client);
 	be = choose_backend(&vip, fe, &client, &choice);
 	if (!be)
@@ -346,12 +348,12 @@ static __always_inline enum verdict translate_send(struct bpf_sock_addr *ctx, st
 		choice.reason = DROP_REASON_NO_MEMORY;
 		return refuse(ctx, &vip, &choice);
 	}
-	announce(ctx, EVENT_CHOSEN, &vip, be, &choice);
-	become_backend(name, be);
-	return BECOME;
+	emit_event(ctx, EVENT_CHOSEN, &vip, be, &choice);
+	rewrite_to_backend(name, be);
+	return REWRITE;
 }
 
-/* Puts the VIP in the place of the backend that s, whose flag must be set, holds. */
+/* Replaces the backend in s by its VIP, if the flag is set. */
 static __always_inline bool restore_stored(const struct sock_vip *s, __u32 flag, struct sock_name *name)
 {
 	if (!(s->flags & flag) || !same_name(name, s->backend, s->backend_port))
@@ -361,8 +363,8 @@ static __always_inline bool restore_stored(const struct sock_vip *s, __u32 flag,
 	return true;
 }
 
-/* Puts the VIP in the place of a backend that an unconnected send went to. When two VIPs of one socket
- * led to one backend, the later one is shown: the datagram itself does not say. */
+/* Replaces the backend of an unconnected send by its VIP. If two VIPs of one socket led to one backend, the later one
+ * is shown: the datagram does not say which it was. */
 static __always_inline bool restore_sent(struct bpf_sock_addr *ctx, const struct sock_vip *s, struct sock_name *name)
 {
 	struct udp_vip_key key = { .port = name->port };
@@ -382,7 +384,7 @@ static __always_inline bool restore_sent(struct bpf_sock_addr *ctx, const struct
 	return true;
 }
 
-/* Puts the VIP in the place of the sender of a datagram. A socket may have been disconnected since. */
+/* Replaces the sender of a datagram by the VIP. The socket may have been disconnected meanwhile. */
 static __always_inline bool restore_sender(struct bpf_sock_addr *ctx, const struct sock_vip *s, struct sock_name *name)
 {
 	if (ctx->sk->state == BPF_TCP_ESTABLISHED && restore_stored(s, SOCK_VIP_CONNECTED, name))
@@ -390,7 +392,7 @@ static __always_inline bool restore_sender(struct bpf_sock_addr *ctx, const stru
 	return restore_sent(ctx, s, name);
 }
 
-/* Puts the VIP in the place of the backend that a socket is connected to. */
+/* Replaces the backend that a socket is connected to by the VIP. */
 static __always_inline bool restore_peer(struct bpf_sock_addr *ctx, struct sock_name *name)
 {
 	struct tcp_vip *t = find_tcp_vip(bpf_get_socket_cookie(ctx));
@@ -405,21 +407,39 @@ static __always_inline bool restore_peer(struct bpf_sock_addr *ctx, struct sock_
 	return s && restore_stored(s, SOCK_VIP_CONNECTED, name);
 }
 
+static __always_inline int apply4(struct bpf_sock_addr *ctx, const struct sock_name *name, enum verdict verdict)
+{
+	switch (verdict) {
+	case DENY:
+		return REFUSE;
+	case REWRITE:
+		write_name4(ctx, name);
+		return PROCEED;
+	default:
+		return PROCEED;
+	}
+}
+
+static __always_inline int apply6(struct bpf_sock_addr *ctx, const struct sock_name *name, enum verdict verdict)
+{
+	switch (verdict) {
+	case DENY:
+		return REFUSE;
+	case REWRITE:
+		write_name6(ctx, name);
+		return PROCEED;
+	default:
+		return PROCEED;
+	}
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
 	struct sock_name name;
 
 	read_name4(ctx, &name);
-	switch (translate_connect(ctx, &name)) {
-	case DENY:
-		return REFUSE;
-	case BECOME:
-		write_name4(ctx, &name);
-		return PROCEED;
-	default:
-		return PROCEED;
-	}
+	return apply4(ctx, &name, translate_connect(ctx, &name));
 }
 
 SEC("cgroup/connect6")
@@ -428,15 +448,7 @@ int connect6(struct bpf_sock_addr *ctx)
 	struct sock_name name;
 
 	read_name6(ctx, &name);
-	switch (translate_connect(ctx, &name)) {
-	case DENY:
-		return REFUSE;
-	case BECOME:
-		write_name6(ctx, &name);
-		return PROCEED;
-	default:
-		return PROCEED;
-	}
+	return apply6(ctx, &name, translate_connect(ctx, &name));
 }
 
 SEC("cgroup/sendmsg4")
@@ -445,15 +457,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	struct sock_name name;
 
 	read_name4(ctx, &name);
-	switch (translate_send(ctx, &name)) {
-	case DENY:
-		return REFUSE;
-	case BECOME:
-		write_name4(ctx, &name);
-		return PROCEED;
-	default:
-		return PROCEED;
-	}
+	return apply4(ctx, &name, translate_send(ctx, &name));
 }
 
 SEC("cgroup/sendmsg6")
@@ -462,19 +466,11 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	struct sock_name name;
 
 	read_name6(ctx, &name);
-	switch (translate_send(ctx, &name)) {
-	case DENY:
-		return REFUSE;
-	case BECOME:
-		write_name6(ctx, &name);
-		return PROCEED;
-	default:
-		return PROCEED;
-	}
+	return apply6(ctx, &name, translate_send(ctx, &name));
 }
 
-/* The hooks below fire for every UDP receive and every getpeername of the node: a socket that never met
- * a VIP leaves at once. The kernel lets them return PROCEED only. */
+/* The hooks below fire for every UDP receive and every getpeername of the node. They return early for a socket that
+ * never used a VIP. The kernel only allows them to return PROCEED. */
 
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
@@ -526,7 +522,8 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	return PROCEED;
 }
 
-/* A connect may fail before its first packet, of which no other hook tells. Every socket of the node ends here. */
+/* Frees the entry of a socket whose connect failed before its first packet, which no other hook sees. It fires for
+ * every socket of the node. */
 SEC("cgroup/sock_release")
 int release(struct bpf_sock *sk)
 {

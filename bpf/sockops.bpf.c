@@ -1,19 +1,19 @@
 //go:build ignore
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The evidence of life: what becomes of the TCP connections that connect4/6 translated, counted by the cluster
- * of their backend. Nothing is sent for it, and an idle cluster gives none.
+ * Evidence of life: outcomes of the TCP connections that connect4/6 translated, counted by the cluster of their
+ * backend. The program sends no probes, so an idle cluster yields no evidence.
  *
- *   handshake ends                established, answered_at
- *   handshake is refused          reset, answered_at: somebody there is alive to refuse
- *   retransmission timeout        silent, silent_at; in a handshake first after a second
- *   handshake is given up         timed_out, by the kernel or by the application after a timeout
+ *   handshake completes           established, answered_at
+ *   handshake is refused          reset, answered_at: the endpoint is alive, or it could not refuse
+ *   retransmission timeout        silent, silent_at; during a handshake after a second at the earliest
+ *   handshake is abandoned        timed_out: the kernel or the application gave up after a timeout
  *   answer after such a timeout   answered_at
  *
- * An ICMP error is no evidence: a router on the way sends it. The program runs for every TCP socket of the node,
- * so one that met no VIP leaves at once, and after its handshake a socket costs nothing until it is closed.
+ * An ICMP error is no evidence, because routers on the way send it. The program runs for every TCP socket of the node:
+ * it returns early for a socket that used no VIP, and costs nothing between the handshake and the close.
  *
- * It shares its hook with others: it only ever adds callbacks to those a socket has, and sets no reply.
+ * Other programs share the hook: it only adds callbacks to those that a socket has, and sets no reply.
  */
 #include <stdbool.h>
 
@@ -21,16 +21,18 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
+#include "evidence.h"
 #include "maps.h"
+#include "sock_maps.h"
 #include "tcp_vips.h"
 
-/* A sock_ops program lets the connection go on. */
+/* The return value with which the connection proceeds. */
 #define PROCEED 1
 
-/* How old answered_at may be before a connection under way renews it. */
+/* An open connection updates answered_at once it is older than this. */
 #define ANSWER_NS 100000000ULL
 
-/* Says which cluster's backend the socket is connected to. Returns false when it is connected to no VIP. */
+/* Finds the cluster index of the backend that a socket is connected to. Returns false if it is connected to no VIP. */
 static __always_inline bool find_index(struct bpf_sock_ops *ctx, __u32 *index)
 {
 	struct tcp_vip *t = find_tcp_vip(bpf_get_socket_cookie(ctx));
@@ -58,50 +60,38 @@ static __always_inline struct cluster *find_cluster(struct bpf_sock_ops *ctx)
 	return find_index(ctx, &index) ? bpf_map_lookup_elem(&clusters, &index) : NULL;
 }
 
-/* Asks for the callbacks this socket needs beside those others asked for. */
-static __always_inline void watch(struct bpf_sock_ops *ctx, int callbacks)
+/* Requests callbacks, in addition to those that other programs requested. */
+static __always_inline void add_callbacks(struct bpf_sock_ops *ctx, int callbacks)
 {
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | callbacks);
 }
 
-static __always_inline void count_established(struct bpf_sock_ops *ctx)
+static __always_inline void on_timeout(struct bpf_sock_ops *ctx)
 {
 	struct cluster *c = find_cluster(ctx);
 
 	if (!c)
 		return;
-	__sync_fetch_and_add(&c->established, 1);
-	c->answered_at = bpf_ktime_get_boot_ns();
-}
-
-static __always_inline void count_silence(struct bpf_sock_ops *ctx)
-{
-	struct cluster *c = find_cluster(ctx);
-
-	if (!c)
-		return;
-	__sync_fetch_and_add(&c->silent, 1);
-	c->silent_at = bpf_ktime_get_boot_ns();
+	count_silence(c);
 	if (ctx->state != BPF_TCP_SYN_SENT)
-		watch(ctx, BPF_SOCK_OPS_RTT_CB_FLAG); /* it tells when the other side is back */
+		add_callbacks(ctx, BPF_SOCK_OPS_RTT_CB_FLAG); /* fires once the other side answers again */
 }
 
-/* A handshake that ended without a connection: a segment can only have been a reset. */
-static __always_inline void count_failure(struct bpf_sock_ops *ctx)
+/* Counts a handshake that ended without a connection. A segment that came in can only have been a reset. */
+static __always_inline void on_failure(struct bpf_sock_ops *ctx)
 {
 	struct cluster *c = find_cluster(ctx);
 
 	if (!c)
 		return;
 	if (ctx->segs_in) {
-		__sync_fetch_and_add(&c->reset, 1);
-		c->answered_at = bpf_ktime_get_boot_ns();
+		count_outcome(c, true);
 	} else if (ctx->total_retrans) {
 		__sync_fetch_and_add(&c->timed_out, 1);
 	}
 }
 
-static __always_inline void note_answer(struct bpf_sock_ops *ctx)
+static __always_inline void on_answer(struct bpf_sock_ops *ctx)
 {
 	struct cluster *c = find_cluster(ctx);
 	__u64 now;
@@ -121,23 +111,23 @@ int evidence(struct bpf_sock_ops *ctx)
 	switch (ctx->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 		if (find_index(ctx, &index))
-			watch(ctx, BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG);
+			add_callbacks(ctx, BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		count_established(ctx);
+		count_outcome(find_cluster(ctx), false);
 		break;
 	case BPF_SOCK_OPS_RTO_CB:
-		count_silence(ctx);
+		on_timeout(ctx);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		if (ctx->args[1] != BPF_TCP_CLOSE)
 			break;
 		if (ctx->args[0] == BPF_TCP_SYN_SENT)
-			count_failure(ctx);
+			on_failure(ctx);
 		free_tcp_vip(bpf_get_socket_cookie(ctx));
 		break;
 	case BPF_SOCK_OPS_RTT_CB:
-		note_answer(ctx);
+		on_answer(ctx);
 		break;
 	default:
 		break;

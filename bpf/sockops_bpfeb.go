@@ -20,12 +20,8 @@ const (
 	sockopsMapBackends     = "backends"
 	sockopsMapClusters     = "clusters"
 	sockopsMapEvents       = "events"
-	sockopsMapFrontends    = "frontends"
-	sockopsMapRanges       = "ranges"
 	sockopsMapRefusals     = "refusals"
-	sockopsMapServices     = "services"
 	sockopsMapSettings     = "settings"
-	sockopsMapSlots        = "slots"
 	sockopsMapSockVips     = "sock_vips"
 	sockopsMapTcpVips      = "tcp_vips"
 	sockopsMapUdpVips      = "udp_vips"
@@ -86,12 +82,8 @@ type sockopsMapSpecs struct {
 	Backends     *ebpf.MapSpec `ebpf:"backends"`
 	Clusters     *ebpf.MapSpec `ebpf:"clusters"`
 	Events       *ebpf.MapSpec `ebpf:"events"`
-	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
-	Ranges       *ebpf.MapSpec `ebpf:"ranges"`
 	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
-	Services     *ebpf.MapSpec `ebpf:"services"`
 	Settings     *ebpf.MapSpec `ebpf:"settings"`
-	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	SockVips     *ebpf.MapSpec `ebpf:"sock_vips"`
 	TcpVips      *ebpf.MapSpec `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.MapSpec `ebpf:"udp_vips"`
@@ -128,12 +120,8 @@ type sockopsMaps struct {
 	Backends     *ebpf.Map `ebpf:"backends"`
 	Clusters     *ebpf.Map `ebpf:"clusters"`
 	Events       *ebpf.Map `ebpf:"events"`
-	Frontends    *ebpf.Map `ebpf:"frontends"`
-	Ranges       *ebpf.Map `ebpf:"ranges"`
 	Refusals     *ebpf.Map `ebpf:"refusals"`
-	Services     *ebpf.Map `ebpf:"services"`
 	Settings     *ebpf.Map `ebpf:"settings"`
-	Slots        *ebpf.Map `ebpf:"slots"`
 	SockVips     *ebpf.Map `ebpf:"sock_vips"`
 	TcpVips      *ebpf.Map `ebpf:"tcp_vips"`
 	UdpVips      *ebpf.Map `ebpf:"udp_vips"`
@@ -146,12 +134,8 @@ func (m *sockopsMaps) Close() error {
 		m.Backends,
 		m.Clusters,
 		m.Events,
-		m.Frontends,
-		m.Ranges,
 		m.Refusals,
-		m.Services,
 		m.Settings,
-		m.Slots,
 		m.SockVips,
 		m.TcpVips,
 		m.UdpVips,

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which VIP a TCP socket is connected to.
+ * The VIPs that TCP sockets are connected to.
  *
- * The entry of a socket is one of the TCP_VIP_PLACES after the place that its cookie says. The kernel numbers cookies
- * one after the other, so that the sockets of a moment stand side by side and meet only those that have lived for
- * TCP_VIPS sockets or a multiple. A socket that finds all its places taken has its storage instead (`sock_vips`).
+ * A socket's cookie selects TCP_VIP_PROBES consecutive entries, and the socket uses one of them. The kernel numbers
+ * cookies consecutively, so sockets of the same time have neighbouring entries. A socket only collides with one that
+ *has lived for TCP_VIPS sockets or a multiple of that. If all its entries are taken, the socket uses its storage
+ *instead
+ * (`sock_vips`).
  *
- *	connect4/6	claims one
- *	evidence	frees it when the socket is closed, which may be long after its application has left it
+ *	connect4/6	claims an entry
+ *	evidence	frees it when the socket is closed, perhaps long after the application has left the socket
  *	release		frees it when the application leaves a socket that is not connected
  *
- * The kernel holds the socket's lock in all of them, so one socket's entry never changes under its reader.
+ * The kernel holds the socket's lock in all of them, so a socket's entry never changes during a read.
  */
 #ifndef ISTHMUS_TCP_VIPS_H
 #define ISTHMUS_TCP_VIPS_H
@@ -21,13 +23,13 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
-#include "maps.h"
+#include "sock_maps.h"
 
-#define TCP_VIP_PLACES 2
+#define TCP_VIP_PROBES 2
 
-static __always_inline struct tcp_vip *tcp_vip_at(__u64 cookie, __u32 place)
+static __always_inline struct tcp_vip *tcp_vip_at(__u64 cookie, __u32 probe)
 {
-	__u32 index = (cookie + place) % TCP_VIPS;
+	__u32 index = (cookie + probe) % TCP_VIPS;
 
 	return bpf_map_lookup_elem(&tcp_vips, &index);
 }
@@ -40,8 +42,8 @@ static __always_inline __u64 owner_of(const struct tcp_vip *s)
 /* Returns a socket's entry, or NULL. */
 static __always_inline struct tcp_vip *find_tcp_vip(__u64 cookie)
 {
-	for (__u32 place = 0; place < TCP_VIP_PLACES; place++) {
-		struct tcp_vip *s = tcp_vip_at(cookie, place);
+	for (__u32 probe = 0; probe < TCP_VIP_PROBES; probe++) {
+		struct tcp_vip *s = tcp_vip_at(cookie, probe);
 
 		if (s && owner_of(s) == cookie)
 			return s;
@@ -49,15 +51,15 @@ static __always_inline struct tcp_vip *find_tcp_vip(__u64 cookie)
 	return NULL;
 }
 
-/* Returns an entry for a socket, the one it has or a free one, or NULL when there is no room. */
+/* Returns a socket's entry or claims a free one. Returns NULL if none is free. */
 static __always_inline struct tcp_vip *claim_tcp_vip(__u64 cookie)
 {
 	struct tcp_vip *s = find_tcp_vip(cookie);
 
 	if (s)
 		return s;
-	for (__u32 place = 0; place < TCP_VIP_PLACES; place++) {
-		s = tcp_vip_at(cookie, place);
+	for (__u32 probe = 0; probe < TCP_VIP_PROBES; probe++) {
+		s = tcp_vip_at(cookie, probe);
 		if (s && owner_of(s) == 0 && __sync_val_compare_and_swap(&s->cookie, 0, cookie) == 0)
 			return s;
 	}

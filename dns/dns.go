@@ -1,13 +1,12 @@
-// Package dns answers for clusterset.local on a node: authoritative, from the same snapshot that drives
-// the dataplane, over UDP and TCP on addresses of its own.
+// Package dns is the authoritative name server for clusterset.local on a node. It answers over UDP and TCP, on addresses of
+// its own, from the same snapshot that drives the dataplane.
 //
-// What goes in is a [clusterset.Snapshot], whole, by [Server.Sync]; what comes out is answers. The zone
-// built from a snapshot is immutable and swapped behind an atomic pointer, so a question sees one world
-// or the next and never half of each.
+// Its input is a whole [clusterset.Snapshot], passed to [Server.Sync]. The zone built from a snapshot is immutable and is
+// swapped through an atomic pointer, so each answer comes from one snapshot, never from a mix of two.
 //
-// It fails open: when the API server is away nobody calls Sync, and the last zone is served without
-// bound, after a restart too, from a file. Where there is none, every name of the zone is SERVFAIL before the first
-// Sync, because "no such name" would be a guess that resolvers remember.
+// It fails open: while the API server is unreachable, the last zone is served without a time limit. After a restart it is
+// read from a file. Without a file, every name in the zone is SERVFAIL until the first Sync, because resolvers would cache
+// an NXDOMAIN that is only a guess.
 package dns
 
 import (
@@ -26,75 +25,77 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/dns/internal/server"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
-// DefaultPort is where resolvers look for a name server.
+// DefaultPort is the port of DNS.
 const DefaultPort = 53
 
-// DefaultTTL is the TTL of answers, unless a Config says otherwise, in seconds.
+// DefaultTTL is the default TTL of answers, in seconds.
 const DefaultTTL = zone.DefaultTTL
 
-// Config says where to answer, and what. The zero value is not valid: there is no address that is right everywhere.
+// Config configures a Server. The zero value is not valid: it has no address to listen on.
 type Config struct {
-	// Listen holds the addresses to answer on, over UDP and TCP each. They must stand on an interface of
-	// this network namespace. No wildcard: an answer has to leave from the address that was asked, and
-	// other name servers of the node listen on port 53 too. Port 0 lets the kernel choose one.
+	// Listen holds the addresses to answer on, over both UDP and TCP. An interface in this network namespace must have
+	// them. Wildcards are not allowed: an answer must leave from the address that was asked, and other name servers of the
+	// node listen on port 53 too. Port 0 lets the kernel choose a port.
 	Listen []netip.AddrPort
-	// TTL is that of answers, positive and negative, in seconds, 0 to 3600.
+	// TTL is the TTL of positive and negative answers in seconds, 0 to 3600.
 	TTL uint32
-	// EmptyHeadless lets the name of a headless Service exist also while no endpoint is ready: then what is asked
-	// there has no data, as with Lighthouse. The specification asks for no such name.
+	// EmptyHeadless keeps the name of a headless Service while no endpoint is ready: answers are then NODATA, as with
+	// Lighthouse, instead of NXDOMAIN, as the specification asks.
 	EmptyHeadless bool
-	// ClusterScoped adds names that say which cluster, <cluster>.<service>.<namespace> and its ports, and ports without
-	// underscores, as with Lighthouse. The specification forbids the former.
+	// ClusterScoped adds <cluster>.<service>.<namespace> and its ports, and port names without underscores, as Lighthouse
+	// has them. The specification forbids the former.
 	ClusterScoped bool
-	// Reverse are ranges of ClusterSetIPs whose addresses are to have names (PTR).
+	// Reverse holds ranges of ClusterSetIPs whose addresses get PTR records.
 	Reverse []netip.Prefix
-	// File, if not empty, keeps the zone over restarts: it is served before the first Sync.
+	// File is the path of a file that keeps the zone over restarts, so that it is served before the first Sync. Empty means
+	// no file.
 	File string
-	// Limits are what clients may use.
+	// Limits bounds the resources that clients may use.
 	Limits Limits
-	// Guests are addresses for clients that are no pod and no node, such as virtual machines.
-	Guests Guests
-	// Kernel, if not nil, is told what it may answer by itself. It must know nothing yet, and is the caller's.
+	// ExternalClients holds addresses for clients outside of the cluster, such as virtual machines.
+	ExternalClients ExternalClients
+	// Kernel, if not nil, receives the addresses that it may answer by itself. It must be empty, and the caller closes it.
 	Kernel Kernel
-	// Sample logs one of so many questions, of each CPU and connection; 0 none.
+	// Sample logs every Sample-th question of each CPU and connection; 0 logs none.
 	Sample uint64
-	// Log takes what an operator should see; nil discards it.
+	// Log may be nil, to log nothing.
 	Log *slog.Logger
 }
 
-// Kernel answers plain questions for addresses where clients' packets enter the node, before they reach any resolver.
+// Kernel answers simple questions for addresses where clients' packets enter the node, before they reach any resolver.
 type Kernel interface {
-	// Update is told the names of a new zone that are new or changed, in lower case and on the wire, each with the one
-	// IPv4 and the one IPv6 address that it has. Names with neither are gone, or not for the kernel. soa is the zone's
-	// SOA without its owner, and ttl, in seconds, that of addresses.
+	// Update takes the names of a new zone that were added, changed or removed, in lower case and wire format. Each comes
+	// with its only IPv4 and its only IPv6 address. The kernel must forget names for which both are invalid: they were
+	// removed, or have several addresses. soa is the zone's SOA without its owner; ttl, in seconds, is that of addresses.
 	Update(ttl uint32, soa string, changes iter.Seq2[string, [2]netip.Addr]) error
 }
 
-// Guests are addresses beside those of a Config's Listen that only clients in Allow may ask; others are refused. The
-// node need not have them yet: whichever node has one answers there.
-type Guests = server.Guests
+// ExternalClients holds addresses besides those of Config.Listen, and the source ranges of the clients that may use them;
+// other clients are refused there. The node need not have the addresses yet: whichever node has one answers on it.
+type ExternalClients = server.ExternalClients
 
-// Limits are what clients may use. Zero is no limit.
+// Limits bounds the resources that clients may use. Zero means no limit.
 type Limits = server.Limits
 
-// DefaultLimits are generous to all that a node has room for.
+// DefaultLimits are generous for any workload that fits on one node.
 var DefaultLimits = Limits{Rate: 50_000, Connections: 8192, ConnectionsEach: 256}
 
-// maxTTL is an hour: nobody should believe for longer in what may have gone.
+// maxTTL is one hour, in seconds. Clients should not use the address of a removed Service for longer.
 const maxTTL = 3600
 
-// Validate returns all faults of c, joined, or nil.
+// Validate returns all errors in c, joined, or nil.
 func (c Config) Validate() error {
 	var faults []error
 	if len(c.Listen) == 0 {
 		faults = append(faults, errors.New("dns: no address to listen on; give at least one, such as 169.254.20.53:53"))
 	}
 	seen := map[netip.AddrPort]bool{}
-	for _, a := range slices.Concat(c.Listen, c.Guests.Listen) {
+	for _, a := range slices.Concat(c.Listen, c.ExternalClients.Listen) {
 		switch {
 		case !a.Addr().IsValid():
 			faults = append(faults, fmt.Errorf("dns: listen address %q is not an IP address and port", a))
@@ -107,8 +108,8 @@ func (c Config) Validate() error {
 		}
 		seen[a] = true
 	}
-	if len(c.Guests.Listen) > 0 && len(c.Guests.Allow) == 0 {
-		faults = append(faults, fmt.Errorf("dns: nobody may ask at the guests' address %s; name the ranges of those who may", c.Guests.Listen[0]))
+	if len(c.ExternalClients.Listen) > 0 && len(c.ExternalClients.Allow) == 0 {
+		faults = append(faults, fmt.Errorf("dns: no client may use the address %s for external clients; give the ranges of those that may", c.ExternalClients.Listen[0]))
 	}
 	if c.TTL > maxTTL {
 		faults = append(faults, fmt.Errorf("dns: a TTL of %d s is too long; use 0 to %d", c.TTL, maxTTL))
@@ -121,26 +122,26 @@ func (c Config) Validate() error {
 	return errors.Join(faults...)
 }
 
-// Server answers questions. Make one with [New]. Its methods may be called from any goroutine.
+// Server is a name server, made by [New]. Its methods may be called from any goroutine.
 type Server struct {
 	log        *slog.Logger
 	listeners  *server.Server
 	zoneConfig zone.Config
 	zone       atomic.Pointer[zone.Zone]
-	keeper     keeper
-	kernel     Kernel // or nil
+	file       zoneFile
+	kernel     Kernel // may be nil
 
-	mu       sync.Mutex // held by Sync; guards what follows
+	mu       sync.Mutex // guards the fields below
 	builder  zone.Builder
 	last     *clusterset.Snapshot
 	skipped  []zone.Problem
 	syncedAt time.Time
-	old      bool // the zone is of the file, of another life
+	stale    bool // the zone was read from the file; there was no Sync yet
 	updates  Updates
 }
 
-// New opens all sockets of c, or none. An error names the address, the port and what to do about it.
-// Questions are answered from the call of [Server.Run] on, which also closes the sockets.
+// New opens all sockets of c, or none. An error names the address, the port and the fix. [Server.Run] answers questions and
+// closes the sockets.
 func New(c Config) (*Server, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -151,21 +152,21 @@ func New(c Config) (*Server, error) {
 	}
 	s := &Server{log: log, zoneConfig: zone.Config{
 		Nameservers: firstOfEachFamily(c.Listen), TTL: c.TTL, EmptyHeadless: c.EmptyHeadless, ClusterScoped: c.ClusterScoped, Reverse: c.Reverse,
-	}, keeper: keeper{path: c.File, log: log, due: make(chan struct{}, 1)}, kernel: c.Kernel}
-	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, Guests: c.Guests, Sample: c.Sample, Log: log})
+	}, file: zoneFile{path: c.File, log: log, due: signal.New()}, kernel: c.Kernel}
+	listeners, err := server.Listen(context.Background(), c.Listen, server.Config{Zone: s.zone.Load, Limits: c.Limits, ExternalClients: c.ExternalClients, Sample: c.Sample, Log: log})
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}
 	s.listeners = listeners
-	if z, made := s.keeper.load(); z != nil {
+	if z, made := s.file.load(); z != nil {
 		s.zone.Store(z)
-		s.syncedAt, s.old = made, true
+		s.syncedAt, s.stale = made, true
 	}
 	return s, nil
 }
 
-// firstOfEachFamily returns the addresses of ns.dns.clusterset.local: where a client of this node finds
-// this server, most local first as the operator lists them.
+// firstOfEachFamily returns the addresses of ns.dns.clusterset.local. Operators list the most local address first, which
+// every client of this node can reach.
 func firstOfEachFamily(listen []netip.AddrPort) []netip.Addr {
 	var addrs []netip.Addr
 	seen := map[clusterset.Family]bool{}
@@ -179,32 +180,31 @@ func firstOfEachFamily(listen []netip.AddrPort) []netip.Addr {
 	return addrs
 }
 
-// Run answers questions until ctx is done, then closes every socket and returns nil. It may be called
-// once. A listener that breaks ends all of them and is the error.
+// Run answers questions until ctx is done, then closes every socket and returns nil. If a socket fails before, Run ends and
+// returns its error. It may be called only once.
 func (s *Server) Run(ctx context.Context) error {
-	s.log.Info("answer for "+zone.Origin, "listen", s.listeners.Addrs())
+	s.log.Info("answering for "+zone.Origin, "listen", s.listeners.Addrs())
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.listeners.Serve(ctx) })
-	group.Go(func() error { return s.keeper.run(ctx, s.known) })
+	group.Go(func() error { return s.file.run(ctx, s.unsaved) })
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("dns: %w", err)
 	}
 	return nil
 }
 
-// known returns the zone and since when it is so, nil before there is one of this life.
-func (s *Server) known() (*zone.Zone, time.Time) {
+// unsaved returns the zone and the time of its last change, or nil if the zone is still the one read from the file.
+func (s *Server) unsaved() (*zone.Zone, time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.old {
+	if s.stale {
 		return nil, time.Time{}
 	}
 	return s.zone.Load(), s.syncedAt
 }
 
-// Sync makes snap the world that questions are answered from. A snapshot with the same records as the last one
-// changes nothing, not even the serial. It keeps snap, which must not change afterwards. The only error is that
-// of ctx.
+// Sync makes the server answer from snap. If snap has the same records as the last snapshot, nothing changes, not even the
+// serial. Sync keeps snap, which must not change afterwards. It fails only if ctx is done.
 func (s *Server) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("dns: sync: %w", err)
@@ -216,9 +216,9 @@ func (s *Server) Sync(ctx context.Context, snap *clusterset.Snapshot) error {
 	return nil
 }
 
-// Settle says which member this one is and which members do not live, so that names which stand for several clusters
-// lead to the nearest that does. The same again costs nothing.
-func (s *Server) Settle(local clusterset.ClusterID, drained map[clusterset.ClusterID]bool) {
+// SetTopology sets the member that this node belongs to, and the drained members. Names that stand for several clusters
+// prefer the local one and leave out drained ones. A call with the same values has no effect.
+func (s *Server) SetTopology(local clusterset.ClusterID, drained map[clusterset.ClusterID]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.zoneConfig.Local, s.zoneConfig.Drained = local, maps.Clone(drained)
@@ -227,76 +227,76 @@ func (s *Server) Settle(local clusterset.ClusterID, drained map[clusterset.Clust
 	}
 }
 
-// build makes the zone of the last snapshot the one that is served. The caller holds mu.
+// build makes a zone of the last snapshot and serves it. The caller holds mu.
 func (s *Server) build() {
 	begin := time.Now()
-	// The serial is the wall clock's second, so that serials grow over restarts.
+	// The serial is the time in seconds, so that it also grows over restarts.
 	z, changed := s.builder.Build(s.last, s.zoneConfig, uint32(time.Now().Unix()))
 	if !changed {
 		return
 	}
 	s.zone.Store(z)
-	s.syncedAt, s.old = time.Now(), false
+	s.syncedAt, s.stale = time.Now(), false
 	s.updates.observe(s.syncedAt.Sub(begin))
-	s.keeper.changed()
+	s.file.changed()
 	addresses := s.builder.TakeAddresses()
 	if s.kernel != nil {
 		if err := s.kernel.Update(s.zoneConfig.TTL, z.SOA(), addresses); err != nil {
-			s.log.Error("tell the kernel of a new zone; it may answer from one before", "err", err)
+			s.log.Error("cannot pass the new zone to the kernel, which may still answer from an older one", "err", err)
 		}
 	}
 	skipped := s.builder.Problems()
 	for _, p := range skipped {
 		if !slices.Contains(s.skipped, p) {
-			s.log.Warn("leave a service out of DNS", "namespace", p.Service.Namespace, "service", p.Service.Name, "err", p.Reason)
+			s.log.Warn("service has no DNS name, or not all of its names", "namespace", p.Service.Namespace, "service", p.Service.Name, "err", p.Reason)
 		}
 	}
 	s.skipped = skipped
-	s.log.Debug("serve a new zone", "serial", z.Serial(), "records", z.Len())
+	s.log.Debug("serving a new zone", "serial", z.Serial(), "records", z.Len())
 }
 
-// Name returns the name of a Service in the ClusterSet, with the dot at its end.
+// Name returns the DNS name of a Service in the ClusterSet, with the trailing dot.
 func Name(s clusterset.ServiceName) string { return zone.NameOf(s) }
 
-// Record is one record, as people look at it.
+// Record is one record in presentation format.
 type Record = zone.Record
 
-// Records returns the records at and below a name, or all when it is empty, sorted by name from the right, then by
-// type.
+// Records returns the records at a name and below, or all if name is empty. They are sorted by name from the rightmost
+// label, then by type.
 func (s *Server) Records(name string) []Record {
 	z := s.zone.Load()
 	if z == nil {
 		return nil
 	}
-	return slices.DeleteFunc(z.Records(name), func(r Record) bool { return r.Type == 0 }) // names alone
+	return slices.DeleteFunc(z.Records(name), func(r Record) bool { return r.Type == 0 }) // names without records
 }
 
-// Counts are what a server has counted.
+// Counts holds the counters of a server.
 type Counts = server.Counts
 
-// Count is how many answers there were of one kind.
+// Count counts messages with the same path, type and outcome.
 type Count = server.Count
 
-// Status is what a person or a probe may want to know about the server.
+// Status is the state of a server.
 type Status struct {
 	Listen   []netip.AddrPort // as bound
-	Synced   bool             // false: every name of the zone is SERVFAIL
+	Synced   bool             // there is a zone; while there is none, every name in it is SERVFAIL
 	SyncedAt time.Time        // when the zone last changed
 	Serial   uint32
 	Records  int
 	Names    int
 	Updates  Updates
-	Old      bool     // what is served was known before this process began; SyncedAt says when
-	FileErr  error    // why the zone cannot be kept over a restart, if it cannot
+	Stale    bool     // the zone was saved by an earlier process; SyncedAt is its time
+	FileErr  error    // of the last read or write of the zone file
 	Counts   Counts   // of messages
-	Skipped  []string // services that cannot be named in DNS, and why
+	Skipped  []string // Services without a DNS name, or without all of theirs, and why
 }
 
 // Status returns the state of the server now.
 func (s *Server) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Listen: s.listeners.Addrs(), SyncedAt: s.syncedAt, Old: s.old, FileErr: s.keeper.failed(), Updates: s.updates, Counts: s.listeners.Counts()}
+	st := Status{Listen: s.listeners.Addrs(), SyncedAt: s.syncedAt, Stale: s.stale, FileErr: s.file.failed(), Updates: s.updates, Counts: s.listeners.Counts()}
 	if z := s.zone.Load(); z != nil {
 		st.Synced, st.Serial, st.Records, st.Names = true, z.Serial(), z.Len(), z.Names()
 	}

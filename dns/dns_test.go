@@ -24,6 +24,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,14 +41,14 @@ func hello(ips ...string) *clusterset.Snapshot {
 	return &clusterset.Snapshot{Services: []clusterset.Service{s}}
 }
 
-// start runs a server on both loopback addresses until stop is called or the test ends. stop returns when
-// the server has.
+// start runs a server on both loopback addresses until stop is called or the test ends. stop waits for the server to
+// end.
 func start(t *testing.T) (s *dns.Server, stop func()) {
 	t.Helper()
 	return startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("[::1]:0")}, TTL: dns.DefaultTTL})
 }
 
-// startWith is start with a Config of the caller's.
+// startWith is start with a Config.
 func startWith(t *testing.T, c dns.Config) (s *dns.Server, stop func()) {
 	t.Helper()
 	s, err := dns.New(c)
@@ -67,7 +68,7 @@ func startWith(t *testing.T, c dns.Config) (s *dns.Server, stop func()) {
 	return s, stop
 }
 
-// ask returns the rcode and the answer's addresses.
+// ask returns the rcode and the addresses of the answer.
 func ask(t *testing.T, network string, at netip.AddrPort, qtype uint16) []string {
 	t.Helper()
 	q := new(wire.Msg)
@@ -109,11 +110,11 @@ func TestServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"NXDOMAIN"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
-		t.Errorf("after the service went (-want +have):\n%s", diff)
+		t.Errorf("after the Service was removed (-want +have):\n%s", diff)
 	}
 }
 
-func TestSyncOfTheSameWorldChangesNothing(t *testing.T) {
+func TestSyncOfEqualSnapshotChangesNothing(t *testing.T) {
 	s, _ := start(t)
 	var serials []uint32
 	for _, snap := range []*clusterset.Snapshot{hello("243.0.0.1"), hello("243.0.0.1"), hello("243.0.0.2"), {}, {}} {
@@ -130,7 +131,7 @@ func TestSyncOfTheSameWorldChangesNothing(t *testing.T) {
 	}
 }
 
-func TestSyncAfterTheEnd(t *testing.T) {
+func TestSyncWithCancelledContext(t *testing.T) {
 	s, _ := start(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -142,7 +143,7 @@ func TestSyncAfterTheEnd(t *testing.T) {
 	}
 }
 
-func TestServiceThatCannotBeNamed(t *testing.T) {
+func TestServiceWithoutValidName(t *testing.T) {
 	var log bytes.Buffer
 	s, err := dns.New(dns.Config{
 		Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
@@ -154,8 +155,8 @@ func TestServiceThatCannotBeNamed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	snap := hello("243.0.0.1")
 	snap.Services[0].Service.Name = "a.b"
-	for _, world := range []*clusterset.Snapshot{snap, {Services: append(hello("243.0.0.9").Services, snap.Services...)}} {
-		if err := s.Sync(ctx, world); err != nil {
+	for _, snap := range []*clusterset.Snapshot{snap, {Services: append(hello("243.0.0.9").Services, snap.Services...)}} {
+		if err := s.Sync(ctx, snap); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -163,8 +164,9 @@ func TestServiceThatCannotBeNamed(t *testing.T) {
 		t.Errorf("skipped: %q", have)
 	}
 	if n := strings.Count(log.String(), "service=a.b"); n != 1 {
-		t.Errorf("logged %d times, want once for as long as it stays so:\n%s", n, &log)
+		t.Errorf("logged %d times, want once:\n%s", n, &log)
 	}
+	conformance.Holds(t, "N48")
 	cancel()
 	if err := s.Run(ctx); err != nil { // closes the sockets
 		t.Error(err)
@@ -199,11 +201,11 @@ func TestTCPPipelining(t *testing.T) {
 	}
 }
 
-// What a server knew at its end the next one answers before anybody told it anything, and then what is so now.
+// A restarted server answers from the zone of its predecessor until the first Sync, and from the snapshot afterwards.
 func TestZoneSurvivesARestart(t *testing.T) {
 	cfg := dns.Config{
 		Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: dns.DefaultTTL,
-		File: filepath.Join(t.TempDir(), "kept", "zone"),
+		File: filepath.Join(t.TempDir(), "new", "zone"),
 	}
 	s, stop := startWith(t, cfg)
 	if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
@@ -211,7 +213,7 @@ func TestZoneSurvivesARestart(t *testing.T) {
 	}
 	stop()
 	s, stop = startWith(t, cfg)
-	if st := s.Status(); !st.Synced || !st.Old || st.FileErr != nil || time.Since(st.SyncedAt) > time.Minute {
+	if st := s.Status(); !st.Synced || !st.Stale || st.FileErr != nil || time.Since(st.SyncedAt) > time.Minute {
 		t.Errorf("status after a restart: %+v", st)
 	}
 	if diff := cmp.Diff([]string{"NOERROR", "243.0.0.1"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" {
@@ -220,8 +222,8 @@ func TestZoneSurvivesARestart(t *testing.T) {
 	if err := s.Sync(t.Context(), hello("243.0.0.2")); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"NOERROR", "243.0.0.2"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" || s.Status().Old {
-		t.Errorf("after the first snapshot, old: %t (-want +have):\n%s", s.Status().Old, diff)
+	if diff := cmp.Diff([]string{"NOERROR", "243.0.0.2"}, ask(t, "udp", s.Status().Listen[0], wire.TypeA)); diff != "" || s.Status().Stale {
+		t.Errorf("after the first snapshot, stale: %t (-want +have):\n%s", s.Status().Stale, diff)
 	}
 	stop()
 	if left, err := filepath.Glob(cfg.File + "*"); err != nil || len(left) != 1 {
@@ -229,8 +231,8 @@ func TestZoneSurvivesARestart(t *testing.T) {
 	}
 }
 
-// A file that cannot be read or written costs the memory of it and nothing else.
-func TestFileThatCannotBeKept(t *testing.T) {
+// A zone file that cannot be read or written is reported and does not affect answers.
+func TestBrokenZoneFile(t *testing.T) {
 	dir := t.TempDir()
 	damaged := filepath.Join(dir, "damaged")
 	if err := os.WriteFile(damaged, []byte("isthmus-zone, once"), 0o600); err != nil {
@@ -239,11 +241,11 @@ func TestFileThatCannotBeKept(t *testing.T) {
 	for name, tc := range map[string]struct {
 		file     string
 		atStart  string
-		afterEnd bool // the file is whole again
+		repaired bool // the file is valid again at the end
 	}{
-		"damaged":  {damaged, damaged, true},
-		"a folder": {dir, "read the last zone", false},
-		"nowhere":  {filepath.Join(damaged, "below", "zone"), "not a directory", false},
+		"damaged":   {damaged, damaged, true},
+		"a folder":  {dir, "read the saved zone", false},
+		"no folder": {filepath.Join(damaged, "below", "zone"), "not a directory", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: dns.DefaultTTL, File: tc.file}
@@ -261,37 +263,37 @@ func TestFileThatCannotBeKept(t *testing.T) {
 				t.Errorf("after it (-want +have):\n%s", diff)
 			}
 			stop()
-			if err := s.Status().FileErr; (err == nil) != tc.afterEnd {
+			if err := s.Status().FileErr; (err == nil) != tc.repaired {
 				t.Errorf("at the end: %v", err)
 			}
 		})
 	}
 }
 
-// TestEndWithAnIdleClient holds that a client which says nothing, or half a question, delays nobody's end.
-func TestEndWithAnIdleClient(t *testing.T) {
+// Clients that send nothing, or half a question, do not delay the end of the server.
+func TestStopWithIdleClients(t *testing.T) {
 	s, stop := start(t)
-	for _, words := range []string{"", "\x00", "\x00\x40half a question"} {
+	for _, sent := range []string{"", "\x00", "\x00\x40half a question"} {
 		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Status().Listen[1].String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if _, err := conn.Write([]byte(words)); err != nil {
+		if _, err := conn.Write([]byte(sent)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ask(t, "tcp", s.Status().Listen[1], wire.TypeA) // accepted after the three, so they are being served
+	ask(t, "tcp", s.Status().Listen[1], wire.TypeA) // accepted after the three, so these are being served
 	begin := time.Now()
 	stop()
 	if took := time.Since(begin); took > 4*time.Second {
-		t.Errorf("the end took %s, as long as an idle client may stay", took)
+		t.Errorf("the stop took %s, as long as an idle client may stay", took)
 	}
 }
 
-// Every question that lies in a socket when the server is told to end is answered, so that a planned restart keeps
-// nobody waiting.
-func TestEndAnswersWhatWasAsked(t *testing.T) {
+// Questions already in a socket's buffer are answered when the server stops, so that no client waits for a timeout during a
+// planned restart.
+func TestStopAnswersPendingQuestions(t *testing.T) {
 	s, stop := start(t)
 	if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
 		t.Fatal(err)
@@ -334,10 +336,10 @@ func TestListenErrors(t *testing.T) {
 	tests := map[string]struct {
 		listen string
 		cause  error
-		says   []string
+		words  []string
 	}{
-		"address taken":     {taken.Addr().String(), syscall.EADDRINUSE, []string{"tcp", "127.0.0.1", strconv.Itoa(port), "--dns-listen"}},
-		"address elsewhere": {"192.0.2.1:5353", syscall.EADDRNOTAVAIL, []string{"udp", "192.0.2.1", "5353", "--dns-listen"}},
+		"address taken":   {taken.Addr().String(), syscall.EADDRINUSE, []string{"tcp", "127.0.0.1", strconv.Itoa(port), "--dns-listen"}},
+		"unknown address": {"192.0.2.1:5353", syscall.EADDRNOTAVAIL, []string{"udp", "192.0.2.1", "5353", "--dns-listen"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +347,7 @@ func TestListenErrors(t *testing.T) {
 			if !errors.Is(err, tc.cause) {
 				t.Fatalf("have %v, want %v", err, tc.cause)
 			}
-			for _, word := range tc.says {
+			for _, word := range tc.words {
 				if !strings.Contains(err.Error(), word) {
 					t.Errorf("%q does not name %s", err, word)
 				}
@@ -360,14 +362,14 @@ func TestValidate(t *testing.T) {
 		listen []netip.AddrPort
 		faults int
 	}{
-		"one address":          {[]netip.AddrPort{local}, 0},
-		"any free port, twice": {[]netip.AddrPort{netip.MustParseAddrPort("[::1]:0"), netip.MustParseAddrPort("[::1]:0")}, 0},
-		"none":                 {nil, 1},
-		"wildcards":            {[]netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:53"), netip.MustParseAddrPort("[::]:53")}, 2},
-		"twice":                {[]netip.AddrPort{local, local}, 1},
-		"multicast":            {[]netip.AddrPort{netip.MustParseAddrPort("224.0.0.251:53")}, 1},
-		"no address":           {[]netip.AddrPort{{}}, 1},
-		"all faults at once":   {[]netip.AddrPort{{}, netip.MustParseAddrPort("0.0.0.0:53"), local, local}, 3},
+		"one address":        {[]netip.AddrPort{local}, 0},
+		"port 0, twice":      {[]netip.AddrPort{netip.MustParseAddrPort("[::1]:0"), netip.MustParseAddrPort("[::1]:0")}, 0},
+		"none":               {nil, 1},
+		"wildcards":          {[]netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:53"), netip.MustParseAddrPort("[::]:53")}, 2},
+		"twice":              {[]netip.AddrPort{local, local}, 1},
+		"multicast":          {[]netip.AddrPort{netip.MustParseAddrPort("224.0.0.251:53")}, 1},
+		"no address":         {[]netip.AddrPort{{}}, 1},
+		"all faults at once": {[]netip.AddrPort{{}, netip.MustParseAddrPort("0.0.0.0:53"), local, local}, 3},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -381,27 +383,27 @@ func TestValidate(t *testing.T) {
 			}
 			if tc.faults > 0 {
 				if _, err := dns.New(dns.Config{Listen: tc.listen}); err == nil {
-					t.Error("New took it")
+					t.Error("New accepts it")
 				}
 			}
 		})
 	}
 }
 
-// told is a Kernel that remembers.
-type told map[string][2]netip.Addr
+// fakeKernel is a Kernel that records its updates.
+type fakeKernel map[string][2]netip.Addr
 
-func (k told) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]netip.Addr]) error {
+func (k fakeKernel) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]netip.Addr]) error {
 	for name, addrs := range changes {
 		k[fmt.Sprintf("%d %d %q", ttl, len(soa), name)] = addrs
 	}
 	return nil
 }
 
-// TestKernelIsTold: of every change, and when it is.
-func TestKernelIsTold(t *testing.T) {
+// The kernel receives every change, as part of Sync.
+func TestKernelUpdates(t *testing.T) {
 	const name = `5 84 "\x05hello\x04demo\x03svc\nclusterset\x05local\x00"`
-	kernel := told{}
+	kernel := fakeKernel{}
 	s, _ := startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: dns.DefaultTTL, Kernel: kernel})
 	for _, ips := range [][]string{{"243.0.0.1", "fd99::1"}, {"243.0.0.2"}, nil} {
 		clear(kernel)
@@ -413,23 +415,23 @@ func TestKernelIsTold(t *testing.T) {
 			want[i] = netip.MustParseAddr(ip)
 		}
 		if got, ok := kernel[name]; !ok || got != want {
-			t.Errorf("with %v the kernel is told %v", ips, kernel)
+			t.Errorf("with %v the kernel receives %v", ips, kernel)
 		}
 	}
 	clear(kernel)
 	if err := s.Sync(t.Context(), hello()); err != nil || len(kernel) > 0 {
-		t.Errorf("%v; the kernel is told of what has not changed: %v", err, kernel)
+		t.Errorf("%v; the kernel receives unchanged names: %v", err, kernel)
 	}
 }
 
-// Answers, and what is not there, may be remembered for as long as the operator says, an hour at most.
-func TestTTL_L56(t *testing.T) {
+// Positive and negative answers have the configured TTL, at most one hour.
+func TestTTL(t *testing.T) {
 	for _, ttl := range []uint32{0, 60, 3600} {
 		s, _ := startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: ttl})
 		if err := s.Sync(t.Context(), hello("243.0.0.1")); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{"hello", "nobody"} {
+		for _, name := range []string{"hello", "unknown"} {
 			resp, err := wire.ExchangeContext(t.Context(), new(wire.Msg).SetQuestion(name+".demo.svc.clusterset.local.", wire.TypeA), s.Status().Listen[0].String())
 			if err != nil {
 				t.Fatal(err)
@@ -445,6 +447,7 @@ func TestTTL_L56(t *testing.T) {
 		}
 	}
 	if _, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: 3601}); err == nil {
-		t.Error("more than an hour is taken")
+		t.Error("a TTL above one hour is accepted")
 	}
+	conformance.Holds(t, "L56")
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// changing is a world of many Services of which hello.demo has the address of turn n.
-func changing(n int64) *clusterset.Snapshot {
+// snapshotOf returns a snapshot of many Services in which the address of hello.demo encodes version n.
+func snapshotOf(n int64) *clusterset.Snapshot {
 	var v4 [4]byte
 	binary.BigEndian.PutUint32(v4[:], uint32(n))
 	v4[0] = 243
@@ -35,17 +35,17 @@ func changing(n int64) *clusterset.Snapshot {
 	return s
 }
 
-// asker sends questions at a pace and checks every answer.
-type asker struct {
+// client sends questions at a constant rate and checks every answer.
+type client struct {
 	conn     *net.UDPConn
-	begun    atomic.Int64          // the turn that was last given to the server
-	done     atomic.Int64          // the turn that was last taken by it
-	pending  [1 << 16]atomic.Int64 // by ID: 1 more than the last turn when it was asked, 0 when nothing is asked
+	begun    atomic.Int64          // the last version passed to Sync
+	done     atomic.Int64          // the last version that Sync applied
+	pending  [1 << 16]atomic.Int64 // by ID: 1 plus the applied version when the question was sent; 0 if none is pending
 	answered atomic.Int64
 }
 
-// send asks n questions, perSecond each second.
-func (a *asker) send(n, perSecond int) error {
+// send sends n questions at a rate.
+func (a *client) send(n, perSecond int) error {
 	query, err := new(wire.Msg).SetQuestion("hello.demo.svc.clusterset.local.", wire.TypeA).Pack()
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (a *asker) send(n, perSecond int) error {
 	for sent := 0; sent < n; {
 		for due := min(n, int(time.Since(begin).Seconds()*float64(perSecond))); sent < due; sent++ {
 			if a.pending[uint16(sent)].Swap(a.done.Load()+1) != 0 {
-				return fmt.Errorf("question %d: the one %d before has no answer", sent, 1<<16)
+				return fmt.Errorf("question %d: the question %d before it has no answer", sent, 1<<16)
 			}
 			binary.BigEndian.PutUint16(query, uint16(sent))
 			if _, err := a.conn.Write(query); err != nil {
@@ -68,8 +68,8 @@ func (a *asker) send(n, perSecond int) error {
 	return nil
 }
 
-// receive takes n answers. Each must be of a turn that was so between its question and it.
-func (a *asker) receive(n int) error {
+// receive reads n answers. Each must have a version that was current at some time between question and answer.
+func (a *client) receive(n int) error {
 	answer := make([]byte, 512)
 	for range n {
 		if err := a.conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -80,17 +80,17 @@ func (a *asker) receive(n int) error {
 			return fmt.Errorf("after %d answers: %w", a.answered.Load(), err)
 		}
 		asked := a.pending[binary.BigEndian.Uint16(answer)].Swap(0)
-		turn := int64(binary.BigEndian.Uint32(answer[size-4:size]) & 0xffffff)
-		if asked == 0 || answer[3]&0x0f != wire.RcodeSuccess || turn < asked-1 || turn > a.begun.Load() {
-			return fmt.Errorf("answer %d: asked in turn %d, it is of turn %d of %d: %x", a.answered.Load(), asked-1, turn, a.begun.Load(), answer[:size])
+		version := int64(binary.BigEndian.Uint32(answer[size-4:size]) & 0xffffff)
+		if asked == 0 || answer[3]&0x0f != wire.RcodeSuccess || version < asked-1 || version > a.begun.Load() {
+			return fmt.Errorf("answer %d: asked at version %d, it has version %d of %d: %x", a.answered.Load(), asked-1, version, a.begun.Load(), answer[:size])
 		}
 		a.answered.Add(1)
 	}
 	return nil
 }
 
-// change gives the server another world, perSecond each second, until stop.
-func (a *asker) change(t *testing.T, s *dns.Server, perSecond int, stop <-chan struct{}) error {
+// change syncs new snapshots at a rate until stop is closed.
+func (a *client) change(t *testing.T, s *dns.Server, perSecond int, stop <-chan struct{}) error {
 	t.Helper()
 	tick := time.NewTicker(time.Second / time.Duration(perSecond))
 	defer tick.Stop()
@@ -101,15 +101,15 @@ func (a *asker) change(t *testing.T, s *dns.Server, perSecond int, stop <-chan s
 		case <-tick.C:
 		}
 		a.begun.Store(n)
-		if err := s.Sync(t.Context(), changing(n)); err != nil {
+		if err := s.Sync(t.Context(), snapshotOf(n)); err != nil {
 			return err
 		}
 		a.done.Store(n)
 	}
 }
 
-// Twenty thousand questions a second while the world changes a hundred times a second: none is lost, and none is
-// answered by what was no longer or not yet so. A million of them at full length.
+// 20,000 questions per second while the snapshot changes 100 times per second: none is lost, and no answer is outdated or
+// premature. At full length there are a million questions.
 func TestQuestionsDuringChanges(t *testing.T) {
 	const pace, changes = 20_000, 100
 	questions := pace
@@ -117,7 +117,7 @@ func TestQuestionsDuringChanges(t *testing.T) {
 		questions = 1_000_000
 	}
 	s, _ := startWith(t, dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: dns.DefaultTTL, Limits: dns.DefaultLimits})
-	if err := s.Sync(t.Context(), changing(0)); err != nil {
+	if err := s.Sync(t.Context(), snapshotOf(0)); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Status().Listen[0]))
@@ -130,11 +130,11 @@ func TestQuestionsDuringChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the client has no room for is not what the server lost.
+	// A question that the client drops must not look like one that the server lost.
 	if failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20) }); failed != nil || err != nil {
 		t.Fatal(failed, err)
 	}
-	a := &asker{conn: conn}
+	a := &client{conn: conn}
 	stop := make(chan struct{})
 	var group errgroup.Group
 	group.Go(func() error { return a.change(t, s, changes, stop) })
@@ -148,11 +148,11 @@ func TestQuestionsDuringChanges(t *testing.T) {
 		t.Errorf("%d of %d questions were answered, %d dropped: %v", a.answered.Load(), questions, dropped, err)
 	}
 	if n := s.Status().Updates.Count; n < uint64(questions/pace*changes/4) {
-		t.Errorf("the world changed %d times only", n)
+		t.Errorf("the snapshot changed only %d times", n)
 	}
 }
 
-// A full disk costs the memory of changes, not answers; what was kept stays.
+// With a full disk, changes are answered and not saved; the file saved before stays.
 func TestFullDisk(t *testing.T) {
 	netlab.Privileged(t)
 	dir := t.TempDir()
@@ -174,7 +174,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, stop = startWith(t, cfg)
-	if err := s.Sync(t.Context(), changing(1)); err != nil { // which is larger than what is left
+	if err := s.Sync(t.Context(), snapshotOf(1)); err != nil { // larger than the space left
 		t.Fatal(err)
 	}
 	if have := ask(t, "udp", s.Status().Listen[0], wire.TypeA); strings.Join(have, " ") != "NOERROR 243.0.0.1" {
@@ -182,7 +182,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	stop()
 	if err := s.Status().FileErr; err == nil || !strings.Contains(err.Error(), "no space left") {
-		t.Errorf("the disk is full: %v", err)
+		t.Errorf("want an error about the full disk, have %v", err)
 	}
 	if left, err := filepath.Glob(cfg.File + "*"); err != nil || len(left) != 1 {
 		t.Errorf("files: %v %v", left, err)

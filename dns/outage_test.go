@@ -13,8 +13,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// A server that begins while the API server has been away for an hour answers what was known, and says how old it is.
-func TestAnHourWithoutTheAPIServer(t *testing.T) {
+// A server that starts while the API server has been unreachable for an hour answers from the saved zone, and logs its age.
+func TestRestartDuringOutage(t *testing.T) {
 	var log bytes.Buffer
 	cfg := Config{
 		Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, TTL: DefaultTTL,
@@ -38,14 +38,14 @@ func TestAnHourWithoutTheAPIServer(t *testing.T) {
 	}
 	hourAgo := time.Now().Add(-time.Hour)
 	first.syncedAt = hourAgo
-	if err := first.Run(ended); err != nil { // keeps the zone and ends
+	if err := first.Run(ended); err != nil { // saves the zone and ends
 		t.Fatal(err)
 	}
 	log.Reset()
-	for range 2 { // the time of a restart is not the age of what is known
+	for range 2 { // a restart does not reset the age
 		s := begin()
 		st := s.Status()
-		if !st.Synced || !st.Old || st.SyncedAt.Unix() != hourAgo.Unix() || len(s.Records("hello.demo.svc.clusterset.local")) != 1 {
+		if !st.Synced || !st.Stale || st.SyncedAt.Unix() != hourAgo.Unix() || len(s.Records("hello.demo.svc.clusterset.local")) != 1 {
 			t.Errorf("status %+v", st)
 		}
 		if err := s.Run(ended); err != nil {
@@ -53,14 +53,14 @@ func TestAnHourWithoutTheAPIServer(t *testing.T) {
 		}
 	}
 	if n := strings.Count(log.String(), "age=1h0m"); n != 2 {
-		t.Errorf("the age is logged %d times, want once a start:\n%s", n, &log)
+		t.Errorf("the age is logged %d times, want once for each start:\n%s", n, &log)
 	}
 	s := begin()
 	if err := s.Sync(t.Context(), snap); err != nil {
 		t.Fatal(err)
 	}
-	if st := s.Status(); st.Old || time.Since(st.SyncedAt) > time.Minute {
-		t.Errorf("after the first world: %+v", st)
+	if st := s.Status(); st.Stale || time.Since(st.SyncedAt) > time.Minute {
+		t.Errorf("after the first snapshot: %+v", st)
 	}
 	if err := s.Run(ended); err != nil {
 		t.Fatal(err)

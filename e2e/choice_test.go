@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -106,6 +107,7 @@ func TestNearestServe(t *testing.T) {
 	leads("the same node, by packets", outsideClient, "a/near-2")
 	ready("near-2", false)
 	leads("the same zone, when there is nobody on the node", a2, "a/near-1", "b")
+	conformance.Holds(t, "K11")
 	ready("near-2", true)
 
 	patch(t, "a", "service", "near", `{"spec": {"trafficDistribution": "PreferSameZone"}}`)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -29,7 +30,7 @@ func fqdn(service string, port int) string {
 const ports42 = "{name: tcp, port: 42, targetPort: 8081}, {name: udp, port: 42, targetPort: 8081, protocol: UDP}"
 
 // TestNotExported: a Service that both members have and nobody exports has no name in the ClusterSet.
-func TestNotExported_C14(t *testing.T) {
+func TestNotExported(t *testing.T) {
 	needBed(t)
 	applyBoth(t, func(string) string { return behind("private", ports42) })
 	for _, m := range testbed.Members() {
@@ -40,6 +41,7 @@ func TestNotExported_C14(t *testing.T) {
 		if r.Errors["lookup: no such host"] != 20 {
 			t.Errorf("from %s: of 20 connections by name %d failed, so: %v", m, r.Failures, r.Errors)
 		}
+		conformance.Holds(t, "C14")
 		out, err := bed.Kubectl(t.Context(), m, "get", "serviceimport", "private", "--namespace", namespace, "--ignore-not-found", "--output", "name")
 		if err != nil || out != "" {
 			t.Errorf("%s has %q: %v", m, out, err)
@@ -65,7 +67,7 @@ func answers(t *testing.T, member, cluster, protocol, target string) {
 
 // TestOnlyTheExporterAnswers: both members have the Service and one exports it. By its name, over TCP and UDP and from
 // every cluster, its pods answer and nobody else's; so they do at its addresses of both families.
-func TestOnlyTheExporterAnswers_C24_C25(t *testing.T) {
+func TestOnlyTheExporterAnswers(t *testing.T) {
 	needBed(t)
 	t.Parallel()
 	applyBoth(t, func(string) string { return behind("single", ports42) })
@@ -82,11 +84,12 @@ func TestOnlyTheExporterAnswers_C24_C25(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "C24", "C25")
 }
 
 // TestPortsLeadToTheirClusters: where a says 42, b says 4242. Under one name the older export's number counts and leads
 // to its own pods; under two names each number leads to the pods of who said so.
-func TestPortsLeadToTheirClusters_C26_C27(t *testing.T) {
+func TestPortsLeadToTheirClusters(t *testing.T) {
 	needBed(t)
 	t.Parallel()
 	ports := map[string]map[string]string{
@@ -102,7 +105,9 @@ func TestPortsLeadToTheirClusters_C26_C27(t *testing.T) {
 		if err := refuses(t.Context(), clientIn(m), "--tcp", fqdn("one-name", 4242)); err != nil {
 			t.Errorf("from %s: %v", m, err)
 		}
+		conformance.Holds(t, "C26")
 		answers(t, m, "a", "--tcp", fqdn("two-names", 42))
 		answers(t, m, "b", "--tcp", fqdn("two-names", 4242))
+		conformance.Holds(t, "C27")
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -25,17 +26,17 @@ func inPod(ctx context.Context, member string, args ...string) (string, error) {
 	return bed.Exec(ctx, member, namespace, "client", args...)
 }
 
-// nslookup asks as BIND's nslookup does and returns addresses, or "PORT TARGET" of SRV records, sorted.
+// nslookup runs BIND's nslookup and returns addresses, or "PORT TARGET" of SRV records, sorted.
 func nslookup(ctx context.Context, member, qtype, name string) ([]string, error) {
-	said, err := inPod(ctx, member, "nslookup", "-type="+qtype, name+".")
+	output, err := inPod(ctx, member, "nslookup", "-type="+qtype, name+".")
 	if err != nil {
 		return nil, err
 	}
 	var found []string
-	for line := range strings.Lines(said) {
+	for line := range strings.Lines(output) {
 		f := strings.Fields(line)
 		switch {
-		case len(f) == 2 && f[0] == "Address:" && !strings.Contains(f[1], "#"): // the server's own has its port
+		case len(f) == 2 && f[0] == "Address:" && !strings.Contains(f[1], "#"): // the server's own address has a port
 			found = append(found, f[1])
 		case len(f) == 7 && f[1] == "service":
 			found = append(found, f[5]+" "+strings.TrimSuffix(f[6], "."))
@@ -45,7 +46,7 @@ func nslookup(ctx context.Context, member, qtype, name string) ([]string, error)
 	return found, nil
 }
 
-// resolvesTo waits until nslookup in a member finds exactly these.
+// resolvesTo waits until nslookup in a member returns exactly want.
 func resolvesTo(t *testing.T, member, qtype, name string, want ...string) {
 	t.Helper()
 	slices.Sort(want)
@@ -64,9 +65,9 @@ func resolvesTo(t *testing.T, member, qtype, name string, want ...string) {
 	}
 }
 
-// TestNamesInEveryCluster: with CoreDNS alone (a) and behind NodeLocal DNSCache (b), the name of a Service has its VIPs,
-// SRV of the bare name has each port once, and cluster.local is as it was.
-func TestNamesInEveryCluster_C18_C19_C20(t *testing.T) {
+// With CoreDNS alone (a) and behind NodeLocal DNSCache (b), a Service's name resolves to its VIPs, SRV of the name has each
+// port once, and cluster.local still works.
+func TestNamesInEveryCluster(t *testing.T) {
 	needBed(t)
 	addrs, err := vips(t.Context())
 	if err != nil {
@@ -76,18 +77,21 @@ func TestNamesInEveryCluster_C18_C19_C20(t *testing.T) {
 		for _, vip := range addrs {
 			resolvesTo(t, member, map[bool]string{true: "A", false: "AAAA"}[vip.Is4()], name, vip.String())
 		}
+		conformance.Holds(t, "C18")
 		resolvesTo(t, member, "SRV", name, "7 "+name, "80 "+name)
 		resolvesTo(t, member, "SRV", "_http._tcp."+name, "80 "+name)
+		conformance.Holds(t, "C19")
 		clusterIP, err := bed.Kubectl(t.Context(), member, "get", "service", "echo", "--namespace", namespace, "--output", "jsonpath={.spec.clusterIP}")
 		if err != nil {
 			t.Fatal(err)
 		}
 		resolvesTo(t, member, "A", "echo.road.svc.cluster.local", clusterIP)
+		conformance.Holds(t, "C20")
 	}
 }
 
-// TestKernelAnswers: plain questions of a pod to a resolver that is the kernel's are answered where they leave the pod, by
-// the same packets that the packet path looks at.
+// The kernel answers a pod's simple questions to a resolver of --dns-fast-path at the pod's interface, besides the packet
+// path. No server runs at the resolver's address.
 func TestKernelAnswers(t *testing.T) {
 	needBed(t)
 	addrs, err := vips(t.Context())
@@ -95,26 +99,26 @@ func TestKernelAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, vip := range addrs {
-		said, err := inPod(t.Context(), "a", "nslookup", "-type="+map[bool]string{true: "A", false: "AAAA"}[vip.Is4()], name+".", nobody)
+		output, err := inPod(t.Context(), "a", "nslookup", "-type="+map[bool]string{true: "A", false: "AAAA"}[vip.Is4()], name+".", nobody)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(said, vip.String()) {
-			t.Errorf("nobody says of %s:\n%s\nwant %s", name, said, vip)
+		if !strings.Contains(output, vip.String()) {
+			t.Errorf("the answer for %s is\n%s\nwant %s", name, output, vip)
 		}
 	}
 }
 
-// database is what the tests know of the pods of the StatefulSet db in a member, by hostname.
+// database returns the addresses of the pods of StatefulSet db in a member, by hostname.
 func database(t *testing.T, member string) map[string][]netip.Addr {
 	t.Helper()
-	said, err := bed.Kubectl(t.Context(), member, "get", "pods", "--namespace", namespace, "--selector", "app=db",
+	output, err := bed.Kubectl(t.Context(), member, "get", "pods", "--namespace", namespace, "--selector", "app=db",
 		"--output", `jsonpath={range .items[*]}{.metadata.name}{range .status.podIPs[*]} {.ip}{end}{"\n"}{end}`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pods := map[string][]netip.Addr{}
-	for line := range strings.Lines(said) {
+	for line := range strings.Lines(output) {
 		f := strings.Fields(line)
 		for _, ip := range f[1:] {
 			pods[f[0]] = append(pods[f[0]], netip.MustParseAddr(ip))
@@ -123,10 +127,10 @@ func database(t *testing.T, member string) map[string][]netip.Addr {
 	return pods
 }
 
-// TestHeadlessNamesInEveryCluster: the name of a headless Service has the ready pods of all clusters, each host has a
-// name below its cluster, SRV of the bare name leads to the hosts, and all of that follows the scale, down to one cluster
-// alone. Without any pods there is no name, until the Service is made again.
-func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
+// The name of a headless Service resolves to the ready pods of all clusters, each host has a name below its cluster, and SRV
+// of the Service's name points at the hosts. All follow the number of replicas, down to a single cluster. Without pods the
+// name does not exist, and it exists again when the Service is created again.
+func TestHeadlessNamesInEveryCluster(t *testing.T) {
 	needBed(t)
 	t.Parallel()
 	const db = "db.road.svc.clusterset.local"
@@ -154,7 +158,7 @@ func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
 		for _, member := range testbed.Members() {
 			for pod, ips := range database(t, member) {
 				one = pod + "." + member + "." + db
-				targets = append(targets, "8081 "+one) // the pods' own port: nobody translates between
+				targets = append(targets, "8081 "+one) // the pods' own port: headless Services are not translated
 				ofOne = nil
 				for _, ip := range ips {
 					if ip.Is4() {
@@ -171,6 +175,7 @@ func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
 		}
 	}
 	hosts()
+	conformance.Holds(t, "C21", "C22", "C23")
 	if _, err := bed.Kubectl(t.Context(), "b", "scale", "statefulset/db", "--namespace", namespace, "--replicas", "0"); err != nil {
 		t.Fatal(err)
 	}
@@ -178,25 +183,28 @@ func TestHeadlessNamesInEveryCluster_C21_C22_C23_L64_L65_L66_L67(t *testing.T) {
 		t.Fatal(err)
 	}
 	hosts()
+	conformance.Holds(t, "L66", "L67")
 	if _, err := bed.Kubectl(t.Context(), "a", "delete", "service/db", "--namespace", namespace); err != nil {
 		t.Fatal(err)
 	}
 	for _, member := range testbed.Members() {
-		isNoName(t, member, db)
+		isNXDOMAIN(t, member, db)
 	}
+	conformance.Holds(t, "L65")
 	if err := bed.Apply(t.Context(), "a", headlessWorkload); err != nil {
 		t.Fatal(err)
 	}
 	hosts()
+	conformance.Holds(t, "L64")
 }
 
-// isNoName waits until a name does not exist in a member.
-func isNoName(t *testing.T, member, name string) {
+// isNXDOMAIN waits until a name does not exist in a member.
+func isNXDOMAIN(t *testing.T, member, name string) {
 	t.Helper()
 	err := testbed.Eventually(t.Context(), patience, func(ctx context.Context) error {
-		said, err := inPod(ctx, member, "dig", name+".", "A")
-		if err == nil && !strings.Contains(said, "status: NXDOMAIN") {
-			err = fmt.Errorf("%s in %s:\n%s", name, member, said)
+		output, err := inPod(ctx, member, "dig", name+".", "A")
+		if err == nil && !strings.Contains(output, "status: NXDOMAIN") {
+			err = fmt.Errorf("%s in %s:\n%s", name, member, output)
 		}
 		return err
 	})
@@ -205,8 +213,7 @@ func isNoName(t *testing.T, member, name string) {
 	}
 }
 
-// lookups starts 200 lookups a second from a pod of a. end stops them after 500 at least, however fast the change was that the
-// test makes meanwhile, and requires that none failed.
+// lookups starts 200 lookups per second from a pod in a. end stops them, but not before 500, and checks that none failed.
 func lookups(t *testing.T, flags ...string) (end func()) {
 	t.Helper()
 	const minimum = 500
@@ -234,15 +241,14 @@ func lookups(t *testing.T, flags ...string) (end func()) {
 	}
 }
 
-// TestKilledAgentLosesNoLookup: lookups go on while the agent of their node is killed and stays away, and come home when
-// it is back.
+// No lookup fails while the agent of the node is killed and stays down. Lookups use it again after it has started.
 func TestKilledAgentLosesNoLookup(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
 	end := lookups(t)
 	err := bed.KillAgent(ctx, "a", clientNode)
 	if err == nil {
-		// The node's own answers nothing; the questions do not notice.
+		// The node's own agent does not answer; lookups still succeed.
 		_, err = client(podClient).run(ctx, "--lookup", name+".", "--rate", "100", "--connections", "200")
 	}
 	if err := errors.Join(err, bed.ReviveAgent(context.WithoutCancel(ctx), "a", clientNode)); err != nil {
@@ -251,12 +257,11 @@ func TestKilledAgentLosesNoLookup(t *testing.T) {
 	end()
 }
 
-// TestReplacedAgentsLoseNoLookup: nor do lookups fail, beyond what the resolver asks again by itself, while all agents are
-// replaced in turn.
+// No lookup fails during a rolling restart of all agents; a resolver may retry.
 func TestReplacedAgentsLoseNoLookup(t *testing.T) {
 	needBed(t)
 	const daemonSet = "daemonset/isthmus-agent"
-	end := lookups(t, "--timeout", "15s") // a resolver asks twice, for five seconds each
+	end := lookups(t, "--timeout", "15s") // a resolver tries twice, for five seconds each
 	for _, args := range [][]string{{"rollout", "restart", daemonSet}, {"rollout", "status", daemonSet, "--timeout", "120s"}} {
 		if _, err := bed.Kubectl(t.Context(), "a", append(args, "--namespace", testbed.Namespace)...); err != nil {
 			t.Error(err)
@@ -265,8 +270,7 @@ func TestReplacedAgentsLoseNoLookup(t *testing.T) {
 	end()
 }
 
-// TestLookupsAreNotTracked: behind NodeLocal DNSCache, parallel questions for A and AAAA leave nothing in the node's
-// connection tracking, from the pod to the agent.
+// Behind NodeLocal DNSCache, parallel A and AAAA questions make no conntrack entries on the node, from the pod to the agent.
 func TestLookupsAreNotTracked(t *testing.T) {
 	needBed(t)
 	const node = "b1"
@@ -276,12 +280,12 @@ func TestLookupsAreNotTracked(t *testing.T) {
 	}
 	failed := func() int {
 		t.Helper()
-		said, err := bed.Node(t.Context(), node, "conntrack", "--stats")
+		output, err := bed.Node(t.Context(), node, "conntrack", "--stats")
 		if err != nil {
 			t.Fatal(err)
 		}
 		sum := 0
-		for f := range strings.FieldsSeq(said) {
+		for f := range strings.FieldsSeq(output) {
 			if n, ok := strings.CutPrefix(f, "insert_failed="); ok {
 				i, err := strconv.Atoi(n)
 				if err != nil {
@@ -316,7 +320,7 @@ func TestLookupsAreNotTracked(t *testing.T) {
 	}
 }
 
-// dnsStatus is what the tests read of isthmusctl dns status -o json.
+// dnsStatus is the part of the output of isthmusctl dns status -o json that the tests read.
 type dnsStatus struct {
 	OK    bool `json:"ok"`
 	Sites []struct {
@@ -327,33 +331,33 @@ type dnsStatus struct {
 	} `json:"answers"`
 }
 
-// TestStubComesAndGoes: isthmusctl dns uninstall takes out what install put in, from CoreDNS and from NodeLocal DNSCache,
-// and leaves a foreign edit; without it pods find no name, and isthmusctl says so; install brings it back.
-func TestStubComesAndGoes(t *testing.T) {
+// isthmusctl dns uninstall removes exactly the stub that install has added, from CoreDNS and from NodeLocal DNSCache, and
+// keeps other edits. Without the stub pods cannot resolve names, and isthmusctl reports it. install adds it again.
+func TestStubInstallAndUninstall(t *testing.T) {
 	needBed(t)
 	const member = "b"
 	corefile := func() string {
 		t.Helper()
-		said, err := bed.Kubectl(t.Context(), member, "get", "configmap", "coredns", "--namespace", "kube-system", "--output", "jsonpath={.data.Corefile}")
+		output, err := bed.Kubectl(t.Context(), member, "get", "configmap", "coredns", "--namespace", "kube-system", "--output", "jsonpath={.data.Corefile}")
 		if err != nil {
 			t.Fatal(err)
 		}
-		return said
+		return output
 	}
 	state := func(want string, answer bool) error {
 		return testbed.Eventually(t.Context(), patience, func(context.Context) error {
-			ctx := t.Context() // a command that is cut off says nothing
-			said, failed := bed.Isthmusctl(ctx, member, "dns", "status", "--output", "json")
+			ctx := t.Context() // a command that is cut off has no output
+			output, failed := bed.Isthmusctl(ctx, member, "dns", "status", "--output", "json")
 			var s dnsStatus
-			if err := json.Unmarshal([]byte(said), &s); err != nil {
+			if err := json.Unmarshal([]byte(output), &s); err != nil {
 				return errors.Join(failed, err)
 			}
 			if s.OK != answer || len(s.Sites) != 2 || s.Sites[0].State != want || s.Sites[1].State != want {
-				return fmt.Errorf("dns status: %s", said)
+				return fmt.Errorf("dns status: %s", output)
 			}
 			for _, a := range s.Answers {
 				if a.Answers != answer {
-					return fmt.Errorf("dns status: %s", said)
+					return fmt.Errorf("dns status: %s", output)
 				}
 			}
 			return nil
@@ -381,13 +385,13 @@ func TestStubComesAndGoes(t *testing.T) {
 		t.Error(err)
 	}
 	if out, err := inPod(t.Context(), member, "dig", "+tries=1", name, "A"); err != nil || strings.Contains(out, "status: NOERROR") {
-		t.Errorf("without the stub the name is there: %v\n%s", err, out)
+		t.Errorf("without the stub the name resolves: %v\n%s", err, out)
 	}
 	began := time.Now()
 	if _, err := bed.Isthmusctl(t.Context(), member, "dns", "install", "--yes"); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("installed, read by every server and answered after %s", time.Since(began).Round(time.Second))
+	t.Logf("installed, loaded by every server and answered after %s", time.Since(began).Round(time.Second))
 	if have := corefile(); have != installed+foreign {
 		t.Errorf("after install the Corefile is\n%s\nwant\n%s", have, installed+foreign)
 	}
@@ -396,7 +400,7 @@ func TestStubComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestResolvers: the C library's resolver, BIND's dig over TCP and Knot's kdig find the VIPs of a name.
+// The C library's resolver, BIND's dig over TCP and Knot's kdig resolve a name to its VIPs.
 func TestResolvers(t *testing.T) {
 	needBed(t)
 	addrs, err := vips(t.Context())
@@ -412,20 +416,20 @@ func TestResolvers(t *testing.T) {
 			for _, tool := range [][]string{
 				{"getent", family, name}, {"dig", "+short", "+tcp", name, qtype}, {"kdig", "+short", name, qtype},
 			} {
-				said, err := inPod(t.Context(), member, tool...)
+				output, err := inPod(t.Context(), member, tool...)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if f := strings.Fields(said); len(f) == 0 || f[0] != vip.String() {
-					t.Errorf("%s in %s: %q, want %s", strings.Join(tool, " "), member, said, vip)
+				if f := strings.Fields(output); len(f) == 0 || f[0] != vip.String() {
+					t.Errorf("%s in %s: %q, want %s", strings.Join(tool, " "), member, output, vip)
 				}
 			}
 		}
 	}
 }
 
-// TestLargeHeadlessService: the 200 addresses of one name, too many for a datagram, come to pods of every cluster, who
-// are sent to TCP by a first answer that says so.
+// Pods of every cluster resolve a name with 200 addresses, too many for a datagram: a truncated answer makes them retry over
+// TCP.
 func TestLargeHeadlessService(t *testing.T) {
 	needBed(t)
 	const many = 200
@@ -466,7 +470,7 @@ endpoints:
 			t.Fatal(err)
 		}
 		if flags := strings.Join(strings.Fields(out), " "); !strings.Contains(flags, " tc") {
-			t.Errorf("over UDP the answer in %s does not say that there is more:\n%s", member, out)
+			t.Errorf("over UDP the answer in %s lacks the flag tc:\n%s", member, out)
 		}
 	}
 }
@@ -474,7 +478,7 @@ endpoints:
 //go:embed testdata/multicluster.yaml
 var multicluster string
 
-// TestCoreDNSWithoutAgents: CoreDNS's own option multicluster answers from the objects that Isthmus writes.
+// CoreDNS's own option multicluster answers from the objects that Isthmus writes.
 func TestCoreDNSWithoutAgents(t *testing.T) {
 	needBed(t)
 	addrs, err := vips(t.Context())
@@ -499,12 +503,12 @@ func TestCoreDNSWithoutAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, vip := range addrs {
-		said, err := inPod(t.Context(), "a", "dig", "+short", "@"+server, name, map[bool]string{true: "A", false: "AAAA"}[vip.Is4()])
+		output, err := inPod(t.Context(), "a", "dig", "+short", "@"+server, name, map[bool]string{true: "A", false: "AAAA"}[vip.Is4()])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.TrimSpace(said) != vip.String() {
-			t.Errorf("CoreDNS answers %q, want %s", said, vip)
+		if strings.TrimSpace(output) != vip.String() {
+			t.Errorf("CoreDNS answers %q, want %s", output, vip)
 		}
 	}
 }

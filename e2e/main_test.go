@@ -52,7 +52,7 @@ func run(m *testing.M) int {
 	// All nodes are in one zone, which is the same for members whose agents are told that zones span clusters.
 	cfg := testbed.Config{
 		Name: "e2e", Guest: true, Zone: "z1", Progress: os.Stderr,
-		AgentArgs:    map[string][]string{"a": {"--packet-path", "--zones-span-clusters", "--dns-fastpath=" + nobody}},
+		AgentArgs:    map[string][]string{"a": {"--packet-path", "--zones-span-clusters", "--dns-fast-path=" + nobody}},
 		NodeLocalDNS: []string{"b"}, Federation: true,
 	}
 	if os.Getenv("ISTHMUS_E2E_KEEP") != "1" {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -39,7 +40,7 @@ func nodeClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
 }
 
 // outsideClient is in a pod and outside of the node's cgroups: it has the packet path alone. The pod is one of its own,
-// since a port that leads to a backend by packets leads there by nothing else (bpf/PACKETS.md, Limits).
+// since a port that leads to a backend by packets leads there by nothing else (bpf/PACKETS.md, Direct connections).
 func outsideClient(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	return bed.OutsideCommand(ctx, "a", namespace, "outside", slices.Concat([]string{bed.Program("echo-server"), "client"}, args)...)
 }
@@ -193,10 +194,11 @@ func TestVIPFromEverywhere(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "N18", "N21", "L69", "K53")
 }
 
 // TestSocketsOfEveryKind: Multipath TCP and IPv4 by sockets of IPv6, from a pod, a hostNetwork pod and the node.
-func TestSocketsOfEveryKind_L69(t *testing.T) {
+func TestSocketsOfEveryKind(t *testing.T) {
 	needBed(t)
 	addrs, err := vips(t.Context())
 	if err != nil {
@@ -218,6 +220,7 @@ func TestSocketsOfEveryKind_L69(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "L69")
 }
 
 // connects makes n connections to a VIP and checks that none fails, that all of servers answer and nobody else, and that
@@ -264,6 +267,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%s %s is %q, want %s", name, qtype, got, vip)
 		}
 	}
+	conformance.Holds(t, "N40", "C18", "L68")
 	if out := dig("nobody.road.svc.clusterset.local", "A"); !strings.Contains(out, "status: NXDOMAIN") {
 		t.Errorf("a name nobody exported is not NXDOMAIN:\n%s", out)
 	}
@@ -274,6 +278,7 @@ func TestNames(t *testing.T) {
 	if got := strings.TrimSpace(dig("+short", "echo.road.svc.cluster.local", "A")); got != clusterIP {
 		t.Errorf("echo.road.svc.cluster.local is %q, want the local ClusterIP %s", got, clusterIP)
 	}
+	conformance.Holds(t, "N38", "C20")
 	r, err := client(podClient).run(t.Context(), "--connections", "200", "--url", "http://"+name)
 	if err != nil {
 		t.Fatal(err)
@@ -296,6 +301,7 @@ func TestUnexportMovesTraffic(t *testing.T) {
 			defer holdTo(t, c, "http://"+netip.AddrPortFrom(vip, 80).String(), "b").end(t)
 		}
 	}
+	conformance.Holds(t, "L69")
 	if _, err := bed.Isthmusctl(t.Context(), "b", "unexport", "service", "echo", "--namespace", namespace); err != nil {
 		t.Fatal(err)
 	}
@@ -305,6 +311,7 @@ func TestUnexportMovesTraffic(t *testing.T) {
 	if err := reaches(t.Context(), podClient, "a"); err != nil {
 		t.Error(err)
 	}
+	conformance.Holds(t, "K10")
 	if _, err := bed.Isthmusctl(t.Context(), "b", "export", "service", "echo", "--namespace", namespace); err != nil {
 		t.Fatal(err)
 	}
@@ -314,6 +321,7 @@ func TestUnexportMovesTraffic(t *testing.T) {
 	if err := reaches(t.Context(), podClient, "a", "b"); err != nil {
 		t.Error(err)
 	}
+	conformance.Holds(t, "K53")
 	after, err := vips(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/testbed"
 )
 
@@ -16,7 +17,7 @@ var onlyB string
 
 // TestClusterJoinsAndLeavesUnderTraffic: while a's pod asks for a Service of b, and for one of a and b, cluster
 // c joins, exports the second one too, unexports it, exports it again and leaves. No request fails.
-func TestClusterJoinsAndLeavesUnderTraffic_L49(t *testing.T) {
+func TestClusterJoinsAndLeavesUnderTraffic(t *testing.T) {
 	needBed(t)
 	ctx := t.Context()
 	must := func(err error) {
@@ -81,6 +82,7 @@ func TestClusterJoinsAndLeavesUnderTraffic_L49(t *testing.T) {
 	if left != "" {
 		t.Errorf("%s still has %s", testbed.Guest, left)
 	}
+	conformance.Holds(t, "L49")
 }
 
 // serves waits until a Service answers by its name.

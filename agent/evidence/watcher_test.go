@@ -20,13 +20,13 @@ import (
 
 var errSilent = errors.New("no answer")
 
-// world is three members, the traffic of one node to them, and what the kernel would count.
-type world struct {
+// testbed is three members, the traffic of one node to them, and what the kernel would count.
+type testbed struct {
 	start  time.Time
 	mu     sync.Mutex
 	seen   map[cs.ClusterID]datapath.Evidence
-	cut    map[cs.ClusterID]bool // packets die
-	walled map[cs.ClusterID]bool // the node may not probe, pods may connect
+	cut    map[cs.ClusterID]bool // packets get no answer
+	denied map[cs.ClusterID]bool // a NetworkPolicy denies the node, and allows pods
 	probes map[cs.ClusterID]int
 
 	drained  map[cs.ClusterID]bool
@@ -39,12 +39,12 @@ var addrs = map[cs.ClusterID]netip.AddrPort{
 	"a": netip.MustParseAddrPort("10.1.0.1:80"), "b": netip.MustParseAddrPort("10.2.0.1:80"), "c": netip.MustParseAddrPort("10.3.0.1:80"),
 }
 
-// newWorld must be called in a bubble; the watcher runs until the test's end.
-func newWorld(t *testing.T) *world {
+// newTestbed must be called in a synctest bubble; the watcher runs until the test ends.
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
-	w := &world{
+	w := &testbed{
 		start: time.Now(), seen: map[cs.ClusterID]datapath.Evidence{"a": {}, "b": {}, "c": {}},
-		cut: map[cs.ClusterID]bool{}, walled: map[cs.ClusterID]bool{}, probes: map[cs.ClusterID]int{},
+		cut: map[cs.ClusterID]bool{}, denied: map[cs.ClusterID]bool{}, probes: map[cs.ClusterID]int{},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -64,15 +64,15 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) now() time.Duration { return time.Since(w.start) + time.Hour }
+func (w *testbed) now() time.Duration { return time.Since(w.start) + time.Hour }
 
-func (w *world) Clusters() (map[cs.ClusterID]datapath.Evidence, error) {
+func (w *testbed) Clusters() (map[cs.ClusterID]datapath.Evidence, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return maps.Clone(w.seen), nil
 }
 
-func (w *world) drain(_ context.Context, drained map[cs.ClusterID]bool) error {
+func (w *testbed) drain(_ context.Context, drained map[cs.ClusterID]bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.drains++
@@ -82,19 +82,19 @@ func (w *world) drain(_ context.Context, drained map[cs.ClusterID]bool) error {
 	return w.drainErr
 }
 
-func (w *world) report(known map[cs.ClusterID]State) {
+func (w *testbed) report(known map[cs.ClusterID]State) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.reports = append(w.reports, known)
 }
 
-func (w *world) dial(ctx context.Context, to netip.AddrPort) error {
+func (w *testbed) dial(ctx context.Context, to netip.AddrPort) error {
 	w.mu.Lock()
 	silent := false
 	for id, a := range addrs {
 		if a == to {
 			w.probes[id]++
-			silent = w.cut[id] || w.walled[id]
+			silent = w.cut[id] || w.denied[id]
 		}
 	}
 	w.mu.Unlock()
@@ -105,14 +105,13 @@ func (w *world) dial(ctx context.Context, to netip.AddrPort) error {
 	return nil
 }
 
-// connect is one client's connection to a member: an answer at once, or nothing until the kernel sends the
-// packet again, a second later.
-func (w *world) connect(id cs.ClusterID) {
+// connect is one client's connection to a member. It is answered at once, or the kernel retransmits after a second.
+func (w *testbed) connect(id cs.ClusterID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e, member := w.seen[id]
 	if w.drained[id] || !member {
-		return // its clients are elsewhere
+		return // clients use other members
 	}
 	if !w.cut[id] {
 		e.AnsweredAt = w.now()
@@ -129,8 +128,8 @@ func (w *world) connect(id cs.ClusterID) {
 	})
 }
 
-// run makes 20 connections a second to each member for a while, and stops when until says so.
-func (w *world) run(d time.Duration, until func() bool) {
+// run makes 20 connections a second to each member for d, or until the function returns true.
+func (w *testbed) run(d time.Duration, until func() bool) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
@@ -144,52 +143,51 @@ func (w *world) run(d time.Duration, until func() bool) {
 	}
 }
 
-func (w *world) set(f func()) { w.mu.Lock(); defer w.mu.Unlock(); f() }
+func (w *testbed) set(f func()) { w.mu.Lock(); defer w.mu.Unlock(); f() }
 
-func (w *world) isDrained(id cs.ClusterID) func() bool {
+func (w *testbed) isDrained(id cs.ClusterID) func() bool {
 	return func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.drained[id] }
 }
 
 func never() bool { return false }
 
-// The promise: 99 of 100 times a member whose packets die is drained within 3 s, and when they come through
-// again it is back within 2.
-func TestDrainedInTime(t *testing.T) {
-	var took, back []time.Duration
+// 99 % of the time a silent member is drained within 3 s, and restored within 2 s once it answers.
+func TestDrainAndRestoreTimes(t *testing.T) {
+	var took, restored []time.Duration
 	for range 200 {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.run(time.Second+time.Duration(rand.Int64N(int64(time.Second))), never)
 			w.set(func() { w.cut["b"] = true })
 			began := time.Now()
 			w.run(10*time.Second, w.isDrained("b"))
 			took = append(took, time.Since(began))
 			if w.isDrained("a")() || w.isDrained("c")() {
-				t.Error("others are drained with it")
+				t.Error("other members are drained too")
 			}
 			w.run(time.Duration(rand.Int64N(int64(5*time.Second))), never)
 			w.set(func() { w.cut["b"] = false })
 			began = time.Now()
 			w.run(10*time.Second, func() bool { return !w.isDrained("b")() })
-			back = append(back, time.Since(began))
+			restored = append(restored, time.Since(began))
 		})
 	}
 	slices.Sort(took)
-	slices.Sort(back)
+	slices.Sort(restored)
 	if p99 := took[len(took)*99/100]; p99 >= 3*time.Second {
 		t.Errorf("drained after %s (p99)", p99)
 	}
-	if p99 := back[len(back)*99/100]; p99 >= 2*time.Second {
-		t.Errorf("back after %s (p99)", p99)
+	if p99 := restored[len(restored)*99/100]; p99 >= 2*time.Second {
+		t.Errorf("restored after %s (p99)", p99)
 	}
-	t.Logf("drained after %s, %s (p50, p99), back after %s, %s", took[len(took)/2], took[len(took)*99/100], back[len(back)/2], back[len(back)*99/100])
+	t.Logf("drained after %s, %s (p50, p99), restored after %s, %s", took[len(took)/2], took[len(took)*99/100], restored[len(restored)/2], restored[len(restored)*99/100])
 }
 
-// A NetworkPolicy keeps the node from probing, and pods connect: nothing happens, for nothing is silent.
+// A NetworkPolicy denies probes and allows pods. As long as pods connect, the node neither probes nor drains.
 func TestNoProbesWithoutSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.walled["b"] = true
+		w := newTestbed(t)
+		w.denied["b"] = true
 		w.run(time.Minute, never)
 		w.set(func() {
 			if w.drains > 0 || len(w.probes) > 0 {
@@ -199,9 +197,9 @@ func TestNoProbesWithoutSilence(t *testing.T) {
 	})
 }
 
-func TestAllCutOffIsNotADrain(t *testing.T) {
+func TestNoMemberIsDrainedWhenAllAreSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTestbed(t)
 		w.run(time.Second, never)
 		w.set(func() { w.cut["a"], w.cut["b"], w.cut["c"] = true, true, true })
 		w.run(time.Minute, never)
@@ -211,33 +209,32 @@ func TestAllCutOffIsNotADrain(t *testing.T) {
 	})
 }
 
-// What could not be carried out is told again.
-func TestDrainIsRepeated(t *testing.T) {
+// Drain is called again after an error.
+func TestDrainIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTestbed(t)
 		w.drainErr = errors.New("map full")
 		w.set(func() { w.cut["b"] = true })
 		w.run(5*time.Second, never)
 		w.set(func() { w.drainErr = nil })
 		w.run(time.Second, never)
 		if !w.isDrained("b")() {
-			t.Error("not drained after the error was gone")
+			t.Error("not drained once Drain succeeds")
 		}
 	})
 }
 
-// Who refuses answers.
-// A member that goes while it is drained is not drained when it comes back, unless it is silent again.
-func TestDrainedMemberThatIsGone(t *testing.T) {
+// A member that is removed while it is drained comes back undrained, unless it is silent again.
+func TestDrainedMemberIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTestbed(t)
 		w.run(5*time.Second, never)
 		w.set(func() { w.cut["b"] = true })
 		w.run(10*time.Second, w.isDrained("b"))
 		w.set(func() { delete(w.seen, "b") })
 		w.run(10*time.Second, func() bool { return !w.isDrained("b")() })
 		if w.isDrained("b")() {
-			t.Fatal("b is no member any more, and drained")
+			t.Fatal("b was removed and is still drained")
 		}
 		w.set(func() { w.seen["b"], w.cut["b"] = datapath.Evidence{}, false })
 		w.run(5*time.Second, never)
@@ -267,10 +264,10 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// What is known of members is told at the first look and when it changes, never again.
+// Report is called after the first read and after each change, and never otherwise.
 func TestReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTestbed(t)
 		next := func(want map[cs.ClusterID]State) {
 			t.Helper()
 			synctest.Wait()
@@ -279,12 +276,12 @@ func TestReport(t *testing.T) {
 					t.Fatalf("no report, want %v", want)
 				}
 				if !maps.Equal(w.reports[0], want) || len(w.reports) > 1 {
-					t.Errorf("reports %v, want %v alone", w.reports, want)
+					t.Errorf("reports %v, want only %v", w.reports, want)
 				}
 				w.reports = nil
 			})
 		}
-		<-time.After(lookInterval)
+		<-time.After(readInterval)
 		next(map[cs.ClusterID]State{})
 		w.run(30*time.Second, never)
 		next(map[cs.ClusterID]State{"a": Answering, "b": Answering, "c": Answering})
@@ -294,7 +291,7 @@ func TestReport(t *testing.T) {
 		w.set(func() { w.cut["b"] = false })
 		w.run(5*time.Second, never)
 		next(map[cs.ClusterID]State{"a": Answering, "b": Answering, "c": Answering})
-		<-time.After(Lately + 2*lookInterval) // and no traffic
+		<-time.After(recent + 2*readInterval) // and no traffic
 		next(map[cs.ClusterID]State{})
 	})
 }

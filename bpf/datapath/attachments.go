@@ -17,21 +17,21 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
-// Attachment is one of our programs where the kernel runs it.
+// Attachment is one of our programs and the place where the kernel runs it.
 type Attachment struct {
 	Hook  string // name of the program
 	Kind  string // "cgroup", "tcx" or "clsact"
-	Where string // the cgroup's path or the device's name; "" when it is gone
-	// Program is the kernel's number of the program that runs there, as bpftool shows it.
+	Where string // the cgroup's path or the device's name; "" when it was removed
+	// Program is the kernel's number of the program, as bpftool shows it.
 	Program uint32
-	// Runs and Time say how often the program ran on all its places together and how long that took. The kernel
-	// counts only while kernel.bpf_stats_enabled is 1.
+	// Runs and Time are the number and the total duration of the program's runs in all its places. The kernel counts them
+	// only while kernel.bpf_stats_enabled is 1.
 	Runs uint64
 	Time time.Duration
 }
 
-// Attachments returns every attachment of ours on the node, by hook and place, of any version. cgroupRoot is where
-// the node's cgroup v2 hierarchy is, to name a cgroup by its path.
+// Attachments returns every attachment of ours on the node, of any version, by kind, place and hook. cgroupRoot is the
+// mount of the node's cgroup v2 hierarchy; it serves to print a cgroup's path.
 func (r *Reader) Attachments(cgroupRoot string) ([]Attachment, error) {
 	devices, err := device.List()
 	if err != nil {
@@ -69,7 +69,7 @@ func (r *Reader) Attachments(cgroupRoot string) ([]Attachment, error) {
 	return found, nil
 }
 
-// placed is an Attachment whose cgroup has no name yet.
+// placed is an Attachment whose cgroup is known by its number only.
 type placed struct {
 	Attachment
 
@@ -124,8 +124,8 @@ func (p pins) filtersOf(d device.Device) ([]Attachment, error) {
 	return found, nil
 }
 
-// addStats fills in what the kernel has counted, if the program is pinned: others can only be asked for by their
-// number, which takes SYS_ADMIN.
+// addStats sets Runs and Time if the program is pinned: other programs can only be opened by their number, which needs
+// SYS_ADMIN.
 func (p pins) addStats(a *Attachment) error {
 	for _, path := range []string{p.progPath(a.Hook), staged(p.progPath(a.Hook))} {
 		prog, err := ebpf.LoadPinnedProgram(path, nil)

@@ -21,18 +21,18 @@ type Connection struct {
 	Service              clusterset.ServiceName
 	Cluster              clusterset.ClusterID // of the backend
 	State                string               // "opening", "answered", "open", "half", "closing" or "closed"
-	Fast                 bool                 // past the node's routing and netfilter
-	Silent               time.Duration        // since its last packet, to a second
+	Fast                 bool                 // on the fast path, past the node's routing and netfilter
+	Silent               time.Duration        // since its last packet, in whole seconds
 }
 
-// connStates are the names of how far a flow has come.
+// connStates are the names of the states of a flow.
 var connStates = map[bpf.ConnState]string{
 	bpf.ConnOpening: "opening", bpf.ConnAnswered: "answered", bpf.ConnOpen: "open",
 	bpf.ConnHalf: "half", bpf.ConnClosing: "closing", bpf.ConnClosed: "closed",
 }
 
-// Connections returns flows of the packet path, in no order and at most limit of them; none where there is no packet
-// path. Some of them may have ended: they are forgotten when their place is needed.
+// Connections returns up to limit flows of the packet path, in no order, and none without a packet path. Some of them
+// may have ended: an ended flow is evicted when the map needs its entry.
 func (r *Reader) Connections(limit int) ([]Connection, error) {
 	m := r.maps[bpf.MapConns]
 	if m == nil {
@@ -51,7 +51,7 @@ func (r *Reader) Connections(limit int) ([]Connection, error) {
 			if len(found) == limit {
 				return found, nil
 			}
-			if keys[i].Reply == 0 && values[i].Flags&bpf.ConnBack == 0 { // the other direction tells the same
+			if keys[i].Reply == 0 && values[i].Flags&bpf.ConnBack == 0 { // the other direction is an entry of its own
 				found = append(found, r.decodeConnection(keys[i], values[i], time.Duration(now.Nano())))
 			}
 		}

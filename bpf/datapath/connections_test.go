@@ -21,12 +21,13 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// packetNode is a node with our own packet programs, whose cgroup nobody is in: two pods, the second of which serves
-// 243.0.0.5:80 by TCP at port 8080.
+// packetNode is a node with our packet programs, whose cgroup has no process. It has two pods; the second one serves
+// 243.0.0.5:80/TCP at port 8080.
 type packetNode struct {
 	cfg            Config
 	client, server pod
@@ -84,7 +85,7 @@ func (n packetNode) state() lb.State {
 	return s
 }
 
-// dial connects from the client's pod to the VIP and returns the client's address as the server saw it, and its own.
+// dial connects from the client's pod to the VIP. It returns the client's address as the server saw it, and its own.
 func (n packetNode) dial() (seen, own string, err error) {
 	var c net.Conn
 	err = n.client.ns.Do(func() (err error) {
@@ -103,11 +104,11 @@ func (n packetNode) dial() (seen, own string, err error) {
 	return string(b[:k]), c.LocalAddr().String(), err
 }
 
-// counted is our build with its hooks and the maps that tell programs about devices and VIPs, but with programs that
-// do nothing but count: they load faster than the real ones.
+// counted is our build with programs that only count, which load faster than the real ones. Hooks, and the maps of
+// devices and VIPs, are the real ones.
 func counted(t *testing.T, noTCX bool) build {
 	t.Helper()
-	b, err := ourBuild(true)
+	b, err := currentBuild(true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func counted(t *testing.T, noTCX bool) build {
 	return b
 }
 
-// keepDialing connects over and over until the function that it returns is called, which fails the test if any failed.
+// keepDialing connects in a loop until the returned function is called, which fails the test if a connection failed.
 func (n packetNode) keepDialing(t *testing.T) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -155,9 +156,9 @@ func (n packetNode) keepDialing(t *testing.T) (stop func()) {
 	}
 }
 
-// The whole packet path on a node: a client whose socket nobody translates reaches the VIP, and the connection can be
-// read; also after a restart, in which nothing is replaced, and after upgrades, in which everything is. No connection fails on
-// the way.
+// The whole packet path on a node: a client whose socket is not translated reaches the VIP, and Connections lists the
+// connection. So it is after a restart, which replaces no program, and after upgrades, which replace all. No connection
+// fails meanwhile.
 func TestPacketPath(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
@@ -169,7 +170,7 @@ func TestPacketPath(t *testing.T) {
 		}
 		for _, round := range rounds {
 			t.Run(round, func(t *testing.T) {
-				b, err := ourBuild(true)
+				b, err := currentBuild(true)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -191,7 +192,7 @@ func TestPacketPath(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := d.Apply(t.Context(), lb.Diff(have, n.state())); err != nil {
+				if err := d.Apply(t.Context(), lbtest.Diff(have, n.state())); err != nil {
 					t.Fatal(err)
 				}
 				await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2"}) })
@@ -237,7 +238,7 @@ func TestPacketPath(t *testing.T) {
 	})
 }
 
-// What a device is decides on its programs and on the roads of its flows.
+// The role of a device decides which programs it runs and whether its flows may take the fast path.
 func TestRolesOfDevices(t *testing.T) {
 	n := newPacketNode(t)
 	uplink := newPod(t, 3)
@@ -251,8 +252,8 @@ func TestRolesOfDevices(t *testing.T) {
 			uplink.host.Attrs().Index: {Flags: bpf.DeviceUplink},
 		},
 	} {
-		t.Run(fmt.Sprint("fast road ", fast), func(t *testing.T) {
-			n.cfg.FastRoad = fast
+		t.Run(fmt.Sprint("fast path ", fast), func(t *testing.T) {
+			n.cfg.FastPath = fast
 			d := openPackets(t, n.cfg, counted(t, false))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2", "pod.3"}) })
 			programs := map[string][]string{}
@@ -267,7 +268,7 @@ func TestRolesOfDevices(t *testing.T) {
 				t.Errorf("programs (-want +got):\n%s", diff)
 			}
 			have := map[int]bpf.Device{}
-			if err := each(d.Reader, bpf.MapDevices, func(i uint32, v bpf.Device) { have[int(i)] = v }); err != nil {
+			if err := iterate(t.Context(), d.Reader, bpf.MapDevices, func(i uint32, v bpf.Device) { have[int(i)] = v }); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, have, cmpopts.IgnoreFields(bpf.Device{}, "_")); diff != "" {
@@ -275,7 +276,7 @@ func TestRolesOfDevices(t *testing.T) {
 			}
 		})
 	}
-	// A device whose role changes gets the other program and loses the one it had.
+	// A device whose role changes gets the programs of its new role and loses the others.
 	d := openPackets(t, n.cfg, counted(t, false))
 	role := func() string {
 		for _, h := range d.Hooks() {
@@ -297,15 +298,15 @@ func TestRolesOfDevices(t *testing.T) {
 	})
 }
 
-// The programs are promised that every VIP is in the ranges exactly while that is so.
-func TestPromiseOfRanges(t *testing.T) {
+// The programs have the guarantee that every VIP is in the ranges exactly while it holds.
+func TestGuaranteeOfRanges(t *testing.T) {
 	n := newPacketNode(t)
 	d, err := open(t.Context(), n.cfg, counted(t, false), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Close() })
-	promised := func() bool {
+	guaranteed := func() bool {
 		var s bpf.PacketSettings
 		if err := d.maps[bpf.MapPacketSettings].Lookup(uint32(0), &s); err != nil {
 			t.Fatal(err)
@@ -319,40 +320,40 @@ func TestPromiseOfRanges(t *testing.T) {
 		to   lb.State
 		want bool
 	}{{inside, true}, {outside, false}, {outside, false}, {inside, true}, {lb.NewState(), true}, {outside, false}} {
-		if err := d.Apply(t.Context(), lb.Diff(have, step.to)); err != nil {
+		if err := d.Apply(t.Context(), lbtest.Diff(have, step.to)); err != nil {
 			t.Fatal(err)
 		}
 		have = step.to
-		if promised() != step.want {
-			t.Errorf("step %d: promised %v, want %v", i, promised(), step.want)
+		if guaranteed() != step.want {
+			t.Errorf("step %d: guaranteed %v, want %v", i, guaranteed(), step.want)
 		}
 	}
-	// Another range is in the nets as soon as it is there.
-	if err := d.Apply(t.Context(), lb.Diff(have, inside)); err != nil {
+	// An added range is in the nets at once.
+	if err := d.Apply(t.Context(), lbtest.Diff(have, inside)); err != nil {
 		t.Fatal(err)
 	}
 	wider := n.state()
 	wider.Ranges[netip.MustParsePrefix("fd99::/48")] = true
-	if err := d.Apply(t.Context(), lb.Diff(inside, wider)); err != nil || !promised() {
-		t.Fatalf("promised %v, %v", promised(), err)
+	if err := d.Apply(t.Context(), lbtest.Diff(inside, wider)); err != nil || !guaranteed() {
+		t.Fatalf("guaranteed %v, %v", guaranteed(), err)
 	}
 	var s bpf.PacketSettings
 	if err := d.maps[bpf.MapPacketSettings].Lookup(uint32(0), &s); err != nil || !netHolds(s, netip.MustParseAddr("fd99::1")) {
-		t.Errorf("a range that was added is in no net: %+v, %v", s, err)
+		t.Errorf("an added range is in no net: %+v, %v", s, err)
 	}
 	have = wider
-	// It is taken back before what breaks it is written, so also when that fails.
-	if err := d.Apply(t.Context(), lb.Diff(have, inside)); err != nil || !promised() {
-		t.Fatalf("promised %v, %v", promised(), err)
+	// The guarantee is withdrawn before the write that breaks it, also if that write fails.
+	if err := d.Apply(t.Context(), lbtest.Diff(have, inside)); err != nil || !guaranteed() {
+		t.Fatalf("guaranteed %v, %v", guaranteed(), err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.Apply(ctx, lb.Diff(inside, outside)); !errors.Is(err, context.Canceled) || promised() {
-		t.Errorf("promised %v, %v, want not while it may be broken", promised(), err)
+	if err := d.Apply(ctx, lbtest.Diff(inside, outside)); !errors.Is(err, context.Canceled) || guaranteed() {
+		t.Errorf("guaranteed %v, %v, want no guarantee while a write may break it", guaranteed(), err)
 	}
 }
 
-// What runs where is told by name, for either way of attaching, with times when the kernel counts them.
+// Attachments lists each program and its place, for TCX and for clsact, with run times if the kernel counts them.
 func TestAttachments(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
@@ -390,7 +391,7 @@ func TestAttachments(t *testing.T) {
 			}
 		}
 		for key := range want {
-			t.Errorf("%s is not told", key)
+			t.Errorf("%s is not listed", key)
 		}
 	})
 }

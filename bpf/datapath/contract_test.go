@@ -14,11 +14,12 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// dataplane is what both the kernel and the Fake promise.
+// dataplane is the contract of Datapath and Fake.
 type dataplane interface {
 	Load(ctx context.Context) (lb.State, error)
 	Apply(ctx context.Context, p lb.Plan) error
@@ -39,7 +40,7 @@ var (
 	_ dataplane = (*Fake)(nil)
 )
 
-// testConfig returns a node of its own: an empty cgroup and an empty BPF filesystem.
+// testConfig returns a node for one test: an empty cgroup and an empty BPF filesystem.
 func testConfig(t *testing.T) Config {
 	t.Helper()
 	return Config{CgroupRoot: netlab.NewTestCgroup(t).Path, BPFFS: netlab.BPFFS(t)}
@@ -67,23 +68,23 @@ func TestContract(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Run("starts empty", func(t *testing.T) { expect(t, start(t), lb.NewState()) })
 			t.Run("holds what was applied", func(t *testing.T) { holdsWhatWasApplied(t, start(t)) })
-			t.Run("deleting what is not there", func(t *testing.T) { deletesWhatIsNotThere(t, start(t)) })
-			t.Run("ended context", func(t *testing.T) { stopsWithContext(t, start(t)) })
-			t.Run("is at rest on an idle node", func(t *testing.T) { restsWhenIdle(t, start(t)) })
+			t.Run("ignores deletes of missing entries", func(t *testing.T) { deletesMissingEntries(t, start(t)) })
+			t.Run("stops with its context", func(t *testing.T) { stopsWithContext(t, start(t)) })
+			t.Run("reports nothing on an idle node", func(t *testing.T) { reportsNothingWhenIdle(t, start(t)) })
 			t.Run("knows its hooks and reasons", func(t *testing.T) { knowsHooks(t, start(t)) })
 		})
 	}
 }
 
-// small are sizes that a few Services exceed.
+// small are map sizes that a few Services exceed.
 var small = map[string]uint32{bpf.MapFrontends: 6, bpf.MapSlots: 120, bpf.MapBackends: 8, bpf.MapServices: 5}
 
-// Maps that are full are no failure: what fits is served, what does not is named, and finds room once others go.
+// Full maps are no error: what fits is served, Problems name the rest, and the rest is served once there is room.
 func TestFullMaps(t *testing.T) {
 	kinds := map[string]func(t *testing.T) dataplane{
 		"kernel": func(t *testing.T) dataplane {
 			t.Helper()
-			b := ourVersion(t)
+			b := currentVersion(t)
 			for name, size := range small {
 				b.specs[0].Maps[name].MaxEntries = size
 			}
@@ -96,7 +97,7 @@ func TestFullMaps(t *testing.T) {
 		},
 		"fake": func(*testing.T) dataplane {
 			f := NewFake(lb.NewState())
-			f.Room = lb.Limits{Frontends: 6, Slots: 120, Backends: 8, Services: 5}
+			f.Capacity = lb.Limits{Frontends: 6, Slots: 120, Backends: 8, Services: 5}
 			return f
 		},
 	}
@@ -124,24 +125,24 @@ func TestFullMaps(t *testing.T) {
 			for _, step := range []struct {
 				what     string
 				services []clusterset.Service
-				without  string // the Services that have no room
+				without  string // the Services without room
 			}{
 				{"some room is left", three, ""},
 				{"backends do not fit", append(slices.Clone(three), numbered(3, 1), numbered(4, 2)), "s4"},
 				{"frontends and names do not fit", append(slices.Clone(three), numbered(3, 0), numbered(4, 0), numbered(5, 0), numbered(6, 0)), "s5 s6"},
 				{"slots do not fit", []clusterset.Service{maglev(numbered(0, 2)), maglev(numbered(1, 2)), numbered(2, 3)}, "s1"},
 				{"all of them fit again", three, ""},
-				{"others take all the room", []clusterset.Service{numbered(7, 3), numbered(8, 3), numbered(9, 2)}, ""},
+				{"other Services take all the room", []clusterset.Service{numbered(7, 3), numbered(8, 3), numbered(9, 2)}, ""},
 			} {
 				if without := sync(step.services...); without != step.without {
-					t.Errorf("%s: there is no room for %q, want %q", step.what, without, step.without)
+					t.Errorf("%s: no room for %q, want %q", step.what, without, step.without)
 				}
 			}
 		})
 	}
 }
 
-// plan brings d to snap, and returns how many writes that took.
+// plan brings d to snap, and returns the number of writes.
 func plan(t *testing.T, d dataplane, planner *lb.Planner, snap *clusterset.Snapshot) (writes int, problems []lb.Problem) {
 	t.Helper()
 	p, problems := planner.Plan(lb.Input{Snapshot: snap, Limits: d.Limits()})
@@ -151,7 +152,7 @@ func plan(t *testing.T, d dataplane, planner *lb.Planner, snap *clusterset.Snaps
 	return p.Writes(), problems
 }
 
-// numbered returns the i-th Service, with some endpoints of its own.
+// numbered returns the i-th Service, with its own endpoints.
 func numbered(i, endpoints int) clusterset.Service {
 	svc := clusterset.Service{Import: clusterset.Import{
 		Service: clusterset.ServiceName{Namespace: "demo", Name: fmt.Sprint("s", i)}, Type: clusterset.ClusterSetIP,
@@ -173,8 +174,8 @@ func maglev(svc clusterset.Service) clusterset.Service {
 	return svc
 }
 
-// world returns a state of n frontends of both families and protocols, each a Service with two backends.
-func world(n int) lb.State {
+// stateOf returns a state of n frontends of both families and protocols, each of a Service with two backends.
+func stateOf(n int) lb.State {
 	s := lb.NewState()
 	s.Clusters[1], s.Clusters[2] = "a", "b.eu"
 	s.Ranges[netip.MustParsePrefix("243.0.0.0/8")], s.Ranges[netip.MustParsePrefix("fd00:243::/48")] = true, true
@@ -202,14 +203,14 @@ func world(n int) lb.State {
 
 func holdsWhatWasApplied(t *testing.T, d dataplane) {
 	t.Helper()
-	// More than one batch, so that the seams between batches are crossed.
-	large, small := world(chunk+7), world(3)
+	// More than one batch, to test the borders between batches.
+	large, small := stateOf(chunk+7), stateOf(3)
 	for _, step := range []lb.State{large, small, lb.NewState(), large} {
 		have, err := d.Load(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		before, plan := d.Writes(), lb.Diff(have, step)
+		before, plan := d.Writes(), lbtest.Diff(have, step)
 		if err := d.Apply(t.Context(), plan); err != nil {
 			t.Fatal(err)
 		}
@@ -220,16 +221,16 @@ func holdsWhatWasApplied(t *testing.T, d dataplane) {
 	}
 }
 
-func deletesWhatIsNotThere(t *testing.T, d dataplane) {
+func deletesMissingEntries(t *testing.T, d dataplane) {
 	t.Helper()
-	have := world(5)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), have)); err != nil {
+	have := stateOf(5)
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), have)); err != nil {
 		t.Fatal(err)
 	}
 	gone := lb.Plan{
-		DeleteFrontends: []lb.Address{{AddrPort: netip.MustParseAddrPort("243.9.9.9:9"), Protocol: clusterset.TCP}},
-		DeleteSlots:     []lb.Slot{{Frontend: 900, Index: 1}, {Frontend: 1, Index: 1}, {Frontend: 901, Index: 1}},
-		DeleteBackends:  []lb.BackendID{900, 901, 2, 902},
+		Frontends: lb.Changes[lb.Address, lb.Frontend]{Delete: []lb.Address{{AddrPort: netip.MustParseAddrPort("243.9.9.9:9"), Protocol: clusterset.TCP}}},
+		Slots:     lb.Changes[lb.Slot, lb.BackendID]{Delete: []lb.Slot{{Frontend: 900, Index: 1}, {Frontend: 1, Index: 1}, {Frontend: 901, Index: 1}}},
+		Backends:  lb.Changes[lb.BackendID, lb.Backend]{Delete: []lb.BackendID{900, 901, 2, 902}},
 	}
 	if err := d.Apply(t.Context(), gone); err != nil {
 		t.Fatal(err)
@@ -242,7 +243,7 @@ func stopsWithContext(t *testing.T, d dataplane) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.Apply(ctx, lb.Diff(lb.NewState(), world(2))); !errors.Is(err, context.Canceled) {
+	if err := d.Apply(ctx, lbtest.Diff(lb.NewState(), stateOf(2))); !errors.Is(err, context.Canceled) {
 		t.Errorf("Apply: %v, want %v", err, context.Canceled)
 	}
 	if _, err := d.Load(ctx); !errors.Is(err, context.Canceled) {
@@ -251,8 +252,8 @@ func stopsWithContext(t *testing.T, d dataplane) {
 	expect(t, d, lb.NewState())
 }
 
-// restsWhenIdle is what the rest says on a node without traffic, packet path or sockets.
-func restsWhenIdle(t *testing.T, d dataplane) {
+// reportsNothingWhenIdle checks the other methods on a node without traffic, packet path and sockets.
+func reportsNothingWhenIdle(t *testing.T, d dataplane) {
 	t.Helper()
 	seen, err := d.Clusters()
 	if err != nil || len(seen) != 0 {
@@ -298,16 +299,16 @@ func expect(t *testing.T, d dataplane, want lb.State) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lb.Diff(have, want).Writes() == 0 {
+	if lbtest.Diff(have, want).Writes() == 0 {
 		return
 	}
 	t.Fatalf("maps (-want +got):\n%.2000s", cmp.Diff(want.Text(), have.Text()))
 }
 
-// A Fake that is told to fail stops where it is told, as the kernel may.
+// A Fake can fail after any number of writes, as the kernel can.
 func TestFakeFailsHalfWay(t *testing.T) {
 	broken := errors.New("map full")
-	plan := lb.Diff(lb.NewState(), world(4))
+	plan := lbtest.Diff(lb.NewState(), stateOf(4))
 	for n := range plan.Writes() {
 		f := NewFake(lb.NewState())
 		f.FailAfter, f.Err = &n, broken
@@ -320,7 +321,7 @@ func TestFakeFailsHalfWay(t *testing.T) {
 	}
 }
 
-// What goes into a map comes out of it the same.
+// Decoding an encoded key or value returns the original.
 func FuzzEncode(f *testing.F) {
 	f.Add([]byte{243, 0, 0, 5}, uint16(80), uint8(6), uint32(1), uint32(2))
 	f.Add(netip.MustParseAddr("fd00:243::5").AsSlice(), uint16(65535), uint8(17), uint32(0), ^uint32(0))
@@ -353,8 +354,8 @@ func FuzzEncode(f *testing.F) {
 	})
 }
 
-// Clients forget the backend that left their frontend, in it alone, and nobody else forgets anything.
-func TestApplyForgets(t *testing.T) {
+// Apply deletes the affinities of a backend that was removed from a frontend, in that frontend only.
+func TestApplyDeletesStaleAffinities(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
 	m := d.maps[bpf.MapAffinities]
 	for frontend := range uint32(3) {
@@ -366,7 +367,7 @@ func TestApplyForgets(t *testing.T) {
 			}
 		}
 	}
-	if err := d.Apply(t.Context(), lb.Plan{Partings: []lb.Parting{{Frontend: 1, Backend: 2}, {Frontend: 3, Backend: 3}}}); err != nil {
+	if err := d.Apply(t.Context(), lb.Plan{StaleAffinities: []lb.StaleAffinity{{Frontend: 1, Backend: 2}, {Frontend: 3, Backend: 3}}}); err != nil {
 		t.Fatal(err)
 	}
 	var left []string

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/netns"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 // DefaultCgroupRoot and DefaultBPFFS are where Linux distributions mount the two filesystems.
@@ -26,30 +26,30 @@ const (
 	DefaultBPFFS      = "/sys/fs/bpf"
 )
 
-// directory is the name of ours in the BPF filesystem.
+// directory is the name of our folder in the BPF filesystem.
 const directory = "isthmus"
 
-// Config says where a node keeps what the datapath needs. The zero value takes the defaults.
+// Config configures the datapath of a node. The zero value takes the defaults.
 type Config struct {
 	// CgroupRoot is where the node's cgroup v2 hierarchy is mounted, or the folder that holds it under
-	// the name "unified", as with both cgroup versions side by side. Every process below it is served.
+	// the name "unified" where both cgroup versions are mounted. Every process below it is served.
 	CgroupRoot string
 	// BPFFS is the BPF filesystem that keeps the pins.
 	BPFFS string
-	// Proc and Namespaces are where the node's processes and its named network namespaces are seen, default /proc
-	// and /run/netns: there sockets of removed UDP backends are closed. In a container without the
-	// host's processes they are the host's, mounted somewhere else.
+	// Proc and Namespaces are where the node's processes and its named network namespaces are found, default /proc
+	// and /run/netns. UDP sockets of removed backends are closed in these namespaces. In a container both are mounts of
+	// the host's folders.
 	Proc, Namespaces string
-	// Packets adds the packet path: clients whose sockets are not translated, because they are outside of the
-	// cgroup, in a virtual machine or on another host, are served on the devices their packets come by.
+	// Packets enables the packet path. It serves clients whose sockets are not translated, because they are outside of the
+	// cgroup, in a virtual machine or on another host, on the devices that their packets arrive at.
 	Packets bool
-	// Devices are names of these devices, or patterns such as "eth*". Empty means those that are found: uplinks,
-	// veths of pods, taps, and bridges with such ports.
+	// Devices are names of these devices, or patterns such as "eth*". Empty means automatic: uplinks, veths of pods,
+	// taps, and bridges with such ports.
 	Devices []string
-	// FastRoad lets flows between pods and uplinks pass the node's routing and netfilter, both ways, and with them
-	// whatever policies others enforce there. Off, the kernel routes every translated packet.
-	FastRoad bool
-	// Order is the place of our programs among others on the same devices, OrderNear when empty.
+	// FastPath lets flows between pods and uplinks bypass the node's routing and netfilter, in both directions, and with
+	// them the policies that other programs enforce there. Without it the kernel routes every translated packet.
+	FastPath bool
+	// Order is the position of our programs among others on the same devices, OrderNear when empty.
 	Order Order
 }
 
@@ -102,14 +102,14 @@ type Datapath struct {
 	// packets is nil without a packet path, stale where the kernel has no iterator over sockets.
 	packets    *packets
 	stale      *staleSockets
-	namespaces netns.Places
+	namespaces netns.Dirs
 	missing    []string
 	observing  atomic.Bool
 	findings   findings
 
 	mu      sync.Mutex
 	links   []attachment // guarded by mu
-	waiting bool         // programs of another ABI run, ours wait for the first Apply; guarded by mu
+	waiting bool         // programs of another ABI run; ours wait for the first Apply; guarded by mu
 }
 
 // attachment is one hook and the link that holds it.
@@ -118,24 +118,24 @@ type attachment struct {
 	link link.Link
 }
 
-// Open makes the node's dataplane ours: it checks what the kernel must have, takes over pinned maps or
-// makes new ones, and attaches the programs, or swaps them in place where another version runs, without
-// a moment in which a connect goes untranslated. Where the very same programs run already it changes
-// nothing. Programs of another ABI, which know other maps, go on until ours are filled: see Apply.
+// Open installs the dataplane on the node, or takes over the running one. It checks the kernel, opens the pinned maps or
+// creates new ones, and attaches the programs. Programs of another version are replaced in place, so that no connect
+// goes untranslated; equal programs are left alone. Programs of another ABI, which use other maps, stay until
+// ours are filled: see Apply.
 //
-// It is all or nothing: after an error the node is as it was, a running dataplane included. Errors are
-// one sentence for the person who installs; ErrUnsupported, ErrIncompatible and ErrOccupied tell the cases
-// that trying again cannot mend.
+// Open is all or nothing: after an error the node is as before, including a running dataplane. Errors are
+// one sentence for the person who installs. ErrUnsupported, ErrIncompatible and ErrOccupied mark errors that a retry
+// cannot fix.
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Datapath, error) {
-	b, err := ourBuild(cfg.Packets)
+	b, err := currentBuild(cfg.Packets)
 	if err != nil {
 		return nil, err
 	}
 	return open(ctx, cfg, b, log)
 }
 
-// ourBuild is the version of the programs that this process carries.
-func ourBuild(withPackets bool) (build, error) {
+// currentBuild is the build that this process carries.
+func currentBuild(withPackets bool) (build, error) {
 	spec, err := bpf.LoadSpec()
 	if err != nil {
 		return build{}, fmt.Errorf("parse BPF object: %w", err)
@@ -146,12 +146,12 @@ func ourBuild(withPackets bool) (build, error) {
 		if err != nil {
 			return build{}, fmt.Errorf("parse BPF object: %w", err)
 		}
-		b.specs, b.packets = append(b.specs, packets), ourPacketHooks()
+		b.specs, b.packets = append(b.specs, packets), packetHooks()
 	}
 	return b, nil
 }
 
-// open is Open for any version of the programs.
+// open is Open for any build.
 func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -172,47 +172,47 @@ func open(ctx context.Context, cfg Config, b build, log *slog.Logger) (*Datapath
 	}
 	l := loader{pins: pins{cfg.BPFFS, b.abi}}
 	if err := l.run(b); err != nil {
-		return nil, errors.Join(err, l.undo(), l.letGo())
+		return nil, errors.Join(err, l.undo(), l.closeHandles())
 	}
 	d := &Datapath{
 		Reader: &Reader{pins: l.pins, maps: l.maps}, log: log, cgroup: root, hooks: b.hooks, progs: l.progs,
-		namespaces: netns.Places{Proc: cfg.Proc, Run: cfg.Namespaces},
+		namespaces: netns.Dirs{Proc: cfg.Proc, Run: cfg.Namespaces},
 	}
 	if cfg.Packets {
 		d.packets = &packets{
 			pins: l.pins, hooks: b.packets, patterns: cfg.Devices, order: cfg.Order, tcx: !b.noTCX && haveTCX() == nil,
-			fast: cfg.FastRoad, maps: l.maps, vips: vipRanges{settings: l.maps[bpf.MapPacketSettings], fast: cfg.FastRoad},
-			progs: l.progs, followed: make(chan struct{}, 1),
+			fast: cfg.FastPath, maps: l.maps, vips: vipRanges{settings: l.maps[bpf.MapPacketSettings], fast: cfg.FastPath},
+			progs: l.progs, resync: signal.New(),
 		}
 		if err := d.packets.start(); err != nil {
-			return nil, errors.Join(err, l.undo(), l.letGo())
+			return nil, errors.Join(err, l.undo(), l.closeHandles())
 		}
 	}
-	err = d.setObserve(0) // whoever observed has ended with the process before this one
+	err = d.setObserve(0) // an observer of the previous process may have left it on
 	if err == nil {
 		err = d.start(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, l.undo(), l.letGo())
+		return nil, errors.Join(err, l.undo(), l.closeHandles())
 	}
-	d.findLacks(ctx)
+	d.detectMissing(ctx)
 	return d, nil
 }
 
-// findLacks does what not every kernel allows and remembers what this one does not.
-func (d *Datapath) findLacks(ctx context.Context) {
+// detectMissing loads the optional programs and records the features that the node lacks.
+func (d *Datapath) detectMissing(ctx context.Context) {
 	var noClose, noFind error
 	d.stale, noClose, noFind = loadStaleSockets(d.maps)
 	if noClose != nil {
-		d.log.DebugContext(ctx, "no iterator to close sockets", "closing", noClose, "finding", noFind)
+		d.log.DebugContext(ctx, "no iterator that closes sockets", "closing", noClose, "finding", noFind)
 	}
-	d.missing = lacks(d.packets != nil, noClose, noFind)
+	d.missing = missingFeatures(d.packets != nil, noClose, noFind)
 	for _, m := range d.missing {
-		d.log.InfoContext(ctx, "the node lacks something", "missing", m)
+		d.log.InfoContext(ctx, "the node lacks a feature", "missing", m)
 	}
 }
 
-// start attaches the programs, or leaves those of another ABI where they are until the first Apply.
+// start attaches the programs, or leaves those of another ABI attached until the first Apply.
 func (d *Datapath) start(ctx context.Context) error {
 	foreign, err := d.pins.foreign(d.cgroup, d.maps)
 	if err != nil {
@@ -220,7 +220,7 @@ func (d *Datapath) start(ctx context.Context) error {
 	}
 	if foreign {
 		d.waiting = true
-		d.log.InfoContext(ctx, "programs of another version go on until the maps of this one are filled", "abi", d.pins.abi)
+		d.log.InfoContext(ctx, "programs of another version keep running until the maps of this version are filled", "abi", d.pins.abi)
 		d.links, err = d.pins.openLinks(d.hooks)
 		return err
 	}
@@ -229,7 +229,7 @@ func (d *Datapath) start(ctx context.Context) error {
 	return d.install(ctx)
 }
 
-// takeOver installs our programs if that was left until the maps are filled.
+// takeOver installs our programs if they have waited for the maps to be filled.
 func (d *Datapath) takeOver(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -246,12 +246,12 @@ func (d *Datapath) takeOver(ctx context.Context) error {
 	}
 	d.waiting = false
 	if d.packets != nil {
-		d.packets.look()
+		d.packets.resync.Notify()
 	}
 	return closeLinks(before)
 }
 
-// install makes the node run our programs and nothing older. The caller holds mu.
+// install attaches our programs and removes those of older versions. The caller holds mu.
 func (d *Datapath) install(ctx context.Context) error {
 	in := installer{pins: d.pins, cgroup: d.cgroup, hooks: d.hooks, progs: d.progs}
 	if err := in.run(); err != nil {
@@ -260,7 +260,7 @@ func (d *Datapath) install(ctx context.Context) error {
 	d.links = in.links
 	level := slog.LevelInfo
 	if in.attached+in.replaced == 0 {
-		level = slog.LevelDebug // nothing anybody could see has changed
+		level = slog.LevelDebug // nothing has changed
 	}
 	d.log.Log(ctx, level, "dataplane attached", "cgroup", d.cgroup.path, "bpffs", d.pins.bpffs,
 		"attached", in.attached, "replaced", in.replaced, "unchanged", in.unchanged)
@@ -269,13 +269,13 @@ func (d *Datapath) install(ctx context.Context) error {
 		err = errors.Join(err, removeAllFilters(d.pins))
 	}
 	if err != nil {
-		d.log.WarnContext(ctx, "what another version left stays until the next start", "err", err)
+		d.log.WarnContext(ctx, "remove what another version left; will try again at the next start", "err", err)
 	}
 	return nil
 }
 
-// keeps reports whether a pin is of a hook that this version has. Which devices are none of ours any more is for
-// the packet path to say.
+// keeps reports whether a pin belongs to a hook of this version. The packet path itself removes pins of devices that it
+// no longer serves.
 func (d *Datapath) keeps(name string) bool {
 	if d.packets != nil {
 		if isLinkName(name, d.packets.hooks) || slices.ContainsFunc(d.packets.hooks, func(h packetHook) bool { return h.name == name }) {
@@ -285,8 +285,8 @@ func (d *Datapath) keeps(name string) bool {
 	return slices.ContainsFunc(d.hooks, func(h bpf.Hook) bool { return h.Name == name })
 }
 
-// Close lets go of the dataplane and leaves it running: programs, maps and traffic stay as they are.
-// Remove is what takes them away.
+// Close closes the file descriptors of the dataplane and leaves it running: programs, maps and traffic stay as they are.
+// Remove uninstalls it.
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -306,14 +306,14 @@ func closeLinks(links []attachment) error {
 	return errors.Join(errs...)
 }
 
-// Apply carries out the writes of p in their order. It stops at the first error, or when ctx ends; the
-// writes done until then are safe to leave, and Load says which they were.
+// Apply carries out the writes of p in their order. It stops at the first error, or when ctx ends. The writes until then
+// are safe, and Load tells which they were.
 //
-// The first Apply that succeeds after Open also lets our programs take the place of those of another ABI, if
-// such run: from then on the maps count. So there must be a first one, even if it has nothing to write.
+// If programs of another ABI run, the first successful Apply after Open replaces them with ours, whose maps are then
+// filled. So the caller must Apply once, even if there is nothing to write.
 func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
 	if d.packets != nil {
-		if err := d.packets.vips.before(p); err != nil {
+		if err := d.packets.vips.beforeApply(p); err != nil {
 			return err
 		}
 	}
@@ -321,69 +321,26 @@ func (d *Datapath) Apply(ctx context.Context, p lb.Plan) error {
 		return err
 	}
 	if d.packets != nil {
-		if err := d.packets.vips.after(ctx, p, d.Load); err != nil {
+		if err := d.packets.vips.afterApply(ctx, p, d.Load); err != nil {
 			return err
 		}
 	}
 	return d.takeOver(ctx)
 }
 
-// write carries out the writes of p.
-func (d *Datapath) write(ctx context.Context, p lb.Plan) error {
-	for _, write := range []func() error{
-		func() error {
-			return putAll(ctx, d, bpf.MapServices, p.PutServices, func(w lb.ServiceWrite) (uint32, bpf.Service) { return uint32(w.ID), encodeService(w.Name) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapClusters, p.PutClusters, func(w lb.ClusterWrite) (uint32, bpf.Cluster) { return uint32(w.Index), encodeCluster(w.ID) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapBackends, p.PutBackends, func(w lb.BackendWrite) (uint32, bpf.Backend) { return uint32(w.ID), encodeBackend(w.Backend) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapSlots, p.PutSlots, func(w lb.SlotWrite) (bpf.SlotKey, uint32) { return encodeSlot(w.Slot), uint32(w.Backend) })
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapFrontends, p.PutFrontends, func(w lb.FrontendWrite) (bpf.FrontendKey, bpf.Frontend) {
-				return encodeFrontendKey(w.Address), encodeFrontend(w.Frontend)
-			})
-		},
-		func() error {
-			return putAll(ctx, d, bpf.MapRanges, p.PutRanges, func(r netip.Prefix) (bpf.RangeKey, uint32) { return encodeRange(r), 1 })
-		},
-		func() error { return remove(ctx, d, bpf.MapRanges, p.DeleteRanges, encodeRange) },
-		func() error { return remove(ctx, d, bpf.MapFrontends, p.DeleteFrontends, encodeFrontendKey) },
-		func() error { return remove(ctx, d, bpf.MapSlots, p.DeleteSlots, encodeSlot) },
-		func() error {
-			return remove(ctx, d, bpf.MapBackends, p.DeleteBackends, func(id lb.BackendID) uint32 { return uint32(id) })
-		},
-		func() error {
-			return remove(ctx, d, bpf.MapServices, p.DeleteServices, func(id lb.ServiceID) uint32 { return uint32(id) })
-		},
-		// An array has no holes: an index without a member is one whose name is empty.
-		func() error {
-			return putAll(ctx, d, bpf.MapClusters, p.DeleteClusters, func(i lb.ClusterIndex) (uint32, bpf.Cluster) { return uint32(i), bpf.Cluster{} })
-		},
-	} {
-		if err := write(); err != nil {
-			return err
-		}
-	}
-	return d.forget(ctx, p.Partings)
-}
-
-// forget lets clients with session affinity forget backends that do not serve them any more, though they are there.
-func (d *Datapath) forget(ctx context.Context, partings []lb.Parting) error {
-	if len(partings) == 0 {
+// deleteAffinities makes clients with session affinity choose again where their backend no longer serves the frontend
+// but still exists.
+func (d *Datapath) deleteAffinities(ctx context.Context, stale []lb.StaleAffinity) error {
+	if len(stale) == 0 {
 		return nil
 	}
-	parted := make(map[lb.Parting]bool, len(partings))
-	for _, p := range partings {
-		parted[p] = true
+	isStale := make(map[lb.StaleAffinity]bool, len(stale))
+	for _, s := range stale {
+		isStale[s] = true
 	}
 	var clients []bpf.AffinityKey
 	err := dump(ctx, d.Reader, bpf.MapAffinities, func(k bpf.AffinityKey, v bpf.Affinity) {
-		if parted[lb.Parting{Frontend: lb.FrontendID(k.FrontendId), Backend: lb.BackendID(v.BackendId)}] {
+		if isStale[lb.StaleAffinity{Frontend: lb.FrontendID(k.FrontendId), Backend: lb.BackendID(v.BackendId)}] {
 			clients = append(clients, k)
 		}
 	})
@@ -396,22 +353,14 @@ func (d *Datapath) forget(ctx context.Context, partings []lb.Parting) error {
 // Writes returns how many map entries Apply has written or deleted since Open.
 func (d *Datapath) Writes() uint64 { return d.writes.Load() }
 
-// Limits returns how many entries the maps have room for, as they were made.
-func (d *Datapath) Limits() lb.Limits {
-	room := func(name string) int { return int(d.maps[name].MaxEntries()) }
-	return lb.Limits{
-		Frontends: room(bpf.MapFrontends), Slots: room(bpf.MapSlots), Backends: room(bpf.MapBackends), Services: room(bpf.MapServices),
-	}
-}
-
-// HookStatus says whether one program is where it should be.
+// HookStatus says whether one program is attached where it should be.
 type HookStatus struct {
 	Name     string
 	Device   string // of the packet path; "" for the cgroup
-	Attached bool   // false when somebody detached it, or its cgroup is gone
+	Attached bool   // false when another process detached it, or its cgroup was removed
 }
 
-// Hooks asks the kernel about every program: of the socket path, then of the packet path on each device.
+// Hooks asks the kernel for the status of every program: of the socket path, then of the packet path on each device.
 func (d *Datapath) Hooks() []HookStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()

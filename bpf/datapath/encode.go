@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// The constructors below are the one place where a lb type becomes bytes of a map and back.
+// The functions below are the only place where lb types become bytes of a map and back. tables binds them to their maps.
 
 func encodeFrontendKey(a lb.Address) bpf.FrontendKey {
 	return bpf.FrontendKey{Addr: bpf.Addr16(a.AddrPort.Addr()), Port: a.AddrPort.Port(), Proto: uint8(a.Protocol)}
@@ -122,8 +122,8 @@ func text(from []int8) string {
 // a cancelled Apply ends soon and that the CPUs end together.
 const chunk = 1024
 
-// dump calls each for every entry of a map of r, in no order.
-func dump[K, V any](ctx context.Context, r *Reader, name string, each func(K, V)) error {
+// dump calls visit for every entry of a map of r, in no order.
+func dump[K, V any](ctx context.Context, r *Reader, name string, visit func(K, V)) error {
 	m, err := r.open(name)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func dump[K, V any](ctx context.Context, r *Reader, name string, each func(K, V)
 		}
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		for i := range n {
-			each(keys[i], values[i])
+			visit(keys[i], values[i])
 		}
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil // the end
@@ -148,8 +148,11 @@ func dump[K, V any](ctx context.Context, r *Reader, name string, each func(K, V)
 	}
 }
 
-// each is dump for the kinds of maps that cannot be read in batches, which are small here.
-func each[K, V any](r *Reader, name string, do func(K, V)) error {
+// iterate is dump for kinds of maps that cannot be read in batches. They are small here.
+func iterate[K, V any](ctx context.Context, r *Reader, name string, visit func(K, V)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	m, err := r.open(name)
 	if err != nil {
 		return err
@@ -158,7 +161,7 @@ func each[K, V any](r *Reader, name string, do func(K, V)) error {
 	var value V
 	entries := m.Iterate()
 	for entries.Next(&key, &value) {
-		do(key, value)
+		visit(key, value)
 	}
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("read map %s: %w", m, err)
@@ -166,7 +169,7 @@ func each[K, V any](r *Reader, name string, do func(K, V)) error {
 	return nil
 }
 
-// putAll writes what encode makes of each of writes into a map of d and counts it.
+// putAll encodes the entries, writes them to a map of d, and counts them.
 func putAll[W, K, V any](ctx context.Context, d *Datapath, name string, writes []W, encode func(W) (K, V)) error {
 	m := d.maps[name]
 	return inChunks(ctx, writes, func(part []W) error {
@@ -186,12 +189,12 @@ func putAll[W, K, V any](ctx context.Context, d *Datapath, name string, writes [
 	})
 }
 
-// remove deletes entries from a map of d and counts them. What is not there is no error.
-func remove[T, K any](ctx context.Context, d *Datapath, name string, gone []T, encode func(T) K) error {
-	return inChunks(ctx, gone, func(part []T) error {
+// remove deletes entries from a map of d and counts them. A missing entry is no error.
+func remove[T, K any](ctx context.Context, d *Datapath, name string, entries []T, encode func(T) K) error {
+	return inChunks(ctx, entries, func(part []T) error {
 		keys := make([]K, len(part))
-		for i, g := range part {
-			keys[i] = encode(g)
+		for i, e := range part {
+			keys[i] = encode(e)
 		}
 		for len(keys) > 0 {
 			done, err := d.maps[name].BatchDelete(keys, nil)
@@ -200,7 +203,7 @@ func remove[T, K any](ctx context.Context, d *Datapath, name string, gone []T, e
 			case err == nil:
 				return nil
 			case errors.Is(err, ebpf.ErrKeyNotExist):
-				keys = keys[done+1:] // the kernel stopped at the missing one: go on after it
+				keys = keys[done+1:] // the kernel stopped at the missing one: continue after it
 			default:
 				return fmt.Errorf("delete from map %s: %w", name, err)
 			}
@@ -209,9 +212,9 @@ func remove[T, K any](ctx context.Context, d *Datapath, name string, gone []T, e
 	})
 }
 
-// inChunks calls do for all of entries, a chunk at a time on each CPU: within a field of a Plan any order will do. It
-// begins no more of them after an error, or when ctx ends, and returns the first error once all have ended. A single
-// chunk, as most changes are, waits for no other thread.
+// inChunks calls do for all entries, one chunk at a time on each CPU: within a step of a Plan any order will do. It
+// starts no more chunks after an error, or when ctx ends, and returns the first error once all have ended. A single
+// chunk, which covers most changes, runs on the calling goroutine.
 func inChunks[T any](ctx context.Context, entries []T, do func(part []T) error) error {
 	if len(entries) == 0 {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Every entry goes to the kernel once, whatever part of them fills a system call.
+// Every entry is passed once, whatever the number of chunks.
 func TestInChunks(t *testing.T) {
 	for _, n := range []int{0, 1, chunk - 1, chunk, chunk + 1, 5*chunk + 7} {
 		entries := make([]int, n)
@@ -38,7 +38,7 @@ func TestInChunks(t *testing.T) {
 	}
 }
 
-// The first error is the one that is told, and nothing more begins after it.
+// The first error is returned, and no chunk starts after it.
 func TestInChunksStops(t *testing.T) {
 	full := errors.New("full")
 	var mu sync.Mutex

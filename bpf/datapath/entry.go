@@ -11,17 +11,17 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Entry is what clients of one VIP, port and protocol meet in the kernel.
+// Entry is the frontend of one VIP, port and protocol, as the kernel holds it.
 type Entry struct {
 	Service  clusterset.ServiceName // the zero value when its number has no name
-	Backends []lb.Address           // that get new clients, in the order of slots, one for each
-	Broken   int                    // slots that lead nowhere
+	Backends []lb.Address           // that get new clients, one for each slot, in the order of slots
+	Broken   int                    // slots without a backend
 }
 
-// manyBroken is after how many slots that lead nowhere the others are not looked at.
-const manyBroken = 1000
+// maxBroken is the number of broken slots after which the rest is not read.
+const maxBroken = 1000
 
-// Frontend looks one frontend up, with all its slots. It returns false when there is none.
+// Frontend returns one frontend with all its slots, and false when it does not exist.
 func (r *Reader) Frontend(a lb.Address) (Entry, bool, error) {
 	var fe bpf.Frontend
 	if found, err := lookup(r, bpf.MapFrontends, encodeFrontendKey(a), &fe); !found || err != nil {
@@ -29,8 +29,8 @@ func (r *Reader) Frontend(a lb.Address) (Entry, bool, error) {
 	}
 	entry := Entry{Service: r.serviceName(lb.ServiceID(fe.Service))}
 	for i := range fe.Count {
-		if entry.Broken == manyBroken {
-			entry.Broken += int(fe.Count - i) // only a foreign hand can have counted so, perhaps to four billion
+		if entry.Broken == maxBroken {
+			entry.Broken += int(fe.Count - i) // only another writer can have left such a count, which may be four billion
 			break
 		}
 		var id uint32
@@ -51,7 +51,7 @@ func (r *Reader) Frontend(a lb.Address) (Entry, bool, error) {
 	return entry, true, nil
 }
 
-// lookup fills in the value of a key. It returns false when the map has no such key.
+// lookup reads the value of a key. It returns false when the map does not have the key.
 func lookup[K, V any](r *Reader, name string, key K, value *V) (bool, error) {
 	m, err := r.open(name)
 	if err != nil {

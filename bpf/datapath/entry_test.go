@@ -9,10 +9,11 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// A frontend is shown with whom its clients meet, slots that lead nowhere included, by the kernel and by the Fake.
+// Frontend returns the backends of a frontend and counts its broken slots, in the kernel and in the Fake.
 func TestFrontend(t *testing.T) {
 	tcp := func(a string) lb.Address {
 		return lb.Address{AddrPort: netip.MustParseAddrPort(a), Protocol: clusterset.TCP}
@@ -27,7 +28,7 @@ func TestFrontend(t *testing.T) {
 	s.Frontends[tcp("243.0.0.5:80")] = lb.Frontend{ID: 1, Count: 5, Service: 1}
 	s.Frontends[tcp("[fd01::5]:80")] = lb.Frontend{ID: 2}
 	d := mustOpen(t, testConfig(t))
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), s)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), s)); err != nil {
 		t.Fatal(err)
 	}
 	for name, from := range map[string]interface {
@@ -49,7 +50,7 @@ func TestFrontend(t *testing.T) {
 			t.Errorf("%s: a port that is not there: found %t, %v", name, found, err)
 		}
 	}
-	// A count beyond the map's size is a foreign hand's.
+	// Only another writer can have left a count beyond the map's size.
 	if err := d.maps[bpf.MapFrontends].Put(encodeFrontendKey(tcp("243.0.0.6:80")), bpf.Frontend{Id: 3, Count: 1 << 31}); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,7 @@ func TestFrontend(t *testing.T) {
 	}
 }
 
-// What is not in the map any more, of all that was ever put there, had to make room.
+// Entries that were added and are no longer in the map were evicted.
 func TestEvictedUDPVIPs(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
 	if err := d.maps[bpf.MapUDPVIPsAdded].Put(uint32(0), uint64(7)); err != nil {

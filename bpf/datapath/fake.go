@@ -10,8 +10,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Fake is a Datapath without a kernel, for tests of whoever drives one. It passes the same contract
-// test. The zero value is not ready; NewFake makes one.
+// Fake is a Datapath without a kernel, for tests of its callers. It passes the same contract test. Make it with NewFake.
 type Fake struct {
 	state  lb.State
 	writes atomic.Uint64
@@ -20,23 +19,23 @@ type Fake struct {
 	FailAfter *int
 	// Err is what a failing Apply returns.
 	Err error
-	// Room is what the maps have room for.
-	Room lb.Limits
-	// Seen is the evidence about each member. It must not change once somebody reads it.
-	Seen map[clusterset.ClusterID]Evidence
-	// Counted is what clients of each Service met.
-	Counted map[clusterset.ServiceName]Counters
-	// Tell are events for Observe, and Rate is what it was last asked for, 0 while nobody observes.
-	Tell chan Event
-	Rate atomic.Uint32
-	// Stale is how often CloseStale was called.
-	Stale atomic.Int64
+	// Capacity is how many entries the maps have room for.
+	Capacity lb.Limits
+	// Evidence is what Clusters returns. It must not change once it has been read.
+	Evidence map[clusterset.ClusterID]Evidence
+	// ServiceCounters is what Counters returns.
+	ServiceCounters map[clusterset.ServiceName]Counters
+	// Events are passed on by Observe. Rate is the rate of the Observe under way, 0 without one.
+	Events chan Event
+	Rate   atomic.Uint32
+	// CloseStaleCalls counts the calls of CloseStale.
+	CloseStaleCalls atomic.Int64
 }
 
-// NewFake returns a Fake whose maps hold what have holds.
-func NewFake(have lb.State) *Fake { return &Fake{state: have.Clone(), Tell: make(chan Event)} }
+// NewFake returns a Fake whose maps hold have.
+func NewFake(have lb.State) *Fake { return &Fake{state: have.Clone(), Events: make(chan Event)} }
 
-// Load returns a copy of what the maps hold.
+// Load returns a copy of the content of the maps.
 func (f *Fake) Load(ctx context.Context) (lb.State, error) {
 	if err := ctx.Err(); err != nil {
 		return lb.State{}, err
@@ -58,42 +57,42 @@ func (f *Fake) Apply(ctx context.Context, p lb.Plan) error {
 	return err
 }
 
-// Differences returns how many entries are not as want says.
+// Differences returns how many entries differ from want.
 func (f *Fake) Differences(ctx context.Context, want *lb.Audit) (int, error) {
 	want.State(f.state)
 	return want.Differences(), ctx.Err()
 }
 
-// Meddle does to the maps what somebody else would.
-func (f *Fake) Meddle(do func(lb.State)) { do(f.state) }
+// Corrupt changes the maps as another process would.
+func (f *Fake) Corrupt(do func(lb.State)) { do(f.state) }
 
-// Observe waits until ctx ends and tells what Tell is sent meanwhile.
-func (f *Fake) Observe(ctx context.Context, rate uint32, tell func(Event)) error {
+// Observe passes on Events until ctx ends.
+func (f *Fake) Observe(ctx context.Context, rate uint32, handle func(Event)) error {
 	f.Rate.Store(rate)
 	defer f.Rate.Store(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case e := <-f.Tell:
-			tell(e)
+		case e := <-f.Events:
+			handle(e)
 		}
 	}
 }
 
-// Limits returns Room.
-func (f *Fake) Limits() lb.Limits { return f.Room }
+// Limits returns Capacity.
+func (f *Fake) Limits() lb.Limits { return f.Capacity }
 
 // Writes returns how many map entries Apply has written or deleted.
 func (f *Fake) Writes() uint64 { return f.writes.Load() }
 
-// Refusals returns that nobody was refused.
+// Refusals returns no refusals.
 func (f *Fake) Refusals() (map[Refusal]uint64, error) { return map[Refusal]uint64{}, nil }
 
-// Counters returns Counted.
-func (f *Fake) Counters() (map[clusterset.ServiceName]Counters, error) { return f.Counted, nil }
+// Counters returns ServiceCounters.
+func (f *Fake) Counters() (map[clusterset.ServiceName]Counters, error) { return f.ServiceCounters, nil }
 
-// EvictedUDPVIPs returns that none had to make room.
+// EvictedUDPVIPs returns 0.
 func (f *Fake) EvictedUDPVIPs() (uint64, error) { return 0, nil }
 
 // Frontend looks one frontend up.
@@ -111,7 +110,7 @@ func (f *Fake) Frontend(a lb.Address) (Entry, bool, error) {
 	return entry, ok, nil
 }
 
-// Hooks says that all programs are attached.
+// Hooks returns that all programs are attached.
 func (f *Fake) Hooks() []HookStatus {
 	var hooks []HookStatus
 	for _, h := range bpf.Hooks() {
@@ -123,12 +122,14 @@ func (f *Fake) Hooks() []HookStatus {
 // Close does nothing.
 func (f *Fake) Close() error { return nil }
 
-// Clusters returns Seen.
-func (f *Fake) Clusters() (map[clusterset.ClusterID]Evidence, error) { return maps.Clone(f.Seen), nil }
+// Clusters returns Evidence.
+func (f *Fake) Clusters() (map[clusterset.ClusterID]Evidence, error) {
+	return maps.Clone(f.Evidence), nil
+}
 
-// CloseStale counts that it was asked.
+// CloseStale counts the call.
 func (f *Fake) CloseStale(context.Context) (int, error) {
-	f.Stale.Add(1)
+	f.CloseStaleCalls.Add(1)
 	return 0, nil
 }
 
@@ -138,8 +139,8 @@ func (f *Fake) Follow(ctx context.Context) error {
 	return nil
 }
 
-// Missing says that nothing is missing.
+// Missing returns that no feature is missing.
 func (f *Fake) Missing() []string { return nil }
 
-// Findings says that nothing is in the way.
+// Findings returns no findings.
 func (f *Fake) Findings() ([]Finding, error) { return nil, nil }

@@ -14,17 +14,17 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
-// Kernels before 6.6 have no TCX: there a program is a filter of the qdisc clsact, with actions of its own
-// ("direct action"). Ours carry a name and a place that nobody else uses, by which they are found again.
+// Kernels before 6.6 have no TCX: there a program is a filter of the qdisc clsact that returns its own actions
+// ("direct action"). Our filters have a name prefix and a handle that no other program uses, and are found again by them.
 const (
 	filterPrefix = "isthmus_"
 	filterHandle = 0x1517
-	// Filters run by their priority. 0 lets the kernel choose, downwards from 49152.
+	// Filters run in the order of their priority. 0 lets the kernel choose, downwards from 49152.
 	filterFirst = 3
 	filterLast  = 0xF517
 )
 
-// parent is the side of clsact a hook belongs to.
+// parent is the side of clsact that a hook belongs to.
 func (h packetHook) parent() uint32 {
 	if h.ingress {
 		return netlink.HANDLE_MIN_INGRESS
@@ -32,8 +32,8 @@ func (h packetHook) parent() uint32 {
 	return netlink.HANDLE_MIN_EGRESS
 }
 
-// attachFilter makes a device run our program, in the place of an older one of ours without a gap: the kernel
-// exchanges the filter of one handle in one step.
+// attachFilter attaches our program to a device. It replaces an older one of ours without a gap: the kernel exchanges
+// the filter of one handle in one step.
 func (p *packets) attachFilter(d device.Device, h packetHook) error {
 	if err := p.makeQdisc(d); err != nil {
 		return err
@@ -63,12 +63,12 @@ func (p *packets) attachFilter(d device.Device, h packetHook) error {
 		return fmt.Errorf("set filter: %w", err)
 	}
 	if have != nil && have.Priority != priority {
-		return deleteFilter(have) // it stood where another order wanted it
+		return deleteFilter(have) // it has the position of another Order
 	}
 	return nil
 }
 
-// makeQdisc gives a device clsact, unless it has it from somebody else.
+// makeQdisc adds clsact to a device, unless the device already has it.
 func (p *packets) makeQdisc(d device.Device) error {
 	_, has, err := clsact(d.Index)
 	if err != nil || has {
@@ -82,7 +82,7 @@ func (p *packets) makeQdisc(d device.Device) error {
 		LinkIndex: d.Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
 	}})
 	if errors.Is(err, unix.EEXIST) {
-		return os.Remove(mark) // somebody else was faster
+		return os.Remove(mark) // another process has added it meanwhile
 	}
 	if err != nil {
 		return fmt.Errorf("add clsact: %w", errors.Join(err, os.Remove(mark)))
@@ -90,7 +90,7 @@ func (p *packets) makeQdisc(d device.Device) error {
 	return nil
 }
 
-// clsact returns that qdisc of a device, if it has one.
+// clsact returns the clsact qdisc of a device, and false if it has none.
 func clsact(index int) (netlink.Qdisc, bool, error) {
 	qdiscs, err := netlink.QdiscList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}})
 	if err != nil {
@@ -107,7 +107,7 @@ func clsact(index int) (netlink.Qdisc, bool, error) {
 // filters returns the filters of one side of a device.
 func filters(index int, parent uint32) ([]netlink.Filter, error) {
 	found, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
-	if err != nil && !errors.Is(err, unix.EINVAL) { // it has no clsact
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: the device has no clsact
 		return nil, fmt.Errorf("list filters: %w", err)
 	}
 	return found, nil
@@ -127,8 +127,8 @@ func findFilter(d device.Device, h packetHook) (*netlink.BpfFilter, error) {
 	return nil, nil
 }
 
-// removeFilters takes every filter of ours, of any version, off a device, but for those of hooks to keep, and clsact
-// when we gave it and nobody uses it any more.
+// removeFilters removes our filters of any version from a device, except those of hooks to keep. It also removes clsact
+// if we added it and no other filter uses it.
 func removeFilters(p pins, d device.Device, keep func(hook string) bool) error {
 	var errs []error
 	others := 0
@@ -157,7 +157,7 @@ func removeFilters(p pins, d device.Device, keep func(hook string) bool) error {
 	return removePin(mark)
 }
 
-// removeAllFilters takes every filter of ours off every device.
+// removeAllFilters removes our filters from every device.
 func removeAllFilters(p pins) error {
 	devices, err := device.List()
 	if err != nil {
@@ -170,7 +170,7 @@ func removeAllFilters(p pins) error {
 	return errors.Join(append(errs, forgetQdiscs(p, devices))...)
 }
 
-// hookOf returns the hook that a filter is of, if it is one of ours.
+// hookOf returns the hook of a filter, if the filter is ours.
 func hookOf(f netlink.Filter) (hook string, ours bool) {
 	b, ok := f.(*netlink.BpfFilter)
 	if !ok || b.Handle != filterHandle {
@@ -186,19 +186,19 @@ func deleteFilter(f netlink.Filter) error {
 	return nil
 }
 
-// qdiscPath marks a device that has clsact from us.
+// qdiscPath is the folder that marks a device whose clsact we added.
 func (p pins) qdiscPath(index int) string { return p.qdiscs() + "/" + strconv.Itoa(index) }
 
-// forgetQdiscs removes the marks of devices that are gone.
+// forgetQdiscs removes the marks of removed devices.
 func forgetQdiscs(p pins, devices []device.Device) error {
 	names, err := list(p.qdiscs())
 	errs := []error{err}
 	for _, name := range names {
-		gone := true
+		removed := true
 		for _, d := range devices {
-			gone = gone && name != strconv.Itoa(d.Index)
+			removed = removed && name != strconv.Itoa(d.Index)
 		}
-		if gone {
+		if removed {
 			errs = append(errs, removePin(p.qdiscs()+"/"+name))
 		}
 	}

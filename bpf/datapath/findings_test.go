@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -29,7 +30,7 @@ func servedBy(addr netip.Addr) lb.State {
 	return s
 }
 
-// findingNames says which kinds of findings there are now.
+// findingNames returns the names of the current findings.
 func findingNames(t *testing.T, d *Datapath) []string {
 	t.Helper()
 	found, err := d.examine()
@@ -61,7 +62,7 @@ func setSysctl(t *testing.T, file, value string) {
 	}
 }
 
-// Each fault is found when somebody makes it, and not any more when it is mended.
+// Each fault is found when it appears, and no longer once it is fixed.
 func TestFindings(t *testing.T) {
 	cfg := testConfig(t)
 	client, backend, third := newPod(t, 1), newPod(t, 2), newPod(t, 3)
@@ -70,12 +71,12 @@ func TestFindings(t *testing.T) {
 	for _, p := range []pod{client, backend, third} {
 		setSysctl(t, "ipv4/conf/"+p.host.Attrs().Name+"/rp_filter", "0")
 	}
-	b, err := ourBuild(true)
+	b, err := currentBuild(true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := openPackets(t, cfg, b)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "attached", func() bool { return len(on(d)) == 3 })
@@ -124,8 +125,8 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// A masquerade of what pods send to backends is found by what it does, whoever made the rule; what leaves for
-// somewhere else does not matter, and neither does a masquerade that ended.
+// Masquerading of connections to backends is found by its effect, whatever made the rule. Connections to other
+// destinations do not count, and neither do rules that were removed.
 func TestMasqueradeIsFound(t *testing.T) {
 	cfg := testConfig(t)
 	client, backend, other := newPod(t, 1), newPod(t, 2), newPod(t, 3)
@@ -136,7 +137,7 @@ func TestMasqueradeIsFound(t *testing.T) {
 		}
 	}
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), servedBy(backend.addr))); err != nil {
 		t.Fatal(err)
 	}
 	run := func(args ...string) {
@@ -167,13 +168,13 @@ func TestMasqueradeIsFound(t *testing.T) {
 			}
 			t.Cleanup(undo)
 			if from := client.meets(t, other, netip.AddrPortFrom(other.addr, 8080)); from != other.addr.Prev() {
-				t.Errorf("somebody else sees %s, want %s: nobody masquerades", from, other.addr.Prev())
+				t.Errorf("another destination sees %s, want %s: no rule masquerades", from, other.addr.Prev())
 			}
 			if names := findingNames(t, d); len(names) > 0 {
 				t.Errorf("found %v where no backend is concerned", names)
 			}
 			if from := client.meets(t, backend, vip); from != backend.addr.Prev() {
-				t.Errorf("the backend sees %s, want %s: nobody masquerades", from, backend.addr.Prev())
+				t.Errorf("the backend sees %s, want %s: no rule masquerades", from, backend.addr.Prev())
 			}
 			found, err := d.examine()
 			if err != nil || len(found) != 1 || found[0].Name != "masquerade" || !strings.Contains(found[0].Message, "cluster b") ||
@@ -194,7 +195,7 @@ func TestMasqueradeIsFound(t *testing.T) {
 	}
 }
 
-// meets connects from p to an address that leads to port 8080 of server, and returns whom that sees.
+// meets connects from p to an address that leads to port 8080 of server, and returns the source that the server sees.
 func (p pod) meets(t *testing.T, server pod, to netip.AddrPort) netip.Addr {
 	t.Helper()
 	config := &net.ListenConfig{}
@@ -226,8 +227,8 @@ func (p pod) meets(t *testing.T, server pod, to netip.AddrPort) netip.Addr {
 	return netip.MustParseAddrPort(in.RemoteAddr().String()).Addr().Unmap()
 }
 
-// Findings are kept for a while and handed out as copies; what is new is found again later.
-func TestFindingsAreKept(t *testing.T) {
+// Findings are cached for a while and returned as copies; new ones are found once the cache expires.
+func TestFindingsAreCached(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
 	ask := func() []Finding {
 		t.Helper()
@@ -240,7 +241,7 @@ func TestFindingsAreKept(t *testing.T) {
 	if found := ask(); len(found) > 0 {
 		t.Fatalf("found %v on a node without backends", found)
 	}
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), servedBy(netip.MustParseAddr("192.0.2.1")))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), servedBy(netip.MustParseAddr("192.0.2.1")))); err != nil {
 		t.Fatal(err)
 	}
 	if found := ask(); len(found) > 0 {

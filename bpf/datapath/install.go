@@ -15,7 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// steps collects what takes a change back, what makes it last, and what to let go of afterwards.
+// steps collects the functions that undo a change, that commit it, and that close what it used.
 type steps struct {
 	undos   []func() error // newest last
 	commits []func() error
@@ -26,7 +26,7 @@ func (s *steps) onUndo(f func() error)   { s.undos = append(s.undos, f) }
 func (s *steps) onCommit(f func() error) { s.commits = append(s.commits, f) }
 func (s *steps) onClose(f func() error)  { s.closers = append(s.closers, f) }
 
-// undo takes back what was done, newest first.
+// undo reverts the change, newest step first.
 func (s *steps) undo() error {
 	var errs []error
 	for _, undo := range slices.Backward(s.undos) {
@@ -35,7 +35,7 @@ func (s *steps) undo() error {
 	return errors.Join(errs...)
 }
 
-// commit makes it last.
+// commit makes the change permanent.
 func (s *steps) commit() error {
 	for _, commit := range s.commits {
 		if err := commit(); err != nil {
@@ -45,7 +45,7 @@ func (s *steps) commit() error {
 	return nil
 }
 
-// close lets go of what is needed no more.
+// close closes what the change needed.
 func (s *steps) close() error {
 	var errs []error
 	for _, c := range s.closers {
@@ -54,8 +54,7 @@ func (s *steps) close() error {
 	return errors.Join(errs...)
 }
 
-// installer makes the hooks of a cgroup run loaded programs. Whatever it does before commit it can take
-// back: undo leaves the node as it was.
+// installer attaches loaded programs to the hooks of a cgroup. Until it commits, undo restores the node.
 type installer struct {
 	steps
 
@@ -68,7 +67,7 @@ type installer struct {
 	attached, replaced, unchanged int
 }
 
-// run attaches every hook. When it fails, everything is as before.
+// run attaches every hook. When it fails, the node is as before.
 func (in *installer) run() error {
 	err := in.attachAll()
 	if err == nil {
@@ -96,7 +95,7 @@ func (in *installer) attachAll() error {
 	return nil
 }
 
-// installHook makes h run our program and returns its link.
+// installHook attaches our program to h and returns the link.
 func (in *installer) installHook(h bpf.Hook) (link.Link, error) {
 	old, err := link.LoadPinnedLink(in.pins.linkPath(h.Name), nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +109,7 @@ func (in *installer) installHook(h bpf.Hook) (link.Link, error) {
 		return nil, errors.Join(err, old.Close())
 	}
 	if id != in.cgroup.id {
-		// It hangs at a cgroup that is gone, or at another one: attach here, and let go of it last.
+		// The link is at another cgroup, or at a removed one: attach here first, then close the old link.
 		in.onClose(old.Close)
 		return in.reattach(h)
 	}
@@ -151,8 +150,8 @@ func (in *installer) reattach(h bpf.Hook) (link.Link, error) {
 	return l, nil
 }
 
-// replace swaps the program of a link in place, unless it is the one we would put there. No connect
-// falls between the two: the kernel exchanges the pointer.
+// replace swaps the program of a link in place, unless it equals ours. No connect falls between the two: the kernel
+// exchanges a pointer.
 func (in *installer) replace(h bpf.Hook, l link.Link) error {
 	running, err := in.pins.runningProgram(h.Name, l)
 	if err != nil {
@@ -166,7 +165,7 @@ func (in *installer) replace(h bpf.Hook, l link.Link) error {
 		}
 		if same {
 			in.unchanged++
-			return in.settle(h, running)
+			return in.finishInterrupted(h, running)
 		}
 	}
 	if err := in.stageProgram(h); err != nil {
@@ -182,8 +181,8 @@ func (in *installer) replace(h bpf.Hook, l link.Link) error {
 	return nil
 }
 
-// settle finishes an install that was cut before it moved the pin of the program that runs.
-func (in *installer) settle(h bpf.Hook, running *ebpf.Program) error {
+// finishInterrupted completes an installation that was killed before it moved the pin of the running program.
+func (in *installer) finishInterrupted(h bpf.Hook, running *ebpf.Program) error {
 	path := in.pins.progPath(h.Name)
 	pinned, err := ebpf.LoadPinnedProgram(staged(path), nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -209,12 +208,12 @@ func (in *installer) settle(h bpf.Hook, running *ebpf.Program) error {
 	return nil
 }
 
-// runningProgram returns the pinned program of a hook that l runs, nil when no pin leads to it. An install
-// that was cut before its end has left it beside its place.
+// runningProgram returns the pinned program that l runs, nil when it has no pin. An installation that was killed
+// before its end has left a staged pin.
 func (p pins) runningProgram(hook string, l link.Link) (*ebpf.Program, error) {
 	info, err := l.Info()
 	if err != nil {
-		return nil, fmt.Errorf("ask for link %s: %w", hook, err)
+		return nil, fmt.Errorf("query link %s: %w", hook, err)
 	}
 	for _, path := range []string{p.progPath(hook), staged(p.progPath(hook))} {
 		prog, err := ebpf.LoadPinnedProgram(path, nil)
@@ -238,13 +237,13 @@ func (p pins) runningProgram(hook string, l link.Link) (*ebpf.Program, error) {
 	return nil, nil
 }
 
-// stageProgram pins our program beside the one that is pinned, to take its place in the end.
+// stageProgram pins our program beside the current pin, which it replaces on commit.
 func (in *installer) stageProgram(h bpf.Hook) error {
 	path := in.pins.progPath(h.Name)
 	if err := removePin(staged(path)); err != nil {
 		return err
 	}
-	// A clone, because a Program follows its pin and ours is about to move.
+	// Pin a clone: a Program remembers its pin, and this pin is about to move.
 	p, err := in.progs[h.Name].Clone()
 	if err != nil {
 		return fmt.Errorf("clone program %s: %w", h.Name, err)
@@ -262,11 +261,11 @@ func (in *installer) stageProgram(h bpf.Hook) error {
 func sameProgram(a, b *ebpf.Program) (bool, error) {
 	ai, err := a.Info()
 	if err != nil {
-		return false, fmt.Errorf("ask for program: %w", err)
+		return false, fmt.Errorf("query program: %w", err)
 	}
 	bi, err := b.Info()
 	if err != nil {
-		return false, fmt.Errorf("ask for program: %w", err)
+		return false, fmt.Errorf("query program: %w", err)
 	}
 	am, _ := ai.MapIDs()
 	bm, _ := bi.MapIDs()
@@ -275,20 +274,20 @@ func sameProgram(a, b *ebpf.Program) (bool, error) {
 	return ai.Tag == bi.Tag && slices.Equal(am, bm), nil
 }
 
-// linkCgroup returns the cgroup l hangs at, 0 when that is gone.
+// linkCgroup returns the cgroup that l is attached to, 0 when it was removed.
 func linkCgroup(l link.Link) (uint64, error) {
 	info, err := l.Info()
 	if err != nil {
-		return 0, fmt.Errorf("ask for link: %w", err)
+		return 0, fmt.Errorf("query link: %w", err)
 	}
 	cg := info.Cgroup()
 	if cg == nil {
-		return 0, fmt.Errorf("pinned link is of type %v, not at a cgroup", info.Type)
+		return 0, fmt.Errorf("pinned link has type %v, want a cgroup link", info.Type)
 	}
 	return cg.CgroupId, nil
 }
 
-// openLinks returns the links of hooks that are pinned.
+// openLinks returns the pinned links of hooks.
 func (p pins) openLinks(hooks []bpf.Hook) ([]attachment, error) {
 	var links []attachment
 	for _, h := range hooks {
@@ -304,14 +303,14 @@ func (p pins) openLinks(hooks []bpf.Hook) ([]attachment, error) {
 	return links, nil
 }
 
-// foreign reports whether some hook of the cgroup runs a program that does not use these maps: one of
-// another ABI. What runs and cannot be told counts as that; waiting is always safe.
+// foreign reports whether a hook of the cgroup runs a program of another ABI, which does not use these maps. A program
+// that cannot be examined counts as one: waiting is always safe.
 func (p pins) foreign(at cgroup, ours map[string]*ebpf.Map) (bool, error) {
 	ids := map[ebpf.MapID]bool{}
 	for name, m := range ours {
 		info, err := m.Info()
 		if err != nil {
-			return false, fmt.Errorf("ask for map %s: %w", name, err)
+			return false, fmt.Errorf("query map %s: %w", name, err)
 		}
 		id, _ := info.ID()
 		ids[id] = true
@@ -337,10 +336,10 @@ func (p pins) foreignHook(name string, at cgroup, ours map[ebpf.MapID]bool) (boo
 	defer l.Close()
 	info, err := l.Info()
 	if err != nil {
-		return false, fmt.Errorf("ask for link %s: %w", name, err)
+		return false, fmt.Errorf("query link %s: %w", name, err)
 	}
 	if cg := info.Cgroup(); cg == nil || cg.CgroupId != at.id {
-		return false, nil // nobody is served by it here
+		return false, nil // it serves no process of this cgroup
 	}
 	prog, err := p.runningProgram(strings.TrimSuffix(name, suffix), l)
 	if err != nil || prog == nil {
@@ -349,14 +348,14 @@ func (p pins) foreignHook(name string, at cgroup, ours map[ebpf.MapID]bool) (boo
 	defer prog.Close()
 	pi, err := prog.Info()
 	if err != nil {
-		return false, fmt.Errorf("ask for program %s: %w", name, err)
+		return false, fmt.Errorf("query program %s: %w", name, err)
 	}
 	used, _ := pi.MapIDs()
 	return slices.ContainsFunc(used, func(id ebpf.MapID) bool { return !ours[id] }), nil
 }
 
-// clean removes what other builds have left: links and programs of hooks that are none of keep, maps that are none of
-// ours, and the maps of other ABIs. It is for after the install: no program that runs needs any of it.
+// clean removes what other builds have left: links and programs of hooks that keep rejects, maps that are not in ours,
+// and the maps of other ABIs. Call it after the installation, when no running program needs them.
 func (p pins) clean(keep func(hook string) bool, ours map[string]*ebpf.Map) error {
 	links, err := list(p.linkPath(""))
 	if err != nil {

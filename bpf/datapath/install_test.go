@@ -19,15 +19,15 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// otherVersion returns programs that differ from ours in what anybody can see: they refuse with
-// EHOSTUNREACH.
+// otherVersion returns programs whose effect differs from ours: they refuse with EHOSTUNREACH.
 func otherVersion(t *testing.T) build {
 	t.Helper()
-	b := ourVersion(t)
+	b := currentVersion(t)
 	changed := 0
 	for _, spec := range b.specs {
 		for _, p := range spec.Programs {
@@ -47,7 +47,7 @@ func otherVersion(t *testing.T) build {
 
 func ours(cfg Config) pins { return pins{cfg.BPFFS, bpf.ABIVersion} }
 
-// linkPrograms returns the kernel's id of the program each pinned link runs.
+// linkPrograms returns the kernel's number of the program that each pinned link runs.
 func linkPrograms(t *testing.T, cfg Config) map[string]ebpf.ProgramID {
 	t.Helper()
 	ids := map[string]ebpf.ProgramID{}
@@ -65,7 +65,7 @@ func linkPrograms(t *testing.T, cfg Config) map[string]ebpf.ProgramID {
 	return ids
 }
 
-// connect returns what connecting a TCP socket to 243.0.0.5:80 gives.
+// connect returns the result of connecting a TCP socket to 243.0.0.5:80.
 func connect(t *testing.T) error {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -83,7 +83,7 @@ func refusing() lb.State {
 	return s
 }
 
-// pinned lists everything of ours in the BPF filesystem.
+// pinned lists our pins in the BPF filesystem.
 func pinned(t *testing.T, cfg Config) []string {
 	t.Helper()
 	var found []string
@@ -105,13 +105,13 @@ func pinned(t *testing.T, cfg Config) []string {
 func TestLayoutOfPins(t *testing.T) {
 	cfg := testConfig(t)
 	mustOpen(t, cfg)
-	want := []string{"isthmus", "isthmus/links", "isthmus/maps-v3", "isthmus/progs"}
+	want := []string{"isthmus", "isthmus/links", "isthmus/maps-v4", "isthmus/progs"}
 	for _, h := range bpf.Hooks() {
 		want = append(want, "isthmus/links/"+h.Name, "isthmus/progs/"+h.Name)
 	}
-	for _, spec := range ourVersion(t).specs {
+	for _, spec := range currentVersion(t).specs {
 		for m := range spec.Maps {
-			want = append(want, "isthmus/maps-v3/"+m)
+			want = append(want, "isthmus/maps-v4/"+m)
 		}
 	}
 	slices.Sort(want)
@@ -124,7 +124,7 @@ func TestLayoutOfPins(t *testing.T) {
 func TestReopenChangesNothing(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), world(9))); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), stateOf(9))); err != nil {
 		t.Fatal(err)
 	}
 	before := linkPrograms(t, cfg)
@@ -132,7 +132,7 @@ func TestReopenChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := mustOpen(t, cfg)
-	expect(t, again, world(9))
+	expect(t, again, stateOf(9))
 	if diff := cmp.Diff(before, linkPrograms(t, cfg)); diff != "" {
 		t.Errorf("programs replaced (-before +after):\n%s", diff)
 	}
@@ -144,7 +144,7 @@ func TestReopenChangesNothing(t *testing.T) {
 func TestUpgradeAndRollBackInPlace(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	// The old agent stays open, as it may during a rolling update of the DaemonSet.
@@ -153,7 +153,7 @@ func TestUpgradeAndRollBackInPlace(t *testing.T) {
 		want  error
 	}{
 		{otherVersion(t), unix.EHOSTUNREACH},
-		{ourVersion(t), unix.ECONNREFUSED},
+		{currentVersion(t), unix.ECONNREFUSED},
 	} {
 		next, err := open(t.Context(), cfg, step.build, slog.New(slog.DiscardHandler))
 		if err != nil {
@@ -167,17 +167,16 @@ func TestUpgradeAndRollBackInPlace(t *testing.T) {
 	}
 }
 
-func ourVersion(t *testing.T) build {
+func currentVersion(t *testing.T) build {
 	t.Helper()
-	b, err := ourBuild(false)
+	b, err := currentBuild(false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-// A version whose last hook cannot be installed must leave what runs as it was, and nothing where
-// nothing was.
+// A version whose last hook cannot be installed leaves a running dataplane as it was, and a clean node clean.
 func TestFailedStartLeavesTheNodeAsItWas(t *testing.T) {
 	failing := func(t *testing.T) build {
 		t.Helper()
@@ -188,7 +187,7 @@ func TestFailedStartLeavesTheNodeAsItWas(t *testing.T) {
 	t.Run("running dataplane", func(t *testing.T) {
 		cfg := testConfig(t)
 		d := mustOpen(t, cfg)
-		if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+		if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 			t.Fatal(err)
 		}
 		programs, files := linkPrograms(t, cfg), pinned(t, cfg)
@@ -219,8 +218,8 @@ func TestFailedStartLeavesTheNodeAsItWas(t *testing.T) {
 	})
 }
 
-// An install that was cut before its last step is finished by the next one.
-func TestInstallCutBeforeCommit(t *testing.T) {
+// The next installation completes one that was killed before its commit.
+func TestInstallKilledBeforeCommit(t *testing.T) {
 	cfg := testConfig(t)
 	mustOpen(t, cfg)
 	other := otherVersion(t)
@@ -232,12 +231,12 @@ func TestInstallCutBeforeCommit(t *testing.T) {
 	if err := in.attachAll(); err != nil { // and no commit
 		t.Fatal(err)
 	}
-	if err := errors.Join(in.close(), closeLinks(in.links), l.letGo()); err != nil {
+	if err := errors.Join(in.close(), closeLinks(in.links), l.closeHandles()); err != nil {
 		t.Fatal(err)
 	}
 
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	if err := connect(t); !errors.Is(err, unix.ECONNREFUSED) {
@@ -259,7 +258,7 @@ func mustCgroup(t *testing.T, cfg Config) cgroup {
 	return root
 }
 
-// The node's cgroup may be another one after it was mounted anew: the hooks follow.
+// A remount may give the node another cgroup: the hooks move there.
 func TestHooksFollowTheCgroup(t *testing.T) {
 	cfg := testConfig(t)
 	elsewhere, err := netlab.NewCgroup()
@@ -274,7 +273,7 @@ func TestHooksFollowTheCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := mustOpen(t, cfg)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	if err := connect(t); !errors.Is(err, unix.ECONNREFUSED) {
@@ -287,7 +286,7 @@ func TestHooksFollowTheCgroup(t *testing.T) {
 	}
 }
 
-// Somebody detaches a program behind our back: Hooks says so.
+// Hooks reports a program that another process has detached.
 func TestHooksNoticeDetach(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg)
@@ -328,7 +327,7 @@ func TestIncompatibleMapIsRefused(t *testing.T) {
 func TestRemove(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg) // still holds links and maps: Remove must not depend on it
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), refusing())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), refusing())); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time there is nothing to remove
@@ -344,7 +343,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-func TestWrongPlaces(t *testing.T) {
+func TestWrongPaths(t *testing.T) {
 	netlab.Privileged(t)
 	good, plain := testConfig(t), t.TempDir()
 	tests := map[string]struct {

@@ -16,18 +16,17 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// build is one version of what this package puts onto a node.
+// build is one version of the programs and maps that this package installs on a node.
 type build struct {
 	abi   int
 	specs []*ebpf.CollectionSpec
 	hooks []bpf.Hook // in the order in which they are attached
 
 	packets []packetHook // in the order in which a packet meets them
-	noTCX   bool         // as if the kernel had none
+	noTCX   bool         // behave as on a kernel without TCX
 }
 
-// loader brings the maps and programs of a build into the kernel, where nothing runs them yet. Until it is
-// done it can take all of that back.
+// loader loads the maps and programs of a build into the kernel and attaches nothing. undo removes what it has made.
 type loader struct {
 	steps
 
@@ -66,9 +65,9 @@ func (l *loader) makeFolders() error {
 	return nil
 }
 
-// mapName is the name a map is pinned under. The constants of an object are a map too, which every object has under
-// the same name and which never changes once it is loaded: it is known by what is in it, so that programs are
-// seen to be the same only if their constants are.
+// mapName is the name that a map is pinned under. The constants of an object are a map too, under the same name in every
+// object, and frozen once loaded. That map is named after a hash of its content, so that programs with different
+// constants count as different.
 func mapName(name string, ms *ebpf.MapSpec) string {
 	if name != ".rodata" || len(ms.Contents) != 1 {
 		return name
@@ -77,13 +76,12 @@ func mapName(name string, ms *ebpf.MapSpec) string {
 	return "rodata_" + hex.EncodeToString(sum[:8])
 }
 
-// openMaps takes over every pinned map and makes the ones that are missing, but what is known of connections, which
-// another ABI may have. Objects share maps by name.
+// openMaps opens every pinned map and creates the missing ones. Objects share maps by name.
 func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 	for key, ms := range spec.Maps {
 		name := mapName(key, ms)
 		if name != key {
-			ms.Flags |= unix.BPF_F_MMAPABLE // as the library makes such maps
+			ms.Flags |= unix.BPF_F_MMAPABLE // as the library creates such maps
 		}
 		path := l.pins.mapPath(name)
 		m, known := l.maps[name]
@@ -100,15 +98,15 @@ func (l *loader) openMaps(spec *ebpf.CollectionSpec) error {
 			l.maps[name] = m
 		}
 		if err := ms.Compatible(m); err != nil {
-			return fmt.Errorf("map %s was made by a version of Isthmus with another layout (%w); run that version again, or stop the agent on this node, run its cleanup and start it anew: %w",
+			return fmt.Errorf("map %s was created by a version of Isthmus with another layout (%w); run that version again, or stop the agent on this node, run its cleanup and start it again: %w",
 				path, err, ErrIncompatible)
 		}
 	}
 	return nil
 }
 
-// newMap pins a map that this ABI does not have yet: that of another one where the programs of both must know the
-// same connections, else one that it makes.
+// newMap pins a map that this ABI does not have yet. A map of connections is taken from another ABI if that has one, so
+// that the programs of both know the same connections; any other map is created.
 func (l *loader) newMap(name string, ms *ebpf.MapSpec) error {
 	var m *ebpf.Map
 	var err error
@@ -119,7 +117,7 @@ func (l *loader) newMap(name string, ms *ebpf.MapSpec) error {
 	}
 	if m == nil {
 		if name == bpf.MapRoutedClients && l.shares(bpf.MapConns) {
-			// Whoever began these flows did not write it down.
+			// The other ABI did not record which clients are routed: flag that some may be.
 			ms = ms.Copy()
 			ms.Contents = []ebpf.MapKV{{Key: uint32(0), Value: uint32(1)}}
 		}
@@ -135,7 +133,7 @@ func (l *loader) newMap(name string, ms *ebpf.MapSpec) error {
 	return nil
 }
 
-// share returns the map of that name that another ABI has pinned, nil if none fits. The other pin stays.
+// share returns the compatible map of that name that another ABI has pinned, or nil. The other pin stays.
 func (l *loader) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	others, err := l.pins.otherMaps()
 	if err != nil {
@@ -175,8 +173,10 @@ func (l *loader) loadPrograms(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// letGo closes what the loader holds.
-func (l *loader) letGo() error { return errors.Join(closeAll(l.maps), closeAll(l.progs), l.close()) }
+// closeHandles closes the file descriptors that the loader holds.
+func (l *loader) closeHandles() error {
+	return errors.Join(closeAll(l.maps), closeAll(l.progs), l.close())
+}
 
 // closeAll closes maps or programs.
 func closeAll[T interface{ Close() error }](all map[string]T) error {

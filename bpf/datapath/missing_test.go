@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a start finds lacking it logs once, and Missing says the same. Here the agent lacks a capability.
-func TestLacksAreLoggedOnce(t *testing.T) {
+// Open logs each missing feature once, and Missing returns the same. Here a capability is missing.
+func TestMissingIsLoggedOnce(t *testing.T) {
 	cfg := testConfig(t)
 	var log bytes.Buffer
 	var d *Datapath
 	var err error
 	var opened sync.WaitGroup
 	opened.Go(func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends, with what it lacks
+		runtime.LockOSThread() // never unlocked: the thread ends without the capability
 		d, err = openWithout(t, cfg, unix.CAP_SYS_ADMIN, slog.New(slog.NewTextHandler(&log, nil)))
 	})
 	opened.Wait()
@@ -37,7 +37,7 @@ func TestLacksAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// openWithout opens a datapath on a thread that gives up a capability first.
+// openWithout opens a datapath on a thread that drops a capability first.
 func openWithout(t *testing.T, cfg Config, capability uint, log *slog.Logger) (*Datapath, error) {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -52,8 +52,8 @@ func openWithout(t *testing.T, cfg Config, capability uint, log *slog.Logger) (*
 	return Open(t.Context(), cfg, log)
 }
 
-// Each thing that a kernel may lack is told with what comes of it.
-func TestLacks(t *testing.T) {
+// Missing names the consequence of each feature that a kernel may lack.
+func TestMissingFeatures(t *testing.T) {
 	refused := errors.New("refused by the verifier")
 	for name, c := range map[string]struct {
 		noClose, noFind error
@@ -61,11 +61,11 @@ func TestLacks(t *testing.T) {
 	}{
 		"nothing":         {nil, nil, ""},
 		"no sock_destroy": {refused, nil, "bpf_sock_destroy (Linux 6.5 or newer): sockets of removed UDP backends are closed over netlink"},
-		"no iterators":    {refused, refused, "BPF iterators over sockets: sockets of removed UDP backends stay until their programs close them"},
+		"no iterators":    {refused, refused, "BPF iterators over sockets: sockets of removed UDP backends stay open until their programs close them"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			found := lacks(false, c.noClose, c.noFind)
-			before := lacks(false, nil, nil) // of this machine
+			found := missingFeatures(false, c.noClose, c.noFind)
+			before := missingFeatures(false, nil, nil) // of this machine
 			if want := strings.TrimSpace(c.want + "\n" + strings.Join(before, "\n")); strings.Join(found, "\n") != want {
 				t.Errorf("lacks %q, want %q", found, want)
 			}

@@ -21,14 +21,14 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// A struct bpf_sock_addr, as far as these tests know it.
+// The fields of struct bpf_sock_addr that these tests use.
 const (
 	userIP4  = 4
 	userPort = 24 // network order, in the lower half
 )
 
-// rewriting is another vendor's socket load balancer: it makes connects to one address connects to another, and
-// lets all others be.
+// rewriting is another vendor's socket load balancer: it redirects connects from one address to another, and leaves all
+// others alone.
 func rewriting(t *testing.T, from, to netip.AddrPort) *ebpf.Program {
 	t.Helper()
 	addr := func(a netip.AddrPort) int32 { b := a.Addr().As4(); return int32(binary.NativeEndian.Uint32(b[:])) }
@@ -59,9 +59,9 @@ func rewriting(t *testing.T, from, to netip.AddrPort) *ebpf.Program {
 	return p
 }
 
-// Another vendor's load balancer on the same hook serves its addresses and ours serves VIPs, whichever came first and
-// however theirs is attached. A VIP whose backend is one of their addresses is served when theirs comes after ours:
-// each sees what the one before it made.
+// Another vendor's load balancer on the same hook serves its addresses and ours serves VIPs, in either order and with
+// either kind of attachment. A VIP whose backend is one of their addresses is served if theirs runs after ours: each sees
+// the address that the one before it has written.
 func TestBesideAnotherSocketBalancer(t *testing.T) {
 	service := netip.MustParseAddrPort("10.96.0.10:80") // theirs
 	vip, chained := netip.MustParseAddrPort("243.0.0.5:80"), netip.MustParseAddrPort("243.0.0.6:80")
@@ -106,7 +106,7 @@ func TestBesideAnotherSocketBalancer(t *testing.T) {
 				want.Backends[2] = lb.Backend{Address: lb.Address{AddrPort: service, Protocol: clusterset.TCP}, Cluster: 1}
 				want.Frontends[lb.Address{AddrPort: chained, Protocol: clusterset.TCP}] = lb.Frontend{ID: 2, Count: 1}
 				want.Slots[lb.Slot{Frontend: 2}] = 2
-				upgrade(t, cfg, ourVersion(t), want)
+				upgrade(t, cfg, currentVersion(t), want)
 				if !first {
 					attach(t, cfg.CgroupRoot, theirs)
 				}
@@ -115,7 +115,7 @@ func TestBesideAnotherSocketBalancer(t *testing.T) {
 					if (err == nil) != ok {
 						t.Errorf("connect to %s: %v, want success: %v", to, err, ok)
 					}
-					// Of the chained one, theirs would have to tell back what it changed.
+					// For the chained VIP, theirs would have to translate the peer's name back.
 					if to == vip && peer != vip {
 						t.Errorf("the peer of a connection to %s is %s", to, peer)
 					}
@@ -147,7 +147,7 @@ func listen(t *testing.T) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-// peerOf connects and returns what the socket says of its peer.
+// peerOf connects and returns the socket's peer address.
 func peerOf(to netip.AddrPort) (netip.AddrPort, error) {
 	c, err := net.Dial("tcp4", to.String())
 	if err != nil {
@@ -157,7 +157,7 @@ func peerOf(to netip.AddrPort) (netip.AddrPort, error) {
 	return netip.MustParseAddrPort(c.RemoteAddr().String()), nil
 }
 
-// Somebody who holds a hook for itself alone above the node's cgroup is in the way as well, and is named.
+// The error names a program that holds a hook exclusively above the node's cgroup.
 func TestOccupiedAboveIsNamed(t *testing.T) {
 	cfg := testConfig(t)
 	above := cfg.CgroupRoot
@@ -177,7 +177,7 @@ func TestOccupiedAboveIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), cfg, slog.New(slog.DiscardHandler))
-	if says := fmt.Sprint(err); !errors.Is(err, ErrOccupied) || !strings.Contains(says, "their_lb") || !strings.Contains(says, "attached to "+above+" ") {
+	if says := fmt.Sprint(err); !errors.Is(err, ErrOccupied) || !strings.Contains(says, "their_lb") || !strings.Contains(says, "attached exclusively to "+above+";") {
 		t.Errorf("Open: %v; it must name the program and %s", err, above)
 	}
 	if files := pinned(t, cfg); len(files) > 0 {

@@ -17,33 +17,33 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Event is one client that was given a backend, or refused.
+// Event is one client that got a backend or was refused.
 type Event struct {
 	Time     time.Time
-	Refused  bool           // else chosen
-	Reason   bpf.DropReason // why refused; DropNone when chosen
-	Packets  bool           // the client came by the packet path, else by a socket
+	Refused  bool           // false: a backend was chosen
+	Reason   bpf.DropReason // of the refusal; DropNone without one
+	Packets  bool           // on the packet path; false: on the socket path
 	Protocol clusterset.Protocol
-	Client   netip.AddrPort // the zero value on the socket path, where it has no address yet
+	Client   netip.AddrPort // the zero value on the socket path, where the client has no address yet
 	VIP      netip.AddrPort
 	Backend  netip.AddrPort         // the zero value when refused
 	Service  clusterset.ServiceName // the zero value when there is none
 	Cluster  clusterset.ClusterID   // of the backend; "" when there is none
-	Netns    uint64                 // cookie of the client's network namespace; 0 when not known
-	PID      uint32                 // 0 when not known
+	Netns    uint64                 // cookie of the client's network namespace; 0 when unknown
+	PID      uint32                 // 0 when unknown
 	Command  string                 // of that process, cut to 15 bytes
 }
 
-// ErrObserved is returned by Observe while somebody else observes.
-var ErrObserved = errors.New("somebody observes already")
+// ErrObserved is returned by Observe while another Observe runs.
+var ErrObserved = errors.New("another observer is active")
 
-// Observe calls tell for every refusal and for one of rate choices, all of them when rate is 1, from this goroutine
-// and until ctx ends; then it returns nil. Events that come faster than tell takes them are lost. One at a
-// time may observe; the programs do no more than look at a number while nobody does. Whoever is killed while
-// observing leaves them at work for nothing until the next Open.
-func (d *Datapath) Observe(ctx context.Context, rate uint32, tell func(Event)) error {
+// Observe calls handle for every refusal and for one in rate choices (all choices when rate is 1) until ctx ends; then it
+// returns nil. It calls handle from its own goroutine, and events that come faster than handle returns are lost. One
+// Observe may run at a time; without one the programs read one number and emit nothing. A process that is killed while it
+// observes leaves the programs emitting events until the next Open.
+func (d *Datapath) Observe(ctx context.Context, rate uint32, handle func(Event)) error {
 	if rate == 0 {
-		return errors.New("observe one of 0 choices: the rate must be 1 or more")
+		return errors.New("observe one in 0 choices: the rate must be 1 or more")
 	}
 	if !d.observing.CompareAndSwap(false, true) {
 		return ErrObserved
@@ -58,7 +58,7 @@ func (d *Datapath) Observe(ctx context.Context, rate uint32, tell func(Event)) e
 		return fmt.Errorf("read map %s: %w", bpf.MapEvents, err)
 	}
 	defer r.Close()
-	if err := drop(r); err != nil {
+	if err := discard(r); err != nil {
 		return err
 	}
 	if err := d.setObserve(rate); err != nil {
@@ -66,11 +66,11 @@ func (d *Datapath) Observe(ctx context.Context, rate uint32, tell func(Event)) e
 	}
 	stop := context.AfterFunc(ctx, func() { r.Close() })
 	defer stop()
-	return errors.Join(d.tellAll(r, tell), d.setObserve(0))
+	return errors.Join(d.readEvents(r, handle), d.setObserve(0))
 }
 
-// drop forgets what stands in the buffer since somebody observed last.
-func drop(r *ringbuf.Reader) error {
+// discard reads the events that the last observer left in the buffer.
+func discard(r *ringbuf.Reader) error {
 	r.SetDeadline(time.Now())
 	defer r.SetDeadline(time.Time{})
 	for {
@@ -82,9 +82,9 @@ func drop(r *ringbuf.Reader) error {
 	}
 }
 
-// tellAll reads until r is closed.
-func (d *Datapath) tellAll(r *ringbuf.Reader, tell func(Event)) error {
-	// Times of events are of the clock since boot, which a suspended machine does not stop.
+// readEvents calls handle for each event until r is closed.
+func (d *Datapath) readEvents(r *ringbuf.Reader, handle func(Event)) error {
+	// Events carry CLOCK_BOOTTIME, which goes on while a machine is suspended.
 	booted := time.Now().Add(-SinceBoot())
 	for {
 		record, err := r.Read()
@@ -98,7 +98,7 @@ func (d *Datapath) tellAll(r *ringbuf.Reader, tell func(Event)) error {
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
 			return fmt.Errorf("record of map %s, %d bytes: %w", bpf.MapEvents, len(record.RawSample), err)
 		}
-		tell(d.decodeEvent(e, booted))
+		handle(d.decodeEvent(e, booted))
 	}
 }
 
@@ -116,7 +116,7 @@ func (d *Datapath) decodeEvent(e bpf.Event, booted time.Time) Event {
 	return out
 }
 
-// addrPort returns the zero value for an address of zeros.
+// addrPort decodes an address and port; the all-zero address becomes the zero value.
 func addrPort(a [16]byte, port uint16) netip.AddrPort {
 	if a == [16]byte{} {
 		return netip.AddrPort{}
@@ -124,7 +124,7 @@ func addrPort(a [16]byte, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(bpf.AddrOf(a), port)
 }
 
-// serviceName looks a number up; it may be of a Service that is gone.
+// serviceName returns the name of a Service, the zero value when the Service was removed.
 func (r *Reader) serviceName(id lb.ServiceID) clusterset.ServiceName {
 	var s bpf.Service
 	if id == 0 || r.maps[bpf.MapServices].Lookup(uint32(id), &s) != nil {
@@ -141,7 +141,7 @@ func (r *Reader) clusterName(i lb.ClusterIndex) clusterset.ClusterID {
 	return decodeCluster(c)
 }
 
-// setObserve tells the programs how many choices there are to an event.
+// setObserve makes the programs emit one event per rate choices, none when rate is 0.
 func (r *Reader) setObserve(rate uint32) error {
 	m, err := r.open(bpf.MapSettings)
 	if err != nil {

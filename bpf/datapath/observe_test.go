@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
@@ -27,9 +28,9 @@ func observed(t *testing.T) (*Datapath, *traffic) {
 	be := s.Backends[1]
 	be.Cluster = 1
 	s.Backends[1] = be
-	s.Services[2] = clusterset.ServiceName{Namespace: "demo", Name: "nobody"}
+	s.Services[2] = clusterset.ServiceName{Namespace: "demo", Name: "empty"}
 	s.Frontends[lb.Address{AddrPort: netip.MustParseAddrPort("243.0.0.6:80"), Protocol: clusterset.TCP}] = lb.Frontend{ID: 2, Service: 2}
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), s)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), s)); err != nil {
 		t.Fatal(err)
 	}
 	tr.more(t)
@@ -57,11 +58,11 @@ func refusedConnect(t *testing.T) {
 	}
 }
 
-// Whoever observes is told of choices and refusals, with names, and the programs rest before and after.
+// Observe returns choices and refusals with names; before and after it the programs emit nothing.
 func TestObserve(t *testing.T) {
 	d, tr := observed(t)
 	if n := observeSetting(t, d); n != 0 {
-		t.Fatalf("the programs tell one of %d, with nobody there", n)
+		t.Fatalf("the programs emit one in %d choices without an observer", n)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -85,10 +86,10 @@ func TestObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := observeSetting(t, d); n != 0 {
-		t.Errorf("the programs tell one of %d, with nobody there any more", n)
+		t.Errorf("the programs emit one in %d choices after the last observer", n)
 	}
 	if chosen == nil || refused == nil {
-		t.Fatalf("told of chosen %v, refused %v, want both", chosen, refused)
+		t.Fatalf("events of chosen %v, refused %v, want both", chosen, refused)
 	}
 	for _, e := range []*Event{chosen, refused} {
 		if e.Time.Before(began.Add(-time.Second)) || e.Time.After(time.Now().Add(time.Second)) {
@@ -106,7 +107,7 @@ func TestObserve(t *testing.T) {
 		},
 		{
 			Refused: true, Reason: bpf.DropNoBackend, VIP: netip.MustParseAddrPort("243.0.0.6:80"), Protocol: clusterset.TCP,
-			Service: clusterset.ServiceName{Namespace: "demo", Name: "nobody"}, PID: pid,
+			Service: clusterset.ServiceName{Namespace: "demo", Name: "empty"}, PID: pid,
 		},
 	}
 	opts := cmp.Options{cmpopts.IgnoreFields(Event{}, "Time", "Netns", "Command"), cmpopts.EquateComparable(netip.AddrPort{})}
@@ -115,30 +116,30 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// One of so many choices is told.
+// Observe returns one in rate choices.
 func TestObserveSamples(t *testing.T) {
 	d, tr := observed(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	before, told := int64(0), 0
+	before, events := int64(0), 0
 	err := d.Observe(ctx, 50, func(Event) {
-		if told++; told == 1 {
+		if events++; events == 1 {
 			before = tr.done.Load()
 		}
-		if told == 20 {
+		if events == 20 {
 			cancel()
 		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 19 more events are some 950 choices; with chance deciding, fewer than 200 are out of the question.
+	// 19 more events take some 950 random choices; fewer than 200 are practically impossible.
 	if n := tr.done.Load() - before; n < 200 {
-		t.Errorf("%d events within %d connects, at one of 50", told, n)
+		t.Errorf("%d events within %d connects, at one in 50", events, n)
 	}
 }
 
-// Who was killed while observing leaves the programs at work; the next start ends that.
+// A process that is killed while it observes leaves the programs emitting events, until the next Open.
 func TestObserveEndsWithTheNextOpen(t *testing.T) {
 	cfg := testConfig(t)
 	d := mustOpen(t, cfg)
@@ -146,11 +147,10 @@ func TestObserveEndsWithTheNextOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := observeSetting(t, mustOpen(t, cfg)); n != 0 {
-		t.Errorf("the programs tell one of %d, with nobody there", n)
+		t.Errorf("the programs emit one in %d choices without an observer", n)
 	}
 }
 
-// Counters of what happened, by name.
 func TestCounters(t *testing.T) {
 	d, _ := observed(t)
 	began := SinceBoot()
@@ -182,7 +182,7 @@ func TestCounters(t *testing.T) {
 	})
 }
 
-// What clients met is told by the name of the Service.
+// Counters are keyed by the name of the Service.
 func TestCountersByName(t *testing.T) {
 	d, tr := observed(t)
 	tr.more(t)
@@ -191,11 +191,11 @@ func TestCountersByName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := have[clusterset.ServiceName{Namespace: "demo", Name: "nobody"}]
-	if nobody.Chosen != 0 || nobody.Refused[bpf.DropNoBackend] != 1 || len(have) != 2 {
-		t.Errorf("counters %+v, want one client of demo/nobody refused", have)
+	empty := have[clusterset.ServiceName{Namespace: "demo", Name: "empty"}]
+	if empty.Chosen != 0 || empty.Refused[bpf.DropNoBackend] != 1 || len(have) != 2 {
+		t.Errorf("counters %+v, want one refused client of demo/empty", have)
 	}
-	delete(have, clusterset.ServiceName{Namespace: "demo", Name: "nobody"})
+	delete(have, clusterset.ServiceName{Namespace: "demo", Name: "empty"})
 	for name, c := range have {
 		if c.Chosen < 2 || len(c.Refused) != 0 {
 			t.Errorf("%s: %+v, want clients that were served", name, c)
@@ -203,35 +203,35 @@ func TestCountersByName(t *testing.T) {
 	}
 }
 
-// Somebody's hand in the maps is counted, entry by entry.
+// Differences counts each entry that another process has changed.
 func TestDifferences(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
-	want := world(4)
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), want)); err != nil {
+	want := stateOf(4)
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), want)); err != nil {
 		t.Fatal(err)
 	}
-	for meddled, meddle := range []func() error{
+	for corrupted, corrupt := range []func() error{
 		func() error { return nil },
 		func() error { return d.maps[bpf.MapBackends].Delete(uint32(1)) },
 		func() error { return d.maps[bpf.MapSlots].Put(bpf.SlotKey{FrontendId: 77}, uint32(5)) },
 	} {
-		if err := meddle(); err != nil {
+		if err := corrupt(); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := d.Differences(t.Context(), lb.NewPlanner(want).Audit()); n != meddled || err != nil {
-			t.Errorf("%d differences, %v, want %d", n, err, meddled)
+		if n, err := d.Differences(t.Context(), lb.NewPlanner(want).Audit()); n != corrupted || err != nil {
+			t.Errorf("%d differences, %v, want %d", n, err, corrupted)
 		}
 	}
 }
 
-// A Reader sees what the agent's Datapath sees, with the agent and after it, and says what there is when there is
-// nothing of its own.
+// A Reader reads the same as the agent's Datapath, while the agent runs and after it. Its error names the version that is
+// installed if it is not its own.
 func TestRead(t *testing.T) {
 	cfg := testConfig(t)
 	if _, err := Read(cfg); !errors.Is(err, ErrNotInstalled) {
 		t.Errorf("a clean node: %v, want %v", err, ErrNotInstalled)
 	}
-	upgrade(t, cfg, ourVersion(t), world(5))
+	upgrade(t, cfg, currentVersion(t), stateOf(5))
 	r, err := Read(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -241,13 +241,13 @@ func TestRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := lb.Diff(have, world(5)).Writes(); n != 0 {
+	if n := lbtest.Diff(have, stateOf(5)).Writes(); n != 0 {
 		t.Errorf("%d differences", n)
 	}
 	if err := r.maps[bpf.MapBackends].Delete(uint32(1)); err == nil {
 		t.Error("a Reader can write")
 	}
-	upgrade(t, cfg, nextABI(ourVersion(t)), world(5))
+	upgrade(t, cfg, nextABI(currentVersion(t)), stateOf(5))
 	if _, err := Read(cfg); !errors.Is(err, ErrNotInstalled) {
 		t.Errorf("another version: %v, want %v", err, ErrNotInstalled)
 	}

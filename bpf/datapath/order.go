@@ -15,23 +15,22 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
-// Order says where our programs stand among others on the same devices.
+// Order is the position of our programs among others on the same devices.
 type Order string
 
 const (
-	// OrderNear puts ours next to the client: the first to see what it sends, the last to see what it gets. All
-	// others on the device, a CNI's policies for one, see the addresses of pods, and the same in both
-	// directions. It is the default.
+	// OrderNear puts ours next to the client: first for packets from it, last for packets to it. All other programs on
+	// the device, such as a CNI's policies, see the addresses of pods in both directions. It is the default.
 	OrderNear Order = "near"
-	// OrderFar puts ours next to the node: the others see what the client sees, VIPs. It is for others that end
-	// the chain with a verdict of their own on the way to the client.
+	// OrderFar puts ours next to the node: the other programs see VIPs, as the client does. It is for programs that end
+	// the chain with their own verdict for packets to the client.
 	OrderFar Order = "far"
 )
 
-// first reports whether a program comes before those of others.
+// first reports whether our program runs before all others.
 func (o Order) first(ingress bool) bool { return ingress == (o != OrderFar) }
 
-// tcx is the side of a device that a hook belongs to.
+// tcx is the TCX hook of a device that h attaches to.
 func (h packetHook) tcx() ebpf.AttachType {
 	if h.ingress {
 		return ebpf.AttachTCXIngress
@@ -39,15 +38,15 @@ func (h packetHook) tcx() ebpf.AttachType {
 	return ebpf.AttachTCXEgress
 }
 
-// inPlace reports whether a program of ours stands among the others of a device where Order wants it, and which
-// stand where it should. One that is not there is not out of place.
+// inPlace reports whether our program is at the position that Order demands on a device, and returns the programs that
+// are at its position instead. A program that is not attached is not out of place.
 func (p *packets) inPlace(index int, h packetHook, own ebpf.ProgramID) (ok bool, others []ebpf.ProgramID, err error) {
 	q, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: h.tcx()})
 	if vanished(err) {
 		return true, nil, nil
 	}
 	if err != nil {
-		return false, nil, fmt.Errorf("ask for the programs of device %d: %w", index, err)
+		return false, nil, fmt.Errorf("query the programs of device %d: %w", index, err)
 	}
 	at := slices.IndexFunc(q.Programs, func(a link.AttachedProgram) bool { return a.ID == own })
 	if at < 0 {
@@ -63,7 +62,7 @@ func (p *packets) inPlace(index int, h packetHook, own ebpf.ProgramID) (ok bool,
 	return len(others) == 0, others, nil
 }
 
-// pinnedInPlace reports whether the program of a hook that another process has left is in its place on every device.
+// pinnedInPlace reports whether the pinned program of a hook is at its position on every device.
 func (p *packets) pinnedInPlace(h packetHook, pinned *ebpf.Program) (bool, error) {
 	own, err := bpf.ProgramID(pinned)
 	if err != nil {
@@ -86,7 +85,7 @@ func (p *packets) pinnedInPlace(h packetHook, pinned *ebpf.Program) (bool, error
 		}
 		info, err := l.Info()
 		if err := errors.Join(err, l.Close()); err != nil {
-			return false, fmt.Errorf("ask for link %s: %w", name, err)
+			return false, fmt.Errorf("query link %s: %w", name, err)
 		}
 		if t := info.TCX(); t != nil && t.Ifindex != 0 {
 			if ok, _, err := p.inPlace(int(t.Ifindex), h, own); err != nil || !ok {
@@ -97,8 +96,8 @@ func (p *packets) pinnedInPlace(h packetHook, pinned *ebpf.Program) (bool, error
 	return true, nil
 }
 
-// neighbours returns the devices that the packet path is on, and what stands on them between our programs and the
-// place that Order gives them: one Finding for each of our programs.
+// neighbours returns the devices of the packet path, and a Finding for each of our programs that others have displaced
+// from the position that Order demands.
 func (p *packets) neighbours() ([]device.Device, []Finding, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,9 +107,9 @@ func (p *packets) neighbours() ([]device.Device, []Finding, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		var where, who []string
+		var where, programs []string
 		for _, d := range p.devices {
-			if !h.belongs(d) {
+			if !h.appliesTo(d) {
 				continue
 			}
 			others, err := p.between(d, h, own)
@@ -119,47 +118,47 @@ func (p *packets) neighbours() ([]device.Device, []Finding, error) {
 			}
 			if len(others) > 0 {
 				where = append(where, d.Name)
-				who = append(who, strings.Join(others, " and "))
+				programs = append(programs, strings.Join(others, " and "))
 			}
 		}
 		if len(where) > 0 {
-			found = append(found, p.displaced(h, where, who[0]))
+			found = append(found, p.displaced(h, where, programs[0]))
 		}
 	}
 	return slices.Clone(p.devices), found, nil
 }
 
-// displaced is the Finding about a program that others have displaced on some devices; who they are on the first.
-func (p *packets) displaced(h packetHook, where []string, who string) Finding {
+// displaced returns the Finding that our program is displaced on some devices; others are the programs on the first one.
+func (p *packets) displaced(h packetHook, where []string, others string) Finding {
 	on := where[0]
 	if len(where) > 1 {
 		on += " and other devices"
 	}
-	f := Finding{Name: "order", Severity: device.Warning, Fix: "restart the agent on this node: it takes its place again; or choose the other --packet-order"}
+	f := Finding{Name: "order", Severity: device.Warning, Fix: "restart the agent on this node, which restores the order, or choose the other --packet-order"}
 	if p.order.first(h.ingress) {
-		f.Message = fmt.Sprintf("%s runs before %s on %s: packets that it decides about never reach the packet path", who, h.name, on)
+		f.Message = fmt.Sprintf("%s runs before %s on %s: packets on which it has the final verdict never reach the packet path", others, h.name, on)
 	} else {
-		f.Message = fmt.Sprintf("%s runs after %s on %s: it sees one direction of a connection with the VIP and the other with the backend", who, h.name, on)
+		f.Message = fmt.Sprintf("%s runs after %s on %s: it sees the VIP in one direction of a connection and the backend in the other", others, h.name, on)
 	}
 	return f
 }
 
-// between describes the programs of others that stand where ours should.
+// between describes the programs of others that are at the position of ours.
 func (p *packets) between(d device.Device, h packetHook, own ebpf.ProgramID) ([]string, error) {
-	var who []string
+	var programs []string
 	if p.tcx {
 		_, others, err := p.inPlace(d.Index, h, own)
 		if err != nil {
 			return nil, err
 		}
 		for _, id := range others {
-			who = append(who, describeProgram(id))
+			programs = append(programs, describeProgram(id))
 		}
 		if p.order.first(h.ingress) {
-			return who, nil
+			return programs, nil
 		}
 	}
-	// Filters of clsact run after all programs of TCX.
+	// clsact filters run after all TCX programs.
 	all, err := filters(d.Index, h.parent())
 	if err != nil {
 		return nil, err
@@ -176,9 +175,9 @@ func (p *packets) between(d device.Device, h packetHook, own ebpf.ProgramID) ([]
 		all = all[at+1:]
 	}
 	for _, f := range all {
-		who = append(who, describeFilter(f))
+		programs = append(programs, describeFilter(f))
 	}
-	return who, nil
+	return programs, nil
 }
 
 // describeFilter names a filter as tc does.

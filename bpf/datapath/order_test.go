@@ -17,8 +17,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// places returns how many programs of others are before and after ours on one side of a pod's device.
-func places(t *testing.T, p pod, at ebpf.AttachType, theirs ...*ebpf.Program) (before, after int) {
+// positions returns how many programs of others are before and after ours on one side of a pod's device.
+func positions(t *testing.T, p pod, at ebpf.AttachType, theirs ...*ebpf.Program) (before, after int) {
 	t.Helper()
 	q, err := link.QueryPrograms(link.QueryOptions{Target: p.host.Attrs().Index, Attach: at})
 	if err != nil {
@@ -45,8 +45,8 @@ func places(t *testing.T, p pod, at ebpf.AttachType, theirs ...*ebpf.Program) (b
 	return before, after
 }
 
-// Who gets between our programs and their place is named. A restart takes the place again, and another order
-// moves them, while packets pass: both directions of each are seen.
+// Findings name programs that displace ours. A restart restores the position, and another order moves our programs. They
+// see both directions of every packet meanwhile.
 func TestOrderIsKept(t *testing.T) {
 	netlab.Privileged(t)
 	if err := haveTCX(); err != nil {
@@ -71,8 +71,8 @@ func TestOrderIsKept(t *testing.T) {
 	for _, step := range []struct {
 		name      string
 		order     Order
-		displaced bool // by somebody, while ours run
-		// How many of others are before ours on ingress and after ours on egress, in the end.
+		displaced bool // by another program, while ours run
+		// The number of other programs before ours on ingress and after ours on egress, in the end.
 		before, after int
 	}{
 		{"ours alone, then displaced", OrderNear, true, 1, 1},
@@ -83,7 +83,7 @@ func TestOrderIsKept(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			cfg := cfg
 			cfg.Order = step.order
-			d := openPackets(t, cfg, withPackets(ourVersion(t), false, 0))
+			d := openPackets(t, cfg, withPackets(currentVersion(t), false, 0))
 			before := runs(t, d)
 			asked := uint64(0)
 			await(t, "attached", func() bool {
@@ -103,8 +103,8 @@ func TestOrderIsKept(t *testing.T) {
 				put(t, in, ebpf.AttachTCXIngress, link.Head())
 				put(t, out, ebpf.AttachTCXEgress, link.Tail())
 			}
-			b, _ := places(t, p, ebpf.AttachTCXIngress, in)
-			_, a := places(t, p, ebpf.AttachTCXEgress, out)
+			b, _ := positions(t, p, ebpf.AttachTCXIngress, in)
+			_, a := positions(t, p, ebpf.AttachTCXEgress, out)
 			if b != step.before || a != step.after {
 				t.Errorf("%d of others before ours on ingress and %d after it on egress, want %d and %d", b, a, step.before, step.after)
 			}
@@ -130,12 +130,12 @@ func TestOrderIsKept(t *testing.T) {
 	}
 }
 
-// Filters of clsact run after TCX, where ours should be the last; without TCX they have priorities.
+// clsact filters run after TCX programs, where ours should be last. Without TCX, filters have priorities.
 func TestFiltersBetweenAreNamed(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
 		cfg, p := testConfig(t), newPod(t, 1)
-		d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 		await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 		neighbour, index := passing(t), p.host.Attrs().Index
 		err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{

@@ -20,19 +20,20 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
-// packetHook is one program of the packet path, the side of a device it belongs to, and which devices these are.
+// packetHook is one program of the packet path, and the side and kind of device that it runs on.
 type packetHook struct {
 	name    string
 	ingress bool
-	at      func(d device.Device) bool // nil is all of them
+	at      func(d device.Device) bool // nil: all devices
 }
 
-func (h packetHook) belongs(d device.Device) bool { return h.at == nil || h.at(d) }
+func (h packetHook) appliesTo(d device.Device) bool { return h.at == nil || h.at(d) }
 
-// ourPacketHooks are those of this version, in the order in which a packet meets them.
-func ourPacketHooks() []packetHook {
+// packetHooks returns the hooks of this version, in the order in which a packet meets them.
+func packetHooks() []packetHook {
 	return []packetHook{
 		{bpf.ProgFromClient, true, func(d device.Device) bool { return !d.Uplink() }},
 		{bpf.ProgFromNetwork, true, device.Device.Uplink},
@@ -41,27 +42,27 @@ func ourPacketHooks() []packetHook {
 	}
 }
 
-// packets are the programs of the packet path on the node's devices.
+// packets keeps the programs of the packet path on the node's devices.
 type packets struct {
 	pins     pins
 	hooks    []packetHook
 	patterns []string
 	order    Order
-	tcx      bool // the kernel has it; else they are filters of clsact
-	fast     bool // new flows may take the fast road
+	tcx      bool // use TCX links; else clsact filters
+	fast     bool // new flows may take the fast path
 	maps     map[string]*ebpf.Map
 	vips     vipRanges
 
-	mu       sync.Mutex
-	progs    map[string]*ebpf.Program // guarded by mu
-	devices  []device.Device          // where they are; guarded by mu
-	failure  string                   // of the last sync; guarded by mu
-	followed chan struct{}            // asks for another look at the devices
+	mu      sync.Mutex
+	progs   map[string]*ebpf.Program // guarded by mu
+	devices []device.Device          // that run the programs; guarded by mu
+	failure string                   // of the last sync; guarded by mu
+	resync  signal.Signal            // makes Follow list the devices again
 }
 
-// sync puts the programs on every chosen device and takes them off all others. What cannot be done on one device
-// does not keep it from the others. It returns what has changed.
-func (p *packets) sync() (added, gone []string, err error) {
+// sync attaches the programs to every selected device and detaches them from all others. A failure on one device does
+// not affect the others. It returns the devices that were added and removed.
+func (p *packets) sync() (added, removed []string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all, err := device.List()
@@ -69,25 +70,25 @@ func (p *packets) sync() (added, gone []string, err error) {
 		return nil, nil, err
 	}
 	chosen := device.Select(all, p.patterns)
-	// The first packet from a device already asks what is behind it. But flows take the fast road only where programs
-	// stand at both ends, and leave it before these go.
-	if err := p.tellRoles(chosen); err != nil {
+	// The first packet of a device already needs the device's role, so roles are written before programs are attached. But
+	// a flow may take the fast path only while programs run at both ends, so roles are written again after.
+	if err := p.writeRoles(chosen); err != nil {
 		return nil, nil, err
 	}
 	var errs []error
-	p.devices, added, gone, errs = p.devicesNow(chosen)
-	errs = append(errs, p.tellRoles(chosen), p.detachOthers(all, chosen))
+	p.devices, added, removed, errs = p.attachAll(chosen)
+	errs = append(errs, p.writeRoles(chosen), p.detachOthers(all, chosen))
 	if len(errs) > 0 && errors.Join(errs...) != nil {
-		return added, gone, errors.Join(errs...)
+		return added, removed, errors.Join(errs...)
 	}
 	for _, h := range p.hooks {
 		errs = append(errs, p.pinProgram(h.name))
 	}
-	return added, gone, errors.Join(errs...)
+	return added, removed, errors.Join(errs...)
 }
 
-// devicesNow attaches to chosen devices and returns those on which that succeeded. The caller holds mu.
-func (p *packets) devicesNow(chosen []device.Device) (on []device.Device, added, gone []string, errs []error) {
+// attachAll attaches the programs to the chosen devices and returns those where that succeeded. The caller holds mu.
+func (p *packets) attachAll(chosen []device.Device) (on []device.Device, added, removed []string, errs []error) {
 	for _, d := range chosen {
 		err := p.attach(d)
 		if vanished(err) {
@@ -104,19 +105,19 @@ func (p *packets) devicesNow(chosen []device.Device) (on []device.Device, added,
 	}
 	for _, o := range p.devices {
 		if !slices.ContainsFunc(on, func(d device.Device) bool { return o.Index == d.Index }) {
-			gone = append(gone, o.Name)
+			removed = append(removed, o.Name)
 		}
 	}
-	return on, added, gone, errs
+	return on, added, removed, errs
 }
 
-// vanished reports whether a device went while we were at it.
+// vanished reports whether an operation failed because its device was removed meanwhile.
 func vanished(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) }
 
 func (p *packets) attach(d device.Device) error {
-	// Backwards: what translates back is there before anything is translated.
+	// In reverse order: the programs that translate replies are attached before those that translate requests.
 	for _, h := range slices.Backward(p.hooks) {
-		if !h.belongs(d) {
+		if !h.appliesTo(d) {
 			continue
 		}
 		var err error
@@ -132,10 +133,11 @@ func (p *packets) attach(d device.Device) error {
 	return nil
 }
 
-// linkName is the pin of a hook's link to a device. Names of devices may hold dots, which BPF filesystems refuse.
+// linkName is the pin of a hook's link to a device. It has the device's index, for device names may contain dots, which
+// BPF filesystems refuse.
 func linkName(hook string, index int) string { return hook + "_" + strconv.Itoa(index) }
 
-// isLinkName reports whether a pin is one that linkName names for one of hooks.
+// isLinkName reports whether linkName made this name for one of hooks.
 func isLinkName(name string, hooks []packetHook) bool {
 	i := strings.LastIndexByte(name, '_')
 	if i < 0 || !slices.ContainsFunc(hooks, func(h packetHook) bool { return h.name == name[:i] }) {
@@ -145,7 +147,7 @@ func isLinkName(name string, hooks []packetHook) bool {
 	return err == nil
 }
 
-// attachTCX makes a device run our program, in the place of an older one of ours without a gap.
+// attachTCX attaches our program to a device. It replaces an older one of ours without a gap.
 func (p *packets) attachTCX(d device.Device, h packetHook) error {
 	path := p.pins.linkPath(linkName(h.name, d.Index))
 	l, err := link.LoadPinnedLink(path, nil)
@@ -161,7 +163,7 @@ func (p *packets) attachTCX(d device.Device, h packetHook) error {
 		return fmt.Errorf("ask for link: %w", err)
 	}
 	if t := info.TCX(); t == nil || int(t.Ifindex) != d.Index {
-		// The device it was for is gone, and its number was given anew; or somebody has detached it.
+		// The link's device was removed and its index reused, or another process has detached the link.
 		if err := removePin(path); err != nil {
 			return err
 		}
@@ -180,8 +182,8 @@ func (p *packets) attachTCX(d device.Device, h packetHook) error {
 	return nil
 }
 
-// moveTCX attaches our program in its place before it takes the old one, which stands somewhere else, away. For a
-// moment both run: the second finds nothing to do.
+// moveTCX attaches our program at its position and then detaches the old one, which stands elsewhere in the order. For a
+// moment both run: the second finds nothing to translate.
 func (p *packets) moveTCX(d device.Device, h packetHook, path string, old link.Link) error {
 	if err := removePin(staged(path)); err != nil {
 		return err
@@ -190,7 +192,7 @@ func (p *packets) moveTCX(d device.Device, h packetHook, path string, old link.L
 		return err
 	}
 	if err := old.Detach(); err != nil {
-		return fmt.Errorf("detach from where it stood: %w", err)
+		return fmt.Errorf("detach from the old position: %w", err)
 	}
 	if err := os.Rename(staged(path), path); err != nil {
 		return fmt.Errorf("pin link: %w", err)
@@ -214,14 +216,14 @@ func (p *packets) newTCX(d device.Device, h packetHook, path string) error {
 	return nil
 }
 
-// detachOthers takes our programs off every device that is not chosen for them. The caller holds mu.
+// detachOthers detaches our programs from every device that is not chosen for them. The caller holds mu.
 func (p *packets) detachOthers(all, chosen []device.Device) error {
 	names, err := list(p.pins.linkPath(""))
 	errs := []error{err}
 	wanted := map[string]bool{}
 	for _, d := range chosen {
 		for _, h := range p.hooks {
-			wanted[linkName(h.name, d.Index)] = h.belongs(d)
+			wanted[linkName(h.name, d.Index)] = h.appliesTo(d)
 		}
 	}
 	for _, name := range names {
@@ -238,25 +240,25 @@ func (p *packets) detachOthers(all, chosen []device.Device) error {
 	return errors.Join(errs...)
 }
 
-// role is what the programs are told of a device.
+// role returns the flags by which the programs know a device.
 func (p *packets) role(d device.Device) (flags bpf.DeviceFlags) {
-	standing := slices.ContainsFunc(p.devices, func(o device.Device) bool { return o.Index == d.Index })
+	attached := slices.ContainsFunc(p.devices, func(o device.Device) bool { return o.Index == d.Index })
 	switch {
 	case d.Uplink():
-		if p.fast && standing {
+		if p.fast && attached {
 			flags = bpf.DeviceUplink
 		}
 	case d.Client():
 		flags = bpf.DeviceClient
-		if p.fast && d.PeerElsewhere && standing {
+		if p.fast && d.PeerElsewhere && attached {
 			flags |= bpf.DevicePeer
 		}
 	}
 	return flags
 }
 
-// tellRoles tells the programs what the chosen devices are. The caller holds mu.
-func (p *packets) tellRoles(chosen []device.Device) error {
+// writeRoles writes the roles of the chosen devices to their map. The caller holds mu.
+func (p *packets) writeRoles(chosen []device.Device) error {
 	m := p.maps[bpf.MapDevices]
 	if m == nil {
 		return nil
@@ -268,14 +270,14 @@ func (p *packets) tellRoles(chosen []device.Device) error {
 		}
 	}
 	var errs []error
-	var gone []uint32
+	var removed []uint32
 	var index uint32
 	var value bpf.Device
 	entries := m.Iterate()
 	for entries.Next(&index, &value) {
 		switch w, ok := want[index]; {
 		case !ok:
-			gone = append(gone, index)
+			removed = append(removed, index)
 		case w.Flags == value.Flags:
 			delete(want, index)
 		}
@@ -286,7 +288,7 @@ func (p *packets) tellRoles(chosen []device.Device) error {
 			errs = append(errs, fmt.Errorf("write map %s: %w", bpf.MapDevices, err))
 		}
 	}
-	for _, index := range gone {
+	for _, index := range removed {
 		if err := m.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, fmt.Errorf("delete from map %s: %w", bpf.MapDevices, err))
 		}
@@ -294,7 +296,7 @@ func (p *packets) tellRoles(chosen []device.Device) error {
 	return errors.Join(errs...)
 }
 
-// start takes over from the process before this one.
+// start takes over from the previous process.
 func (p *packets) start() error {
 	if p.vips.settings != nil {
 		if err := p.vips.start(); err != nil {
@@ -304,8 +306,7 @@ func (p *packets) start() error {
 	return p.adoptPinned()
 }
 
-// adoptPinned takes the pinned programs for ours where they are the same, so that nothing is replaced for
-// nothing.
+// adoptPinned uses the pinned programs in place of ours where they are equal, so that an equal program is not replaced.
 func (p *packets) adoptPinned() error {
 	for _, h := range p.hooks {
 		pinned, err := ebpf.LoadPinnedProgram(p.pins.progPath(h.name), nil)
@@ -317,7 +318,7 @@ func (p *packets) adoptPinned() error {
 		}
 		same, err := sameProgram(pinned, p.progs[h.name])
 		if err == nil && same && p.tcx {
-			same, err = p.pinnedInPlace(h, pinned) // else ours comes as another one, to be put in its place
+			same, err = p.pinnedInPlace(h, pinned) // if not, ours is attached as a new program, at its position
 		}
 		if err != nil || !same {
 			if err := errors.Join(err, pinned.Close()); err != nil {
@@ -333,7 +334,7 @@ func (p *packets) adoptPinned() error {
 	return nil
 }
 
-// pinProgram makes the pin of a hook lead to our program. The caller holds mu.
+// pinProgram pins our program of a hook in place of the current pin. The caller holds mu.
 func (p *packets) pinProgram(name string) error {
 	path := p.pins.progPath(name)
 	id, err := bpf.ProgramID(p.progs[name])
@@ -350,7 +351,7 @@ func (p *packets) pinProgram(name string) error {
 			return err
 		}
 	}
-	clone, err := p.progs[name].Clone() // a Program follows its pin, and ours is about to move
+	clone, err := p.progs[name].Clone() // a Program remembers its pin, and this pin is about to move
 	if err != nil {
 		return fmt.Errorf("clone program %s: %w", name, err)
 	}
@@ -367,14 +368,14 @@ func (p *packets) pinProgram(name string) error {
 	return nil
 }
 
-// status asks the kernel about every program on every device.
+// status asks the kernel for the status of every program on every device.
 func (p *packets) status() []HookStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var hooks []HookStatus
 	for _, d := range p.devices {
 		for _, h := range p.hooks {
-			if !h.belongs(d) {
+			if !h.appliesTo(d) {
 				continue
 			}
 			hooks = append(hooks, HookStatus{Name: h.name, Device: d.Name, Attached: p.attached(d, h)})
@@ -400,13 +401,12 @@ func (p *packets) attached(d device.Device, h packetHook) bool {
 	return err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == d.Index
 }
 
-// retry is how long after a failure Follow looks at the devices again, and how often it does without one: what
-// others do to our programs is not told.
+// retry is the interval at which Follow checks the devices without a notification: after a failure, and because the
+// kernel does not notify us when others detach our programs.
 const retry = 10 * time.Second
 
-// Follow keeps the programs of the packet path on the node's devices, on new ones as they come, until ctx ends;
-// then it returns nil and leaves them there. Without a packet path it only waits. It looks before it follows, so
-// a device that is there when it starts is served soon after.
+// Follow keeps the programs of the packet path on the node's devices, including new ones, until ctx ends; then it returns
+// nil and leaves the programs attached. Existing devices are served first. Without a packet path it only waits.
 func (d *Datapath) Follow(ctx context.Context) error {
 	if d.packets == nil {
 		<-ctx.Done()
@@ -417,7 +417,7 @@ func (d *Datapath) Follow(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	broken := make(chan error, 1)
-	watching.Go(func() { broken <- device.Watch(ctx, d.packets.look) })
+	watching.Go(func() { broken <- device.Watch(ctx, d.packets.resync.Notify) })
 	tick := time.NewTicker(retry)
 	defer tick.Stop()
 	for {
@@ -428,10 +428,10 @@ func (d *Datapath) Follow(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			// The kernel told more than we could read in time: look, and listen again.
-			d.log.WarnContext(ctx, "devices are followed anew", "err", err)
-			watching.Go(func() { broken <- device.Watch(ctx, d.packets.look) })
-		case <-d.packets.followed:
+			// The kernel sent more notifications than we could read in time: list the devices and subscribe again.
+			d.log.WarnContext(ctx, "watch devices; watching again", "err", err)
+			watching.Go(func() { broken <- device.Watch(ctx, d.packets.resync.Notify) })
+		case <-d.packets.resync.C():
 			d.syncPackets(ctx)
 		case <-tick.C:
 			d.syncPackets(ctx)
@@ -439,15 +439,7 @@ func (d *Datapath) Follow(ctx context.Context) error {
 	}
 }
 
-// look asks Follow for another look at the devices.
-func (p *packets) look() {
-	select {
-	case p.followed <- struct{}{}:
-	default: // it is asked already
-	}
-}
-
-// syncPackets brings the programs onto the devices, unless ours still wait for their maps.
+// syncPackets attaches the programs to the devices, unless they still wait for their maps.
 func (d *Datapath) syncPackets(ctx context.Context) {
 	d.mu.Lock()
 	waiting := d.waiting
@@ -455,14 +447,14 @@ func (d *Datapath) syncPackets(ctx context.Context) {
 	if waiting {
 		return
 	}
-	added, gone, err := d.packets.sync()
-	if len(added)+len(gone) > 0 {
-		d.log.InfoContext(ctx, "packet path follows the devices", "added", added, "gone", gone)
+	added, removed, err := d.packets.sync()
+	if len(added)+len(removed) > 0 {
+		d.log.InfoContext(ctx, "devices of the packet path changed", "added", added, "removed", removed)
 	}
 	d.packets.record(ctx, d.log, err)
 }
 
-// record logs a failure that is not the one of the last time.
+// record logs a failure unless it is the same as the last one.
 func (p *packets) record(ctx context.Context, log *slog.Logger, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -470,6 +462,6 @@ func (p *packets) record(ctx context.Context, log *slog.Logger, err error) {
 		p.failure = ""
 	} else if p.failure != err.Error() {
 		p.failure = err.Error()
-		log.ErrorContext(ctx, "packet path is not on every device it should be on", "err", err)
+		log.ErrorContext(ctx, "attach packet path to all devices; will try again", "err", err)
 	}
 }

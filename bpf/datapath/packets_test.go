@@ -25,7 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// The small programs of these tests count in a map how often they ran and how long the packet was that they saw.
+// The small programs of these tests count their runs in a map, and note the length of the packet.
 const (
 	mapRuns  = "runs"
 	hookIn   = "from_client"
@@ -35,8 +35,8 @@ const (
 	countOut = 1
 )
 
-// counting returns a program that counts itself at an index of a map and returns verdict. padding makes other
-// instructions of it.
+// counting returns a program that counts its runs at an index of a map and returns verdict. padding adds instructions,
+// so that programs differ.
 func counting(m string, index, verdict int32, padding int) *ebpf.ProgramSpec {
 	code := asm.Instructions{}
 	for range padding {
@@ -56,7 +56,7 @@ func counting(m string, index, verdict int32, padding int) *ebpf.ProgramSpec {
 	return &ebpf.ProgramSpec{Name: "counting", Type: ebpf.SchedCLS, License: "GPL", Instructions: code}
 }
 
-// withPackets adds a packet path to a build whose programs do nothing but count.
+// withPackets adds a packet path of counting programs to a build.
 func withPackets(b build, noTCX bool, padding int) build {
 	b.specs = append(b.specs, &ebpf.CollectionSpec{
 		Maps: map[string]*ebpf.MapSpec{mapRuns: {Name: mapRuns, Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 2}},
@@ -76,7 +76,7 @@ type pod struct {
 	addr netip.Addr
 }
 
-// newPod makes a pod: number is that of its subnet.
+// newPod creates a pod in the subnet of that number.
 func newPod(t *testing.T, number int) pod {
 	t.Helper()
 	ns, err := netlab.NewNamespace()
@@ -171,7 +171,7 @@ func runs(t *testing.T, d *Datapath) [2]uint64 {
 	return n
 }
 
-// seen reports whether both directions of what the pod asks are seen by our programs.
+// seen reports whether our programs see both directions of the pod's datagrams.
 func seen(t *testing.T, d *Datapath, p pod) bool {
 	t.Helper()
 	before := runs(t, d)
@@ -180,7 +180,7 @@ func seen(t *testing.T, d *Datapath, p pod) bool {
 	return after[countIn] > before[countIn] && after[countOut] > before[countOut]
 }
 
-// openPackets opens a build with a packet path and lets it follow the devices.
+// openPackets opens a build with a packet path and follows the devices.
 func openPackets(t *testing.T, cfg Config, b build) *Datapath {
 	t.Helper()
 	cfg.Packets = true
@@ -212,7 +212,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// on returns the devices whose programs all stand.
+// on returns the devices whose programs are all attached.
 func on(d *Datapath) []string {
 	var names []string
 	broken := map[string]bool{}
@@ -226,7 +226,7 @@ func on(d *Datapath) []string {
 	return slices.DeleteFunc(slices.Compact(names), func(n string) bool { return broken[n] })
 }
 
-// bothWays runs a test with TCX and with clsact.
+// bothWays runs a test with TCX and with clsact filters.
 func bothWays(t *testing.T, test func(t *testing.T, noTCX bool)) {
 	t.Helper()
 	netlab.Privileged(t)
@@ -239,12 +239,12 @@ func bothWays(t *testing.T, test func(t *testing.T, noTCX bool)) {
 	t.Run("clsact", func(t *testing.T) { test(t, true) })
 }
 
-// The programs follow pods as they come and go, and see both directions.
+// The programs are attached to new pods, and see both directions.
 func TestFollowsDevices(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
 		cfg, first := testConfig(t), newPod(t, 1)
-		d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 		await(t, "the pod that is there", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 		if !seen(t, d, first) {
 			t.Error("the first pod's packets are not seen")
@@ -271,8 +271,8 @@ func deviceFiles(t *testing.T, cfg Config, p pod) []string {
 	})
 }
 
-// A restart with the same programs replaces nothing; another version takes their place on every device, and no
-// packet passes by in between.
+// A restart with the same programs replaces nothing; another version replaces them on every device, and no packet
+// passes untranslated meanwhile.
 func TestPacketProgramsAreReplacedInPlace(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
@@ -280,7 +280,7 @@ func TestPacketProgramsAreReplacedInPlace(t *testing.T) {
 		ids := map[int]ebpf.ProgramID{}
 		for round, padding := range []int{0, 0, 5} {
 			t.Run(fmt.Sprint("round ", round), func(t *testing.T) {
-				d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, padding))
+				d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, padding))
 				before := runs(t, d)
 				asked := uint64(0)
 				await(t, "attached", func() bool {
@@ -346,14 +346,14 @@ func runsProgram(t *testing.T, cfg Config, d *Datapath, p pod) bool {
 	return true
 }
 
-// Only named devices are served when some are named, and turning the packet path off takes it off the devices.
+// If devices are named, only these are served. Disabling the packet path removes it from the devices.
 func TestDevicesByName(t *testing.T) {
 	cfg := testConfig(t)
 	newPod(t, 1)
 	newPod(t, 2)
 	cfg.Devices = []string{"*.2"}
 	t.Run("on", func(t *testing.T) {
-		d := openPackets(t, cfg, withPackets(ourVersion(t), false, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), false, 0))
 		await(t, "the named one", func() bool { return cmp.Equal(on(d), []string{"pod.2"}) })
 	})
 	mustOpen(t, cfg)
@@ -364,7 +364,7 @@ func TestDevicesByName(t *testing.T) {
 	}
 }
 
-// Other programs on the same devices go on running, before and after ours.
+// Programs of others on the same devices keep running, before and after ours.
 func TestNeighboursOnDevices(t *testing.T) {
 	foreign, err := ebpf.NewMap(&ebpf.MapSpec{Name: "neighbour", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 4})
 	if err != nil {
@@ -412,7 +412,7 @@ func TestNeighboursOnDevices(t *testing.T) {
 			}
 		}
 		put(0, link.Head(), 1)
-		d := openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+		d := openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 		await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 		put(1, link.Tail(), 60000)
 		put(2, link.Head(), 2)
@@ -443,8 +443,8 @@ func TestNeighboursOnDevices(t *testing.T) {
 	})
 }
 
-// Remove takes the packet path off every device, and clsact only from those that had it from us.
-func TestRemoveTakesThePacketPathOffDevices(t *testing.T) {
+// Remove removes the packet path from every device, and clsact from those where we added it.
+func TestRemoveOfPacketPath(t *testing.T) {
 	bothWays(t, func(t *testing.T, noTCX bool) {
 		t.Helper()
 		cfg, own, theirs, shared := testConfig(t), newPod(t, 1), newPod(t, 2), newPod(t, 3)
@@ -455,10 +455,10 @@ func TestRemoveTakesThePacketPathOffDevices(t *testing.T) {
 		}
 		var d *Datapath
 		t.Run("on", func(t *testing.T) {
-			d = openPackets(t, cfg, withPackets(ourVersion(t), noTCX, 0))
+			d = openPackets(t, cfg, withPackets(currentVersion(t), noTCX, 0))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1", "pod.2", "pod.3"}) })
 		})
-		if noTCX { // somebody finds our clsact and uses it
+		if noTCX { // another program uses our clsact
 			neighbour := passing(t)
 			if err := netlink.FilterAdd(&netlink.BpfFilter{
 				FilterAttrs: netlink.FilterAttrs{
@@ -506,8 +506,8 @@ func TestRemoveTakesThePacketPathOffDevices(t *testing.T) {
 	})
 }
 
-// Others' programs on the cgroup's hooks go on running beside ours.
-func TestNeighboursOnTheCgroup(t *testing.T) {
+// Programs of others on the cgroup's hooks keep running beside ours.
+func TestNeighboursOnCgroup(t *testing.T) {
 	cfg := testConfig(t)
 	allow := func(t *testing.T, port int32) *ebpf.Program { // allows everything but one port
 		t.Helper()
@@ -536,7 +536,7 @@ func TestNeighboursOnTheCgroup(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 	}
 	attach(7001)
-	upgrade(t, cfg, ourVersion(t), refusing())
+	upgrade(t, cfg, currentVersion(t), refusing())
 	attach(7002)
 	try := func(addr [4]byte, port int) error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -563,7 +563,7 @@ func TestNeighboursOnTheCgroup(t *testing.T) {
 	check("without ours", unix.ENETUNREACH)
 }
 
-// A hook that somebody holds for itself alone is named, and the node left as it was.
+// The error names a hook that another program holds exclusively, and the node stays as it was.
 func TestOccupiedHookIsNamed(t *testing.T) {
 	cfg := testConfig(t)
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -597,7 +597,7 @@ func TestOccupiedHookIsNamed(t *testing.T) {
 	mustOpen(t, cfg)
 }
 
-// Our programs are next to the client unless told otherwise: first on the way in, last on the way out.
+// Our programs are next to the client by default: first on ingress, last on egress.
 func TestOrderAmongNeighbours(t *testing.T) {
 	netlab.Privileged(t)
 	if err := haveTCX(); err != nil {
@@ -615,7 +615,7 @@ func TestOrderAmongNeighbours(t *testing.T) {
 				}
 				t.Cleanup(func() { _ = l.Close() })
 			}
-			d := openPackets(t, cfg, withPackets(ourVersion(t), false, 0))
+			d := openPackets(t, cfg, withPackets(currentVersion(t), false, 0))
 			await(t, "attached", func() bool { return cmp.Equal(on(d), []string{"pod.1"}) })
 			theirs, err := bpf.ProgramID(neighbour)
 			if err != nil {
@@ -634,7 +634,7 @@ func TestOrderAmongNeighbours(t *testing.T) {
 	}
 }
 
-// passing returns somebody else's program, which lets every packet pass.
+// passing returns a program of another vendor that lets every packet pass.
 func passing(t *testing.T) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

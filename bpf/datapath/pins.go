@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// pins is our folder of a BPF filesystem, as one ABI sees it.
+// pins is our folder of a BPF filesystem, for one ABI.
 type pins struct {
 	bpffs string
 	abi   int
@@ -23,10 +23,10 @@ func (p pins) progPath(n string) string { return filepath.Join(p.dir(), "progs",
 func (p pins) qdiscs() string           { return filepath.Join(p.dir(), "qdiscs") }
 func (p pins) linkPath(n string) string { return filepath.Join(p.dir(), "links", n) }
 
-// mapFolder is the folder of ABI 1, and how those of later ones begin.
+// mapFolder is the folder of ABI 1, and the prefix of the folders of later ones.
 const mapFolder = "maps"
 
-// folders are what an install needs, in the order in which they are made.
+// folders lists the folders of an installation, in the order in which they are created.
 func (p pins) folders() []string {
 	return []string{p.dir(), p.maps(), p.progPath(""), p.linkPath("")}
 }
@@ -47,7 +47,7 @@ func (p pins) otherMaps() ([]string, error) {
 	return others, nil
 }
 
-// list returns the names in a folder of a BPF filesystem, none when there is no such folder.
+// list returns the names in a folder of a BPF filesystem, none when the folder does not exist.
 func list(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -60,13 +60,13 @@ func list(dir string) ([]string, error) {
 	return names, nil
 }
 
-// suffix marks a pin that waits until everything has succeeded. BPF filesystems refuse names with dots.
+// suffix marks a staged pin. BPF filesystems refuse names with dots.
 const suffix = "_new"
 
-// staged is where a pin waits until everything has succeeded.
+// staged is where a pin stays until the whole installation has succeeded.
 func staged(path string) string { return path + suffix }
 
-// removePin removes a pin. What is not there is no error.
+// removePin removes a pin. A missing pin is no error.
 func removePin(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove pin: %w", err)

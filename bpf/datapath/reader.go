@@ -17,17 +17,17 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Reader reads what stands in a node's kernel, beside the agent that writes it or without one.
+// Reader reads the maps of a node, beside the agent that writes them or without one.
 type Reader struct {
 	pins pins
 	maps map[string]*ebpf.Map
 }
 
-// ErrNotInstalled says that a node has no dataplane of this version.
-var ErrNotInstalled = errors.New("no dataplane here")
+// ErrNotInstalled means that a node has no dataplane of this version.
+var ErrNotInstalled = errors.New("no dataplane installed")
 
-// Read opens the pinned maps of a node to look at them. It changes nothing. ErrNotInstalled is for a node
-// that has none, or only those of another version, which the error names.
+// Read opens the pinned maps of a node read-only. It returns ErrNotInstalled if the node has none, or only those of
+// another version, which the error names.
 func Read(cfg Config) (*Reader, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func Read(cfg Config) (*Reader, error) {
 	for _, name := range names {
 		m, err := ebpf.LoadPinnedMap(r.pins.mapPath(name), &ebpf.LoadPinOptions{ReadOnly: true})
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it went while we looked
+			continue // removed since it was listed
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("open pinned map %s: %w", name, err), r.Close())
@@ -57,23 +57,23 @@ func Read(cfg Config) (*Reader, error) {
 	return r, nil
 }
 
-// notInstalled says what is there instead.
+// notInstalled returns an ErrNotInstalled that names the version that is installed instead, if any.
 func (p pins) notInstalled() error {
 	others, err := p.otherMaps()
 	if err != nil {
 		return err
 	}
 	if len(others) == 0 {
-		return fmt.Errorf("nothing of Isthmus in %s; start the agent on this node, or name its BPF filesystem: %w", p.bpffs, ErrNotInstalled)
+		return fmt.Errorf("no dataplane of Isthmus in %s; start the agent on this node, or name its BPF filesystem: %w", p.bpffs, ErrNotInstalled)
 	}
 	for i, o := range others {
 		others[i] = filepath.Base(o)
 	}
-	return fmt.Errorf("the dataplane in %s is of another version (%s, this one has %s); ask with the binary of its agent: %w",
+	return fmt.Errorf("the dataplane in %s has another version (%s, this binary has %s); use the binary of its agent: %w",
 		p.dir(), strings.Join(others, ", "), filepath.Base(p.maps()), ErrNotInstalled)
 }
 
-// Close lets go of the maps, which stay.
+// Close closes the file descriptors of the maps. The maps stay.
 func (r *Reader) Close() error { return closeAll(r.maps) }
 
 // open returns the map of a name.
@@ -84,59 +84,8 @@ func (r *Reader) open(name string) (*ebpf.Map, error) {
 	return nil, fmt.Errorf("open map %s: %w", name, fs.ErrNotExist)
 }
 
-// Load returns what the maps hold.
-func (r *Reader) Load(ctx context.Context) (lb.State, error) {
-	s := lb.NewState()
-	err := errors.Join(
-		dump(ctx, r, bpf.MapFrontends, func(k bpf.FrontendKey, v bpf.Frontend) {
-			s.Frontends[decodeFrontendKey(k)] = decodeFrontend(v)
-		}),
-		dump(ctx, r, bpf.MapSlots, func(k bpf.SlotKey, id uint32) {
-			s.Slots[decodeSlot(k)] = lb.BackendID(id)
-		}),
-		dump(ctx, r, bpf.MapBackends, func(id uint32, v bpf.Backend) {
-			s.Backends[lb.BackendID(id)] = decodeBackend(v)
-		}),
-		dump(ctx, r, bpf.MapServices, func(id uint32, v bpf.Service) {
-			s.Services[lb.ServiceID(id)] = decodeService(v)
-		}),
-		dump(ctx, r, bpf.MapClusters, func(i uint32, v bpf.Cluster) {
-			if id := decodeCluster(v); id != "" {
-				s.Clusters[lb.ClusterIndex(i)] = id
-			}
-		}),
-		each(r, bpf.MapRanges, func(k bpf.RangeKey, _ uint32) {
-			s.Ranges[decodeRange(k)] = true
-		}),
-	)
-	if err != nil {
-		return lb.State{}, err
-	}
-	return s, nil
-}
-
-// Differences returns how many entries of the maps are not as want says, 0 when nobody has meddled with them. It
-// reads all maps and keeps nothing of them: a check for now and then. want is used up.
-func (r *Reader) Differences(ctx context.Context, want *lb.Audit) (int, error) {
-	err := errors.Join(
-		dump(ctx, r, bpf.MapFrontends, func(k bpf.FrontendKey, v bpf.Frontend) {
-			want.Frontend(decodeFrontendKey(k), decodeFrontend(v))
-		}),
-		dump(ctx, r, bpf.MapSlots, func(k bpf.SlotKey, id uint32) { want.Slot(decodeSlot(k), lb.BackendID(id)) }),
-		dump(ctx, r, bpf.MapBackends, func(id uint32, v bpf.Backend) { want.Backend(lb.BackendID(id), decodeBackend(v)) }),
-		dump(ctx, r, bpf.MapServices, func(id uint32, v bpf.Service) { want.Service(lb.ServiceID(id), decodeService(v)) }),
-		dump(ctx, r, bpf.MapClusters, func(i uint32, v bpf.Cluster) {
-			if id := decodeCluster(v); id != "" {
-				want.Cluster(lb.ClusterIndex(i), id)
-			}
-		}),
-		each(r, bpf.MapRanges, func(k bpf.RangeKey, _ uint32) { want.Range(decodeRange(k)) }),
-	)
-	return want.Differences(), err
-}
-
-// Refusals returns how many clients were refused since the maps were made, by service and reason; service 0
-// is for those that met none. What never happened is not in it.
+// Refusals returns how many clients were refused since the maps were created, by Service and reason. Service 0 counts
+// clients of an address that no Service has. Zero counts are left out.
 func (r *Reader) Refusals() (map[Refusal]uint64, error) {
 	counts := map[Refusal]uint64{}
 	err := dump(context.Background(), r, bpf.MapRefusals, func(k bpf.RefusalKey, n uint64) {
@@ -145,13 +94,13 @@ func (r *Reader) Refusals() (map[Refusal]uint64, error) {
 	return counts, err
 }
 
-// Refusal is whose clients were refused, and why.
+// Refusal is a Service whose clients were refused, and the reason.
 type Refusal struct {
 	Service lb.ServiceID
 	Reason  bpf.DropReason
 }
 
-// Chosen returns how often a backend was picked for a client, by service, since the service got its number.
+// Chosen returns how often a backend was chosen for a client, by Service, since the Service got its number.
 func (r *Reader) Chosen() (map[lb.ServiceID]uint64, error) {
 	counts := map[lb.ServiceID]uint64{}
 	err := dump(context.Background(), r, bpf.MapServices, func(id uint32, v bpf.Service) {
@@ -160,14 +109,14 @@ func (r *Reader) Chosen() (map[lb.ServiceID]uint64, error) {
 	return counts, err
 }
 
-// Counters are what clients of a Service met since it got its number.
+// Counters count the clients of a Service since it got its number.
 type Counters struct {
-	Chosen  uint64 // how often a backend was picked for one of them
+	Chosen  uint64 // clients that got a backend
 	Refused map[bpf.DropReason]uint64
 }
 
-// Counters returns those of every Service that anybody asked for. Whoever was refused without a Service, or by one that
-// is gone, counts for the zero name.
+// Counters returns the counters of every Service that has had clients. Clients refused without a Service, or by a
+// removed one, count under the zero name.
 func (r *Reader) Counters() (map[clusterset.ServiceName]Counters, error) {
 	names := map[lb.ServiceID]clusterset.ServiceName{}
 	counts := map[clusterset.ServiceName]Counters{}
@@ -193,26 +142,26 @@ func (r *Reader) Counters() (map[clusterset.ServiceName]Counters, error) {
 	return counts, err
 }
 
-// EvictedUDPVIPs returns how many VIPs of unconnected UDP sockets had to make room for others since the maps were made.
-// An answer to such a socket comes under the backend's name. It reads the whole map.
+// EvictedUDPVIPs returns how many VIPs of unconnected UDP sockets were evicted for others since the maps were created.
+// A reply to such a socket has the backend's address as its source. It reads the whole map.
 func (r *Reader) EvictedUDPVIPs() (uint64, error) {
-	var made, there uint64
-	if _, err := lookup(r, bpf.MapUDPVIPsAdded, uint32(0), &made); err != nil {
+	var added, present uint64
+	if _, err := lookup(r, bpf.MapUDPVIPsAdded, uint32(0), &added); err != nil {
 		return 0, err
 	}
-	err := dump(context.Background(), r, bpf.MapUDPVIPs, func(bpf.UDPVIPKey, bpf.UDPVIP) { there++ })
-	return made - min(made, there), err // some may be made meanwhile
+	err := dump(context.Background(), r, bpf.MapUDPVIPs, func(bpf.UDPVIPKey, bpf.UDPVIP) { present++ })
+	return added - min(added, present), err // some may have been added since the count was read
 }
 
-// Evidence is what connections to a member's backends have shown since it got its index. Times are of
-// CLOCK_BOOTTIME, which [SinceBoot] reads; 0 is never.
+// Evidence is what the kernel has seen of connections to a member's backends since the member got its index. Times are
+// of CLOCK_BOOTTIME, which [SinceBoot] reads; 0 is never.
 type Evidence struct {
-	Established uint64        // handshakes that ended well
-	TimedOut    uint64        // and those that nobody answered
-	Reset       uint64        // and those that were refused
-	Silent      uint64        // retransmission timeouts of connections that stood
-	AnsweredAt  time.Duration // when something last came from there
-	SilentAt    time.Duration // when something last did not
+	Established uint64        // completed handshakes
+	TimedOut    uint64        // handshakes without an answer
+	Reset       uint64        // refused handshakes
+	Silent      uint64        // retransmission timeouts of established connections
+	AnsweredAt  time.Duration // when a packet last came from the member
+	SilentAt    time.Duration // when an answer last failed to come
 }
 
 // Clusters returns the evidence about every member that has an index.
@@ -229,7 +178,7 @@ func (r *Reader) Clusters() (map[clusterset.ClusterID]Evidence, error) {
 	return found, err
 }
 
-// SinceBoot returns the time of CLOCK_BOOTTIME, by which programs tell when something happened.
+// SinceBoot returns the time of CLOCK_BOOTTIME, the clock of the programs.
 func SinceBoot() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

@@ -13,14 +13,15 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// Remove takes the dataplane off the node, of any version: it detaches the programs from the cgroup and from
-// every device and deletes every pin under our folder of the BPF filesystem. Connections that were translated go on, only their VIP is forgotten; new
-// ones to a VIP fail. Stop the agent first. Removing what is not there succeeds.
+// Remove uninstalls the dataplane of any version from the node: it detaches the programs from the cgroup and from
+// every device, and deletes every pin in our folder of the BPF filesystem. Connections of the socket path go on, and
+// getpeername then returns the backend; new connections to a VIP fail. Stop the agent first. Removing a dataplane that is not installed
+// succeeds.
 func Remove(cfg Config) error {
 	p := pins{bpffs: cfg.withDefaults().BPFFS}
 	var errs []error
-	// Backwards: what translates goes before what translates back. Then whatever another version has that
-	// this one does not know.
+	// In reverse order: programs that translate go before those that translate back. Were recvmsg detached first, a client
+	// would get replies from an address that it never sent to. Links of other versions come last.
 	for _, h := range slices.Backward(bpf.Hooks()) {
 		errs = append(errs, detach(p.linkPath(h.Name)))
 	}
@@ -33,7 +34,7 @@ func Remove(cfg Config) error {
 	return errors.Join(errs...)
 }
 
-// detach takes the program of a pinned link off its cgroup, whoever else holds the link.
+// detach detaches a pinned link, even if another process holds it open.
 func detach(path string) error {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -48,8 +49,8 @@ func detach(path string) error {
 	return l.Close()
 }
 
-// removeTree deletes a folder of a BPF filesystem. os.RemoveAll would do, were it not to report a BPF
-// filesystem that is not mounted as success and leave the person wondering.
+// removeTree deletes a folder of a BPF filesystem. It fails if none is mounted, which os.RemoveAll would report as
+// success.
 func removeTree(dir string) error {
 	if err := requireBPFFS(filepath.Dir(dir)); err != nil {
 		return err

@@ -18,22 +18,22 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// ErrUnsupported says that the node lacks something Isthmus cannot do without.
+// ErrUnsupported means that the node lacks a feature that Isthmus needs.
 var ErrUnsupported = errors.New("node not supported")
 
-// ErrIncompatible says that a pinned map of another Isthmus version has another layout.
+// ErrIncompatible means that a pinned map of another Isthmus version has another layout.
 var ErrIncompatible = errors.New("pinned map has another layout")
 
-// ErrOccupied says that somebody else holds one of our hooks and lets nobody beside it.
-var ErrOccupied = errors.New("hook held by another program alone")
+// ErrOccupied means that another program holds one of our hooks exclusively.
+var ErrOccupied = errors.New("hook held exclusively by another program")
 
-// need is something the kernel must have. probe returns ebpf.ErrNotSupported when it has not.
+// need is a feature that the kernel must have. probe returns ebpf.ErrNotSupported when it is missing.
 type need struct {
 	what  string // reads well after "has no"
 	probe func() error
 }
 
-// needs is all that the programs and maps use and that some kernel still in use lacks.
+// needs lists the features that the programs and maps use and that some kernels lack.
 var needs = []need{
 	{"BPF programs on socket addresses (CONFIG_CGROUP_BPF)", func() error { return features.HaveProgramType(ebpf.CGroupSockAddr) }},
 	{"BPF socket storage", func() error { return features.HaveMapType(ebpf.SkStorage) }},
@@ -118,7 +118,7 @@ func findCgroup(root string) (cgroup, error) {
 		root, root, root, ErrUnsupported)
 }
 
-// explain adds to the error of attaching to a hook of c who is in the way. The kernel refuses when the
+// explain adds the program that prevents attaching to a hook of c to the error. The kernel refuses when the
 // cgroup or one above it has a program that was attached without BPF_F_ALLOW_MULTI.
 func (c cgroup) explain(h bpf.Hook, err error) error {
 	if !errors.Is(err, unix.EPERM) {
@@ -134,7 +134,7 @@ func (c cgroup) explain(h bpf.Hook, err error) error {
 			return errors.Join(err, queryErr)
 		}
 		if len(names) > 0 {
-			return fmt.Errorf("%s is held by %s, attached to %s so that nothing can be beside it; detach it, or have its owner attach it with BPF_F_ALLOW_MULTI: %w",
+			return fmt.Errorf("%s is held by %s, attached exclusively to %s; detach it, or have its owner attach it with BPF_F_ALLOW_MULTI: %w",
 				h.Name, strings.Join(names, " and "), dir, errors.Join(ErrOccupied, err))
 		}
 	}
@@ -149,7 +149,7 @@ func programsAt(dir string, at ebpf.AttachType) ([]string, error) {
 	defer f.Close()
 	found, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: at})
 	if err != nil {
-		return nil, fmt.Errorf("ask for programs of %s: %w", dir, err)
+		return nil, fmt.Errorf("query programs of %s: %w", dir, err)
 	}
 	var names []string
 	for _, p := range found.Programs {
@@ -163,7 +163,7 @@ func describeProgram(id ebpf.ProgramID) string {
 	text := fmt.Sprintf("program %d", id)
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
-		return text // takes SYS_ADMIN; the number must do
+		return text // opening it by number needs SYS_ADMIN
 	}
 	defer p.Close()
 	info, err := p.Info()

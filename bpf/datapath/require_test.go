@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A kernel that lacks something is refused in one sentence that names what, the kernel and the fix. Open
-// asks before it touches anything, so a running dataplane stays as it is.
+// The error about a missing feature is one sentence with the feature, the kernel and the fix. Open checks before it
+// changes anything, so a running dataplane stays as it is.
 func TestRequireKernel(t *testing.T) {
 	broken := errors.New("broken")
 	for name, c := range map[string]struct {
@@ -18,10 +18,10 @@ func TestRequireKernel(t *testing.T) {
 		is    error
 		says  []string
 	}{
-		"all there":      {nil, nil, nil},
-		"not supported":  {ebpf.ErrNotSupported, ErrUnsupported, []string{"BPF helper set_retval", kernelRelease(), "Linux 6.1 or newer"}},
-		"not permitted":  {unix.EPERM, unix.EPERM, []string{"run as root or with the capabilities BPF, NET_ADMIN and PERFMON"}},
-		"cannot be told": {broken, broken, []string{"BPF helper set_retval", kernelRelease()}},
+		"complete":      {nil, nil, nil},
+		"not supported": {ebpf.ErrNotSupported, ErrUnsupported, []string{"BPF helper set_retval", kernelRelease(), "Linux 6.1 or newer"}},
+		"not permitted": {unix.EPERM, unix.EPERM, []string{"run as root or with the capabilities BPF, NET_ADMIN and PERFMON"}},
+		"probe fails":   {broken, broken, []string{"BPF helper set_retval", kernelRelease()}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := requireKernel([]need{

@@ -15,13 +15,12 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/sockdiag"
 )
 
-// CloseStale closes the UDP sockets that are connected to a backend that is in the maps no more, in every network
-// namespace of the node, and returns how many: their programs get an error and can connect anew, to another
-// backend. TCP needs no such thing, it drains. What is closed is decided by what connect has stored with the
-// socket, never by an address alone.
+// CloseStale closes the UDP sockets that are connected to a removed backend, in every network namespace of the node, and
+// returns how many. Their programs get an error and can connect again, to another backend. TCP connections need no
+// closing: they drain. A socket is recognised by the backend that connect stored with it, never by an address alone.
 //
-// It visits every namespace, so it is for after an Apply that has deleted backends. Sockets in namespaces that the
-// process may not enter stay; Missing says so.
+// It visits every namespace, so call it after an Apply that has deleted backends. Sockets in namespaces that the
+// process may not enter stay open, which Missing reports.
 func (d *Datapath) CloseStale(ctx context.Context) (closed int, err error) {
 	if d.stale == nil {
 		return 0, nil
@@ -37,24 +36,24 @@ func (d *Datapath) CloseStale(ctx context.Context) (closed int, err error) {
 	return closed, nil
 }
 
-// staleSockets finds the sockets whose backend is gone.
+// staleSockets finds the sockets whose backend was removed.
 type staleSockets struct {
 	iterator *link.Iter
-	// closes is true for an iterator that closes them itself, which takes Linux 6.5.
+	// closes is true for an iterator that closes them itself, which needs Linux 6.5.
 	closes bool
 }
 
-// loadStaleSockets makes the iterator, over these maps. lacks is why it only finds sockets, if that is so.
-func loadStaleSockets(maps map[string]*ebpf.Map) (s *staleSockets, lacks, err error) {
-	it, lacks := loadIterator(maps, bpf.ProgramCloseStale, bpf.LoadCloseSpec)
-	if lacks == nil {
+// loadStaleSockets loads the iterator over these maps. noClose is the reason why it can only find sockets, or nil.
+func loadStaleSockets(maps map[string]*ebpf.Map) (s *staleSockets, noClose, err error) {
+	it, noClose := loadIterator(maps, bpf.ProgramCloseStale, bpf.LoadCloseSpec)
+	if noClose == nil {
 		return &staleSockets{it, true}, nil, nil
 	}
 	it, err = loadIterator(maps, bpf.ProgramFindStale, bpf.LoadFindSpec)
 	if err != nil {
-		return nil, lacks, err
+		return nil, noClose, err
 	}
-	return &staleSockets{it, false}, lacks, nil
+	return &staleSockets{it, false}, noClose, nil
 }
 
 func loadIterator(maps map[string]*ebpf.Map, program string, load func() (*ebpf.CollectionSpec, error)) (*link.Iter, error) {
@@ -82,9 +81,9 @@ func loadIterator(maps map[string]*ebpf.Map, program string, load func() (*ebpf.
 func (s *staleSockets) closeHere() (int, error) {
 	if s.closes {
 		out, err := s.read()
-		return len(out) / 4, err // the number of a backend for each
+		return len(out) / 4, err // the iterator prints a backend number for each socket
 	}
-	// First the list: being in it gives a socket the cookie by which the iterator names it.
+	// List first: listing gives each socket the cookie that the iterator prints.
 	all, err := sockdiag.List()
 	if err != nil {
 		return 0, err
@@ -126,8 +125,8 @@ func (s *staleSockets) read() ([]byte, error) {
 	return out, nil
 }
 
-// mayEnter reports whether the process may enter the namespaces of others, for which it needs SYS_ADMIN.
-func mayEnter() bool {
+// canEnterNamespaces reports whether the process may enter other network namespaces, which needs SYS_ADMIN.
+func canEnterNamespaces() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0

@@ -17,14 +17,15 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// envClient makes this test binary act as a program in a pod: see clientMain.
+// envClient makes this test binary run clientMain, a program in a pod.
 const envClient = "ISTHMUS_TEST_CLIENT"
 
-// Where the client's sockets are connected to, and what is expected of them.
+// The destinations of the client's sockets, and what should become of them.
 var stalePeers = []struct {
 	name, to string
 	closed   bool
@@ -58,7 +59,7 @@ func stalePeerSockets() ([]int, error) {
 	return fds, nil
 }
 
-// aborted reports which sockets have been closed from outside: their next read says so.
+// aborted reports which sockets have been closed from outside, which their next read returns.
 func aborted(fds []int) ([]bool, error) {
 	closed := make([]bool, len(fds))
 	for i, fd := range fds {
@@ -73,7 +74,7 @@ func aborted(fds []int) ([]bool, error) {
 	return closed, nil
 }
 
-// clientMain is a program in a network namespace of its own: it connects, says so, and when it is told to go on, says
+// clientMain is a program in its own network namespace: it connects, prints that it has, waits for a line, and prints
 // which of its sockets have been closed.
 func clientMain() {
 	err := func() error {
@@ -104,7 +105,7 @@ func clientMain() {
 	}
 }
 
-// twoUDPServices has two VIPs of UDP, both families of the first.
+// twoUDPServices has two UDP Services, the first one in both families.
 func twoUDPServices() lb.State {
 	s := lb.NewState()
 	udp := func(text string) lb.Address {
@@ -119,8 +120,8 @@ func twoUDPServices() lb.State {
 	return s
 }
 
-// UDP sockets that connect led to a backend which is gone are closed, in this network namespace and in that of
-// an ordinary process, and nobody else's.
+// UDP sockets that were connected to a removed backend are closed, in this network namespace and in that of another
+// process; no other sockets are.
 func TestCloseStale(t *testing.T) {
 	t.Run("by iterator", func(t *testing.T) {
 		d := mustOpen(t, testConfig(t))
@@ -144,7 +145,7 @@ func TestCloseStale(t *testing.T) {
 func closesStale(t *testing.T, d *Datapath) {
 	t.Helper()
 	before := twoUDPServices()
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), before)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), before)); err != nil {
 		t.Fatal(err)
 	}
 	client := startClient(t)
@@ -172,7 +173,7 @@ func closesStale(t *testing.T, d *Datapath) {
 			after.Frontends[a] = fe
 		}
 	}
-	if err := d.Apply(t.Context(), lb.Diff(before, after)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(before, after)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := d.CloseStale(t.Context()); n != 6 || err != nil {
@@ -194,8 +195,8 @@ func closesStale(t *testing.T, d *Datapath) {
 	}
 }
 
-// startClient starts a process in a network namespace of its own and returns what asks it which of its sockets are
-// closed.
+// startClient starts a process in its own network namespace, and returns a function that asks it which of its sockets
+// are closed.
 func startClient(t *testing.T) func() []bool {
 	t.Helper()
 	self, err := os.Executable()
@@ -232,18 +233,18 @@ func startClient(t *testing.T) func() []bool {
 	}
 }
 
-// What the node lacks is said once, in words that tell what comes of it.
+// Missing lists each missing feature once, with its consequence.
 func TestMissing(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
 	for _, m := range d.Missing() {
-		t.Errorf("here everything is there, but: %s", m)
+		t.Errorf("missing here, where nothing should be: %s", m)
 	}
 	no := errors.New("no such function")
 	for _, c := range []struct {
 		close, find error
 		says        string
-	}{{no, nil, "are closed over netlink"}, {no, no, "stay until their programs close them"}} {
-		if all := lacks(true, c.close, c.find); len(all) != 1 || !strings.Contains(all[0], c.says) {
+	}{{no, nil, "are closed over netlink"}, {no, no, "stay open until their programs close them"}} {
+		if all := missingFeatures(true, c.close, c.find); len(all) != 1 || !strings.Contains(all[0], c.says) {
 			t.Errorf("closing %v, finding %v: %v", c.close, c.find, all)
 		}
 	}

@@ -25,10 +25,11 @@ import (
 
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// nextABI makes of a build one of the next ABI, whose maps cannot be taken for those of the build.
+// nextABI turns a build into one of the next ABI, whose maps have another layout.
 func nextABI(b build) build {
 	b.abi++
 	for _, spec := range b.specs {
@@ -51,8 +52,7 @@ func serving(port uint16) lb.State {
 	return s
 }
 
-// traffic connects to the VIP over and over until the test ends and counts what fails, from the moment on in
-// which it is served.
+// traffic connects to the VIP in a loop until the test ends, and counts failures once the VIP is served.
 type traffic struct {
 	port         uint16
 	done, failed atomic.Int64
@@ -98,7 +98,7 @@ func startTraffic(t *testing.T) *traffic {
 	return tr
 }
 
-// dial connects to the VIP as a program does that resets when it is done, so that no port stays in use.
+// dial connects to the VIP and closes with a reset, so that no port stays in use.
 func dial() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -109,7 +109,7 @@ func dial() error {
 	return errors.Join(err, unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{243, 0, 0, 5}, Port: 80}))
 }
 
-// more waits until some more connections have been made.
+// more waits for some more connections.
 func (tr *traffic) more(t *testing.T) {
 	t.Helper()
 	want := tr.done.Load() + 20
@@ -122,7 +122,7 @@ func (tr *traffic) more(t *testing.T) {
 	}
 }
 
-// upgrade does what an agent of a build does when it starts.
+// upgrade does what a starting agent of a build does.
 func upgrade(t *testing.T, cfg Config, b build, want lb.State) {
 	t.Helper()
 	d, err := open(t.Context(), cfg, b, slog.New(slog.DiscardHandler))
@@ -133,7 +133,7 @@ func upgrade(t *testing.T, cfg Config, b build, want lb.State) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Apply(t.Context(), lb.Diff(have, want)); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(have, want)); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Close(); err != nil {
@@ -141,7 +141,7 @@ func upgrade(t *testing.T, cfg Config, b build, want lb.State) {
 	}
 }
 
-// isServedBy checks that every hook runs a program of b and that nothing of another build is left.
+// isServedBy checks that every hook runs a program of b, and that nothing of another build is left.
 func isServedBy(t *testing.T, cfg Config, b build) {
 	t.Helper()
 	p := pins{cfg.BPFFS, b.abi}
@@ -182,11 +182,11 @@ func isServedBy(t *testing.T, cfg Config, b build) {
 	}
 }
 
-// From one ABI to the next and back, under traffic: nothing fails, and nothing of the other stays.
+// Upgrade to the next ABI and back under traffic: no connection fails, and nothing of the other ABI is left.
 func TestUpgradeToAnotherABIAndBack(t *testing.T) {
 	cfg, tr := testConfig(t), startTraffic(t)
 	for range 3 {
-		for _, b := range []build{ourVersion(t), nextABI(ourVersion(t))} {
+		for _, b := range []build{currentVersion(t), nextABI(currentVersion(t))} {
 			upgrade(t, cfg, b, serving(tr.port))
 			tr.more(t)
 			isServedBy(t, cfg, b)
@@ -197,10 +197,10 @@ func TestUpgradeToAnotherABIAndBack(t *testing.T) {
 	}
 }
 
-// Until the maps of another ABI are filled nothing changes for clients, whatever fails.
+// Nothing changes for clients until the maps of the new ABI are filled, whatever fails.
 func TestAnotherABIWaitsForItsMaps(t *testing.T) {
 	cfg := testConfig(t)
-	upgrade(t, cfg, ourVersion(t), refusing())
+	upgrade(t, cfg, currentVersion(t), refusing())
 	before := linkPrograms(t, cfg)
 	next := nextABI(otherVersion(t))
 	d, err := open(t.Context(), cfg, next, slog.New(slog.DiscardHandler))
@@ -225,7 +225,7 @@ func TestAnotherABIWaitsForItsMaps(t *testing.T) {
 			t.Errorf("%s is not attached", h.Name)
 		}
 	}
-	// A world without Services is one, too: the first Apply counts even if it writes nothing.
+	// A snapshot may have no Services: the first Apply switches even if it writes nothing.
 	if err := d.Apply(t.Context(), lb.Plan{}); err != nil {
 		t.Fatal(err)
 	}
@@ -235,17 +235,17 @@ func TestAnotherABIWaitsForItsMaps(t *testing.T) {
 	isServedBy(t, cfg, next)
 }
 
-// A hook that only the other build has goes with it.
+// A hook that only the other build has is removed with it.
 func TestStaleHookIsRemoved(t *testing.T) {
 	cfg := testConfig(t)
-	all, fewer := nextABI(ourVersion(t)), ourVersion(t)
+	all, fewer := nextABI(currentVersion(t)), currentVersion(t)
 	fewer.hooks = fewer.hooks[:len(fewer.hooks)-1]
 	upgrade(t, cfg, all, refusing())
 	upgrade(t, cfg, fewer, refusing())
 	isServedBy(t, cfg, fewer)
 }
 
-// The places at which an agent of another ABI is killed.
+// The points at which an agent of another ABI is killed.
 const (
 	atOpened  = "opened"  // its maps are empty
 	atWritten = "written" // and filled
@@ -254,10 +254,10 @@ const (
 	atEnd     = "end"
 )
 
-// envUpgrade makes this test binary act as an agent that stops somewhere: see upgradeAndWait.
+// envUpgrade makes this test binary run upgradeAndWait.
 const envUpgrade = "ISTHMUS_TEST_UPGRADE"
 
-// upgradeAndWait starts the next ABI on a node, goes as far as it is told and waits to be killed.
+// upgradeAndWait starts the next ABI on a node, proceeds to the given point and waits to be killed.
 func upgradeAndWait() {
 	words := strings.Split(os.Getenv(envUpgrade), " ") // place, cgroup, BPF filesystem, port
 	err := func() error {
@@ -265,7 +265,7 @@ func upgradeAndWait() {
 		if _, err := fmt.Sscan(words[3], &port); err != nil {
 			return err
 		}
-		b, err := ourBuild(false)
+		b, err := currentBuild(false)
 		if err != nil {
 			return err
 		}
@@ -286,7 +286,7 @@ func goTo(place string, cfg Config, b build, want lb.State) error {
 	if err != nil || place == atOpened {
 		return err
 	}
-	if err := d.write(ctx, lb.Diff(lb.NewState(), want)); err != nil || place == atWritten {
+	if err := d.write(ctx, lbtest.Diff(lb.NewState(), want)); err != nil || place == atWritten {
 		return err
 	}
 	in := installer{pins: d.pins, cgroup: d.cgroup, hooks: d.hooks, progs: d.progs}
@@ -300,14 +300,14 @@ func goTo(place string, cfg Config, b build, want lb.State) error {
 	return d.pins.clean(d.keeps, d.maps)
 }
 
-// An agent that is killed anywhere on its way to another ABI leaves a node that serves, and from which the
-// next start goes on, forwards as well as back.
+// An agent that is killed at any point of a change of ABI leaves a node that serves. The next start completes the change
+// or goes back.
 func TestKilledOnTheWayToAnotherABI(t *testing.T) {
 	cfg, tr := testConfig(t), startTraffic(t)
 	for _, place := range []string{atOpened, atWritten, atHalf, atSwapped, atEnd} {
-		for name, next := range map[string]build{"back": ourVersion(t), "forwards": nextABI(ourVersion(t))} {
+		for name, next := range map[string]build{"back": currentVersion(t), "forwards": nextABI(currentVersion(t))} {
 			t.Run(place+" and "+name, func(t *testing.T) {
-				upgrade(t, cfg, ourVersion(t), serving(tr.port))
+				upgrade(t, cfg, currentVersion(t), serving(tr.port))
 				tr.more(t)
 				killAt(t, place, cfg, tr.port)
 				tr.more(t)

@@ -14,19 +14,21 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/lb"
 )
 
-// vipRanges keeps a promise to the programs of the packet path: that no VIP lies outside of the ranges of the
-// ClusterSet, and these in one net of each family. While it stands they let most other packets pass after a look at
-// their destination. It is taken back before it is broken, and given again only after all maps have been read.
+// vipRanges guarantees to the programs of the packet path that no VIP lies outside of the ranges of the ClusterSet, and
+// gives them one net of each family that contains these. With the guarantee the programs let most other packets pass
+// after one look at the destination. The guarantee is withdrawn before a write that breaks it, and given only after all
+// maps have been read. Were it withdrawn after the write, packets to a new VIP outside of the ranges would pass
+// untranslated.
 type vipRanges struct {
-	settings *ebpf.Map
-	fast     bool // flows on the fast road there may be
-	promised bool
-	judged   bool           // not promised, because of a frontend there is
-	ranges   []netip.Prefix // while promised
+	settings   *ebpf.Map
+	fast       bool // there may be flows on the fast path
+	guaranteed bool
+	outside    bool           // a frontend outside of the ranges prevents the guarantee
+	ranges     []netip.Prefix // while guaranteed
 }
 
-// start takes over from the process before this one: it promises nothing until the first Apply knows. Flows that
-// took the fast road stay on it.
+// start takes over from the previous process. It guarantees nothing before the first Apply. Flows on the fast path stay
+// there.
 func (v *vipRanges) start() error {
 	var before bpf.PacketSettings
 	if err := v.settings.Lookup(uint32(0), &before); err != nil {
@@ -36,28 +38,28 @@ func (v *vipRanges) start() error {
 	return v.set(false)
 }
 
-// before takes the promise back if p breaks it.
-func (v *vipRanges) before(p lb.Plan) error {
-	if !v.promised {
+// beforeApply withdraws the guarantee if p breaks it.
+func (v *vipRanges) beforeApply(p lb.Plan) error {
+	if !v.guaranteed {
 		return nil
 	}
-	outside := slices.ContainsFunc(p.PutFrontends, func(w lb.FrontendWrite) bool { return !v.contain(w.Address) })
-	if !outside && len(p.PutRanges)+len(p.DeleteRanges) == 0 {
+	outside := slices.ContainsFunc(p.Frontends.Put, func(e lb.Entry[lb.Address, lb.Frontend]) bool { return !v.contain(e.Key) })
+	if !outside && len(p.Ranges.Put)+len(p.Ranges.Delete) == 0 {
 		return nil
 	}
 	return v.set(false)
 }
 
-// after gives the promise if it holds after p. have returns what the maps hold.
-func (v *vipRanges) after(ctx context.Context, p lb.Plan, have func(context.Context) (lb.State, error)) error {
-	if v.settings == nil || v.promised || v.judged && len(p.DeleteFrontends)+len(p.PutRanges) == 0 {
+// afterApply gives the guarantee if it holds after p. have returns the content of the maps.
+func (v *vipRanges) afterApply(ctx context.Context, p lb.Plan, have func(context.Context) (lb.State, error)) error {
+	if v.settings == nil || v.guaranteed || v.outside && len(p.Frontends.Delete)+len(p.Ranges.Put) == 0 {
 		return nil
 	}
 	s, err := have(ctx)
 	if err != nil {
 		return err
 	}
-	v.ranges, v.judged = nil, true
+	v.ranges, v.outside = nil, true
 	for r := range s.Ranges {
 		v.ranges = append(v.ranges, r)
 	}
@@ -73,9 +75,9 @@ func (v *vipRanges) contain(a lb.Address) bool {
 	return slices.ContainsFunc(v.ranges, func(r netip.Prefix) bool { return r.Contains(a.AddrPort.Addr()) })
 }
 
-func (v *vipRanges) set(promised bool) error {
+func (v *vipRanges) set(guaranteed bool) error {
 	var s bpf.PacketSettings
-	if promised {
+	if guaranteed {
 		s = encodeNets(v.ranges)
 		s.Flags |= bpf.PacketVIPsInRanges
 	}
@@ -85,14 +87,15 @@ func (v *vipRanges) set(promised bool) error {
 	if err := v.settings.Put(uint32(0), s); err != nil {
 		return fmt.Errorf("write map %s: %w", bpf.MapPacketSettings, err)
 	}
-	v.promised, v.judged = promised, false
+	v.guaranteed, v.outside = guaranteed, false
 	return nil
 }
 
-// encodeNets returns the nets that ranges lie in, one a family, with PacketOneRange if they hold nothing else.
+// encodeNets returns the smallest net of each family that contains the ranges, with PacketOneRange if the nets contain
+// nothing else.
 func encodeNets(ranges []netip.Prefix) bpf.PacketSettings {
 	s := bpf.PacketSettings{Flags: bpf.PacketOneRange, Net4: 1}
-	s.Net6[0] = 1 // no part of a mask of zeros: a net in which nothing lies
+	s.Net6[0] = 1 // a net that contains no address: the bit is outside of its all-zero mask
 	var nets [2]netip.Prefix
 	for _, r := range ranges {
 		n := &nets[0]
@@ -115,10 +118,10 @@ func encodeNets(ranges []netip.Prefix) bpf.PacketSettings {
 	return s
 }
 
-// nativeWord is an IPv4 address as the programs see it: in network order, whatever the machine's.
+// nativeWord is an IPv4 address as the programs read it: a word in network order.
 func nativeWord(addr [4]byte) uint32 { return binary.NativeEndian.Uint32(addr[:]) }
 
-// cover returns the smallest net that holds both; n may be none.
+// cover returns the smallest net that contains both; n may be invalid, which is no net.
 func cover(n, r netip.Prefix) netip.Prefix {
 	if !n.IsValid() {
 		return r.Masked()

@@ -45,7 +45,7 @@ func TestEncodeNets(t *testing.T) {
 	}
 }
 
-// netHolds asks as the programs do.
+// netHolds compares as the programs do.
 func netHolds(s bpf.PacketSettings, a netip.Addr) bool {
 	if a.Is4() {
 		b := a.As4()
@@ -60,11 +60,11 @@ func netHolds(s bpf.PacketSettings, a netip.Addr) bool {
 	return true
 }
 
-// Whether clients are routed goes on from one ABI to the next with the flows it is about. Where that was not written
-// down, it may be so.
+// The flag that clients are routed moves from one ABI to the next with its flows. If the old ABI has no flag, some
+// clients may be routed.
 func TestRoutedClientsOfAnotherABI(t *testing.T) {
 	n := newPacketNode(t)
-	whole, err := ourBuild(true)
+	whole, err := currentBuild(true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestRoutedClientsOfAnotherABI(t *testing.T) {
 	openPackets(t, n.cfg, with(counted(t, false), bpf.MapConns))
 	second := openPackets(t, n.cfg, nextABI(with(counted(t, false), bpf.MapConns, bpf.MapRoutedClients)))
 	if routed(second) != 1 {
-		t.Error("where nobody wrote it down, clients may be routed")
+		t.Error("without a flag of the old ABI, clients may be routed")
 	}
 	if err := second.maps[bpf.MapRoutedClients].Put(uint32(0), uint32(0)); err != nil {
 		t.Fatal(err)

@@ -5,21 +5,21 @@ import (
 	"slices"
 )
 
-// adoptNames takes over the Services and members. Should two numbers name one, the lower one stays.
+// adoptNames takes over Services and members. Where two numbers name the same Service, the lower one stays.
 func (p *Planner) adoptNames(have State) {
 	for _, id := range slices.Sorted(maps.Keys(have.Services)) {
 		name := have.Services[id]
 		if s := p.services[name]; s != nil || id == 0 {
-			p.plan.DeleteServices = append(p.plan.DeleteServices, id)
+			p.plan.Services.delete(id)
 			delete(p.names, id)
 			continue
 		}
-		p.services[name] = &served{name: name, id: id}
+		p.services[name] = &serviceState{name: name, id: id}
 	}
 	for _, i := range slices.Sorted(maps.Keys(have.Clusters)) {
 		id := have.Clusters[i]
 		if i == 0 || int(i) >= MaxClusters {
-			p.plan.DeleteClusters = append(p.plan.DeleteClusters, i)
+			p.plan.Clusters.delete(i)
 			continue
 		}
 		p.clusters[i] = cluster{id: id, held: true}
@@ -29,8 +29,8 @@ func (p *Planner) adoptNames(have State) {
 	}
 }
 
-// adoptBackends takes over the backends and returns them by number. Should two numbers name one backend, the
-// lower one stays.
+// adoptBackends takes over the backends and returns them by number. Where two numbers name the same backend, the lower
+// one stays.
 func (p *Planner) adoptBackends(have State) map[BackendID]*backend {
 	byID := make(map[BackendID]*backend, len(have.Backends))
 	for _, id := range slices.Sorted(maps.Keys(have.Backends)) {
@@ -38,7 +38,7 @@ func (p *Planner) adoptBackends(have State) map[BackendID]*backend {
 		be := have.Backends[id]
 		key := keyOf(be.Address, be.Cluster)
 		if p.backends[key] != nil || id == 0 || int(be.Cluster) >= MaxClusters {
-			p.plan.DeleteBackends = append(p.plan.DeleteBackends, id)
+			p.plan.Backends.delete(id)
 			continue
 		}
 		b := &backend{id: id, key: key, held: true, draining: be.Draining}
@@ -49,8 +49,8 @@ func (p *Planner) adoptBackends(have State) map[BackendID]*backend {
 	return byID
 }
 
-// adoptFrontends takes over the frontends and their slots. Should two frontends share a number, the first in
-// order keeps it and the other gets a new one.
+// adoptFrontends takes over the frontends and their slots. Where two frontends share a number, the first by address
+// keeps it and the other gets a new one.
 func (p *Planner) adoptFrontends(have State, backends map[BackendID]*backend) {
 	byID := make(map[FrontendID]*frontend, len(have.Frontends))
 	for _, a := range slices.SortedFunc(maps.Keys(have.Frontends), Address.Compare) {
@@ -64,7 +64,7 @@ func (p *Planner) adoptFrontends(have State, backends map[BackendID]*backend) {
 		p.frontends[a] = fe
 		p.released = append(p.released, fe)
 	}
-	// A count beyond all slots there are is cut to these.
+	// A count beyond the number of all slots is cut to that number.
 	length := make(map[*frontend]uint32, len(byID))
 	for k := range have.Slots {
 		if fe := byID[k.Frontend]; fe != nil && k.Index < fe.value.Count && int(k.Index) < len(have.Slots) {
@@ -77,7 +77,7 @@ func (p *Planner) adoptFrontends(have State, backends map[BackendID]*backend) {
 	for k, id := range have.Slots {
 		fe := byID[k.Frontend]
 		if fe == nil || int(k.Index) >= len(fe.table) {
-			p.strays[k] = id
+			p.orphanSlots[k] = id
 			continue
 		}
 		fe.table[k.Index] = backends[id]

@@ -1,102 +1,74 @@
 package lb
 
-import (
-	"net/netip"
+import "github.com/isthmus-net/isthmus/controlplane/clusterset"
 
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-)
-
-// Audit compares what the maps hold, told entry by entry and each once, with what the plans of a Planner have made
-// of them. It holds no copy of either, so it may be done every minute on every node.
+// Audit compares what the maps hold with what the plans of a Planner have made of them. The entries are passed to it
+// one by one ([Table.Audit]); it copies neither side, so every node can afford an audit a minute.
 type Audit struct {
 	planner *Planner
 	byID    map[FrontendID]*frontend
-	entries int // that there should be
+	entries int // that the maps should hold
 	found   int // of these, whatever their values
-	wrong   int // another value, or an entry that should not be
+	wrong   int // entries with another value, or that should not exist
 }
 
-// Audit begins a comparison with p, which must not plan until it is over.
+// Audit begins a comparison with p, which must not plan until the comparison is over.
 func (p *Planner) Audit() *Audit {
-	a := &Audit{
-		planner: p, byID: make(map[FrontendID]*frontend, len(p.frontends)),
-		entries: len(p.frontends) + len(p.backends) + len(p.names) + len(p.ranges),
-	}
+	a := &Audit{planner: p, byID: make(map[FrontendID]*frontend, len(p.frontends))}
 	for _, fe := range p.frontends {
 		a.byID[fe.value.ID] = fe
-		a.entries += len(fe.table)
 	}
-	for _, c := range p.clusters {
-		if c.id != "" {
-			a.entries++
-		}
+	for _, t := range tables() {
+		a.entries += t.count(p)
 	}
 	return a
 }
 
-// Differences returns how many entries are missing, have another value, or should not be there. A backend that was
-// given another address or member is two of them.
+// Differences returns how many entries are missing, have another value, or should not exist. A backend whose number
+// leads to another address or member counts as two.
 func (a *Audit) Differences() int { return a.wrong + a.entries - a.found }
 
-func (a *Audit) count(known, equal bool) {
-	if known {
-		a.found++
-	}
-	if !known || !equal {
-		a.wrong++
-	}
-}
-
-// State tells all entries of a copy of the maps.
+// State passes all entries of s.
 func (a *Audit) State(s State) {
-	each(s.Frontends, a.Frontend)
-	each(s.Slots, a.Slot)
-	each(s.Backends, a.Backend)
-	each(s.Services, a.Service)
-	each(s.Clusters, a.Cluster)
-	each(s.Ranges, func(r netip.Prefix, _ bool) { a.Range(r) })
-}
-
-func each[K comparable, V any](m map[K]V, tell func(K, V)) {
-	for k, v := range m {
-		tell(k, v)
+	for _, t := range tables() {
+		t.auditAll(a, &s)
 	}
 }
 
-// Frontend tells an entry of the map of frontends.
-func (a *Audit) Frontend(at Address, v Frontend) {
-	fe := a.planner.frontends[at]
-	a.count(fe != nil, fe != nil && fe.value == v)
+func (a *Audit) findFrontend(at Address, _ Frontend) (Frontend, bool) {
+	if fe := a.planner.frontends[at]; fe != nil {
+		return fe.value, true
+	}
+	return Frontend{}, false
 }
 
-// Slot tells an entry of the map of slots.
-func (a *Audit) Slot(s Slot, id BackendID) {
+// findSlot returns backend 0 for a slot that should exist and has no valid backend.
+func (a *Audit) findSlot(s Slot, _ BackendID) (BackendID, bool) {
 	fe := a.byID[s.Frontend]
-	known := fe != nil && int(s.Index) < len(fe.table)
-	a.count(known, known && fe.table[s.Index] != nil && fe.table[s.Index].id == id)
+	if fe == nil || int(s.Index) >= len(fe.table) {
+		return 0, false
+	}
+	if b := fe.table[s.Index]; b != nil {
+		return b.id, true
+	}
+	return 0, true
 }
 
-// Backend tells an entry of the map of backends.
-func (a *Audit) Backend(id BackendID, v Backend) {
-	b := a.planner.backends[keyOf(v.Address, v.Cluster)]
-	known := b != nil && b.id == id
-	a.count(known, known && b.value() == v)
+func (a *Audit) findBackend(id BackendID, v Backend) (Backend, bool) {
+	if b := a.planner.backends[keyOf(v.Address, v.Cluster)]; b != nil && b.id == id {
+		return b.value(), true
+	}
+	return Backend{}, false
 }
 
-// Service tells an entry of the map of Services.
-func (a *Audit) Service(id ServiceID, name clusterset.ServiceName) {
-	want, known := a.planner.names[id]
-	a.count(known, want == name)
+func (a *Audit) findService(id ServiceID, _ clusterset.ServiceName) (clusterset.ServiceName, bool) {
+	name, ok := a.planner.names[id]
+	return name, ok
 }
 
-// Cluster tells an entry of the map of members.
-func (a *Audit) Cluster(i ClusterIndex, id clusterset.ClusterID) {
-	known := int(i) < len(a.planner.clusters) && a.planner.clusters[i].id != ""
-	a.count(known, known && a.planner.clusters[i].id == id)
-}
-
-// Range tells an entry of the map of ranges.
-func (a *Audit) Range(r netip.Prefix) {
-	known := a.planner.ranges[r]
-	a.count(known, true)
+func (a *Audit) findCluster(i ClusterIndex, _ clusterset.ClusterID) (clusterset.ClusterID, bool) {
+	if int(i) >= len(a.planner.clusters) || a.planner.clusters[i].id == "" {
+		return "", false
+	}
+	return a.planner.clusters[i].id, true
 }

@@ -27,8 +27,8 @@ func large(n int) *cs.Snapshot {
 	return snap
 }
 
-// 10,000 Services of 10 pods, from a snapshot to the plan: into empty maps, and into maps that hold it all.
-func BenchmarkBuild10k(b *testing.B) {
+// 10,000 Services of 10 pods, from the snapshot to the plan: for empty maps, and for maps that hold everything.
+func BenchmarkPlan10k(b *testing.B) {
 	in := Input{Snapshot: large(10000)}
 	empty := NewState()
 	b.Run("empty", func(b *testing.B) {
@@ -38,7 +38,7 @@ func BenchmarkBuild10k(b *testing.B) {
 			}
 		}
 	})
-	have, _ := Build(in, empty, new(IDs))
+	have, _ := build(in, empty, new(idAllocator))
 	b.Run("restart", func(b *testing.B) {
 		for b.Loop() {
 			if plan, _ := NewPlanner(have).Plan(in); plan.Writes() != 0 {
@@ -48,20 +48,20 @@ func BenchmarkBuild10k(b *testing.B) {
 	})
 }
 
-// One of 100,000 endpoints comes or goes, from a snapshot to the plan.
+// One of 100,000 endpoints is added or removed, from the snapshot to the plan.
 func BenchmarkOneEndpoint(b *testing.B) {
 	planner := NewPlanner(NewState())
-	worlds := [2]Input{{Snapshot: large(10000)}, {}}
-	changed := slices.Clone(worlds[0].Snapshot.Services)
+	inputs := [2]Input{{Snapshot: large(10000)}, {}}
+	changed := slices.Clone(inputs[0].Snapshot.Services)
 	svc := &changed[5000]
 	svc.Slices = slices.Clone(svc.Slices)
 	svc.Slices[1].Endpoints = slices.Clone(svc.Slices[1].Endpoints[1:])
-	worlds[1].Snapshot = &cs.Snapshot{Services: changed}
-	planner.Plan(worlds[0])
+	inputs[1].Snapshot = &cs.Snapshot{Services: changed}
+	planner.Plan(inputs[0])
 	turn := 0
 	for b.Loop() {
 		turn = 1 - turn
-		if plan, _ := planner.Plan(worlds[turn]); plan.Writes() < 3 || plan.Writes() > 4 {
+		if plan, _ := planner.Plan(inputs[turn]); plan.Writes() < 3 || plan.Writes() > 4 {
 			b.Fatal(plan.Writes())
 		}
 	}

@@ -8,15 +8,15 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// candidate is an endpoint that may serve a frontend.
+// candidate is an endpoint that can serve a frontend.
 type candidate struct {
 	address Address
 	cluster clusterset.ClusterID
-	rank    uint8 // of its policy: the lowest ones serve
+	rank    uint8 // by the Service's policy: the candidates of the lowest rank get clients
 	backend *backend
 }
 
-// scratch is memory that is used again for each frontend.
+// scratch is memory that is reused for each frontend.
 type scratch struct {
 	candidates []candidate
 	serving    []candidate
@@ -24,20 +24,20 @@ type scratch struct {
 	weights    []uint32
 }
 
-// build makes the frontends of a Service, and writes what is not in the maps yet.
-func (p *Planner) build(in *Input, s *served, svc *clusterset.Service) {
+// build makes the frontends of a Service, and plans the writes to entries that the maps do not hold yet.
+func (p *Planner) build(in *Input, s *serviceState, svc *clusterset.Service) {
 	s.stale, s.source = false, svc
 	defer func() { p.setServiceID(s, len(s.frontends) > 0) }()
 	if svc.Type != clusterset.ClusterSetIP {
 		return
 	}
-	policy, faults := policyOf(svc)
+	policy, faults := policyOf(policyFieldsOf(svc), svc.Annotations)
 	for _, err := range faults {
 		s.problem(InvalidAnnotation, "%s", err)
 	}
 	for _, port := range svc.Ports {
 		if port.Protocol == clusterset.SCTP {
-			s.problem(UnsupportedProtocol, "port %d/%s is served to packets only: sockets are not translated for it", port.Port, port.Protocol)
+			s.problem(UnsupportedProtocol, "port %d/%s is served by the packet path only: sockets are not translated for %s", port.Port, port.Protocol, port.Protocol)
 		}
 		for _, vip := range svc.IPs {
 			if fe := p.claim(s, vip.Unmap(), port); fe != nil {
@@ -48,16 +48,16 @@ func (p *Planner) build(in *Input, s *served, svc *clusterset.Service) {
 	}
 }
 
-// claim returns the frontend of a VIP and port for s, nil when it cannot have it.
-func (p *Planner) claim(s *served, vip netip.Addr, port clusterset.Port) *frontend {
+// claim gives s the frontend of a VIP and port, and returns it; nil when s cannot have it.
+func (p *Planner) claim(s *serviceState, vip netip.Addr, port clusterset.Port) *frontend {
 	if !vip.IsValid() || vip.IsUnspecified() || port.Port == 0 {
-		s.problem(InvalidVIP, "%s port %d/%s is no address a client can connect to", vip, port.Port, port.Protocol)
+		s.problem(InvalidVIP, "%s port %d/%s is not an address that clients can connect to", vip, port.Port, port.Protocol)
 		return nil
 	}
 	a := Address{netip.AddrPortFrom(vip, port.Port), port.Protocol}
 	fe := p.frontend(a)
 	if fe == nil {
-		s.problem(NoRoom, "%s is not served: the node has room for %d VIPs by port and protocol; export fewer of them", a, p.limits.Frontends)
+		s.problem(NoRoom, "%s is not served: the node has room for %d combinations of VIP, port and protocol; export fewer of them", a, p.limits.Frontends)
 		return nil
 	}
 	if fe.owner != nil {
@@ -70,42 +70,80 @@ func (p *Planner) claim(s *served, vip netip.Addr, port clusterset.Port) *fronte
 	return fe
 }
 
-// fill finds out who serves fe and writes its backends, slots and itself.
+// fill selects the backends of fe, and plans the writes of its slots and of fe itself.
 func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.Service, port clusterset.Port) {
 	p.gather(fe, in, policy, svc, port)
-	best := rankDrained
+	all := p.assignBackends(fe)
+	serving := p.attach(fe, all)
+	table, isMaglev := p.fitTable(fe, policy, serving)
+	p.putTable(fe, table)
+	if policy.affinity > 0 {
+		p.findStaleAffinities(fe, table)
+	}
+	fe.table = table
+	if len(table) == len(all) && len(serving) == len(all) && !isMaglev {
+		fe.backends = table // each backend has one slot: share the memory
+	}
+	value := Frontend{ID: fe.value.ID, Count: uint32(len(table)), Service: fe.owner.id, Affinity: policy.affinity, Maglev: isMaglev}
+	if !fe.held || fe.value != value {
+		p.plan.Frontends.put(fe.address, value)
+	}
+	fe.held, fe.value = true, value
+}
+
+// assignBackends finds the backend of each gathered candidate, and returns the candidates that there is room for.
+func (p *Planner) assignBackends(fe *frontend) []candidate {
 	for i := range p.scratch.candidates {
 		c := &p.scratch.candidates[i]
-		if c.backend = p.backend(keyOf(c.address, p.clusterIndex(fe.owner, c.cluster))); c.backend != nil {
-			best = min(best, c.rank)
-		}
+		c.backend = p.backend(keyOf(c.address, p.clusterIndex(fe.owner, c.cluster)))
 	}
 	all := slices.DeleteFunc(p.scratch.candidates, func(c candidate) bool { return c.backend == nil })
 	if len(all) < len(p.scratch.candidates) {
 		fe.owner.problem(NoRoom, "endpoints of %s are left out: the node has room for %d backends; export fewer of them", fe.address, p.limits.Backends)
 	}
+	return all
+}
+
+// attach makes all of the candidates backends of fe, and returns those that get clients: the candidates of the lowest
+// rank, unless that rank is drained.
+func (p *Planner) attach(fe *frontend, all []candidate) []candidate {
+	best := rankDrained
+	for i := range all {
+		best = min(best, all[i].rank)
+	}
 	serving := p.scratch.serving[:0]
-	fe.members = make([]*backend, len(all))
+	fe.backends = make([]*backend, len(all))
 	for i := range all {
 		c := &all[i]
-		fe.members[i] = c.backend
-		c.backend.members++
+		fe.backends[i] = c.backend
+		c.backend.frontends++
 		p.touch(c.backend)
 		if c.rank == best && best < rankDrained {
 			serving = append(serving, *c)
 		}
 	}
 	p.scratch.serving = serving
+	return serving
+}
 
-	table, isMaglev := p.table(fe.table, policy, serving)
-	if !fits(&p.used.Slots, max(0, len(table)-len(fe.table)), p.limits.Slots) {
-		fe.owner.problem(NoRoom, "%s has a smaller table than it asks for: the node has room for %d slots; let fewer Services ask for weights or Maglev, see the annotation %s",
-			fe.address, p.limits.Slots, AnnotationBalancer)
-		room := len(fe.table) + max(0, p.limits.Slots-p.used.Slots)
-		few := serving[:min(len(serving), room)]
-		table, isMaglev = arrange(fe.table, few, nil, len(few)), false
-		p.used.Slots += max(0, len(table)-len(fe.table))
+// fitTable returns the slots of fe. Where the map has no room for all of them, the table is smaller and ignores weights
+// and Maglev.
+func (p *Planner) fitTable(fe *frontend, policy *policy, serving []candidate) (table []*backend, isMaglev bool) {
+	table, isMaglev = p.table(fe.table, policy, serving)
+	if reserve(&p.used.Slots, max(0, len(table)-len(fe.table)), p.limits.Slots) {
+		return table, isMaglev
 	}
+	fe.owner.problem(NoRoom, "%s has a smaller table than it asks for: the node has room for %d slots; let fewer Services ask for weights or Maglev, see the annotation %s",
+		fe.address, p.limits.Slots, AnnotationBalancer)
+	room := len(fe.table) + max(0, p.limits.Slots-p.used.Slots)
+	few := serving[:min(len(serving), room)]
+	table = arrange(fe.table, few, nil, len(few))
+	p.used.Slots += max(0, len(table)-len(fe.table))
+	return table, false
+}
+
+// putTable plans the writes that turn the slots of fe into table.
+func (p *Planner) putTable(fe *frontend, table []*backend) {
 	for i, b := range table {
 		b.slots++
 		if i >= len(fe.table) || fe.table[i] != b {
@@ -113,54 +151,42 @@ func (p *Planner) fill(fe *frontend, in *Input, policy *policy, svc *clusterset.
 		}
 	}
 	p.deleteSlots(fe, len(table))
-	if policy.affinity > 0 {
-		p.part(fe, table)
-	}
-	fe.table = table
-	if len(table) == len(all) && len(serving) == len(all) && !isMaglev {
-		fe.members = table // each has one slot: the same in less memory
-	}
-	value := Frontend{ID: fe.value.ID, Count: uint32(len(table)), Service: fe.owner.id, Affinity: policy.affinity, Maglev: isMaglev}
-	if !fe.held || fe.value != value {
-		p.plan.PutFrontends = append(p.plan.PutFrontends, FrontendWrite{fe.address, value})
-	}
-	fe.held, fe.value = true, value
 }
 
-// part notes who no longer serves fe, which goes on with table.
-func (p *Planner) part(fe *frontend, table []*backend) {
+// putSlot makes k lead to b. An orphan slot that a half-finished update left may do so already.
+func (p *Planner) putSlot(k Slot, b *backend) {
+	id, orphan := p.orphanSlots[k]
+	if orphan {
+		delete(p.orphanSlots, k)
+		p.used.Slots-- // it was counted as an orphan
+	}
+	if !orphan || id != b.id {
+		p.plan.Slots.put(k, b.id)
+	}
+}
+
+// findStaleAffinities notes the backends that fe loses when its slots become table.
+func (p *Planner) findStaleAffinities(fe *frontend, table []*backend) {
 	for _, b := range table {
-		b.seen = true
+		b.marked = true
 	}
 	for _, b := range fe.table {
-		if b != nil && !b.seen {
-			b.seen = true
-			p.partings = append(p.partings, parting{fe.value.ID, b})
+		if b != nil && !b.marked {
+			b.marked = true
+			p.staleAffinities = append(p.staleAffinities, staleAffinity{fe.value.ID, b})
 		}
 	}
 	for _, b := range fe.table {
 		if b != nil {
-			b.seen = false
+			b.marked = false
 		}
 	}
 	for _, b := range table {
-		b.seen = false
+		b.marked = false
 	}
 }
 
-// putSlot makes k lead to b, unless it does so although nobody counts it yet, after an update that was cut.
-func (p *Planner) putSlot(k Slot, b *backend) {
-	stray, ok := p.strays[k]
-	if ok {
-		delete(p.strays, k)
-		p.used.Slots-- // it was counted as one to delete
-	}
-	if !ok || stray != b.id {
-		p.plan.PutSlots = append(p.plan.PutSlots, SlotWrite{k, b.id})
-	}
-}
-
-// gather lists in p.scratch who can serve port of svc at fe, sorted by address, each once.
+// gather collects in p.scratch the endpoints that can serve port of svc at fe, sorted by address, each once.
 func (p *Planner) gather(fe *frontend, in *Input, policy *policy, svc *clusterset.Service, port clusterset.Port) {
 	found, family := p.scratch.candidates[:0], clusterset.FamilyOf(fe.address.AddrPort.Addr())
 	for si := range svc.Slices {
@@ -178,7 +204,7 @@ func (p *Planner) gather(fe *frontend, in *Input, policy *policy, svc *clusterse
 		for ei := range slice.Endpoints {
 			e := &slice.Endpoints[ei]
 			if !e.Ready && !(e.Serving && e.Terminating) || len(e.Addrs) == 0 ||
-				policy.local && !in.Node.near(tierNode, false, slice.Cluster, e) {
+				policy.local && !in.Node.inTier(tierNode, false, slice.Cluster, e) {
 				continue
 			}
 			addr := e.Addrs[0].Unmap()
@@ -193,7 +219,7 @@ func (p *Planner) gather(fe *frontend, in *Input, policy *policy, svc *clusterse
 			})
 		}
 	}
-	// An endpoint on its way from one slice to another is in both for a while; the better word counts.
+	// An endpoint that moves from one slice to another is in both for a while; the better rank counts.
 	slices.SortStableFunc(found, func(a, b candidate) int {
 		if c := a.address.Compare(b.address); c != 0 {
 			return c
@@ -203,8 +229,8 @@ func (p *Planner) gather(fe *frontend, in *Input, policy *policy, svc *clusterse
 	p.scratch.candidates = slices.CompactFunc(found, func(a, b candidate) bool { return a.address == b.address })
 }
 
-// table puts those who serve, sorted, into slots; had is what the slots hold now.
-func (p *Planner) table(had []*backend, policy *policy, serving []candidate) (slots []*backend, isMaglev bool) {
+// table puts the serving candidates, sorted by address, into slots; current is what the slots hold now.
+func (p *Planner) table(current []*backend, policy *policy, serving []candidate) (slots []*backend, isMaglev bool) {
 	weights, units := p.weigh(policy, serving)
 	if policy.maglev && len(serving) > 0 {
 		if size := maglevSize(units); size > 0 {
@@ -220,10 +246,10 @@ func (p *Planner) table(had []*backend, policy *policy, serving []candidate) (sl
 			return slots, true
 		}
 	}
-	return arrange(had, serving, weights, units), false
+	return arrange(current, serving, weights, units), false
 }
 
-// weigh returns how many slots each of those who serve gets, nil for one each, and how many these are.
+// weigh returns how many slots each serving candidate gets, nil for one each, and the number of all these slots.
 func (p *Planner) weigh(policy *policy, serving []candidate) (weights []uint32, units int) {
 	if policy.weights == nil || len(serving) == 0 {
 		return nil, len(serving)
@@ -240,7 +266,7 @@ func (p *Planner) weigh(policy *policy, serving []candidate) (weights []uint32, 
 		}
 		groups[g].size++
 	}
-	each := repeats(groups)
+	each := slotsPerBackend(groups)
 	weights = p.scratch.weights[:0]
 	for i := range serving {
 		w := each[member[serving[i].cluster]]
@@ -251,28 +277,28 @@ func (p *Planner) weigh(policy *policy, serving []candidate) (weights []uint32, 
 	return weights, units
 }
 
-// arrange puts each of want into as many slots as weights says, nil for one. Of what stands in had within
-// these slots, as much as is still wanted stays where it is; the rest fills the gaps in order.
-func arrange(had []*backend, want []candidate, weights []uint32, slots int) []*backend {
+// arrange puts each of want into as many slots as weights says, or one if weights is nil. Backends of current that are
+// still wanted keep their slots; the others fill the gaps in order.
+func arrange(current []*backend, want []candidate, weights []uint32, slots int) []*backend {
 	if slots == 0 {
 		return nil
 	}
 	table := make([]*backend, slots)
 	for i := range want {
-		want[i].backend.wanted = 1
+		want[i].backend.missing = 1
 		if weights != nil {
-			want[i].backend.wanted = int32(weights[i])
+			want[i].backend.missing = int32(weights[i])
 		}
 	}
-	for i := range min(len(had), len(table)) {
-		if b := had[i]; b != nil && b.wanted > 0 {
+	for i := range min(len(current), len(table)) {
+		if b := current[i]; b != nil && b.missing > 0 {
 			table[i] = b
-			b.wanted--
+			b.missing--
 		}
 	}
 	gap := 0
 	for i := range want {
-		for b := want[i].backend; b.wanted > 0; b.wanted-- {
+		for b := want[i].backend; b.missing > 0; b.missing-- {
 			for table[gap] != nil {
 				gap++
 			}
@@ -282,8 +308,8 @@ func arrange(had []*backend, want []candidate, weights []uint32, slots int) []*b
 	return table
 }
 
-// problem notes something that its owner should mend, once. Room may come with any Plan.
-func (s *served) problem(r Reason, format string, args ...any) {
+// problem notes a Problem of s, once. A Service without room is rebuilt in each Plan, for any Plan may free some.
+func (s *serviceState) problem(r Reason, format string, args ...any) {
 	if r == NoRoom {
 		s.source = nil
 	}

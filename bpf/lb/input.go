@@ -7,29 +7,40 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Node is the place for which backends are chosen. What is not known is left empty: nothing is near then.
+// Node is the node whose clients are served. Unknown fields are empty; then no endpoint is near.
 type Node struct {
 	Cluster clusterset.ClusterID
 	Name    string // unique only within Cluster
 	Zone    string
 }
 
-// Input is all that decides what the maps of a node should hold.
+// Input is everything that decides what the maps of a node should hold.
 type Input struct {
 	Snapshot *clusterset.Snapshot
 	Node     Node
-	// ZonesSpanClusters says that a zone's name means the same in all members. Without it another member's
-	// zones are never near, whatever they are called.
+	// ZonesSpanClusters says that a zone's name means the same zone in all members. Without it the zones of another
+	// member are never near, whatever their names.
 	ZonesSpanClusters bool
-	// Ranges are where all ClusterSetIPs come from: an address in them without a frontend is refused.
+	// Ranges are the CIDRs of all ClusterSetIPs: an address in them without a frontend is refused.
 	Ranges []netip.Prefix
-	// Drained are the members whose packets die. They get no new clients; a Service of theirs alone refuses.
+	// Drained are the members whose packets get no answer. They get no new clients; a Service that only they serve refuses.
 	Drained map[clusterset.ClusterID]bool
-	// Limits are of the maps that are to be written. No Plan goes beyond them.
+	// Limits are the sizes of the maps to be written. No Plan exceeds them.
 	Limits Limits
 }
 
-// Limits are how many entries maps have room for; 0 is as many as there are.
+// ranges returns the valid ranges, as the map holds them.
+func (in *Input) ranges() map[netip.Prefix]bool {
+	valid := make(map[netip.Prefix]bool, len(in.Ranges))
+	for _, r := range in.Ranges {
+		if r.IsValid() {
+			valid[r.Masked()] = true
+		}
+	}
+	return valid
+}
+
+// Limits are how many entries the maps have room for; 0 means no limit.
 type Limits struct{ Frontends, Slots, Backends, Services int }
 
 // Reason classifies a Problem for conditions and metrics.
@@ -37,16 +48,16 @@ type Reason string
 
 // The reasons of a Problem.
 const (
-	UnsupportedProtocol Reason = "UnsupportedProtocol" // sockets are translated for TCP and UDP alone
+	UnsupportedProtocol Reason = "UnsupportedProtocol" // sockets are translated for TCP and UDP only
 	InvalidVIP          Reason = "InvalidVIP"          // an address or port that cannot be a frontend
 	VIPTaken            Reason = "VIPTaken"            // another Service has this VIP, port and protocol
 	InvalidEndpoint     Reason = "InvalidEndpoint"     // an address or port that cannot be a backend
-	InvalidAnnotation   Reason = "InvalidAnnotation"   // a wish that cannot be read, and is not followed
-	NoRoom              Reason = "NoRoom"              // it does not fit into a map of the node
+	InvalidAnnotation   Reason = "InvalidAnnotation"   // an annotation that cannot be parsed, and is ignored
+	NoRoom              Reason = "NoRoom"              // a map of the node is full
 )
 
-// Problem says what of a Service could not be programmed as asked for, and why. It is the user's to mend,
-// not an error: everything else is programmed.
+// Problem is a part of a Service that could not be programmed as asked for, and why. The Service's owner has to fix
+// it; it is not an error, and everything else is programmed.
 type Problem struct {
 	Service clusterset.ServiceName
 	Reason  Reason

@@ -38,10 +38,29 @@ func slice(addrs ...string) cs.Slice {
 	return s
 }
 
-// world returns services as an Input.
-func world(services ...cs.Service) Input { return Input{Snapshot: &cs.Snapshot{Services: services}} }
+// snapshotOf returns an Input with a Snapshot of services.
+func snapshotOf(services ...cs.Service) Input {
+	return Input{Snapshot: &cs.Snapshot{Services: services}}
+}
 
-func TestBuild(t *testing.T) {
+// build plans in once, for maps that hold have, and returns what they hold then.
+func build(in Input, have State, ids *idAllocator) (State, []Problem) {
+	p := newPlanner(have, *ids)
+	_, problems := p.Plan(in)
+	*ids = p.ids
+	return p.State(), problems
+}
+
+// diff returns the fewest writes that turn have into want.
+func diff(have, want State) Plan {
+	var p Plan
+	for _, t := range tables() {
+		t.diff(&have, &want, &p)
+	}
+	return p
+}
+
+func TestPlannedState(t *testing.T) {
 	notReady := slice("10.1.0.1")
 	notReady.Endpoints[0].Ready = false
 	otherName := slice("10.1.0.1")
@@ -70,13 +89,13 @@ func TestBuild(t *testing.T) {
 		want     string
 		problems []Reason
 	}{
-		"nothing":                  {},
-		"headless has no VIP":      {services: []cs.Service{headless}},
-		"no VIP yet":               {services: []cs.Service{service("hello", "", slice("10.1.0.1"))}},
-		"no slice refuses":         {services: []cs.Service{service("hello", "243.0.0.5")}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
-		"nobody ready refuses":     {services: []cs.Service{service("hello", "243.0.0.5", notReady)}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
-		"port of another name":     {services: []cs.Service{service("hello", "243.0.0.5", otherName)}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
-		"port of another protocol": {services: []cs.Service{service("hello", "243.0.0.5", otherProtocol)}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
+		"nothing":                   {},
+		"headless has no VIP":       {services: []cs.Service{headless}},
+		"no VIP yet":                {services: []cs.Service{service("hello", "", slice("10.1.0.1"))}},
+		"no slice refuses":          {services: []cs.Service{service("hello", "243.0.0.5")}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
+		"no ready endpoint refuses": {services: []cs.Service{service("hello", "243.0.0.5", notReady)}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
+		"port of another name":      {services: []cs.Service{service("hello", "243.0.0.5", otherName)}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
+		"port of another protocol":  {services: []cs.Service{service("hello", "243.0.0.5", otherProtocol)}, want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[]\n"},
 		"two slices, one backend twice": {
 			services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.2", "10.1.0.1"), slice("10.1.0.1", "10.1.0.3"))},
 			want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080 10.1.0.2:8080 10.1.0.3:8080]\n" +
@@ -101,10 +120,10 @@ func TestBuild(t *testing.T) {
 			want: "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nFE 243.0.0.6:80/TCP id=2 service=demo/world backends=[10.1.0.1:8080]\n" +
 				"BE id=1 10.1.0.1:8080/TCP cluster=a\n",
 		},
-		"SCTP is for packets, and that is named": {
+		"SCTP is for the packet path, which a Problem says": {
 			services: []cs.Service{sctp}, want: "FE 243.0.0.5:80/SCTP id=1 service=demo/hello backends=[]\n", problems: []Reason{UnsupportedProtocol},
 		},
-		"VIP that is none": {services: []cs.Service{zero}, problems: []Reason{InvalidVIP}},
+		"unspecified VIP": {services: []cs.Service{zero}, problems: []Reason{InvalidVIP}},
 		"VIP of two services goes to the first": {
 			services: []cs.Service{service("hello", "243.0.0.5", slice("10.1.0.1")), service("world", "243.0.0.5", slice("10.1.0.2"))},
 			want:     "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=1 10.1.0.1:8080/TCP cluster=a\n",
@@ -121,7 +140,7 @@ func TestBuild(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, problems := Build(world(test.services...), NewState(), new(IDs))
+			got, problems := build(snapshotOf(test.services...), NewState(), new(idAllocator))
 			if diff := cmp.Diff(test.want, got.Text()); diff != "" {
 				t.Errorf("state (-want +got):\n%s", diff)
 			}
@@ -136,7 +155,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// One endpoint more, less or exchanged must cost a handful of writes, however large the Service is.
+// An endpoint that is added, removed or replaced costs a handful of writes, however large the Service is.
 func TestOneEndpointCostsFewWrites(t *testing.T) {
 	addrs := make([]string, 1000)
 	for i := range addrs {
@@ -145,29 +164,28 @@ func TestOneEndpointCostsFewWrites(t *testing.T) {
 	snap := func(addrs []string) *cs.Snapshot {
 		return &cs.Snapshot{Services: []cs.Service{service("hello", "243.0.0.5", slice(addrs...))}}
 	}
-	ids := new(IDs)
-	have, _ := Build(Input{Snapshot: snap(addrs)}, NewState(), ids)
+	ids := new(idAllocator)
+	have, _ := build(Input{Snapshot: snap(addrs)}, NewState(), ids)
 	tests := map[string]struct {
 		addrs []string
 		want  int
 	}{
-		"one more":       {append([]string{"10.0.0.1"}, addrs...), 3},     // backend, slot, frontend
-		"the first less": {addrs[1:], 4},                                  // slot moved, frontend, slot, backend
-		"exchanged":      {append([]string{"10.0.0.1"}, addrs[1:]...), 3}, // backend, slot, old backend
-		"unchanged":      {addrs, 0},
+		"one added":         {append([]string{"10.0.0.1"}, addrs...), 3},     // backend, slot, frontend
+		"the first removed": {addrs[1:], 4},                                  // slot moved, frontend, slot, backend
+		"one replaced":      {append([]string{"10.0.0.1"}, addrs[1:]...), 3}, // backend, slot, old backend
+		"unchanged":         {addrs, 0},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			want, _ := Build(Input{Snapshot: snap(test.addrs)}, have, ids)
-			if n := Diff(have, want).Writes(); n != test.want {
+			want, _ := build(Input{Snapshot: snap(test.addrs)}, have, ids)
+			if n := diff(have, want).Writes(); n != test.want {
 				t.Errorf("%d writes, want %d", n, test.want)
 			}
 		})
 	}
 }
 
-// A crash or a foreign hand may leave anything in the maps; it must be mended, not multiplied.
-func TestTextShowsWhatShouldNotBe(t *testing.T) {
+func TestTextShowsLeftovers(t *testing.T) {
 	s := NewState()
 	fe := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
 	s.Frontends[fe] = Frontend{ID: 1, Count: 2}
@@ -181,7 +199,7 @@ func TestTextShowsWhatShouldNotBe(t *testing.T) {
 	}
 }
 
-// snapshots draws small worlds over few names, so that the same VIPs, ports and pods come back often.
+// snapshots draws small snapshots over few names, so that the same VIPs, ports and pods come back often.
 func snapshots() *rapid.Generator[*cs.Snapshot] {
 	return rapid.Custom(func(t *rapid.T) *cs.Snapshot {
 		snap := &cs.Snapshot{}
@@ -233,7 +251,7 @@ func drawSlice(t *rapid.T, ports []cs.Port) cs.Slice {
 	return s
 }
 
-// drawPolicy gives an import wishes, some of which cannot be read.
+// drawPolicy gives an import a traffic policy. Some annotations cannot be parsed.
 func drawPolicy(t *rapid.T, imp *cs.Import) {
 	imp.TrafficDistribution = rapid.SampledFrom([]string{"", "", "PreferClose", "PreferSameNode"}).Draw(t, "distribution")
 	imp.InternalTrafficPolicy = rapid.SampledFrom([]string{"", "", "Local"}).Draw(t, "policy")
@@ -253,7 +271,7 @@ func drawPolicy(t *rapid.T, imp *cs.Import) {
 	}
 }
 
-// inputs draws what a node is told, seldom a change of anything but the world.
+// inputs draws the input of a node; nearly all changes are in the snapshot.
 func inputs() *rapid.Generator[Input] {
 	return rapid.Custom(func(t *rapid.T) Input {
 		in := Input{Snapshot: snapshots().Draw(t, "snapshot"), Node: Node{Cluster: "a", Name: "n1", Zone: "z1"}}
@@ -274,23 +292,23 @@ func inputs() *rapid.Generator[Input] {
 	})
 }
 
-// However small the maps, no write finds one full, and what has no room is named. Once there is room, or enough of
-// it was asked for, all is served.
+// However small the maps, no write finds one full, and a Problem names each Service without room. Maps that are large
+// enough serve all.
 func TestPlansStayWithinLimits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		have := NewState()
 		planner := NewPlanner(have)
 		draw := func(what string, most int) int { return rapid.IntRange(1, most).Draw(t, what) }
 		limits := Limits{Frontends: draw("frontends", 12), Slots: draw("slots", 500), Backends: draw("backends", 20), Services: draw("services", 5)}
-		for range draw("worlds", 5) {
+		for range draw("inputs", 5) {
 			in := inputs().Draw(t, "input")
 			in.Limits = limits
 			if rapid.IntRange(0, 4).Draw(t, "restart") == 0 {
 				planner = NewPlanner(have)
 			}
-			unlimited, _ := Build(Input{
+			unlimited, _ := build(Input{
 				Snapshot: in.Snapshot, Node: in.Node, ZonesSpanClusters: in.ZonesSpanClusters, Ranges: in.Ranges, Drained: in.Drained,
-			}, NewState(), new(IDs))
+			}, NewState(), new(idAllocator))
 			var problems []Problem
 			for round := 0; ; round++ {
 				var plan Plan
@@ -307,7 +325,7 @@ func TestPlansStayWithinLimits(t *testing.T) {
 				}
 				if rapid.IntRange(0, 7).Draw(t, "cut") == 0 {
 					have.Apply(plan.Prefix(rapid.IntRange(0, plan.Writes()).Draw(t, "cut at")))
-					planner = planner.Again(have)
+					planner.Reset(have)
 					continue
 				}
 				have.Apply(plan)
@@ -315,16 +333,16 @@ func TestPlansStayWithinLimits(t *testing.T) {
 					break
 				}
 				if round == 20 {
-					t.Fatalf("the same world still costs %d writes after %d plans", plan.Writes(), round)
+					t.Fatalf("the same input still costs %d writes after %d plans", plan.Writes(), round)
 				}
 			}
 			named := slices.ContainsFunc(problems, func(p Problem) bool { return p.Reason == NoRoom })
 			if whole := cmp.Diff(numberless(unlimited), numberless(have)) == ""; whole == named {
-				t.Fatalf("all is served: %t; problems %v", whole, problems)
+				t.Fatalf("all Services are served: %t; problems %v", whole, problems)
 			}
 			if rapid.IntRange(0, 2).Draw(t, "larger maps") == 0 {
 				in.Limits = Limits{}
-				plan, _ := planner.Again(have).Plan(in)
+				plan, _ := newPlanner(have, planner.ids).Plan(in)
 				all := have.Clone()
 				all.Apply(plan)
 				if diff := cmp.Diff(numberless(unlimited), numberless(all)); diff != "" {
@@ -335,30 +353,29 @@ func TestPlansStayWithinLimits(t *testing.T) {
 	})
 }
 
-// Worlds follow each other; between two of them the agent may restart and an update may be cut
-// anywhere. At every single write, clients must be safe. A Planner that goes on for many worlds is the same as
-// one that starts anew for each.
+// Between two inputs the agent may restart, and an update may stop after any write. Clients must be safe after every
+// single write. A Planner that plans many inputs must plan each as a new Planner would.
 func TestEveryPrefixOfEveryPlanIsSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		have := NewState()
 		planner := NewPlanner(have)
-		var world *cs.Snapshot
-		for range rapid.IntRange(1, 6).Draw(t, "worlds") {
+		var snap *cs.Snapshot
+		for range rapid.IntRange(1, 6).Draw(t, "inputs") {
 			if rapid.IntRange(0, 4).Draw(t, "restart") == 0 {
 				planner = NewPlanner(have)
 			}
 			in := inputs().Draw(t, "input")
-			in.Snapshot = mixed(t, world, in.Snapshot)
-			world = in.Snapshot
+			in.Snapshot = mixed(t, snap, in.Snapshot)
+			snap = in.Snapshot
 			ids := planner.ids
-			fresh, freshProblems := Build(in, have, &ids)
+			fresh, freshProblems := build(in, have, &ids)
 			plan, problems := planner.Plan(in)
 			want := planner.State()
 			if diff := cmp.Diff(fresh, want, cmpopts.EquateComparable(Address{}, netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
-				t.Fatalf("what is remembered leads elsewhere (-anew +remembered):\n%s", diff)
+				t.Fatalf("the Planner plans another state than a new one (-new +planner):\n%s", diff)
 			}
 			if diff := cmp.Diff(freshProblems, problems, cmpopts.EquateEmpty()); diff != "" {
-				t.Fatalf("problems (-anew +remembered):\n%s", diff)
+				t.Fatalf("problems (-new +planner):\n%s", diff)
 			}
 
 			checkNumbersAreFresh(t, have, plan)
@@ -372,23 +389,23 @@ func TestEveryPrefixOfEveryPlanIsSafe(t *testing.T) {
 			if diff := cmp.Diff(want, whole, cmpopts.EquateComparable(Address{}, netip.Prefix{})); diff != "" {
 				t.Fatalf("have + plan is not want (-want +got):\n%s", diff)
 			}
-			if n := Diff(have, want).Writes(); n < plan.Writes() {
+			if n := diff(have, want).Writes(); n < plan.Writes() {
 				t.Fatalf("%d writes, %d are enough", plan.Writes(), n)
 			}
 			whole = have.Clone()
-			whole.Apply(Diff(have, want))
-			if n := Diff(whole, want).Writes(); n != 0 {
-				t.Fatalf("have + Diff(have, want) is %d writes from want", n)
+			whole.Apply(diff(have, want))
+			if n := diff(whole, want).Writes(); n != 0 {
+				t.Fatalf("have + diff(have, want) is %d writes from want", n)
 			}
 			if again, _ := NewPlanner(want).Plan(in); again.Writes() != 0 {
-				t.Fatalf("the same world after a restart costs %d writes: %+v", again.Writes(), again)
+				t.Fatalf("the same input after a restart costs %d writes: %+v", again.Writes(), again)
 			}
 			if again, _ := planner.Plan(in); again.Writes() != 0 {
-				t.Fatalf("the same world again costs %d writes: %+v", again.Writes(), again)
+				t.Fatalf("the same input again costs %d writes: %+v", again.Writes(), again)
 			}
 			if rapid.IntRange(0, 3).Draw(t, "cut") == 0 {
 				have.Apply(plan.Prefix(rapid.IntRange(0, plan.Writes()).Draw(t, "cut at")))
-				planner = planner.Again(have)
+				planner.Reset(have)
 			} else {
 				have = want
 			}
@@ -396,7 +413,7 @@ func TestEveryPrefixOfEveryPlanIsSafe(t *testing.T) {
 	})
 }
 
-// mixed returns a world in which some Services are still those of the last one, in the same memory.
+// mixed returns next with some of its Services replaced by those of last, in the same memory.
 func mixed(t *rapid.T, last, next *cs.Snapshot) *cs.Snapshot {
 	if last == nil {
 		return next
@@ -410,11 +427,11 @@ func mixed(t *rapid.T, last, next *cs.Snapshot) *cs.Snapshot {
 	return mix
 }
 
-// checkSafe reports a client of s that would meet a hole, or a backend of neither have nor want.
+// checkSafe fails if a client of s would get no backend, or one that belongs neither to have nor to want.
 func checkSafe(t *rapid.T, s, have, want State) {
 	t.Helper()
 	for a, fe := range s.Frontends {
-		allowed := append(have.table(have.Frontends[a]), want.table(want.Frontends[a])...)
+		allowed := append(have.slotTable(have.Frontends[a]), want.slotTable(want.Frontends[a])...)
 		if _, ok := s.Services[fe.Service]; !ok && fe.Service != 0 {
 			t.Fatalf("%s is of Service %d, which has no name\n%s", a, fe.Service, s.Text())
 		}
@@ -437,28 +454,28 @@ func checkSafe(t *rapid.T, s, have, want State) {
 	}
 }
 
-// checkNumbersAreFresh reports a number that a plan gives although it was in use.
+// checkNumbersAreFresh fails if p reuses a number of have.
 func checkNumbersAreFresh(t *rapid.T, have State, p Plan) {
 	t.Helper()
-	for _, w := range p.PutBackends {
-		if a, ok := have.Backends[w.ID]; ok && a.Address != w.Backend.Address || w.ID == 0 {
-			t.Fatalf("backend number %d of %s given to %s", w.ID, a.Address, w.Backend.Address)
+	for _, w := range p.Backends.Put {
+		if a, ok := have.Backends[w.Key]; ok && a.Address != w.Value.Address || w.Key == 0 {
+			t.Fatalf("backend number %d of %s given to %s", w.Key, a.Address, w.Value.Address)
 		}
 	}
-	for _, w := range p.PutFrontends {
-		if _, had := have.Frontends[w.Address]; had {
+	for _, w := range p.Frontends.Put {
+		if _, had := have.Frontends[w.Key]; had {
 			continue
 		}
 		for a, fe := range have.Frontends {
-			if fe.ID == w.Frontend.ID {
-				t.Fatalf("frontend number %d of %s given to %s", fe.ID, a, w.Address)
+			if fe.ID == w.Value.ID {
+				t.Fatalf("frontend number %d of %s given to %s", fe.ID, a, w.Key)
 			}
 		}
 	}
 }
 
-// Whatever stands in the maps, one plan puts it right.
-func TestGarbageIsMended(t *testing.T) {
+// One plan repairs any content of the maps.
+func TestGarbageIsRepaired(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		have := NewState()
 		small := rapid.Uint32Range(0, 5)
@@ -476,38 +493,38 @@ func TestGarbageIsMended(t *testing.T) {
 		have.Apply(plan)
 		want := planner.State()
 		if diff := cmp.Diff(want, have, cmpopts.EquateComparable(Address{}, netip.Prefix{})); diff != "" {
-			t.Fatalf("not mended (-want +got):\n%s", diff)
+			t.Fatalf("not repaired (-want +got):\n%s", diff)
 		}
 		checkSafe(t, have, want, want)
 
 		in, ids := inputs().Draw(t, "input"), planner.ids
-		want, _ = Build(in, have, &ids)
+		want, _ = build(in, have, &ids)
 		planner.Plan(in)
 		if diff := cmp.Diff(want, planner.State(), cmpopts.EquateComparable(Address{}, netip.Prefix{})); diff != "" {
-			t.Fatalf("the garbage is remembered (-anew +remembered):\n%s", diff)
+			t.Fatalf("the garbage is remembered (-new +planner):\n%s", diff)
 		}
 	})
 }
 
-// Numbers wrap around once in four billion; 0 and taken ones are stepped over.
+// Numbers wrap around after four billion; 0 and numbers in use are skipped.
 func TestNumbersWrap(t *testing.T) {
-	ids := &IDs{backend: ^uint32(0), frontend: ^uint32(0)}
+	ids := &idAllocator{backend: ^uint32(0), frontend: ^uint32(0)}
 	have := NewState()
 	have.Backends[1] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
-	want, _ := Build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, ids)
+	want, _ := build(snapshotOf(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, ids)
 	text := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP cluster=a\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// A new agent counts on from the highest number it finds, stray slots of a cut update included.
+// A new Planner counts on from the highest number in the maps, also in orphan slots of a half-finished update.
 func TestNumbersGoOnAfterRestart(t *testing.T) {
 	have := NewState()
 	have.Frontends[Address{netip.MustParseAddrPort("243.0.0.9:80"), cs.TCP}] = Frontend{ID: 3}
 	have.Slots[Slot{Frontend: 9}] = 7
 	have.Backends[5] = Backend{Address: Address{netip.MustParseAddrPort("10.9.9.9:1"), cs.TCP}}
-	want, _ := Build(world(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, new(IDs))
+	want, _ := build(snapshotOf(service("hello", "243.0.0.5", slice("10.1.0.1"))), have, new(idAllocator))
 	text := "FE 243.0.0.5:80/TCP id=10 service=demo/hello backends=[10.1.0.1:8080]\nBE id=8 10.1.0.1:8080/TCP cluster=a\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)

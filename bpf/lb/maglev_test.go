@@ -34,14 +34,14 @@ func TestMaglevSizes(t *testing.T) {
 	}
 }
 
-// The table is part of what all nodes, and all versions, must agree on.
-func TestMaglevIsForEver(t *testing.T) {
+// All nodes, and all versions, must make the same table.
+func TestMaglevTableNeverChanges(t *testing.T) {
 	h := uint64(0)
 	for _, i := range Maglev(addresses(7), nil, 251) {
 		h = (h ^ uint64(i)) * 1099511628211
 	}
 	if want := uint64(0xde697a32d78a27d2); h != want {
-		t.Errorf("the table of 7 backends has changed: %#x, want %#x; clients would meet other backends on other nodes", h, want)
+		t.Errorf("the table of 7 backends has changed: %#x, want %#x; clients would get other backends on other nodes", h, want)
 	}
 }
 
@@ -75,8 +75,8 @@ func TestMaglevIsEven(t *testing.T) {
 	})
 }
 
-// When one of n backends goes, its slots must change hands, and few others: the paper's figures for tables of
-// this relative size are below 10 % of them.
+// When one of n backends is removed, its slots change, and few others do: in the paper, fewer than 10 % of the others in
+// tables of this relative size.
 func TestMaglevDisruptsLittle(t *testing.T) {
 	for _, n := range []int{5, 10, 20, 80, 150} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -98,26 +98,26 @@ func TestMaglevDisruptsLittle(t *testing.T) {
 	}
 }
 
-// Nodes that heard of backends in another order, over another history, have the same table.
+// Nodes that learned of the backends in another order, over another history, make the same table.
 func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
-	build := func(have State, ids *IDs, addrs ...string) State {
+	build := func(have State, ids *idAllocator, addrs ...string) State {
 		svc := service("hello", "243.0.0.5", slice(addrs...))
 		svc.Annotations = map[string]string{AnnotationBalancer: "maglev"}
-		s, problems := Build(world(svc), have, ids)
+		s, problems := build(snapshotOf(svc), have, ids)
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}
 		return s
 	}
-	one := build(NewState(), new(IDs), "10.1.0.1", "10.1.0.2", "10.1.0.3")
-	ids := new(IDs)
+	one := build(NewState(), new(idAllocator), "10.1.0.1", "10.1.0.2", "10.1.0.3")
+	ids := new(idAllocator)
 	other := build(NewState(), ids, "10.1.0.9", "10.1.0.3")
 	other = build(other, ids, "10.1.0.3", "10.1.0.2", "10.1.0.1")
 	a := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
 	if !one.Frontends[a].Maglev || one.Frontends[a].Count != 101 {
 		t.Errorf("frontend %+v, want a Maglev table of 101 slots", one.Frontends[a])
 	}
-	if !slices.Equal(one.table(one.Frontends[a]), other.table(other.Frontends[a])) {
+	if !slices.Equal(one.slotTable(one.Frontends[a]), other.slotTable(other.Frontends[a])) {
 		t.Error("two nodes have two tables")
 	}
 }

@@ -11,8 +11,8 @@ import (
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Services that did not change are affected all the same: by others, and by what the node is told.
-func TestPlannerLooksAgainWhereItMust(t *testing.T) {
+// Other Services and the node's own place can affect an unchanged Service.
+func TestPlannerRebuildsAffectedServices(t *testing.T) {
 	first, second := service("a", "", slice("10.1.0.1")), service("b", "243.0.0.5", slice("10.1.0.2"))
 	claims := service("a", "243.0.0.5", slice("10.1.0.1"))
 	far := slice("10.1.0.2")
@@ -22,58 +22,58 @@ func TestPlannerLooksAgainWhereItMust(t *testing.T) {
 	far.Endpoints[0].Zone = cs.Share("z")
 	spread := service("a", "243.0.0.5", near, far)
 	spread.TrafficDistribution = "PreferClose"
-	both := world(spread)
+	both := snapshotOf(spread)
 	elsewhere, spans, drained := both, both, both
 	elsewhere.Node = Node{Cluster: "a", Zone: "z"}
 	spans.Node, spans.ZonesSpanClusters = elsewhere.Node, true
 	drained.Drained = map[cs.ClusterID]bool{"a": true}
 
 	tests := map[string]struct {
-		worlds []Input
-		want   []string // who serves 243.0.0.5:80, world by world
+		inputs []Input
+		want   []string // the backends of 243.0.0.5:80, input by input
 	}{
-		"an earlier Service claims the VIP, and gives it back": {
-			worlds: []Input{world(first, second), world(claims, second), world(first, second)},
+		"an earlier Service claims the VIP, and releases it": {
+			inputs: []Input{snapshotOf(first, second), snapshotOf(claims, second), snapshotOf(first, second)},
 			want:   []string{"10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.2:8080"},
 		},
-		"the owner goes": {
-			worlds: []Input{world(claims, second), world(second)},
+		"the owner is removed": {
+			inputs: []Input{snapshotOf(claims, second), snapshotOf(second)},
 			want:   []string{"10.1.0.1:8080", "10.1.0.2:8080"},
 		},
 		"the owner becomes headless": {
-			worlds: []Input{world(claims, second), world(headless(claims), second), world(claims, second)},
+			inputs: []Input{snapshotOf(claims, second), snapshotOf(headless(claims), second), snapshotOf(claims, second)},
 			want:   []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.1:8080"},
 		},
-		"the first of one name counts": {
-			worlds: []Input{world(second, claims, second), world(claims, claims, second), world(second, second), world(second)},
+		"the first Service of a name counts": {
+			inputs: []Input{snapshotOf(second, claims, second), snapshotOf(claims, claims, second), snapshotOf(second, second), snapshotOf(second)},
 			want:   []string{"10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.2:8080"},
 		},
-		"the node learns where it is": {
-			worlds: []Input{both, elsewhere, spans, both},
+		"the node learns its cluster and zone": {
+			inputs: []Input{both, elsewhere, spans, both},
 			want:   []string{"10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080", "10.1.0.1:8080 10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
 		},
-		"a member is drained and taken back": {
-			worlds: []Input{both, drained, both},
+		"a member is drained and restored": {
+			inputs: []Input{both, drained, both},
 			want:   []string{"10.1.0.1:8080 10.1.0.2:8080", "10.1.0.2:8080", "10.1.0.1:8080 10.1.0.2:8080"},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			planner, have := NewPlanner(NewState()), NewState()
-			for i, in := range test.worlds {
+			for i, in := range test.inputs {
 				plan, _ := planner.Plan(in)
 				have.Apply(plan)
 				fe := have.Frontends[Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}]
-				var serve []string
-				for _, a := range have.table(fe) {
-					serve = append(serve, a.AddrPort.String())
+				var serving []string
+				for _, a := range have.slotTable(fe) {
+					serving = append(serving, a.AddrPort.String())
 				}
-				slices.Sort(serve)
-				if diff := cmp.Diff(test.want[i], join(serve)); diff != "" {
-					t.Errorf("world %d (-want +got):\n%s", i, diff)
+				slices.Sort(serving)
+				if diff := cmp.Diff(test.want[i], join(serving)); diff != "" {
+					t.Errorf("input %d (-want +got):\n%s", i, diff)
 				}
 				if diff := cmp.Diff(planner.State(), have, entries); diff != "" {
-					t.Errorf("world %d: the maps are not as the planner thinks:\n%s", i, diff)
+					t.Errorf("input %d: the maps differ from the planner's state (-planner +maps):\n%s", i, diff)
 				}
 			}
 		})
@@ -98,34 +98,34 @@ func join(words []string) string {
 	return text
 }
 
-// What a cut update, or a foreign hand, leaves behind in particular ways.
-func TestPlannerMends(t *testing.T) {
-	in := world(service("hello", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
-	whole, _ := Build(in, NewState(), new(IDs))
+// A half-finished update, or another writer, may leave any of these.
+func TestPlannerRepairs(t *testing.T) {
+	in := snapshotOf(service("hello", "243.0.0.5", slice("10.1.0.1", "10.1.0.2")))
+	whole, _ := build(in, NewState(), new(idAllocator))
 	fe := Address{netip.MustParseAddrPort("243.0.0.5:80"), cs.TCP}
 	tests := map[string]func(*State){
-		"slots were written and the frontend was not": func(s *State) { s.Frontends[fe] = Frontend{ID: 1, Service: 1} },
-		"and with other backends": func(s *State) {
+		"slots were written, the frontend was not": func(s *State) { s.Frontends[fe] = Frontend{ID: 1, Service: 1} },
+		"slots were written with other backends, the frontend was not": func(s *State) {
 			s.Frontends[fe] = Frontend{ID: 1, Service: 1}
 			s.Slots[Slot{1, 0}], s.Slots[Slot{1, 1}] = s.Slots[Slot{1, 1}], s.Slots[Slot{1, 0}]
 		},
 		"slots beyond the count": func(s *State) { s.Slots[Slot{1, 2}], s.Slots[Slot{1, 900}] = 1, 2 },
-		"a number twice": func(s *State) {
+		"two frontends of one number": func(s *State) {
 			s.Frontends[Address{netip.MustParseAddrPort("1.2.3.4:80"), cs.TCP}] = s.Frontends[fe] // comes first
 		},
-		"a member twice": func(s *State) { s.Clusters[9] = "a" },
-		"a member twice, and in use": func(s *State) {
+		"two indices of one member": func(s *State) { s.Clusters[9] = "a" },
+		"two indices of one member, both in use": func(s *State) {
 			s.Clusters[9] = "a"
 			be := s.Backends[2]
 			be.Cluster = 9
 			s.Backends[2] = be
 		},
-		"a Service twice":          func(s *State) { s.Services[9] = s.Services[1] },
-		"a backend twice":          func(s *State) { s.Backends[9] = s.Backends[1]; s.Slots[Slot{1, 0}] = 9 },
-		"a backend that is gone":   func(s *State) { delete(s.Backends, 2) },
-		"a slot that is gone":      func(s *State) { delete(s.Slots, Slot{1, 1}) },
-		"number nothing":           func(s *State) { s.Services[0], s.Clusters[0], s.Backends[0] = s.Services[1], "b", s.Backends[1] },
-		"a range nobody asked for": func(s *State) { s.Ranges[netip.MustParsePrefix("10.0.0.0/8")] = true },
+		"two numbers of one Service": func(s *State) { s.Services[9] = s.Services[1] },
+		"two numbers of one backend": func(s *State) { s.Backends[9] = s.Backends[1]; s.Slots[Slot{1, 0}] = 9 },
+		"a missing backend":          func(s *State) { delete(s.Backends, 2) },
+		"a missing slot":             func(s *State) { delete(s.Slots, Slot{1, 1}) },
+		"entries of number 0":        func(s *State) { s.Services[0], s.Clusters[0], s.Backends[0] = s.Services[1], "b", s.Backends[1] },
+		"an unknown range":           func(s *State) { s.Ranges[netip.MustParsePrefix("10.0.0.0/8")] = true },
 	}
 	for name, spoil := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -136,18 +136,18 @@ func TestPlannerMends(t *testing.T) {
 				plan, _ := planner.Plan(in)
 				have.Apply(plan)
 				if diff := cmp.Diff(planner.State(), have, entries); diff != "" {
-					t.Fatalf("plan %d: the maps are not as the planner thinks:\n%s", i, diff)
+					t.Fatalf("plan %d: the maps differ from the planner's state (-planner +maps):\n%s", i, diff)
 				}
 				if diff := cmp.Diff(numberless(whole), numberless(have)); diff != "" {
 					t.Fatalf("plan %d (-want +got):\n%s", i, diff)
 				}
-				in.ZonesSpanClusters = !in.ZonesSpanClusters // look at everything again
+				in.ZonesSpanClusters = !in.ZonesSpanClusters // makes the Planner rebuild every Service
 			}
 		})
 	}
 }
 
-// numberless is the text of a state that is in order, but for numbers.
+// numberless is the text of a consistent state without its numbers.
 func numberless(s State) []string {
 	var lines []string
 	for a, fe := range s.Frontends {
@@ -172,8 +172,8 @@ func numberless(s State) []string {
 	return lines
 }
 
-// A client with session affinity must forget a backend that left its Service, if that goes on to serve another one.
-func TestPartings(t *testing.T) {
+// A client with session affinity must leave a backend that was removed from its Service and still serves another one.
+func TestStaleAffinities(t *testing.T) {
 	sticky := service("a", "243.0.0.5", slice("10.1.0.1"), slice("10.1.0.2"))
 	sticky.SessionAffinity = cs.SessionAffinity{ClientIP: true}
 	less, loose := sticky, sticky
@@ -186,36 +186,36 @@ func TestPartings(t *testing.T) {
 		from, to Input
 		want     []string // frontend and backend
 	}{
-		"it serves another one":           {world(sticky, other), world(less, other), []string{"243.0.0.5 10.1.0.1"}},
-		"it begins to":                    {world(sticky), world(less, other), []string{"243.0.0.5 10.1.0.1"}},
-		"it is gone":                      {world(sticky), world(less), nil},
-		"it comes":                        {world(less, other), world(sticky, other), nil},
-		"the other one goes":              {world(sticky, other), world(sticky), nil},
-		"clients are not remembered":      {world(loose, other), world(looseLess, other), nil},
-		"clients are remembered from now": {world(loose, other), world(sticky, other), nil},
+		"the backend serves another Service":          {snapshotOf(sticky, other), snapshotOf(less, other), []string{"243.0.0.5 10.1.0.1"}},
+		"the backend begins to serve another Service": {snapshotOf(sticky), snapshotOf(less, other), []string{"243.0.0.5 10.1.0.1"}},
+		"the backend is deleted":                      {snapshotOf(sticky), snapshotOf(less), nil},
+		"the backend is added":                        {snapshotOf(less, other), snapshotOf(sticky, other), nil},
+		"the other Service is removed":                {snapshotOf(sticky, other), snapshotOf(sticky), nil},
+		"no session affinity":                         {snapshotOf(loose, other), snapshotOf(looseLess, other), nil},
+		"session affinity begins":                     {snapshotOf(loose, other), snapshotOf(sticky, other), nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			planner, have := NewPlanner(NewState()), NewState()
 			plan, _ := planner.Plan(test.from)
-			if len(plan.Partings) > 0 {
-				t.Errorf("at first: %v", plan.Partings)
+			if len(plan.StaleAffinities) > 0 {
+				t.Errorf("at first: %v", plan.StaleAffinities)
 			}
 			have.Apply(plan)
-			for _, p := range []*Planner{planner, NewPlanner(have)} { // one that was there, one that begins
+			for _, p := range []*Planner{planner, NewPlanner(have)} { // the same Planner, and a new one
 				plan, _ := p.Plan(test.to)
 				after := have.Clone()
 				after.Apply(plan)
 				var got []string
-				for _, part := range plan.Partings {
+				for _, stale := range plan.StaleAffinities {
 					for a, fe := range after.Frontends {
-						if fe.ID == part.Frontend {
-							got = append(got, a.AddrPort.Addr().String()+" "+after.Backends[part.Backend].AddrPort.Addr().String())
+						if fe.ID == stale.Frontend {
+							got = append(got, a.AddrPort.Addr().String()+" "+after.Backends[stale.Backend].AddrPort.Addr().String())
 						}
 					}
 				}
 				if diff := cmp.Diff(test.want, got); diff != "" {
-					t.Errorf("partings (-want +got):\n%s", diff)
+					t.Errorf("stale affinities (-want +got):\n%s", diff)
 				}
 			}
 		})

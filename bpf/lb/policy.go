@@ -3,7 +3,9 @@ package lb
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,29 +14,43 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// What a Service's owner may ask for with annotations of its ServiceImport, which come from the
+// The annotations of a ServiceImport by which the owner of a Service sets its traffic policy. They come from the
 // exportedAnnotations of its ServiceExports.
 const (
-	// AnnotationPrefer lists tiers in the order of preference, such as "node,zone,cluster,remote" or a part
-	// of it. The first one with a ready endpoint serves; endpoints in none of them serve when there is none.
+	// AnnotationPrefer lists tiers in the order of preference, such as "node,zone,cluster,remote" or some of these.
+	// The first tier with a ready endpoint serves; endpoints in none of them serve when no tier has a ready one.
 	// It takes the place of trafficDistribution.
 	AnnotationPrefer = "isthmus.dev/prefer"
-	// AnnotationClusterWeights says which share of the clients each source cluster has, such as "a=3,b=1",
-	// however many endpoints it has. A cluster not listed weighs 1; one of weight 0 serves only when nobody
-	// else is ready.
+	// AnnotationClusterWeights gives each source cluster its share of the clients, such as "a=3,b=1", however many
+	// endpoints the cluster has. A cluster that is not listed weighs 1; a cluster of weight 0 serves only when no
+	// other has a ready endpoint.
 	AnnotationClusterWeights = "isthmus.dev/cluster-weights"
-	// AnnotationBalancer is "random", the default, or "maglev": the same client gets the same backend on
-	// every node, and most keep theirs when backends come and go.
+	// AnnotationBalancer is "random", the default, or "maglev": a client gets the same backend on every node, and most
+	// clients keep theirs when backends come and go.
 	AnnotationBalancer = "isthmus.dev/balancer"
 )
+
+// annotation is one policy annotation.
+type annotation struct {
+	key   string
+	parse func(p *policy, value string) error // leaves p unchanged when it fails
+	hint  string                              // for the owner whose annotation cannot be parsed
+}
+
+// annotations lists every policy annotation. A new one is a field of policy, a parser here, and the code that follows it.
+var annotations = []annotation{
+	{AnnotationPrefer, (*policy).parsePrefer, "list some of node, zone, cluster and remote, each once, such as node,zone,cluster,remote"},
+	{AnnotationClusterWeights, (*policy).parseWeights, fmt.Sprintf("list cluster=weight with weights of 0 to %d, such as a=3,b=1", maxWeight)},
+	{AnnotationBalancer, (*policy).parseBalancer, "use maglev or random"},
+}
 
 // maxWeight bounds a cluster's weight, and with it the table.
 const maxWeight = 1000
 
-// tier is a class of endpoints by their distance from the node.
+// tier classifies endpoints by their distance from the node.
 type tier uint8
 
-// The tiers, by the words of AnnotationPrefer.
+// The tiers, under their names in AnnotationPrefer.
 const (
 	tierNode    tier = iota // the same cluster and node
 	tierZone                // the same zone
@@ -44,7 +60,7 @@ const (
 
 var tierNames = []string{tierNode: "node", tierZone: "zone", tierCluster: "cluster", tierRemote: "remote"}
 
-// policy is how a Service wants its clients spread.
+// policy is the traffic policy of a Service.
 type policy struct {
 	local    bool   // only endpoints on the client's own node
 	prefer   []tier // first choice first
@@ -54,89 +70,112 @@ type policy struct {
 }
 
 // trafficDistributions are the tiers behind each value of the field (KEP-3015: "the same zone, else any"; "the
-// same node, else the same zone, else any"). Of any, the own cluster is nearer than the others.
+// same node, else the same zone, else any"). Among "any", the node's own cluster comes before the others.
 var trafficDistributions = map[string][]tier{
 	"PreferClose":    {tierZone, tierCluster, tierRemote},
 	"PreferSameZone": {tierZone, tierCluster, tierRemote},
 	"PreferSameNode": {tierNode, tierZone, tierCluster, tierRemote},
 }
 
-// policyOf reads what svc asks for. A wish that cannot be read is as if it was not there, and is part of the
-// error, which joins all of them.
-func policyOf(svc *clusterset.Service) (policy, []error) {
-	p := policy{local: svc.InternalTrafficPolicy == "Local", prefer: trafficDistributions[svc.TrafficDistribution]}
-	if svc.SessionAffinity.ClientIP {
-		p.affinity = uint32(min(svc.SessionAffinity.Timeout/time.Second, math.MaxUint32))
+// policyFields are the fields of a Service that its policy follows from, beside its annotations.
+type policyFields struct {
+	SessionAffinity       clusterset.SessionAffinity
+	InternalTrafficPolicy string
+	TrafficDistribution   string
+}
+
+func policyFieldsOf(svc *clusterset.Service) policyFields {
+	return policyFields{svc.SessionAffinity, svc.InternalTrafficPolicy, svc.TrafficDistribution}
+}
+
+// samePolicy reports whether a and b have the same policy and the same faults. It compares what policyOf makes of them,
+// whichever annotations that reads.
+func samePolicy(a, b *clusterset.Service) bool {
+	if policyFieldsOf(a) == policyFieldsOf(b) && maps.Equal(a.Annotations, b.Annotations) {
+		return true // equal input: nearly every Service of nearly every Snapshot
+	}
+	have, haveFaults := policyOf(policyFieldsOf(a), a.Annotations)
+	want, wantFaults := policyOf(policyFieldsOf(b), b.Annotations)
+	return reflect.DeepEqual(have, want) &&
+		slices.EqualFunc(haveFaults, wantFaults, func(e, f error) bool { return e.Error() == f.Error() })
+}
+
+// policyOf returns the policy of a Service, and an error for each annotation that cannot be parsed; the policy ignores
+// those.
+func policyOf(f policyFields, set map[string]string) (policy, []error) {
+	p := policy{local: f.InternalTrafficPolicy == "Local", prefer: trafficDistributions[f.TrafficDistribution]}
+	if f.SessionAffinity.ClientIP {
+		p.affinity = uint32(min(f.SessionAffinity.Timeout/time.Second, math.MaxUint32))
 		if p.affinity == 0 {
 			p.affinity = 3 * 60 * 60 // the API's default
 		}
 	}
 	var faults []error
-	if text, ok := svc.Annotations[AnnotationPrefer]; ok {
-		if tiers, err := parsePrefer(text); err != nil {
-			faults = append(faults, fmt.Errorf("annotation %s=%q: %w; list some of node, zone, cluster and remote, each once, such as node,zone,cluster,remote",
-				AnnotationPrefer, text, err))
-		} else {
-			p.prefer = tiers
+	for _, a := range annotations {
+		value, ok := set[a.key]
+		if !ok {
+			continue
 		}
-	}
-	if text, ok := svc.Annotations[AnnotationClusterWeights]; ok {
-		if weights, err := parseWeights(text); err != nil {
-			faults = append(faults, fmt.Errorf("annotation %s=%q: %w; list cluster=weight with weights of 0 to %d, such as a=3,b=1",
-				AnnotationClusterWeights, text, err, maxWeight))
-		} else {
-			p.weights = weights
+		if err := a.parse(&p, value); err != nil {
+			faults = append(faults, fmt.Errorf("annotation %s=%q: %w; %s", a.key, value, err, a.hint))
 		}
-	}
-	switch text, ok := svc.Annotations[AnnotationBalancer]; {
-	case !ok || text == "random":
-	case text == "maglev":
-		p.maglev = true
-	default:
-		faults = append(faults, fmt.Errorf("annotation %s=%q is unknown; use maglev or random", AnnotationBalancer, text))
 	}
 	return p, faults
 }
 
-func parsePrefer(text string) ([]tier, error) {
+func (p *policy) parsePrefer(value string) error {
 	var tiers []tier
-	for word := range strings.SplitSeq(text, ",") {
+	for word := range strings.SplitSeq(value, ",") {
 		i := slices.Index(tierNames, strings.TrimSpace(word))
 		if i < 0 {
-			return nil, fmt.Errorf("%q is no tier", strings.TrimSpace(word))
+			return fmt.Errorf("%q is not a tier", strings.TrimSpace(word))
 		}
 		if slices.Contains(tiers, tier(i)) {
-			return nil, fmt.Errorf("%s is there twice", tierNames[i])
+			return fmt.Errorf("%s occurs twice", tierNames[i])
 		}
 		tiers = append(tiers, tier(i))
 	}
-	return tiers, nil
+	p.prefer = tiers
+	return nil
 }
 
-func parseWeights(text string) (map[clusterset.ClusterID]uint32, error) {
+func (p *policy) parseWeights(value string) error {
 	weights := map[clusterset.ClusterID]uint32{}
-	for pair := range strings.SplitSeq(text, ",") {
+	for pair := range strings.SplitSeq(value, ",") {
 		name, number, ok := strings.Cut(strings.TrimSpace(pair), "=")
 		if !ok {
-			return nil, fmt.Errorf("%q has no weight", strings.TrimSpace(pair))
+			return fmt.Errorf("%q has no weight", strings.TrimSpace(pair))
 		}
 		id := clusterset.ClusterID(strings.TrimSpace(name))
 		if err := id.Validate(); err != nil {
-			return nil, err
+			return err
 		}
 		if _, ok := weights[id]; ok {
-			return nil, fmt.Errorf("%s is there twice", id)
+			return fmt.Errorf("%s occurs twice", id)
 		}
 		n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 32)
 		if err != nil || n > maxWeight {
-			return nil, errors.New("the weight of " + string(id) + " is not a number that can be used")
+			return fmt.Errorf("the weight of %s is not a valid number", id)
 		}
 		weights[id] = uint32(n)
 	}
-	return weights, nil
+	p.weights = weights
+	return nil
 }
 
-// weight returns what the share of a cluster is measured by.
+func (p *policy) parseBalancer(value string) error {
+	switch value {
+	case "random":
+		p.maglev = false
+	case "maglev":
+		p.maglev = true
+	default:
+		return errors.New("the balancer is unknown")
+	}
+	return nil
+}
+
+// weight returns the weight of a cluster.
 func (p *policy) weight(c clusterset.ClusterID) uint32 {
 	if w, ok := p.weights[c]; ok {
 		return w
@@ -144,17 +183,17 @@ func (p *policy) weight(c clusterset.ClusterID) uint32 {
 	return 1
 }
 
-// rankDrained and what is above it does not serve: a client that is refused at once is better off than one that
-// waits for packets that die.
+// rankDrained is the lowest rank that gets no clients. A client that is refused at once is better off than one whose
+// packets get no answer.
 const rankDrained uint8 = 8 << 2
 
-// rank orders the endpoints of a Service by who is to serve, lowest first: those of equal rank share the
-// clients. A terminating endpoint comes after all ready ones (as kube-proxy has it), and a cluster of weight 0 after
-// those with a weight. Those of a member whose packets die are of rankDrained or above.
+// rank orders the endpoints of a Service, lowest first: the endpoints of the lowest rank share the clients. A
+// terminating endpoint ranks after all ready ones (as in kube-proxy), and a cluster of weight 0 after those with a
+// weight. The endpoints of a drained member have rankDrained or more.
 func (p *policy) rank(in *Input, c clusterset.ClusterID, e *clusterset.Endpoint) uint8 {
 	r := uint8(len(p.prefer))
 	for i, t := range p.prefer {
-		if in.Node.near(t, in.ZonesSpanClusters, c, e) {
+		if in.Node.inTier(t, in.ZonesSpanClusters, c, e) {
 			r = uint8(i)
 			break
 		}
@@ -170,9 +209,9 @@ func (p *policy) rank(in *Input, c clusterset.ClusterID, e *clusterset.Endpoint)
 	return r
 }
 
-// near reports whether an endpoint of cluster c belongs to tier t, seen from n. Two clusters may well have
-// nodes, and zones, of the same name.
-func (n Node) near(t tier, zonesSpan bool, c clusterset.ClusterID, e *clusterset.Endpoint) bool {
+// inTier reports whether an endpoint of cluster c belongs to tier t from the view of n. Nodes and zones of two clusters
+// may have the same name.
+func (n Node) inTier(t tier, zonesSpan bool, c clusterset.ClusterID, e *clusterset.Endpoint) bool {
 	own := n.Cluster != "" && c == n.Cluster
 	switch t {
 	case tierNode:

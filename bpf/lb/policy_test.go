@@ -15,8 +15,7 @@ import (
 	cs "github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// pod is one line about an endpoint: "cluster/node/zone", with "~" in front when it terminates, "!" when it
-// does not even serve.
+// pod parses an endpoint: "cluster/node/zone", after "~" when it terminates, after "!" when it does not serve.
 func pod(t *testing.T, n int, text string) (cs.ClusterID, cs.Endpoint) {
 	t.Helper()
 	e := cs.Endpoint{Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(n)})}, Ready: true, Serving: true}
@@ -31,12 +30,12 @@ func pod(t *testing.T, n int, text string) (cs.ClusterID, cs.Endpoint) {
 	return cs.ClusterID(f[0]), e
 }
 
-// Who serves: pods are numbered from 1, their addresses end in that number.
-func TestWhoServes(t *testing.T) {
-	here := Node{Cluster: "a", Name: "n1", Zone: "z1"}
+// Pods are numbered from 1; their addresses end in that number.
+func TestServingEndpoints(t *testing.T) {
+	node := Node{Cluster: "a", Name: "n1", Zone: "z1"}
 	everywhere := []string{"a/n1/z1", "a/n2/z1", "a/n3/z2", "b/n1/z1", "b/n9/z9"}
 	tests := map[string]struct {
-		node         *Node // here, unless said otherwise
+		node         *Node // the default is a/n1/z1
 		spans        bool
 		drained      []cs.ClusterID
 		distribution string
@@ -47,50 +46,50 @@ func TestWhoServes(t *testing.T) {
 		drain        string // and of those without
 		problems     int
 	}{
-		"all alike": {pods: everywhere, serve: "1 2 3 4 5"},
-		"who terminates gets nobody while others are ready": {pods: []string{"a/n1/z1", "~a/n2/z1"}, serve: "1", drain: "2"},
-		"who terminates serves when nobody is ready":        {pods: []string{"~a/n1/z1", "~b/n1/z1", "!a/n2/z1"}, serve: "1 2"},
-		"who does not serve is gone":                        {pods: []string{"!a/n1/z1", "!~a/n2/z1"}},
+		"no policy": {pods: everywhere, serve: "1 2 3 4 5"},
+		"a terminating endpoint drains while others are ready": {pods: []string{"a/n1/z1", "~a/n2/z1"}, serve: "1", drain: "2"},
+		"a terminating endpoint serves when none is ready":     {pods: []string{"~a/n1/z1", "~b/n1/z1", "!a/n2/z1"}, serve: "1 2"},
+		"an endpoint that does not serve is left out":          {pods: []string{"!a/n1/z1", "!~a/n2/z1"}},
 
 		"the same node": {distribution: "PreferSameNode", pods: everywhere, serve: "1", drain: "2 3 4 5"},
 		"the same node of the same cluster": {
 			distribution: "PreferSameNode", pods: []string{"b/n1/z1", "a/n2/z2"}, serve: "2", drain: "1",
 		},
-		"no pod on the node: the zone":        {distribution: "PreferSameNode", pods: everywhere[1:], serve: "1", drain: "2 3 4"},
-		"the same zone":                       {distribution: "PreferSameZone", pods: everywhere, serve: "1 2", drain: "3 4 5"},
-		"close is the same zone":              {distribution: "PreferClose", pods: everywhere, serve: "1 2", drain: "3 4 5"},
-		"zones of two clusters are two zones": {distribution: "PreferClose", pods: everywhere[2:], serve: "1", drain: "2 3"},
-		"unless they are said to be one":      {distribution: "PreferClose", spans: true, pods: everywhere, serve: "1 2 4", drain: "3 5"},
-		"nobody in the cluster: the others":   {distribution: "PreferClose", pods: everywhere[3:], serve: "1 2"},
-		"a tier with nobody ready spills over": {
+		"no pod on the node, so the zone":                      {distribution: "PreferSameNode", pods: everywhere[1:], serve: "1", drain: "2 3 4"},
+		"the same zone":                                        {distribution: "PreferSameZone", pods: everywhere, serve: "1 2", drain: "3 4 5"},
+		"close is the same zone":                               {distribution: "PreferClose", pods: everywhere, serve: "1 2", drain: "3 4 5"},
+		"zones of two clusters differ":                         {distribution: "PreferClose", pods: everywhere[2:], serve: "1", drain: "2 3"},
+		"zones of two clusters are one if zones span clusters": {distribution: "PreferClose", spans: true, pods: everywhere, serve: "1 2 4", drain: "3 5"},
+		"no pod in the cluster, so the others":                 {distribution: "PreferClose", pods: everywhere[3:], serve: "1 2"},
+		"a tier without ready pods spills over": {
 			distribution: "PreferSameNode", pods: []string{"~a/n1/z1", "a/n2/z2", "b/n1/z1"}, serve: "2", drain: "1 3",
 		},
-		"who terminates is nearest, and last": {distribution: "PreferSameNode", pods: []string{"~a/n1/z1", "~b/n1/z1"}, serve: "1", drain: "2"},
-		"an unknown place has no neighbours":  {node: &Node{}, distribution: "PreferSameNode", pods: everywhere, serve: "1 2 3 4 5"},
-		"an endpoint without a zone is in none": {
+		"the nearest pod terminates, and no other is ready": {distribution: "PreferSameNode", pods: []string{"~a/n1/z1", "~b/n1/z1"}, serve: "1", drain: "2"},
+		"no endpoint is near an unknown node":               {node: &Node{}, distribution: "PreferSameNode", pods: everywhere, serve: "1 2 3 4 5"},
+		"an endpoint without a zone is in no zone": {
 			node: &Node{Cluster: "a"}, distribution: "PreferClose", pods: []string{"a/n1/", "b//"}, serve: "1", drain: "2",
 		},
-		"a distribution from the future": {distribution: "PreferMoon", pods: everywhere, serve: "1 2 3 4 5"},
+		"an unknown distribution": {distribution: "PreferMoon", pods: everywhere, serve: "1 2 3 4 5"},
 
-		"local is the node":               {policy: "Local", pods: everywhere, serve: "1"},
-		"local, and nobody there refuses": {policy: "Local", pods: everywhere[1:]},
-		"local, and who is there terminates": {
+		"local is the same node":                  {policy: "Local", pods: everywhere, serve: "1"},
+		"local without a pod on the node refuses": {policy: "Local", pods: everywhere[1:]},
+		"local with only a terminating pod": {
 			policy: "Local", pods: []string{"~a/n1/z1", "a/n2/z1"}, serve: "1",
 		},
 
-		"own tiers": {
+		"annotated tiers": {
 			annotations: map[string]string{AnnotationPrefer: "cluster, node"}, distribution: "PreferSameNode", pods: everywhere, serve: "1 2 3", drain: "4 5",
 		},
-		"others first": {annotations: map[string]string{AnnotationPrefer: "remote"}, pods: everywhere, serve: "4 5", drain: "1 2 3"},
-		"in no tier, and nobody else": {
+		"remote first": {annotations: map[string]string{AnnotationPrefer: "remote"}, pods: everywhere, serve: "4 5", drain: "1 2 3"},
+		"all endpoints are in no tier": {
 			annotations: map[string]string{AnnotationPrefer: "node,zone"}, pods: everywhere[2:], serve: "1 2 3",
 		},
-		"tiers that cannot be read": {
+		"invalid tiers": {
 			annotations: map[string]string{AnnotationPrefer: "node,moon"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1,
 		},
 		"a tier twice": {annotations: map[string]string{AnnotationPrefer: "node,node"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
 
-		"weights are of clusters, not of pods": {
+		"weights belong to clusters, not to pods": {
 			annotations: map[string]string{AnnotationClusterWeights: "a=3,b=1"}, pods: everywhere, serve: "1*2 2*2 3*2 4 5",
 		},
 		"a cluster without a weight weighs 1": {
@@ -99,27 +98,27 @@ func TestWhoServes(t *testing.T) {
 		"weights are reduced": {
 			annotations: map[string]string{AnnotationClusterWeights: "a=300,b=100"}, pods: []string{"a/n/z", "b/n/z"}, serve: "1*3 2",
 		},
-		"weight 0 is for when nobody else is ready": {
+		"weight 0 drains while others are ready": {
 			annotations: map[string]string{AnnotationClusterWeights: "a=0"}, pods: []string{"a/n1/z1", "b/n1/z1"}, serve: "2", drain: "1",
 		},
-		"and then it serves": {
+		"weight 0 serves when no other is ready": {
 			annotations: map[string]string{AnnotationClusterWeights: "a=0,c=0"}, pods: []string{"a/n1/z1", "~b/n1/z1", "c/n/z"}, serve: "1 3", drain: "2",
 		},
 		"weights within a tier": {
 			annotations: map[string]string{AnnotationClusterWeights: "b=3", AnnotationPrefer: "remote,cluster"},
 			pods:        []string{"a/n/z", "b/n/z", "c/n/z"}, serve: "2*3 3", drain: "1",
 		},
-		"weights that cannot be read": {
+		"invalid weights": {
 			annotations: map[string]string{AnnotationClusterWeights: "a=many"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1,
 		},
-		"a weight that is too large": {annotations: map[string]string{AnnotationClusterWeights: "a=1001"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
-		"a cluster twice":            {annotations: map[string]string{AnnotationClusterWeights: "a=1,a=2"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
-		"no cluster id":              {annotations: map[string]string{AnnotationClusterWeights: "A=1"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
-		"a balancer nobody knows":    {annotations: map[string]string{AnnotationBalancer: "fair"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"too large a weight": {annotations: map[string]string{AnnotationClusterWeights: "a=1001"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"a cluster twice":    {annotations: map[string]string{AnnotationClusterWeights: "a=1,a=2"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"invalid cluster id": {annotations: map[string]string{AnnotationClusterWeights: "A=1"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
+		"unknown balancer":   {annotations: map[string]string{AnnotationBalancer: "fair"}, pods: everywhere, serve: "1 2 3 4 5", problems: 1},
 
-		"a member whose packets die":   {drained: []cs.ClusterID{"b"}, pods: everywhere, serve: "1 2 3", drain: "4 5"},
-		"and who terminates elsewhere": {drained: []cs.ClusterID{"b"}, pods: []string{"~a/n/z", "b/n/z"}, serve: "1", drain: "2"},
-		"when nobody else is left":     {drained: []cs.ClusterID{"b"}, pods: everywhere[3:], drain: "1 2"},
+		"a drained member": {drained: []cs.ClusterID{"b"}, pods: everywhere, serve: "1 2 3", drain: "4 5"},
+		"a drained member and a terminating endpoint": {drained: []cs.ClusterID{"b"}, pods: []string{"~a/n/z", "b/n/z"}, serve: "1", drain: "2"},
+		"only a drained member":                       {drained: []cs.ClusterID{"b"}, pods: everywhere[3:], drain: "1 2"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -131,15 +130,15 @@ func TestWhoServes(t *testing.T) {
 				s.Cluster, s.Endpoints = c, []cs.Endpoint{e}
 				svc.Slices = append(svc.Slices, s)
 			}
-			in := world(svc)
-			in.Node, in.ZonesSpanClusters, in.Drained = here, test.spans, map[cs.ClusterID]bool{}
+			in := snapshotOf(svc)
+			in.Node, in.ZonesSpanClusters, in.Drained = node, test.spans, map[cs.ClusterID]bool{}
 			if test.node != nil {
 				in.Node = *test.node
 			}
 			for _, c := range test.drained {
 				in.Drained[c] = true
 			}
-			got, problems := Build(in, NewState(), new(IDs))
+			got, problems := build(in, NewState(), new(idAllocator))
 			if len(problems) != test.problems {
 				t.Errorf("problems %v, want %d", problems, test.problems)
 			}
@@ -158,18 +157,18 @@ func TestWhoServes(t *testing.T) {
 			slices.Sort(drain)
 			for _, fe := range got.Frontends {
 				if diff := cmp.Diff(test.serve, short.Replace(strings.Join(got.shares(fe), " "))); diff != "" {
-					t.Errorf("who serves (-want +got):\n%s", diff)
+					t.Errorf("serving endpoints (-want +got):\n%s", diff)
 				}
 			}
 			if diff := cmp.Diff(test.drain, strings.Join(drain, " ")); diff != "" {
-				t.Errorf("who drains (-want +got):\n%s", diff)
+				t.Errorf("draining endpoints (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// A pod on its way from one slice to another is in both, and once it is ready in one it serves.
-func TestTheBetterWordCounts(t *testing.T) {
+// A pod that moves from one slice to another is in both for a while. It serves if it is ready in one of them.
+func TestEndpointInTwoSlicesIsReadyOnce(t *testing.T) {
 	for _, readyFirst := range []bool{true, false} {
 		svc := service("hello", "243.0.0.5", slice("10.1.0.1"), slice("10.1.0.1"))
 		worse := 0
@@ -177,7 +176,7 @@ func TestTheBetterWordCounts(t *testing.T) {
 			worse = 1
 		}
 		svc.Slices[worse].Endpoints[0].Ready, svc.Slices[worse].Endpoints[0].Terminating = false, true
-		got, _ := Build(world(svc), NewState(), new(IDs))
+		got, _ := build(snapshotOf(svc), NewState(), new(idAllocator))
 		want := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=1 10.1.0.1:8080/TCP cluster=a\n"
 		if diff := cmp.Diff(want, got.Text()); diff != "" {
 			t.Errorf("ready first %v:\n%s", readyFirst, diff)
@@ -189,7 +188,7 @@ func TestAffinity(t *testing.T) {
 	for timeout, want := range map[time.Duration]uint32{0: 10800, 90 * time.Second: 90, 24 * time.Hour: 86400} {
 		svc := service("hello", "243.0.0.5")
 		svc.SessionAffinity = cs.SessionAffinity{ClientIP: true, Timeout: timeout}
-		got, _ := Build(world(svc), NewState(), new(IDs))
+		got, _ := build(snapshotOf(svc), NewState(), new(idAllocator))
 		for _, fe := range got.Frontends {
 			if fe.Affinity != want {
 				t.Errorf("affinity with a timeout of %s is %d s, want %d", timeout, fe.Affinity, want)
@@ -198,14 +197,14 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// A member that leaves may hand its addresses to another: its pods are not the other's.
+// Another member may use the addresses of a former member: the backends differ.
 func TestBackendsBelongToMembers(t *testing.T) {
 	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
-	ids := new(IDs)
-	have, _ := Build(world(svc), NewState(), ids)
+	ids := new(idAllocator)
+	have, _ := build(snapshotOf(svc), NewState(), ids)
 	svc = service("hello", "243.0.0.5", slice("10.1.0.1"))
 	svc.Slices[0].Cluster = "b"
-	want, _ := Build(world(svc), have, ids)
+	want, _ := build(snapshotOf(svc), have, ids)
 	text := "FE 243.0.0.5:80/TCP id=1 service=demo/hello backends=[10.1.0.1:8080]\nBE id=2 10.1.0.1:8080/TCP cluster=b\n"
 	if diff := cmp.Diff(text, want.Text()); diff != "" {
 		t.Error(diff)
@@ -220,13 +219,13 @@ func TestMoreMembersThanIndices(t *testing.T) {
 		s.Cluster = cs.ClusterID(fmt.Sprint("c", i))
 		svc.Slices = append(svc.Slices, s)
 	}
-	got, _ := Build(world(svc), NewState(), new(IDs))
+	got, _ := build(snapshotOf(svc), NewState(), new(idAllocator))
 	if len(got.Clusters) != MaxClusters-1 || len(got.Slots) != MaxClusters+10 {
 		t.Errorf("%d members with an index and %d slots, want %d and %d", len(got.Clusters), len(got.Slots), MaxClusters-1, MaxClusters+10)
 	}
 }
 
-// Clients that take a slot at random meet the clusters as their weights say: chi-square, at one in a million.
+// Clients that take random slots reach the clusters in the proportion of the weights: chi-square, at one in a million.
 func TestWeightsAreShares(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		groups := make([]group, rapid.IntRange(1, 5).Draw(t, "clusters"))
@@ -235,7 +234,7 @@ func TestWeightsAreShares(t *testing.T) {
 			groups[i] = group{size: rapid.IntRange(1, 60).Draw(t, "pods"), weight: rapid.Uint32Range(1, 20).Draw(t, "weight")}
 			sum += float64(groups[i].weight)
 		}
-		each := repeats(groups)
+		each := slotsPerBackend(groups)
 		total := 0
 		for i, g := range groups {
 			if each[i] == 0 {
@@ -260,7 +259,7 @@ func TestWeightsAreShares(t *testing.T) {
 	})
 }
 
-func TestWeightsAreExactWhereTheyCanBe(t *testing.T) {
+func TestWeightsAreExactWherePossible(t *testing.T) {
 	tests := map[string]struct {
 		groups []group
 		want   []uint32
@@ -274,15 +273,66 @@ func TestWeightsAreExactWhereTheyCanBe(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, repeats(test.groups)); diff != "" {
+			if diff := cmp.Diff(test.want, slotsPerBackend(test.groups)); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
-	if each := repeats([]group{{997, 999}, {991, 1000}, {983, 1}, {977, 3}}); slices.Min(each) == 0 || slices.Max(each) > maxSlots {
+	if each := slotsPerBackend([]group{{997, 999}, {991, 1000}, {983, 1}, {977, 3}}); slices.Min(each) == 0 || slices.Max(each) > maxSlots {
 		t.Errorf("large primes: %v", each)
 	}
-	if each := repeats([]group{{1, math.MaxUint32}, {65000, 1}}); slices.Min(each) == 0 {
+	if each := slotsPerBackend([]group{{1, math.MaxUint32}, {65000, 1}}); slices.Min(each) == 0 {
 		t.Errorf("out of all proportion: %v", each)
+	}
+}
+
+// A new annotation needs no line but its own in annotations: a change of it must be noticed.
+func TestChangeOfAnyAnnotationIsPlanned(t *testing.T) {
+	const unheard = "isthmus.dev/unheard-of"
+	known := annotations
+	t.Cleanup(func() { annotations = known })
+	annotations = append(slices.Clone(known), annotation{key: unheard, parse: func(p *policy, value string) error {
+		p.maglev = value == "maglev"
+		return nil
+	}})
+	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	annotated := svc // in the same memory but for the annotations
+	annotated.Annotations = map[string]string{unheard: "maglev"}
+	planner := NewPlanner(NewState())
+	for i, step := range []struct {
+		svc   cs.Service
+		slots int
+	}{{svc, 1}, {annotated, 101}, {svc, 1}} {
+		planner.Plan(snapshotOf(step.svc))
+		if n := len(planner.State().Slots); n != step.slots {
+			t.Errorf("step %d: %d slots, want %d", i, n, step.slots)
+		}
+	}
+}
+
+// A Problem tells the owner about the annotation as it is now.
+func TestChangeOfInvalidAnnotationIsReported(t *testing.T) {
+	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	planner := NewPlanner(NewState())
+	for _, value := range []string{"fair", "fairer"} {
+		svc.Annotations = map[string]string{AnnotationBalancer: value}
+		_, problems := planner.Plan(snapshotOf(svc))
+		if len(problems) != 1 || !strings.Contains(problems[0].Message, "\""+value+"\"") {
+			t.Errorf("balancer %q: problems %v, want one that quotes it", value, problems)
+		}
+	}
+}
+
+// An annotation that is no policy, such as one of a deployment tool, must not make the Planner rebuild a Service.
+func TestOtherAnnotationsAreIgnored(t *testing.T) {
+	svc := service("hello", "243.0.0.5", slice("10.1.0.1"))
+	annotated := svc
+	annotated.Annotations = map[string]string{"example.org/revision": "7"}
+	if !same(&svc, &annotated) {
+		t.Error("an annotation of another domain changes how a Service is balanced")
+	}
+	annotated.Annotations = map[string]string{AnnotationBalancer: "random"}
+	if !same(&svc, &annotated) {
+		t.Error("an annotation that asks for the default changes how a Service is balanced")
 	}
 }

@@ -3,140 +3,103 @@ package lb
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Address is where a transport is reached: of a frontend (VIP and Service port) or of a backend (pod
-// and target port). IPv4 is never in its IPv6-mapped form.
-type Address struct {
-	AddrPort netip.AddrPort
-	Protocol clusterset.Protocol
-}
-
-// String returns "243.0.0.5:80/TCP".
-func (a Address) String() string { return fmt.Sprintf("%s/%s", a.AddrPort, a.Protocol) }
-
-// Compare orders by address, port and protocol, IPv4 first.
-func (a Address) Compare(b Address) int {
-	return cmp.Or(a.AddrPort.Compare(b.AddrPort), cmp.Compare(a.Protocol, b.Protocol))
-}
-
-// FrontendID names a frontend's slots. 0 never occurs.
-type FrontendID uint32
-
-// BackendID names a backend for as long as it exists. 0 never occurs.
-type BackendID uint32
-
-// ServiceID names a Service for as long as it has frontends, in counters and events. 0 is no Service.
-type ServiceID uint32
-
-// ClusterIndex names a member for as long as it has backends, in counters and events. 0 is no member.
-type ClusterIndex uint16
-
-// MaxClusters is how many members can have an index, index 0 included.
-const MaxClusters = 256
-
-// Frontend is what clients of one VIP, port and protocol meet: the slots 0 to Count-1 of ID. Count 0
-// refuses them.
-type Frontend struct {
-	ID       FrontendID
-	Count    uint32
-	Service  ServiceID
-	Affinity uint32 // for so many seconds a client keeps its backend; 0 without session affinity
-	Maglev   bool   // the slots are a Maglev table, looked up by the client's hash; else one is taken at random
-}
-
-// Backend is a place that serves clients.
-type Backend struct {
-	Address
-
-	Cluster  ClusterIndex
-	Draining bool // it keeps the clients it has and gets no new ones
-}
-
-// Slot is one place of a frontend's table.
-type Slot struct {
-	Frontend FrontendID
-	Index    uint32
-}
-
-// Compare orders slots by frontend, then by index.
-func (s Slot) Compare(o Slot) int {
-	return cmp.Or(cmp.Compare(s.Frontend, o.Frontend), cmp.Compare(s.Index, o.Index))
-}
-
-// State is the content of the maps, entry by entry: also of maps that were left half written.
+// State is the content of the maps, entry by entry. It can describe any content, also that of a half-finished update.
 type State struct {
-	Frontends map[Address]Frontend
-	Slots     map[Slot]BackendID
-	Backends  map[BackendID]Backend
 	Services  map[ServiceID]clusterset.ServiceName
 	Clusters  map[ClusterIndex]clusterset.ClusterID
-	// Ranges are where an address without a frontend is refused.
-	Ranges map[netip.Prefix]bool
+	Backends  map[BackendID]Backend
+	Slots     map[Slot]BackendID
+	Frontends map[Address]Frontend
+	Ranges    map[netip.Prefix]bool // an address in a range that has no frontend is refused; the values are true
 }
 
-// NewState returns a state with nothing in it, ready to be written to.
-func NewState() State {
-	return State{
-		Frontends: map[Address]Frontend{}, Slots: map[Slot]BackendID{}, Backends: map[BackendID]Backend{},
-		Services: map[ServiceID]clusterset.ServiceName{}, Clusters: map[ClusterIndex]clusterset.ClusterID{}, Ranges: map[netip.Prefix]bool{},
-	}
+// Plan is a list of map writes. They are carried out step by step, in the order of [Steps]; within a step any order
+// will do, so each step may go to the kernel as one batch.
+type Plan struct {
+	Services  Changes[ServiceID, clusterset.ServiceName]
+	Clusters  Changes[ClusterIndex, clusterset.ClusterID]
+	Backends  Changes[BackendID, Backend]
+	Slots     Changes[Slot, BackendID]
+	Frontends Changes[Address, Frontend]
+	Ranges    Changes[netip.Prefix, bool]
+
+	// StaleAffinities are removed from the clients' session affinity after all writes. They are no writes by
+	// themselves.
+	StaleAffinities []StaleAffinity
 }
 
-// Clone returns a copy that shares nothing with s.
-func (s State) Clone() State {
-	c := NewState()
-	maps.Copy(c.Frontends, s.Frontends)
-	maps.Copy(c.Slots, s.Slots)
-	maps.Copy(c.Backends, s.Backends)
-	maps.Copy(c.Services, s.Services)
-	maps.Copy(c.Clusters, s.Clusters)
-	maps.Copy(c.Ranges, s.Ranges)
-	return c
+// StaleAffinity is a backend that a frontend with session affinity no longer uses and that still serves another
+// frontend. Since the backend exists, the BPF programs cannot tell that the client must move on.
+type StaleAffinity struct {
+	Frontend FrontendID
+	Backend  BackendID
 }
 
-// Apply carries the writes of p out on s.
-func (s State) Apply(p Plan) {
-	for _, w := range p.PutServices {
-		s.Services[w.ID] = w.Name
+// The tables. Each is one BPF map, under the map's name.
+var (
+	Services = &Table[ServiceID, clusterset.ServiceName]{
+		Name: "services", compare: cmp.Compare[ServiceID],
+		state: func(s *State) *map[ServiceID]clusterset.ServiceName { return &s.Services },
+		plan:  func(p *Plan) *Changes[ServiceID, clusterset.ServiceName] { return &p.Services },
+		limit: func(l *Limits) *int { return &l.Services },
+		held:  (*Planner).heldServices, find: (*Audit).findService,
 	}
-	for _, w := range p.PutClusters {
-		s.Clusters[w.Index] = w.ID
+	Clusters = &Table[ClusterIndex, clusterset.ClusterID]{
+		Name: "clusters", compare: cmp.Compare[ClusterIndex],
+		state: func(s *State) *map[ClusterIndex]clusterset.ClusterID { return &s.Clusters },
+		plan:  func(p *Plan) *Changes[ClusterIndex, clusterset.ClusterID] { return &p.Clusters },
+		held:  (*Planner).heldClusters, find: (*Audit).findCluster,
 	}
-	for _, w := range p.PutBackends {
-		s.Backends[w.ID] = w.Backend
+	Backends = &Table[BackendID, Backend]{
+		Name: "backends", compare: cmp.Compare[BackendID],
+		state: func(s *State) *map[BackendID]Backend { return &s.Backends },
+		plan:  func(p *Plan) *Changes[BackendID, Backend] { return &p.Backends },
+		limit: func(l *Limits) *int { return &l.Backends },
+		held:  (*Planner).heldBackends, find: (*Audit).findBackend,
 	}
-	for _, w := range p.PutSlots {
-		s.Slots[w.Slot] = w.Backend
+	Slots = &Table[Slot, BackendID]{
+		Name: "slots", compare: Slot.Compare,
+		state: func(s *State) *map[Slot]BackendID { return &s.Slots },
+		plan:  func(p *Plan) *Changes[Slot, BackendID] { return &p.Slots },
+		limit: func(l *Limits) *int { return &l.Slots },
+		held:  (*Planner).heldSlots, find: (*Audit).findSlot,
 	}
-	for _, w := range p.PutFrontends {
-		s.Frontends[w.Address] = w.Frontend
+	Frontends = &Table[Address, Frontend]{
+		Name: "frontends", compare: Address.Compare,
+		state: func(s *State) *map[Address]Frontend { return &s.Frontends },
+		plan:  func(p *Plan) *Changes[Address, Frontend] { return &p.Frontends },
+		limit: func(l *Limits) *int { return &l.Frontends },
+		held:  (*Planner).heldFrontends, find: (*Audit).findFrontend,
 	}
-	for _, r := range p.PutRanges {
-		s.Ranges[r] = true
+	Ranges = &Table[netip.Prefix, bool]{
+		Name: "ranges", compare: netip.Prefix.Compare,
+		state:  func(s *State) *map[netip.Prefix]bool { return &s.Ranges },
+		plan:   func(p *Plan) *Changes[netip.Prefix, bool] { return &p.Ranges },
+		derive: func(in *Input) map[netip.Prefix]bool { return in.ranges() },
+		line:   func(r netip.Prefix, _ bool) string { return fmt.Sprintf("RANGE %s", r) },
 	}
-	remove(s.Ranges, p.DeleteRanges)
-	remove(s.Frontends, p.DeleteFrontends)
-	remove(s.Slots, p.DeleteSlots)
-	remove(s.Backends, p.DeleteBackends)
-	remove(s.Services, p.DeleteServices)
-	remove(s.Clusters, p.DeleteClusters)
+)
+
+// tables lists every table in the order in which a Plan puts entries; it deletes them in the reverse order.
+//
+// Every prefix of a Plan must be safe. Services and clusters come first: the programs count clients under their
+// numbers. Then backends come before the slots that name them, slots before the frontend that counts them, and
+// frontends before the range that refuses every other address. With slots written first, a client that connects
+// between the two writes would be sent to a backend that does not exist yet. Deleting runs backwards: a frontend shrinks
+// or goes before its slots, and a backend goes once no slot names it. Were its backend deleted first and the number
+// given to a pod of another Service, a client would reach a stranger's pod.
+func tables() []table {
+	return []table{Services, Clusters, Backends, Slots, Frontends, Ranges}
 }
 
-func remove[K comparable, V any](m map[K]V, gone []K) {
-	for _, k := range gone {
-		delete(m, k)
-	}
-}
-
-// table returns the backends a client of fe can meet, in slot order. A slot or backend that is missing
-// is the zero Address. A count beyond all slots there are, which only a foreign hand can have written,
-// is cut to these.
-func (s State) table(fe Frontend) []Address {
+// slotTable returns the backends of fe, in slot order. A missing slot or backend is the zero Address. A count beyond the
+// number of all slots, which only another writer of the maps can have left, is cut to that number.
+func (s State) slotTable(fe Frontend) []Address {
 	t := make([]Address, min(int(fe.Count), len(s.Slots)))
 	for i := range t {
 		if id, ok := s.Slots[Slot{fe.ID, uint32(i)}]; ok {

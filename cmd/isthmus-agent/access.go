@@ -17,19 +17,19 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 )
 
-// errDenied is why somebody may not see.
-var errDenied = errors.New("this needs the header " + status.TokenHeader + ": a token of ServiceAccount " + status.ObserverAccount +
-	" for audience " + status.TokenAudience + ", as kubectl create token makes and isthmusctl sends")
+// errDenied is the error of a request without a valid token.
+var errDenied = errors.New("the request needs the header " + status.TokenHeader + " with a token of ServiceAccount " + status.ObserverAccount +
+	" for audience " + status.TokenAudience + ", as made by kubectl create token and sent by isthmusctl")
 
-// Who asks to see what clients do.
+// TokenReviews authenticate requests for introspection.
 //
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
 
-// access decides who may see what clients do on this node: whoever may make a token of a certain ServiceAccount. Where
-// there is no API server to ask, it is the processes of the node itself.
+// access authorizes introspection, which shows the connections of clients on this node. A request needs a token of one
+// ServiceAccount. Without an API server to check tokens, only processes of the node have access.
 type access struct {
 	reviews authenticationclient.TokenReviewInterface // nil without an API server
-	account string                                    // the name of the ServiceAccount as a user
+	account string                                    // user name of the ServiceAccount
 }
 
 func newAccess(cluster *rest.Config, namespace string) (access, error) {
@@ -38,7 +38,7 @@ func newAccess(cluster *rest.Config, namespace string) (access, error) {
 		return a, nil
 	}
 	own := rest.CopyConfig(cluster)
-	own.QPS, own.Burst = 5, 20 // anybody may send a token to be looked at
+	own.QPS, own.Burst = 5, 20 // limits the reviews that unauthenticated requests can cause
 	client, err := kubernetes.NewForConfig(own)
 	if err != nil {
 		return access{}, fmt.Errorf("make a client for TokenReviews: %w", err)
@@ -47,29 +47,29 @@ func newAccess(cluster *rest.Config, namespace string) (access, error) {
 	return a, nil
 }
 
-// check returns nil for whoever may see, errDenied for others, and another error when that cannot be told.
+// check returns nil if a request has access, errDenied if not, and another error if the token cannot be checked.
 func (a access) check(r *http.Request) error {
 	if a.reviews == nil {
-		if !isOfNode(r) {
-			return errors.New("only processes of this node may see this, by a loopback address")
+		if !isLocal(r) {
+			return errors.New("only processes of this node have access, over a loopback address")
 		}
 		return nil
 	}
 	return a.review(r.Context(), r.Header.Get(status.TokenHeader))
 }
 
-// isOfNode reports whether a process of the node itself asks.
-func isOfNode(r *http.Request) bool {
+// isLocal reports whether a request comes from a process of the node.
+func isLocal(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	return err == nil && from.Addr().Unmap().IsLoopback()
 }
 
-// guardNode serves with h those who may see, and the processes of the node: what DNS tells to all who ask for it by
-// name.
-func (a access) guardNode(h http.HandlerFunc) http.HandlerFunc {
+// guardRecords calls h for requests with access and for all requests from the node: DNS gives the same records to anyone who
+// asks for them by name.
+func (a access) guardRecords(h http.HandlerFunc) http.HandlerFunc {
 	guarded := a.guard(h)
 	return func(w http.ResponseWriter, r *http.Request) {
-		if isOfNode(r) {
+		if isLocal(r) {
 			h(w, r)
 			return
 		}
@@ -77,7 +77,7 @@ func (a access) guardNode(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// review asks the API server whose token this is.
+// review asks the API server whether token is valid and belongs to the account.
 func (a access) review(ctx context.Context, token string) error {
 	if token == "" {
 		return errDenied
@@ -86,16 +86,16 @@ func (a access) review(ctx context.Context, token string) error {
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{status.TokenAudience}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("ask the API server whose token this is: %w", err)
+		return fmt.Errorf("review the token: %w", err)
 	}
-	// An API server that knows nothing of audiences names none.
+	// An API server without support for audiences returns none.
 	if !r.Status.Authenticated || r.Status.User.Username != a.account || !slices.Contains(r.Status.Audiences, status.TokenAudience) {
 		return errDenied
 	}
 	return nil
 }
 
-// guard serves with h those who may see.
+// guard calls h for requests with access.
 func (a access) guard(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch err := a.check(r); {

@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountBPFFS mounts a BPF file system at path, unless one stands there.
+// mountBPFFS mounts a BPF file system at path, unless one is mounted there.
 func mountBPFFS(path string, log *slog.Logger) error {
 	is, err := isBPFFS(path)
 	if err != nil {
 		return err
 	}
 	if is {
-		log.Info("a BPF file system stands there already", "path", path)
+		log.Info("a BPF file system is already mounted", "path", path)
 		return nil
 	}
 	if err := unix.Mount("bpffs", path, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
@@ -24,11 +24,11 @@ func mountBPFFS(path string, log *slog.Logger) error {
 	return nil
 }
 
-// isBPFFS reports whether the file system at path is one for BPF objects.
+// isBPFFS reports whether path is in a BPF file system.
 func isBPFFS(path string) (bool, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
-		return false, fmt.Errorf("look for a BPF file system at %s: %w", path, err)
+		return false, fmt.Errorf("check for a BPF file system at %s: %w", path, err)
 	}
 	return uint32(fs.Type) == unix.BPF_FS_MAGIC, nil
 }

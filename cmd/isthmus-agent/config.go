@@ -20,43 +20,43 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Config is everything an operator can say to the agent.
+// Config holds all settings of the agent.
 type Config struct {
 	NodeName   string
 	Kubeconfig string // path; "" means the ServiceAccount of the pod
-	CgroupRoot string // where cgroup v2, or the hybrid tree that holds it, is mounted
-	BPFFS      string // a mounted BPF file system
-	HTTPListen string // host:port of /healthz, /readyz, /metrics, /status and what isthmusctl asks for
-	// ServiceMetrics adds metrics of each Service that clients on this node asked for.
+	CgroupRoot string // mount point of cgroup v2, or of the hybrid hierarchy that contains it
+	BPFFS      string // mount point of a BPF file system
+	HTTPListen string // host:port of /healthz, /readyz, /metrics, /status and the introspection for isthmusctl
+	// ServiceMetrics adds metrics of each Service that clients on this node have used.
 	ServiceMetrics bool
-	// CheckInterval passes between two checks of the maps.
+	// CheckInterval is the time between two checks of the BPF maps.
 	CheckInterval time.Duration
 	LogFormat     string // text or json
 	LogLevel      slog.Level
 
-	// Source is where the world comes from: "kubernetes", or "dir:PATH" for a folder of manifests.
+	// Source is the source of snapshots: "kubernetes", or "dir:PATH" for a folder of manifests.
 	Source string
-	// ClusterID, Zone and Ranges are asked of the API server where they are not given. Namespace is where the
-	// member's registration is.
+	// ClusterID, Zone and Ranges are read from the API server if they are empty. Namespace holds the registration of this
+	// member.
 	ClusterID         string
 	Zone              string
 	Ranges            []string
 	Namespace         string
 	ZonesSpanClusters bool
 
-	// Packets adds the packet path, on Devices, or on those that are found.
+	// Packets adds the packet path, on Devices, or on detected devices if that is empty.
 	Packets bool
 	Devices []string
 	Order   string
-	// FastRoad lets the packet path pass by the node's routing and netfilter.
-	FastRoad bool
-	// Proc and Namespaces are where the node's processes and network namespaces are seen.
+	// FastPath lets the packet path bypass the node's routing and netfilter.
+	FastPath bool
+	// Proc and Namespaces are the mount points of the node's /proc and of its named network namespaces.
 	Proc, Namespaces string
 
 	DNS dnsConfig
 }
 
-// defaults returns what holds where no flag says otherwise. NODE_NAME comes from the DaemonSet (spec.nodeName).
+// defaults returns the settings without flags. The DaemonSet sets NODE_NAME from spec.nodeName.
 func defaults() *Config {
 	c := &Config{
 		NodeName:   os.Getenv("NODE_NAME"),
@@ -80,29 +80,29 @@ func defaults() *Config {
 func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.NodeName, "node-name", c.NodeName, "name of this node in Kubernetes; env NODE_NAME")
 	f.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "path of a kubeconfig; default: the pod's ServiceAccount")
-	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "where the node's cgroup file systems are mounted")
-	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "where the node's BPF file system is mounted")
-	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics, /status, and what isthmusctl asks for")
-	f.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "count clients by Service in /metrics, for each Service that clients on this node asked for")
-	f.DurationVar(&c.CheckInterval, "check-interval", c.CheckInterval, "how long, on average, between two comparisons of the kernel's maps with what they should hold")
+	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "mount point of the node's cgroup file systems")
+	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "mount point of the node's BPF file system")
+	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics, /status and of the introspection that isthmusctl uses")
+	f.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "add metrics of each Service that clients on this node have used")
+	f.DurationVar(&c.CheckInterval, "check-interval", c.CheckInterval, "average time between two checks of the BPF maps")
 	c.DNS.bind(f)
-	f.StringVar(&c.Source, "source", c.Source, "where ServiceImports and EndpointSlices come from: kubernetes, or dir:PATH for a folder of manifests")
+	f.StringVar(&c.Source, "source", c.Source, "source of ServiceImports and EndpointSlices: kubernetes, or dir:PATH for a folder of manifests")
 	f.StringVar(&c.ClusterID, "cluster-id", "", "id of this cluster; default: its ClusterProperty "+about.ClusterID)
 	f.StringVar(&c.Zone, "zone", "", "zone of this node; default: its label "+corev1.LabelTopologyZone)
-	f.StringSliceVar(&c.Ranges, "clusterset-ip-range", nil, "range of ClusterSetIPs, repeatable: an address in it that nobody serves is refused at once; default: this member's own")
-	f.StringVar(&c.Namespace, "namespace", c.Namespace, "where the registration of this member is; env POD_NAMESPACE")
-	f.BoolVar(&c.ZonesSpanClusters, "zones-span-clusters", false, "zones of one name are one zone, in whatever cluster")
-	f.BoolVar(&c.Packets, "packet-path", false, "also serve clients whose sockets are not translated, by the packets on their devices")
-	f.StringSliceVar(&c.Devices, "device", nil, "device of the packet path, or a pattern such as eth*, repeatable; default: those that are found")
-	f.StringVar(&c.Order, "packet-order", "", fmt.Sprintf("place of the packet path among the programs of others on a device: %s (the default) or %s", datapath.OrderNear, datapath.OrderFar))
-	f.BoolVar(&c.FastRoad, "fast-road", false, "let the packet path pass by the node's routing and netfilter, and whatever policies others enforce there")
-	f.StringVar(&c.Proc, "proc", "", "where the node's processes are seen, to close sockets of backends that went; default /proc")
-	f.StringVar(&c.Namespaces, "netns", "", "where the node's named network namespaces are seen; default /run/netns")
+	f.StringSliceVar(&c.Ranges, "clusterset-ip-range", nil, "range of ClusterSetIPs, repeatable; connections to an unused address in it are refused at once; default: the ranges of this member")
+	f.StringVar(&c.Namespace, "namespace", c.Namespace, "namespace with the registration of this member; env POD_NAMESPACE")
+	f.BoolVar(&c.ZonesSpanClusters, "zones-span-clusters", false, "treat zones with the same name in different clusters as one zone")
+	f.BoolVar(&c.Packets, "packet-path", false, "also serve clients whose sockets are not translated, by translating packets on network devices")
+	f.StringSliceVar(&c.Devices, "device", nil, "device of the packet path, or a pattern such as eth*, repeatable; default: detected devices")
+	f.StringVar(&c.Order, "packet-order", "", fmt.Sprintf("position of the packet path among other programs on a device: %s (the default) or %s", datapath.OrderNear, datapath.OrderFar))
+	f.BoolVar(&c.FastPath, "fast-path", false, "let the packet path bypass the node's routing and netfilter, including all policies enforced there")
+	f.StringVar(&c.Proc, "proc", "", "mount point of the node's /proc, to close sockets to removed backends; default /proc")
+	f.StringVar(&c.Namespaces, "netns", "", "folder with the node's named network namespaces; default /run/netns")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.TextVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
 
-// Validate reports all faults of c at once, each with the flag to mend.
+// Validate returns all errors in c, joined. Each names the flag to correct.
 func (c *Config) Validate() error {
 	var faults []error
 	folder, standalone := c.folder()
@@ -138,11 +138,11 @@ func (c *Config) Validate() error {
 	return errors.Join(faults...)
 }
 
-// agent is the dataplane's part of c.
+// agent returns the settings of the dataplane.
 func (c *Config) agent() agent.Config {
 	return agent.Config{
 		CgroupRoot: c.CgroupRoot, BPFFS: c.BPFFS, Proc: c.Proc, Namespaces: c.Namespaces,
-		Packets: c.Packets, Devices: c.Devices, Order: datapath.Order(c.Order), FastRoad: c.FastRoad, Place: c.place(),
+		Packets: c.Packets, Devices: c.Devices, Order: datapath.Order(c.Order), FastPath: c.FastPath, Topology: c.topology(),
 		CheckInterval: c.CheckInterval,
 	}
 }
@@ -150,10 +150,10 @@ func (c *Config) agent() agent.Config {
 // sourceKubernetes is the source of an agent in a cluster.
 const sourceKubernetes = "kubernetes"
 
-// folder returns the folder of manifests, if that is the source.
+// folder returns the folder of manifests, and whether the source is one.
 func (c *Config) folder() (path string, standalone bool) { return strings.CutPrefix(c.Source, "dir:") }
 
-// logger returns the one handler of the process, on standard error.
+// logger returns the logger of the process, which writes to standard error.
 func logger(c *Config) *slog.Logger {
 	o := &slog.HandlerOptions{Level: c.LogLevel}
 	if c.LogFormat == "json" {

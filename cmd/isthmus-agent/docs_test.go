@@ -12,7 +12,7 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// TestDocumented: docs/dataplane.md lists every metric and every reason, in the words of the program.
+// docs/dataplane.md lists every metric and every drop reason with the text in the program.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/dataplane.md")
 	if err != nil {

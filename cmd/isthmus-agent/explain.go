@@ -17,17 +17,17 @@ import (
 	"github.com/isthmus-net/isthmus/dns"
 )
 
-// resolved is what a name server says of a name.
+// resolved is the answer of a name server.
 type resolved struct {
-	server netip.AddrPort // the zero value: nobody was asked
+	server netip.AddrPort // the zero value if none was asked
 	addrs  []netip.Addr   // sorted
-	err    error          // there is no answer, or no such name
+	err    error          // there was no answer, or the name does not exist
 }
 
-// answers are those of the node's own server and of the cluster's.
+// answers holds the answers of the node's own name server and of the cluster's DNS.
 type answers struct{ own, cluster resolved }
 
-// ask asks the node's own name server, and the cluster's if it is known.
+// ask asks the node's own name server, and the cluster's DNS if its address is valid.
 func ask(ctx context.Context, names *nameserver, cluster netip.Addr, n clusterset.ServiceName) answers {
 	var a answers
 	own, _ := names.Status()
@@ -42,10 +42,10 @@ func ask(ctx context.Context, names *nameserver, cluster netip.Addr, n clusterse
 	return a
 }
 
-// resolve asks one server for the addresses of a name, as pods do.
+// resolve asks one name server for the addresses of a name, as pods do.
 func resolve(ctx context.Context, server, name string) resolved {
-	const patience = 2 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	const timeout = 2 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	at, err := netip.ParseAddrPort(server)
 	if err != nil {
@@ -63,9 +63,9 @@ func resolve(ctx context.Context, server, name string) resolved {
 	return a
 }
 
-// explanation makes the chain of what is known of a Service on this node.
-func explanation(is status.Agent, n clusterset.ServiceName, x agent.Explanation, a answers) status.Explanation {
-	e := status.Explanation{Node: is.Node, Service: n.String(), Chosen: x.Counters.Chosen, Refused: map[string]uint64{}}
+// explanation follows a Service from the agent to the backends on this node and reports the state of each link.
+func explanation(s status.Agent, n clusterset.ServiceName, x agent.Explanation, a answers) status.Explanation {
+	e := status.Explanation{Node: s.Node, Service: n.String(), Chosen: x.Counters.Chosen, Refused: map[string]uint64{}}
 	for r, n := range x.Counters.Refused {
 		e.Refused[r.String()] = n
 	}
@@ -79,7 +79,7 @@ func explanation(is status.Agent, n clusterset.ServiceName, x agent.Explanation,
 		}
 		e.Frontends = append(e.Frontends, shown)
 	}
-	e.Links = append(e.Links, agentLink(is), importLink(x))
+	e.Links = append(e.Links, agentLink(s), importLink(x))
 	if !x.Known {
 		return e
 	}
@@ -113,24 +113,24 @@ func broken(link, fix, format string, args ...any) status.Link {
 	return status.Link{Link: link, State: status.LinkBroken, Text: fmt.Sprintf(format, args...), Fix: fix}
 }
 
-func agentLink(is status.Agent) status.Link {
-	if !is.Ready {
-		return broken("agent", "see isthmusctl status and the log of the agent of this node", "%s", strings.Join(is.Waiting, "; "))
+func agentLink(s status.Agent) status.Link {
+	if !s.Ready {
+		return broken("agent", "see isthmusctl status and the log of this node's agent", "%s", strings.Join(s.Waiting, "; "))
 	}
 	return ok("agent", "ready")
 }
 
 func importLink(x agent.Explanation) status.Link {
 	if !x.Known {
-		return broken("import", "see that the ServiceImport is there and valid; the log of the agent of this node names one that is not",
-			"the agent knows of no such ServiceImport")
+		return broken("import", "check that the ServiceImport exists and is valid; the log of this node's agent names those with errors",
+			"the agent knows no such ServiceImport")
 	}
 	return ok("import", "read by the agent")
 }
 
-// nameLink says whether the node's own name server has the right addresses.
+// nameLink checks the addresses in the answer of the node's own name server.
 func nameLink(x agent.Explanation, a resolved) status.Link {
-	const fix = "see isthmusctl status and the log of the agent of this node"
+	const fix = "see isthmusctl status and the log of this node's agent"
 	want := slices.Clone(x.Import.IPs)
 	byName := x.Import.Type != clusterset.ClusterSetIP || len(want) == 0
 	if byName {
@@ -144,26 +144,26 @@ func nameLink(x agent.Explanation, a resolved) status.Link {
 	want = slices.Compact(want)
 	switch {
 	case len(want) == 0 && notFound(a.err):
-		return ok("name", "%s has no such name, for nobody is ready", a.server)
+		return ok("name", "%s has no such name, because no endpoint is ready", a.server)
 	case a.err != nil:
-		return broken("name", fix, "the node's name server gives no address: %s", oneLine(a.err))
-	case !slices.Equal(a.addrs, want) && !(byName && subset(a.addrs, want)): // a long answer is cut
+		return broken("name", fix, "the node's name server returns no address: %s", oneLine(a.err))
+	case !slices.Equal(a.addrs, want) && !(byName && subset(a.addrs, want)): // a long answer is truncated
 		return broken("name", fix, "%s answers %s, not %s", a.server, addrList(a.addrs), addrList(want))
 	}
 	return ok("name", "%s answers %s", a.server, addrList(a.addrs))
 }
 
-// clusterDNSLink says whether the cluster's DNS, which pods ask, says what the node's own server says.
+// clusterDNSLink compares the answer of the cluster's DNS, which pods use, with that of the node's own server.
 func clusterDNSLink(a answers) status.Link {
-	const fix = "let the cluster's DNS ask the agents for clusterset.local: isthmusctl dns install"
+	const fix = "make the cluster's DNS forward clusterset.local to the agents: isthmusctl dns install"
 	switch c := a.cluster; {
 	case a.own.err != nil && notFound(c.err):
 		return ok("cluster DNS", "%s has no such name either", c.server)
 	case notFound(c.err):
-		return broken("cluster DNS", fix, "%s knows no such name, though the node's own server does", c.server)
+		return broken("cluster DNS", fix, "%s has no such name, although the node's own server has it", c.server)
 	case c.err != nil:
-		return broken("cluster DNS", "see that the cluster's DNS runs and can reach the agents: kubectl get pods -n kube-system",
-			"%s gives no address: %s", c.server, oneLine(c.err))
+		return broken("cluster DNS", "check that the cluster's DNS runs and can reach the agents: kubectl get pods -n kube-system",
+			"%s returns no address: %s", c.server, oneLine(c.err))
 	case !slices.Equal(c.addrs, a.own.addrs):
 		return broken("cluster DNS", fix, "%s answers %s, and the node's own server %s", c.server, addrList(c.addrs), addrList(a.own.addrs))
 	default:
@@ -171,29 +171,29 @@ func clusterDNSLink(a answers) status.Link {
 	}
 }
 
-// mapLink says whether the kernel has the VIPs.
+// mapLink checks the frontends in the BPF maps.
 func mapLink(x agent.Explanation) status.Link {
-	const fix = "the agent puts it right within two minutes; if it does not, see its log"
+	const fix = "the agent corrects it within two minutes; if not, see its log"
 	for _, fe := range x.Frontends {
 		switch fe.State {
 		case agent.FrontendMissing:
 			return broken("map", fix, "%s is not in the kernel", fe.Address)
 		case agent.FrontendWrong:
-			return broken("map", fix, "%s leads to others than it should in the kernel: %s", fe.Address, backendList(fe))
-		case agent.FrontendTaken:
-			return broken("map", "two Services have one VIP: unexport one of them in all clusters and export it again", "%s belongs to %s", fe.Address, fe.Owner)
-		case agent.FrontendRight:
+			return broken("map", fix, "%s has the wrong backends in the kernel: %s", fe.Address, backendList(fe))
+		case agent.FrontendConflict:
+			return broken("map", "two Services have the same VIP: unexport one of them in all clusters and export it again", "%s belongs to %s", fe.Address, fe.Owner)
+		case agent.FrontendCorrect:
 		}
 	}
 	if len(x.Frontends) == 0 {
-		return broken("map", "give the Service a port, and an address that can be a VIP", "the ServiceImport has no VIP and port that a client can connect to")
+		return broken("map", "give the Service a port and a valid VIP", "the ServiceImport has no VIP and port that a client can connect to")
 	}
 	return ok("map", "%s in the kernel", count(len(x.Frontends), "entry", "entries"))
 }
 
-// backendsLink says who gets clients, and why the others do not.
+// backendsLink reports how many endpoints of each cluster get clients, and why the others do not.
 func backendsLink(x agent.Explanation) status.Link {
-	// Of a Service with two families each endpoint is there twice: the family that has more of them counts.
+	// A dual-stack Service lists each endpoint once per family. Count the family that has more.
 	type key struct {
 		state   agent.EndpointState
 		cluster clusterset.ClusterID
@@ -217,7 +217,7 @@ func backendsLink(x agent.Explanation) status.Link {
 		return strings.Join(parts, ", ")
 	}
 	var others []string
-	for _, s := range []agent.EndpointState{agent.EndpointNotReady, agent.EndpointTerminating, agent.EndpointDrained, agent.EndpointStandsBy} {
+	for _, s := range []agent.EndpointState{agent.EndpointNotReady, agent.EndpointTerminating, agent.EndpointDrained, agent.EndpointStandby} {
 		if len(by[s]) > 0 {
 			others = append(others, fmt.Sprintf("%s: %s", s, spell(s)))
 		}
@@ -229,23 +229,23 @@ func backendsLink(x agent.Explanation) status.Link {
 		return ok("backends", "%s", spell(agent.EndpointServes))
 	case len(by[agent.EndpointServes]) > 0:
 		return ok("backends", "%s; %s", spell(agent.EndpointServes), rest)
-	case x.Import.InternalTrafficPolicy == "Local" && len(by[agent.EndpointStandsBy]) > 0:
-		return note("backends", "none: internalTrafficPolicy is Local, and none runs on this node; clients are refused")
+	case x.Import.InternalTrafficPolicy == "Local" && len(by[agent.EndpointStandby]) > 0:
+		return note("backends", "none: internalTrafficPolicy is Local and no endpoint runs on this node; clients are refused")
 	case len(x.Endpoints) == 0:
-		return broken("backends", fmt.Sprintf("give the Service pods where it is exported: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", namespace, name),
+		return broken("backends", fmt.Sprintf("start pods for the Service where it is exported: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", namespace, name),
 			"no cluster offers an endpoint; clients are refused")
 	case len(by[agent.EndpointNotReady]) == 0 && len(by[agent.EndpointDrained]) > 0:
-		return broken("backends", "see why packets to these clusters die: isthmusctl show clusters, and the network between",
-			"nobody gets clients, they are refused; %s", rest)
+		return broken("backends", "find out why these clusters are unreachable: isthmusctl show clusters, and the network in between",
+			"no endpoint gets clients; clients are refused; %s", rest)
 	default:
-		return broken("backends", fmt.Sprintf("make the pods behind it ready: kubectl get pods -n %s in these clusters", namespace),
-			"nobody gets clients, they are refused; %s", rest)
+		return broken("backends", fmt.Sprintf("make the pods of the Service ready: kubectl get pods -n %s in these clusters", namespace),
+			"no endpoint gets clients; clients are refused; %s", rest)
 	}
 }
 
-// clients spells out the counters.
+// clients formats the counters.
 func clients(e status.Explanation) string {
-	text := fmt.Sprintf("%d given a backend", e.Chosen)
+	text := fmt.Sprintf("%d got a backend", e.Chosen)
 	var total uint64
 	var reasons []string
 	for _, r := range slices.Sorted(maps.Keys(e.Refused)) {
@@ -269,7 +269,7 @@ func subset(some, all []netip.Addr) bool {
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// listed is how many addresses are spelt out in a sentence.
+// listed is the largest number of addresses in one sentence.
 const listed = 4
 
 func addrList(addrs []netip.Addr) string {
@@ -292,7 +292,7 @@ func backendList(fe agent.ExplainedFrontend) string {
 		addrs = append(addrs, b.AddrPort.String())
 	}
 	if len(addrs) == 0 {
-		return "nobody"
+		return "none"
 	}
 	return strings.Join(addrs, " ")
 }

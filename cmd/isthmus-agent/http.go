@@ -16,14 +16,14 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 )
 
-// serveHTTP answers on l until ctx is done, as see says besides. m.current is called for every request.
-func serveHTTP(ctx context.Context, l net.Listener, m metrics, see *sight) error {
+// serveHTTP serves probes, metrics, status and introspection on l until ctx is done.
+func serveHTTP(ctx context.Context, l net.Listener, m metrics, in *introspection) error {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m, dnsMetrics{see.names.dnsStatus})
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m, dnsMetrics{in.names.dnsStatus})
 	current := m.current
 
 	mux := http.NewServeMux()
-	see.register(mux)
+	in.register(mux)
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if s := current(); !s.Ready {

@@ -1,8 +1,8 @@
-// Command isthmus-agent runs on every node: it turns the ServiceImports and EndpointSlices of its
-// cluster into the node's eBPF dataplane and into the answers of the node's own name server.
+// Command isthmus-agent runs on every node. It programs the node's eBPF dataplane and answers its DNS questions, from the
+// ServiceImports and EndpointSlices of its cluster.
 //
-// It needs the API server to learn of changes and nothing else. When it stops or crashes, what it put
-// into the kernel goes on working; only the subcommand cleanup takes that away.
+// It needs the API server only to learn of changes. Programs and maps in the kernel keep working when the agent stops or
+// crashes; only the subcommand cleanup removes them.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 )
 
-// gcPercent keeps the heap near to what lives: the agent is on every node, and has little to do between changes.
+// gcPercent keeps the heap close to the live data: the agent runs on every node and is idle between changes.
 const gcPercent = 25
 
 func main() {
@@ -39,18 +39,18 @@ func newCommand() *cobra.Command {
 	cfg := defaults()
 	root := &cobra.Command{
 		Use:   "isthmus-agent",
-		Short: "Program a node's dataplane and answer its DNS for a ClusterSet",
+		Short: "Run the dataplane and the name server of a node in a ClusterSet",
 		Example: `  # In a pod, as the DaemonSet runs it:
   isthmus-agent --cgroup-root=/host/sys/fs/cgroup
 
-  # On a machine, against some cluster, answering DNS on one more address:
+  # On a machine, for a remote cluster, with DNS on one more address:
   isthmus-agent --kubeconfig=$HOME/.kube/config --dns-listen=169.254.20.53 --dns-listen=192.0.2.7:5353
 
-  # Without any API server, from manifests on disk:
-  isthmus-agent --source=dir:/etc/isthmus/world --clusterset-ip-range=243.0.0.0/8`,
+  # Without an API server, from manifests on disk:
+  isthmus-agent --source=dir:/etc/isthmus/manifests --clusterset-ip-range=243.0.0.0/8`,
 		Version:       version.String(),
 		Args:          usage.NoArgs,
-		SilenceErrors: true, // main prints the error, once
+		SilenceErrors: true, // main prints the error
 		SilenceUsage:  true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return start(cmd.Context(), cfg) },
 	}
@@ -68,17 +68,17 @@ func newCommand() *cobra.Command {
 		&cobra.Command{
 			Use:   "cleanup",
 			Short: "Remove the dataplane and the DNS addresses from this node",
-			Long: `Remove programs, maps, links and the DNS interface that agents left on this node.
-Connections to pods stay; new ones to a ClusterSetIP fail from then on. Stop the agent first.`,
+			Long: `Remove the programs, maps, links and the DNS interface of the agent from this node. Stop the agent first.
+Existing connections to pods continue; new connections to a ClusterSetIP fail.`,
 			Example: "  isthmus-agent cleanup --bpffs=/sys/fs/bpf",
 			Args:    usage.NoArgs,
 			RunE:    func(*cobra.Command, []string) error { return cleanup(cfg) },
 		},
 		&cobra.Command{
 			Use:   "mount-bpffs PATH",
-			Short: "Mount a BPF file system, unless one stands there",
-			Long: `Mount a BPF file system at PATH, unless one stands there already. It is the only part that needs
-a privileged container, so it is a command of its own for an init container, which ends.`,
+			Short: "Mount a BPF file system",
+			Long: `Mount a BPF file system at PATH, unless one is mounted there. Only this step needs a privileged container, so it
+is a separate command for an init container.`,
 			Example: "  isthmus-agent mount-bpffs /sys/fs/bpf",
 			Args:    cobra.ExactArgs(1),
 			RunE:    func(_ *cobra.Command, args []string) error { return mountBPFFS(args[0], logger(cfg)) },
@@ -87,7 +87,7 @@ a privileged container, so it is a command of its own for an init container, whi
 	return root
 }
 
-// start validates, sets up logging and runs the agent until a signal asks it to end.
+// start validates the settings, sets up logging and runs the agent until ctx is done.
 func start(ctx context.Context, cfg *Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err

@@ -2,9 +2,11 @@ package main
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
 )
 
 func TestMain(m *testing.M) {
@@ -15,7 +17,21 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"isthmus-agent": main})
 }
 
-// TestCommandLine runs testdata/*.txtar: what an operator types, and the one sentence that comes back.
+// TestCommandLine runs the scripts in testdata: commands, and the errors they print.
 func TestCommandLine(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata"})
+}
+
+// The help of every command and subcommand has an example.
+func TestHelpHasExamples(t *testing.T) {
+	var check func(*cobra.Command)
+	check = func(c *cobra.Command) {
+		if !strings.Contains(c.Example, c.CommandPath()) {
+			t.Errorf("the help of %q has no example of it: %q", c.CommandPath(), c.Example)
+		}
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+	}
+	check(newCommand())
 }

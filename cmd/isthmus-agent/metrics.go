@@ -11,40 +11,40 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// metrics is what the agent knows as Prometheus metrics, read when they are scraped.
+// metrics collects the metrics of the agent. It reads them at each scrape.
 type metrics struct {
 	current func() status.Agent
-	// counters are by Service; nil leaves them out.
+	// counters returns the counters by Service; nil leaves out their metrics.
 	counters func() (map[clusterset.ServiceName]datapath.Counters, error)
 	evicted  func() (uint64, error)
 	log      *slog.Logger
 }
 
-// metric is one metric as a document has it.
+// metric describes a metric.
 type metric struct {
 	name, help string
 	labels     []string
 	kind       prometheus.ValueType
 }
 
-// allMetrics are the agent's own; docs/dataplane.md lists them.
+// docs/dataplane.md lists these metrics; a test compares.
 var (
-	metricReady       = metric{"isthmus_agent_ready", "1 when the node serves the last world it was told of.", nil, prometheus.GaugeValue}
-	metricServices    = metric{"isthmus_agent_services", "Imported Services the agent knows of.", nil, prometheus.GaugeValue}
+	metricReady       = metric{"isthmus_agent_ready", "1 if the dataplane and the name server have applied the last snapshot.", nil, prometheus.GaugeValue}
+	metricServices    = metric{"isthmus_agent_services", "Imported Services in the last snapshot.", nil, prometheus.GaugeValue}
 	metricFrontends   = metric{"isthmus_agent_frontends", "VIP:port/protocol entries in the kernel.", nil, prometheus.GaugeValue}
 	metricBackends    = metric{"isthmus_agent_backends", "Backends in the kernel.", nil, prometheus.GaugeValue}
-	metricWrites      = metric{"isthmus_agent_map_writes_total", "Writes to the kernel's maps since the agent started.", nil, prometheus.CounterValue}
-	metricDifferences = metric{"isthmus_agent_map_differences", "Entries of the kernel's maps that the last check found to be other than the agent wrote them. They were put right.", nil, prometheus.GaugeValue}
-	metricChecked     = metric{"isthmus_agent_map_check_timestamp_seconds", "When the kernel's maps were last compared with what they should hold.", nil, prometheus.GaugeValue}
-	metricRecords     = metric{"isthmus_agent_dns_records", "DNS records served.", nil, prometheus.GaugeValue}
-	metricClusterDNS  = metric{"isthmus_agent_cluster_dns_answers", "1 when the cluster's DNS answers for clusterset.local, 0 when it does not; absent when that is not known.", nil, prometheus.GaugeValue}
-	metricRefusals    = metric{"isthmus_agent_refusals_total", "Clients refused since the maps were made, by reason.", []string{"reason"}, prometheus.CounterValue}
-	metricDrained     = metric{"isthmus_agent_drained", "1 for each member whose packets die, as this node sees it.", []string{"source_cluster"}, prometheus.GaugeValue}
-	metricSynced      = metric{"isthmus_agent_last_sync_timestamp_seconds", "When a part took the last world.", []string{"part"}, prometheus.GaugeValue}
+	metricWrites      = metric{"isthmus_agent_map_writes_total", "Writes to the BPF maps since the agent started.", nil, prometheus.CounterValue}
+	metricDifferences = metric{"isthmus_agent_map_differences", "Entries of the BPF maps that the last check found changed, and corrected.", nil, prometheus.GaugeValue}
+	metricChecked     = metric{"isthmus_agent_map_check_timestamp_seconds", "When the BPF maps were last checked.", nil, prometheus.GaugeValue}
+	metricRecords     = metric{"isthmus_agent_dns_records", "DNS records in the zone.", nil, prometheus.GaugeValue}
+	metricClusterDNS  = metric{"isthmus_agent_cluster_dns_answers", "1 if the cluster's DNS answers for clusterset.local, 0 if not; absent while unknown.", nil, prometheus.GaugeValue}
+	metricRefusals    = metric{"isthmus_agent_refusals_total", "Clients refused since the BPF maps were created, by reason.", []string{"reason"}, prometheus.CounterValue}
+	metricDrained     = metric{"isthmus_agent_drained", "1 for each member that does not answer packets from this node.", []string{"source_cluster"}, prometheus.GaugeValue}
+	metricSynced      = metric{"isthmus_agent_last_sync_timestamp_seconds", "When a component applied the last snapshot.", []string{"component"}, prometheus.GaugeValue}
 
-	metricEvicted = metric{"isthmus_agent_udp_vips_evicted_total", "VIPs of unconnected UDP sockets that had to make room for others since the maps were made; answers come under the backend's name.", nil, prometheus.CounterValue}
+	metricEvicted = metric{"isthmus_agent_udp_vips_evicted_total", "VIPs of unconnected UDP sockets that were evicted for lack of space since the BPF maps were created; such a socket sees the backend's address in answers.", nil, prometheus.CounterValue}
 
-	metricServiceConnections = metric{"isthmus_agent_service_connections_total", "Clients of a Service that were given a backend on this node.", []string{"namespace", "service"}, prometheus.CounterValue}
+	metricServiceConnections = metric{"isthmus_agent_service_connections_total", "Clients of a Service that got a backend on this node.", []string{"namespace", "service"}, prometheus.CounterValue}
 	metricServiceRefusals    = metric{"isthmus_agent_service_refusals_total", "Clients of a Service that were refused on this node, by reason.", []string{"namespace", "service", "reason"}, prometheus.CounterValue}
 
 	allMetrics = []metric{
@@ -72,7 +72,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	put(metricServices, float64(s.View.Services))
 	put(metricFrontends, float64(s.Dataplane.Frontends))
 	put(metricBackends, float64(s.Dataplane.Backends))
-	put(metricRecords, float64(s.DNS.Names))
+	put(metricRecords, float64(s.DNS.Records))
 	if s.DNS.Cluster != nil {
 		put(metricClusterDNS, one(s.DNS.Cluster.Answers))
 	}
@@ -84,9 +84,9 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, id := range s.Dataplane.Drained {
 		put(metricDrained, 1, id)
 	}
-	for part, at := range map[string]time.Time{"dataplane": s.Dataplane.Synced, "dns": s.DNS.Synced} {
+	for component, at := range map[string]time.Time{"dataplane": s.Dataplane.Synced, "dns": s.DNS.Synced} {
 		if !at.IsZero() {
-			put(metricSynced, seconds(at), part)
+			put(metricSynced, seconds(at), component)
 		}
 	}
 	if !s.Dataplane.Checked.IsZero() {
@@ -95,7 +95,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	if n, err := m.evicted(); err == nil {
 		put(metricEvicted, float64(n))
 	} else {
-		m.log.Error("count VIPs of UDP sockets that made room", "err", err)
+		m.log.Error("count evicted VIPs of UDP sockets", "err", err)
 	}
 	if m.counters == nil {
 		return
@@ -114,7 +114,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// one is 1 for true.
+// one returns 1 for true and 0 for false.
 func one(is bool) float64 {
 	if is {
 		return 1

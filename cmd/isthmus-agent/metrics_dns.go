@@ -6,31 +6,31 @@ import (
 	"github.com/isthmus-net/isthmus/dns"
 )
 
-// dnsMetrics is what the node's name server knows as Prometheus metrics, read when they are scraped. While it has no
-// sockets there are none, and its counters begin anew with its sockets.
+// dnsMetrics collects the metrics of the name server. It reads them at each scrape. There are none while the server has no
+// sockets, and the counters restart when it opens new ones.
 type dnsMetrics struct {
-	// current says false while there is no server.
+	// current returns false while there is no server.
 	current func() (dns.Status, bool)
 }
 
-// allDNSMetrics are those of the name server; docs/dataplane.md lists them behind the others.
+// docs/dataplane.md lists these metrics after the others; a test compares.
 var (
-	metricDNSAnswers = metric{"isthmus_agent_dns_answers_total", "Answers by path (fast or slow over UDP, tcp, or kernel), type of question and code.", []string{"path", "type", "rcode"}, prometheus.CounterValue}
-	metricDNSIgnored = metric{"isthmus_agent_dns_ignored_total", "Messages that deserved no answer.", nil, prometheus.CounterValue}
-	metricDNSLimited = metric{"isthmus_agent_dns_limited_total", "Answers held back or cut short because their client asked too often.", nil, prometheus.CounterValue}
-	metricDNSRefused = metric{"isthmus_agent_dns_refused_connections_total", "TCP connections that were one too many.", nil, prometheus.CounterValue}
-	metricDNSBarred  = metric{"isthmus_agent_dns_barred_total", "Questions on the addresses for guests of clients that may not ask there, which were refused.", nil, prometheus.CounterValue}
-	metricDNSDropped = metric{"isthmus_agent_dns_dropped_total", "Questions that the kernel dropped because the sockets were full.", nil, prometheus.CounterValue}
-	metricDNSNames   = metric{"isthmus_agent_dns_names", "Names that exist in the zone.", nil, prometheus.GaugeValue}
-	metricDNSSkipped = metric{"isthmus_agent_dns_skipped", "Names that cannot be in DNS, by their characters or their length; the log has them.", nil, prometheus.GaugeValue}
-	metricDNSChanged = metric{"isthmus_agent_dns_zone_timestamp_seconds", "When what is answered last changed.", nil, prometheus.GaugeValue}
-	metricDNSOld     = metric{"isthmus_agent_dns_old", "1 while what is answered was known before the agent started, and the API server has said nothing yet.", nil, prometheus.GaugeValue}
-	metricDNSUnkept  = metric{"isthmus_agent_dns_unkept", "1 when the names could not be read from the file that keeps them over a restart, or written there.", nil, prometheus.GaugeValue}
-	metricDNSUpdates = metric{"isthmus_agent_dns_update_seconds", "How long it took from a changed world to answers from it (a histogram).", nil, prometheus.UntypedValue}
+	metricDNSAnswers    = metric{"isthmus_agent_dns_answers_total", "Answers by path (fast or slow over UDP, tcp, or kernel), type of question and response code.", []string{"path", "type", "rcode"}, prometheus.CounterValue}
+	metricDNSIgnored    = metric{"isthmus_agent_dns_ignored_total", "Messages that were not questions and got no answer.", nil, prometheus.CounterValue}
+	metricDNSLimited    = metric{"isthmus_agent_dns_limited_total", "Answers dropped or truncated by the rate limit.", nil, prometheus.CounterValue}
+	metricDNSRefused    = metric{"isthmus_agent_dns_refused_connections_total", "TCP connections closed at once by the connection limits.", nil, prometheus.CounterValue}
+	metricDNSACLRefused = metric{"isthmus_agent_dns_acl_refused_total", "Questions refused because the client is not in an allowed range of external clients.", nil, prometheus.CounterValue}
+	metricDNSDropped    = metric{"isthmus_agent_dns_dropped_total", "Questions that the kernel dropped because a receive buffer was full.", nil, prometheus.CounterValue}
+	metricDNSNames      = metric{"isthmus_agent_dns_names", "Names that exist in the zone.", nil, prometheus.GaugeValue}
+	metricDNSSkipped    = metric{"isthmus_agent_dns_skipped", "Services without a valid DNS name, or without all of theirs; the log lists them.", nil, prometheus.GaugeValue}
+	metricDNSChanged    = metric{"isthmus_agent_dns_zone_timestamp_seconds", "When the zone last changed.", nil, prometheus.GaugeValue}
+	metricDNSStale      = metric{"isthmus_agent_dns_stale", "1 while the zone comes from the zone file, because the API server has not been read yet.", nil, prometheus.GaugeValue}
+	metricDNSFileError  = metric{"isthmus_agent_dns_zone_file_error", "1 if the last read or write of the zone file failed.", nil, prometheus.GaugeValue}
+	metricDNSUpdates    = metric{"isthmus_agent_dns_update_seconds", "Time from a changed snapshot to answers from it (a histogram).", nil, prometheus.UntypedValue}
 
 	allDNSMetrics = []metric{
-		metricDNSAnswers, metricDNSIgnored, metricDNSLimited, metricDNSRefused, metricDNSBarred, metricDNSDropped, metricDNSNames, metricDNSSkipped,
-		metricDNSChanged, metricDNSOld, metricDNSUnkept, metricDNSUpdates,
+		metricDNSAnswers, metricDNSIgnored, metricDNSLimited, metricDNSRefused, metricDNSACLRefused, metricDNSDropped, metricDNSNames, metricDNSSkipped,
+		metricDNSChanged, metricDNSStale, metricDNSFileError, metricDNSUpdates,
 	}
 )
 
@@ -56,15 +56,15 @@ func (m dnsMetrics) Collect(ch chan<- prometheus.Metric) {
 	put(metricDNSIgnored, float64(s.Counts.Ignored))
 	put(metricDNSLimited, float64(s.Counts.Limited))
 	put(metricDNSRefused, float64(s.Counts.Refused))
-	put(metricDNSBarred, float64(s.Counts.Barred))
+	put(metricDNSACLRefused, float64(s.Counts.ACLRefused))
 	put(metricDNSDropped, float64(s.Counts.Dropped))
 	put(metricDNSNames, float64(s.Names))
 	put(metricDNSSkipped, float64(len(s.Skipped)))
 	if s.Synced {
 		put(metricDNSChanged, seconds(s.SyncedAt))
 	}
-	put(metricDNSOld, one(s.Old))
-	put(metricDNSUnkept, one(s.FileErr != nil))
+	put(metricDNSStale, one(s.Stale))
+	put(metricDNSFileError, one(s.FileErr != nil))
 	buckets := map[float64]uint64{}
 	for i, bound := range dns.UpdateBuckets {
 		buckets[bound] = s.Updates.Buckets[i]

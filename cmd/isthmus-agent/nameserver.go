@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,40 +17,41 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/names"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/dns"
 	"github.com/isthmus-net/isthmus/dns/device"
 )
 
-// errNotListening is what Sync says while the name server has no sockets.
+// errNotListening is the error of Sync while the name server has no sockets.
 var errNotListening = errors.New("the name server does not listen yet")
 
-// nameserver keeps a DNS server alive beside the dataplane: when its sockets cannot be had, because
-// something else sits on the port, say, it tries again for ever, and the dataplane never notices.
-// It is a view.Sink.
+// nameserver keeps a DNS server running beside the dataplane. If it cannot open its sockets, for example because another
+// program uses the port, it retries without end and without effect on the dataplane. It is a view.Sink.
 type nameserver struct {
 	cfg dns.Config // without Log
-	// neighbours are those of cfg.Listen that can be done without: the agents of other nodes stand in for them.
+	// neighbours are the optional addresses of cfg.Listen: other nodes' agents can answer instead.
 	neighbours []netip.AddrPort
-	fast       names.Config // without Resolvers the kernel answers nothing
+	fast       names.Config // without Resolvers, the kernel answers nothing
 	log        *slog.Logger
-	// retry passes between two attempts to listen.
+	// retry is the time between two attempts to listen.
 	retry time.Duration
-	// drains holds the members that are drained from now on, if that is new.
-	drains chan map[clusterset.ClusterID]bool
+	// silent is the latest set of members that do not answer; signaled is pending until Run has taken it.
+	silent   atomic.Pointer[map[clusterset.ClusterID]bool]
+	signaled signal.Signal
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	server  *dns.Server
 	last    *clusterset.Snapshot
 	local   clusterset.ClusterID
 	drained map[clusterset.ClusterID]bool
 	kernel  *names.Responder // nil while the kernel answers nothing
 	iface   string
-	lacks   []string // the optional abilities that the node lacks
+	missing []string // optional capabilities that the node lacks
 	err     error
 }
 
 func newNameserver(cfg dns.Config, neighbours []netip.AddrPort, log *slog.Logger) *nameserver {
-	return &nameserver{cfg: cfg, neighbours: neighbours, log: log, retry: 5 * time.Second, drains: make(chan map[clusterset.ClusterID]bool, 1)}
+	return &nameserver{cfg: cfg, neighbours: neighbours, log: log, retry: 5 * time.Second, signaled: signal.New()}
 }
 
 // Run listens and answers until ctx is done.
@@ -61,25 +63,25 @@ func (n *nameserver) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case drained := <-n.drains:
-			n.settle(func() { n.drained = drained })
+		case <-n.signaled.C():
+			n.updateTopology(func() { n.drained = *n.silent.Load() })
 		}
 	}
 }
 
-// keepServing serves until ctx is done, again and again.
+// keepServing calls serve until ctx is done.
 func (n *nameserver) keepServing(ctx context.Context) {
 	for {
 		err := n.serve(ctx)
 		if ctx.Err() != nil {
-			return // whatever ended it, the end was asked for
+			return // the end of serve was asked for
 		}
 		n.mu.Lock()
 		fresh := n.err == nil || err == nil || n.err.Error() != err.Error()
 		n.err = err
 		n.mu.Unlock()
 		if fresh {
-			n.log.Error("DNS is not served; will try again", "err", err)
+			n.log.Error("cannot serve DNS; will retry", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -89,10 +91,10 @@ func (n *nameserver) keepServing(ctx context.Context) {
 	}
 }
 
-// serve opens the sockets and answers until ctx is done or a socket breaks.
+// serve opens the sockets and answers until ctx is done or a socket fails.
 func (n *nameserver) serve(ctx context.Context) error {
-	kernel, lacks := n.newKernel()
-	server, err := n.open(ctx, kernel, lacks)
+	kernel, missing := n.newKernel()
+	server, err := n.open(ctx, kernel, missing)
 	if err != nil {
 		return errors.Join(err, kernel.Close())
 	}
@@ -106,9 +108,9 @@ func (n *nameserver) serve(ctx context.Context) error {
 	return errors.Join(err, kernel.Close())
 }
 
-// newKernel returns what lets the kernel answer, if that is asked for and this node can. It knows what one server
-// tells it, and goes with that.
-func (n *nameserver) newKernel() (kernel *names.Responder, lacks []string) {
+// newKernel returns the responder through which the kernel answers, or nil if it is not configured or the node does not
+// support it. A responder belongs to one server and is closed with it.
+func (n *nameserver) newKernel() (kernel *names.Responder, missing []string) {
 	if len(n.fast.Resolvers) == 0 {
 		return nil, nil
 	}
@@ -119,34 +121,31 @@ func (n *nameserver) newKernel() (kernel *names.Responder, lacks []string) {
 	return kernel, nil
 }
 
-// open assigns the addresses that are ours, binds all sockets and shows the server the last world. lacks are the
-// abilities of which is known before that the node has them not.
-func (n *nameserver) open(ctx context.Context, kernel *names.Responder, lacks []string) (*dns.Server, error) {
-	listen, iface, without, err := n.assign()
+// open assigns the node-local addresses, opens all sockets and passes the last snapshot to the server. missing holds the
+// capabilities that the node is already known to lack.
+func (n *nameserver) open(ctx context.Context, kernel *names.Responder, missing []string) (*dns.Server, error) {
+	listen, iface, atAssign, err := n.assign()
 	if err != nil {
 		return nil, err
 	}
-	server, alone, err := n.listen(listen, kernel)
+	server, atListen, err := n.listen(listen, kernel)
 	if err != nil {
 		return nil, err
 	}
-	if without != "" {
-		lacks = append(lacks, without)
-	}
-	lacks = append(lacks, alone...)
+	missing = append(append(missing, atAssign...), atListen...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.server, n.kernel, n.iface, n.lacks, n.err = server, kernel, iface, lacks, nil
-	server.Settle(n.local, n.drained)
+	n.server, n.kernel, n.iface, n.missing, n.err = server, kernel, iface, missing, nil
+	server.SetTopology(n.local, n.drained)
 	if n.last != nil {
 		n.err = server.Sync(ctx, n.last)
 	}
 	return server, nil
 }
 
-// listen makes a server for some addresses and for guests, or, where that cannot be, for as many as can: those of guests
-// and then those of neighbours are left out, and it says so.
-func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (server *dns.Server, lacks []string, err error) {
+// listen opens a server on addrs and on the addresses for external clients. If that fails, it tries without the external
+// ones, then without those of neighbours, then without both, and returns what is missing.
+func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (server *dns.Server, missing []string, err error) {
 	cfg := n.cfg
 	cfg.Listen, cfg.Log = addrs, n.log
 	if kernel != nil {
@@ -155,30 +154,29 @@ func (n *nameserver) listen(addrs []netip.AddrPort, kernel *names.Responder) (se
 	if server, err = dns.New(cfg); err == nil {
 		return server, nil, nil
 	}
-	alone, nobody := slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return slices.Contains(n.neighbours, a) }), dns.Guests{}
+	local, none := slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return slices.Contains(n.neighbours, a) }), dns.ExternalClients{}
 	type attempt struct {
-		listen  []netip.AddrPort
-		guests  dns.Guests
-		without []string // what users miss, and what to do
+		listen   []netip.AddrPort
+		external dns.ExternalClients
+		missing  []string // the missing capability, and the fix
 	}
-	forGuests := fmt.Sprintf("DNS for machines outside of the cluster: %s, or another address with --dns-guest-listen", oneLine(err))
-	forNeighbours := fmt.Sprintf("DNS for other nodes while their agents are away: %s, or another port with --dns-neighbour-port", oneLine(err))
-	for _, a := range []attempt{{addrs, nobody, []string{forGuests}}, {alone, n.cfg.Guests, []string{forNeighbours}}, {alone, nobody, []string{forGuests, forNeighbours}}} {
-		if len(a.listen) == 0 || len(a.listen) == len(addrs) && len(a.guests.Listen) == len(n.cfg.Guests.Listen) {
-			continue // tried before
+	forExternal := fmt.Sprintf("DNS for clients outside of the cluster: %s, or another address with --dns-external-listen", oneLine(err))
+	forNeighbours := fmt.Sprintf("DNS for other nodes while their agents are down: %s, or another port with --dns-neighbour-port", oneLine(err))
+	for _, a := range []attempt{{addrs, none, []string{forExternal}}, {local, n.cfg.ExternalClients, []string{forNeighbours}}, {local, none, []string{forExternal, forNeighbours}}} {
+		if len(a.listen) == 0 || len(a.listen) == len(addrs) && len(a.external.Listen) == len(n.cfg.ExternalClients.Listen) {
+			continue // nothing is left, or nothing was left out
 		}
-		cfg.Listen, cfg.Guests = a.listen, a.guests
-		server, second := dns.New(cfg)
-		if second == nil {
-			n.log.Warn("the names are not served on all addresses", "err", err)
-			return server, a.without, nil
+		cfg.Listen, cfg.ExternalClients = a.listen, a.external
+		if server, retryErr := dns.New(cfg); retryErr == nil {
+			n.log.Warn("DNS is not served on all addresses", "err", err)
+			return server, a.missing, nil
 		}
 	}
 	return nil, nil, err
 }
 
-// assign gives our own addresses an interface. On a node without IPv6 the IPv6 ones are left out.
-func (n *nameserver) assign() (listen []netip.AddrPort, iface, lacks string, err error) {
+// assign assigns the node-local addresses to an interface. On a node without IPv6 it leaves out the IPv6 ones.
+func (n *nameserver) assign() (listen []netip.AddrPort, iface string, missing []string, err error) {
 	var own []netip.Addr
 	for _, l := range n.cfg.Listen {
 		if device.Owns(l.Addr()) {
@@ -186,55 +184,54 @@ func (n *nameserver) assign() (listen []netip.AddrPort, iface, lacks string, err
 		}
 	}
 	if len(own) == 0 {
-		return n.cfg.Listen, "", "", nil
+		return n.cfg.Listen, "", nil, nil
 	}
 	iface, assigned, err := device.Ensure(own)
 	if err != nil {
-		return nil, "", "", err
+		return nil, "", nil, err
 	}
 	if err := device.Untrack(assigned); err != nil {
-		lacks = "DNS without connection tracking: " + err.Error()
+		missing = []string{"DNS without connection tracking: " + err.Error()}
 	}
 	for _, l := range n.cfg.Listen {
 		if device.Owns(l.Addr()) && !slices.Contains(assigned, l.Addr()) {
-			lacks = "DNS over IPv6: IPv6 is switched off on this node"
+			missing = []string{"DNS over IPv6: IPv6 is disabled on this node"}
 			continue
 		}
 		listen = append(listen, l)
 	}
-	return listen, iface, lacks, nil
+	return listen, iface, missing, nil
 }
 
-// Place tells the server, now or as soon as there is one, which member the node is of.
-func (n *nameserver) Place(local clusterset.ClusterID) { n.settle(func() { n.local = local }) }
+// SetLocal sets the member that the node belongs to.
+func (n *nameserver) SetLocal(local clusterset.ClusterID) {
+	n.updateTopology(func() { n.local = local })
+}
 
-// Drain takes what the node knows of each member's packets, so that names which stand for several clusters leave out
-// those that are silent. It does not wait; it is for one goroutine.
-func (n *nameserver) Drain(known map[clusterset.ClusterID]evidence.State) {
+// SetEvidence drains the members that do not answer this node's packets: names that stand for several clusters leave them
+// out. It does not block.
+func (n *nameserver) SetEvidence(known map[clusterset.ClusterID]evidence.State) {
 	drained := map[clusterset.ClusterID]bool{}
 	for id, state := range known {
 		if state == evidence.Silent {
 			drained[id] = true
 		}
 	}
-	select {
-	case <-n.drains: // nobody took the last one yet, and it is old
-	default:
-	}
-	n.drains <- drained
+	n.silent.Store(&drained)
+	n.signaled.Notify()
 }
 
-// settle changes what the answers depend on besides the last world.
-func (n *nameserver) settle(change func()) {
+// updateTopology changes the topology, and passes it to the server if there is one.
+func (n *nameserver) updateTopology(change func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	change()
 	if n.server != nil {
-		n.server.Settle(n.local, n.drained)
+		n.server.SetTopology(n.local, n.drained)
 	}
 }
 
-// Sync hands s to the server, now or as soon as there is one.
+// Sync passes s to the server, now or when it has opened its sockets.
 func (n *nameserver) Sync(ctx context.Context, s *clusterset.Snapshot) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -245,8 +242,8 @@ func (n *nameserver) Sync(ctx context.Context, s *clusterset.Snapshot) error {
 	return n.server.Sync(ctx, s)
 }
 
-// Status says what is served now, and which optional abilities the node lacks.
-func (n *nameserver) Status() (s status.DNS, lacks []string) {
+// Status returns the state of the server, and the optional capabilities that the node lacks.
+func (n *nameserver) Status() (s status.DNS, missing []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s.Interface = n.iface
@@ -254,18 +251,18 @@ func (n *nameserver) Status() (s status.DNS, lacks []string) {
 		s.Error = n.err.Error()
 	}
 	if n.server != nil {
-		is := n.server.Status()
-		s.Names, s.Synced = is.Records, is.SyncedAt
-		for _, l := range is.Listen {
+		server := n.server.Status()
+		s.Records, s.Synced = server.Records, server.SyncedAt
+		for _, l := range server.Listen {
 			s.Listening = append(s.Listening, l.String())
 		}
 	}
 	if n.kernel != nil {
-		is := n.kernelStatus()
-		s.Kernel = &status.KernelDNS{Devices: is.Devices, Answers: is.A + is.AAAA}
+		kernel := n.kernelStatus()
+		s.Kernel = &status.KernelDNS{Devices: kernel.Devices, Answers: kernel.A + kernel.AAAA}
 		for _, r := range n.fast.Resolvers {
 			s.Kernel.Resolvers = append(s.Kernel.Resolvers, r.String())
 		}
 	}
-	return s, n.lacks
+	return s, n.missing
 }

@@ -19,32 +19,32 @@ import (
 	"github.com/isthmus-net/isthmus/dns"
 )
 
-// Where the cluster's DNS is.
+// The agent reads the address of the cluster's DNS from Service kube-dns.
 //
 // +kubebuilder:rbac:groups="",resources=services,resourceNames=kube-dns,verbs=get
 
 const (
-	// clusterDNSInterval passes between two questions to the cluster's DNS.
+	// clusterDNSInterval is the time between two questions to the cluster's DNS.
 	clusterDNSInterval = 20 * time.Second
-	// clusterDNSPatience is how many questions in a row nobody answers before that is said: packets get lost.
-	clusterDNSPatience = 2
-	// clusterDNSPath is the Service of the cluster's DNS, by the name that it has everywhere.
+	// clusterDNSLosses is the number of unanswered questions in a row that count as an outage: one may be a lost packet.
+	clusterDNSLosses = 2
+	// clusterDNSPath is the Service of the cluster's DNS, which has this name in every distribution.
 	clusterDNSPath = "/api/v1/namespaces/kube-system/services/kube-dns"
 )
 
-// clusterDNS watches whether the cluster's DNS, which pods ask, answers for clusterset.local: somebody may take the
-// block away that sends it to the agents, or write it over.
+// clusterDNS watches whether the cluster's DNS, which pods use, answers for clusterset.local. It stops doing so when, for
+// example, an add-on manager overwrites the Corefile and removes the block that forwards the zone to the agents.
 type clusterDNS struct {
-	at     string         // its address; "" asks server, and again when nobody answers there
-	server rest.Interface // may be nil when at is not empty
+	at     string         // its address; if empty, read from server before each question
+	server rest.Interface // may be nil if at is set
 	log    *slog.Logger
-	ask    func(ctx context.Context, server netip.AddrPort) error // whether it answers
+	ask    func(ctx context.Context, server netip.AddrPort) error // nil if it answers
 
 	mu   sync.Mutex
-	last *status.ClusterDNS // nil: not known
+	last *status.ClusterDNS // nil while unknown
 }
 
-// newClusterDNS returns nil where there is nothing to watch.
+// newClusterDNS returns nil if the watch is off, or if there is no way to find the address.
 func newClusterDNS(at string, server rest.Interface, log *slog.Logger) *clusterDNS {
 	if at == clusterDNSNone || at == "" && server == nil {
 		return nil
@@ -52,7 +52,7 @@ func newClusterDNS(at string, server rest.Interface, log *slog.Logger) *clusterD
 	return &clusterDNS{at: at, server: server, log: log, ask: askVersion}
 }
 
-// Status says what is known, nil for nothing. c may be nil.
+// Status returns the last result, nil if there is none. c may be nil.
 func (c *clusterDNS) Status() *status.ClusterDNS {
 	if c == nil {
 		return nil
@@ -70,23 +70,23 @@ func (c *clusterDNS) Status() *status.ClusterDNS {
 func (c *clusterDNS) Run(ctx context.Context) error {
 	tick := time.NewTicker(clusterDNSInterval)
 	defer tick.Stop()
-	silent, said := 0, ""
+	losses, logged := 0, ""
 	for {
 		at, err := c.find(ctx)
 		if err == nil {
 			err = c.ask(ctx, at)
 			switch {
 			case err == nil || refused(err):
-				silent = 0
+				losses = 0
 			default:
-				silent++
+				losses++
 			}
-			if ctx.Err() == nil && (silent == 0 || silent >= clusterDNSPatience) {
+			if ctx.Err() == nil && (losses == 0 || losses >= clusterDNSLosses) {
 				c.note(at, err)
 			}
-		} else if text := err.Error(); ctx.Err() == nil && text != said {
-			c.log.Info("the cluster's DNS is not watched; name it by --cluster-dns", "err", err)
-			said = text
+		} else if text := err.Error(); ctx.Err() == nil && text != logged {
+			c.log.Info("cannot find the cluster's DNS, so it is not watched; set --cluster-dns", "err", err)
+			logged = text
 		}
 		select {
 		case <-ctx.Done():
@@ -96,7 +96,7 @@ func (c *clusterDNS) Run(ctx context.Context) error {
 	}
 }
 
-// find returns where the cluster's DNS is.
+// find returns the address of the cluster's DNS.
 func (c *clusterDNS) find(ctx context.Context) (netip.AddrPort, error) {
 	at := c.at
 	if at == "" {
@@ -113,42 +113,42 @@ func (c *clusterDNS) find(ctx context.Context) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, dns.DefaultPort), nil
 }
 
-// note keeps what was found, and logs it when it is new.
+// note records a result, and logs it if it differs from the last one.
 func (c *clusterDNS) note(at netip.AddrPort, err error) {
-	is := &status.ClusterDNS{Server: at.String(), Answers: err == nil}
+	now := &status.ClusterDNS{Server: at.String(), Answers: err == nil}
 	if err != nil {
-		is.Reason = oneLine(err)
+		now.Reason = oneLine(err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last != nil && c.last.Answers == is.Answers {
-		is.Since = c.last.Since
+	if c.last != nil && c.last.Answers == now.Answers {
+		now.Since = c.last.Since
 	} else {
-		is.Since = time.Now()
+		now.Since = time.Now()
 		if err != nil {
-			c.log.Warn("pods do not find names of clusterset.local; see isthmusctl dns status", "server", at, "err", err)
+			c.log.Warn("pods cannot resolve names in clusterset.local; see isthmusctl dns status", "server", at, "err", err)
 		} else if c.last != nil {
-			c.log.Info("pods find names of clusterset.local again", "server", at)
+			c.log.Info("pods can resolve names in clusterset.local again", "server", at)
 		}
 	}
-	c.last = is
+	c.last = now
 }
 
-// refused reports whether err is an answer, and not the want of one.
+// refused reports whether the server answered that it does not serve the zone; other errors mean that it did not answer.
 func refused(err error) bool { return errors.Is(err, zoneask.ErrNotServed) }
 
-// askVersion asks a name server for what every server of a ClusterSet's zone has.
+// askVersion asks a name server for dns-version.clusterset.local, which every server of the zone has.
 func askVersion(ctx context.Context, server netip.AddrPort) error {
 	return zoneask.Ask(ctx, &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, server.String())
 	}})
 }
 
-// askServers says of each server= whether it answers for clusterset.local, as seen from here.
+// askServers handles AskPath: it asks each server= whether it answers for clusterset.local.
 func askServers(w http.ResponseWriter, r *http.Request) {
 	texts := r.URL.Query()["server"]
 	if len(texts) == 0 || len(texts) > status.MaxAsked {
-		http.Error(w, fmt.Sprintf("name 1 to %d servers by server=", status.MaxAsked), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("give 1 to %d servers as server=", status.MaxAsked), http.StatusBadRequest)
 		return
 	}
 	servers := make([]netip.AddrPort, len(texts))
@@ -159,17 +159,17 @@ func askServers(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	said := make([]status.ClusterDNS, len(servers))
+	results := make([]status.ClusterDNS, len(servers))
 	var asking sync.WaitGroup
 	for i, at := range servers {
 		asking.Go(func() {
 			err := askVersion(r.Context(), at)
-			said[i] = status.ClusterDNS{Server: at.String(), Answers: err == nil}
+			results[i] = status.ClusterDNS{Server: at.String(), Answers: err == nil}
 			if err != nil {
-				said[i].Reason = oneLine(err)
+				results[i].Reason = oneLine(err)
 			}
 		})
 	}
 	asking.Wait()
-	writeAnswer(w, said, nil)
+	writeAnswer(w, results, nil)
 }

@@ -21,33 +21,33 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// A block that somebody takes away is told at once, a lost packet is not, and it is told again when all is well.
-func TestClusterDNSIsWatched(t *testing.T) {
+// A missing stub block is reported at once, a lost packet is not, and recovery is reported.
+func TestClusterDNSWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		var says error
+		var answer error
 		lost := errors.New("i/o timeout")
 		c := newClusterDNS("10.96.0.10", nil, slog.New(slog.NewTextHandler(&log, nil)))
-		c.ask = func(context.Context, netip.AddrPort) error { return says }
+		c.ask = func(context.Context, netip.AddrPort) error { return answer }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- c.Run(ctx) }()
 		for i, step := range []struct {
-			says    error
+			answer  error
 			answers bool
 		}{{nil, true}, {lost, true}, {nil, true}, {lost, true}, {lost, false}, {nil, true}, {zoneask.ErrNotServed, false}, {zoneask.ErrNotServed, false}, {nil, true}} {
-			says = step.says
+			answer = step.answer
 			if i > 0 {
 				<-time.After(clusterDNSInterval)
 			}
 			synctest.Wait()
-			is := c.Status()
-			if is == nil || is.Answers != step.answers || (is.Reason == "") != step.answers || is.Server != "10.96.0.10:53" {
-				t.Errorf("step %d: %+v", i, is)
+			s := c.Status()
+			if s == nil || s.Answers != step.answers || (s.Reason == "") != step.answers || s.Server != "10.96.0.10:53" {
+				t.Errorf("step %d: %+v", i, s)
 			}
 		}
-		if n := strings.Count(log.String(), "do not find"); n != 2 {
-			t.Errorf("logged %d times, want once for each time that it went:\n%s", n, &log)
+		if n := strings.Count(log.String(), "cannot resolve"); n != 2 {
+			t.Errorf("logged %d times, want once for each failure:\n%s", n, &log)
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -56,10 +56,10 @@ func TestClusterDNSIsWatched(t *testing.T) {
 	})
 }
 
-// The address is that of the Service that every cluster's DNS has.
-func TestClusterDNSIsFound(t *testing.T) {
+// The address is the ClusterIP of Service kube-dns.
+func TestClusterDNSAddress(t *testing.T) {
 	api := &apiServer{objects: map[string]string{clusterDNSPath: `{"spec":{"clusterIP":"10.96.0.10"}}`}}
-	c := newClusterDNS("", newLocator(t, api, Config{}).server, slog.New(slog.DiscardHandler))
+	c := newClusterDNS("", newTopologyWatcher(t, api, Config{}).server, slog.New(slog.DiscardHandler))
 	if at, err := c.find(t.Context()); err != nil || at.String() != "10.96.0.10:53" {
 		t.Errorf("at %s, %v", at, err)
 	}
@@ -72,7 +72,7 @@ func TestClusterDNSIsFound(t *testing.T) {
 		}
 	}
 	for name, unwatched := range map[string]*clusterDNS{
-		"switched off": newClusterDNS(clusterDNSNone, c.server, c.log), "nobody to ask": newClusterDNS("", nil, c.log),
+		"turned off": newClusterDNS(clusterDNSNone, c.server, c.log), "no API server": newClusterDNS("", nil, c.log),
 	} {
 		if unwatched != nil || unwatched.Status() != nil {
 			t.Errorf("%s: it is watched", name)
@@ -80,52 +80,52 @@ func TestClusterDNSIsFound(t *testing.T) {
 	}
 }
 
-// A server that has a zone answers; one that does not know yet what is in it does not.
+// A server answers once it has a snapshot.
 func TestAskVersion(t *testing.T) {
 	n, at := startNameserver(t)
 	server := netip.MustParseAddrPort(at)
 	if err := askVersion(t.Context(), server); err == nil || refused(err) {
-		t.Errorf("before the first world: %v", err)
+		t.Errorf("before the first snapshot: %v", err)
 	}
 	if err := n.Sync(t.Context(), &clusterset.Snapshot{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := askVersion(t.Context(), server); err != nil {
-		t.Errorf("after it: %v", err)
+		t.Errorf("after the first snapshot: %v", err)
 	}
 }
 
-// Each server that is named gets its own verdict; what cannot be asked is named.
+// Each server has a result of its own, and an error names an invalid server.
 func TestAskServers(t *testing.T) {
 	n, at := startNameserver(t)
 	if err := n.Sync(t.Context(), &clusterset.Snapshot{}); err != nil {
 		t.Fatal(err)
 	}
-	nobody, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
+	closed, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	refuses := nobody.LocalAddr().String()
-	if err := nobody.Close(); err != nil {
+	refuses := closed.LocalAddr().String()
+	if err := closed.Close(); err != nil {
 		t.Fatal(err)
 	}
 	many := strings.Repeat("&server=192.0.2.1:53", status.MaxAsked+1)
 	for query, want := range map[string]string{
 		"server=" + at + "&server=" + refuses: at + " true, " + refuses + " false",
 		"server=kube-dns":                     "server=kube-dns is not an address with a port",
-		"":                                    "name 1 to 32 servers",
-		many[1:]:                              "name 1 to 32 servers",
+		"":                                    "give 1 to 32 servers",
+		many[1:]:                              "give 1 to 32 servers",
 	} {
 		w := httptest.NewRecorder()
 		askServers(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, status.AskPath+"?"+query, nil))
 		have := w.Body.String()
 		if w.Code == http.StatusOK {
-			var said []status.ClusterDNS
-			if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil {
+			var results []status.ClusterDNS
+			if err := json.Unmarshal(w.Body.Bytes(), &results); err != nil {
 				t.Fatal(err)
 			}
 			var parts []string
-			for _, s := range said {
+			for _, s := range results {
 				parts = append(parts, fmt.Sprintf("%s %t", s.Server, s.Answers && s.Reason == ""))
 			}
 			have = strings.Join(parts, ", ")

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"strconv"
@@ -14,31 +15,31 @@ import (
 	"github.com/isthmus-net/isthmus/dns/device"
 )
 
-// dnsConfig is what an operator can say about the name server.
+// dnsConfig holds the settings of the name server.
 type dnsConfig struct {
-	// Listen holds addresses with an optional port. Where it is empty they are the node-local ones and NodeIPs.
+	// Listen holds addresses with an optional port. If it is empty, the server uses the node-local ones and NodeIPs.
 	Listen []string
-	// NodeIPs are this node's addresses, where its neighbours ask, at NeighbourPort.
+	// NodeIPs are this node's addresses. The DNS of other nodes asks there, at NeighbourPort.
 	NodeIPs       []string
 	NeighbourPort uint16
-	// GuestListen are addresses with an optional port where machines that are no nodes may ask, those in GuestAllow.
-	GuestListen, GuestAllow []string
-	// Profile is kep or lighthouse: what EmptyHeadless and ClusterScoped are where they are not given.
+	// ExternalListen holds addresses with an optional port for clients outside of the cluster, ExternalAllow their ranges.
+	ExternalListen, ExternalAllow []string
+	// Profile is kep or lighthouse. It sets the defaults of EmptyHeadless and ClusterScoped.
 	Profile       string
-	EmptyHeadless string // nxdomain or nodata; "" is what the profile says
+	EmptyHeadless string // nxdomain or nodata; "" means as the profile
 	ClusterScoped choice
 	TTL           uint32 // seconds
 	Reverse       []string
 	ZoneFile      string
-	// QueryLog logs one of so many questions; 0 none.
+	// QueryLog logs every QueryLog-th question; 0 logs none.
 	QueryLog uint64
-	// FastPath holds the addresses that pods' resolv.conf name, for which the kernel may answer.
+	// FastPath holds resolver addresses from pods' resolv.conf, for which the kernel may answer.
 	FastPath []string
-	// Cluster is the address of the cluster's DNS, which is watched; "" asks the API server, "none" does not watch.
+	// Cluster is the address of the cluster's DNS, to watch it; "" means to read it from the API server, "none" not to watch.
 	Cluster string
 }
 
-// What --dns-profile and --dns-empty-headless take.
+// Values of --dns-profile and --dns-empty-headless.
 const (
 	profileKEP        = "kep"
 	profileLighthouse = "lighthouse"
@@ -46,10 +47,10 @@ const (
 	emptyNoData       = "nodata"
 )
 
-// clusterDNSNone is the value of --cluster-dns that switches off what it is for.
+// clusterDNSNone is the value of --cluster-dns that turns off the watch.
 const clusterDNSNone = "none"
 
-// choice is a switch that may be left alone. It is a pflag.Value.
+// choice is a boolean flag that may be unset. It is a pflag.Value.
 type choice struct{ given, on bool }
 
 func (c *choice) String() string {
@@ -59,7 +60,7 @@ func (c *choice) String() string {
 	return strconv.FormatBool(c.on)
 }
 
-// Set takes what strconv.ParseBool does.
+// Set accepts the values of strconv.ParseBool.
 func (c *choice) Set(text string) error {
 	on, err := strconv.ParseBool(text)
 	if err != nil {
@@ -69,10 +70,10 @@ func (c *choice) Set(text string) error {
 	return nil
 }
 
-// Type is what help calls the value.
+// Type returns the name of the type for the help text.
 func (*choice) Type() string { return "bool" }
 
-// dnsDefaults returns what holds where no flag says otherwise. NODE_IPS comes from the DaemonSet (status.hostIPs).
+// dnsDefaults returns the settings without flags. The DaemonSet sets NODE_IPS from status.hostIPs.
 func dnsDefaults() dnsConfig {
 	c := dnsConfig{TTL: dns.DefaultTTL, NeighbourPort: dns.DefaultPort, Profile: profileKEP}
 	if ips := os.Getenv("NODE_IPS"); ips != "" {
@@ -83,24 +84,39 @@ func dnsDefaults() dnsConfig {
 
 func (c *dnsConfig) bind(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.Listen, "dns-listen", nil, fmt.Sprintf(
-		"address[:port] to answer DNS on, repeatable; link-local and %s addresses are assigned to interface %s (default %s, %s and --node-ip)",
+		"address[:port] for DNS, repeatable; link-local and %s addresses are assigned to interface %s (default %s, %s and --node-ip)",
 		netip.PrefixFrom(device.IPv6, 48).Masked(), device.Name, device.IPv4, device.IPv6))
-	f.StringSliceVar(&c.NodeIPs, "node-ip", c.NodeIPs, "addresses of this node for DNS questions of its neighbours, repeatable; env NODE_IPS")
-	f.Uint16Var(&c.NeighbourPort, "dns-neighbour-port", c.NeighbourPort, "port for DNS on the addresses of --node-ip, where something else has 53")
-	f.StringSliceVar(&c.GuestListen, "dns-guest-listen", nil, "address[:port] at which machines outside of the cluster ask, repeatable; the node that has it answers")
-	f.StringSliceVar(&c.GuestAllow, "dns-guest-allow", nil, "range of machines that may ask at --dns-guest-listen, repeatable; others are refused")
-	f.StringVar(&c.Profile, "dns-profile", c.Profile, fmt.Sprintf("%s: names as the MCS API specifies them; %s: as Lighthouse has them, which is --dns-empty-headless=%s --dns-cluster-scoped", profileKEP, profileLighthouse, emptyNoData))
-	f.StringVar(&c.EmptyHeadless, "dns-empty-headless", "", fmt.Sprintf("what the name of a headless Service without ready endpoints is answered with: %s or %s (default: as --dns-profile)", emptyNXDomain, emptyNoData))
-	f.VarPF(&c.ClusterScoped, "dns-cluster-scoped", "", "also answer for <cluster>.<service>.<namespace>.svc.clusterset.local, which the MCS API's specification forbids (default: as --dns-profile)").NoOptDefVal = "true"
-	f.Uint32Var(&c.TTL, "dns-ttl", c.TTL, "seconds for which clients may remember an answer, 0 to 3600")
-	f.StringSliceVar(&c.Reverse, "dns-reverse", nil, "range of ClusterSetIPs whose addresses have names (PTR), repeatable")
-	f.StringVar(&c.ZoneFile, "dns-zone-file", "", "file that keeps the names over a restart, so that they are answered before the API server is")
-	f.Uint64Var(&c.QueryLog, "dns-query-log", 0, "log one of so many questions with its answer: 1 all, 1000 one of a thousand on each CPU (default: none)")
-	f.StringSliceVar(&c.FastPath, "dns-fastpath", nil, "address of a resolver that pods ask, as in their resolv.conf, repeatable: plain questions to it for ClusterSetIPs are answered by the kernel where they leave the pod")
-	f.StringVar(&c.Cluster, "cluster-dns", "", fmt.Sprintf("address of the cluster's DNS, of which is told whether it answers for clusterset.local, or %s (default: that of Service kube-system/kube-dns)", clusterDNSNone))
+	f.StringSliceVar(&c.NodeIPs, "node-ip", c.NodeIPs, "address of this node for DNS questions from other nodes, repeatable; env NODE_IPS")
+	f.Uint16Var(&c.NeighbourPort, "dns-neighbour-port", c.NeighbourPort, "port for DNS on the addresses of --node-ip, if another program uses 53 there")
+	f.StringSliceVar(&c.ExternalListen, "dns-external-listen", nil, "address[:port] for DNS clients outside of the cluster, repeatable; the node that has it answers")
+	f.StringSliceVar(&c.ExternalAllow, "dns-external-allow", nil, "source range of clients allowed at --dns-external-listen, repeatable; others are refused")
+	f.StringVar(&c.Profile, "dns-profile", c.Profile, fmt.Sprintf("%s: names as in the MCS API; %s: names as in Lighthouse, the same as --dns-empty-headless=%s --dns-cluster-scoped", profileKEP, profileLighthouse, emptyNoData))
+	f.StringVar(&c.EmptyHeadless, "dns-empty-headless", "", fmt.Sprintf("answer for a headless Service without ready endpoints: %s or %s (default: as --dns-profile)", emptyNXDomain, emptyNoData))
+	f.VarPF(&c.ClusterScoped, "dns-cluster-scoped", "", "also answer for <cluster>.<service>.<namespace>.svc.clusterset.local, which the MCS API forbids (default: as --dns-profile)").NoOptDefVal = "true"
+	f.Uint32Var(&c.TTL, "dns-ttl", c.TTL, "TTL of answers in seconds, 0 to 3600")
+	f.StringSliceVar(&c.Reverse, "dns-reverse", nil, "range of ClusterSetIPs with PTR records, repeatable")
+	f.StringVar(&c.ZoneFile, "dns-zone-file", "", "file that keeps the zone over a restart, to answer before the API server is reachable")
+	f.Uint64Var(&c.QueryLog, "dns-query-log", 0, "log every n-th question on each CPU with its outcome: 1 logs all, 1000 one in a thousand (default: none)")
+	f.StringSliceVar(&c.FastPath, "dns-fast-path", nil, "address of a resolver in pods' resolv.conf, repeatable: the kernel answers simple questions to it for ClusterSetIPs at the pod's interface")
+	f.StringVar(&c.Cluster, "cluster-dns", "", fmt.Sprintf("address of the cluster's DNS, to watch whether it answers for clusterset.local, or %s (default: that of Service kube-system/kube-dns)", clusterDNSNone))
 }
 
-// server is what c says to the server. The error joins all faults, each with the flag to mend.
+// nameserver returns the name server for c.
+func (c *dnsConfig) nameserver(log *slog.Logger) (*nameserver, error) {
+	cfg, err := c.server()
+	if err != nil {
+		return nil, err
+	}
+	neighbours, err := c.neighbours()
+	if err != nil {
+		return nil, err
+	}
+	n := newNameserver(cfg, neighbours, log)
+	n.fast.Resolvers, err = c.resolvers()
+	return n, err
+}
+
+// server returns the settings of the DNS server. The error joins all faults; each names the flag to correct.
 func (c *dnsConfig) server() (dns.Config, error) {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
@@ -123,10 +139,10 @@ func (c *dnsConfig) server() (dns.Config, error) {
 		cfg.ClusterScoped = c.ClusterScoped.on
 	}
 	if c.NeighbourPort == 0 {
-		fault("--dns-neighbour-port=0 is no port; use 1 to 65535")
+		fault("--dns-neighbour-port=0 is not a port; use 1 to 65535")
 	}
 	if _, err := netip.ParseAddr(c.Cluster); err != nil && c.Cluster != "" && c.Cluster != clusterDNSNone {
-		fault("--cluster-dns=%s is no address, such as 10.96.0.10, nor %s", c.Cluster, clusterDNSNone)
+		fault("--cluster-dns=%s is neither an address, such as 10.96.0.10, nor %s", c.Cluster, clusterDNSNone)
 	}
 	if _, err := c.resolvers(); err != nil {
 		faults = append(faults, err)
@@ -138,14 +154,14 @@ func (c *dnsConfig) server() (dns.Config, error) {
 	if cfg.Listen, err = c.addresses(); err != nil {
 		faults = append(faults, err)
 	}
-	if cfg.Guests.Listen, err = parseAddresses("--dns-guest-listen", c.GuestListen, dns.DefaultPort); err != nil {
+	if cfg.ExternalClients.Listen, err = parseAddresses("--dns-external-listen", c.ExternalListen, dns.DefaultPort); err != nil {
 		faults = append(faults, err)
 	}
-	if cfg.Guests.Allow, err = parseRanges(c.GuestAllow); err != nil {
-		fault("--dns-guest-allow: %w", err)
+	if cfg.ExternalClients.Allow, err = parseRanges(c.ExternalAllow); err != nil {
+		fault("--dns-external-allow: %w", err)
 	}
-	if len(c.GuestListen) == 0 != (len(c.GuestAllow) == 0) {
-		fault("--dns-guest-listen and --dns-guest-allow need each other; give both, or none")
+	if len(c.ExternalListen) == 0 != (len(c.ExternalAllow) == 0) {
+		fault("--dns-external-listen and --dns-external-allow go together; give both or neither")
 	}
 	if len(faults) > 0 {
 		return dns.Config{}, errors.Join(faults...)
@@ -153,7 +169,7 @@ func (c *dnsConfig) server() (dns.Config, error) {
 	return cfg, cfg.Validate()
 }
 
-// addresses returns where to answer, most local first.
+// addresses returns the addresses to listen on, most local first.
 func (c *dnsConfig) addresses() ([]netip.AddrPort, error) {
 	if len(c.Listen) > 0 {
 		return parseAddresses("--dns-listen", c.Listen, dns.DefaultPort)
@@ -163,7 +179,7 @@ func (c *dnsConfig) addresses() ([]netip.AddrPort, error) {
 	return append(own, neighbours...), err
 }
 
-// neighbours returns where the agents of other nodes' stubs find this one, unless --dns-listen says it.
+// neighbours returns the addresses for questions from other nodes; none if --dns-listen is set.
 func (c *dnsConfig) neighbours() ([]netip.AddrPort, error) {
 	if len(c.Listen) > 0 {
 		return nil, nil
@@ -171,26 +187,26 @@ func (c *dnsConfig) neighbours() ([]netip.AddrPort, error) {
 	return parseAddresses("--node-ip", c.NodeIPs, c.NeighbourPort)
 }
 
-// maxResolvers is how many the kernel's map has room for.
+// maxResolvers is the capacity of the BPF map of resolvers.
 const maxResolvers = 64
 
-// resolvers returns the addresses for which the kernel may answer.
+// resolvers returns the resolver addresses for which the kernel may answer.
 func (c *dnsConfig) resolvers() ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, text := range c.FastPath {
 		addr, err := netip.ParseAddr(strings.TrimSpace(text))
 		if err != nil || addr.IsUnspecified() || addr.IsMulticast() {
-			return nil, fmt.Errorf("--dns-fastpath=%s is no address of a resolver, such as 10.96.0.10; use those in the resolv.conf of pods", text)
+			return nil, fmt.Errorf("--dns-fast-path=%s is not the address of a resolver, such as 10.96.0.10; use those in the resolv.conf of pods", text)
 		}
 		addrs = append(addrs, addr)
 	}
 	if len(addrs) > maxResolvers {
-		return nil, fmt.Errorf("--dns-fastpath is given %d times; %d addresses have room", len(addrs), maxResolvers)
+		return nil, fmt.Errorf("--dns-fast-path is given %d times, at most %d are possible", len(addrs), maxResolvers)
 	}
 	return addrs, nil
 }
 
-// parseAddresses reads addresses with an optional port.
+// parseAddresses parses addresses with an optional port.
 func parseAddresses(flag string, texts []string, port uint16) ([]netip.AddrPort, error) {
 	var addrs []netip.AddrPort
 	var faults []error

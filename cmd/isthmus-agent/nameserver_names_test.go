@@ -13,10 +13,11 @@ import (
 	wire "github.com/miekg/dns"
 
 	"github.com/isthmus-net/isthmus/controlplane/view"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// stateful is a headless Service with a StatefulSet's pods in cluster a, the last of which is published although it is
-// not ready, and a Deployment's in cluster b.
+// stateful is a headless Service with a StatefulSet's pods in cluster a and a Deployment's pod in cluster b. The last pod in
+// a is published although it is not serving.
 const stateful = `apiVersion: multicluster.x-k8s.io/v1beta1
 kind: ServiceImport
 metadata: {namespace: demo, name: pods}
@@ -49,21 +50,21 @@ endpoints:
 - {addresses: [10.102.0.1], targetRef: {kind: Pod, name: web-5d9f-x2c}}
 `
 
-// From manifests to answers: hostnames of a StatefulSet, dashed addresses and pods' names, ready endpoints and those
-// that are published whether ready or not.
-func TestHeadlessNames_N42_N43_L61(t *testing.T) {
+// Manifests lead to these answers: hostnames of a StatefulSet, addresses with dashes and names of pods, for ready endpoints
+// and for those published before they are ready.
+func TestHeadlessNames(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "world.yaml"), []byte(stateful), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "manifests.yaml"), []byte(stateful), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	n, at := startNameserver(t)
-	world, err := view.NewFolder(view.Config{Sinks: map[string]view.Sink{"dns": n}, Log: slog.New(slog.DiscardHandler)}, dir)
+	source, err := view.NewFolder(view.Config{Sinks: map[string]view.Sink{"dns": n}, Log: slog.New(slog.DiscardHandler)}, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- world.Run(ctx) }()
+	go func() { done <- source.Run(ctx) }()
 	defer func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -71,8 +72,8 @@ func TestHeadlessNames_N42_N43_L61(t *testing.T) {
 		}
 	}()
 	await(t, func() error {
-		if is, _ := n.dnsStatus(); !is.Synced {
-			return errors.New("no world yet")
+		if s, _ := n.dnsStatus(); !s.Synced {
+			return errors.New("no snapshot yet")
 		}
 		return nil
 	})
@@ -99,4 +100,5 @@ func TestHeadlessNames_N42_N43_L61(t *testing.T) {
 			t.Errorf("%s: have %s %v, want %v", name, wire.RcodeToString[resp.Rcode], have, want)
 		}
 	}
+	conformance.Holds(t, "N42", "N43", "L61")
 }

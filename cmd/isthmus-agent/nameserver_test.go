@@ -18,10 +18,11 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/names"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// startNameserver runs a name server on a free port of the loopback address and returns it with its address.
+// startNameserver runs a name server on a free port of the loopback address, and returns it and its address.
 func startNameserver(t *testing.T) (*nameserver, string) {
 	t.Helper()
 	n := newNameserver(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, nil, slog.New(slog.DiscardHandler))
@@ -34,17 +35,17 @@ func startNameserver(t *testing.T) (*nameserver, string) {
 	})
 	var at string
 	await(t, func() error {
-		is, _ := n.Status()
-		if len(is.Listening) != 1 {
-			return fmt.Errorf("it listens on %v: %s", is.Listening, is.Error)
+		s, _ := n.Status()
+		if len(s.Listening) != 1 {
+			return fmt.Errorf("it listens on %v: %s", s.Listening, s.Error)
 		}
-		at = is.Listening[0]
+		at = s.Listening[0]
 		return nil
 	})
 	return n, at
 }
 
-// await calls check until it returns nil, for 10 seconds at most.
+// await calls check until it returns nil, for at most 10 seconds.
 func await(t *testing.T, check func() error) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -63,7 +64,7 @@ func await(t *testing.T, check func() error) {
 	}
 }
 
-// pods is the headless Service pods.demo with one endpoint in each of some clusters.
+// pods returns a snapshot with the headless Service pods.demo, which has one endpoint in each of clusters.
 func pods(clusters map[clusterset.ClusterID]string) *clusterset.Snapshot {
 	s := clusterset.Service{Import: clusterset.Import{
 		Service: clusterset.ServiceName{Namespace: "demo", Name: "pods"}, Type: clusterset.Headless,
@@ -77,8 +78,8 @@ func pods(clusters map[clusterset.ClusterID]string) *clusterset.Snapshot {
 	return &clusterset.Snapshot{Services: []clusterset.Service{s}}
 }
 
-// The name of a headless Service leads to clusters whose packets live, and to one that is silent again when it answers.
-func TestSilentMemberIsNotAnswered_L61_L63(t *testing.T) {
+// The name of a headless Service leaves out silent members until they answer again.
+func TestAnswersOmitSilentMembers(t *testing.T) {
 	n, at := startNameserver(t)
 	if err := n.Sync(t.Context(), pods(map[clusterset.ClusterID]string{"a": "10.0.0.1", "b": "10.0.0.2"})); err != nil {
 		t.Fatal(err)
@@ -87,14 +88,14 @@ func TestSilentMemberIsNotAnswered_L61_L63(t *testing.T) {
 		known map[clusterset.ClusterID]evidence.State
 		want  []string
 	}{
-		{nil, []string{"10.0.0.1", "10.0.0.2"}}, // no source of health: everybody is connected
+		{nil, []string{"10.0.0.1", "10.0.0.2"}}, // without evidence all members count as connected
 		{map[clusterset.ClusterID]evidence.State{"a": evidence.Answering, "b": evidence.Silent}, []string{"10.0.0.1"}},
 		{map[clusterset.ClusterID]evidence.State{"a": evidence.Answering, "b": evidence.Answering}, []string{"10.0.0.1", "10.0.0.2"}},
 		{map[clusterset.ClusterID]evidence.State{"b": evidence.Silent}, []string{"10.0.0.1"}},
 		{map[clusterset.ClusterID]evidence.State{}, []string{"10.0.0.1", "10.0.0.2"}},
 	} {
 		if step.known != nil {
-			n.Drain(step.known)
+			n.SetEvidence(step.known)
 		}
 		await(t, func() error {
 			have := resolve(t.Context(), at, "pods.demo.svc.clusterset.local")
@@ -103,16 +104,17 @@ func TestSilentMemberIsNotAnswered_L61_L63(t *testing.T) {
 				texts[i] = a.String()
 			}
 			if have.err != nil || !slices.Equal(texts, step.want) {
-				return fmt.Errorf("knowing %v: answer %v, %w, want %v", step.known, texts, have.err, step.want)
+				return fmt.Errorf("with evidence %v: answer %v, %w, want %v", step.known, texts, have.err, step.want)
 			}
 			return nil
 		})
 	}
+	conformance.Holds(t, "L61", "L63")
 }
 
-// Who is drained is known to a server that begins to listen later, too.
+// A server that opens its sockets later also leaves out silent members.
 func TestSilentMemberBeforeTheServerListens(t *testing.T) {
-	// an address of its own: from 127.0.0.1 somebody's TCP connection may have the port that is free for UDP
+	// not 127.0.0.1, where a TCP connection of another program may use the port that is free for UDP
 	blocker, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.4:0")
 	if err != nil {
 		t.Fatal(err)
@@ -123,10 +125,10 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { n.Run(ctx) })
-	n.Drain(map[clusterset.ClusterID]evidence.State{"b": evidence.Silent})
-	_ = n.Sync(ctx, pods(map[clusterset.ClusterID]string{"a": "10.0.0.1", "b": "10.0.0.2"})) // it says that nobody listens
+	n.SetEvidence(map[clusterset.ClusterID]evidence.State{"b": evidence.Silent})
+	_ = n.Sync(ctx, pods(map[clusterset.ClusterID]string{"a": "10.0.0.1", "b": "10.0.0.2"})) // fails, as the server does not listen
 	await(t, func() error {
-		if is, _ := n.Status(); is.Error == "" {
+		if s, _ := n.Status(); s.Error == "" {
 			return fmt.Errorf("no error yet")
 		}
 		return nil
@@ -137,8 +139,8 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 	await(t, func() error {
 		have := resolve(t.Context(), at.String(), "pods.demo.svc.clusterset.local")
 		if have.err != nil || len(have.addrs) != 1 || have.addrs[0].String() != "10.0.0.1" {
-			is, _ := n.Status()
-			return fmt.Errorf("answer %v, %w; the server: %s", have.addrs, have.err, is.Error)
+			s, _ := n.Status()
+			return fmt.Errorf("answer %v, %w; the server: %s", have.addrs, have.err, s.Error)
 		}
 		return nil
 	})
@@ -146,8 +148,8 @@ func TestSilentMemberBeforeTheServerListens(t *testing.T) {
 	running.Wait()
 }
 
-// A port that somebody else has at the node's own address costs the neighbours' questions and not the node's.
-func TestNeighboursPortIsTaken(t *testing.T) {
+// A port in use at an address for neighbours or external clients does not affect the node-local addresses.
+func TestOptionalPortInUse(t *testing.T) {
 	blocker, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.2:0")
 	if err != nil {
 		t.Fatal(err)
@@ -155,33 +157,33 @@ func TestNeighboursPortIsTaken(t *testing.T) {
 	defer blocker.Close()
 	own, free, taken := netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("127.0.0.3:0"), netip.MustParseAddrPort(blocker.LocalAddr().String())
 	tests := map[string]struct {
-		listen, neighbours, guests []netip.AddrPort
-		lacks                      string // the flags to mend it; "" if it does not listen
+		listen, neighbours, external []netip.AddrPort
+		flags                        string // in the missing capabilities; "" if the server does not listen
 	}{
-		"a neighbours' one": {[]netip.AddrPort{own, taken}, []netip.AddrPort{taken}, []netip.AddrPort{free}, "--dns-neighbour-port"},
-		"a guests' one":     {[]netip.AddrPort{own}, nil, []netip.AddrPort{taken}, "--dns-guest-listen"},
-		"both":              {[]netip.AddrPort{own, taken}, []netip.AddrPort{taken}, []netip.AddrPort{taken}, "--dns-guest-listen --dns-neighbour-port"},
-		"one of our own":    {[]netip.AddrPort{own, taken}, nil, []netip.AddrPort{free}, ""},
+		"for neighbours":       {[]netip.AddrPort{own, taken}, []netip.AddrPort{taken}, []netip.AddrPort{free}, "--dns-neighbour-port"},
+		"for external clients": {[]netip.AddrPort{own}, nil, []netip.AddrPort{taken}, "--dns-external-listen"},
+		"both":                 {[]netip.AddrPort{own, taken}, []netip.AddrPort{taken}, []netip.AddrPort{taken}, "--dns-external-listen --dns-neighbour-port"},
+		"node-local":           {[]netip.AddrPort{own, taken}, nil, []netip.AddrPort{free}, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			cfg := dns.Config{Listen: tc.listen, Guests: dns.Guests{Listen: tc.guests, Allow: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
+			cfg := dns.Config{Listen: tc.listen, ExternalClients: dns.ExternalClients{Listen: tc.external, Allow: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
 			n := newNameserver(cfg, tc.neighbours, slog.New(slog.DiscardHandler))
-			server, lacks, err := n.listen(n.cfg.Listen, nil)
-			flags := strings.Fields(tc.lacks)
-			if (err == nil) != (tc.lacks != "") || len(lacks) != len(flags) {
-				t.Fatalf("lacks %q, error %v", lacks, err)
+			server, missing, err := n.listen(n.cfg.Listen, nil)
+			flags := strings.Fields(tc.flags)
+			if (err == nil) != (tc.flags != "") || len(missing) != len(flags) {
+				t.Fatalf("missing %q, error %v", missing, err)
 			}
 			if err != nil {
 				return
 			}
-			want := len(tc.listen) + len(tc.guests) - len(flags) // all but the taken ones
+			want := len(tc.listen) + len(tc.external) - len(flags) // all but those in use
 			if have := server.Status().Listen; len(have) != want {
 				t.Errorf("listens on %v, want %d addresses", have, want)
 			}
 			for i, flag := range flags {
-				if !strings.Contains(lacks[i], flag) {
-					t.Errorf("lacks %q, want %s in it", lacks[i], flag)
+				if !strings.Contains(missing[i], flag) {
+					t.Errorf("missing %q, want %s in it", missing[i], flag)
 				}
 			}
 			ctx, cancel := context.WithCancel(t.Context())
@@ -193,26 +195,26 @@ func TestNeighboursPortIsTaken(t *testing.T) {
 	}
 }
 
-func TestDNSConfig_L56(t *testing.T) {
+func TestDNSConfig(t *testing.T) {
 	tests := map[string]struct {
 		args []string
-		want string // scoped and empty, or a part of the error
+		want string // ClusterScoped and EmptyHeadless, or a part of the error
 	}{
-		"the specification":        {nil, "false false"},
-		"Lighthouse":               {[]string{"--dns-profile=lighthouse"}, "true true"},
-		"each switch by itself":    {[]string{"--dns-empty-headless=nodata", "--dns-cluster-scoped"}, "true true"},
-		"a switch beats a profile": {[]string{"--dns-profile=lighthouse", "--dns-cluster-scoped=false", "--dns-empty-headless=nxdomain"}, "false false"},
-		"unknown profile":          {[]string{"--dns-profile=submariner"}, "--dns-profile=submariner is unknown; use kep or lighthouse"},
-		"unknown answer":           {[]string{"--dns-empty-headless=servfail"}, "--dns-empty-headless=servfail is unknown"},
-		"no port":                  {[]string{"--dns-neighbour-port=0"}, "--dns-neighbour-port=0 is no port"},
-		"no range":                 {[]string{"--dns-reverse=243.0.0.0"}, "--dns-reverse: "},
-		"no address":               {[]string{"--cluster-dns=kube-dns"}, "--cluster-dns=kube-dns is no address"},
-		"the kernel for a name":    {[]string{"--dns-fastpath=kube-dns"}, "--dns-fastpath=kube-dns is no address of a resolver, such as 10.96.0.10"},
-		"too long":                 {[]string{"--dns-ttl=3601"}, "3601 s is too long"},
-		"guests":                   {[]string{"--dns-guest-listen=192.0.2.53", "--dns-guest-allow=198.51.100.0/24"}, "false false"},
-		"guests that nobody is":    {[]string{"--dns-guest-listen=192.0.2.53"}, "--dns-guest-listen and --dns-guest-allow need each other"},
-		"guests of no range":       {[]string{"--dns-guest-listen=192.0.2.53", "--dns-guest-allow=all"}, "--dns-guest-allow: "},
-		"guests at no address":     {[]string{"--dns-guest-listen=vms", "--dns-guest-allow=198.51.100.0/24"}, "--dns-guest-listen=vms is not an address"},
+		"the specification":            {nil, "false false"},
+		"Lighthouse":                   {[]string{"--dns-profile=lighthouse"}, "true true"},
+		"each flag by itself":          {[]string{"--dns-empty-headless=nodata", "--dns-cluster-scoped"}, "true true"},
+		"a flag overrides the profile": {[]string{"--dns-profile=lighthouse", "--dns-cluster-scoped=false", "--dns-empty-headless=nxdomain"}, "false false"},
+		"unknown profile":              {[]string{"--dns-profile=submariner"}, "--dns-profile=submariner is unknown; use kep or lighthouse"},
+		"unknown answer":               {[]string{"--dns-empty-headless=servfail"}, "--dns-empty-headless=servfail is unknown"},
+		"no port":                      {[]string{"--dns-neighbour-port=0"}, "--dns-neighbour-port=0 is not a port"},
+		"no range":                     {[]string{"--dns-reverse=243.0.0.0"}, "--dns-reverse: "},
+		"no address":                   {[]string{"--cluster-dns=kube-dns"}, "--cluster-dns=kube-dns is neither an address"},
+		"fast path for a name":         {[]string{"--dns-fast-path=kube-dns"}, "--dns-fast-path=kube-dns is not the address of a resolver, such as 10.96.0.10"},
+		"too long":                     {[]string{"--dns-ttl=3601"}, "3601 s is too long"},
+		"external clients":             {[]string{"--dns-external-listen=192.0.2.53", "--dns-external-allow=198.51.100.0/24"}, "false false"},
+		"no external range":            {[]string{"--dns-external-listen=192.0.2.53"}, "--dns-external-listen and --dns-external-allow go together"},
+		"bad external range":           {[]string{"--dns-external-listen=192.0.2.53", "--dns-external-allow=all"}, "--dns-external-allow: "},
+		"bad external address":         {[]string{"--dns-external-listen=vms", "--dns-external-allow=198.51.100.0/24"}, "--dns-external-listen=vms is not an address"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,9 +234,10 @@ func TestDNSConfig_L56(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "L56")
 }
 
-// Neighbours ask at the port that is theirs, and the node's own pods at 53.
+// Other nodes use the neighbour port, and the node's own pods use 53.
 func TestNeighbourPort(t *testing.T) {
 	c := dnsDefaults()
 	c.NodeIPs, c.NeighbourPort = []string{"192.0.2.1", "2001:db8::1"}, 5353
@@ -248,14 +251,14 @@ func TestNeighbourPort(t *testing.T) {
 	}
 }
 
-// What the kernel may answer is what the server says, and it is counted beside the server's answers.
-func TestKernelAnswersForServer(t *testing.T) {
+// The kernel gets the addresses of the server, and its answers are counted besides those of the server.
+func TestKernelAnswers(t *testing.T) {
 	netlab.Privileged(t)
 	n := newNameserver(dns.Config{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}, nil, slog.New(slog.DiscardHandler))
 	n.fast = names.Config{Resolvers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}
-	kernel, lacks := n.newKernel()
-	if len(lacks) > 0 {
-		t.Fatal(lacks)
+	kernel, missing := n.newKernel()
+	if len(missing) > 0 {
+		t.Fatal(missing)
 	}
 	defer kernel.Close()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -266,9 +269,9 @@ func TestKernelAnswersForServer(t *testing.T) {
 	if err := n.Sync(ctx, pods(map[clusterset.ClusterID]string{"a": "10.1.0.1"})); err != nil {
 		t.Fatal(err)
 	}
-	is, _ := n.dnsStatus()
+	s, _ := n.dnsStatus()
 	var paths []string
-	for _, a := range is.Counts.Answers {
+	for _, a := range s.Counts.Answers {
 		paths = append(paths, a.Path+" "+a.Type)
 	}
 	slices.Sort(paths)

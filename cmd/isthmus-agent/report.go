@@ -17,38 +17,39 @@ import (
 	"github.com/isthmus-net/isthmus/agent/evidence"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 const (
 	reportRetry    = time.Second // doubles up to reportRetryMax
 	reportRetryMax = time.Minute
-	// reportPause is between two writes at least: what changes faster is written as it is then.
+	// reportPause is the minimum time between two writes. Faster changes are combined.
 	reportPause = time.Second
 )
 
-// A NodeReport is the only object that an agent writes; an admission policy holds each to that of its own node.
+// A NodeReport is the only object that an agent writes. An admission policy limits each agent to the report of its own node.
 //
 // +kubebuilder:rbac:groups=isthmus.dev,resources=nodereports,verbs=get;create;patch,namespace=isthmus-system
 
-// reporter keeps this node's NodeReport as the dataplane tells it. It writes when there is a difference and at no
-// other time: a node where nothing ever happened has no report. An API server that is away is tried again.
+// reporter keeps this node's NodeReport equal to the dataplane's evidence. It writes only differences, so a node without any
+// evidence has no report. It retries while the API server is unreachable.
 type reporter struct {
 	server    rest.Interface
 	node      string
 	namespace string
 	log       *slog.Logger
-	news      chan struct{} // holds a token when there is something new
+	changed   signal.Signal // pending while want may differ from the report
 
 	mu   sync.Mutex
 	want v1alpha1.NodeReportSpec
 }
 
 func newReporter(server rest.Interface, cfg Config, log *slog.Logger) *reporter {
-	return &reporter{server: server, node: cfg.NodeName, namespace: cfg.Namespace, log: log, news: make(chan struct{}, 1)}
+	return &reporter{server: server, node: cfg.NodeName, namespace: cfg.Namespace, log: log, changed: signal.New()}
 }
 
-// Tell takes what is known from now on. It does not wait.
-func (r *reporter) Tell(known map[clusterset.ClusterID]evidence.State) {
+// SetEvidence sets the evidence to report. It does not block.
+func (r *reporter) SetEvidence(known map[clusterset.ClusterID]evidence.State) {
 	var want v1alpha1.NodeReportSpec
 	for id, state := range known {
 		switch state {
@@ -64,36 +65,30 @@ func (r *reporter) Tell(known map[clusterset.ClusterID]evidence.State) {
 	r.mu.Lock()
 	r.want = want
 	r.mu.Unlock()
-	select {
-	case r.news <- struct{}{}:
-	default:
-	}
+	r.changed.Notify()
 }
 
-// Run writes until ctx is done; then it returns nil and leaves the report as it is.
+// Run writes reports until ctx is done; then it returns nil and leaves the report in place.
 func (r *reporter) Run(ctx context.Context) error {
-	var have *v1alpha1.NodeReportSpec // nil: not known
-	var said string
+	var have *v1alpha1.NodeReportSpec // nil while unknown
+	var logged string
 	retry := reportRetry
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.news:
+		case <-r.changed.C():
 		}
 		pause := reportPause
-		if err := r.follow(ctx, &have); err == nil {
-			retry, said = reportRetry, ""
+		if err := r.sync(ctx, &have); err == nil {
+			retry, logged = reportRetry, ""
 		} else if ctx.Err() == nil {
-			if text := err.Error(); text != said {
-				r.log.Warn("the report of this node cannot be written, so its controller knows less of other members; trying goes on", "err", err)
-				said = text
+			if text := err.Error(); text != logged {
+				r.log.Warn("cannot write the NodeReport, so the controller lacks this node's evidence about other members; will retry", "err", err)
+				logged = text
 			}
 			pause, retry = retry, min(2*retry, reportRetryMax)
-			select { // again, with what is new by then
-			case r.news <- struct{}{}:
-			default:
-			}
+			r.changed.Notify() // retry, with the evidence of that time
 		}
 		select {
 		case <-ctx.Done():
@@ -103,8 +98,8 @@ func (r *reporter) Run(ctx context.Context) error {
 	}
 }
 
-// follow brings the report to what is wanted. have is what the API server has, as far as that is known.
-func (r *reporter) follow(ctx context.Context, have **v1alpha1.NodeReportSpec) error {
+// sync makes the report equal to want. have is the report in the API server, nil while unknown.
+func (r *reporter) sync(ctx context.Context, have **v1alpha1.NodeReportSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if *have == nil {
@@ -132,7 +127,7 @@ func (r *reporter) path() string {
 	return fmt.Sprintf("/apis/%s/namespaces/%s/nodereports/%s", v1alpha1.GroupVersion, r.namespace, r.node)
 }
 
-// read returns what the last agent of this node reported, and nothing when there is no report.
+// read returns the existing report of this node, an empty one if there is none.
 func (r *reporter) read(ctx context.Context) (*v1alpha1.NodeReportSpec, error) {
 	var report v1alpha1.NodeReport
 	text, err := r.server.Get().AbsPath(r.path()).Do(ctx).Raw()
@@ -148,7 +143,7 @@ func (r *reporter) read(ctx context.Context) (*v1alpha1.NodeReportSpec, error) {
 	return &report.Spec, nil
 }
 
-// write makes the report say so. It goes with the node that owns it.
+// write applies the report. Its owner is the Node, so that it is deleted with it.
 func (r *reporter) write(ctx context.Context, spec v1alpha1.NodeReportSpec) error {
 	var node metav1.PartialObjectMetadata
 	if err := getObject(ctx, r.server, "/api/v1/nodes/"+r.node, &node); err != nil {
@@ -169,7 +164,7 @@ func (r *reporter) write(ctx context.Context, spec v1alpha1.NodeReportSpec) erro
 	err = r.server.Patch(types.ApplyPatchType).AbsPath(r.path()).
 		Param("fieldManager", v1alpha1.FieldOwner).Param("force", "true").Body(body).Do(ctx).Error()
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("write NodeReport %s: %w; if the kind is missing, isthmusctl join brings it", r.node, err)
+		return fmt.Errorf("write NodeReport %s: %w; if the kind is missing, isthmusctl join installs it", r.node, err)
 	}
 	if err != nil {
 		return fmt.Errorf("write NodeReport %s: %w", r.node, err)

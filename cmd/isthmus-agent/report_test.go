@@ -21,11 +21,11 @@ import (
 
 const reportPath = "/apis/isthmus.dev/v1alpha1/namespaces/isthmus-system/nodereports/n1"
 
-// reportServer is an API server with one node and its report.
+// reportServer is a fake API server with one node and its report.
 type reportServer struct {
 	mu     sync.Mutex
-	away   bool
-	report string // "" there is none
+	down   bool
+	report string // "" if there is none
 	tries  int
 	writes []v1alpha1.NodeReport
 }
@@ -36,7 +36,7 @@ func (s *reportServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	s.tries++
 	switch {
-	case s.away:
+	case s.down:
 		w.WriteHeader(http.StatusServiceUnavailable)
 	case r.URL.Path == nodePath:
 		_, _ = io.WriteString(w, `{"metadata":{"name":"n1","uid":"u1"}}`)
@@ -56,8 +56,8 @@ func (s *reportServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// settled waits until the server was asked n more times, and something was written exactly so often.
-func (s *reportServer) settled(t *testing.T, tries, writes int) {
+// await waits for that number of requests and of writes. More writes are a failure.
+func (s *reportServer) await(t *testing.T, tries, writes int) {
 	t.Helper()
 	tick, late := time.NewTicker(time.Millisecond), time.After(20*time.Second)
 	defer tick.Stop()
@@ -103,24 +103,24 @@ func startReporter(t *testing.T, s *reportServer) *reporter {
 
 type known = map[clusterset.ClusterID]evidence.State
 
-// Nothing is written of what the report says already, and of nothing when there is no report.
-func TestReporterWritesChangesAlone(t *testing.T) {
+// The reporter does not write what the report already holds, nor an empty report if there is none.
+func TestReporterWritesOnlyChanges(t *testing.T) {
 	for name, tc := range map[string]struct {
 		report string
 		known  known
 	}{
-		"nothing is known":  {"", known{"b": evidence.Unknown}},
-		"as before":         {`{"spec":{"silent":["b"],"answering":["a","c"]}}`, known{"c": evidence.Answering, "b": evidence.Silent, "a": evidence.Answering}},
+		"no evidence":       {"", known{"b": evidence.Unknown}},
+		"unchanged":         {`{"spec":{"silent":["b"],"answering":["a","c"]}}`, known{"c": evidence.Answering, "b": evidence.Silent, "a": evidence.Answering}},
 		"an emptied report": {`{"spec":{}}`, known{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &reportServer{report: tc.report}
 			r := startReporter(t, s)
-			r.Tell(tc.known)
-			s.settled(t, 1, 0)
-			r.Tell(known{"d": evidence.Silent})
-			s.settled(t, 2, 1)
+			r.SetEvidence(tc.known)
+			s.await(t, 1, 0)
+			r.SetEvidence(known{"d": evidence.Silent})
+			s.await(t, 2, 1)
 			want := v1alpha1.NodeReportSpec{Silent: []string{"d"}}
 			if diff := cmp.Diff(want, s.writes[0].Spec); diff != "" {
 				t.Errorf("report (-want +have):\n%s", diff)
@@ -132,28 +132,28 @@ func TestReporterWritesChangesAlone(t *testing.T) {
 	}
 }
 
-// What an agent before this one reported and is not so any more is taken back.
-func TestReporterTakesBack(t *testing.T) {
+// The reporter corrects what an earlier agent has reported.
+func TestReporterCorrectsOldReport(t *testing.T) {
 	s := &reportServer{report: `{"spec":{"silent":["b"]}}`}
 	r := startReporter(t, s)
-	r.Tell(known{})
-	s.settled(t, 1, 1)
+	r.SetEvidence(known{})
+	s.await(t, 1, 1)
 	if spec := s.writes[0].Spec; len(spec.Silent)+len(spec.Answering) > 0 {
 		t.Errorf("report %+v", spec)
 	}
 }
 
-// While the API server is away nobody waits, and when it is back it gets what is known by then, once.
-func TestReporterOutlivesAnOutage(t *testing.T) {
-	s := &reportServer{away: true}
+// While the API server is down SetEvidence does not block. Afterwards one write has the latest evidence.
+func TestReporterDuringOutage(t *testing.T) {
+	s := &reportServer{down: true}
 	r := startReporter(t, s)
-	r.Tell(known{"b": evidence.Answering})
-	s.settled(t, 2, 0)
-	r.Tell(known{"b": evidence.Silent})
+	r.SetEvidence(known{"b": evidence.Answering})
+	s.await(t, 2, 0)
+	r.SetEvidence(known{"b": evidence.Silent})
 	s.mu.Lock()
-	s.away = false
+	s.down = false
 	s.mu.Unlock()
-	s.settled(t, 3, 1)
+	s.await(t, 3, 1)
 	if diff := cmp.Diff(v1alpha1.NodeReportSpec{Silent: []string{"b"}}, s.writes[0].Spec); diff != "" {
 		t.Errorf("report (-want +have):\n%s", diff)
 	}

@@ -24,41 +24,23 @@ import (
 	"github.com/isthmus-net/isthmus/dns/device"
 )
 
-// run wires API server, dataplane, name server and HTTP together and blocks until ctx is done. An
-// error at the start leaves a running dataplane as it was; ending removes nothing from the node.
+// run connects the API server, the dataplane, the name server and HTTP, and blocks until ctx is done. An error at the start
+// leaves a running dataplane unchanged. The end removes nothing from the node.
 func run(ctx context.Context, cfg Config, log *slog.Logger) error {
-	folder, standalone := cfg.folder()
-	var cluster *rest.Config
-	var server rest.Interface
-	var reports *reporter
+	api, err := connect(cfg, log)
+	if err != nil {
+		return err
+	}
+	names, err := cfg.DNS.nameserver(log.With("component", "dns"))
+	if err != nil {
+		return err
+	}
 	plane := cfg.agent()
-	if !standalone {
-		var err error
-		if cluster, err = clusterConfig(cfg.Kubeconfig); err != nil {
-			return err
-		}
-		if server, err = objectServer(cluster); err != nil {
-			return err
-		}
-		reports = newReporter(server, cfg, log.With("component", "report"))
-	}
-	zone, err := cfg.DNS.server()
-	if err != nil {
-		return err
-	}
-	neighbours, err := cfg.DNS.neighbours()
-	if err != nil {
-		return err
-	}
-	names := newNameserver(zone, neighbours, log.With("component", "dns"))
-	if names.fast.Resolvers, err = cfg.DNS.resolvers(); err != nil {
-		return err
-	}
 	names.fast.Order = plane.Order
 	plane.Report = func(known map[clusterset.ClusterID]evidence.State) {
-		names.Drain(known)
-		if reports != nil {
-			reports.Tell(known)
+		names.SetEvidence(known)
+		if api.reports != nil {
+			api.reports.SetEvidence(known)
 		}
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.HTTPListen)
@@ -67,93 +49,139 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	defer listener.Close()
 
-	naming, endNaming := context.WithCancel(ctx)
-	var answering sync.WaitGroup
-	beginNaming := sync.OnceFunc(func() { answering.Go(func() { names.Run(naming) }) })
-	defer answering.Wait()
-	defer endNaming()
-	if zone.File != "" { // names that were kept are answered while the programs are loaded, which takes a second or two
-		beginNaming()
+	dnsCtx, stopDNS := context.WithCancel(ctx)
+	var serving sync.WaitGroup
+	startDNS := sync.OnceFunc(func() { serving.Go(func() { names.Run(dnsCtx) }) })
+	defer serving.Wait()
+	defer stopDNS()
+	if names.cfg.File != "" { // answer from the zone file while the BPF programs are loaded, which takes a second or two
+		startDNS()
 	}
 
 	dataplane, err := agent.New(ctx, plane, log.With("component", "dataplane"))
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
-		log.Info("isthmus-agent ends before it began", "err", err)
+		log.Info("isthmus-agent was stopped before it had started", "err", err)
 		return nil
 	default:
 		return err
 	}
 	defer func() {
 		if err := dataplane.Close(); err != nil {
-			log.Error("close the dataplane; what is in the kernel stays", "err", err)
+			log.Error("close the dataplane; programs and maps stay in the kernel", "err", err)
 		}
 	}()
-	beginNaming()
-	settle := func(ctx context.Context, p agent.Place) error {
-		names.Place(p.Node.Cluster)
-		return dataplane.Settle(ctx, p)
+	startDNS()
+	c := components{cfg: &cfg, log: log, api: api, dataplane: dataplane, names: names, listener: listener}
+	return c.run(ctx)
+}
+
+// apiAccess is the agent's access to the API server. All fields are nil in a standalone agent.
+type apiAccess struct {
+	config  *rest.Config
+	objects rest.Interface // reads single objects
+	reports *reporter
+}
+
+// connect makes the clients of the API server. It sends no request.
+func connect(cfg Config, log *slog.Logger) (apiAccess, error) {
+	if _, standalone := cfg.folder(); standalone {
+		return apiAccess{}, nil
 	}
-	where := &locator{cfg: cfg, server: server, settle: settle, log: log.With("component", "place"), known: make(chan struct{})}
-	viewed := view.Config{
-		Sinks: map[string]view.Sink{"dataplane": gate{dataplane, where.known}, "dns": names}, Log: log.With("component", "view"),
+	config, err := clusterConfig(cfg.Kubeconfig)
+	if err != nil {
+		return apiAccess{}, err
 	}
-	var world *view.View
-	if standalone {
-		world, err = view.NewFolder(viewed, folder)
-	} else {
-		world, err = newView(cluster, viewed)
+	objects, err := objectServer(config)
+	if err != nil {
+		return apiAccess{}, err
 	}
+	return apiAccess{config, objects, newReporter(objects, cfg, log.With("component", "report"))}, nil
+}
+
+// components are the parts of a started agent.
+type components struct {
+	cfg       *Config
+	log       *slog.Logger
+	api       apiAccess
+	dataplane *agent.Agent
+	names     *nameserver
+	listener  net.Listener
+}
+
+// run feeds snapshots to the dataplane and the name server and serves HTTP, until ctx is done or a component fails.
+func (c components) run(ctx context.Context) error {
+	topology := &topologyWatcher{cfg: *c.cfg, server: c.api.objects, apply: c.setTopology, log: c.log.With("component", "topology"), ready: make(chan struct{})}
+	source, err := c.newView(map[string]view.Sink{"dataplane": gate{c.dataplane, topology.ready}, "dns": c.names})
 	if err != nil {
 		return err
 	}
-	watched := newClusterDNS(cfg.DNS.Cluster, server, log.With("component", "dns"))
+	clusterDNS := newClusterDNS(c.cfg.DNS.Cluster, c.api.objects, c.log.With("component", "dns"))
 	current := func() status.Agent {
-		is := agentStatus(cfg, world.Status(), dataplane.Status(), names)
-		is.DNS.Cluster = watched.Status()
-		return is
+		s := agentStatus(*c.cfg, source.Status(), c.dataplane.Status(), c.names)
+		s.DNS.Cluster = clusterDNS.Status()
+		return s
 	}
-
-	may, err := newAccess(cluster, cfg.Namespace)
+	access, err := newAccess(c.api.config, c.cfg.Namespace)
 	if err != nil {
 		return err
 	}
-	see := &sight{cfg: &cfg, access: may, dataplane: dataplane, names: names, current: current}
-	count := metrics{current: current, evicted: dataplane.EvictedUDPVIPs, log: log}
-	if cfg.ServiceMetrics {
-		count.counters = dataplane.Counters
-	}
+	in := &introspection{cfg: c.cfg, access: access, dataplane: c.dataplane, names: c.names, current: current}
 
-	log.Info("isthmus-agent starts", "version", version.String(), "node", cfg.NodeName, "http", listener.Addr().String())
+	c.log.Info("isthmus-agent starts", "version", version.String(), "node", c.cfg.NodeName, "http", c.listener.Addr().String())
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return serveHTTP(ctx, listener, count, see) })
-	group.Go(func() error { return where.Run(ctx) })
-	group.Go(func() error { return dataplane.Run(ctx) })
-	if reports != nil {
-		group.Go(func() error { return reports.Run(ctx) })
+	group.Go(func() error { return serveHTTP(ctx, c.listener, c.metrics(current), in) })
+	group.Go(func() error { return topology.Run(ctx) })
+	group.Go(func() error { return c.dataplane.Run(ctx) })
+	if c.api.reports != nil {
+		group.Go(func() error { return c.api.reports.Run(ctx) })
 	}
-	if watched != nil {
-		group.Go(func() error { return watched.Run(ctx) })
+	if clusterDNS != nil {
+		group.Go(func() error { return clusterDNS.Run(ctx) })
 	}
-	group.Go(func() error { return world.Run(ctx) })
+	group.Go(func() error { return source.Run(ctx) })
 	err = group.Wait()
-	log.Info("isthmus-agent ends; programs, maps and addresses stay", "err", err)
+	c.log.Info("isthmus-agent ends; programs, maps and addresses stay", "err", err)
 	return err
 }
 
-// cleanup removes all that agents left on this node.
+// setTopology sets the topology of the name server and the dataplane.
+func (c components) setTopology(ctx context.Context, t agent.Topology) error {
+	c.names.SetLocal(t.Node.Cluster)
+	return c.dataplane.SetTopology(ctx, t)
+}
+
+// newView returns the source of snapshots: the API server, or a folder of manifests.
+func (c components) newView(sinks map[string]view.Sink) (*view.View, error) {
+	cfg := view.Config{Sinks: sinks, Log: c.log.With("component", "view")}
+	if folder, standalone := c.cfg.folder(); standalone {
+		return view.NewFolder(cfg, folder)
+	}
+	return newClusterView(c.api.config, cfg)
+}
+
+// metrics returns the collector of the agent's own metrics.
+func (c components) metrics(current func() status.Agent) metrics {
+	m := metrics{current: current, evicted: c.dataplane.EvictedUDPVIPs, log: c.log}
+	if c.cfg.ServiceMetrics {
+		m.counters = c.dataplane.Counters
+	}
+	return m
+}
+
+// cleanup removes everything that agents left on this node.
 func cleanup(cfg *Config) error {
 	return errors.Join(agent.Cleanup(cfg.agent()), device.Remove([]netip.Addr{device.IPv4, device.IPv6}))
 }
 
-// The agent reads what it needs from any MCS implementation.
+// The agent reads the standard objects of the MCS API, whichever implementation writes them.
 //
 // +kubebuilder:rbac:groups=multicluster.x-k8s.io,resources=serviceimports,verbs=get;list;watch
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
 
-// newView watches the cluster in as few bytes as it offers.
-func newView(cluster *rest.Config, cfg view.Config) (*view.View, error) {
+// newClusterView returns a view of the cluster. It reads EndpointSlices as protobuf, which is smaller than JSON.
+func newClusterView(cluster *rest.Config, cfg view.Config) (*view.View, error) {
 	imports, err := mcsclient.NewForConfig(cluster)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for ServiceImports: %w", err)
@@ -167,7 +195,7 @@ func newView(cluster *rest.Config, cfg view.Config) (*view.View, error) {
 	return view.New(cfg, imports, slices)
 }
 
-// clusterConfig says how to reach the cluster's API server. It does not try to.
+// clusterConfig returns the client configuration of the cluster. It does not connect.
 func clusterConfig(kubeconfig string) (*rest.Config, error) {
 	var cfg *rest.Config
 	if kubeconfig == "" {
@@ -189,34 +217,34 @@ func clusterConfig(kubeconfig string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// agentStatus puts together what the parts say. The agent is ready when each of them serves the last
-// world that it was told of; an API server that went away later does not change that.
-func agentStatus(cfg Config, world view.Status, dataplane agent.Status, names *nameserver) status.Agent {
+// agentStatus combines the status of the components. The agent is ready once each of them has applied the last snapshot. An
+// API server that becomes unreachable later does not change that.
+func agentStatus(cfg Config, source view.Status, dataplane agent.Status, names *nameserver) status.Agent {
 	s := status.Agent{
 		Version:   version.String(),
 		Node:      cfg.NodeName,
-		View:      status.View{Synced: world.Synced, Built: world.Built, Services: world.Services},
+		View:      status.View{Synced: source.Synced, Built: source.Built, Services: source.Services},
 		Dataplane: dataplaneStatus(dataplane),
 	}
 	s.MissingCapabilities = append(s.MissingCapabilities, dataplane.Missing...)
 	for _, f := range dataplane.Findings {
 		s.MissingCapabilities = append(s.MissingCapabilities, f.Message+"; "+f.Fix)
 	}
-	var lacks []string
-	s.DNS, lacks = names.Status()
-	s.MissingCapabilities = append(s.MissingCapabilities, lacks...)
-	if world.WatchErr != nil {
-		s.View.Error = world.WatchErr.Error()
+	var missing []string
+	s.DNS, missing = names.Status()
+	s.MissingCapabilities = append(s.MissingCapabilities, missing...)
+	if source.WatchErr != nil {
+		s.View.Error = source.WatchErr.Error()
 	}
-	if !world.Synced { // nor has any part, then
-		s.Waiting = append(s.Waiting, join("ServiceImports and EndpointSlices have not all been read", world.WatchErr))
+	if !source.Synced { // then no component has applied a snapshot either
+		s.Waiting = append(s.Waiting, join("not all ServiceImports and EndpointSlices have been read", source.WatchErr))
 	} else {
-		for _, part := range []struct {
+		for _, component := range []struct {
 			name string
 			err  error
-		}{{"dataplane", dataplane.Ready()}, {"dns", world.Sinks["dns"].Err}} {
-			if part.err != nil || world.Sinks[part.name].Synced.IsZero() {
-				s.Waiting = append(s.Waiting, join("the "+part.name+" does not follow the cluster", part.err))
+		}{{"dataplane", dataplane.Ready()}, {"dns", source.Sinks["dns"].Err}} {
+			if component.err != nil || source.Sinks[component.name].Synced.IsZero() {
+				s.Waiting = append(s.Waiting, join("the "+component.name+" has not applied the last snapshot", component.err))
 			}
 		}
 	}
@@ -224,7 +252,7 @@ func agentStatus(cfg Config, world view.Status, dataplane agent.Status, names *n
 	return s
 }
 
-// dataplaneStatus spells out what the dataplane says.
+// dataplaneStatus converts the status of the dataplane.
 func dataplaneStatus(is agent.Status) status.Dataplane {
 	s := status.Dataplane{
 		Frontends: is.Frontends, Backends: is.Backends, Writes: is.Writes, Synced: is.LastSync,
@@ -248,7 +276,7 @@ func dataplaneStatus(is agent.Status) status.Dataplane {
 	return s
 }
 
-// join appends the reason to a sentence, if there is one, on the same line.
+// join appends the reason, if any, to a sentence, on the same line.
 func join(sentence string, reason error) string {
 	if reason == nil {
 		return sentence

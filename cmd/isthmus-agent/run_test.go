@@ -25,12 +25,12 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// envNode makes this test binary act as the agent of a node that is made for it: see runAsNode.
+// envNode makes this test binary run as an agent on a test node: see runAsNode.
 const envNode = "ISTHMUS_TEST_NODE"
 
-// runAsNode is what a child does in its own network and mount namespace: it prepares them as a node
-// has them, with a cgroup of its own below dir/cgroup, and becomes isthmus-agent. It also answers, on
-// its standard output, what only somebody inside of the namespace can ask.
+// runAsNode runs in a child process with its own network and mount namespace. It prepares them like a node's, with a cgroup
+// below dir/cgroup, and runs isthmus-agent. On its standard input and output it answers requests that only a process inside
+// of the namespace can make.
 func runAsNode(dir string) {
 	must := func(err error) {
 		if err != nil {
@@ -43,12 +43,12 @@ func runAsNode(dir string) {
 	must(netlink.LinkSetUp(lo))
 	must(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	must(mountBPFFS(filepath.Join(dir, "bpffs"), logger(defaults())))
-	must(mountBPFFS(filepath.Join(dir, "bpffs"), logger(defaults()))) // as a second agent would
+	must(mountBPFFS(filepath.Join(dir, "bpffs"), logger(defaults()))) // a second agent does the same
 	go answer(os.Stdin, os.Stdout)
 	main()
 }
 
-// answer reads URLs and DNS names, one a line, and writes what the node answers, one JSON text a line.
+// answer reads URLs and addresses of name servers as JSON strings, and writes the answers as JSON strings.
 func answer(in io.Reader, out io.Writer) {
 	lines := json.NewDecoder(in)
 	replies := json.NewEncoder(out)
@@ -81,7 +81,7 @@ func answer(in io.Reader, out io.Writer) {
 	}
 }
 
-// node is a running agent in namespaces of its own.
+// node is a running agent in its own namespaces.
 type node struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -108,8 +108,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// startNode starts an agent on a node of its own, with a kubeconfig that names a server which refuses
-// connections, and further flags.
+// startNode starts an agent with flags on a test node. Its kubeconfig names a server that refuses connections.
 func startNode(t *testing.T, flags ...string) *node {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -121,7 +120,7 @@ func startNode(t *testing.T, flags ...string) *node {
 			t.Fatal(err)
 		}
 	}
-	// A cgroup below the machine's, so that no process of the machine meets the programs.
+	// A new cgroup, so that no other process of the machine runs the programs.
 	if err := unix.Mount("cgroup2", filepath.Join(dir, "cgroup"), "cgroup2", 0, ""); err != nil {
 		t.Fatalf("mount cgroup v2: %v", err)
 	}
@@ -163,7 +162,7 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]}`), 0o600)
 	}
 	n.asks, n.reply = json.NewEncoder(in), json.NewDecoder(out)
 	t.Cleanup(func() {
-		_ = n.cmd.Process.Kill() // has ended already, if all went well
+		_ = n.cmd.Process.Kill() // already ended if the test passed
 		if t.Failed() {
 			t.Logf("the agent's log:\n%s", n.log)
 		}
@@ -171,20 +170,20 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]}`), 0o600)
 	return n
 }
 
-// ask puts a question to the node, from inside of it.
+// ask sends a request from inside of the node.
 func (n *node) ask(question string) string {
 	n.t.Helper()
 	var reply string
 	if err := n.asks.Encode(question); err != nil {
-		n.t.Fatalf("ask %s: %v; the agent said:\n%s", question, err, n.log)
+		n.t.Fatalf("ask %s: %v; the log of the agent:\n%s", question, err, n.log)
 	}
 	if err := n.reply.Decode(&reply); err != nil {
-		n.t.Fatalf("ask %s: %v; the agent said:\n%s", question, err, n.log)
+		n.t.Fatalf("ask %s: %v; the log of the agent:\n%s", question, err, n.log)
 	}
 	return reply
 }
 
-// await asks until the reply begins as wanted.
+// await asks until the reply begins with want.
 func (n *node) await(question, want string) string {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
@@ -207,11 +206,11 @@ func (n *node) await(question, want string) string {
 func TestAgentStartsWithoutAPIServer(t *testing.T) {
 	n := startNode(t)
 	n.await("http http://127.0.0.1:9470/healthz", "200 ok")
-	n.await(device.IPv4.String()+":53", "SERVFAIL") // for it cannot know yet
+	n.await(device.IPv4.String()+":53", "SERVFAIL") // no snapshot yet
 	n.await("["+device.IPv6.String()+"]:53", "SERVFAIL")
 
-	// It says what is missing, and why as soon as the first attempt has failed.
-	n.await("http http://127.0.0.1:9470/readyz", "503 ServiceImports and EndpointSlices have not all been read: ")
+	// The reason appears once the first attempt to read has failed.
+	n.await("http http://127.0.0.1:9470/readyz", "503 not all ServiceImports and EndpointSlices have been read: ")
 	var s status.Agent
 	reply := strings.TrimPrefix(n.ask("http http://127.0.0.1:9470/status"), "200 ")
 	if err := json.Unmarshal([]byte(reply), &s); err != nil {
@@ -221,7 +220,7 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 		t.Errorf("status: %+v", s)
 	}
 	if len(s.Dataplane.Hooks) == 0 || len(s.DNS.Listening) != 2 || s.DNS.Interface == "" {
-		t.Errorf("dataplane or DNS is not up: %+v", s)
+		t.Errorf("dataplane or DNS is not running: %+v", s)
 	}
 	for _, h := range s.Dataplane.Hooks {
 		if !h.Attached {
@@ -236,17 +235,17 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := n.cmd.Wait(); err != nil {
-		t.Errorf("SIGTERM does not end the agent cleanly: %v", err)
+		t.Errorf("after SIGTERM the agent ends with %v", err)
 	}
 }
 
-// Without an API server, from manifests on disk: the dataplane and DNS, until the files say otherwise; one that is
-// broken changes nothing and is named.
-func TestAgentServesAFolder(t *testing.T) {
-	world := t.TempDir()
+// Without an API server the agent serves manifests on disk and follows their changes. A broken file changes nothing and
+// appears in the status.
+func TestAgentServesManifests(t *testing.T) {
+	manifests := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(world, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(manifests, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -265,7 +264,7 @@ addressType: IPv4
 ports: [{name: http, protocol: TCP, port: 8080}]
 endpoints: [{addresses: [10.1.0.1]}]
 `)
-	n := startNode(t, "--kubeconfig=", "--source=dir:"+world, "--cluster-id=a", "--clusterset-ip-range=243.0.0.0/8", "--check-interval=100ms")
+	n := startNode(t, "--kubeconfig=", "--source=dir:"+manifests, "--cluster-id=a", "--clusterset-ip-range=243.0.0.0/8", "--check-interval=100ms")
 	n.await("http http://127.0.0.1:9470/readyz", "200 ok")
 	n.await(device.IPv4.String()+":53", "NOERROR")
 	var s status.Agent
@@ -293,7 +292,7 @@ endpoints: [{addresses: [10.1.0.1]}]
 		t.Errorf("explanation: %+v", x)
 	}
 	if reply := n.ask("http http://127.0.0.1:9470/explain?name=hello"); !strings.HasPrefix(reply, "400 ") {
-		t.Errorf("an explanation of no namespace: %s", reply)
+		t.Errorf("explain without a namespace: %s", reply)
 	}
 	reply = strings.TrimPrefix(n.ask("http http://127.0.0.1:9470/show/services"), "200 ")
 	if rows, err := status.DecodeTable("services", []byte(reply)); err != nil || len(rows.Rows()) != 1 {
@@ -307,7 +306,7 @@ endpoints: [{addresses: [10.1.0.1]}]
 	defer tries.Stop()
 	for deadline := time.Now().Add(20 * time.Second); !checked(n.ask("http http://127.0.0.1:9470/metrics")); <-tries.C {
 		if time.Now().After(deadline) {
-			t.Fatal("the maps are not checked")
+			t.Fatal("the maps were not checked")
 		}
 	}
 	write("broken.yaml", "kind: [")
@@ -322,9 +321,9 @@ endpoints: [{addresses: [10.1.0.1]}]
 		}
 	}
 	if !s.Ready || s.Dataplane.Frontends != 1 {
-		t.Errorf("a broken file took something away: %+v", s)
+		t.Errorf("a broken file removed something: %+v", s)
 	}
-	if err := os.Remove(filepath.Join(world, "hello.yaml")); err != nil {
+	if err := os.Remove(filepath.Join(manifests, "hello.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	n.await(device.IPv4.String()+":53", "NXDOMAIN")

@@ -11,19 +11,19 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 )
 
-// showCommand is `isthmus-agent show`. It reads what is pinned, so it works beside an agent and without one.
+// showCommand returns `isthmus-agent show`. It reads pinned maps, so it works with and without a running agent.
 func showCommand(cfg *Config) *cobra.Command {
 	var format string
 	show := &cobra.Command{
 		Use:   "show",
-		Short: "Show what stands in this node's kernel",
-		Long: `Show what stands in this node's kernel, read from the kernel itself: beside a running agent, and also
-when none runs. It needs the same rights as the agent, and changes nothing. Only records are asked of the agent.`,
+		Short: "Show the state of this node's dataplane",
+		Long: `Show the state of this node's dataplane. All but records is read from the kernel, so it works with and without a
+running agent; records asks the agent. The command needs the privileges of the agent and changes nothing.`,
 		Example: `  isthmus-agent show services
   isthmus-agent show drops -o json`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return fmt.Errorf("show what? one of services, backends, connections, hooks, drops, records; see %s --help", cmd.CommandPath())
+			return fmt.Errorf("name one of services, backends, connections, hooks, drops, records; see %s --help", cmd.CommandPath())
 		},
 	}
 	show.PersistentFlags().StringVarP(&format, "output", "o", "text", "text or json")
@@ -45,20 +45,20 @@ when none runs. It needs the same rights as the agent, and changes nothing. Only
 		show.AddCommand(c)
 		return c
 	}
-	add("services", "Show every VIP and how it is balanced", "  isthmus-agent show services")
-	add("backends", "Show every backend, its cluster and the Services that use it", "  isthmus-agent show backends -o json")
-	add("connections", "Show the connections that the packet path translates", "  isthmus-agent show connections --limit=50").
-		Flags().IntVar(&limit, "limit", limit, "how many at most")
-	add("hooks", "Show where the programs are attached, and how long they take", `  isthmus-agent show hooks
+	add("services", "Show every VIP and its load balancing", "  isthmus-agent show services")
+	add("backends", "Show every backend, its cluster and its Services", "  isthmus-agent show backends -o json")
+	add("connections", "Show the connections of the packet path", "  isthmus-agent show connections --limit=50").
+		Flags().IntVar(&limit, "limit", limit, "maximum number of connections")
+	add("hooks", "Show where the BPF programs are attached, and their run times", `  isthmus-agent show hooks
 
-  # With times, which the kernel measures only on demand:
+  # Let the kernel measure run times:
   sysctl -w kernel.bpf_stats_enabled=1`)
-	add("drops", "Show how many clients were refused, by Service and reason", "  isthmus-agent show drops")
+	add("drops", "Show the number of refused clients by Service and reason", "  isthmus-agent show drops")
 	show.AddCommand(recordsCommand(cfg, &format))
 	return show
 }
 
-// defaultLimit is how many connections are shown where nobody says it.
+// defaultLimit is the default number of connections to show.
 const defaultLimit = 1000
 
 // readTable reads one of status.ShowTables from the kernel.

@@ -19,13 +19,13 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 )
 
-// recordsCommand is `isthmus-agent show records`. The zone is in the agent's memory, so it asks that.
+// recordsCommand returns `isthmus-agent show records`. It asks the agent, which has the zone in memory.
 func recordsCommand(cfg *Config, format *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "records [NAME]",
-		Short: "Show the records that this node's name server answers with, as a zone file",
-		Long: `Show the records that this node's name server answers with, as lines of a zone file: all of them, or those at NAME
-and below. It asks the agent that runs on this node, at the port of --http-listen.`,
+		Short: "Show the records of this node's name server as a zone file",
+		Long: `Show the records of this node's name server as lines of a zone file: all, or those at NAME and below. The command asks
+the agent on this node, at the address of --http-listen.`,
 		Example: `  isthmus-agent show records
   isthmus-agent show records hello.demo.svc.clusterset.local -o json`,
 		Args: cobra.MaximumNArgs(1),
@@ -44,14 +44,14 @@ and below. It asks the agent that runs on this node, at the port of --http-liste
 				return out.Encode(all)
 			}
 			if len(all) == 0 && name != "" {
-				return fmt.Errorf("there are no records at %s nor below", name)
+				return fmt.Errorf("there are no records at %s or below", name)
 			}
 			return all.WriteZone(cmd.OutOrStdout())
 		},
 	}
 }
 
-// askRecords asks the agent of this node that listens where it was told to.
+// askRecords asks the agent of this node, which listens at listen.
 func askRecords(ctx context.Context, listen, name string) (status.Records, error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -69,19 +69,19 @@ func askRecords(ctx context.Context, listen, name string) (status.Records, error
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent of this node: %w; see that it runs, and that --http-listen is what it was started with", err)
+		return nil, fmt.Errorf("ask the agent of this node: %w; check that it runs, and that --http-listen is the same as the agent's", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return nil, fmt.Errorf("read what the agent of this node says: %w", err)
+		return nil, fmt.Errorf("read the answer of this node's agent: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, errors.New("the agent of this node says: " + strings.TrimSpace(string(body)))
+		return nil, errors.New("this node's agent answers: " + strings.TrimSpace(string(body)))
 	}
 	var all status.Records
 	if err := json.Unmarshal(body, &all); err != nil {
-		return nil, fmt.Errorf("read what the agent of this node says: %w", err)
+		return nil, fmt.Errorf("read the answer of this node's agent: %w", err)
 	}
 	return all, nil
 }

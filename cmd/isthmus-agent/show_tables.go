@@ -28,7 +28,7 @@ func showServices(ctx context.Context, r *datapath.Reader) (tables.Table, error)
 	return services(state, chosen), nil
 }
 
-// services makes the rows of a state, by Service, then by address.
+// services returns the rows for a state, sorted by Service, then by address.
 func services(s lb.State, chosen map[lb.ServiceID]uint64) tables.Services {
 	used := map[lb.FrontendID]map[lb.BackendID]bool{}
 	for slot, be := range s.Slots {
@@ -63,7 +63,7 @@ func services(s lb.State, chosen map[lb.ServiceID]uint64) tables.Services {
 	return rows
 }
 
-// serviceText is the name of a Service, "" when it has none.
+// serviceText returns the name of a Service, "" if the state has none for the id.
 func serviceText(s lb.State, id lb.ServiceID) string {
 	if n, ok := s.Services[id]; ok {
 		return n.String()
@@ -79,7 +79,7 @@ func showBackends(ctx context.Context, r *datapath.Reader) (tables.Table, error)
 	return backends(state), nil
 }
 
-// backends makes the rows of a state, by address.
+// backends returns the rows for a state, sorted by address.
 func backends(s lb.State) tables.Backends {
 	names := map[lb.FrontendID]string{}
 	for _, fe := range s.Frontends {
@@ -122,7 +122,7 @@ func showConnections(r *datapath.Reader, limit int) (tables.Table, error) {
 	return connections(found), nil
 }
 
-// connections makes the rows of what was found, the latest packet first.
+// connections returns the rows for connections, the one with the latest packet first.
 func connections(found []datapath.Connection) tables.Connections {
 	rows := tables.Connections{}
 	for _, c := range found {
@@ -176,13 +176,13 @@ func showDrops(ctx context.Context, r *datapath.Reader) (tables.Table, error) {
 	return drops(state, counts), nil
 }
 
-// drops makes the rows of counts, the largest first. Services that are gone are told by their numbers.
+// drops returns the rows for counters, the largest first. Removed Services appear by their id.
 func drops(s lb.State, counts map[datapath.Refusal]uint64) tables.Drops {
 	rows := tables.Drops{}
 	for refusal, n := range counts {
 		row := tables.Drop{Service: serviceText(s, refusal.Service), Reason: refusal.Reason.String(), Count: n, Meaning: meanings[refusal.Reason]}
 		if row.Service == "" && refusal.Service != 0 {
-			row.Service = fmt.Sprintf("(gone, number %d)", refusal.Service)
+			row.Service = fmt.Sprintf("(removed, id %d)", refusal.Service)
 		}
 		rows = append(rows, row)
 	}
@@ -192,17 +192,17 @@ func drops(s lb.State, counts map[datapath.Refusal]uint64) tables.Drops {
 	return rows
 }
 
-// meanings say for people what a reason is.
+// meanings explains each drop reason.
 var meanings = map[bpf.DropReason]string{
 	bpf.DropNoBackend:    "no backend is ready",
-	bpf.DropBackendGone:  "the backend went while it was picked, twice",
-	bpf.DropNoMemory:     "no room to remember which VIP a UDP socket spoke to",
-	bpf.DropNoFrontend:   "an address of the ClusterSet that nobody serves, at this port or at all",
-	bpf.DropMalformed:    "a packet shorter than its headers say, or with a header that cannot be",
-	bpf.DropFragment:     "a fragment whose first one was not seen",
+	bpf.DropBackendGone:  "the chosen backend was removed meanwhile, twice in a row",
+	bpf.DropNoMemory:     "no space to remember the VIP of a UDP socket",
+	bpf.DropNoFrontend:   "no Service has the ClusterSetIP, or none at this port",
+	bpf.DropMalformed:    "the packet is shorter than its headers claim, or has an invalid header",
+	bpf.DropFragment:     "a fragment whose first fragment was not seen",
 	bpf.DropProtocol:     "neither TCP, UDP, SCTP nor an ICMP error about them",
-	bpf.DropSCTPPort:     "SCTP to another port than the backend's, in a packet too large to checksum",
-	bpf.DropNoConnection: "in the middle of a connection that is not known",
-	bpf.DropItself:       "the only backends were the client itself",
-	bpf.DropUnanswered:   "refused without a word, one of too many",
+	bpf.DropSCTPPort:     "SCTP to a port other than the backend's, in a packet too large to checksum",
+	bpf.DropNoConnection: "a packet in the middle of an unknown connection",
+	bpf.DropItself:       "the client itself is the only backend",
+	bpf.DropUnanswered:   "refused without an answer, because of the rate limit for these",
 }

@@ -15,13 +15,14 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 	"github.com/isthmus-net/isthmus/bpf/datapath"
 	"github.com/isthmus-net/isthmus/bpf/lb"
+	"github.com/isthmus-net/isthmus/bpf/lb/lbtest"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// shown is a state with two Services: demo/web by TCP, balanced by Maglev over two clusters with one backend that
-// drains, and demo/dns by UDP, which nobody serves.
+// shown returns a state with two Services: demo/web over TCP, balanced by Maglev over two clusters, with a draining backend,
+// and demo/dns over UDP, without backends.
 func shown() lb.State {
 	s := lb.NewState()
 	tcp := func(a string) lb.Address {
@@ -41,7 +42,7 @@ func shown() lb.State {
 	return s
 }
 
-// text returns a table as a person sees it, with runs of spaces made one.
+// text returns a table as text, with runs of spaces collapsed.
 func text(t *testing.T, tab tables.Table) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -78,7 +79,7 @@ BACKEND PROTOCOL CLUSTER STATE SERVICES
 				Service: clusterset.ServiceName{Namespace: "demo", Name: "web"}, State: "half", Fast: true, Silent: time.Second,
 			},
 		}), `
-PROTOCOL CLIENT VIP BACKEND CLUSTER SERVICE STATE ROAD SILENT
+PROTOCOL CLIENT VIP BACKEND CLUSTER SERVICE STATE PATH SILENT
 TCP 10.9.0.1:4001 243.0.0.5:80 10.1.0.1:8080 a demo/web half fast 1s
 UDP 10.9.0.1:4000 243.0.0.6:53 10.1.0.1:53 - - open slow 1m30s`},
 		"hooks": {hooks([]datapath.Attachment{
@@ -94,14 +95,14 @@ connect6 cgroup (detached) 19 - -`},
 			{Service: 2, Reason: bpf.DropNoBackend}: 3, {Reason: bpf.DropNoFrontend}: 7, {Service: 9, Reason: bpf.DropNoMemory}: 1,
 		}), `
 SERVICE REASON COUNT MEANING
-- no_frontend 7 an address of the ClusterSet that nobody serves, at this port or at all
+- no_frontend 7 no Service has the ClusterSetIP, or none at this port
 demo/dns no_backend 3 no backend is ready
-(gone, number 9) no_memory 1 no room to remember which VIP a UDP socket spoke to`},
+(removed, id 9) no_memory 1 no space to remember the VIP of a UDP socket`},
 		"no services":    {services(lb.NewState(), nil), "\nno Service has a VIP on this node"},
 		"no backends":    {backends(lb.NewState()), "\nno backends on this node"},
-		"no connections": {connections(nil), "\nthe packet path translates no connection; sockets of pods are translated when they connect, and not followed"},
-		"no hooks":       {hooks(nil), "\nno program of Isthmus is attached on this node"},
-		"no drops":       {drops(lb.NewState(), nil), "\nnobody was refused on this node"},
+		"no connections": {connections(nil), "\nthe packet path has no connections; those of pods' sockets are translated when they connect and are not listed"},
+		"no hooks":       {hooks(nil), "\nno BPF program of Isthmus is attached on this node"},
+		"no drops":       {drops(lb.NewState(), nil), "\nno client was refused on this node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, "\n"+text(t, c.table)); diff != "" {
@@ -119,7 +120,7 @@ demo/dns no_backend 3 no backend is ready
 	}
 }
 
-// Every reason there is has words for people.
+// Every drop reason has an explanation.
 func TestEveryReasonHasAMeaning(t *testing.T) {
 	for r := bpf.DropNone + 1; r < bpf.DropMax; r++ {
 		if meanings[r] == "" {
@@ -128,14 +129,14 @@ func TestEveryReasonHasAMeaning(t *testing.T) {
 	}
 }
 
-// The commands read a real kernel, after the agent has gone.
+// The commands read the kernel after the agent has ended.
 func TestShowReadsTheKernel(t *testing.T) {
 	cgroup, bpffs := netlab.NewTestCgroup(t).Path, netlab.BPFFS(t)
 	d, err := datapath.Open(t.Context(), datapath.Config{CgroupRoot: cgroup, BPFFS: bpffs}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Apply(t.Context(), lb.Diff(lb.NewState(), shown())); err != nil {
+	if err := d.Apply(t.Context(), lbtest.Diff(lb.NewState(), shown())); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Close(); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/view"
 )
 
-// What the kernel lacks and what does not go well with the node is in the status, the latter with its fix.
-func TestStatusNamesWhatIsMissing(t *testing.T) {
+// The status lists the capabilities that the kernel lacks and the findings about the node, these with their fix.
+func TestStatusListsMissingCapabilities(t *testing.T) {
 	s := agentStatus(Config{}, view.Status{}, agent.Status{
 		Missing:  []string{"TCX: filters"},
 		Findings: []datapath.Finding{{Name: "ip_forward", Message: "net.ipv4.ip_forward is 0", Fix: "sysctl -w net.ipv4.ip_forward=1"}},

@@ -23,7 +23,7 @@ import (
 // +kubebuilder:rbac:groups=federation.isthmus.dev,resources=externalworkloads/status,verbs=update
 
 // newMachines returns what makes Services of machines.
-func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.VMs, error) {
+func newMachines(s settings, local *rest.Config, log *slog.Logger) (*workloads.Controller, error) {
 	cfg := workloads.Config{Local: local, Clouds: map[string]workloads.Cloud{}, Log: log}
 	if s.machines != "" {
 		var err error

@@ -22,13 +22,13 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/program"
+	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
 	"github.com/isthmus-net/isthmus/cmd/internal/zoneask"
-	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/federation"
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
@@ -131,11 +131,11 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 		}
 		debug.SetGCPercent(percent)
 	}
-	log, err := program.Logger(s.logFormat, s.logLevel, stderr)
+	log, err := cli.Logger(s.logFormat, s.logLevel, stderr)
 	if err != nil {
 		return err
 	}
-	local, err := program.Cluster(s.kubeconfig)
+	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -153,12 +153,12 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if parts.plane, err = newPlane(ctx, s, local, log); err != nil {
 		return err
 	}
-	listener, err := program.Listen(ctx, s.listen)
+	listener, err := cli.Listen(ctx, s.listen)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return program.Serve(ctx, listener, routes(parts.describe)) })
+	group.Go(func() error { return cli.Serve(ctx, listener, routes(parts.describe)) })
 	if parts.plane != nil {
 		group.Go(func() error { return parts.plane.Run(ctx) })
 	}
@@ -170,13 +170,13 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 
 // newPlane returns the control plane of a member of a broker, nil for a cluster that has none and does its part in a
 // federation.
-func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*broker.ControlPlane, error) {
+func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*broker.Controller, error) {
 	if _, err := os.Stat(s.brokerKubeconfig); s.federation && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // that there is none is the answer
 	}
 	cfg := broker.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
 	if s.kubeconfig == "" { // in a pod, whose resolver is that of all pods
-		cfg.AskNames = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
+		cfg.CheckDNS = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
 	}
 	var err error
 	if cfg.Broker, cfg.BrokerNamespace, err = broker.LoadBroker(s.brokerKubeconfig); err != nil {
@@ -193,7 +193,7 @@ func newFederation(s settings, local *rest.Config, machines func(context.Context
 	}
 	return federation.New(federation.Config{
 		Local: local, Namespace: s.namespace, Pod: pod, Times: federation.Scaled(s.plane.TimeScale),
-		Parts: federation.Parts(s.namespace, s.plane.TimeScale, log), Machines: machines, Log: log,
+		Reconcilers: federation.Reconcilers(s.namespace, s.plane.TimeScale, log), Machines: machines, Log: log,
 	})
 }
 
@@ -218,9 +218,9 @@ func routes(current func() status.Controller) http.Handler {
 
 // parts are what runs in this process; one of plane and federation may be nil, and machines are with the latter.
 type parts struct {
-	plane      *broker.ControlPlane
+	plane      *broker.Controller
 	federation *federation.Federation
-	machines   *workloads.VMs
+	machines   *workloads.Controller
 }
 
 // describe says how all parts are.

@@ -1,4 +1,5 @@
-// Command isthmus-gateway-controller keeps ports, floating IPs and gateways in step with Services of type LoadBalancer.
+// Command isthmus-gateway-controller keeps Neutron ports, floating IPs and gateways in step with Services of type
+// LoadBalancer.
 package main
 
 import (
@@ -22,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/yaml"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/program"
+	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/status"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -60,22 +61,22 @@ func command() *cobra.Command {
 	var s settings
 	cmd := &cobra.Command{
 		Use:   "isthmus-gateway-controller",
-		Short: "Give Services of type LoadBalancer addresses, and tell the gateways",
-		Long: `isthmus-gateway-controller gives every Service of class isthmus.dev/gateway an address
-of a pool: a port of OpenStack's Neutron with or without a floating IP, or one of a list.
-It tells the gateways, which are the cluster's GatewayNodes, what to balance and to announce.
+		Short: "Allocate addresses for Services of type LoadBalancer, and configure the gateways",
+		Long: `isthmus-gateway-controller allocates an address for every Service of class isthmus.dev/gateway
+from a pool: an OpenStack Neutron port with or without a floating IP, or an address of a list.
+It configures what the gateways, the cluster's GatewayNodes, balance and announce.
 
-The pools stand in the file of --config. Of several replicas the one with the Lease works.
-It serves /healthz, /readyz and /metrics. While OpenStack, a gateway or the API server is
-away, all stays as it is.`,
+The file of --config defines the pools. Of several replicas, the one with the Lease is active.
+It serves /healthz, /readyz and /metrics. While OpenStack, a gateway or the API server does
+not answer, everything stays as it is.`,
 		Example: `  # In a pod, with the mounted configuration, certificates and clouds.yaml
   isthmus-gateway-controller
 
-  # On a desk
+  # On a workstation
   isthmus-gateway-controller --kubeconfig=$HOME/.kube/east --config=gateways.yaml \
       --cloud=lbaas --cert=tls.crt --key=tls.key --ca=ca.crt
 
-  # What of this cluster is in Neutron and needed by nobody
+  # List the objects of this cluster in Neutron that no Service uses
   isthmus-gateway-controller sweep --dry-run`,
 		Args:          usage.NoArgs,
 		Version:       version.String(),
@@ -85,17 +86,17 @@ away, all stays as it is.`,
 	}
 	usage.Explain(cmd)
 	p := cmd.PersistentFlags()
-	p.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster; without it, that of the pod")
-	p.StringVar(&s.config, "config", "/etc/isthmus/gateway/config.yaml", "the settings: cluster, pools and what counts for Services that do not say")
-	p.StringVar(&s.cloud, "cloud", "", "entry of clouds.yaml (default: what OS_CLOUD says)")
-	p.StringVar(&s.clouds, "clouds", "", "path of clouds.yaml (default: what OS_CLIENT_CONFIG_FILE says, or the usual places)")
-	p.DurationVar(&s.timeout, "cloud-timeout", openstack.DefaultTimeout, "how long a call of OpenStack may take")
+	p.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster; default: the pod's service account")
+	p.StringVar(&s.config, "config", "/etc/isthmus/gateway/config.yaml", "file with the settings: cluster, pools and defaults of Services")
+	p.StringVar(&s.cloud, "cloud", "", "entry of clouds.yaml (default: OS_CLOUD)")
+	p.StringVar(&s.clouds, "clouds", "", "path of clouds.yaml (default: OS_CLIENT_CONFIG_FILE, or the usual places)")
+	p.DurationVar(&s.timeout, "cloud-timeout", openstack.DefaultTimeout, "timeout of a call to OpenStack")
 	f := cmd.Flags()
-	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "namespace of the Lease, and of Secrets with the passwords of BGP peers")
-	f.StringVar(&s.certs.Cert, "cert", "/etc/isthmus/gateway/certs/tls.crt", "certificate by which gateways know the controller; isthmusctl gateway certs makes it")
-	f.StringVar(&s.certs.Key, "key", "/etc/isthmus/gateway/certs/tls.key", "its key")
-	f.StringVar(&s.certs.CA, "ca", "/etc/isthmus/gateway/certs/ca.crt", "certificates of the authority that signs those of gateways")
-	f.DurationVar(&s.resync, "resync", controller.DefaultResync, "how often everything is looked at again, also what somebody did to the cloud by hand")
+	f.StringVar(&s.namespace, "namespace", v1alpha1.DefaultNamespace, "namespace of the Lease and of the Secrets with BGP passwords")
+	f.StringVar(&s.certs.Cert, "cert", "/etc/isthmus/gateway/certs/tls.crt", "certificate that authenticates the controller to gateways; isthmusctl gateway certs makes it")
+	f.StringVar(&s.certs.Key, "key", "/etc/isthmus/gateway/certs/tls.key", "private key of the certificate")
+	f.StringVar(&s.certs.CA, "ca", "/etc/isthmus/gateway/certs/ca.crt", "certificates of the authority that signs the gateways' certificates")
+	f.DurationVar(&s.resync, "resync", controller.DefaultResync, "time between two full syncs, which also undo manual changes in the cloud")
 	f.StringVar(&s.listen, "listen", ":"+strconv.Itoa(status.GatewayControllerPort), "address of /healthz, /readyz and /metrics")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 	f.TextVar(&s.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
@@ -103,13 +104,13 @@ away, all stays as it is.`,
 	return cmd
 }
 
-// run wires the controller to its HTTP door and runs both until ctx ends.
+// run wires the controller to its HTTP server, and runs both until ctx ends.
 func run(ctx context.Context, s settings, stderr io.Writer) error {
-	log, err := program.Logger(s.logFormat, s.logLevel, stderr)
+	log, err := cli.Logger(s.logFormat, s.logLevel, stderr)
 	if err != nil {
 		return err
 	}
-	local, err := program.Cluster(s.kubeconfig)
+	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -129,17 +130,17 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	listener, err := program.Listen(ctx, s.listen)
+	listener, err := cli.Listen(ctx, s.listen)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return program.Serve(ctx, listener, routes(is)) })
+	group.Go(func() error { return cli.Serve(ctx, listener, routes(is)) })
 	group.Go(func() error { return is.Run(ctx) })
 	return group.Wait()
 }
 
-// readSettings reads the file of --config. What it does not know is an error, by its name.
+// readSettings reads the file of --config. An unknown field is an error.
 func readSettings(path string) (controller.Settings, error) {
 	var s controller.Settings
 	text, err := os.ReadFile(path)
@@ -158,9 +159,9 @@ func readSettings(path string) (controller.Settings, error) {
 	return s, nil
 }
 
-// connect returns the cloud, nil where no pool needs one and none is named.
+// connect returns the cloud, or nil if no pool and no address pairs need one.
 func connect(ctx context.Context, s settings, c controller.Settings) (controller.Cloud, error) {
-	needed := slices.ContainsFunc(c.Pools, func(p controller.Pool) bool { return p.Neutron != nil || p.Moved != nil })
+	needed := slices.ContainsFunc(c.Pools, func(p controller.Pool) bool { return p.Neutron != nil || p.FailoverIP != nil })
 	if !needed && c.AddressPairs == controller.PairNone {
 		return nil, nil
 	}

@@ -11,22 +11,22 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/isthmus-net/isthmus/cmd/internal/program"
+	"github.com/isthmus-net/isthmus/cmd/internal/cli"
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/gateway/controller"
 )
 
-// sweep is the command that looks for what nobody needs.
+// sweep is the command that deletes unused objects in Neutron.
 func sweep(s *settings) *cobra.Command {
 	var dryRun bool
 	var output string
 	cmd := &cobra.Command{
 		Use:   "sweep",
-		Short: "Delete what this cluster has in Neutron and no Service needs",
-		Long: `sweep lists the ports and floating IPs in Neutron that say that they are of this cluster
-and that no Service has, and deletes them. The controller does so by itself; sweep is for
-who wants to see it, and for after the controller is gone for good. It may run beside it.`,
+		Short: "Delete the objects of this cluster in Neutron that no Service uses",
+		Long: `sweep lists the ports and floating IPs in Neutron that belong to this cluster and that no
+Service uses, and deletes them. The controller does so by itself; use sweep to see them, or
+after the controller was removed for good. It may run beside the controller.`,
 		Example: `  isthmus-gateway-controller sweep --dry-run --kubeconfig=$HOME/.kube/east --config=gateways.yaml --cloud=lbaas`,
 		Args:    usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -37,14 +37,14 @@ who wants to see it, and for after the controller is gone for good. It may run b
 			return errors.Join(tables.Write(cmd.OutOrStdout(), found, output), err)
 		},
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only list them")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "list them only")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
 
 func swept(cmd *cobra.Command, s settings, dryRun bool) (orphans, error) {
 	none := orphans{}
-	local, err := program.Cluster(s.kubeconfig)
+	local, err := cli.Cluster(s.kubeconfig)
 	if err != nil {
 		return none, err
 	}
@@ -68,13 +68,13 @@ func swept(cmd *cobra.Command, s settings, dryRun bool) (orphans, error) {
 	return append(none, found...), err
 }
 
-// orphans are what sweep prints.
+// orphans are the rows of sweep.
 type orphans []controller.Orphan
 
-// Header is that of tables.Table.
+// Header implements tables.Table.
 func (orphans) Header() []string { return []string{"KIND", "ID", "ADDRESSES", "MADE FOR", "DELETED"} }
 
-// Rows is that of tables.Table.
+// Rows implements tables.Table.
 func (o orphans) Rows() (rows [][]string) {
 	for _, is := range o {
 		deleted := "no"
@@ -86,8 +86,8 @@ func (o orphans) Rows() (rows [][]string) {
 	return rows
 }
 
-// Nothing is that of tables.Table.
-func (orphans) Nothing() string { return "nothing of this cluster is in Neutron that no Service needs" }
+// Nothing implements tables.Table.
+func (orphans) Nothing() string { return "this cluster has no unused objects in Neutron" }
 
 func texts(addrs []netip.Addr) string {
 	all := make([]string, len(addrs))

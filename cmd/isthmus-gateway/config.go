@@ -18,17 +18,17 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
 )
 
-// Config is everything an operator can say to a gateway.
+// Config holds the flags of a gateway.
 type Config struct {
-	Cluster    string // id of the cluster whose controller is obeyed
-	Controller string // its identity
-	Listen     string // host:port of the controller's endpoint
-	HTTPListen string // host:port of /healthz, /readyz and /metrics
+	Cluster    string // id of the cluster whose controller it obeys
+	Controller string // identity in the controller's certificate
+	Listen     string // host:port for the controller and peers
+	HTTPListen string // host:port of /healthz, /readyz, /metrics and /peers
 	Files      certs.Files
-	StateDir   string // what was applied last; it outlives the machine's restart
-	RunDir     string // what must not
+	StateDir   string // state that survives a reboot
+	RunDir     string // state that must not survive a reboot
 	Balancer   string // nftables or ebpf
-	BPFFS      string // where a BPF filesystem is mounted, for ebpf
+	BPFFS      string // mount point of a BPF file system, for ebpf
 	Devices    []string
 	XDP        string // off or auto, for ebpf
 	CheckEvery time.Duration
@@ -36,7 +36,7 @@ type Config struct {
 	LogLevel   slog.Level
 }
 
-// defaults returns what holds where no flag says otherwise.
+// defaults returns the values of flags that are not set.
 func defaults() *Config {
 	const etc = "/etc/isthmus-gateway"
 	return &Config{
@@ -55,29 +55,29 @@ func defaults() *Config {
 }
 
 func (c *Config) bind(f *pflag.FlagSet) {
-	f.StringVar(&c.Cluster, "cluster", "", "id of the cluster whose controller is obeyed")
-	f.StringVar(&c.Controller, "controller-identity", c.Controller, "DNS name in the certificate of that controller")
-	f.StringVar(&c.Listen, "listen", c.Listen, "address of the endpoint for the controller, HTTPS")
-	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz and /metrics")
-	f.StringVar(&c.Files.Cert, "cert", c.Files.Cert, "the gateway's certificate; files that are replaced are read anew")
+	f.StringVar(&c.Cluster, "cluster", "", "id of the cluster whose controller this gateway obeys")
+	f.StringVar(&c.Controller, "controller-identity", c.Controller, "DNS name in the controller's certificate")
+	f.StringVar(&c.Listen, "listen", c.Listen, "HTTPS address for the controller and the other gateways of the group")
+	f.StringVar(&c.HTTPListen, "http-listen", c.HTTPListen, "address of /healthz, /readyz, /metrics and /peers")
+	f.StringVar(&c.Files.Cert, "cert", c.Files.Cert, "the gateway's certificate; replaced files are read again")
 	f.StringVar(&c.Files.Key, "key", c.Files.Key, "its private key")
-	f.StringVar(&c.Files.CA, "ca", c.Files.CA, "certificates of the authorities that are believed")
-	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "folder in which the last state is kept")
-	f.StringVar(&c.RunDir, "run-dir", c.RunDir, "folder for what a restart of the machine takes away")
-	f.StringVar(&c.Balancer, "balancer", c.Balancer, "nftables or ebpf, as all gateways of the group have it")
-	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "where a BPF filesystem is mounted, for --balancer=ebpf")
-	f.StringSliceVar(&c.Devices, "device", c.Devices, "device whose packets --balancer=ebpf takes, may be repeated; default: all with Ethernet and an address")
-	f.StringVar(&c.XDP, "xdp", c.XDP, "off, or auto: with --balancer=ebpf, drivers that have XDP send packets of known connections themselves")
-	f.DurationVar(&c.CheckEvery, "check-interval", c.CheckEvery, "how long, on average, between two looks for what somebody else changed")
+	f.StringVar(&c.Files.CA, "ca", c.Files.CA, "certificates of the trusted authorities")
+	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "folder that keeps the last state")
+	f.StringVar(&c.RunDir, "run-dir", c.RunDir, "folder for files that must not survive a reboot")
+	f.StringVar(&c.Balancer, "balancer", c.Balancer, "nftables or ebpf, the same on all gateways of the group")
+	f.StringVar(&c.BPFFS, "bpffs", c.BPFFS, "mount point of a BPF file system, for --balancer=ebpf")
+	f.StringSliceVar(&c.Devices, "device", c.Devices, "device whose packets --balancer=ebpf balances, may be repeated; default: all Ethernet devices with an address")
+	f.StringVar(&c.XDP, "xdp", c.XDP, "off or auto: with --balancer=ebpf, XDP programs send packets of known connections from drivers that support it")
+	f.DurationVar(&c.CheckEvery, "check-interval", c.CheckEvery, "average time between two checks for drift")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.TextVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
 
-// Validate reports all faults of c at once, each with the flag to mend.
+// Validate returns all faults of c at once, each with its flag.
 func (c *Config) Validate() error {
 	var faults []error
 	if c.Cluster == "" {
-		faults = append(faults, errors.New("no cluster; set --cluster to the id of the cluster whose controller is to be obeyed"))
+		faults = append(faults, errors.New("no cluster; set --cluster to the id of the cluster whose controller this gateway obeys"))
 	} else if err := clusterset.ClusterID(c.Cluster).Validate(); err != nil {
 		faults = append(faults, fmt.Errorf("--cluster: %w", err))
 	}
@@ -103,7 +103,7 @@ func (c *Config) Validate() error {
 		faults = append(faults, errors.New("--xdp=auto is for --balancer=ebpf; leave one of them out"))
 	}
 	if c.CheckEvery <= 0 {
-		faults = append(faults, fmt.Errorf("--check-interval=%s is not more than 0", c.CheckEvery))
+		faults = append(faults, fmt.Errorf("--check-interval=%s is not positive", c.CheckEvery))
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		faults = append(faults, fmt.Errorf("--log-format=%s is unknown; use text or json", c.LogFormat))
@@ -113,7 +113,7 @@ func (c *Config) Validate() error {
 
 func (c *Config) statePath() string { return filepath.Join(c.StateDir, "state.json") }
 
-// logger returns the one handler of the process, on standard error.
+// logger returns the logger of the process, on standard error.
 func logger(c *Config) *slog.Logger {
 	o := &slog.HandlerOptions{Level: c.LogLevel}
 	if c.LogFormat == "json" {

@@ -1,6 +1,6 @@
-// Command isthmus-gateway runs on every gateway: it balances the VIPs that its controller gives it, and tells neighbours of
-// them. It serves from disk when it starts, so it needs no controller for what it knows already. When it stops or crashes
-// the kernel goes on to balance; only the subcommand cleanup takes that away.
+// Command isthmus-gateway runs on every gateway. It balances the VIPs of its controller and announces them to neighbours.
+// At start it applies the state on disk, so it needs no controller for what it already has. When it stops or crashes, the
+// kernel keeps balancing until the subcommand cleanup removes that.
 package main
 
 import (
@@ -37,12 +37,12 @@ func newCommand() *cobra.Command {
 		Short: "Balance and announce VIPs of a Kubernetes cluster on a gateway",
 		Long: `Balance and announce VIPs of a Kubernetes cluster on a gateway.
 
-SIGTERM takes the gateway out of service: neighbours are told first, then it ends. SIGHUP ends it without a
-word, for a restart: traffic stays where it is, and what starts next takes over.`,
+SIGTERM drains the gateway: neighbours stop sending here first, then it ends. SIGHUP ends it without
+notice, for a restart: traffic stays in place, and the next process takes over.`,
 		Example: `  # As the systemd unit runs it:
   isthmus-gateway run --cluster=a
 
-  # With certificates of its own, reachable on one address:
+  # With other certificates, on one address:
   isthmus-gateway run --cluster=a --listen=10.0.0.11:9479 --cert=gw-1/tls.crt --key=gw-1/tls.key --ca=gw-1/ca.crt`,
 		Version:       version.String(),
 		Args:          usage.NoArgs,
@@ -61,8 +61,8 @@ word, for a restart: traffic stays where it is, and what starts next takes over.
 		&cobra.Command{
 			Use:   "cleanup",
 			Short: "Remove the balancer from this machine",
-			Long: `Remove what a gateway balances with: its table of nftables, and its eBPF program. Traffic to its VIPs
-ends. Stop the gateway first: a running one makes it again.`,
+			Long: `Remove the nftables table and the eBPF program that balance on this machine. Traffic to its VIPs
+stops. Stop the gateway first: a running one creates them again.`,
 			Example: "  isthmus-gateway cleanup",
 			Args:    usage.NoArgs,
 			RunE:    func(*cobra.Command, []string) error { return errors.Join(nft.Remove(), ebpf.Remove(cfg.BPFFS)) },

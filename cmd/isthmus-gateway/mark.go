@@ -8,14 +8,14 @@ import (
 	"os"
 )
 
-// mark is the file by which a gateway knows that a predecessor ended without a word: neighbours may still lead packets here.
-// It holds the id of the machine's boot, since with a reboot all that the predecessor balanced with is gone.
+// mark is a file that tells a gateway that its predecessor ended without a drain: neighbours may still send packets here.
+// It holds the boot id, because a reboot removes everything that the predecessor balanced with.
 type mark string
 
-// bootIDPath is where Linux tells which boot this is.
+// bootIDPath holds the id of the current boot.
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
-// set makes the mark, of this boot.
+// set writes the mark with the current boot id.
 func (m mark) set() error {
 	boot, err := os.ReadFile(bootIDPath)
 	if err == nil {
@@ -27,7 +27,7 @@ func (m mark) set() error {
 	return nil
 }
 
-// isSet reports whether there is the mark, and of this boot.
+// isSet reports whether the mark exists and is from the current boot.
 func (m mark) isSet() (bool, error) {
 	made, err := os.ReadFile(string(m))
 	if errors.Is(err, fs.ErrNotExist) {

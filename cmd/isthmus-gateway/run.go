@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/cmd/internal/version"
@@ -26,88 +25,106 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 )
 
-// closeTimeout is how long neighbours may take to go elsewhere before the gateway ends all the same.
+// closeTimeout bounds the drain. The gateway ends after it, even where neighbours still send packets here.
 const closeTimeout = 20 * time.Second
 
-// run runs a gateway until a signal ends it: SIGTERM and an interrupt take it out of service, SIGHUP is for a restart.
-func run(ctx context.Context, cfg Config, log *slog.Logger) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
-	defer signal.Stop(signals)
-	ended := make(chan os.Signal, 1)
-	go func() {
-		select {
-		case s := <-signals:
-			ended <- s
-			stop()
-		case <-ctx.Done():
-		}
-	}()
+// gateway is the running process: its agent, and everything that answers the outside.
+type gateway struct {
+	cfg      Config
+	certs    *certs.Source
+	balancer balancer
+	exchange *flows.Exchange
+	agent    *agent.Agent
+	mark     mark
+	log      *slog.Logger
+}
 
-	for _, dir := range []string{cfg.StateDir, cfg.RunDir} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("make a folder: %w", err)
-		}
-	}
-	own, err := certs.Open(cfg.Files, log)
-	if err != nil {
-		return fmt.Errorf("%w; isthmusctl gateway certs makes them", err)
-	}
-	m := mark(filepath.Join(cfg.RunDir, "serving"))
-	balancer, err := newBalancer(cfg, log)
+// run runs a gateway until a signal ends it. SIGTERM and SIGINT drain it first; SIGHUP leaves traffic in place, for a
+// restart.
+func run(ctx context.Context, cfg Config, log *slog.Logger) error {
+	ctx, received, stop := untilSignal(ctx)
+	defer stop()
+	g, err := newGateway(cfg, log)
 	if err != nil {
 		return err
 	}
-	exchange := flows.New(balancer, own, log)
-	parts, err := parts(cfg, &sharing{balancer: balancer, exchange: exchange}, m, log)
-	if err != nil {
-		return err
-	}
-	a, err := agent.New(agent.Config{
-		Cluster: cfg.Cluster, Parts: parts, Flows: exchange, StatePath: cfg.statePath(), CheckEvery: cfg.CheckEvery, Version: version.String(), Log: log,
-	})
-	if err != nil {
-		return err
-	}
-	return serve(ctx, cfg, a, exchange, own, m, metricsOf(balancer), func() error {
-		drain := false // who fails leaves traffic where it is, for whoever starts next
+	return g.serve(ctx, func() error {
+		drain := false // a process that fails leaves traffic in place for its successor
 		select {
-		case s := <-ended:
+		case s := <-received:
 			drain = s != syscall.SIGHUP
-			log.Info("ends", "signal", s.String(), "drain", drain)
+			log.Info("gateway ends", "signal", s.String(), "drain", drain)
 		default:
 		}
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		if drain {
-			exchange.TellAll(closing)
-		}
-		err := a.Close(closing, drain)
-		if drain {
-			err = errors.Join(err, os.Remove(string(m)))
-		}
-		return err
+		return g.close(ctx, drain)
 	})
 }
 
-// parts returns what does the work.
-func parts(cfg Config, balancer agent.Part, m mark, log *slog.Logger) ([]agent.Part, error) {
-	router, err := vrrp.New(vrrp.Config{Dir: filepath.Join(cfg.RunDir, "vrrp"), Log: log})
+// untilSignal returns a context that SIGTERM, SIGINT or SIGHUP ends, and a channel that then holds the signal.
+func untilSignal(ctx context.Context) (context.Context, <-chan os.Signal, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	signals, received := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
+	go func() {
+		select {
+		case s := <-signals:
+			received <- s
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, received, func() {
+		signal.Stop(signals)
+		cancel()
+	}
+}
+
+// newGateway reads the certificates and the last state, and opens the balancer.
+func newGateway(cfg Config, log *slog.Logger) (*gateway, error) {
+	for _, dir := range []string{cfg.StateDir, cfg.RunDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("make a folder: %w", err)
+		}
+	}
+	g := &gateway{cfg: cfg, mark: mark(filepath.Join(cfg.RunDir, "serving")), log: log}
+	var err error
+	if g.certs, err = certs.Open(cfg.Files, log); err != nil {
+		return nil, fmt.Errorf("%w; isthmusctl gateway certs makes them", err)
+	}
+	if g.balancer, err = newBalancer(cfg, log); err != nil {
+		return nil, err
+	}
+	g.exchange = flows.New(g.balancer, g.certs, log)
+	announcers, err := newAnnouncers(cfg, g.mark, log)
 	if err != nil {
 		return nil, err
 	}
+	g.agent, err = agent.New(agent.Config{
+		Cluster: cfg.Cluster, Balancer: &sharing{balancer: g.balancer, exchange: g.exchange}, Announcers: announcers, Flows: g.exchange,
+		StatePath: cfg.statePath(), CheckEvery: cfg.CheckEvery, Version: version.String(), Log: log,
+	})
+	return g, err
+}
+
+// newAnnouncers returns every announcer of this release. A new one is one more entry here.
+func newAnnouncers(cfg Config, m mark, log *slog.Logger) ([]agent.Announcer, error) {
 	restarting, err := m.isSet()
 	if err != nil {
 		return nil, fmt.Errorf("look for a predecessor: %w", err)
 	}
-	return []agent.Part{balancer, bgp.New(bgp.Config{Restarting: restarting, Punctual: true, Log: log}), router}, nil
+	router, err := vrrp.New(vrrp.Config{Dir: filepath.Join(cfg.RunDir, "vrrp"), Log: log})
+	if err != nil {
+		return nil, err
+	}
+	return []agent.Announcer{
+		bgp.New(bgp.Config{Restarting: restarting, Realtime: true, Log: log}),
+		router,
+	}, nil
 }
 
-// balancer is a part whose connections other gateways can go on with.
+// balancer is a balancer whose connections other gateways can take over.
 type balancer interface {
-	agent.Part
+	agent.Component
 	flows.Sharer
 }
 
@@ -118,68 +135,78 @@ func newBalancer(cfg Config, log *slog.Logger) (balancer, error) {
 	return nft.New(log)
 }
 
-// sharing is a balancer that tells the other gateways of its group.
+// sharing is a balancer that exchanges flows with its peers whenever a state moves traffic from or to this gateway.
 type sharing struct {
 	balancer
 	exchange *flows.Exchange
 	cordoned bool
 }
 
-// Apply is part of agent.Part. VIPs are announced, or are no more, after it: from then on packets come of connections that began
-// elsewhere, or go there.
+// Apply implements agent.Component. The agent announces or withdraws VIPs right after it: from then on packets arrive
+// here that belong to connections of a peer, or the other way round.
 func (s *sharing) Apply(ctx context.Context, state *desired.State) error {
 	if err := s.balancer.Apply(ctx, state); err != nil {
 		return err
 	}
 	was := s.cordoned
 	s.cordoned = state.Cordoned
-	s.exchange.Tell(state.Mates)
-	s.exchange.Hear(ctx, was && !s.cordoned)
+	s.exchange.SetPeers(state.Peers)
+	s.exchange.PullAll(ctx, was && !s.cordoned)
 	if s.cordoned && !was {
-		s.exchange.TellAll(ctx)
+		s.exchange.PushAll(ctx)
 	}
 	return nil
 }
 
-// serve runs the agent and what asks it, until ctx is done or one of them fails, and then calls leave, which closes the agent.
-// Until neighbours have gone elsewhere, connections begin here: so other gateways are told of them, and heard, until leave has
-// returned.
-func serve(ctx context.Context, cfg Config, a *agent.Agent, exchange *flows.Exchange, own *certs.Source, m mark, counted []prometheus.Collector, leave func() error) error {
-	endpoint, watched, err := listen(ctx, cfg)
+// serve runs the agent and its listeners until ctx is done or one of them fails. It then calls leave, which closes the
+// agent. Connections still begin here until neighbours have gone elsewhere, so flows are exchanged until leave returns.
+func (g *gateway) serve(ctx context.Context, leave func() error) error {
+	endpoint, status, err := listen(ctx, g.cfg)
 	if err != nil {
 		return errors.Join(err, leave())
 	}
-	if err := m.set(); err != nil {
-		return errors.Join(err, endpoint.Close(), watched.Close(), leave())
+	if err := g.mark.set(); err != nil {
+		return errors.Join(err, endpoint.Close(), status.Close(), leave())
 	}
-	outlasting, end := context.WithCancel(context.WithoutCancel(ctx))
+	draining, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	group, serving := errgroup.WithContext(outlasting)
+	group, serving := errgroup.WithContext(draining)
 	group.Go(func() error {
-		exchange.Run(serving)
+		g.exchange.Run(serving)
 		return nil
 	})
-	group.Go(func() error { return a.Serve(serving, endpoint, own, cfg.Controller) })
-	group.Go(func() error { return serveHTTP(serving, watched, a, exchange, counted...) })
+	group.Go(func() error { return g.agent.Serve(serving, endpoint, g.certs, g.cfg.Controller) })
+	group.Go(func() error { return serveHTTP(serving, status, g.agent, g.exchange, metricsOf(g.balancer)...) })
 	group.Go(func() error {
 		defer end()
 		running, stop := context.WithCancel(ctx)
 		defer stop()
 		defer context.AfterFunc(serving, stop)()
-		a.Run(running)
+		g.agent.Run(running)
 		return leave()
 	})
 	return group.Wait()
 }
 
-// listen opens the two addresses of a gateway.
-func listen(ctx context.Context, cfg Config) (endpoint, watched net.Listener, err error) {
+// close closes the agent. With drain, peers first receive all flows, and neighbours move their traffic.
+func (g *gateway) close(ctx context.Context, drain bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	if !drain {
+		return g.agent.Close(ctx, false)
+	}
+	g.exchange.PushAll(ctx)
+	return errors.Join(g.agent.Close(ctx, true), os.Remove(string(g.mark)))
+}
+
+// listen opens both addresses of a gateway.
+func listen(ctx context.Context, cfg Config) (endpoint, status net.Listener, err error) {
 	var config net.ListenConfig
 	if endpoint, err = config.Listen(ctx, "tcp", cfg.Listen); err != nil {
 		return nil, nil, fmt.Errorf("--listen: %w", err)
 	}
-	if watched, err = config.Listen(ctx, "tcp", cfg.HTTPListen); err != nil {
+	if status, err = config.Listen(ctx, "tcp", cfg.HTTPListen); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("--http-listen: %w", err), endpoint.Close())
 	}
-	return endpoint, watched, nil
+	return endpoint, status, nil
 }

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,8 +18,15 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// opening is a balancer on which connections open when a test says so.
-type opening struct{ opens, heard chan flows.Flow }
+// opening is a balancer whose connections a test opens.
+type opening struct {
+	agent.Component
+	opens, imported chan flows.Flow
+}
+
+func (opening) Name() string { return desired.ComponentBalancer }
+
+func (opening) Close(context.Context, bool) error { return nil }
 
 func (o opening) Export(ctx context.Context, tell func(flows.Flow) error) error {
 	for {
@@ -36,40 +45,40 @@ func (opening) All(func(flows.Flow) error) error { return nil }
 
 func (o opening) Import(all []flows.Flow) ([]flows.Flow, error) {
 	for _, f := range all {
-		o.heard <- f
+		o.imported <- f
 	}
 	return nil, nil
 }
 
-// A gateway that is drained tells the others of connections, and hears of theirs, until nobody is led to it any more.
+// A draining gateway sends and receives connections until its traffic has moved.
 func TestFlowsWhileDraining(t *testing.T) {
 	cfg, client := config(t)
 	own, err := certs.Open(cfg.Files, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := make(chan flows.Flow, 1)
+	pushed := make(chan flows.Flow, 1)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Gateways of a group have certificates of one authority; here it is the same one.
-	mate := &http.Server{TLSConfig: own.Server(), ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	// Both gateways use the same certificate here.
+	peer := &http.Server{TLSConfig: own.Server(), ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var some []flows.Flow
 		if err := json.NewDecoder(r.Body).Decode(&some); err == nil {
 			for _, f := range some {
-				told <- f
+				pushed <- f
 			}
 		}
 		w.WriteHeader(http.StatusNoContent)
 	})}
-	go func() { _ = mate.ServeTLS(l, "", "") }()
-	t.Cleanup(func() { _ = mate.Close() })
+	go func() { _ = peer.ServeTLS(l, "", "") }()
+	t.Cleanup(func() { _ = peer.Close() })
 
-	balancer := opening{opens: make(chan flows.Flow), heard: make(chan flows.Flow, 1)}
+	balancer := opening{opens: make(chan flows.Flow), imported: make(chan flows.Flow, 1)}
 	exchange := flows.New(balancer, own, slog.New(slog.DiscardHandler))
-	exchange.Tell([]desired.Mate{{URL: "https://" + l.Addr().String(), Name: "gw-1"}})
-	a, err := agent.New(agent.Config{Cluster: "a", Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
+	exchange.SetPeers([]desired.PeerGateway{{URL: "https://" + l.Addr().String(), Name: "gw-1"}})
+	a, err := agent.New(agent.Config{Cluster: "a", Balancer: balancer, Flows: exchange, StatePath: cfg.statePath(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +87,8 @@ func TestFlowsWhileDraining(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- serve(ctx, cfg, a, exchange, own, mark(t.TempDir()+"/serving"), nil, func() error {
+		g := gateway{cfg: cfg, certs: own, balancer: balancer, exchange: exchange, agent: a, mark: mark(t.TempDir() + "/serving")}
+		done <- g.serve(ctx, func() error {
 			if err := a.Close(t.Context(), true); err != nil {
 				return err
 			}
@@ -90,15 +100,15 @@ func TestFlowsWhileDraining(t *testing.T) {
 					return false
 				}
 			})
-			within(t, "the other gateway is told", func(late <-chan time.Time) bool {
+			within(t, "the peer receives the flow", func(late <-chan time.Time) bool {
 				select {
-				case <-told:
+				case <-pushed:
 					return true
 				case <-late:
 					return false
 				}
 			})
-			// The controller is none of the group, and is told so: that is an answer. To its own requests it gets none.
+			// The controller is not a peer, and gets that answer. Its own requests get none.
 			for path, want := range map[string]int{flows.Path: http.StatusForbidden, "/v1/state": 0} {
 				code := 0
 				if resp, err := client.Get("https://" + cfg.Listen + path); err == nil {
@@ -119,10 +129,26 @@ func TestFlowsWhileDraining(t *testing.T) {
 	}
 }
 
-// within fails a test in which something does not happen.
+// within fails a test unless something happens in time.
 func within(t *testing.T, what string, happens func(late <-chan time.Time) bool) {
 	t.Helper()
 	if !happens(time.After(20 * time.Second)) {
-		t.Errorf("it is not so that %s", what)
+		t.Errorf("it did not happen in time: %s", what)
+	}
+}
+
+// Every announcer that a pool may name runs on the gateways.
+func TestAnnouncersAreWired(t *testing.T) {
+	announcers, err := newAnnouncers(Config{RunDir: t.TempDir()}, mark(filepath.Join(t.TempDir(), "serving")), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := []desired.Announce{desired.ByNone}
+	for _, a := range announcers {
+		have = append(have, desired.Announce(a.Name()))
+	}
+	slices.Sort(have)
+	if want := slices.Sorted(slices.Values(desired.Announces)); !slices.Equal(have, want) {
+		t.Errorf("the gateways announce by %q, and pools may name %q", have, want)
 	}
 }

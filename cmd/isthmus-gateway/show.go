@@ -12,19 +12,19 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// showCommand is `isthmus-gateway show`. It reads what is on disk, so it works beside a gateway and without one.
+// showCommand is `isthmus-gateway show`. It reads the disk, so it works with and without a running gateway.
 func showCommand(cfg *Config) *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "Show what was applied last on this gateway",
-		Long: `Show what was applied last on this gateway, read from its disk.
+		Short: "Show the state applied last on this gateway",
+		Long: `Show the state applied last on this gateway, read from its disk.
 
-FAILOVER says what becomes of connections when this gateway dies. "kept" ones go on at another gateway of the
-group, whatever became of other backends since they began; "broken" ones are masqueraded with this
-gateway's own address, to which backends answer: they end with it.`,
+FAILOVER says what happens to connections when this gateway dies. "kept" ones continue at another gateway of
+the group, even if other backends have changed since they began. "broken" ones are masqueraded with this
+gateway's own address, to which backends reply: they end with it.`,
 		Example: `  isthmus-gateway show
-  isthmus-gateway show mates
+  isthmus-gateway show peers
   isthmus-gateway show -o json --state-dir=/var/lib/isthmus-gateway`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -33,7 +33,7 @@ gateway's own address, to which backends answer: they end with it.`,
 			}
 			b, err := os.ReadFile(cfg.statePath())
 			if err != nil {
-				return fmt.Errorf("nothing was applied on this gateway yet, or not with this --state-dir: %w", err)
+				return fmt.Errorf("no state was applied on this gateway yet, or not with this --state-dir: %w", err)
 			}
 			r, err := desired.Parse(b, nil)
 			if err != nil {
@@ -42,7 +42,7 @@ gateway's own address, to which backends answer: they end with it.`,
 			return tables.Write(cmd.OutOrStdout(), frontendsOf(&r.State), format)
 		},
 	}
-	cmd.AddCommand(matesCommand(cfg))
+	cmd.AddCommand(peersCommand(cfg))
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")
 	return cmd
 }
@@ -58,7 +58,7 @@ type frontend struct {
 	Service  string           `json:"service"`
 	Announce desired.Announce `json:"announce"`
 	Return   desired.Return   `json:"return"`
-	Backends int              `json:"backends"` // for new connections
+	Backends int              `json:"backends"` // that accept new connections
 	Draining int              `json:"draining"`
 	Failover string           `json:"failover"` // kept or broken
 }
@@ -86,12 +86,12 @@ func frontendsOf(s *desired.State) frontends {
 	return rows
 }
 
-// Header is part of tables.Table.
+// Header implements tables.Table.
 func (frontends) Header() []string {
 	return []string{"VIP", "PORT", "SERVICE", "ANNOUNCE", "RETURN", "BACKENDS", "DRAINING", "FAILOVER"}
 }
 
-// Rows is part of tables.Table.
+// Rows implements tables.Table.
 func (f frontends) Rows() [][]string {
 	rows := make([][]string, len(f))
 	for i, r := range f {
@@ -103,5 +103,5 @@ func (f frontends) Rows() [][]string {
 	return rows
 }
 
-// Nothing is part of tables.Table.
-func (frontends) Nothing() string { return "this gateway has no VIP" }
+// Nothing implements tables.Table.
+func (frontends) Nothing() string { return "this gateway has no VIPs" }

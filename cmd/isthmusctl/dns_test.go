@@ -294,7 +294,7 @@ func TestDNSReport(t *testing.T) {
 		want    string
 	}{
 		"not installed": {change: func(w *cluster) {
-			w.answers["a-2:19470/ask"] = []status.ClusterDNS{{Reason: "it knows no clusterset.local"}}
+			w.answers["a-2:19470/ask"] = []status.ClusterDNS{{Reason: "it has no zone clusterset.local"}}
 		}, want: `
 WHERE               CONFIGMAP                   STATE          RELOADS
 CoreDNS             kube-system/coredns         not installed  yes
@@ -305,7 +305,7 @@ n1    10.1.0.1:53       yes
 n1    10.1.0.2:53       yes
 n1    10.96.0.10:53     yes
 n1    169.254.20.10:53  yes
-n2    10.96.0.10:53     no: it knows no clusterset.local
+n2    10.96.0.10:53     no: it has no zone clusterset.local
 
 asked are, in this order: 169.254.20.53 10.96.0.53 192.0.2.1 192.0.2.2:5353
 
@@ -313,7 +313,7 @@ problem: CoreDNS (ConfigMap kube-system/coredns) does not ask the agents: run is
 
 problem: NodeLocal DNSCache (ConfigMap kube-system/node-local-dns) does not ask the agents: run isthmusctl dns install
 
-problem: no answer for clusterset.local from 10.96.0.10:53 on n2: it knows no clusterset.local
+problem: no answer for clusterset.local from 10.96.0.10:53 on n2: it has no zone clusterset.local
 `},
 		"installed": {install: true, want: `
 WHERE               CONFIGMAP                   STATE      RELOADS

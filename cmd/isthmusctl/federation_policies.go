@@ -23,8 +23,8 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
+	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
 // policiesConfig is what federation policies is told.

@@ -173,7 +173,7 @@ func (c *certsConfig) store(ctx context.Context, name string, kind corev1.Secret
 }
 
 // certTable is what gateway certs prints.
-type certTable []certs.Done
+type certTable []certs.Issued
 
 // Header is part of tables.Table.
 func (certTable) Header() []string { return []string{"IDENTITY", "VALID UNTIL", "CERTIFICATE"} }

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 func releaseHoldCommand() *cobra.Command {

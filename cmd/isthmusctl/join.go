@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 func joinCommand() *cobra.Command {

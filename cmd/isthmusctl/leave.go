@@ -8,8 +8,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 func leaveCommand() *cobra.Command {
@@ -88,7 +88,7 @@ func printLeft(cmd *cobra.Command, left membership.Left, next string) error {
 		return err
 	}
 	verb := "left"
-	if left.Already {
+	if left.AlreadyLeft {
 		verb = "had left"
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "cluster %s %s ClusterSet %s: %d exports withdrawn, %d imports removed\n%s",

@@ -15,8 +15,8 @@ import (
 	"github.com/isthmus-net/isthmus/cmd/internal/tables"
 	"github.com/isthmus-net/isthmus/cmd/internal/usage"
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/broker/membership"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
 func memberCommand() *cobra.Command {

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestAgainstAPIServer runs testdata/server/*.txtar against a real API server, empty at the start of each:
@@ -33,6 +34,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		Dir: filepath.Join("testdata", "server"), Setup: startServer,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"apply": applyObjects, "object": printObject, "lack": lackField},
 	})
+	conformance.Holds(t, "V35")
 }
 
 // admin returns an administrator's client of a script's server.

@@ -70,7 +70,7 @@ func imported() cluster {
 		w.answers[pod+"/explain"] = status.Explanation{Node: node, Service: "demo/hello", Links: []status.Link{
 			{Link: "agent", State: status.LinkOK, Text: "ready"},
 			{Link: "map", State: status.LinkOK, Text: "1 entry in the kernel"},
-			{Link: "clients", State: status.LinkNote, Text: "3 given a backend"},
+			{Link: "clients", State: status.LinkNote, Text: "3 got a backend"},
 		}}
 	}
 	return w
@@ -106,11 +106,11 @@ func TestExplain(t *testing.T) {
 node n1
   ✓ agent        ready
   ✓ map          1 entry in the kernel
-  · clients      3 given a backend
+  · clients      3 got a backend
 node n2
   ✓ agent        ready
   ✓ map          1 entry in the kernel
-  · clients      3 given a backend
+  · clients      3 got a backend
 `},
 		"one node": {nodes: []string{"n2"}, change: func(w *cluster) { remove[*mcsv1beta1.ServiceExport](w) }, text: `Service demo/hello in cluster a
   ✓ namespace    demo is there
@@ -121,7 +121,7 @@ node n2
 node n2
   ✓ agent        ready
   ✓ map          1 entry in the kernel
-  · clients      3 given a backend
+  · clients      3 got a backend
 `},
 		"no namespace": {
 			change: func(w *cluster) { remove[*corev1.Namespace](w); remove[*mcsv1beta1.ServiceImport](w) },
@@ -400,7 +400,7 @@ NODE SERVICE REASON COUNT MEANING
 n1 demo/hello no_backend 4 no backend is ready`, ""},
 		"hooks, of which one node knows": {
 			func() (tables.Table, error) { return c.showKernels(t.Context(), "hooks", nil, 0) },
-			"\nno program of Isthmus is attached on this node", "node n2: pod a-2 does not answer",
+			"\nno BPF program of Isthmus is attached on this node", "node n2: pod a-2 does not answer",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -145,7 +145,7 @@ ready
 		"much is wrong": {
 			change: func(c *cluster) {
 				s := c.answers["a-1:9470"].(status.Agent)
-				s.Ready, s.Waiting = false, []string{"the dataplane does not follow the cluster: map is full"}
+				s.Ready, s.Waiting = false, []string{"the dataplane has not applied the last snapshot: map is full"}
 				s.MissingCapabilities = []string{"DNS over IPv6: IPv6 is switched off on this node"}
 				c.answers["a-1:9470"] = s
 				delete(c.answers, "a-2:19470")
@@ -179,13 +179,13 @@ Not ready:
   controller: caches are not filled
   broker: the controller does not reach https://broker: refused
   agents: 1 of 2 pods of DaemonSet isthmus-system/isthmus-agent are ready and current
-  node n1: the dataplane does not follow the cluster: map is full
+  node n1: the dataplane has not applied the last snapshot: map is full
   node n2: pod a-2 does not answer on port 19470: the server is currently unable to handle the request (get pods a-2:19470)
 `,
 		},
 		"the cluster's DNS was changed on one node": {
 			change: func(c *cluster) {
-				for pod, is := range map[string]status.ClusterDNS{"a-1:9470": {Answers: true}, "a-2:19470": {Reason: "it knows no clusterset.local"}} {
+				for pod, is := range map[string]status.ClusterDNS{"a-1:9470": {Answers: true}, "a-2:19470": {Reason: "it has no zone clusterset.local"}} {
 					agent := c.answers[pod].(status.Agent)
 					agent.DNS.Cluster = &is
 					c.answers[pod] = agent
@@ -195,7 +195,7 @@ cluster      a of ClusterSet prod, ClusterSetIPs 243.0.0.0/16
 controller   1 of 1 ready
 broker       https://broker, reachable
 agents       2 of 2 ready
-cluster DNS  does not answer for clusterset.local on node n2: it knows no clusterset.local
+cluster DNS  does not answer for clusterset.local on node n2: it has no zone clusterset.local
 services     1 exported here, 1 imported
 
 NODE  READY  HOOKS  FRONTENDS  BACKENDS  DNS               VERSION

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func TestClusterIDValidate(t *testing.T) {
@@ -34,6 +36,7 @@ func TestClusterIDValidate(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "K3")
 }
 
 func TestIsUnicast(t *testing.T) {

@@ -1,11 +1,11 @@
-// Package federation is the part of a cluster's controller that needs no broker: in a supervisor it reaches the API
-// servers of all members that the cluster's Federation names, takes part in the election of a leader for each, and
-// where it wins brings federated Services and policies in line with what all members say. In any other cluster it
-// only keeps the cluster's own claims.
+// Package federation runs in the controller of a cluster that takes part in a federation, which needs no broker. In a
+// supervisor it connects to all members that the cluster's Federation names and takes part in the election of a leader for
+// each. Where it wins, package engine keeps federated Services and policies in line with all members. In any other cluster
+// it only maintains the cluster's own claims.
 //
-// It is one process of which several may run, here and in other supervisors: for each member one leads. When a member
-// goes silent, what it said last counts on; when this process dies, what it wrote stays, and the next leader finds
-// nothing to write if nothing changed.
+// Several processes may run, here and in other supervisors; each member has one leader. When a member is silent, its last
+// known objects stay in effect. When this process ends, the objects that it wrote stay, and the next leader writes nothing
+// unless something changed.
 package federation
 
 import (
@@ -25,18 +25,21 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
+	"github.com/isthmus-net/isthmus/controlplane/federation/engine"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
-	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
+	"github.com/isthmus-net/isthmus/controlplane/federation/internal/member"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
@@ -47,54 +50,44 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=list;watch,namespace=isthmus-system
 
-// NotFormed is the Problem of a State in a cluster that is of no federation yet.
+// NotFormed is the Problem of a State in a cluster that is not part of a federation yet.
 const NotFormed = "there is no Federation; run isthmusctl federation create"
 
-// scheme has every kind that is read or written, in members and here.
+// scheme has every kind that is read or written, in members and in this cluster.
 var scheme = runtime.NewScheme()
 
 func init() {
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1beta1.Install, about.AddToScheme, federationv1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
-			panic(err) // it does not depend on anything
+			panic(err) // the kinds are fixed
 		}
 	}
 }
 
-// Times are those of elections, and how often a member is asked whether it is there.
-type Times struct {
-	election.Times
-
-	Probe time.Duration
+// Scaled returns the default times, multiplied by factor, for drills.
+func Scaled(factor float64) engine.Times {
+	scaled, d := timescale.Factor(factor).Of, election.DefaultTimes
+	return engine.Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
 }
 
-// Scaled returns the times of a federation, multiplied: 0.1 is ten times as fast, for drills.
-func Scaled(factor float64) Times {
-	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
-	d := election.DefaultTimes
-	return Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
-}
-
-// Config says which cluster this is.
+// Config describes the cluster and its process.
 type Config struct {
 	// Local is the API server of the cluster itself.
 	Local *rest.Config
-	// Namespace is where Isthmus is installed: of the Secrets, and of Leases in every member.
+	// Namespace is the namespace of Isthmus: of the Secrets here, and of the Leases in every member.
 	Namespace string
-	// Pod names this process to people; it need not be unique.
+	// Pod names this process to people. It need not be unique.
 	Pod   string
-	Times Times
-	// Parts makes what leaders do, of the Federation's spec. Its error is for a person to mend.
-	Parts func(federationv1alpha1.FederationSpec) ([]reconcile.Part, error)
-	// Machines, if not nil, makes Services of machines outside of the cluster until its ctx ends. It runs in one process
+	Times engine.Times
+	// Reconcilers makes the Reconcilers for the Federation's spec. Its error describes a fault of the spec.
+	Reconcilers func(federationv1alpha1.FederationSpec) ([]reconcile.Reconciler, error)
+	// Machines, if not nil, maintains Services of machines outside of the cluster until its ctx ends. It runs in one process
 	// of the cluster at a time, whether the cluster has a Federation or not.
 	Machines func(ctx context.Context) error
 	Log      *slog.Logger
-
-	identity string // CLUSTER/POD_UNIQUE, once the cluster's id is known
 }
 
-// Validate reports everything that is missing.
+// Validate returns an error for each missing field.
 func (c Config) Validate() error {
 	var errs []error
 	for _, field := range []struct {
@@ -104,7 +97,7 @@ func (c Config) Validate() error {
 		{"Local", c.Local == nil},
 		{"Namespace", c.Namespace == ""},
 		{"Pod", c.Pod == ""},
-		{"Parts", c.Parts == nil},
+		{"Reconcilers", c.Reconcilers == nil},
 		{"Log", c.Log == nil},
 		{"Times", c.Times.Lease <= 0 || c.Times.Renew <= 0 || c.Times.Retry <= 0 || c.Times.Probe <= 0},
 	} {
@@ -115,22 +108,22 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Federation is the federation's part of one process.
+// Federation is one process of a cluster in a federation.
 type Federation struct {
 	cfg    Config
-	unique string
+	unique string // the part of the identity that names this process
 	client client.WithWatch
 	leases coordinationv1client.CoordinationV1Interface
-	local  *memory.Memory
-	wake   chan struct{} // something here, or of a member, may have changed
+	local  *objectcache.Cache
+	wake   signal.Signal // something in this cluster, or in a member, may have changed
 
 	mu      sync.Mutex
-	crew    *crew
-	of      clusterset.ClusterID              // whose crew it is
-	spec    federationv1alpha1.FederationSpec // of the crew, without members
-	problem string                            // why this cluster does not do its part, and what to do
+	engine  *engine.Engine
+	cluster clusterset.ClusterID              // the id that the engine has
+	spec    federationv1alpha1.FederationSpec // the spec that the engine has, without members
+	problem string                            // why this cluster leads no member, and the remedy
 
-	released withdrawal.Releases // what has been done of the annotation; reconcile's alone
+	released withdrawal.Releases // releases that were handled; used by reconcile only
 }
 
 // New prepares a Federation. It sends nothing.
@@ -142,7 +135,7 @@ func New(cfg Config) (*Federation, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1), released: withdrawal.Releases{}}
+	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: signal.New(), released: withdrawal.Releases{}}
 	var err error
 	if f.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -150,16 +143,16 @@ func New(cfg Config) (*Federation, error) {
 	if f.leases, err = coordinationv1client.NewForConfig(cfg.Local); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
 	}
-	f.local, err = memory.New(scheme, []reconcile.Watch{
-		{Object: &federationv1alpha1.Federation{}, Optional: true},
-		{Object: &federationv1alpha1.ClusterClaim{}, Optional: true},
-		{Object: &about.ClusterProperty{}, Optional: true},
-		{Object: &corev1.Secret{}, Namespace: cfg.Namespace, Keep: isTarget, Trim: trimSecret},
-	}, func(reconcile.Watch, client.Object, client.Object) { f.changed() }, f.changed)
+	f.local, err = objectcache.NewCache(scheme, []objectcache.Kind{
+		{Source: objectcache.Source{Object: &federationv1alpha1.Federation{}, Optional: true}},
+		{Source: objectcache.Source{Object: &federationv1alpha1.ClusterClaim{}, Optional: true}},
+		{Source: objectcache.Source{Object: &about.ClusterProperty{}, Optional: true}},
+		{Source: objectcache.Source{Object: &corev1.Secret{}, Namespace: cfg.Namespace, Keep: isTarget, Trim: trimSecret}},
+	}, func(int, client.Object, client.Object) { f.changed() }, f.changed)
 	return f, err
 }
 
-// isTarget reports whether a Secret may be that of a member.
+// isTarget reports whether a Secret may hold a member's credentials.
 func isTarget(o client.Object) bool {
 	s, ok := o.(*corev1.Secret)
 	return ok && s.Type != corev1.SecretTypeServiceAccountToken && len(s.Data[federationv1alpha1.SecretToken]) > 0 && len(s.Data[federationv1alpha1.SecretCA]) > 0
@@ -172,51 +165,46 @@ func trimSecret(o any) (any, error) {
 	return o, nil
 }
 
-// changed makes Run look at everything here again.
-func (f *Federation) changed() {
-	select {
-	case f.wake <- struct{}{}:
-	default: // it will
-	}
-}
+// changed makes Run reconcile this cluster again.
+func (f *Federation) changed() { f.wake.Notify() }
 
-// Run works until ctx ends. It leaves everything it wrote where it is, and gives its Leases back.
+// Run works until ctx ends. The objects that it wrote stay, and it gives its Leases back.
 func (f *Federation) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	defer f.dismiss()
+	defer f.stopEngine()
 	following, stop := context.WithCancel(ctx)
 	defer stop()
-	for _, k := range f.local.Kinds() {
-		running.Go(func() { f.follow(following, k) })
+	for _, i := range f.local.Informers() {
+		running.Go(func() { f.follow(following, i) })
 	}
-	scribe := election.New(f.leases, types.NamespacedName{Namespace: f.cfg.Namespace, Name: federationv1alpha1.ControllerLease}, f.unique, f.cfg.Times.Times)
+	candidate := election.New(f.leases, types.NamespacedName{Namespace: f.cfg.Namespace, Name: federationv1alpha1.ControllerLease}, f.unique, f.cfg.Times.Times)
 	running.Go(func() {
-		if err := scribe.Run(following, f.alone); err != nil {
+		if err := candidate.Run(following, f.runExclusive); err != nil {
 			f.cfg.Log.Error("the Federation's status cannot be written", "err", err)
 		}
 	})
 	for {
 		if err := f.reconcile(ctx); err != nil {
-			f.cfg.Log.Error("the Federation of this cluster cannot be followed", "err", err)
+			f.cfg.Log.Error("the Federation of this cluster cannot be reconciled", "err", err)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-f.wake:
+		case <-f.wake.C():
 		}
 	}
 }
 
-// follow keeps a kind of this cluster current.
-func (f *Federation) follow(ctx context.Context, k *memory.Kind) {
-	follow := k.Follower(f.client)
-	said := ""
+// follow fills an informer of this cluster until ctx ends.
+func (f *Federation) follow(ctx context.Context, i *objectcache.ObjectInformer) {
+	follow := i.Follower(f.client)
+	logged := ""
 	for ctx.Err() == nil {
 		err := follow(ctx)
-		if err != nil && err.Error() != said {
-			said = err.Error()
-			f.cfg.Log.Error("this cluster cannot be read; what was read of it counts on", "err", err)
+		if err != nil && err.Error() != logged {
+			logged = err.Error()
+			f.cfg.Log.Error("this cluster cannot be read; its last known objects stay in effect", "err", err)
 		}
 		f.changed()
 		select {
@@ -226,22 +214,22 @@ func (f *Federation) follow(ctx context.Context, k *memory.Kind) {
 	}
 }
 
-// dismiss ends the crew.
-func (f *Federation) dismiss() {
+// stopEngine stops the engine, if there is one.
+func (f *Federation) stopEngine() {
 	f.mu.Lock()
-	was := f.crew
-	f.crew = nil
+	former := f.engine
+	f.engine = nil
 	f.mu.Unlock()
-	if was != nil {
-		was.stop()
+	if former != nil {
+		former.Stop()
 	}
 }
 
-// claim returns what this cluster claims, "" for nothing.
+// claim returns the value of a claim of this cluster, "" if there is none.
 func (f *Federation) claim(ctx context.Context, name string) (string, error) {
 	var claims federationv1alpha1.ClusterClaimList
 	err := f.local.List(ctx, &claims)
-	if errors.Is(err, reconcile.ErrKindMissing) {
+	if errors.Is(err, objectcache.ErrKindMissing) {
 		return "", nil
 	}
 	for _, c := range claims.Items {
@@ -252,14 +240,14 @@ func (f *Federation) claim(ctx context.Context, name string) (string, error) {
 	return "", err
 }
 
-// reconcile makes the crew be that of the cluster's Federation.
+// reconcile runs the engine that the cluster's Federation needs.
 func (f *Federation) reconcile(ctx context.Context) error {
-	if !f.local.Read() {
+	if !f.local.Synced() {
 		return nil // it is called again
 	}
 	federation := &federationv1alpha1.Federation{}
 	err := f.local.Get(ctx, client.ObjectKey{Name: federationv1alpha1.FederationName}, federation)
-	if apierrors.IsNotFound(err) || errors.Is(err, reconcile.ErrKindMissing) {
+	if apierrors.IsNotFound(err) || errors.Is(err, objectcache.ErrKindMissing) {
 		f.idle(NotFormed)
 		return nil
 	}
@@ -283,15 +271,15 @@ func (f *Federation) reconcile(ctx context.Context) error {
 		f.idle(fmt.Sprintf("this cluster has no ClusterClaim %s, and its Federation names members; create it", federationv1alpha1.ClaimID))
 		return nil
 	case supervisor != "true":
-		f.idle(fmt.Sprintf("this cluster has no ClusterClaim %s with the value \"true\", and its Federation names members; create it, or take spec.members away", federationv1alpha1.ClaimSupervisor))
+		f.idle(fmt.Sprintf("this cluster has no ClusterClaim %s with the value \"true\", and its Federation names members; create it, or remove spec.members", federationv1alpha1.ClaimSupervisor))
 		return nil
 	}
 	return f.work(ctx, clusterset.ClusterID(id), federation)
 }
 
-// idle ends all work, because of a problem or, with "", because there is none to do.
+// idle stops the engine, because of a problem or, with "", because there is no work.
 func (f *Federation) idle(problem string) {
-	f.dismiss()
+	f.stopEngine()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if problem != "" && problem != f.problem {
@@ -300,125 +288,106 @@ func (f *Federation) idle(problem string) {
 	f.problem = problem
 }
 
-// work makes a crew work on the members of a Federation.
+// work runs an engine for the members of a Federation.
 func (f *Federation) work(ctx context.Context, id clusterset.ClusterID, federation *federationv1alpha1.Federation) error {
-	spec := *federation.Spec.DeepCopy()
-	spec.Members = nil
-	f.mu.Lock()
-	same := f.crew != nil && f.of == id && reflect.DeepEqual(spec, f.spec)
-	f.mu.Unlock()
-	if !same {
-		parts, err := f.cfg.Parts(spec)
-		if err != nil {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.problem = err.Error() // what worked goes on
-			return err
-		}
-		f.dismiss()
-		cfg := f.cfg
-		cfg.identity = string(id) + "/" + f.unique
-		f.mu.Lock()
-		f.crew, f.of, f.spec = newCrew(ctx, cfg, parts, f.changed), id, spec
-		f.mu.Unlock()
+	if err := f.ensureEngine(ctx, id, federation); err != nil {
+		return err
 	}
-	targets, pinned := map[string]*member.Target{}, map[string]string{}
-	for _, m := range federation.Spec.Members {
-		secret := &corev1.Secret{}
-		err := f.local.Get(ctx, client.ObjectKey{Namespace: f.cfg.Namespace, Name: m.Secret}, secret)
-		if client.IgnoreNotFound(err) != nil {
-			return err
-		}
-		if err == nil {
-			targets[m.ClusterID] = &member.Target{Server: m.Server, Token: string(secret.Data[federationv1alpha1.SecretToken]), CA: string(secret.Data[federationv1alpha1.SecretCA])}
-		}
+	targets, err := f.targets(ctx, federation.Spec.Members)
+	if err != nil {
+		return err
 	}
+	pinned := map[string]string{}
 	for _, m := range federation.Status.Members {
 		pinned[m.ClusterID] = m.ClusterUID
 	}
 	f.mu.Lock()
 	f.problem = ""
-	crew := f.crew
+	e := f.engine
 	f.mu.Unlock()
-	err := crew.set(federation.Spec.Members, targets, pinned)
+	err = e.SetMembers(federation.Spec.Members, targets, pinned)
 	for _, id := range f.released.Take(federation.Annotations[federationv1alpha1.AnnotationReleaseHold]) {
-		crew.release(id)
+		e.Release(id)
 	}
 	return err
 }
 
-// State is how a federation is doing, as this process sees it.
+// ensureEngine replaces the engine if the cluster's id or the spec has changed, members excluded.
+func (f *Federation) ensureEngine(ctx context.Context, id clusterset.ClusterID, federation *federationv1alpha1.Federation) error {
+	spec := *federation.Spec.DeepCopy()
+	spec.Members = nil
+	f.mu.Lock()
+	same := f.engine != nil && f.cluster == id && reflect.DeepEqual(spec, f.spec)
+	f.mu.Unlock()
+	if same {
+		return nil
+	}
+	reconcilers, err := f.cfg.Reconcilers(spec)
+	if err != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.problem = err.Error() // the former engine goes on
+		return err
+	}
+	f.stopEngine()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cluster, f.spec = id, spec
+	f.engine = engine.New(ctx, engine.Config{
+		Scheme: scheme, Namespace: f.cfg.Namespace, Identity: string(id) + "/" + f.unique, Times: f.cfg.Times, Reconcilers: reconcilers,
+		LastingReasons: []string{services.ReasonTaken}, Changed: f.changed, Log: f.cfg.Log,
+	})
+	return nil
+}
+
+// targets returns the addresses and credentials of members, by their ids. Members without a Secret are left out.
+func (f *Federation) targets(ctx context.Context, members []federationv1alpha1.MemberCluster) (map[string]*member.Target, error) {
+	targets := map[string]*member.Target{}
+	for _, m := range members {
+		secret := &corev1.Secret{}
+		err := f.local.Get(ctx, client.ObjectKey{Namespace: f.cfg.Namespace, Name: m.Secret}, secret)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, err
+		}
+		if err == nil {
+			targets[m.ClusterID] = &member.Target{Server: m.Server, Token: string(secret.Data[federationv1alpha1.SecretToken]), CA: string(secret.Data[federationv1alpha1.SecretCA])}
+		}
+	}
+	return targets, nil
+}
+
+// State is the state of a federation as this process sees it.
 type State struct {
 	Cluster clusterset.ClusterID // "" until it is known
-	Problem string               // why this cluster does not do its part, and what to do
-	Members []MemberState        // sorted by id; none in a cluster that leads nobody
+	Problem string               // why this cluster leads no member, and the remedy
+	Members []engine.MemberState // sorted by id; none in a cluster that leads no member
 }
 
-// MemberState is how a member looks from here.
-type MemberState struct {
-	ID         clusterset.ClusterID
-	Leader     string // CLUSTER/POD, "" for nobody
-	Leading    bool   // it is this process
-	Epoch      int64
-	Reachable  bool
-	Supervisor bool
-	Problem    string // why it is not reachable, and what to do
-	Stuck      string // what does not go on in it although it is reachable, and what to do
-	UID        string // of its namespace kube-system
-	Counts     map[string]int
-	Held       int // of what it offered, vanished and taken for there nevertheless
-}
-
-// State may be called at any time, from any goroutine.
+// State returns the current state. It may be called at any time, from any goroutine.
 func (f *Federation) State() State {
 	f.mu.Lock()
-	s := State{Cluster: f.of, Problem: f.problem}
-	crew := f.crew
+	s := State{Cluster: f.cluster, Problem: f.problem}
+	e := f.engine
 	f.mu.Unlock()
-	if crew != nil {
-		s.Members = crew.states()
+	if e != nil {
+		s.Members = e.States()
 	}
 	return s
 }
 
-// alone is what one process of the cluster does at a time, until ctx ends.
-func (f *Federation) alone(ctx context.Context, _ fenced.Term) {
+// runExclusive is the work of one process of the cluster at a time. It returns when ctx ends.
+func (f *Federation) runExclusive(ctx context.Context, _ fenced.Term) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	if f.cfg.Machines != nil {
 		running.Go(func() {
 			if err := f.cfg.Machines(ctx); err != nil && ctx.Err() == nil {
-				f.cfg.Log.Error("Services of machines are not kept any more", "err", err)
+				f.cfg.Log.Error("Services of machines are no longer maintained", "err", err)
 			}
 		})
 	}
-	diary, err := newDiary(f.cfg.Local)
-	if err == nil {
-		defer diary.Shutdown()
-		err = diary.write(ctx, f.cfg.Log)
-	}
-	if err != nil {
+	w := &statusWriter{client: f.client, local: f.local, state: f.State, interval: f.cfg.Times.Retry, log: f.cfg.Log}
+	if err := w.run(ctx, f.cfg.Local); err != nil {
 		f.cfg.Log.Error("the Federation's status cannot be written", "err", err)
-		return
-	}
-	f.write(ctx, diary.NewRecorder(scheme, "isthmus-federation"))
-}
-
-// write keeps the Federation's status and the cluster's claims until ctx ends.
-func (f *Federation) write(ctx context.Context, tell events.EventRecorder) {
-	tick := time.NewTicker(f.cfg.Times.Retry)
-	defer tick.Stop()
-	for {
-		if err := f.writeStatus(ctx, tell); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
-			f.cfg.Log.Error("the Federation's status cannot be written", "err", err)
-		}
-		if err := f.keepClaims(ctx); err != nil && ctx.Err() == nil {
-			f.cfg.Log.Error("the cluster's claims cannot be kept", "err", err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
 	}
 }

@@ -10,10 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // Names up to the limits of DNS are nothing to report; one character more is, once.
-func TestUnnamed_N48(t *testing.T) {
+func TestUnnamed(t *testing.T) {
 	t.Parallel()
 	label := func(n int) string { return strings.Repeat("x", n) }
 	e := clusterset.Export{Cluster: clusterset.ClusterID(label(31) + "." + label(30)), Service: clusterset.ServiceName{Namespace: label(62), Name: label(63)}}
@@ -53,6 +54,7 @@ func TestUnnamed_N48(t *testing.T) {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
+	conformance.Holds(t, "N48")
 	refused := []error{errors.New("10.0.0.9 is nobody's")}
 	if c := ExportedWithout(nil, refused, []string{"port p"}); c.Reason != string(ReasonEndpointsRefused) || !strings.Contains(c.Message, "port p") || !strings.Contains(c.Message, "10.0.0.9") {
 		t.Errorf("with both: %+v", c)

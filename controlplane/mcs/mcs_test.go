@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 var (
@@ -143,6 +144,7 @@ func TestNamesThatJoinAlikeStayApart(t *testing.T) {
 	if mcs.RecordName("a.b", two) == mcs.RecordName("a", clusterset.ServiceName{Namespace: "b-c", Name: "b"}) {
 		t.Error("members a and a.b have one record name")
 	}
+	conformance.Holds(t, "L10")
 }
 
 // TestNamesStayApartAndFit holds for every two owners: names are equal only if all parts are, and the
@@ -347,7 +349,7 @@ func sourceSlice() *discoveryv1.EndpointSlice {
 }
 
 // Pods of a headless Service that have no hostname keep their names on the way, those of other Services do not.
-func TestPodNamesReachTheNode_N43(t *testing.T) {
+func TestPodNamesReachTheNode(t *testing.T) {
 	for name, tc := range map[string]struct {
 		source, imported clusterset.ServiceType
 		hostname         *string
@@ -386,6 +388,7 @@ func TestPodNamesReachTheNode_N43(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "N43")
 	named, other := sourceSlice(), sourceSlice()
 	named.Endpoints[1].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "hello-x7f"}
 	if mcs.SliceDigest(named) == mcs.SliceDigest(other) {
@@ -418,6 +421,7 @@ func TestSlicesReachTheNode(t *testing.T) {
 	if diff := cmp.Diff(want, have, sameAddr); diff != "" {
 		t.Errorf("(-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L71")
 	if name != export.Service {
 		t.Errorf("service %s", name)
 	}
@@ -457,6 +461,7 @@ func TestImportedSliceHasOnlyPortsThatItsMemberExposes(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "N29")
 }
 
 func TestSliceNamesObjectAndField(t *testing.T) {

@@ -21,19 +21,19 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// annotationCarried lists on a Service the annotations that its machines gave it, which go with them; others are people's.
+// annotationCarried lists the annotations of a Service that come from its machines and go with them. Others are a user's.
 const annotationCarried = "federation.isthmus.dev/from-machines"
 
-// errTaken is of a name that a Service of somebody's own has.
+// errTaken is returned when a user's Service has the name.
 var errTaken = errors.New("the name is taken")
 
-// apply makes a Service and its slices be as o says. fault is why that cannot be, for people.
-func (v *VMs) apply(ctx context.Context, o offer, have stands, unread map[string]bool) (fault string, err error) {
-	svc, err := v.applyService(ctx, o, have.service)
+// apply creates or updates a Service and its slices. fault is a reason for users why that is impossible.
+func (c *Controller) apply(ctx context.Context, o offer, have observedService, unread map[string]bool) (fault string, err error) {
+	svc, err := c.applyService(ctx, o, have.service)
 	switch {
 	case errors.Is(err, errTaken):
-		const text = "service %s is not one of machines, and stays as it is; rename one of them"
-		return fmt.Sprintf(text, o.name), v.removeSlices(ctx, have, unread)
+		const text = "service %s is not one of machines and stays unchanged; rename one of them"
+		return fmt.Sprintf(text, o.name), c.removeSlices(ctx, have, unread)
 	case apierrors.IsNotFound(err):
 		return fmt.Sprintf("there is no namespace %s; create it", o.name.Namespace), nil
 	case err != nil:
@@ -45,34 +45,34 @@ func (v *VMs) apply(ctx context.Context, o offer, have stands, unread map[string
 	}
 	for _, es := range o.slices {
 		es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}
-		if err := v.applySlice(ctx, es, old[es.Name]); err != nil {
+		if err := c.applySlice(ctx, es, old[es.Name]); err != nil {
 			return "", fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
 		delete(old, es.Name)
 	}
-	return "", v.removeSlices(ctx, stands{slices: slices.Collect(maps.Values(old))}, unread)
+	return "", c.removeSlices(ctx, observedService{slices: slices.Collect(maps.Values(old))}, unread)
 }
 
-// applyService makes a Service be as o says, and returns it as it is then.
-func (v *VMs) applyService(ctx context.Context, o offer, have *corev1.Service) (*corev1.Service, error) {
-	if have == nil { // or it was made a moment ago, and has not been seen yet
+// applyService creates or updates the Service of an offer, and returns it as stored.
+func (c *Controller) applyService(ctx context.Context, o offer, have *corev1.Service) (*corev1.Service, error) {
+	if have == nil { // or it was created a moment ago and is not in the cache yet
 		svc := &corev1.Service{}
-		err := v.client.Get(ctx, client.ObjectKey(o.name), svc)
+		err := c.client.Get(ctx, client.ObjectKey(o.name), svc)
 		if apierrors.IsNotFound(err) {
 			svc.Namespace, svc.Name = o.name.Namespace, o.name.Name
 			svc.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyPreferDualStack)
 			o.shape(svc)
-			if err := v.client.Create(ctx, svc); err != nil {
+			if err := c.client.Create(ctx, svc); err != nil {
 				return nil, err
 			}
-			v.cfg.Log.Info("a Service of machines made", "namespace", svc.Namespace, "service", svc.Name)
+			c.cfg.Log.Info("a Service of machines created", "namespace", svc.Namespace, "service", svc.Name)
 			return svc, nil
 		}
 		if err != nil {
 			return nil, err
 		}
 		if svc.Labels[isthmus.LabelManagedBy] != v1alpha1.ManagedByMachines {
-			if err := v.tellOwner(ctx, svc); err != nil {
+			if err := c.warnOwner(ctx, svc); err != nil {
 				return nil, err
 			}
 			return nil, errTaken
@@ -84,32 +84,32 @@ func (v *VMs) applyService(ctx context.Context, o offer, have *corev1.Service) (
 	if equality.Semantic.DeepEqual(svc, have) {
 		return svc, nil
 	}
-	if err := v.client.Update(ctx, svc); err != nil {
+	if err := c.client.Update(ctx, svc); err != nil {
 		return nil, fmt.Errorf("change service %s: %w", o.name, err)
 	}
 	return svc, nil
 }
 
-// tellOwner tells a Service that machines ask for its name, once while the event is there.
-func (v *VMs) tellOwner(ctx context.Context, svc *corev1.Service) error {
-	if v.owners[svc.UID] {
+// warnOwner records an event on a Service that machines ask for its name, once for as long as the event exists.
+func (c *Controller) warnOwner(ctx context.Context, svc *corev1.Service) error {
+	if c.warned[svc.UID] {
 		return nil
 	}
-	err := v.client.Create(ctx, &eventsv1.Event{
+	err := c.client.Create(ctx, &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: fmt.Sprintf("%s.machines-%s", svc.Name, svc.UID)},
 		Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID},
 		Type:       corev1.EventTypeWarning, Reason: "NameTaken", Action: "OfferMachines",
-		Note:      "machines outside of the cluster ask to stand behind a service of this name, which stays as it is; rename one of them",
+		Note:      "machines outside of the cluster ask for a service of this name; this service stays unchanged; rename one of them",
 		EventTime: metav1.NowMicro(), ReportingController: v1alpha1.ManagedByMachines, ReportingInstance: name,
 	})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("tell service %s/%s that its name is asked for: %w", svc.Namespace, svc.Name, err)
+		return fmt.Errorf("write an event on service %s/%s that its name is wanted: %w", svc.Namespace, svc.Name, err)
 	}
-	v.owners[svc.UID] = true
+	c.warned[svc.UID] = true
 	return nil
 }
 
-// shape gives svc all that o says of it, and leaves the rest, which the API server or people added, as it is.
+// shape sets the fields of svc that o defines, and leaves the fields that the API server or users added.
 func (o offer) shape(svc *corev1.Service) {
 	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedByMachines)
 	for key := range strings.SplitSeq(svc.Annotations[annotationCarried], ",") {
@@ -127,15 +127,15 @@ func (o offer) shape(svc *corev1.Service) {
 	}
 }
 
-// applySlice makes a slice be as want.
-func (v *VMs) applySlice(ctx context.Context, want, have *discoveryv1.EndpointSlice) error {
+// applySlice creates or updates a slice.
+func (c *Controller) applySlice(ctx context.Context, want, have *discoveryv1.EndpointSlice) error {
 	if have == nil {
-		err := v.client.Create(ctx, want)
+		err := c.client.Create(ctx, want)
 		if !apierrors.IsAlreadyExists(err) {
 			return err
 		}
-		have = &discoveryv1.EndpointSlice{} // made a moment ago, and not seen yet
-		if err := v.client.Get(ctx, client.ObjectKeyFromObject(want), have); err != nil {
+		have = &discoveryv1.EndpointSlice{} // created a moment ago and not in the cache yet
+		if err := c.client.Get(ctx, client.ObjectKeyFromObject(want), have); err != nil {
 			return err
 		}
 	}
@@ -144,36 +144,36 @@ func (v *VMs) applySlice(ctx context.Context, want, have *discoveryv1.EndpointSl
 	if equality.Semantic.DeepEqual(es, have) {
 		return nil
 	}
-	return v.client.Update(ctx, es)
+	return c.client.Update(ctx, es)
 }
 
-// remove deletes a Service behind which no machine stands any more. While a cloud is unread one of its servers may, which
-// had no address.
-func (v *VMs) remove(ctx context.Context, name clusterset.ServiceName, have stands, unread map[string]bool) error {
+// remove deletes a Service without machines. It stays while a cloud is unread, because a server without an address may
+// belong to it.
+func (c *Controller) remove(ctx context.Context, name clusterset.ServiceName, have observedService, unread map[string]bool) error {
 	if have.service != nil && len(unread) == 0 {
-		if err := v.delete(ctx, have.service); err != nil {
+		if err := c.delete(ctx, have.service); err != nil {
 			return fmt.Errorf("delete service %s: %w", name, err)
 		}
-		v.cfg.Log.Info("a Service of machines removed", "namespace", name.Namespace, "service", name.Name)
+		c.cfg.Log.Info("a Service of machines deleted", "namespace", name.Namespace, "service", name.Name)
 	}
-	return v.removeSlices(ctx, have, unread)
+	return c.removeSlices(ctx, have, unread)
 }
 
-// removeSlices deletes slices, but for those of unread clouds.
-func (v *VMs) removeSlices(ctx context.Context, have stands, unread map[string]bool) error {
+// removeSlices deletes slices, except for those of unread clouds.
+func (c *Controller) removeSlices(ctx context.Context, have observedService, unread map[string]bool) error {
 	for _, es := range have.slices {
 		if unread[es.Labels[labelCloud]] {
 			continue
 		}
-		if err := v.delete(ctx, es); err != nil {
+		if err := c.delete(ctx, es); err != nil {
 			return fmt.Errorf("delete endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
 		}
 	}
 	return nil
 }
 
-// delete deletes o if it still is what was read. One that went meanwhile is no error.
-func (v *VMs) delete(ctx context.Context, o client.Object) error {
+// delete deletes o if it is still the object that was read. An object that is already gone is not an error.
+func (c *Controller) delete(ctx context.Context, o client.Object) error {
 	uid, version := o.GetUID(), o.GetResourceVersion()
-	return client.IgnoreNotFound(v.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}))
+	return client.IgnoreNotFound(c.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}))
 }

@@ -1,13 +1,13 @@
-// Package workloads makes Services of machines outside of the cluster: of servers of clouds, which ask for it by their
-// metadata or tags, and of those that an ExternalWorkload describes.
+// Package workloads maintains Services of machines outside of the cluster: of cloud servers, whose metadata or tags ask for
+// it, and of machines that an ExternalWorkload describes.
 //
-// In goes what clouds and the API server say, out come Services without a selector and their EndpointSlices. A Service
-// is made with its first machine and removed with the last; one that is marked [v1alpha1.MarkVirtualMachines] and is
-// annotated like any other is a member of a federated Service by its slices. A machine that does not run is an endpoint
-// that is not ready.
+// For example, a server with the metadata federation.isthmus.dev:machine=web becomes an endpoint of the Service web. The Service has
+// no selector; it is created with its first machine and deleted with the last. It carries [v1alpha1.MarkVirtualMachines], and
+// with the usual annotations it is a member of a federated Service. A machine that does not run is an endpoint that is not
+// ready.
 //
-// It fails static: what a silent cloud said last counts on, and while one has never answered, after a restart, what
-// stands in the cluster of it stays. A Service of somebody's own is never touched, and is told.
+// The package fails static. The last answer of a silent cloud stays in effect, and after a restart the existing endpoints of
+// a cloud stay until it answers. A user's Service is never changed; an event reports that its name is wanted.
 package workloads
 
 import (
@@ -29,44 +29,44 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
-	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// retry is how long what failed waits.
+// retry is the pause after a failure.
 const retry = 2 * time.Second
 
-// name is that of this part of the controller, for events and for those who look who wrote something.
+// name identifies this part of the controller in events and in the managed fields of objects.
 const name = "isthmus-machines"
 
-// Config says where machines are, and where their Services.
+// Config describes the sources of machines and the cluster of their Services.
 type Config struct {
 	// Local is the cluster's API server.
 	Local *rest.Config
-	// Settings are complete.
+	// Settings have been completed by Complete.
 	Settings Settings
-	// Clouds has the cloud of each entry of the settings, by its name.
+	// Clouds has the cloud of each entry of the settings, by name.
 	Clouds map[string]Cloud
 	Log    *slog.Logger
 }
 
-// VMs keeps Services of machines in step with them. Make it with New.
-type VMs struct {
+// Controller maintains the Services of machines. Make it with New.
+type Controller struct {
 	cfg    Config
 	client client.WithWatch
-	wake   chan struct{}
+	wake   signal.Signal
 
-	clouds []*follower
-	memory *memory.Memory
-	told   map[string]bool    // problems that were logged
-	owners map[types.UID]bool // Services whose owners were told that machines ask for their names
+	clouds []*cloudPoller
+	cache  *objectcache.Cache
+	logged map[string]bool    // problems that were logged
+	warned map[types.UID]bool // users' Services with an event that their name is wanted
 
 	mu    sync.Mutex
 	state State
 }
 
-// New prepares a VMs. It sends nothing.
-func New(cfg Config) (*VMs, error) {
+// New prepares a Controller. It sends nothing.
+func New(cfg Config) (*Controller, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
@@ -75,7 +75,7 @@ func New(cfg Config) (*VMs, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	v := &VMs{cfg: cfg, wake: make(chan struct{}, 1)}
+	v := &Controller{cfg: cfg, wake: signal.New()}
 	var err error
 	if v.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -88,75 +88,72 @@ func New(cfg Config) (*VMs, error) {
 	return v, nil
 }
 
-// Run works until ctx ends. Only one process of a cluster should at a time. What it wrote stays.
-func (v *VMs) Run(ctx context.Context) error {
-	v.clouds, v.told, v.owners = nil, nil, map[types.UID]bool{}
-	for _, c := range v.cfg.Settings.Clouds {
-		v.clouds = append(v.clouds, &follower{settings: c, cloud: v.cfg.Clouds[c.Name], changed: v.changed})
+// Run works until ctx ends. Only one process of a cluster should run it at a time. The objects that it wrote stay.
+func (c *Controller) Run(ctx context.Context) error {
+	c.clouds, c.logged, c.warned = nil, nil, map[types.UID]bool{}
+	for _, settings := range c.cfg.Settings.Clouds {
+		c.clouds = append(c.clouds, &cloudPoller{settings: settings, cloud: c.cfg.Clouds[settings.Name], changed: c.changed})
 	}
-	ours := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
-	oursToo := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
+	services := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
+	slices := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
 	var err error
-	v.memory, err = memory.New(v.client.Scheme(), []reconcile.Watch{
-		{Object: &corev1.Service{}, Selector: ours},
-		{Object: &discoveryv1.EndpointSlice{}, Selector: oursToo},
-		{Object: &v1alpha1.ExternalWorkload{}, Optional: true},
-	}, func(reconcile.Watch, client.Object, client.Object) { v.changed() }, v.changed)
+	c.cache, err = objectcache.NewCache(c.client.Scheme(), []objectcache.Kind{
+		{Source: objectcache.Source{Object: &corev1.Service{}, Selector: services}},
+		{Source: objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Selector: slices}},
+		{Source: objectcache.Source{Object: &v1alpha1.ExternalWorkload{}, Optional: true}},
+	}, func(int, client.Object, client.Object) { c.changed() }, c.changed)
 	if err != nil {
 		return err
 	}
-	defer v.publish(State{})
+	defer c.publish(State{})
 	var running sync.WaitGroup
-	for _, k := range v.memory.Kinds() {
-		running.Go(func() { v.follow(ctx, k) })
+	for _, k := range c.cache.Informers() {
+		running.Go(func() { c.follow(ctx, k) })
 	}
-	for _, c := range v.clouds {
-		running.Go(func() { c.run(ctx) })
+	for _, f := range c.clouds {
+		running.Go(func() { f.run(ctx) })
 	}
-	v.work(ctx)
+	c.work(ctx)
 	running.Wait()
 	return nil
 }
 
-// work brings everything in line whenever something changed.
-func (v *VMs) work(ctx context.Context) {
-	said := ""
+// work reconciles everything whenever something changed.
+func (c *Controller) work(ctx context.Context) {
+	logged := ""
 	for {
 		var again <-chan time.Time
-		err := v.reconcile(ctx)
+		err := c.reconcile(ctx)
 		text := ""
 		if err != nil {
 			again, text = time.After(retry), err.Error()
 		}
-		if text != "" && text != said && ctx.Err() == nil {
-			v.cfg.Log.Error("Services of machines cannot be brought in line; trying again", "err", err)
+		if text != "" && text != logged && ctx.Err() == nil {
+			c.cfg.Log.Error("Services of machines cannot be reconciled; retrying", "err", err)
 		}
-		said = text
+		logged = text
 		select {
 		case <-ctx.Done():
 			return
-		case <-v.wake:
+		case <-c.wake.C():
 		case <-again:
 		}
 	}
 }
 
-// changed makes work look at everything again.
-func (v *VMs) changed() {
-	select {
-	case v.wake <- struct{}{}:
-	default: // it will
-	}
+// changed makes work reconcile everything again.
+func (c *Controller) changed() {
+	c.wake.Notify()
 }
 
-// follow keeps a kind current.
-func (v *VMs) follow(ctx context.Context, k *memory.Kind) {
-	follow := k.Follower(v.client)
-	said := ""
+// follow fills an informer until ctx ends.
+func (c *Controller) follow(ctx context.Context, k *objectcache.ObjectInformer) {
+	follow := k.Follower(c.client)
+	logged := ""
 	for ctx.Err() == nil {
-		if err := follow(ctx); err != nil && err.Error() != said {
-			said = err.Error()
-			v.cfg.Log.Warn("this cluster cannot be read; what was read of it counts on", "err", err)
+		if err := follow(ctx); err != nil && err.Error() != logged {
+			logged = err.Error()
+			c.cfg.Log.Warn("this cluster cannot be read; its last known objects stay in effect", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -165,22 +162,22 @@ func (v *VMs) follow(ctx context.Context, k *memory.Kind) {
 	}
 }
 
-// State is how machines are doing, as this process sees it; empty in one that does not work on them.
+// State is the state of machines as this process sees it. It is empty in a process that does not work on them.
 type State struct {
 	Clouds   []CloudState
-	Problems []string // of machines that are not offered as they ask, sorted, each with what to do
+	Problems []string // of machines that are not offered as requested, sorted, each with its remedy
 }
 
-// State may be called at any time, from any goroutine.
-func (v *VMs) State() State {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.state
+// State returns the current state. It may be called at any time, from any goroutine.
+func (c *Controller) State() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state
 }
 
-// publish makes s what State returns.
-func (v *VMs) publish(s State) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.state = s
+// publish sets the result of State.
+func (c *Controller) publish(s State) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state = s
 }

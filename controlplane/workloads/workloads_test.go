@@ -16,7 +16,7 @@ import (
 
 // A Service is made with the first server that asks for it, and removed with the last.
 func TestAServiceOfServers(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1"), {ID: "0", Name: "asks for nothing", Running: true}}
 	w.run()
 	w.await("web", "10.9.0.1:80")
@@ -38,7 +38,7 @@ func TestAServiceOfServers(t *testing.T) {
 
 // What a silent cloud said last counts on, for a process that never heard it too.
 func TestASilentCloudRemovesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1", v1alpha1.MachinePorts+"=http:80=8080")}
 	_, stop := w.run()
 	w.await("web", "10.9.0.1:8080")
@@ -67,7 +67,7 @@ func TestASilentCloudRemovesNothing(t *testing.T) {
 
 // Nothing is written while nothing changes, and by a new process neither.
 func TestUnchangedContentIsNotWritten(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("2", "10.9.0.2"), vm("1", "10.9.0.1", v1alpha1.AnnotationGlobalServiceAntreaTanzu+"=shop")}
 	w.create(workload("db", "10.9.1.1"))
 	_, stop := w.run()
@@ -92,7 +92,7 @@ func TestUnchangedContentIsNotWritten(t *testing.T) {
 
 // A Service of somebody's own stays as it is; its owner and the machines are told.
 func TestAServiceOfSomebodysOwn(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	for _, name := range []string{"web", "db"} {
 		w.create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
 	}
@@ -118,7 +118,7 @@ func TestAServiceOfSomebodysOwn(t *testing.T) {
 
 // What makes the Service a member of a federated one comes from its machines and goes with them; what people write stays.
 func TestAnnotationsOfAService(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	db := workload("db", "10.9.1.1")
 	db.Annotations = map[string]string{v1alpha1.AnnotationGlobalService: "database", v1alpha1.AnnotationAskHostname: "true", "example.org/colour": "blue"}
 	w.create(db)
@@ -148,11 +148,13 @@ func TestAnnotationsOfAService(t *testing.T) {
 
 // A server whose metadata make no sense any more serves what it served.
 func TestBadMetadataLosesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.cloud.servers = []workloads.Server{vm("1", "10.9.0.1")}
 	v, _ := w.run()
 	w.await("web", "10.9.0.1:80")
-	w.cloud.set(t, func(c *cloud) { c.servers = []workloads.Server{vm("1", "10.9.0.7", v1alpha1.MachinePortsAntrea+"=many")} })
+	w.cloud.set(t, func(c *cloud) {
+		c.servers = []workloads.Server{vm("1", "10.9.0.7", v1alpha1.MachinePortsAntrea+"=many")}
+	})
 	w.await("web", "10.9.0.7:80")
 	if p := w.problems(v); len(p) != 1 || !strings.Contains(p[0], `"many"`) {
 		t.Errorf("problems %q", p)

@@ -1,9 +1,8 @@
-// Package device gives the node-local DNS addresses a home in the node's network namespace: a dummy
-// interface of our own, or the loopback interface where the kernel has no dummy driver.
+// Package device assigns the node-local DNS addresses to an interface in the node's network namespace: a dummy interface
+// named [Name], or the loopback interface if the kernel has no dummy driver.
 //
-// The addresses are the same on every node and leave none of them: pods of a node reach its own agent
-// under them, whatever its name or address. They stay when the agent stops, like everything that makes
-// traffic flow; [Remove] takes them away.
+// The addresses are the same on every node and are never routed off it: pods reach the agent of their own node at them,
+// whatever its name or address. The addresses stay when the agent stops, like all of the dataplane; [Remove] removes them.
 package device
 
 import (
@@ -17,31 +16,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is the interface that carries the addresses, where the kernel has dummy interfaces.
+// Name is the name of the dummy interface.
 const Name = "isthmus-dns"
 
-// The addresses that every agent answers on, unless it is told otherwise.
+// The addresses that every agent answers on by default.
 var (
-	// IPv4 is link-local (RFC 3927), next to the one of NodeLocal DNSCache.
+	// IPv4 is link-local (RFC 3927). NodeLocal DNSCache uses 169.254.20.10.
 	IPv4 = netip.MustParseAddr("169.254.20.53")
-	// IPv6 is a unique local address (RFC 4193, the 40 bits drawn at random once), because a
-	// link-local one would need a zone, which no resolv.conf nor CoreDNS can carry to another namespace.
+	// IPv6 is a unique local address (RFC 4193) whose 40-bit global ID was drawn at random. A link-local address would need
+	// a zone index, which has no meaning in the network namespace of a pod.
 	IPv6 = netip.MustParseAddr("fd47:2d53:7698::53")
 )
 
-// prefix6 is what IPv6 was taken from. Nobody else draws it.
+// prefix6 is the prefix of IPv6.
 var prefix6 = netip.PrefixFrom(IPv6, 48).Masked()
 
-// Owns reports whether a is an address that Ensure may assign: link-local IPv4, or of the prefix of
-// [IPv6]. Every other address must stand on the node already.
+// Owns reports whether Ensure may assign a: a link-local IPv4 address, or one in the prefix of [IPv6]. The node must already
+// have every other address that the agent listens on.
 func Owns(a netip.Addr) bool {
 	a = a.Unmap()
 	return a.Is4() && a.IsLinkLocalUnicast() || prefix6.Contains(a)
 }
 
-// Ensure assigns addrs, as /32 and /128. It returns the interface that carries them and the addresses
-// that stand there now: all of addrs, or those of IPv4 alone where the node has IPv6 switched off, which
-// is no error. What stands already is left as it is.
+// Ensure assigns addrs, as /32 and /128. It returns the name of the interface and the assigned addresses: all of addrs, or
+// only the IPv4 ones if IPv6 is disabled on the node, which is not an error. A second call changes nothing.
 func Ensure(addrs []netip.Addr) (name string, assigned []netip.Addr, err error) {
 	link, err := ensureLink()
 	if err != nil {
@@ -50,12 +48,12 @@ func Ensure(addrs []netip.Addr) (name string, assigned []netip.Addr, err error) 
 	name = link.Attrs().Name
 	var errs []error
 	for _, a := range addrs {
-		// No duplicate address detection: the address is the node's own business, and is needed now.
+		// No duplicate address detection: no other host sees the address, and it is needed at once.
 		err := netlink.AddrReplace(link, &netlink.Addr{IPNet: hostNet(a), Flags: unix.IFA_F_NODAD})
 		switch {
 		case err == nil:
 			assigned = append(assigned, a)
-		case a.Is6() && ipv6Off():
+		case a.Is6() && ipv6Disabled():
 		default:
 			errs = append(errs, fmt.Errorf("assign %s to %s: %w", a, name, explain(err)))
 		}
@@ -63,7 +61,7 @@ func Ensure(addrs []netip.Addr) (name string, assigned []netip.Addr, err error) 
 	return name, assigned, errors.Join(errs...)
 }
 
-// Remove takes the interface away, addrs from the loopback interface where they stood there, and what [Untrack] wrote.
+// Remove removes the interface, addrs from the loopback interface if Ensure put them there, and the rules of [Untrack].
 func Remove(addrs []netip.Addr) error {
 	errs := []error{track()}
 	if link, err := netlink.LinkByName(Name); err == nil {
@@ -84,7 +82,7 @@ func Remove(addrs []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// ensureLink returns our interface, up, or lo where the kernel cannot make one.
+// ensureLink returns the dummy interface, up, or lo if the kernel cannot create one.
 func ensureLink() (netlink.Link, error) {
 	link, err := netlink.LinkByName(Name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -111,13 +109,13 @@ func hostNet(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// ipv6Off reports whether new interfaces of this network namespace get no IPv6.
-func ipv6Off() bool {
+// ipv6Disabled reports whether IPv6 is disabled in this network namespace.
+func ipv6Disabled() bool {
 	all, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	return err != nil || len(all) > 0 && all[0] == '1'
 }
 
-// explain adds what to do about an error that the operator can mend.
+// explain adds the fix to an error that the operator can fix.
 func explain(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w; give the process the capability NET_ADMIN", err)

@@ -36,7 +36,7 @@ func TestOwns(t *testing.T) {
 	}
 }
 
-// inNetns runs the rest of the test in a network namespace of its own, which dies with the test.
+// inNetns runs the rest of the test in a new network namespace, which ends with the test.
 func inNetns(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine
@@ -52,8 +52,8 @@ func inNetns(t *testing.T) {
 	}
 }
 
-// carried lists the addresses of ours that some interface carries.
-func carried(t *testing.T) map[string]string {
+// assignedAddrs returns the addresses that Ensure may assign and that some interface has, with the name of the interface.
+func assignedAddrs(t *testing.T) map[string]string {
 	t.Helper()
 	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -84,7 +84,7 @@ func TestEnsureAndRemove(t *testing.T) {
 			t.Fatalf("Ensure: %v, %v", assigned, err)
 		}
 		want := map[string]string{IPv4.String() + "/32": name, IPv6.String() + "/128": name}
-		have := carried(t)
+		have := assignedAddrs(t)
 		if diff := cmp.Diff(want, have); diff != "" {
 			t.Fatalf("addresses after Ensure number %d (-want +have):\n%s", i+1, diff)
 		}
@@ -94,7 +94,7 @@ func TestEnsureAndRemove(t *testing.T) {
 		host, _, _ := net.ParseCIDR(addr)
 		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: host})
 		if err != nil {
-			t.Errorf("the address cannot be listened on at once: %v", err)
+			t.Errorf("cannot listen on the address immediately: %v", err)
 			continue
 		}
 		c.Close()
@@ -103,7 +103,7 @@ func TestEnsureAndRemove(t *testing.T) {
 		if err := Remove(addrs); err != nil {
 			t.Fatal(err)
 		}
-		if have := carried(t); len(have) != 0 {
+		if have := assignedAddrs(t); len(have) != 0 {
 			t.Fatalf("left after Remove: %v", have)
 		}
 	}
@@ -120,19 +120,19 @@ func TestEnsureWithoutIPv6(t *testing.T) {
 	if err != nil || !slices.Equal(assigned, []netip.Addr{IPv4}) {
 		t.Errorf("Ensure: %v, %v; want IPv4 alone", assigned, err)
 	}
-	if diff := cmp.Diff(map[string]string{IPv4.String() + "/32": name}, carried(t)); diff != "" {
+	if diff := cmp.Diff(map[string]string{IPv4.String() + "/32": name}, assignedAddrs(t)); diff != "" {
 		t.Errorf("addresses (-want +have):\n%s", diff)
 	}
 }
 
-// Packets between a client of the node and our addresses are in no table of connections, those of others are.
+// Packets to and from the node-local addresses have no conntrack entries; other packets have.
 func TestUntrack(t *testing.T) {
 	inNetns(t)
 	addrs := []netip.Addr{IPv4, IPv6}
 	if _, _, err := Ensure(append(addrs, netip.MustParseAddr("169.254.20.99"))); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody tracks connections in a namespace where nobody asks for it.
+	// A network namespace tracks connections only once a rule uses their state.
 	run(t, "nft", "add table inet test; add chain inet test c { type filter hook output priority 0; }; add rule inet test c ct state new counter")
 	tests := []struct {
 		addr    netip.Addr
@@ -188,7 +188,7 @@ func exchange(t *testing.T, at netip.Addr) {
 	}
 }
 
-// connections counts those that this namespace tracks.
+// connections returns the number of conntrack entries of this namespace.
 func connections(t *testing.T) int {
 	t.Helper()
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)

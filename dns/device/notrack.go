@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table is the nftables table of ours, of family inet.
+// Table is the nftables table with the rules of Untrack, of family inet.
 const Table = "isthmus-dns"
 
-// Untrack keeps packets from and to addrs out of the node's connection tracking, so that questions in parallel cannot
-// race there and cost no entries. It replaces what stood there, at once. An error leaves that as it was: DNS works
-// without, through connection tracking.
+// Untrack exempts packets from and to addrs from the node's connection tracking: parallel A and AAAA questions of one client
+// then cannot race for an entry, and DNS fills no table. It replaces earlier rules atomically. On error the earlier rules
+// stay; DNS also works with connection tracking.
 func Untrack(addrs []netip.Addr) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -40,7 +40,7 @@ func Untrack(addrs []netip.Addr) error {
 	return nil
 }
 
-// end is one of a packet's.
+// end selects the source or the destination of a packet.
 type end int
 
 const (
@@ -48,7 +48,7 @@ const (
 	destination
 )
 
-// matches is what makes a rule for packets with an address at one end.
+// matches returns the expressions of a rule that match packets with an address at one end.
 func matches(a netip.Addr, e end) []expr.Any {
 	family, first, size := byte(unix.NFPROTO_IPV4), uint32(12), uint32(4) // RFC 791, section 3.1
 	if a.Is6() {
@@ -65,7 +65,7 @@ func matches(a netip.Addr, e end) []expr.Any {
 	}
 }
 
-// track takes what Untrack wrote away. Where there is nothing, or no nftables, that is no error.
+// track removes the rules of Untrack. It succeeds if there are none, or if the kernel has no nftables.
 func track() error {
 	c, err := nftables.New()
 	if err != nil {

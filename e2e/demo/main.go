@@ -32,7 +32,7 @@ var client string
 const (
 	service = "hello.demo"
 	url     = "http://hello.demo.svc.clusterset.local"
-	pins    = "/sys/fs/bpf/isthmus/maps-v3"
+	pins    = "/sys/fs/bpf/isthmus/maps-v4"
 
 	// clientNode is where client.yaml puts the curling pod, in cluster a.
 	clientNode = "a2"

@@ -68,11 +68,7 @@ func TestBesideKubeProxyAndCNI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(c.Close)
 	for _, plugin := range []string{"ptp", "bridge"} {
 		for _, mode := range []kubeproxy.Mode{"", kubeproxy.NFTables, kubeproxy.IPTables} {
 			name := plugin + " and kube-proxy " + string(mode)
@@ -131,7 +127,7 @@ func (n *node) liveTogether(t *testing.T, own netip.AddrPort) {
 	expect("slow road", true)
 	a.stop(t)
 	expect("slow road, without an agent", true)
-	a = n.startAgent(t, "--fast-road")
+	a = n.startAgent(t, "--fast-path")
 	expect("fast road", false)
 	said, err := a.get("/status")
 	for _, f := range families {

@@ -1,3 +1,3 @@
-// Package resolvers tests that the resolvers of the world find the names of a ClusterSet: those of the C libraries, the
-// tools that people ask by, and unbound in front. The name server is the real one; no cluster runs.
+// Package resolvers tests that common resolvers resolve the names of a ClusterSet: those of the C libraries, command-line
+// tools, and unbound as a forwarder. It runs the real name server and no cluster.
 package resolvers

@@ -28,17 +28,17 @@ const (
 	hello = "hello.demo.svc.clusterset.local"
 	many  = "many.demo.svc.clusterset.local"
 
-	endpoints = 200 // of many: neither a datagram nor what it may grow to has room for them
+	endpoints = 200 // of many: more than fit into any UDP answer
 )
 
-// Where the name server is, and unbound in front of it.
+// The addresses of the name server, and of unbound, which forwards to it.
 var (
-	direct = netip.MustParseAddr("127.0.0.1")
-	behind = netip.MustParseAddr("127.0.0.2")
+	direct    = netip.MustParseAddr("127.0.0.1")
+	forwarder = netip.MustParseAddr("127.0.0.2")
 )
 
-// world has hello.demo with a VIP of each family, and many.demo, headless.
-func world() *clusterset.Snapshot {
+// snapshot returns hello.demo with a VIP of each family, and many.demo, which is headless.
+func snapshot() *clusterset.Snapshot {
 	port := []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 80}}
 	slice := clusterset.Slice{Cluster: "a", Ports: []clusterset.EndpointPort{{Name: "http", Protocol: clusterset.TCP, Port: 8080}}}
 	for i := range endpoints {
@@ -53,17 +53,17 @@ func world() *clusterset.Snapshot {
 	}}
 }
 
-// tool is a way to ask.
+// tool is a program that resolves names.
 type tool struct {
 	name string
-	args []string // what stands before type and name, "TYPE" and "NAME" for another order
-	// overTCP are further arguments that make it ask again when an answer is cut; nil where it does by itself.
+	args []string // with "TYPE" and "NAME" as placeholders
+	// overTCP are arguments that make it retry a truncated answer over TCP; nil if it does so anyway.
 	overTCP []string
-	// cut says that it takes what is left of a cut answer.
-	cut bool
+	// keepsTruncated is true if it uses the records of a truncated answer.
+	keepsTruncated bool
 }
 
-// TestResolvers: each finds addresses, SRV records and all of a large set, from the name server and from behind unbound.
+// Each tool resolves addresses, SRV records and a large record set, directly and through unbound.
 func TestResolvers(t *testing.T) {
 	netlab.Privileged(t)
 	for _, program := range []string{"dig", "nslookup", "kdig", "drill", "unbound", "gcc", "musl-gcc"} {
@@ -81,9 +81,9 @@ func TestResolvers(t *testing.T) {
 		{name: "kdig", args: []string{"kdig", "+short", "NAME", "TYPE"}},
 		{name: "drill", args: []string{"drill", "-Q", "NAME", "TYPE"}, overTCP: []string{"-t"}},
 		{name: "glibc", args: []string{build(t, "gcc", "-lresolv"), "TYPE", "NAME"}},
-		{name: "musl", args: []string{build(t, "musl-gcc", "-static"), "TYPE", "NAME"}, cut: true}, // before 1.2.4
+		{name: "musl", args: []string{build(t, "musl-gcc", "-static"), "TYPE", "NAME"}, keepsTruncated: true}, // before 1.2.4
 	}
-	for server, at := range map[string]netip.Addr{"name server": direct, "unbound": behind} {
+	for server, at := range map[string]netip.Addr{"name server": direct, "unbound": forwarder} {
 		if err := os.WriteFile(resolvConf, []byte("nameserver "+at.String()+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -100,8 +100,8 @@ func TestResolvers(t *testing.T) {
 						t.Errorf("%s %s is %q, want %s", q.name, q.qtype, have, q.want)
 					}
 				}
-				if tl.cut && at == behind {
-					return // unbound leaves nothing of a cut answer
+				if tl.keepsTruncated && at == forwarder {
+					return // unbound drops the records of a truncated answer
 				}
 				for qtype, one := range map[string]string{"A": "10.0.0.%d", "SRV": "0 1 8080 10-0-0-%d.a." + many} {
 					var want []string
@@ -110,7 +110,7 @@ func TestResolvers(t *testing.T) {
 					}
 					slices.Sort(want)
 					have := tl.ask(t, true, qtype, many)
-					if tl.cut {
+					if tl.keepsTruncated {
 						if len(have) == 0 || slices.ContainsFunc(have, func(h string) bool { return !slices.Contains(want, h) }) {
 							t.Errorf("%s %s is %q, want a part of all", many, qtype, have)
 						}
@@ -125,7 +125,7 @@ func TestResolvers(t *testing.T) {
 
 var srv = regexp.MustCompile(`(\d+ \d+ \d+ [^ ]+?)\.?$`)
 
-// ask returns the addresses that a tool prints of a name, or the data of SRV records, sorted.
+// ask returns the addresses of a name that a tool prints, or the data of SRV records, sorted.
 func (tl tool) ask(t *testing.T, large bool, qtype, name string) []string {
 	t.Helper()
 	argv := slices.Clone(tl.args)
@@ -148,7 +148,7 @@ func (tl tool) ask(t *testing.T, large bool, qtype, name string) []string {
 			continue
 		}
 		for word := range strings.FieldsSeq(line) {
-			if a, err := netip.ParseAddr(word); err == nil && !a.IsLoopback() { // which is whom nslookup has asked
+			if a, err := netip.ParseAddr(word); err == nil && !a.IsLoopback() { // nslookup also prints the address of the server
 				found = append(found, a.String())
 			}
 		}
@@ -157,14 +157,14 @@ func (tl tool) ask(t *testing.T, large bool, qtype, name string) []string {
 	return found
 }
 
-// serve answers for world at direct until the test ends.
+// serve runs the name server at direct until the test ends.
 func serve(t *testing.T) {
 	t.Helper()
 	s, err := dns.New(dns.Config{Listen: []netip.AddrPort{netip.AddrPortFrom(direct, dns.DefaultPort)}, TTL: dns.DefaultTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Sync(t.Context(), world()); err != nil {
+	if err := s.Sync(t.Context(), snapshot()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -178,28 +178,28 @@ func serve(t *testing.T) {
 	})
 }
 
-// startUnbound asks direct for whoever asks behind, until the test ends.
+// startUnbound runs unbound at forwarder until the test ends.
 func startUnbound(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	cmd := exec.CommandContext(ctx, "unbound", "-d", "-c", "testdata/unbound.conf")
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var log bytes.Buffer
+	cmd.Stderr = &log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		cancel()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // killed by cancel
 		if t.Failed() {
-			t.Logf("unbound said:\n%s", &said)
+			t.Logf("the log of unbound:\n%s", &log)
 		}
 	})
 	question := new(wire.Msg).SetQuestion(hello+".", wire.TypeA)
 	tick, late := time.NewTicker(10*time.Millisecond), time.After(20*time.Second)
 	defer tick.Stop()
 	for {
-		answer, err := wire.ExchangeContext(t.Context(), question, netip.AddrPortFrom(behind, dns.DefaultPort).String())
+		answer, err := wire.ExchangeContext(t.Context(), question, netip.AddrPortFrom(forwarder, dns.DefaultPort).String())
 		if err == nil && len(answer.Answer) == 1 {
 			return
 		}
@@ -211,8 +211,7 @@ func startUnbound(t *testing.T) {
 	}
 }
 
-// replace puts a file of the test's in the place of one of the machine's, in this process and those that it starts, and
-// returns its path.
+// replace mounts a file with text over path, for this process and its children, and returns the path of the file.
 func replace(t *testing.T, path, text string) string {
 	t.Helper()
 	own := filepath.Join(t.TempDir(), filepath.Base(path))
@@ -230,7 +229,7 @@ func replace(t *testing.T, path, text string) string {
 	return own
 }
 
-// build compiles testdata/lookup.c and returns where the program is.
+// build compiles testdata/lookup.c and returns the path of the program.
 func build(t *testing.T, compiler, flag string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "lookup")

@@ -24,7 +24,7 @@ var (
 	two = netip.MustParseAddr("198.51.100.2")
 )
 
-// request is of cluster a and has VIPs.
+// request is a request of cluster a with VIPs.
 func request(generation uint64, vips ...netip.Addr) desired.Request {
 	s := desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables}
 	for _, v := range vips {
@@ -35,7 +35,9 @@ func request(generation uint64, vips ...netip.Addr) desired.Request {
 
 func newAgent(t *testing.T, m *machine, path string) *Agent {
 	t.Helper()
-	a, err := New(Config{Cluster: "a", Parts: m.parts(), StatePath: path, Version: "test", Log: slog.New(slog.DiscardHandler)})
+	cfg := m.config()
+	cfg.Cluster, cfg.StatePath, cfg.Version, cfg.Log = "a", path, "test", slog.New(slog.DiscardHandler)
+	a, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +49,7 @@ func statePath(t *testing.T) string {
 	return filepath.Join(t.TempDir(), "state.json")
 }
 
-// must applies a request that is to go well.
+// must applies a request that must succeed.
 func must(t *testing.T, a *Agent, r desired.Request) {
 	t.Helper()
 	if err := a.Reconfigure(t.Context(), r); err != nil {
@@ -63,8 +65,8 @@ func wantCalls(t *testing.T, m *machine, want ...string) {
 	m.calls = nil
 }
 
-// A VIP is balanced before it is announced, and as long as it is.
-func TestOrder(t *testing.T) {
+// A VIP is balanced before it is announced, and until it is withdrawn.
+func TestBalancerBeforeAnnouncers(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
 	must(t, a, request(1, one))
@@ -73,9 +75,9 @@ func TestOrder(t *testing.T) {
 	wantCalls(t, m, "balancer 198.51.100.1 198.51.100.2", "bgp 198.51.100.2", "vrrp 198.51.100.2", "balancer 198.51.100.2")
 }
 
-// Whatever fails, all is as it was, on the machine and on disk, and the error names the part and the field.
+// After any failure, machine and disk are unchanged, and the error names the component and the field.
 func TestAllOrNothing(t *testing.T) {
-	for _, part := range []string{desired.PartBalancer, desired.PartBGP, desired.PartVRRP} {
+	for _, part := range []string{desired.ComponentBalancer, desired.ComponentBGP, desired.ComponentVRRP} {
 		m := newMachine()
 		path := statePath(t)
 		a := newAgent(t, m, path)
@@ -86,10 +88,10 @@ func TestAllOrNothing(t *testing.T) {
 		}
 		m.refuse[part] = two
 		var refused *Refused
-		if err := a.Reconfigure(t.Context(), request(2, two)); !errors.As(err, &refused) || refused.Code != broke {
+		if err := a.Reconfigure(t.Context(), request(2, two)); !errors.As(err, &refused) || refused.Code != internalError {
 			t.Fatalf("%s: %v", part, err)
 		}
-		want := desired.Faults{{Part: part, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have 198.51.100.2"}}
+		want := desired.Faults{{Component: part, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have 198.51.100.2"}}
 		if diff := cmp.Diff([]desired.Fault(want), refused.Faults); diff != "" {
 			t.Errorf("%s: faults (-want +have):\n%s", part, diff)
 		}
@@ -105,20 +107,20 @@ func TestAllOrNothing(t *testing.T) {
 		if all, err := filepath.Glob(path + "*"); err != nil || len(all) != 1 {
 			t.Errorf("%s: files %v, %v", part, all, err)
 		}
-		if s := a.Sight(); s.Status.Generation != 1 || !s.Ready || len(s.Status.Drift) != 0 {
+		if s := a.Stats(); s.Status.Generation != 1 || !s.Ready || len(s.Status.Drift) != 0 {
 			t.Errorf("%s: %+v", part, s)
 		}
-		must(t, a, request(2, one)) // a refused generation is not used up
+		must(t, a, request(2, one)) // a refused generation can be used again
 	}
 }
 
-// Going back ends with the balancer, as long as neighbours may lead packets here.
-func TestOrderBack(t *testing.T) {
+// A rollback ends with the balancer, because neighbours may still send packets.
+func TestRollbackOrder(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
 	must(t, a, request(1, one))
 	m.calls = nil
-	m.refuse[desired.PartVRRP] = two
+	m.refuse[desired.ComponentVRRP] = two
 	if err := a.Reconfigure(t.Context(), request(2, two)); err == nil {
 		t.Error("no error")
 	}
@@ -138,7 +140,7 @@ func TestDiskFails(t *testing.T) {
 	}
 	wantCalls(t, m)
 
-	// The file can be written beside its place, but not put there: all parts go back.
+	// The file can be written but not moved into place: all components roll back.
 	a.store.path = t.TempDir()
 	if err := os.WriteFile(filepath.Join(a.store.path, "x"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -146,13 +148,13 @@ func TestDiskFails(t *testing.T) {
 	if err := a.Reconfigure(t.Context(), request(2, two)); err == nil {
 		t.Error("no error")
 	}
-	if diff := cmp.Diff([]netip.Addr{one}, m.is[desired.PartBGP], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+	if diff := cmp.Diff([]netip.Addr{one}, m.is[desired.ComponentBGP], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// What was refused because the disk might forget it is not what the gateway serves from when it starts again.
-func TestDiskForgets(t *testing.T) {
+// A request that was refused because its file could not be synced is not applied after a restart.
+func TestDiskSyncFails(t *testing.T) {
 	for _, before := range [][]netip.Addr{nil, {one}} {
 		m := newMachine()
 		path := statePath(t)
@@ -168,7 +170,7 @@ func TestDiskForgets(t *testing.T) {
 		next := newMachine()
 		newAgent(t, next, path).check(t.Context())
 		for _, m := range []*machine{m, next} {
-			if diff := cmp.Diff(before, m.is[desired.PartBGP], cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(before, m.is[desired.ComponentBGP], cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("before %v: %s", before, diff)
 			}
 		}
@@ -178,28 +180,28 @@ func TestDiskForgets(t *testing.T) {
 	}
 }
 
-// A part that cannot go back is told again until it can, and meanwhile that is said.
+// A component that cannot roll back is retried until it can, and reported meanwhile.
 func TestStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		a := newAgent(t, m, statePath(t))
 		must(t, a, request(1, one))
-		m.refuse[desired.PartVRRP], m.refuse[desired.PartBGP] = two, one // bgp takes two, and will not take one back
+		m.refuse[desired.ComponentVRRP], m.refuse[desired.ComponentBGP] = two, one // bgp applies two, and then refuses to go back to one
 		err := a.Reconfigure(t.Context(), request(2, two))
 		if err == nil || !strings.Contains(err.Error(), errStuck.Error()) {
 			t.Fatalf("error %v", err)
 		}
-		if s := a.Sight(); s.Ready || len(s.Status.Drift) != 2 || s.Status.Generation != 1 {
+		if s := a.Stats(); s.Ready || len(s.Status.Drift) != 2 || s.Status.Generation != 1 {
 			t.Errorf("%+v", s)
 		}
 		stop := run(t, a)
 		<-time.After(DefaultCheckEvery)
-		if a.Sight().Ready {
+		if a.Stats().Ready {
 			t.Error("ready, and one part is not")
 		}
-		m.change(func() { delete(m.refuse, desired.PartBGP) })
+		m.change(func() { delete(m.refuse, desired.ComponentBGP) })
 		<-time.After(2 * DefaultCheckEvery)
-		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 {
+		if s := a.Stats(); !s.Ready || len(s.Status.Drift) != 0 {
 			t.Errorf("%+v", s)
 		}
 		stop()
@@ -211,7 +213,7 @@ func TestStuck(t *testing.T) {
 	})
 }
 
-// run runs a until the function is called that it returns.
+// run runs a. The returned function stops it.
 func run(t *testing.T, a *Agent) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -226,7 +228,7 @@ func run(t *testing.T, a *Agent) (stop func()) {
 	}
 }
 
-// What somebody else changes is put right and counted, and parts that are well are left alone.
+// Drift is repaired and counted. Components without drift are left alone.
 func TestDrift(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -237,59 +239,59 @@ func TestDrift(t *testing.T) {
 		synctest.Wait()
 		wantCalls(t, m)
 		a.mu.Lock()
-		m.change(func() { m.is[desired.PartBalancer] = nil })
+		m.change(func() { m.is[desired.ComponentBalancer] = nil })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
 		stop()
 		wantCalls(t, m, "balancer 198.51.100.1")
-		if s := a.Sight(); s.Drifts[desired.PartBalancer] != 1 || s.Mended[desired.PartBalancer] != 1 || !s.Ready {
+		if s := a.Stats(); s.Drifts[desired.ComponentBalancer] != 1 || s.Mended[desired.ComponentBalancer] != 1 || !s.Ready {
 			t.Errorf("%+v", s)
 		}
 	})
 }
 
-// What no telling mends is said as long as it lasts, and counted once.
+// Drift that Apply cannot repair is reported while it lasts, and counted once.
 func TestDriftThatStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		a := newAgent(t, m, statePath(t))
 		must(t, a, request(1, one))
-		m.change(func() { m.away[desired.PartBGP] = true })
+		m.change(func() { m.away[desired.ComponentBGP] = true })
 		stop := run(t, a)
 		<-time.After(5 * DefaultCheckEvery)
-		if s := a.Sight(); len(s.Status.Drift) != 1 || s.Drifts[desired.PartBGP] != 1 || s.Mended[desired.PartBGP] != 0 || s.Ready {
+		if s := a.Stats(); len(s.Status.Drift) != 1 || s.Drifts[desired.ComponentBGP] != 1 || s.Mended[desired.ComponentBGP] != 0 || s.Ready {
 			t.Errorf("%+v", s)
 		}
 		a.mu.Lock()
-		m.change(func() { delete(m.away, desired.PartBGP) })
+		m.change(func() { delete(m.away, desired.ComponentBGP) })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
-		if s := a.Sight(); len(s.Status.Drift) != 0 || !s.Ready {
+		if s := a.Stats(); len(s.Status.Drift) != 0 || !s.Ready {
 			t.Errorf("%+v", s)
 		}
 		stop()
 	})
 }
 
-// A gateway that starts serves before any controller speaks, and obeys nobody who is behind.
+// A gateway applies its saved state without a controller, and then refuses older generations.
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := statePath(t)
 		must(t, newAgent(t, newMachine(), path), request(7, one, two))
 		m := newMachine()
-		m.change(func() { m.stuck[desired.PartBGP] = true })
+		m.change(func() { m.stuck[desired.ComponentBGP] = true })
 		a := newAgent(t, m, path)
 		stop := run(t, a)
 		synctest.Wait()
 		wantCalls(t, m, "balancer 198.51.100.1 198.51.100.2", "vrrp 198.51.100.1 198.51.100.2")
-		if s := a.Sight(); s.Ready || s.Status.Generation != 7 || len(s.Status.Drift) != 1 {
+		if s := a.Stats(); s.Ready || s.Status.Generation != 7 || len(s.Status.Drift) != 1 {
 			t.Errorf("%+v", s)
 		}
 		a.mu.Lock()
-		m.change(func() { delete(m.stuck, desired.PartBGP) })
+		m.change(func() { delete(m.stuck, desired.ComponentBGP) })
 		a.mu.Unlock()
 		<-time.After(2 * DefaultCheckEvery)
-		if s := a.Sight(); !s.Ready || len(s.Status.Drift) != 0 || len(s.Status.Announced) != 2 {
+		if s := a.Stats(); !s.Ready || len(s.Status.Drift) != 0 || len(s.Status.Announced) != 2 {
 			t.Errorf("%+v", s)
 		}
 		stop()
@@ -299,8 +301,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// Half a file, or one that somebody changed, is put aside: nothing is applied, nothing is taken away, and the next
-// request is welcome whatever its generation.
+// A truncated or modified file is renamed. Nothing is applied or removed, and the next request is accepted with any
+// generation.
 func TestBrokenFile(t *testing.T) {
 	good, err := json.Marshal(request(7, one))
 	if err != nil {
@@ -324,7 +326,7 @@ func TestBrokenFile(t *testing.T) {
 	}
 }
 
-// The file is for root alone: passwords of BGP are in it.
+// Only root can read the file: it contains BGP passwords.
 func TestFileMode(t *testing.T) {
 	path := statePath(t)
 	must(t, newAgent(t, newMachine(), path), request(1, one))
@@ -334,17 +336,19 @@ func TestFileMode(t *testing.T) {
 	}
 }
 
-// A disk that was in another cluster's gateway is refused, not obeyed.
-func TestOtherClustersFile(t *testing.T) {
+// The saved state of another cluster's gateway is refused.
+func TestStateOfAnotherCluster(t *testing.T) {
 	path := statePath(t)
 	must(t, newAgent(t, newMachine(), path), request(1, one))
-	_, err := New(Config{Cluster: "b", StatePath: path, Log: slog.New(slog.DiscardHandler)})
+	cfg := newMachine().config()
+	cfg.Cluster, cfg.StatePath, cfg.Log = "b", path, slog.New(slog.DiscardHandler)
+	_, err := New(cfg)
 	if err == nil || !strings.Contains(err.Error(), `cluster "a"`) {
 		t.Errorf("error %v", err)
 	}
 }
 
-// Announcers leave first, so that the balancer has what still arrives.
+// Announcers close first, so that the balancer handles what still arrives.
 func TestClose(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
@@ -354,15 +358,15 @@ func TestClose(t *testing.T) {
 	wantCalls(t, m, "bgp drains", "vrrp drains", "balancer drains", "bgp stays", "vrrp stays", "balancer stays")
 }
 
-// Who leaves is told nothing any more, by a controller or by its own look around: that would bring traffic back.
-func TestClosedStaysClosed(t *testing.T) {
+// After Close, neither a controller nor the agent's own check applies anything: that would bring traffic back.
+func TestNothingAppliesAfterClose(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
 	must(t, a, request(1, one))
 	if err := a.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	m.calls, m.is[desired.PartBGP] = nil, nil // routes are gone
+	m.calls, m.is[desired.ComponentBGP] = nil, nil // the routes are withdrawn
 	if err := a.Reconfigure(t.Context(), request(2, two)); !errors.Is(err, errClosed) {
 		t.Errorf("error %v", err)
 	}

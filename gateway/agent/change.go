@@ -9,76 +9,59 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// applyTimeout is how long all parts together may need for one change, or to go back from one.
+// applyTimeout bounds one change of all components, and the way back from one.
 const applyTimeout = 30 * time.Second
 
-// errStuck is part of an error when parts could not go back to what they were.
-var errStuck = errors.New("the gateway could not go back either; it goes on trying")
+// errStuck marks an error after which components could not return to what they were.
+var errStuck = errors.New("the gateway could not restore the previous state either; it keeps trying")
 
-// change makes all parts as want says. On an error, which is desired.Faults, they are as have says, unless it is errStuck
-// as well. Nobody's going away stops it half way.
+// change makes all components match want. After an error, which is desired.Faults, they match have, unless the error is
+// errStuck as well. The caller's cancellation does not stop it half way.
 //
-// Packets are never led to a gateway that does not balance them: the balancer learns of a VIP before neighbours do, and
-// forgets it after them.
-func change(ctx context.Context, parts []Part, have, want *desired.State) error {
-	done, err := forward(ctx, parts, have, want)
+// The balancer learns of a VIP before neighbours do, and forgets it after them. Otherwise a router would send the packets
+// of a new VIP to a gateway that refuses them.
+func (c components) change(ctx context.Context, have, want *desired.State) error {
+	done, err := c.forward(ctx, have, want)
 	if err == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
-	slices.Reverse(done) // announcers, then balancers
-	for _, p := range done {
-		if back := p.Apply(ctx, have); back != nil {
-			err = errors.Join(err, errStuck, faultsOf(p, back))
+	slices.Reverse(done) // announcers, then the balancer
+	for _, d := range done {
+		if back := d.Apply(ctx, have); back != nil {
+			err = errors.Join(err, errStuck, faultsOf(d, back))
 		}
 	}
 	return err
 }
 
-// forward goes from have to want, and returns the parts that are not as have says any more.
-func forward(ctx context.Context, parts []Part, have, want *desired.State) (done []Part, err error) {
+// forward goes from have to want, and returns the components that no longer match have.
+func (c components) forward(ctx context.Context, have, want *desired.State) (done []Component, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
-	balancers, announcers := split(parts)
-	between, leaves := union(have, want)
-	for _, p := range balancers {
-		if err := p.Apply(ctx, between); err != nil {
-			return done, faultsOf(p, err)
-		}
-		done = append(done, p)
+	between, removes := union(have, want)
+	if err := c.balancer.Apply(ctx, between); err != nil {
+		return nil, faultsOf(c.balancer, err)
 	}
-	for _, p := range announcers {
-		if err := p.Apply(ctx, want); err != nil {
-			return done, faultsOf(p, err)
+	done = append(done, c.balancer)
+	for _, a := range c.announcers {
+		if err := a.Apply(ctx, want); err != nil {
+			return done, faultsOf(a, err)
 		}
-		done = append(done, p)
+		done = append(done, a)
 	}
-	if !leaves {
+	if !removes {
 		return done, nil
 	}
-	for _, p := range balancers {
-		if err := p.Apply(ctx, want); err != nil {
-			return done, faultsOf(p, err)
-		}
+	if err := c.balancer.Apply(ctx, want); err != nil {
+		return done, faultsOf(c.balancer, err)
 	}
 	return done, nil
 }
 
-// split returns the parts that balance and those that announce.
-func split(parts []Part) (balancers, announcers []Part) {
-	for _, p := range parts {
-		if p.Name() == desired.PartBalancer {
-			balancers = append(balancers, p)
-		} else {
-			announcers = append(announcers, p)
-		}
-	}
-	return balancers, announcers
-}
-
-// union returns want with the VIPs besides that only have has, and whether there are any.
-func union(have, want *desired.State) (both *desired.State, leaves bool) {
+// union returns want plus the VIPs that only have has, and reports whether there are any.
+func union(have, want *desired.State) (both *desired.State, removes bool) {
 	stays := map[string]bool{}
 	for i := range want.VIPs {
 		stays[want.VIPs[i].Addr.String()] = true
@@ -97,17 +80,17 @@ func union(have, want *desired.State) (both *desired.State, leaves bool) {
 	return &between, true
 }
 
-// nothing is the state of a gateway that was told nothing yet by the controller of s.
-func nothing(s *desired.State) *desired.State {
+// empty returns the state of a gateway before the first request of the controller that sent s.
+func empty(s *desired.State) *desired.State {
 	return &desired.State{Cluster: s.Cluster, Group: s.Group, Balancer: s.Balancer}
 }
 
-// faultsOf returns what a part says as its faults.
-func faultsOf(p Part, err error) desired.Faults {
+// faultsOf returns the faults in an error of a component, or the error as one fault.
+func faultsOf(c Component, err error) desired.Faults {
 	if faults, ok := errors.AsType[desired.Faults](err); ok {
 		return faults
 	}
-	return desired.Faults{{Part: p.Name(), Message: err.Error()}}
+	return desired.Faults{{Component: c.Name(), Message: err.Error()}}
 }
 
 // allFaults returns every fault in err.

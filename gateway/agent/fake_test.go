@@ -10,37 +10,41 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// machine is what fake parts work on: who did what, in order. While an agent runs, a test changes it by change.
+// machine is the machine of fake components. It records their calls in order. While an agent runs, tests change it by
+// change.
 type machine struct {
 	mu    sync.Mutex
 	calls []string
-	// refuse says which VIP a part cannot have; stuck which part fails whatever it is told.
+	// refuse holds a VIP that a component refuses, and stuck the components that always fail.
 	refuse map[string]netip.Addr
 	stuck  map[string]bool
-	away   map[string]bool         // a part whose neighbours do not answer
-	is     map[string][]netip.Addr // the VIPs that a part has, by its name
+	away   map[string]bool         // components whose neighbours do not answer
+	is     map[string][]netip.Addr // VIPs of a component, by its name
 }
 
 func newMachine() *machine {
 	return &machine{refuse: map[string]netip.Addr{}, stuck: map[string]bool{}, away: map[string]bool{}, is: map[string][]netip.Addr{}}
 }
 
-// change does something to a machine whose agent runs.
+// change calls do while the agent is not using the machine.
 func (m *machine) change(do func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	do()
 }
 
-func (m *machine) parts() []Part {
-	return []Part{fake{desired.PartBalancer, m, new([]netip.Addr)}, fake{desired.PartBGP, m, new([]netip.Addr)}, fake{desired.PartVRRP, m, new([]netip.Addr)}}
+// config returns the configuration of an agent with fake components.
+func (m *machine) config() Config {
+	return Config{Balancer: m.component(desired.ComponentBalancer), Announcers: []Announcer{m.component(desired.ComponentBGP), m.component(desired.ComponentVRRP)}}
 }
 
-// fake is a Part of a machine.
+func (m *machine) component(name string) fake { return fake{name, m, new([]netip.Addr)} }
+
+// fake is a component of a machine.
 type fake struct {
-	name string
-	m    *machine
-	told *[]netip.Addr
+	name    string
+	m       *machine
+	applied *[]netip.Addr
 }
 
 func (f fake) Name() string { return f.name }
@@ -59,14 +63,14 @@ func (f fake) Apply(ctx context.Context, s *desired.State) error {
 	case f.m.stuck[f.name]:
 		return errors.New("is stuck")
 	case no.IsValid() && slices.Contains(vips, no):
-		return desired.Faults{{Part: f.name, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have " + no.String()}}
+		return desired.Faults{{Component: f.name, Field: "vips", Services: []string{"shop/web"}, Message: "cannot have " + no.String()}}
 	}
 	call := f.name
 	for _, v := range vips {
 		call += " " + v.String()
 	}
 	f.m.calls = append(f.m.calls, call)
-	f.m.is[f.name], *f.told = vips, vips
+	f.m.is[f.name], *f.applied = vips, vips
 	return nil
 }
 
@@ -77,12 +81,12 @@ func (f fake) Drift(context.Context) ([]desired.Fault, error) {
 		return nil, errors.New("cannot look")
 	}
 	if f.m.away[f.name] {
-		return []desired.Fault{{Part: f.name, Message: "a neighbour is away"}}, nil
+		return []desired.Fault{{Component: f.name, Message: "a neighbour is away"}}, nil
 	}
-	if slices.Equal(f.m.is[f.name], *f.told) {
+	if slices.Equal(f.m.is[f.name], *f.applied) {
 		return nil, nil
 	}
-	return []desired.Fault{{Part: f.name, Message: "somebody changed it"}}, nil
+	return []desired.Fault{{Component: f.name, Message: "it was changed"}}, nil
 }
 
 func (f fake) Close(_ context.Context, drain bool) error {
@@ -97,7 +101,7 @@ func (f fake) Close(_ context.Context, drain bool) error {
 }
 
 func (f fake) Announced() []netip.Addr {
-	if f.name != desired.PartBGP {
+	if f.name != desired.ComponentBGP {
 		return nil
 	}
 	f.m.mu.Lock()

@@ -17,27 +17,27 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// Limits of what a client may send, and how slowly.
+// Limits on the size and the pace of requests.
 const (
 	maxBody       = 16 << 20 // 10,000 VIPs with 10 backends each are 10 MiB
 	maxHeader     = 16 << 10
-	headerTimeout = 5 * time.Second // the TLS handshake included
+	headerTimeout = 5 * time.Second // includes the TLS handshake
 	bodyTimeout   = 30 * time.Second
 	answerTimeout = bodyTimeout + 3*applyTimeout
 	idleTimeout   = 2 * time.Minute
 )
 
-// HTTP statuses of a Refused, by what they mean here.
+// HTTP statuses of a Refused.
 const (
-	invalid     = http.StatusBadRequest
-	forbidden   = http.StatusForbidden
-	conflict    = http.StatusConflict
-	tooLarge    = http.StatusRequestEntityTooLarge
-	misdirected = http.StatusMisdirectedRequest
-	broke       = http.StatusInternalServerError
+	invalid       = http.StatusBadRequest
+	forbidden     = http.StatusForbidden
+	conflict      = http.StatusConflict
+	tooLarge      = http.StatusRequestEntityTooLarge
+	misdirected   = http.StatusMisdirectedRequest
+	internalError = http.StatusInternalServerError
 )
 
-// Refused is why a request changed nothing.
+// Refused is the reason why a request changed nothing.
 type Refused struct {
 	Code int // the HTTP status
 	desired.Refusal
@@ -49,22 +49,22 @@ func refuse(code int, format string, args ...any) *Refused {
 	return &Refused{Code: code, Refusal: desired.Refusal{Message: fmt.Sprintf(format, args...)}}
 }
 
-// failed returns the refusal of a request that is good in itself.
-func failed(err error) *Refused {
-	return &Refused{Code: broke, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
+// applyFailed returns the refusal of a valid request that could not be applied.
+func applyFailed(err error) *Refused {
+	return &Refused{Code: internalError, Refusal: desired.Refusal{Message: err.Error(), Faults: allFaults(err)}}
 }
 
-// Serve answers a controller on l until ctx is done. Only one with a certificate of the identity is heard.
+// Serve answers the controller and the peers on l until ctx is done. The controller proves identity by its certificate.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, identity string) error {
 	server := &http.Server{
-		Handler:           a.door(own, identity),
+		Handler:           a.routes(own, identity),
 		TLSConfig:         own.Server(),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,
 		WriteTimeout:      answerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          quiet(a.cfg.Log),
+		ErrorLog:          debugLogger(a.cfg.Log),
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
@@ -74,21 +74,21 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, own *certs.Source, id
 	return nil
 }
 
-// door is what callers meet: other gateways at the path of flows, and everywhere else the controller.
-func (a *Agent) door(own *certs.Source, identity string) http.Handler {
+// routes serves flows.Path to peers, and everything else to the controller.
+func (a *Agent) routes(own *certs.Source, identity string) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", known(own, identity, a.open(a.handler())))
+	mux.Handle("/", authenticated(own, identity, a.whileOpen(a.handler())))
 	if a.cfg.Flows != nil {
 		mux.Handle(flows.Path, a.cfg.Flows)
 	}
 	return mux
 }
 
-// quiet is what the server says of connections that fail: strangers decide how often, so it is for who debugs.
-func quiet(l *slog.Logger) *log.Logger { return slog.NewLogLogger(l.Handler(), slog.LevelDebug) }
+// debugLogger logs failed connections at debug level: anybody who reaches the port decides how many there are.
+func debugLogger(l *slog.Logger) *log.Logger { return slog.NewLogLogger(l.Handler(), slog.LevelDebug) }
 
-// known lets through who has the identity, at this moment.
-func known(own *certs.Source, identity string, next http.Handler) http.Handler {
+// authenticated lets only clients with a certificate of identity through. It verifies each request.
+func authenticated(own *certs.Source, identity string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := own.Verify(r.TLS, identity); err != nil {
 			answer(w, forbidden, desired.Refusal{Message: err.Error()})
@@ -98,9 +98,9 @@ func known(own *certs.Source, identity string, next http.Handler) http.Handler {
 	})
 }
 
-// open lets callers through until the agent is closed. After that they get no answer, not even a refusal: their Services have
-// done nothing wrong.
-func (a *Agent) open(next http.Handler) http.Handler {
+// whileOpen lets requests through until the agent is closed. After that it aborts the connection instead of refusing: a
+// refusal would blame the Services in the request.
+func (a *Agent) whileOpen(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if a.closed.Load() {
 			panic(http.ErrAbortHandler)
@@ -112,7 +112,7 @@ func (a *Agent) open(next http.Handler) http.Handler {
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/reconfigure", a.reconfigure)
-	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Sight().Status) })
+	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Stats().Status) })
 	return mux
 }
 
@@ -126,13 +126,13 @@ func (a *Agent) reconfigure(w http.ResponseWriter, r *http.Request) {
 	if refused {
 		code = no.Code
 	}
-	a.count(func(s *Sight) { s.Reconfigurations[code]++ })
+	a.updateStats(func(s *Stats) { s.Reconfigurations[code]++ })
 	if refused {
 		a.cfg.Log.Warn("request refused", "code", code, "err", no.Message)
 		answer(w, code, no.Refusal)
 		return
 	}
-	answer(w, code, a.Sight().Status)
+	answer(w, code, a.Stats().Status)
 }
 
 func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
@@ -154,5 +154,5 @@ func (a *Agent) receive(w http.ResponseWriter, r *http.Request) error {
 func answer(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(body) // who went away needs no answer
+	_ = json.NewEncoder(w).Encode(body) // an error means that the client has gone
 }

@@ -10,37 +10,37 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// store is the file with the request that was applied last: a gateway that starts serves from it, whether or not a
-// controller is there.
+// store keeps the request applied last in a file. A gateway that starts applies it, whether or not its controller
+// answers.
 type store struct {
 	path string
-	// sync makes what a folder's names mean outlast the machine.
+	// sync makes the names in a folder durable.
 	sync func(folder string) error
 }
 
-// asideSuffix is added to the name of a file that cannot be used.
+// asideSuffix is appended to the name of a broken file.
 const asideSuffix = ".broken"
 
-// read returns what was saved; nil when nothing was. A file that is not what save wrote is put aside, and the error says so.
+// read returns the saved request, or nil. It renames a file that prepare did not write, and the error says so.
 func (s store) read() (*desired.Request, error) {
 	b, err := os.ReadFile(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // nothing was saved, and that is no fault
+		return nil, nil //nolint:nilnil // no saved request is no error
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the last state: %w", err)
 	}
 	r, err := desired.Parse(b, nil)
 	if err != nil {
-		return nil, fmt.Errorf("the last state is broken and stands in %s now: %w", s.path+asideSuffix,
+		return nil, fmt.Errorf("the last state is broken and was moved to %s: %w", s.path+asideSuffix,
 			errors.Join(err, os.Rename(s.path, s.path+asideSuffix)))
 	}
 	return &r, nil
 }
 
-// prepare writes r beside what was saved. Then commit makes it the one that is read, and drop takes it away again.
+// prepare writes r to a temporary file beside the saved one. Then commit replaces the saved one, or drop removes it.
 func (s store) prepare(r desired.Request) (p *prepared, err error) {
-	f, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*") // mode 0600: it has passwords
+	f, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*") // mode 0600: it holds passwords
 	if err != nil {
 		return nil, fmt.Errorf("save the state: %w", err)
 	}
@@ -51,7 +51,7 @@ func (s store) prepare(r desired.Request) (p *prepared, err error) {
 	return &prepared{store: s, from: f.Name()}, nil
 }
 
-// restore makes before, which may be nil, the one that is read again.
+// restore saves before again, or removes the file when before is nil.
 func (s store) restore(before *desired.Request) error {
 	if before == nil {
 		if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -70,7 +70,7 @@ func (s store) restore(before *desired.Request) error {
 	return nil
 }
 
-// syncFolder is fsync(2) of a folder.
+// syncFolder calls fsync(2) on a folder.
 func syncFolder(path string) error {
 	folder, err := os.Open(path)
 	if err != nil {
@@ -80,14 +80,14 @@ func syncFolder(path string) error {
 	return folder.Sync()
 }
 
-// prepared is a file that is complete and not yet in its place.
+// prepared is a complete temporary file.
 type prepared struct {
 	store
 	from string
 }
 
-// commit puts the file in its place. On an error before stands there, which may be nil: who starts next must not apply what was
-// refused.
+// commit moves the file into place. After an error, before is saved again, which may be nil: a gateway that starts next
+// must not apply a refused request.
 func (p *prepared) commit(before *desired.Request) error {
 	if err := os.Rename(p.from, p.path); err != nil {
 		return fmt.Errorf("save the state: %w", err)

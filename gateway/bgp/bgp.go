@@ -1,10 +1,11 @@
-// Package bgp announces a gateway's VIPs to routers: the whole desired state goes in, and what routers are told, whether
-// they listen, and what is wrong comes out. gobgp speaks BGP and BFD, and no other package knows it.
+// Package bgp announces the VIPs of a gateway to routers. It takes the whole desired state, and reports the announced
+// VIPs and what is wrong with the sessions. gobgp speaks BGP and BFD; no other package imports it.
 //
-// A router is told the routes to VIPs that are announced by BGP, have a backend for new connections and whose gateway is
-// not cordoned; where BFD is configured, only once it is up. Nothing is taken from routers.
+// A router receives the routes to VIPs that are announced by BGP and have a backend for new connections, unless the
+// gateway is cordoned. With BFD it receives them only while BFD is up. No route is accepted from routers.
 //
-// It fails closed: when the process dies, routers forget its routes at once, or when graceful restart's time is over.
+// The package fails closed: when the process dies, routers remove its routes at once, or when the graceful restart timer
+// expires.
 package bgp
 
 import (
@@ -21,45 +22,46 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// Config is what a speaker is besides the state that it applies.
+// Config holds the settings of a speaker that are not part of the state.
 type Config struct {
-	// Restarting says that a predecessor in this place left without a word, and that the kernel still balances as
-	// it did. Where graceful restart is on, routers then hear the same routes at once, BFD or not: a silence would
-	// make them forget what works.
+	// Restarting says that a predecessor ended without a drain, and that the kernel still balances as it did. With
+	// graceful restart, routers then receive the same routes at once, with or without BFD: otherwise they would remove
+	// routes that still work.
 	Restarting bool
-	// Punctual makes the whole process run before others (SCHED_RR) from the first peer with BFD on. Without the right to
-	// that it goes on as it is, and says so once.
-	Punctual bool
+	// Realtime gives the whole process a real-time priority (SCHED_RR) once a peer has BFD. Without the capability for
+	// that, it logs a warning once and continues.
+	Realtime bool
 	Log      *slog.Logger
 }
 
-// Speaker is the part of a gateway that speaks BGP.
+// Speaker is the announcer that speaks BGP.
 type Speaker struct {
 	log *slog.Logger
 
 	mu         sync.Mutex
 	restarting bool  // until the first Apply
-	punctual   bool  // until the first peer with BFD
-	have       *plan // what was applied, step by step; nil: no server
-	wanted     *plan // what was applied as a whole: it has the peers as well whose sessions could not begin anew
-	server     *speaking
+	realtime   bool  // until the first peer with BFD
+	have       *plan // what is applied so far, step by step; nil: no server
+	wanted     *plan // the whole state; it includes peers whose sessions could not be restarted
+	server     *bgpServer
 	sessions   map[netip.Addr]*session
-	told       map[netip.Addr][2]netip.Addr // next hops, by who may be told
-	stop       context.CancelFunc           // of follow
-	followed   chan struct{}                // closed when follow is over
+	nextHops   map[netip.Addr][2]netip.Addr // next hops of the peers that may receive routes
+	stop       context.CancelFunc           // ends follow
+	followDone chan struct{}                // closed when follow has ended
 }
 
-// New returns a speaker that says nothing yet.
+// New returns a speaker without sessions.
 func New(c Config) *Speaker {
-	return &Speaker{log: c.Log, restarting: c.Restarting, punctual: c.Punctual}
+	return &Speaker{log: c.Log, restarting: c.Restarting, realtime: c.Realtime}
 }
 
-// Name is desired.PartBGP.
-func (s *Speaker) Name() string { return desired.PartBGP }
+// Name implements agent.Component.
+func (s *Speaker) Name() string { return desired.ComponentBGP }
 
-// Apply makes the speaker as state says. It does not wait for sessions; it does wait until what is withdrawn was sent, a
-// second at most, and before that half a second where the gateway is cordoned. Sessions that did not change stay; routes
-// whose attributes change are replaced, never withdrawn. On an error, which may be desired.Faults, all is as it was.
+// Apply makes the speaker match state. It does not wait for sessions. It waits until withdrawals were sent, for a second
+// at most; on a cordoned gateway it first waits half a second for routers to prefer other gateways. Unchanged sessions
+// stay up, and routes with changed attributes are replaced, never withdrawn. After an error, which may be desired.Faults,
+// nothing has changed.
 func (s *Speaker) Apply(ctx context.Context, state *desired.State) error {
 	want, err := newPlan(state)
 	if err != nil {
@@ -73,12 +75,12 @@ func (s *Speaker) Apply(ctx context.Context, state *desired.State) error {
 	}
 	s.restarting, s.wanted = false, want
 	if want != nil {
-		s.hurry(want.peers)
+		s.enableRealtime(want.peers)
 	}
 	return nil
 }
 
-// converge makes s as want says, step by step; s.have follows each.
+// converge makes s match want step by step, and records each step in s.have.
 func (s *Speaker) converge(ctx context.Context, want *plan) error {
 	if s.have != nil && (want == nil || want.id != s.have.id) {
 		if err := s.shut(ctx, false); err != nil {
@@ -95,7 +97,7 @@ func (s *Speaker) converge(ctx context.Context, want *plan) error {
 	}
 	for a, n := range s.have.peers {
 		if wanted, ok := want.peers[a]; ok && sameSession(n, wanted) {
-			s.have.peers[a] = wanted // evaluate does what BFD needs
+			s.have.peers[a] = wanted // evaluate applies the change of BFD
 			continue
 		}
 		if err := s.server.deletePeer(ctx, a); err != nil {
@@ -110,7 +112,7 @@ func (s *Speaker) converge(ctx context.Context, want *plan) error {
 	return s.addPeers(ctx, want.peers)
 }
 
-// convergeRoutes announces and withdraws what want asks for.
+// convergeRoutes announces and withdraws routes until they match want.
 func (s *Speaker) convergeRoutes(ctx context.Context, want *plan) error {
 	same := s.have.attrs.equal(want.attrs)
 	var gone, more []netip.Addr
@@ -131,13 +133,13 @@ func (s *Speaker) convergeRoutes(ctx context.Context, want *plan) error {
 		s.have.routes[a] = true
 	}
 	s.have.attrs = want.attrs
-	if want.leaves {
-		return s.leave(ctx, gone)
+	if want.cordoned {
+		return s.shutdownRoutes(ctx, gone)
 	}
 	return s.withdraw(ctx, gone)
 }
 
-// addPeers begins the sessions that are missing.
+// addPeers starts the missing sessions.
 func (s *Speaker) addPeers(ctx context.Context, want map[netip.Addr]neighbour) error {
 	var missing []netip.Addr
 	for a, n := range want {
@@ -147,7 +149,7 @@ func (s *Speaker) addPeers(ctx context.Context, want map[netip.Addr]neighbour) e
 			missing = append(missing, a)
 		}
 	}
-	// Whoever remembers our predecessor is told at once, so who is told what must be settled before.
+	// A peer that remembers the predecessor receives routes at once, so the export policy must be complete before.
 	if err := s.evaluate(ctx); err != nil {
 		for _, a := range missing {
 			delete(s.have.peers, a)
@@ -170,11 +172,11 @@ func (s *Speaker) addPeers(ctx context.Context, want map[netip.Addr]neighbour) e
 	return nil
 }
 
-// start begins to speak, to nobody yet.
+// start starts a server without sessions.
 func (s *Speaker) start(ctx context.Context, id identity) error {
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	events := make(chan event)
-	server, err := speak(following, id, s.log, func(e event) {
+	server, err := startServer(following, id, s.log, func(e event) {
 		select {
 		case events <- e:
 		case <-following.Done():
@@ -184,61 +186,61 @@ func (s *Speaker) start(ctx context.Context, id identity) error {
 		stop()
 		return err
 	}
-	s.server, s.stop, s.followed = server, stop, make(chan struct{})
+	s.server, s.stop, s.followDone = server, stop, make(chan struct{})
 	s.have = &plan{id: id, peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}}
-	s.sessions, s.told = map[netip.Addr]*session{}, map[netip.Addr][2]netip.Addr{}
-	go s.follow(following, server, events, s.followed)
+	s.sessions, s.nextHops = map[netip.Addr]*session{}, map[netip.Addr][2]netip.Addr{}
+	go s.follow(following, server, events, s.followDone)
 	return nil
 }
 
-// shut ends the speaker. With restart, neighbours may keep the routes.
+// shut stops the server. With restart, peers may keep the routes.
 func (s *Speaker) shut(ctx context.Context, restart bool) error {
 	s.stop()
 	err := s.server.stop(ctx, restart)
-	s.server, s.have, s.sessions, s.told = nil, nil, nil, nil
+	s.server, s.have, s.sessions, s.nextHops = nil, nil, nil, nil
 	return err
 }
 
-// withdraw removes routes and waits until the neighbours that had them were told.
-func (s *Speaker) withdraw(ctx context.Context, gone []netip.Addr) error {
-	if len(gone) == 0 {
+// withdraw removes routes and waits until the peers that had them received the withdrawal.
+func (s *Speaker) withdraw(ctx context.Context, routes []netip.Addr) error {
+	if len(routes) == 0 {
 		return nil
 	}
 	sent, err := s.server.updates(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.server.withdraw(gone); err != nil {
+	if err := s.server.withdraw(routes); err != nil {
 		return err
 	}
-	for _, a := range gone {
+	for _, a := range routes {
 		delete(s.have.routes, a)
 	}
 	for a := range sent {
-		if !slices.ContainsFunc(gone, func(vip netip.Addr) bool { return s.tells(a, vip) }) {
+		if !slices.ContainsFunc(routes, func(vip netip.Addr) bool { return s.announces(a, vip) }) {
 			delete(sent, a)
 		}
 	}
 	return s.awaitSent(ctx, sent)
 }
 
-// tells reports whether a neighbour is told the route to vip, if there is one.
-func (s *Speaker) tells(peer, vip netip.Addr) bool {
+// announces reports whether a peer receives the route to vip, if there is one.
+func (s *Speaker) announces(peer, vip netip.Addr) bool {
 	n := s.sessions[peer]
-	return n != nil && n.established && s.told[peer][family(vip)].IsValid()
+	return n != nil && n.established && s.nextHops[peer][family(vip)].IsValid()
 }
 
 const (
-	// sendPatience is how long a neighbour may keep us from sending. Its session ends by itself when that goes on.
-	sendPatience = time.Second
-	sendPoll     = 5 * time.Millisecond
+	// sendTimeout is how long a peer may block sending. Its session ends by itself if that lasts longer.
+	sendTimeout      = time.Second
+	sendPollInterval = 5 * time.Millisecond
 )
 
-// awaitSent waits until each neighbour was sent more messages than it has in before, and then no more for a moment.
+// awaitSent waits until each peer was sent more messages than before says, and then no further ones for one interval.
 func (s *Speaker) awaitSent(ctx context.Context, before map[netip.Addr]uint64) error {
 	last := maps.Clone(before)
-	for begin := time.Now(); time.Since(begin) < sendPatience; {
-		if err := wait(ctx, sendPoll); err != nil {
+	for begin := time.Now(); time.Since(begin) < sendTimeout; {
+		if err := wait(ctx, sendPollInterval); err != nil {
 			return err
 		}
 		now, err := s.server.updates(ctx)
@@ -254,7 +256,7 @@ func (s *Speaker) awaitSent(ctx context.Context, before map[netip.Addr]uint64) e
 		}
 		last = now
 	}
-	s.log.Warn("a peer does not read what it is sent")
+	s.log.Warn("a peer does not read its updates")
 	return nil
 }
 
@@ -269,12 +271,12 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// settle is how long routers take to use what they are told: FRR 8.4 took 70 ms on a busy machine.
-const settle = 500 * time.Millisecond
+// convergenceWait is how long routers may take to apply an update: FRR 8.4 took 70 ms on a busy machine.
+const convergenceWait = 500 * time.Millisecond
 
-// Close ends the speaker. With drain, routers are first asked to prefer other gateways, then told that the routes are
-// gone, and have the time to follow. Without, they hear nothing but the end of the connection: with graceful restart
-// they keep the routes for a successor.
+// Close stops the speaker. With drain, routers are first asked to prefer other gateways, then the routes are withdrawn,
+// each with time to converge. Without drain, routers only see the connection close: with graceful restart they keep the
+// routes for a successor.
 func (s *Speaker) Close(ctx context.Context, drain bool) error {
 	s.mu.Lock()
 	if s.server == nil {
@@ -285,7 +287,7 @@ func (s *Speaker) Close(ctx context.Context, drain bool) error {
 	if drain {
 		err = s.drain(ctx)
 	}
-	followed := s.followed
+	followed := s.followDone
 	err = errors.Join(err, s.shut(context.WithoutCancel(ctx), !drain))
 	s.mu.Unlock()
 	<-followed
@@ -297,14 +299,15 @@ func (s *Speaker) drain(ctx context.Context) error {
 	if len(all) == 0 {
 		return nil
 	}
-	if err := s.leave(ctx, all); err != nil {
+	if err := s.shutdownRoutes(ctx, all); err != nil {
 		return err
 	}
-	return wait(ctx, settle)
+	return wait(ctx, convergenceWait)
 }
 
-// leave asks routers to prefer other gateways (RFC 8326), and withdraws routes when they had the time to follow.
-func (s *Speaker) leave(ctx context.Context, routes []netip.Addr) error {
+// shutdownRoutes asks routers to prefer other gateways (RFC 8326), and withdraws the routes once they had time to
+// converge.
+func (s *Speaker) shutdownRoutes(ctx context.Context, routes []netip.Addr) error {
 	if len(routes) == 0 {
 		return nil
 	}
@@ -313,13 +316,13 @@ func (s *Speaker) leave(ctx context.Context, routes []netip.Addr) error {
 	if err := s.server.announce(routes, attrs); err != nil {
 		return err
 	}
-	if err := wait(ctx, settle); err != nil {
+	if err := wait(ctx, convergenceWait); err != nil {
 		return err
 	}
 	return s.withdraw(ctx, routes)
 }
 
-// Announced returns the VIPs that a neighbour is told about now, sorted.
+// Announced returns the VIPs that at least one peer receives now, sorted.
 func (s *Speaker) Announced() []netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +332,7 @@ func (s *Speaker) Announced() []netip.Addr {
 	var all []netip.Addr
 	for vip := range s.have.routes {
 		for peer := range s.sessions {
-			if s.tells(peer, vip) {
+			if s.announces(peer, vip) {
 				all = append(all, vip)
 				break
 			}
@@ -339,8 +342,8 @@ func (s *Speaker) Announced() []netip.Addr {
 	return all
 }
 
-// Drift tells what keeps neighbours from hearing what was applied. Speakers mend it themselves, when it can be mended; but a
-// peer that gobgp would not take again needs another Apply.
+// Drift lists what keeps peers from receiving the applied routes. The speaker repairs sessions itself. A peer that gobgp
+// refused to add again needs another Apply.
 func (s *Speaker) Drift(context.Context) ([]desired.Fault, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -349,38 +352,38 @@ func (s *Speaker) Drift(context.Context) ([]desired.Fault, error) {
 	}
 	var faults []desired.Fault
 	for _, a := range slices.SortedFunc(maps.Keys(s.wanted.peers), netip.Addr.Compare) {
-		for _, message := range s.complaints(a) {
-			faults = append(faults, desired.Fault{Part: desired.PartBGP, Message: fmt.Sprintf("peer %s: %s", a, message)})
+		for _, message := range s.peerFaults(a) {
+			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Message: fmt.Sprintf("peer %s: %s", a, message)})
 		}
 	}
 	return faults, nil
 }
 
-// complaints tells what is wrong with a neighbour.
-func (s *Speaker) complaints(a netip.Addr) []string {
+// peerFaults lists what is wrong with a peer.
+func (s *Speaker) peerFaults(a netip.Addr) []string {
 	n, have := s.have.peers[a], s.sessions[a]
 	if have == nil {
-		return []string{"no session: it could not begin anew; the log says why"}
+		return []string{"no session: it could not be started again; see the log"}
 	}
 	if !have.established {
-		return []string{have.absence(n, s.have.id.asn)}
+		return []string{have.downReason(n, s.have.id.asn)}
 	}
 	var all []string
 	if n.bfd != noBFD && !have.bfdUp {
-		all = append(all, "BFD is down: is it on for us there, and UDP port 3784 open?")
+		all = append(all, "BFD is down: is BFD enabled for this gateway there, and UDP port 3784 open?")
 	}
 	var needed [2]bool
 	for vip := range s.have.routes {
 		needed[family(vip)] = true
 	}
-	for i, hop := range s.told[a] {
-		if !needed[i] || hop.IsValid() || !have.told {
+	for i, hop := range s.nextHops[a] {
+		if !needed[i] || hop.IsValid() || !have.announced {
 			continue
 		}
 		if have.families[i] {
-			all = append(all, fmt.Sprintf("the link to it has no %s address of ours, which routes need as their next hop: add one", familyNames[i]))
+			all = append(all, fmt.Sprintf("this gateway has no %s address on the link to it, which routes need as their next hop: add one", familyNames[i]))
 		} else {
-			all = append(all, fmt.Sprintf("it takes no %s routes: activate that address family for us there", familyNames[i]))
+			all = append(all, fmt.Sprintf("it accepts no %s routes: activate that address family for this gateway there", familyNames[i]))
 		}
 	}
 	return all

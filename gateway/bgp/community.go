@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// largeCommunity is one of RFC 8092.
+// largeCommunity is a community of RFC 8092.
 type largeCommunity [3]uint32
 
-// gracefulShutdown asks neighbours to prefer every other route (RFC 8326).
+// gracefulShutdown asks routers to prefer any other route (RFC 8326).
 const gracefulShutdown = 0xffff0000
 
-// wellKnown are communities by the names that routers use:
+// wellKnown holds the communities with names that routers use:
 // https://www.iana.org/assignments/bgp-well-known-communities
 var wellKnown = map[string]uint32{
 	"graceful-shutdown":   gracefulShutdown,
@@ -28,7 +28,7 @@ var wellKnown = map[string]uint32{
 	"no-peer":             0xffffff04,
 }
 
-// addCommunity adds a community as people write it: a well-known name, "65000:100" or "65000:1:2".
+// addCommunity adds a community in text form: a well-known name, "65000:100" or "65000:1:2".
 func (a *attributes) addCommunity(text string) error {
 	if value, ok := wellKnown[text]; ok {
 		a.standard = append(a.standard, value)

@@ -8,16 +8,16 @@ import (
 )
 
 const (
-	// look is how often BFD is looked at while it is awaited; gobgp tells nobody.
-	look = 100 * time.Millisecond
-	// lookAround is how often next hops are looked at.
-	lookAround = 5 * time.Second
+	// bfdPollInterval is how often the state of BFD is read while a session waits for it; gobgp sends no event.
+	bfdPollInterval = 100 * time.Millisecond
+	// nextHopInterval is how often next hops are looked up again.
+	nextHopInterval = 5 * time.Second
 )
 
-// follow keeps what neighbours are told in step with their sessions, until ctx ends.
-func (s *Speaker) follow(ctx context.Context, server *speaking, events <-chan event, done chan<- struct{}) {
+// follow keeps the export policy and BFD in step with the sessions, until ctx ends.
+func (s *Speaker) follow(ctx context.Context, server *bgpServer, events <-chan event, done chan<- struct{}) {
 	defer close(done)
-	soon, later := time.NewTicker(look), time.NewTicker(lookAround)
+	soon, later := time.NewTicker(bfdPollInterval), time.NewTicker(nextHopInterval)
 	defer soon.Stop()
 	defer later.Stop()
 	for {
@@ -26,9 +26,9 @@ func (s *Speaker) follow(ctx context.Context, server *speaking, events <-chan ev
 		case <-ctx.Done():
 			return
 		case e := <-events:
-			do = func(ctx context.Context) error { return s.changed(ctx, e) }
+			do = func(ctx context.Context) error { return s.onEvent(ctx, e) }
 		case <-soon.C:
-			do = s.evaluateIfAwaited
+			do = s.evaluateIfWaiting
 		case <-later.C:
 		}
 		s.mu.Lock()
@@ -41,14 +41,14 @@ func (s *Speaker) follow(ctx context.Context, server *speaking, events <-chan ev
 	}
 }
 
-// changed acts on an event.
-func (s *Speaker) changed(ctx context.Context, e event) error {
+// onEvent handles an event of a session.
+func (s *Speaker) onEvent(ctx context.Context, e event) error {
 	n := s.sessions[e.peer]
 	if n == nil {
 		return nil
 	}
 	before := n.established
-	n.change(e.established, e.families, e.reason, time.Now())
+	n.update(e.established, e.families, e.reason, time.Now())
 	if n.established && !before {
 		s.log.Info("session is up", "peer", e.peer)
 	}
@@ -61,29 +61,29 @@ func (s *Speaker) changed(ctx context.Context, e event) error {
 	return s.evaluate(ctx)
 }
 
-// redial begins a session anew: gobgp would wait for five seconds before it dials one that ended.
+// redial restarts a session: gobgp would wait five seconds before it dials again.
 func (s *Speaker) redial(ctx context.Context, a netip.Addr, n *session) error {
 	if err := s.server.deletePeer(ctx, a); err != nil {
 		return err
 	}
 	n.bfd, n.bfdFirst = noBFD, false
 	if err := s.server.addPeer(ctx, a, s.have.peers[a], false, false); err != nil {
-		delete(s.have.peers, a) // it is drift, and the next Apply adds it
+		delete(s.have.peers, a) // reported as drift; the next Apply adds it again
 		delete(s.sessions, a)
 		return err
 	}
 	return nil
 }
 
-// evaluateIfAwaited evaluates when BFD or a time is awaited.
-func (s *Speaker) evaluateIfAwaited(ctx context.Context) error {
+// evaluateIfWaiting calls evaluate if a session waits for BFD or for a point in time.
+func (s *Speaker) evaluateIfWaiting(ctx context.Context) error {
 	if !s.waits() {
 		return nil
 	}
 	return s.evaluate(ctx)
 }
 
-// waits reports whether any session waits for BFD or a time.
+// waits reports whether any session waits for BFD or for a point in time.
 func (s *Speaker) waits() bool {
 	for a, n := range s.sessions {
 		if n.waits(s.have.peers[a]) {
@@ -93,35 +93,35 @@ func (s *Speaker) waits() bool {
 	return false
 }
 
-// evaluate decides who is told what now, and with whom BFD runs, and does it.
+// evaluate decides which peers receive routes and with which peers BFD runs, and applies both.
 func (s *Speaker) evaluate(ctx context.Context) error {
 	now := time.Now()
 	up := s.server.bfdUp(ctx)
-	told := map[netip.Addr][2]netip.Addr{}
+	nextHops := map[netip.Addr][2]netip.Addr{}
 	for a, have := range s.sessions {
 		have.setBFDUp(up[a])
-		if have.told = have.mayBeTold(s.have.peers[a], now); have.told {
-			told[a] = s.hops(a, have)
+		if have.announced = have.mayAnnounce(s.have.peers[a], now); have.announced {
+			nextHops[a] = s.hopsFor(a, have)
 		}
 	}
-	again, err := s.changedFor(ctx, told)
+	again, err := s.peersToRefresh(ctx, nextHops)
 	if err != nil {
 		return err
 	}
-	if len(again) > 0 || !maps.Equal(told, s.told) {
-		if err := s.server.export(ctx, told, again); err != nil {
+	if len(again) > 0 || !maps.Equal(nextHops, s.nextHops) {
+		if err := s.server.export(ctx, nextHops, again); err != nil {
 			return err
 		}
-		s.told = told
+		s.nextHops = nextHops
 	}
-	if err := s.begin(ctx, now); err != nil {
+	if err := s.beginHeld(ctx, now); err != nil {
 		return err
 	}
 	return s.evaluateBFD(ctx, now)
 }
 
-// begin lets sessions that are held begin, when it is time.
-func (s *Speaker) begin(ctx context.Context, now time.Time) error {
+// beginHeld starts held sessions that need not wait any longer.
+func (s *Speaker) beginHeld(ctx context.Context, now time.Time) error {
 	for a, have := range s.sessions {
 		if !have.held || !have.mayBegin(s.have.peers[a], now) {
 			continue
@@ -134,15 +134,15 @@ func (s *Speaker) begin(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// changedFor returns the neighbours who must be told again because what they are told changes, or because their session
-// is new: what changed while gobgp began it may not have been sent.
-func (s *Speaker) changedFor(ctx context.Context, told map[netip.Addr][2]netip.Addr) ([]netip.Addr, error) {
+// peersToRefresh returns the peers that need another export: their next hops changed, or their session is new. gobgp may
+// not have sent a change that was made while it set up the session.
+func (s *Speaker) peersToRefresh(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr) ([]netip.Addr, error) {
 	var again, fresh []netip.Addr
 	for a, have := range s.sessions {
-		before, was := s.told[a]
-		now, is := told[a]
+		before, was := s.nextHops[a]
+		now, is := nextHops[a]
 		switch {
-		case have.fresh:
+		case have.unsynced:
 			fresh = append(fresh, a)
 		case have.established && (is != was || now != before):
 			again = append(again, a)
@@ -157,19 +157,19 @@ func (s *Speaker) changedFor(ctx context.Context, told map[netip.Addr][2]netip.A
 	}
 	for _, a := range fresh {
 		if sends[a] {
-			s.sessions[a].fresh = false
+			s.sessions[a].unsynced = false
 			again = append(again, a)
 		}
 	}
 	return again, nil
 }
 
-// hops returns the next hops for a neighbour: none of a family that it does not take.
-func (s *Speaker) hops(a netip.Addr, have *session) [2]netip.Addr {
+// hopsFor returns the next hops for a peer, without those of address families that it does not accept.
+func (s *Speaker) hopsFor(a netip.Addr, have *session) [2]netip.Addr {
 	hops, err := nextHops(a)
 	if err != nil {
 		s.log.Debug("next hops", "peer", a, "err", err)
-		return s.told[a] // the link is gone for now, as will be the session
+		return s.nextHops[a] // the link is down for now, and soon the session
 	}
 	for i := range hops {
 		if have.established && !have.families[i] {
@@ -187,7 +187,7 @@ func (s *Speaker) evaluateBFD(ctx context.Context, now time.Time) error {
 		if on == (have.bfd != noBFD) && (!on || have.bfd == n.bfd) {
 			continue
 		}
-		// Other times are a stop and, at the next look, a start.
+		// A change of timers is a stop, and a start at the next poll.
 		on = on && have.bfd == noBFD
 		if err := s.server.setBFD(ctx, a, n, on, have.bfdFirst); err != nil {
 			return err

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nextHops returns the gateway's own addresses on the link to a neighbour, of both families: what it sends packets for
-// VIPs to. One that the link does not have is the zero Addr.
+// nextHops returns the gateway's own addresses on the link to a peer, by family: the peer sends packets for VIPs there.
+// An address that the link does not have is the zero Addr.
 func nextHops(peer netip.Addr) (hops [2]netip.Addr, err error) {
 	routes, err := netlink.RouteGet(peer.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -42,7 +42,7 @@ func nextHops(peer netip.Addr) (hops [2]netip.Addr, err error) {
 	return hops, nil
 }
 
-// isHost reports whether an address is the whole of its network, as VIPs are; no neighbour could reach it.
+// isHost reports whether an address has a host prefix, as VIPs have. No peer could reach it as a next hop.
 func isHost(a netlink.Addr) bool {
 	ones, bits := a.Mask.Size()
 	return ones == bits

@@ -11,22 +11,22 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// plan is a state as a speaker needs it: what it is, whom it speaks to, what it says.
+// plan is the part of a state that a speaker needs.
 type plan struct {
-	id     identity
-	peers  map[netip.Addr]neighbour
-	routes map[netip.Addr]bool // VIPs
-	attrs  attributes          // of all routes
-	leaves bool                // the gateway is cordoned: routers go elsewhere before routes go
+	id       identity
+	peers    map[netip.Addr]neighbour
+	routes   map[netip.Addr]bool // VIPs
+	attrs    attributes          // of all routes
+	cordoned bool                // routers move to other gateways before routes are withdrawn
 }
 
-// identity is what all sessions of a speaker share: with another one, all of them are made anew.
+// identity is shared by all sessions of a speaker. A change restarts all of them.
 type identity struct {
 	asn      uint32
 	routerID netip.Addr
 }
 
-// neighbour is a peer. Two that are not equal, BFD aside, differ in what sessions begin with.
+// neighbour is a peer. A difference in any field but bfd needs a new session.
 type neighbour struct {
 	asn      uint32
 	port     uint16 // 0: 179
@@ -36,7 +36,7 @@ type neighbour struct {
 	bfd      desired.BFD   // zero: none
 }
 
-// attributes are what neighbours choose routes by.
+// attributes are the path attributes by which routers choose routes.
 type attributes struct {
 	med, localPreference *uint32
 	standard             []uint32
@@ -55,31 +55,31 @@ func equal(a, b *uint32) bool {
 	return *a == *b
 }
 
-// defaultHold is how long a neighbour without BFD may be silent.
+// defaultHold is the hold time of peers without one.
 const defaultHold = 9 * time.Second
 
-// newPlan returns what s asks of a speaker, nil when it asks for none, or all that is wrong with it.
+// newPlan returns the plan of a state, nil if the state has no BGP, or everything that is wrong with it.
 func newPlan(s *desired.State) (*plan, error) {
 	if s == nil || s.BGP == nil {
 		return nil, nil
 	}
 	p := &plan{
 		id:    identity{asn: s.BGP.ASN, routerID: s.BGP.RouterID},
-		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}, leaves: s.Cordoned,
+		peers: map[netip.Addr]neighbour{}, routes: map[netip.Addr]bool{}, cordoned: s.Cordoned,
 		attrs: attributes{med: s.BGP.MED, localPreference: s.BGP.LocalPreference},
 	}
 	var faults desired.Faults
 	if s.BGP.RouterID.IsUnspecified() {
-		faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: "bgp.routerID", Message: fmt.Sprintf("%s is no id of a router: take an address of the gateway", s.BGP.RouterID)})
+		faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: "bgp.routerID", Message: fmt.Sprintf("%s is not a router id: use an address of the gateway", s.BGP.RouterID)})
 	}
 	for i, text := range s.BGP.Communities {
 		if err := p.attrs.addCommunity(text); err != nil {
-			faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: fmt.Sprintf("bgp.communities[%d]", i), Message: err.Error()})
+			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: fmt.Sprintf("bgp.communities[%d]", i), Message: err.Error()})
 		}
 	}
 	for i, have := range s.BGP.Peers {
 		if _, twice := p.peers[have.Addr]; twice {
-			faults = append(faults, desired.Fault{Part: desired.PartBGP, Field: fmt.Sprintf("bgp.peers[%d].addr", i), Message: fmt.Sprintf("%s is there twice", have.Addr)})
+			faults = append(faults, desired.Fault{Component: desired.ComponentBGP, Field: fmt.Sprintf("bgp.peers[%d].addr", i), Message: fmt.Sprintf("%s appears twice", have.Addr)})
 		}
 		n := neighbour{
 			asn: have.ASN, port: have.Port, password: have.Password,
@@ -102,13 +102,13 @@ func newPlan(s *desired.State) (*plan, error) {
 	return p, nil
 }
 
-// sameSession reports whether a session with a neighbour as a says is one as b says.
+// sameSession reports whether a session with a also serves b.
 func sameSession(a, b neighbour) bool {
 	a.bfd, b.bfd = noBFD, noBFD
 	return a == b
 }
 
-// clone returns a copy that stays as it is.
+// clone returns an independent copy.
 func (p *plan) clone() *plan {
 	if p == nil {
 		return nil

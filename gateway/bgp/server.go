@@ -15,7 +15,7 @@ import (
 	"github.com/osrg/gobgp/v4/pkg/server"
 )
 
-// The rest of the package knows families as these indices.
+// Indices of address families outside this file.
 const (
 	ipv4 = iota
 	ipv6
@@ -30,28 +30,28 @@ func family(a netip.Addr) int {
 	return ipv6
 }
 
-// speaking is a running gobgp. Nothing outside this file knows its types.
-type speaking struct {
+// bgpServer is a running gobgp. Its types stay in this file.
+type bgpServer struct {
 	s      *server.BgpServer
-	silent *atomic.Bool // about errors of an end that is meant
-	// add is s.AddPeer, but in tests.
+	silent *atomic.Bool // suppresses the errors of an intended stop
+	// add is s.AddPeer; tests replace it.
 	add func(context.Context, *api.AddPeerRequest) error
 }
 
-// event is what gobgp tells of a session.
+// event is a change of a session.
 type event struct {
 	peer        netip.Addr
 	established bool
 	families    [2]bool
-	reason      string // why it is not established
+	reason      string // why the session is not established
 }
 
-// speak starts gobgp, which dials and does not listen. It calls onEvent one event at a time until ctx ends.
-func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(event)) (*speaking, error) {
+// startServer starts gobgp, which dials and does not listen. It calls onEvent for one event at a time until ctx ends.
+func startServer(ctx context.Context, id identity, log *slog.Logger, onEvent func(event)) (*bgpServer, error) {
 	silent := new(atomic.Bool)
-	s := server.NewBgpServer(server.LoggerOption(slog.New(quiet{log.Handler(), silent}), new(slog.LevelVar)))
+	s := server.NewBgpServer(server.LoggerOption(slog.New(errorHandler{log.Handler(), silent}), new(slog.LevelVar)))
 	go s.Serve()
-	g := &speaking{s: s, silent: silent, add: s.AddPeer}
+	g := &bgpServer{s: s, silent: silent, add: s.AddPeer}
 	if err := s.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: id.asn, RouterId: id.routerID.String(), ListenPort: -1}}); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("start the speaker: %w", err)
@@ -67,21 +67,25 @@ func speak(ctx context.Context, id identity, log *slog.Logger, onEvent func(even
 	return g, nil
 }
 
-// quiet is a handler of errors alone, or of nothing: what matters of the rest comes as events.
-type quiet struct {
+// errorHandler passes only errors on, or nothing when silent. All other changes arrive as events.
+type errorHandler struct {
 	slog.Handler
 	silent *atomic.Bool
 }
 
-func (q quiet) Enabled(ctx context.Context, l slog.Level) bool {
+func (q errorHandler) Enabled(ctx context.Context, l slog.Level) bool {
 	return l >= slog.LevelError && !q.silent.Load() && q.Handler.Enabled(ctx, l)
 }
 
-func (q quiet) WithAttrs(a []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(a), q.silent} }
+func (q errorHandler) WithAttrs(a []slog.Attr) slog.Handler {
+	return errorHandler{q.Handler.WithAttrs(a), q.silent}
+}
 
-func (q quiet) WithGroup(name string) slog.Handler { return quiet{q.Handler.WithGroup(name), q.silent} }
+func (q errorHandler) WithGroup(name string) slog.Handler {
+	return errorHandler{q.Handler.WithGroup(name), q.silent}
+}
 
-func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
+func (g *bgpServer) watch(ctx context.Context, onEvent func(event)) error {
 	err := g.s.WatchEvent(ctx, server.WatchEventMessageCallbacks{
 		OnPeerUpdate: func(e *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
 			if e.Type != apiutil.PEER_EVENT_STATE {
@@ -89,7 +93,7 @@ func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
 			}
 			state := e.Peer.State
 			ev := event{peer: state.NeighborAddress, established: state.SessionState == packet.BGP_FSM_ESTABLISHED}
-			// A session that ends of its own accord has a reason; the steps of one that begins have one, too.
+			// Only a session that ended has a reason. The steps of a session that starts also set one.
 			switch state.DisconnectReason {
 			case api.PeerState_DISCONNECT_REASON_UNSPECIFIED, api.PeerState_DISCONNECT_REASON_IDLE_TIMER_EXPIRED:
 			default:
@@ -111,29 +115,28 @@ func (g *speaking) watch(ctx context.Context, onEvent func(event)) error {
 	return nil
 }
 
-// stop ends all sessions. With restart, neighbours hear nothing but the end of the connection, and keep routes where
-// graceful restart says so.
-func (g *speaking) stop(ctx context.Context, restart bool) error {
+// stop ends all sessions. With restart, peers only see the connection close, and keep routes if graceful restart is on.
+func (g *bgpServer) stop(ctx context.Context, restart bool) error {
 	if err := g.s.StopBgp(ctx, &api.StopBgpRequest{AllowGracefulRestart: restart}); err != nil {
 		return fmt.Errorf("stop the speaker: %w", err)
 	}
-	g.silent.Store(true) // gobgp's Stop, which ends BFD, ends BGP once more
+	g.silent.Store(true) // gobgp's Stop, which ends BFD, stops BGP again
 	g.s.Stop()
 	return nil
 }
 
-// The policies' names.
+// Names of the policies.
 const (
 	imports = "import"
 	exports = "export"
 )
 
-// restrict makes the speaker take no route from anybody, and tell nothing until export says so.
-func (g *speaking) restrict(ctx context.Context) error {
+// restrict makes the server accept no route from peers, and export none until export is called.
+func (g *bgpServer) restrict(ctx context.Context) error {
 	if err := g.setPolicies(ctx, nil); err != nil {
 		return err
 	}
-	// A default that rejects imports would also drop what is ours.
+	// A default that rejects imports would also drop our own routes.
 	for _, a := range []*api.PolicyAssignment{
 		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_IMPORT, Policies: []*api.Policy{{Name: imports}}, DefaultAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
 		{Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_EXPORT, Policies: []*api.Policy{{Name: exports}}, DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT},
@@ -145,22 +148,22 @@ func (g *speaking) restrict(ctx context.Context) error {
 	return nil
 }
 
-// export lets each of told have our routes, with the next hops that it has there; others get nothing. Those of changed
-// are told again what is different now.
-func (g *speaking) export(ctx context.Context, told map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
-	if err := g.setPolicies(ctx, told); err != nil {
+// export exports our routes to the peers in nextHops, with their next hops, and to no other. It sends all routes again to
+// the peers in changed.
+func (g *bgpServer) export(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr, changed []netip.Addr) error {
+	if err := g.setPolicies(ctx, nextHops); err != nil {
 		return err
 	}
 	for _, a := range changed {
 		err := g.s.ResetPeer(ctx, &api.ResetPeerRequest{Address: a.String(), Soft: true, Direction: api.ResetPeerRequest_DIRECTION_OUT})
 		if err != nil {
-			return fmt.Errorf("tell peer %s: %w", a, err)
+			return fmt.Errorf("export to peer %s: %w", a, err)
 		}
 	}
 	return nil
 }
 
-func (g *speaking) setPolicies(ctx context.Context, told map[netip.Addr][2]netip.Addr) error {
+func (g *bgpServer) setPolicies(ctx context.Context, nextHops map[netip.Addr][2]netip.Addr) error {
 	in, out := &api.Policy{Name: imports}, &api.Policy{Name: exports}
 	for name, kind := range map[string]api.Conditions_RouteType{"internal": api.Conditions_ROUTE_TYPE_INTERNAL, "external": api.Conditions_ROUTE_TYPE_EXTERNAL} {
 		in.Statements = append(in.Statements, &api.Statement{
@@ -168,7 +171,7 @@ func (g *speaking) setPolicies(ctx context.Context, told map[netip.Addr][2]netip
 		})
 	}
 	var sets []*api.DefinedSet
-	for a, hops := range told {
+	for a, hops := range nextHops {
 		sets = append(sets, &api.DefinedSet{
 			DefinedType: api.DefinedType_DEFINED_TYPE_NEIGHBOR, Name: a.String(), List: []string{netip.PrefixFrom(a, a.BitLen()).String()},
 		})
@@ -188,7 +191,7 @@ func (g *speaking) setPolicies(ctx context.Context, told map[netip.Addr][2]netip
 		}
 	}
 	if err := g.s.SetPolicies(ctx, &api.SetPoliciesRequest{DefinedSets: sets, Policies: []*api.Policy{in, out}}); err != nil {
-		return fmt.Errorf("set who is told what: %w", err)
+		return fmt.Errorf("set the export policy: %w", err)
 	}
 	return nil
 }
@@ -197,9 +200,9 @@ func apiFamily(i int) *api.Family {
 	return &api.Family{Afi: api.Family_Afi(families[i].Afi()), Safi: api.Family_Safi(families[i].Safi())}
 }
 
-// addPeer begins a session, or with held lets beginSession do so. With restarting, the neighbour is told that it may keep the
-// routes that it has of us.
-func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting, held bool) error {
+// addPeer adds a peer and starts its session, unless held: then beginSession starts it. With restarting, the peer learns
+// that it may keep the routes that it has from this gateway.
+func (g *bgpServer) addPeer(ctx context.Context, a netip.Addr, n neighbour, restarting, held bool) error {
 	p := apiPeer(a, n, false, held)
 	if p.GracefulRestart != nil {
 		p.GracefulRestart.LocalRestarting = restarting
@@ -210,31 +213,31 @@ func (g *speaking) addPeer(ctx context.Context, a netip.Addr, n neighbour, resta
 	return nil
 }
 
-// beginSession begins a session that was held.
-func (g *speaking) beginSession(ctx context.Context, a netip.Addr) error {
+// beginSession starts a held session.
+func (g *bgpServer) beginSession(ctx context.Context, a netip.Addr) error {
 	if err := g.s.EnablePeer(ctx, &api.EnablePeerRequest{Address: a.String()}); err != nil {
-		return fmt.Errorf("begin the session with peer %s: %w", a, err)
+		return fmt.Errorf("start the session with peer %s: %w", a, err)
 	}
 	return nil
 }
 
-// setBFD starts or stops BFD with a neighbour; its session stays when wasHeld is what addPeer was told.
-func (g *speaking) setBFD(ctx context.Context, a netip.Addr, n neighbour, on, wasHeld bool) error {
+// setBFD starts or stops BFD with a peer. wasHeld must be what addPeer was given, or the session restarts.
+func (g *bgpServer) setBFD(ctx context.Context, a netip.Addr, n neighbour, on, wasHeld bool) error {
 	if _, err := g.s.UpdatePeer(ctx, &api.UpdatePeerRequest{Peer: apiPeer(a, n, on, wasHeld)}); err != nil {
 		return fmt.Errorf("change BFD with peer %s: %w", a, err)
 	}
 	return nil
 }
 
-func (g *speaking) deletePeer(ctx context.Context, a netip.Addr) error {
+func (g *bgpServer) deletePeer(ctx context.Context, a netip.Addr) error {
 	if err := g.s.DeletePeer(ctx, &api.DeletePeerRequest{Address: a.String()}); err != nil {
 		return fmt.Errorf("remove peer %s: %w", a, err)
 	}
 	return nil
 }
 
-// deferral is for how many seconds a speaker that restarts waits for what its neighbours have to say. It has no use for
-// any of that, and 0 means minutes.
+// deferral is how many seconds a restarting speaker waits for the routes of its peers. It needs none of them, but 0 means
+// minutes.
 const deferral = 1
 
 func apiPeer(a netip.Addr, n neighbour, bfd, held bool) *api.Peer {
@@ -263,8 +266,8 @@ func apiPeer(a netip.Addr, n neighbour, bfd, held bool) *api.Peer {
 	return p
 }
 
-// bfdUp returns the neighbours with whom BFD is up.
-func (g *speaking) bfdUp(ctx context.Context) map[netip.Addr]bool {
+// bfdUp returns the peers with which BFD is up.
+func (g *bgpServer) bfdUp(ctx context.Context) map[netip.Addr]bool {
 	up := map[netip.Addr]bool{}
 	g.s.ListBfdPeer(ctx, func(addr string, s *api.BfdPeerState) {
 		if a, err := netip.ParseAddr(addr); err == nil && s.SessionState == api.BfdSessionState_BFD_SESSION_STATE_UP {
@@ -274,8 +277,8 @@ func (g *speaking) bfdUp(ctx context.Context) map[netip.Addr]bool {
 	return up
 }
 
-// announce adds routes, or replaces their attributes.
-func (g *speaking) announce(routes []netip.Addr, attrs attributes) error {
+// announce adds routes or replaces their attributes.
+func (g *bgpServer) announce(routes []netip.Addr, attrs attributes) error {
 	return g.each(routes, attrs, func(paths []*apiutil.Path) error {
 		answers, err := g.s.AddPath(apiutil.AddPathRequest{Paths: paths})
 		for _, a := range answers {
@@ -288,13 +291,13 @@ func (g *speaking) announce(routes []netip.Addr, attrs attributes) error {
 }
 
 // withdraw removes routes.
-func (g *speaking) withdraw(routes []netip.Addr) error {
+func (g *bgpServer) withdraw(routes []netip.Addr) error {
 	return g.each(routes, attributes{}, func(paths []*apiutil.Path) error {
 		return g.s.DeletePath(apiutil.DeletePathRequest{Paths: paths})
 	})
 }
 
-func (g *speaking) each(routes []netip.Addr, attrs attributes, do func([]*apiutil.Path) error) error {
+func (g *bgpServer) each(routes []netip.Addr, attrs attributes, do func([]*apiutil.Path) error) error {
 	if len(routes) == 0 {
 		return nil
 	}
@@ -312,7 +315,7 @@ func (g *speaking) each(routes []netip.Addr, attrs attributes, do func([]*apiuti
 	return nil
 }
 
-// newPath returns the route to one address. Its next hop is set by the export policy, for each neighbour.
+// newPath returns the route to one address. The export policy sets its next hop for each peer.
 func newPath(a netip.Addr, attrs attributes) (*apiutil.Path, error) {
 	nlri, err := packet.NewIPAddrPrefix(netip.PrefixFrom(a, a.BitLen()))
 	if err != nil {
@@ -351,15 +354,15 @@ func newPath(a netip.Addr, attrs attributes) (*apiutil.Path, error) {
 	return &apiutil.Path{Family: families[family(a)], Nlri: nlri, Attrs: all}, nil
 }
 
-// updates returns how many UPDATE messages each neighbour was sent.
-func (g *speaking) updates(ctx context.Context) (map[netip.Addr]uint64, error) {
+// updates returns the number of UPDATE messages sent to each peer.
+func (g *bgpServer) updates(ctx context.Context) (map[netip.Addr]uint64, error) {
 	sent := map[netip.Addr]uint64{}
 	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) { sent[a] = s.GetMessages().GetSent().GetUpdate() })
 	return sent, err
 }
 
-// established returns the neighbours to whom gobgp sends what it is asked to. An event that says the same comes sooner.
-func (g *speaking) established(ctx context.Context) (map[netip.Addr]bool, error) {
+// established returns the peers that gobgp sends updates to. The event of the same name arrives earlier.
+func (g *bgpServer) established(ctx context.Context) (map[netip.Addr]bool, error) {
 	all := map[netip.Addr]bool{}
 	err := g.eachPeer(ctx, func(a netip.Addr, s *api.PeerState) {
 		all[a] = s.GetSessionState() == api.PeerState_SESSION_STATE_ESTABLISHED
@@ -367,7 +370,7 @@ func (g *speaking) established(ctx context.Context) (map[netip.Addr]bool, error)
 	return all, err
 }
 
-func (g *speaking) eachPeer(ctx context.Context, do func(netip.Addr, *api.PeerState)) error {
+func (g *bgpServer) eachPeer(ctx context.Context, do func(netip.Addr, *api.PeerState)) error {
 	err := g.s.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
 		if a, err := netip.ParseAddr(p.GetConf().GetNeighborAddress()); err == nil {
 			do(a, p.GetState())

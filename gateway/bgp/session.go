@@ -8,121 +8,121 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// bfdPatience is how long a neighbour that was told before BFD was up may wait for it: BFD starts at one packet a
-// second (RFC 5880, 6.8.3), on both sides.
-const bfdPatience = 15 * time.Second
+// bfdTimeout is how long a peer that already has routes may wait for BFD to come up. Both sides start BFD with one packet
+// a second (RFC 5880, 6.8.3).
+const bfdTimeout = 15 * time.Second
 
-// bfdAlone is after which time without a session BFD begins by itself. Some routers are in a strict mode and wait for it
+// bfdWithoutSession is how long a session may be down before BFD starts without it. Routers in strict mode wait for BFD
 // (draft-ietf-idr-bgp-bfd-strict-mode).
-const bfdAlone = 10 * time.Second
+const bfdWithoutSession = 10 * time.Second
 
-// heldBack is for which part of the time that a neighbour remembers our process's predecessor its session may wait for BFD.
-const heldBack = 2
+// restartFraction is the part of the graceful restart time, 1/2, for which a session may wait for BFD.
+const restartFraction = 2
 
-// session is what is known of a neighbour now.
+// session is the current state of the session with a peer.
 type session struct {
 	established bool
-	fresh       bool      // established, but gobgp does not send yet what it is asked to
-	since       time.Time // when established became what it is
-	ended       string    // why the last one ended, or did not come about; "": none did
-	families    [2]bool   // what the neighbour takes: IPv4, IPv6
+	unsynced    bool      // established, but gobgp does not send updates yet
+	since       time.Time // time of the last change of established
+	endReason   string    // why the last session ended or failed; "": none did
+	families    [2]bool   // that the peer accepts: IPv4, IPv6
 
-	bfd   desired.BFD // as it runs; noBFD: it does not
-	bfdUp bool        // both hear each other
+	bfd   desired.BFD // as running; noBFD: not running
+	bfdUp bool        // both sides receive packets
 
-	// told says that the neighbour may be told our routes.
-	told bool
-	// restarted says that it was told by our process's predecessor, and would forget when we are silent.
+	// announced says that the peer may receive our routes.
+	announced bool
+	// restarted says that the peer has the routes of our predecessor, and would remove them without news from us.
 	restarted bool
-	// bfdFirst says that the session begins when BFD is up. The neighbour's BFD goes down when it misses the predecessor: in
-	// graceful restart it lets that pass (RFC 5882, 4.3.2), but would end the successor's session for it.
+	// bfdFirst says that the session starts only when BFD is up. The peer's BFD went down when the predecessor ended.
+	// During graceful restart the peer ignores that (RFC 5882, 4.3.2), but afterwards it would end the new session.
 	bfdFirst bool
-	// held says that bfdFirst keeps it from beginning.
+	// held says that bfdFirst delays the start.
 	held bool
 }
 
-// noBFD is what a neighbour without BFD has.
+// noBFD is the configuration of a peer without BFD.
 var noBFD desired.BFD
 
-// change is an end or a beginning of a session.
-func (s *session) change(established bool, families [2]bool, reason string, now time.Time) {
+// update records that the session came up or went down.
+func (s *session) update(established bool, families [2]bool, reason string, now time.Time) {
 	if established == s.established {
 		if reason != "" {
-			s.ended = reason
+			s.endReason = reason
 		}
 		return
 	}
-	s.established, s.fresh, s.since, s.families = established, established, now, families
+	s.established, s.unsynced, s.since, s.families = established, established, now, families
 	if established {
-		s.ended = ""
+		s.endReason = ""
 		return
 	}
-	s.ended = reason
-	s.told, s.restarted, s.bfdUp = false, false, false
+	s.endReason = reason
+	s.announced, s.restarted, s.bfdUp = false, false, false
 }
 
-// mayBeTold reports whether the neighbour n may be told our routes. Once it was, only the end of its session changes
-// that: BFD going down ends it.
-func (s *session) mayBeTold(n neighbour, now time.Time) bool {
+// mayAnnounce reports whether the peer n may receive our routes. Once it has them, only the end of the session changes
+// that; BFD going down ends the session.
+func (s *session) mayAnnounce(n neighbour, now time.Time) bool {
 	switch {
 	case n.bfd == noBFD:
-		return true // as soon as there is a session
+		return true // as soon as the session is up
 	case s.restarted && !s.established:
-		return now.Sub(s.since) < n.restart // then nobody remembers us
+		return now.Sub(s.since) < n.restart // after that the peer has removed our routes
 	case !s.established:
 		return false
 	case s.bfdUp:
 		return true
 	default:
-		return s.told && now.Sub(s.since) < bfdPatience
+		return s.announced && now.Sub(s.since) < bfdTimeout
 	}
 }
 
-// wantsBFD reports whether we should send to n. Routers begin BFD anew with each session, and gobgp takes the first
-// packets for those of the old one unless it begins anew, too.
+// wantsBFD reports whether BFD with n should run. Routers restart BFD with each session. gobgp must restart it too, or it
+// takes their first packets for those of the old session.
 func (s *session) wantsBFD(n neighbour, now time.Time) bool {
-	return n.bfd != noBFD && (s.established || s.bfdFirst || now.Sub(s.since) >= bfdAlone)
+	return n.bfd != noBFD && (s.established || s.bfdFirst || now.Sub(s.since) >= bfdWithoutSession)
 }
 
-// mayBegin reports whether a session that is held may begin.
+// mayBegin reports whether a held session may start.
 func (s *session) mayBegin(n neighbour, now time.Time) bool {
-	return s.bfdUp || n.bfd == noBFD || now.Sub(s.since) >= n.restart/heldBack
+	return s.bfdUp || n.bfd == noBFD || now.Sub(s.since) >= n.restart/restartFraction
 }
 
-// waits reports whether time alone may change something.
+// waits reports whether time alone may change the state.
 func (s *session) waits(n neighbour) bool {
-	return s.fresh || s.restarted && !s.established || n.bfd != noBFD && !s.bfdUp
+	return s.unsynced || s.restarted && !s.established || n.bfd != noBFD && !s.bfdUp
 }
 
-// setBFDUp notes whether BFD is up. It counts while there is a session: in between, it is about the one before.
+// setBFDUp records whether BFD is up. It counts only while BFD runs for the current session.
 func (s *session) setBFDUp(up bool) { s.bfdUp = up && s.bfd != noBFD }
 
-// reasons are what gobgp's words for the end of a session mean. Others are put as they are.
-var reasons = map[string]string{
-	"invalid-msg":        "it refuses us: does it know this gateway by this address, and by AS %d?",
-	"bad-peer-as":        "it is of another AS than the state says",
-	"hold-timer-expired": "it fell silent",
+// endReasons translates gobgp's reasons for the end of a session. Unknown ones are passed on as they are.
+var endReasons = map[string]string{
+	"invalid-msg":        "it refuses this gateway: does it have this gateway as a neighbour, by this address and AS %d?",
+	"bad-peer-as":        "its AS differs from the configured one",
+	"hold-timer-expired": "its hold timer expired",
 	"read-failed":        "it closed the connection",
 	"write-failed":       "it closed the connection",
 	"graceful-restart":   "it closed the connection, or restarts",
 }
 
-// absence tells why there is no session with n, as far as that is known, to a speaker of AS asn.
-func (s *session) absence(n neighbour, asn uint32) string {
+// downReason explains why there is no session with n, as far as that is known, to a speaker of AS asn.
+func (s *session) downReason(n neighbour, asn uint32) string {
 	port := n.port
 	if port == 0 {
 		port = 179
 	}
-	switch why, known := reasons[s.ended]; {
+	switch why, known := endReasons[s.endReason]; {
 	case strings.Contains(why, "%d"):
 		return "no session: " + fmt.Sprintf(why, asn)
 	case known:
 		return "no session: " + why
-	case s.ended != "":
-		return "no session: " + s.ended
+	case s.endReason != "":
+		return "no session: " + s.endReason
 	case n.password != "":
-		return fmt.Sprintf("no session, and no answer at TCP port %d: is the password the same there, the port open, and this gateway its neighbour?", port)
+		return fmt.Sprintf("no session, and no answer on TCP port %d: is the password the same there, the port open, and this gateway its neighbour?", port)
 	default:
-		return fmt.Sprintf("no session, and no answer at TCP port %d: is the port open, this gateway its neighbour, and no password set there?", port)
+		return fmt.Sprintf("no session, and no answer on TCP port %d: is the port open, this gateway its neighbour, and no password set there?", port)
 	}
 }

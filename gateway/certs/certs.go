@@ -1,5 +1,5 @@
-// Package certs makes and reads the certificates by which a controller and its gateways know each other. One authority of
-// their own signs all of them; whose a certificate is, its identity, is the one DNS name in it.
+// Package certs creates and reads the certificates by which a controller and its gateways authenticate each other. One
+// private authority signs all of them. The single DNS name in a certificate is its identity.
 package certs
 
 import (
@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// Controller is the identity of a gateway controller, unless it is told another one.
+// Controller is the default identity of a gateway controller.
 const Controller = "isthmus-gateway-controller"
 
-// authorityLife is how long an authority is valid.
+// authorityLife is the lifetime of an authority.
 const authorityLife = 10 * 365 * 24 * time.Hour
 
-// skew is how far a clock may be behind the one of the machine that makes certificates.
+// skew is how far the clock of a peer may be behind.
 const skew = time.Hour
 
 // Pair is a certificate and its private key, both PEM.
@@ -35,7 +35,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority makes an authority. name is for people who look at a certificate.
+// NewAuthority creates an authority. name is its common name, for people.
 func NewAuthority(name string, now time.Time) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -61,12 +61,12 @@ func ReadAuthority(p Pair) (*Authority, error) {
 	}
 	key, ok := both.PrivateKey.(*ecdsa.PrivateKey)
 	if !ok || !both.Leaf.IsCA {
-		return nil, errors.New("read the authority: it is none of ours, which have an elliptic key and may sign")
+		return nil, errors.New("read the authority: it is not ours: it needs an elliptic key and must be a CA")
 	}
 	return &Authority{Pair: p, cert: both.Leaf, key: key}, nil
 }
 
-// Issue returns a certificate for an identity, good on both ends of a connection.
+// Issue issues a certificate for an identity, valid for both clients and servers.
 func (a *Authority) Issue(identity string, now time.Time, life time.Duration) (Pair, error) {
 	return a.Sign(&x509.Certificate{
 		Subject: pkix.Name{CommonName: identity}, DNSNames: []string{identity}, KeyUsage: x509.KeyUsageDigitalSignature,

@@ -13,34 +13,34 @@ import (
 	"time"
 )
 
-// Folder is where an authority and all the certificates that it made stand, on the machine of who administers gateways. It
-// has the authority's key: keep it safe.
+// Folder holds an authority and all its certificates, on the machine of an administrator. It contains the authority's
+// key: keep it safe.
 //
-//	authority.pem                  who signs, certificate and key
-//	next.pem, signing.pem          who will, while the authority is changed
-//	NAME/tls.crt, tls.key, ca.crt  what the program with that identity needs
+//	authority.pem                  current authority, certificate and key
+//	next.pem, signing.pem          next authority, during a rotation
+//	NAME/tls.crt, tls.key, ca.crt  files of the program with that identity
 type Folder struct{ Path string }
 
-// Step is a step of changing the authority. Between two of them every program has to have its new files.
+// Step is a step of an authority rotation. Before the next step, every program must have its new files.
 type Step string
 
-// The steps, in their order: at no time a program meets a certificate that it does not believe.
+// The steps in order. No program ever meets a certificate that it does not trust.
 const (
-	Begin Step = "begin" // the next authority is believed as well
-	Use   Step = "use"   // it signs
-	End   Step = "end"   // the one before is believed no more
+	Begin Step = "begin" // trust the next authority as well
+	Use   Step = "use"   // sign with it
+	End   Step = "end"   // stop trusting the previous one
 )
 
-// Order says what Update is to do.
+// Order tells Update what to do.
 type Order struct {
-	Identities []string // that there have to be; those that are there stay
+	Identities []string // to create; existing ones are kept
 	Life       time.Duration
-	Renew      bool // all of them, however long they are still valid
+	Renew      bool // renew all certificates, however long they are valid
 	Step       Step // "" for none
 }
 
-// Done is an identity whose files were written, and until when its certificate is valid.
-type Done struct {
+// Issued is an identity whose files were written, with the end of its certificate's validity.
+type Issued struct {
 	Identity string    `json:"identity"`
 	Until    time.Time `json:"until"`
 	Files    Files     `json:"files"`
@@ -52,12 +52,12 @@ func (f Folder) Files(identity string) Files {
 	return Files{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), CA: filepath.Join(dir, "ca.crt")}
 }
 
-// identity is what a DNS name is made of, and a folder's name.
+// identity matches DNS names, which are also used as folder names.
 var identity = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$`)
 
-// Update makes what is missing in the folder, and renews what has less than a third of its life left. It returns what it wrote;
-// what is good it leaves alone, so it may be called again at any time, also after it was cut off.
-func (f Folder) Update(o Order, now time.Time) (done []Done, err error) {
+// Update creates missing certificates, and renews those with less than a third of their lifetime left. It returns what it
+// wrote and leaves the rest alone. It can be repeated at any time, also after an interruption.
+func (f Folder) Update(o Order, now time.Time) (done []Issued, err error) {
 	if err := os.MkdirAll(f.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of certificates: %w", err)
 	}
@@ -71,7 +71,7 @@ func (f Folder) Update(o Order, now time.Time) (done []Done, err error) {
 	}
 	for _, name := range o.Identities {
 		if !identity.MatchString(name) {
-			return nil, fmt.Errorf("%q is no identity: it is a DNS name of small letters, digits and dashes", name)
+			return nil, fmt.Errorf("%q is not an identity: use a DNS name of lower-case letters, digits and dashes", name)
 		}
 	}
 	all = append(all, o.Identities...)
@@ -88,7 +88,7 @@ func (f Folder) Update(o Order, now time.Time) (done []Done, err error) {
 	return done, nil
 }
 
-// Identities returns those that have files.
+// Identities returns the identities in the folder.
 func (f Folder) Identities() (all []string, err error) {
 	found, err := filepath.Glob(filepath.Join(f.Path, "*", "tls.crt"))
 	for _, path := range found {
@@ -97,14 +97,14 @@ func (f Folder) Identities() (all []string, err error) {
 	return all, err
 }
 
-// Names of the files with an authority's certificate and key. To become another one is to be renamed, which is one moment.
+// Files with the certificate and key of an authority. A rotation renames them, which is atomic.
 const (
 	authorityFile = "authority.pem"
-	nextFile      = "next.pem"    // believed, and signs nothing yet
-	signingFile   = "signing.pem" // signs, while the one before is still believed
+	nextFile      = "next.pem"    // trusted, and signs nothing yet
+	signingFile   = "signing.pem" // signs, while the previous one is still trusted
 )
 
-// authorities does a step, and returns who signs from now on and who is believed.
+// authorities performs a step, and returns the signing authority and the trusted certificates.
 func (f Folder) authorities(step Step, now time.Time) (signer *Authority, believed []byte, err error) {
 	if step != "" {
 		if err := f.step(step, now); err != nil {
@@ -133,7 +133,7 @@ func (f Folder) authorities(step Step, now time.Time) (signer *Authority, believ
 	return signer, believed, nil
 }
 
-// step changes who is what. A step that was done already is none.
+// step performs a step of a rotation. A completed step is no error.
 func (f Folder) step(step Step, now time.Time) error {
 	has := func(name string) bool {
 		_, err := os.Stat(filepath.Join(f.Path, name))
@@ -145,7 +145,7 @@ func (f Folder) step(step Step, now time.Time) error {
 	next, signing := has(nextFile), has(signingFile)
 	switch {
 	case step == Begin && signing:
-		return fmt.Errorf("the next authority signs already: go on with %q", End)
+		return fmt.Errorf("the next authority already signs: continue with %q", End)
 	case step == Begin && !next:
 		_, err := f.create(nextFile, now)
 		return err
@@ -163,12 +163,12 @@ func (f Folder) step(step Step, now time.Time) error {
 	return fmt.Errorf("there is no step %q: it is %q, %q or %q", step, Begin, Use, End)
 }
 
-// authority reads an authority; nil where there is none.
+// authority reads an authority; nil if it does not exist.
 func (f Folder) authority(name string) (*Authority, error) {
 	path := filepath.Join(f.Path, name)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // there is none, and that is no fault
+		return nil, nil //nolint:nilnil // no authority is no error
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the authority: %w", err)
@@ -192,11 +192,11 @@ func (f Folder) create(name string, now time.Time) (*Authority, error) {
 	return a, write(filepath.Join(f.Path, name), slices.Concat(a.Cert, a.Key), 0o600)
 }
 
-// issue writes the files of an identity, where they are not good as they are.
-func (f Folder) issue(identity string, signer *Authority, believed []byte, o Order, now time.Time) (*Done, error) {
+// issue writes the files of an identity, unless they are still good.
+func (f Folder) issue(identity string, signer *Authority, believed []byte, o Order, now time.Time) (*Issued, error) {
 	files := f.Files(identity)
 	if !o.Renew && f.good(files, signer, believed, now) {
-		return nil, nil //nolint:nilnil // there is nothing to tell
+		return nil, nil //nolint:nilnil // nothing was written
 	}
 	p, err := signer.Issue(identity, now, o.Life)
 	if err != nil {
@@ -212,10 +212,10 @@ func (f Folder) issue(identity string, signer *Authority, believed []byte, o Ord
 	if err != nil {
 		return nil, err
 	}
-	return &Done{Identity: identity, Until: c.NotAfter.UTC(), Files: files}, nil
+	return &Issued{Identity: identity, Until: c.NotAfter.UTC(), Files: files}, nil
 }
 
-// good reports whether files are of the authorities of now, and have more than a third of their life left.
+// good reports whether files are from the current authorities and have more than a third of their lifetime left.
 func (f Folder) good(files Files, signer *Authority, believed []byte, now time.Time) bool {
 	if _, err := read(files); err != nil {
 		return false
@@ -232,7 +232,7 @@ func (f Folder) good(files Files, signer *Authority, believed []byte, now time.T
 	return err == nil && c.CheckSignatureFrom(signer.cert) == nil && now.Add(c.NotAfter.Sub(c.NotBefore)/3).Before(c.NotAfter)
 }
 
-// write replaces a file at once.
+// write replaces a file atomically.
 func write(path string, b []byte, mode fs.FileMode) error {
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, b, mode); err != nil {

@@ -12,38 +12,37 @@ import (
 	"time"
 )
 
-// Files are where a program's own certificate and key stand, and the certificates of the authorities that it believes,
-// all PEM.
+// Files are the PEM files of a program: its certificate and key, and the certificates of trusted authorities.
 type Files struct{ Cert, Key, CA string }
 
-// Source has the certificates of Files as they are now: who replaces the files replaces what is used, from the next
-// connection or request on. Files that cannot be read leave what was read before. Any goroutine may use it.
+// Source provides the certificates of Files. Replaced files take effect with the next connection or request. If they
+// cannot be read, the previous certificates stay in use. Any goroutine may use it.
 type Source struct {
 	files Files
 	log   *slog.Logger
 
 	mu     sync.Mutex // guards what follows
-	stamps [3]stamp
+	stamps [3]fileStamp
 	have   material
 }
 
-// stamp tells whether a file is another one than before.
-type stamp struct {
+// fileStamp detects a changed file.
+type fileStamp struct {
 	modified time.Time
 	size     int64
 }
 
-// material is what was read.
+// material is the content of the files.
 type material struct {
 	own         tls.Certificate
 	authorities *x509.CertPool
 }
 
-// Open reads the files, which must be good.
+// Open reads the files, which must be valid.
 func Open(files Files, log *slog.Logger) (*Source, error) {
 	s := &Source{files: files, log: log}
 	var err error
-	if s.stamps, err = s.look(); err == nil {
+	if s.stamps, err = s.stat(); err == nil {
 		s.have, err = read(files)
 	}
 	if err != nil {
@@ -68,41 +67,41 @@ func read(f Files) (material, error) {
 	return material{own, pool}, nil
 }
 
-func (s *Source) look() (stamps [3]stamp, err error) {
+func (s *Source) stat() (stamps [3]fileStamp, err error) {
 	for i, name := range []string{s.files.Cert, s.files.Key, s.files.CA} {
 		info, err := os.Stat(name)
 		if err != nil {
 			return stamps, err
 		}
-		stamps[i] = stamp{info.ModTime(), info.Size()}
+		stamps[i] = fileStamp{info.ModTime(), info.Size()}
 	}
 	return stamps, nil
 }
 
-// current returns what the files say, or said when they could be read last.
+// current returns the content of the files, or the last valid content.
 func (s *Source) current() material {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stamps, err := s.look()
+	stamps, err := s.stat()
 	if err == nil && stamps == s.stamps {
 		return s.have
 	}
 	if err == nil {
-		// A certificate without its key yet is no news: it is looked at again when the next file changes.
+		// A new certificate may not have its key yet. The files are read again when the next one changes.
 		s.stamps = stamps
 		var have material
 		if have, err = read(s.files); err == nil {
 			s.have = have
-			s.log.Info("certificates read anew", "file", s.files.Cert)
+			s.log.Info("certificates read again", "file", s.files.Cert)
 		}
 	}
 	if err != nil {
-		s.log.Warn("certificates are used as they were", "err", err)
+		s.log.Warn("certificates cannot be read; the previous ones stay in use", "err", err)
 	}
 	return s.have
 }
 
-// Server returns the configuration of a listener: only clients with a certificate of the authorities get in.
+// Server returns the configuration of a listener that accepts only clients with a certificate of the authorities.
 func (s *Source) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -113,7 +112,7 @@ func (s *Source) Server() *tls.Config {
 				Certificates: []tls.Certificate{m.own},
 				ClientAuth:   tls.RequireAndVerifyClientCert,
 				ClientCAs:    m.authorities,
-				// A session that goes on would not be checked against authorities that changed.
+				// A resumed session would skip verification against changed authorities.
 				SessionTicketsDisabled: true,
 				NextProtos:             []string{"http/1.1"},
 			}, nil
@@ -121,7 +120,7 @@ func (s *Source) Server() *tls.Config {
 	}
 }
 
-// Client returns the configuration to connect to the server with an identity, wherever it is.
+// Client returns the configuration for connecting to the server with an identity, at any address.
 func (s *Source) Client(server string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -130,13 +129,13 @@ func (s *Source) Client(server string) *tls.Config {
 			m := s.current()
 			return &m.own, nil
 		},
-		InsecureSkipVerify: true, // VerifyConnection does, against the authorities of this moment
+		InsecureSkipVerify: true, // VerifyConnection verifies it against the current authorities
 		VerifyConnection:   func(c tls.ConnectionState) error { return s.Verify(&c, server) },
 	}
 }
 
-// Verify returns nil when the other end of a connection has an identity, by a certificate that is valid now: a connection
-// may be older than what is believed.
+// Verify checks that the other end of a connection has a currently valid certificate of an identity. The connection may
+// be older than the current authorities.
 func (s *Source) Verify(c *tls.ConnectionState, identity string) error {
 	if c == nil || len(c.PeerCertificates) == 0 {
 		return errors.New("there is no certificate")
@@ -147,7 +146,7 @@ func (s *Source) Verify(c *tls.ConnectionState, identity string) error {
 		return err
 	}
 	if !slices.Contains(cert.DNSNames, identity) {
-		return fmt.Errorf("the certificate is of %q, and must be of %q", cert.DNSNames, identity)
+		return fmt.Errorf("the certificate is for %q, and must be for %q", cert.DNSNames, identity)
 	}
 	return nil
 }

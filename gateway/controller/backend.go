@@ -12,20 +12,20 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// port is an L2 port: addresses that Services share as long as no two of them want the same L4 port.
+// port is an L2 port: its addresses are shared by Services that use different L4 ports.
 type port struct {
-	// ID is what stands in the Services' annotation.
+	// ID is the value of the Services' annotation.
 	ID   string
 	Pool string
-	// VIPs are what packets have as their destination at the gateways, of each family one at most.
+	// VIPs are the destination addresses of packets at the gateways, at most one of each family.
 	VIPs []netip.Addr
-	// Purpose is for whom it was made, where that is kept.
+	// Purpose names the Service that the port was created for, if the backend records it.
 	Purpose string
-	// Floating leads to the IPv4 one; its ID is "" for none.
+	// Floating is the floating IP of the IPv4 address; its ID is "" for none.
 	Floating openstack.FloatingIP
 }
 
-// external are the addresses that clients use, of the families that a Service has.
+// external returns the addresses that clients use, of the given families.
 func (p port) external(families []corev1.IPFamily) (all []netip.Addr) {
 	for _, vip := range p.vips(families) {
 		if vip.Is4() && p.Floating.ID != "" {
@@ -36,7 +36,7 @@ func (p port) external(families []corev1.IPFamily) (all []netip.Addr) {
 	return all
 }
 
-// vips are those of some families, in their order.
+// vips returns the VIPs of the given families, in their order.
 func (p port) vips(families []corev1.IPFamily) (all []netip.Addr) {
 	for _, f := range families {
 		for _, vip := range p.VIPs {
@@ -58,38 +58,39 @@ func familyOf(a netip.Addr) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// request is what a new port is to have.
+// request describes a new port.
 type request struct {
 	Pool     *Pool
 	Families []corev1.IPFamily
-	// Floating is for float, afterwards: what that would refuse for ever is refused before anything is made.
+	// Floating is what float will be asked for. create refuses what float would refuse for ever, before it creates
+	// anything.
 	Floating service.FloatingIP
-	// Purpose is for whom it is: a request that is made again after a crash finds what the first one made.
+	// Purpose names the Service. A request that is repeated after a crash finds the port of the first one.
 	Purpose string
 }
 
-// backend keeps addresses.
+// backend allocates addresses.
 type backend interface {
-	// ports returns all ports, those of held that a backend knows by their ids alone among them.
+	// ports returns all ports. A backend without objects of its own derives them from the ids in held.
 	ports(ctx context.Context, held []string) ([]port, error)
-	// create returns a new port, without a floating IP, or the one that was made for the same purpose before. No other Service
-	// has it. all are all ports as they are, and held the ids of those that Services have.
+	// create returns a new port without a floating IP, or the unused one that an earlier call created for the same
+	// purpose. all are the existing ports, and held the ids of those that Services use.
 	create(ctx context.Context, r request, all map[string]port, held []string) (port, error)
-	// float lets a floating IP lead to a port, or none.
+	// float associates a floating IP with a port, or removes it.
 	float(ctx context.Context, p port, want service.FloatingIP) (port, error)
 }
 
-// cleaner is a backend with something to give back.
+// cleaner is a backend whose objects must be deleted.
 type cleaner interface {
-	// clean gives back all that no Service has and returns what that was, for people.
+	// clean deletes all objects that no Service uses, and returns descriptions of them.
 	clean(ctx context.Context, used func(id string) bool) (gone []string, err error)
 }
 
-// errExhausted means that a pool has no address left.
-var errExhausted = errors.New("the pool has no address left")
+// errExhausted means that a pool has no free address.
+var errExhausted = errors.New("the pool has no free address")
 
-// floats reports whether a floating IP is as somebody wants it.
-func floats(f openstack.FloatingIP, want service.FloatingIP) bool {
+// matchesFloatingIP reports whether a floating IP is what a Service wants.
+func matchesFloatingIP(f openstack.FloatingIP, want service.FloatingIP) bool {
 	switch {
 	case want.Use != "":
 		return f.ID != "" && (f.ID == want.Use || f.Addr.String() == want.Use)
@@ -99,16 +100,16 @@ func floats(f openstack.FloatingIP, want service.FloatingIP) bool {
 	return f.ID == ""
 }
 
-// sameFloating reports whether two Services can share a port with a floating IP f as far as that goes. One may name it by its
-// id, the other by its address.
+// sameFloating reports whether two Services can share the floating IP f of a port. One may name it by id, the other by
+// address.
 func sameFloating(a, b service.FloatingIP, f openstack.FloatingIP) bool {
 	if a.Use != "" && b.Use != "" {
-		return a.Use == b.Use || floats(f, a) && floats(f, b)
+		return a.Use == b.Use || matchesFloatingIP(f, a) && matchesFloatingIP(f, b)
 	}
 	return a.Allocate == b.Allocate && a.Use == b.Use
 }
 
-// common are the families of want that there are, in the order of want.
+// common returns the families of want that are also in are, in the order of want.
 func common(want, are []corev1.IPFamily) []corev1.IPFamily {
 	return slices.DeleteFunc(slices.Clone(want), func(f corev1.IPFamily) bool { return !slices.Contains(are, f) })
 }

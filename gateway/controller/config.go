@@ -15,28 +15,28 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// Settings are what people choose, in a file.
+// Settings are read from the file of --config.
 type Settings struct {
-	// Cluster is the id of this cluster, by which its ports and floating IPs are told from those of others.
+	// Cluster is the id of this cluster. It distinguishes its ports and floating IPs from those of other clusters.
 	Cluster string `json:"cluster"`
-	// DefaultClass takes Services without a class as well.
+	// DefaultClass makes the controller manage Services without a class as well.
 	DefaultClass bool `json:"defaultClass,omitempty"`
-	// Backends is where gateways send packets to, pods (the default) or nodeports, for Services that do not say.
+	// Backends is the default destination of packets: pods (the default) or nodeports.
 	Backends service.Backends `json:"backends,omitempty"`
-	// FloatingIPs is what Services get that do not say: none (the default) or allocate.
+	// FloatingIPs is the default of Services: none (the default) or allocate.
 	FloatingIPs string `json:"floatingIPs,omitempty"`
-	// AddressPairs is how Neutron is told to let VIPs pass at gateways' own ports.
+	// AddressPairs says how Neutron is made to let VIPs pass at the gateways' own ports.
 	AddressPairs AddressPairs `json:"addressPairs,omitempty"`
-	// Pools are where addresses come from. The first one is for Services that do not say.
+	// Pools are the sources of addresses. The first one is the default.
 	Pools []Pool `json:"pools"`
 }
 
-// AddressPairs is a way to let VIPs pass at a port.
+// AddressPairs selects the allowed address pairs of gateway ports.
 type AddressPairs string
 
-// The ways.
+// Kinds of address pairs.
 const (
-	// PairPerVIP allows each VIP: OVN needs it to know where a VIP is. Neutron allows 10 of them by default.
+	// PairPerVIP allows each VIP. OVN needs it to locate a VIP. Neutron allows 10 by default.
 	PairPerVIP AddressPairs = "per-vip"
 	// PairPerCIDR allows the CIDRs of the pools.
 	PairPerCIDR AddressPairs = "cidr"
@@ -44,47 +44,50 @@ const (
 	PairNone AddressPairs = "none"
 )
 
-// Pool is where addresses come from: one of Neutron, Moved and Addresses says how.
+// Pool is a source of addresses. Exactly one of Neutron, FailoverIP and Addresses is set.
 type Pool struct {
 	Name string `json:"name"`
-	// Group is the gateways that take packets to its addresses; empty: default.
+	// Group names the gateways of its addresses; empty: default.
 	Group string `json:"group,omitempty"`
-	// Announce is how routers learn of its addresses: bgp, vrrp or none.
+	// Announce names the announcer of its addresses: bgp, vrrp or none.
 	Announce desired.Announce `json:"announce"`
-	// Return is how backends' packets find back: routed, snat or masquerade.
+	// Return says how replies reach clients: routed, snat or masquerade.
 	Return desired.Return `json:"return"`
-	// Neutron makes a port for the addresses, and where Services ask for it a floating IP.
+	// Neutron creates a port for the addresses, and a floating IP for Services that ask for one.
 	Neutron *NeutronPool `json:"neutron,omitempty"`
-	// Moved has one floating IP, which leads to the own port of one gateway of the group, and to another's when that one fails.
-	Moved *MovedPool `json:"moved,omitempty"`
-	// Addresses are given out one by one, without Neutron.
+	// FailoverIP uses one floating IP for the whole pool. It leads to the own port of one gateway of the group, and moves
+	// to another gateway when that one fails.
+	FailoverIP *FailoverIPPool `json:"failoverIP,omitempty"`
+	// Addresses are allocated one by one, without Neutron.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// CIDRs have all addresses of the pool, for address pairs of the kind cidr. Those of Addresses need not be named.
+	// CIDRs contain all addresses of the pool, for address pairs of kind cidr. Addresses are included without being
+	// repeated here.
 	CIDRs []netip.Prefix `json:"cidrs,omitempty"`
 }
 
-// NeutronPool is a network of the project.
+// NeutronPool allocates from a network of the project.
 type NeutronPool struct {
 	// Network, IPv4Subnet and IPv6Subnet are ids; one of the subnets may be missing.
 	Network    string `json:"network"`
 	IPv4Subnet string `json:"ipv4Subnet,omitempty"`
 	IPv6Subnet string `json:"ipv6Subnet,omitempty"`
-	// FloatingNetwork is the id of the external network that floating IPs come from; empty: there are none.
+	// FloatingNetwork is the id of the external network of floating IPs; empty: no floating IPs.
 	FloatingNetwork string `json:"floatingNetwork,omitempty"`
 }
 
-// MovedPool is a floating IP for all Services of a pool. Nobody announces it, and backends see the gateway that it leads to.
-type MovedPool struct {
-	// FloatingNetwork is the id of the external network that it comes from.
+// FailoverIPPool is one floating IP for all Services of a pool. No announcer announces it, and backends see the address
+// of its gateway.
+type FailoverIPPool struct {
+	// FloatingNetwork is the id of its external network.
 	FloatingNetwork string `json:"floatingNetwork"`
 }
 
-// DefaultGroup is the group of gateways and pools that name none.
+// DefaultGroup is the group of gateways and pools without one.
 const DefaultGroup = "default"
 
 var poolName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// Complete fills in what is not said and returns all that is wrong, each with its field.
+// Complete sets defaults and returns everything that is wrong, each error with its field.
 func (s *Settings) Complete() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -111,14 +114,14 @@ func (s *Settings) Complete() error {
 		fill(&p.Group, DefaultGroup)
 		at := fmt.Sprintf("pools[%d]", i)
 		if slices.ContainsFunc(s.Pools[:i], func(o Pool) bool { return o.Name == p.Name }) {
-			wrong("%s.name %q is there twice", at, p.Name)
+			wrong("%s.name %q appears twice", at, p.Name)
 		}
 		for _, err := range p.faults(s.AddressPairs) {
 			wrong("%s.%w", at, err)
 		}
 		for _, o := range s.Pools[:i] {
-			if p.Moved != nil && o.Moved != nil && p.Group == o.Group {
-				wrong("%s.group: the floating IP of pool %s leads to gateways of group %s already, which have one address for it; name another group", at, o.Name, p.Group)
+			if p.FailoverIP != nil && o.FailoverIP != nil && p.Group == o.Group {
+				wrong("%s.group: the floating IP of pool %s already leads to gateways of group %s, which have one address for it; name another group", at, o.Name, p.Group)
 			}
 			for _, a := range p.Addresses {
 				if slices.ContainsFunc(o.Addresses, a.Overlaps) {
@@ -136,33 +139,33 @@ func fill[T ~string](field *T, by T) {
 	}
 }
 
-// faults returns all that is wrong with a pool, each beginning with its field.
+// faults returns everything that is wrong with a pool, each error starting with the field.
 func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !poolName.MatchString(p.Name) {
-		wrong("name %q is not of a-z, 0-9 and -, 63 at most", p.Name)
+		wrong("name %q may contain a-z, 0-9 and -, 63 characters at most", p.Name)
 	}
-	if !slices.Contains([]desired.Announce{desired.ByBGP, desired.ByVRRP, desired.ByNone}, p.Announce) {
-		wrong("announce is %q; it can be \"bgp\", \"vrrp\" or \"none\"", p.Announce)
+	if !slices.Contains(desired.Announces, p.Announce) {
+		wrong("announce is %q; it can be %s", p.Announce, desired.OneOf(desired.Announces...))
 	}
 	if !slices.Contains([]desired.Return{desired.Routed, desired.SNAT, desired.Masquerade}, p.Return) {
 		wrong("return is %q; it can be \"routed\", \"snat\" or \"masquerade\"", p.Return)
 	}
 	kinds := 0
-	for _, is := range []bool{p.Neutron != nil, p.Moved != nil, len(p.Addresses) > 0} {
+	for _, is := range []bool{p.Neutron != nil, p.FailoverIP != nil, len(p.Addresses) > 0} {
 		if is {
 			kinds++
 		}
 	}
 	if kinds != 1 {
-		wrong("addresses come from one place: set one of neutron, moved and addresses")
+		wrong("addresses come from one place: set one of neutron, failoverIP and addresses")
 	}
-	if p.Moved != nil {
-		if p.Moved.FloatingNetwork == "" {
-			wrong("moved.floatingNetwork is missing: the id of the external network")
+	if p.FailoverIP != nil {
+		if p.FailoverIP.FloatingNetwork == "" {
+			wrong("failoverIP.floatingNetwork is missing: the id of the external network")
 		}
 		if p.Announce != desired.ByNone || p.Return != desired.Masquerade {
-			wrong("moved needs announce \"none\" and return \"masquerade\": a floating IP leads to one gateway's own address")
+			wrong("failoverIP needs announce \"none\" and return \"masquerade\": a floating IP leads to one gateway's own address")
 		}
 	}
 	if n := p.Neutron; n != nil {
@@ -187,9 +190,9 @@ func (p *Pool) faults(pairs AddressPairs) (errs []error) {
 	return errs
 }
 
-// families are those that a pool has addresses of.
+// families returns the IP families of a pool.
 func (p *Pool) families() (f []corev1.IPFamily) {
-	has4, has6 := p.Moved != nil || p.Neutron != nil && p.Neutron.IPv4Subnet != "", p.Neutron != nil && p.Neutron.IPv6Subnet != ""
+	has4, has6 := p.FailoverIP != nil || p.Neutron != nil && p.Neutron.IPv4Subnet != "", p.Neutron != nil && p.Neutron.IPv6Subnet != ""
 	for _, a := range p.Addresses {
 		has4, has6 = has4 || a.Addr().Is4(), has6 || a.Addr().Is6()
 	}
@@ -202,10 +205,10 @@ func (p *Pool) families() (f []corev1.IPFamily) {
 	return f
 }
 
-// cidrs have all addresses of a pool.
+// cidrs returns networks that contain all addresses of a pool.
 func (p *Pool) cidrs() []netip.Prefix { return append(slices.Clone(p.Addresses), p.CIDRs...) }
 
-// services are the settings as they count for Services.
+// services returns the defaults for Services.
 func (s *Settings) services() service.Config {
 	c := service.Config{Default: s.DefaultClass, Floating: service.FloatingIP{Allocate: s.FloatingIPs == "allocate"}, Backends: s.Backends}
 	for _, p := range s.Pools {
@@ -221,7 +224,7 @@ func (s *Settings) pool(name string) *Pool {
 	return nil
 }
 
-// Cloud is what the controller needs of OpenStack. gateway/openstack has it.
+// Cloud is the part of OpenStack that the controller uses; package openstack implements it.
 type Cloud interface {
 	Ports(ctx context.Context) ([]openstack.Port, error)
 	CreatePort(ctx context.Context, r openstack.PortRequest) (openstack.Port, error)
@@ -230,14 +233,14 @@ type Cloud interface {
 	AllFloatingIPs(ctx context.Context) ([]openstack.FloatingIP, error)
 	CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (openstack.FloatingIP, error)
 	ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error)
-	LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error
-	KeepFloatingIP(ctx context.Context, id string) error
+	AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error
+	RetainFloatingIP(ctx context.Context, id string) error
 	DeleteFloatingIP(ctx context.Context, id string) error
 	SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error
 	Quota(ctx context.Context) (openstack.Quota, error)
 }
 
-// subnet is the id of the subnet of a family, in a pool of Neutron.
+// subnet returns the id of the subnet of a family, in a pool of Neutron.
 func (p *Pool) subnet(f corev1.IPFamily) string {
 	if f == corev1.IPv4Protocol {
 		return p.Neutron.IPv4Subnet

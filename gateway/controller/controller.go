@@ -1,8 +1,8 @@
-// Package controller keeps ports, floating IPs and gateways in step with Services of type LoadBalancer.
+// Package controller keeps Neutron ports, floating IPs and gateways in step with Services of type LoadBalancer.
 //
-// One worker does everything: of several replicas the one that holds the Lease, and there one thing after the other. It may
-// be killed between any two calls. What Services have stands in their annotations, and whose the objects of the cloud are
-// in these themselves: Sync recovers all state from there.
+// One worker does everything, one operation after another, on the replica that holds the Lease. It may be killed between
+// any two calls. Services record their ports in annotations, and objects in the cloud record their owner, so Sync can
+// recover all state.
 package controller
 
 import (
@@ -27,63 +27,63 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// fleet is the gateways' agents: package agents has it.
-type fleet interface {
-	Learn(ctx context.Context, targets map[string]agents.Target)
+// agentClients are the clients of the gateways' agents; package agents implements them.
+type agentClients interface {
+	ReadGenerations(ctx context.Context, targets map[string]agents.Target)
 	Set(ctx context.Context, targets map[string]agents.Target)
 	Reports() map[string]agents.Report
 }
 
-// worker is the controller's one worker and its state. It is for one goroutine.
+// worker is the single worker with its state. It is for one goroutine.
 type worker struct {
 	settings  Settings
 	namespace string // of Secrets with passwords
 	client    client.Client
-	live      client.Reader // not a cache: it says what is so now
+	live      client.Reader // not cached
 	cloud     Cloud         // nil without OpenStack
-	fleet     fleet
+	agents    agentClients
 	probes    *probes.Prober
 	events    events.EventRecorder
 	log       *slog.Logger
-	// again asks for a look at a Service, soon.
-	again func(types.NamespacedName)
+	// requeue enqueues a Service or a key.
+	requeue func(types.NamespacedName)
 
-	// now is the time.
+	// now returns the time; tests replace it.
 	now func() time.Time
 
-	book     *portmap.Map
-	services map[types.UID]*mapped
-	backends map[string]backend        // by pool
-	cleaners []cleaner                 // of the cloud, whether there is a pool of theirs or not
-	seen     map[string]port           // all ports, while Sync goes on
-	learned  bool                      // the gateways' generations
-	restored bool                      // the book, at least once
-	unclean  bool                      // something may have to be given back
-	cleaning bool                      // Clean was asked for
-	paired   map[string]string         // by gateway: the port at which its pairs were set since the last start
-	passes   map[string][]netip.Prefix // by gateway's port: what Neutron is known to let pass there
-	secrets  map[string]string
-	verdicts map[types.NamespacedName]verdict
-	silent   map[string]time.Time // by gateway: since when it does not answer
-	wait     time.Duration        // after which gateways are to be looked at again; 0: when something happens
+	allocations     *portmap.Allocations
+	services        map[types.UID]*mapped
+	backends        map[string]backend        // by pool
+	cleaners        []cleaner                 // of the cloud, with or without a pool that uses them
+	portCache       map[string]port           // all ports, during Sync
+	generationsRead bool                      // from the gateways
+	restored        bool                      // the allocations, at least once
+	cleanupNeeded   bool                      // objects in the cloud may be unused
+	cleanupQueued   bool                      // cleanKey is enqueued
+	paired          map[string]string         // by gateway: the port whose pairs were set since the last start
+	allowedPairs    map[string][]netip.Prefix // by gateway port: the pairs that Neutron accepted
+	secrets         map[string]string
+	verdicts        map[types.NamespacedName]verdict
+	silentSince     map[string]time.Time // by gateway: start of its silence
+	recheckAfter    time.Duration        // when Refresh must run again without an event; 0: never
 }
 
-// mapped is a Service that has a port.
+// mapped is a Service with a port.
 type mapped struct {
-	name  types.NamespacedName
-	want  service.Want
-	port  port
-	ports []corev1.ServicePort
-	lacks string // which of them its import has not
+	name         types.NamespacedName
+	want         service.Want
+	port         port
+	ports        []corev1.ServicePort
+	missingPorts string // ports that its import does not have
 }
 
-// families are those in which a Service is reached.
+// families returns the IP families in which a Service is reachable.
 func (m *mapped) families(p *Pool) []corev1.IPFamily { return common(m.want.Families, p.families()) }
 
 // init completes a worker.
 func (w *worker) init() {
-	w.book, w.services = new(portmap.Map), map[types.UID]*mapped{}
-	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &moved{w.cloud}
+	w.allocations, w.services = new(portmap.Allocations), map[types.UID]*mapped{}
+	list, network, moving := &static{}, &neutron{cloud: w.cloud}, &failoverIP{w.cloud}
 	w.backends = map[string]backend{}
 	if w.cloud != nil {
 		w.cleaners = []cleaner{network, moving}
@@ -93,23 +93,23 @@ func (w *worker) init() {
 		case p.Neutron != nil:
 			network.pools = append(network.pools, p)
 			w.backends[p.Name] = network
-		case p.Moved != nil:
+		case p.FailoverIP != nil:
 			w.backends[p.Name] = moving
 		default:
 			list.pools = append(list.pools, p)
 			w.backends[p.Name] = list
 		}
 	}
-	if w.again == nil {
-		w.again = func(types.NamespacedName) {}
+	if w.requeue == nil {
+		w.requeue = func(types.NamespacedName) {}
 	}
 	if w.now == nil {
 		w.now = time.Now
 	}
 }
 
-// each are the backends of all pools, every one once.
-func (w *worker) each() (all []backend) {
+// backendList returns the backends of all pools, without duplicates.
+func (w *worker) backendList() (all []backend) {
 	for _, p := range w.settings.Pools {
 		if b := w.backends[p.Name]; !slices.Contains(all, b) {
 			all = append(all, b)
@@ -118,14 +118,14 @@ func (w *worker) each() (all []backend) {
 	return all
 }
 
-// Sync is what the worker begins with, and does again from time to time: it recovers the book from the Services' annotations,
-// brings every Service to where it should be, tells the gateways, and gives back what nobody has.
+// Sync runs at start and then periodically. It rebuilds the allocations from the Services' annotations, reconciles every
+// Service, updates the gateways, and deletes unused objects.
 func (w *worker) Sync(ctx context.Context) error {
 	var list corev1.ServiceList
 	if err := w.live.List(ctx, &list); err != nil {
 		return fmt.Errorf("list services: %w", err)
 	}
-	if err := w.learn(ctx); err != nil {
+	if err := w.readGenerations(ctx); err != nil {
 		return err
 	}
 	w.paired, w.secrets = nil, nil
@@ -134,29 +134,28 @@ func (w *worker) Sync(ctx context.Context) error {
 		return err
 	}
 	w.restored = true
-	defer func() { w.seen = nil }()
+	defer func() { w.portCache = nil }()
 	for i := range ours {
 		for range maxSteps {
-			again, err := w.step(ctx, &ours[i], batch)
+			again, err := w.step(ctx, &ours[i], deferred)
 			if err != nil {
-				w.log.Debug("service waits", "namespace", ours[i].Namespace, "service", ours[i].Name, "err", err)
-				w.again(nameOf(&ours[i])) // by itself: the others do not wait for it
+				w.log.Debug("service is retried", "namespace", ours[i].Namespace, "service", ours[i].Name, "err", err)
+				w.requeue(nameOf(&ours[i])) // on its own, so that the others do not wait for it
 			}
 			if err != nil || !again {
 				break
 			}
 		}
 	}
-	w.seen = nil
-	return w.giveBack(ctx)
+	w.portCache = nil
+	return w.updateAndClean(ctx)
 }
 
-// maxSteps bounds how many operations bring a Service to where it should be: it is taken over and mapped, or unmapped and
-// let go.
+// maxSteps bounds the operations on one Service: taking it over and mapping it, or unmapping and releasing it.
 const maxSteps = 3
 
-// restore makes the book from the Services' annotations. Those whose port another, older Service has, or that is none, are
-// mapped anew.
+// restore rebuilds the allocations from the Services' annotations. Services whose port is missing or belongs to an older
+// Service are mapped again later.
 func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 	held := map[string]bool{}
 	for i := range services {
@@ -176,24 +175,24 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 		if !ok || !managed(s) {
 			continue
 		}
-		want, err := w.settings.services().Read(s) // what is wrong with it is said when its turn comes
+		want, err := w.settings.services().Read(s) // step reports the error later
 		if was := w.services[s.UID]; was != nil {
-			want = was.want // the last that was right
+			want = was.want // the last valid one
 		} else if err != nil {
-			want = closed(s, want)
+			want = failClosed(s, want)
 		}
 		if pool := w.settings.pool(p.Pool); pool != nil {
 			want.Floating = floating(s, want.Floating, pool, common(want.Families, pool.families()))
 		}
-		// A port that it asks for since then may be another Service's: that one keeps it.
-		want.L4 = reached(s, want.L4)
+		// L4 ports that the Service added since may belong to another Service, which keeps them.
+		want.L4 = reachablePorts(s, want.L4)
 		claims = append(claims, claim(s, want, p.ID))
 		entries[string(s.UID)] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
 	}
-	w.seen = ports
-	book, anew := portmap.Restore(claims)
-	w.book, w.services = book, map[types.UID]*mapped{}
-	for _, c := range anew {
+	w.portCache = ports
+	allocations, collided := portmap.Restore(claims)
+	w.allocations, w.services = allocations, map[types.UID]*mapped{}
+	for _, c := range collided {
 		delete(entries, c.Service)
 	}
 	for uid, m := range entries {
@@ -205,9 +204,9 @@ func (w *worker) restore(ctx context.Context, services []corev1.Service) error {
 // noSource matches no packet.
 var noSource = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("::/128")}
 
-// closed is what a Service has, after a restart, whose present request is wrong and whose last right one nobody remembers: as
-// much of the request as can be read, but never more sources than it names.
-func closed(s *corev1.Service, read service.Want) service.Want {
+// failClosed returns the request of a Service that was restored with an invalid spec. It takes what can be read, but
+// never allows more sources than the spec names.
+func failClosed(s *corev1.Service, read service.Want) service.Want {
 	if len(s.Spec.LoadBalancerSourceRanges) > 0 && len(read.Sources) == 0 {
 		read.Sources = noSource
 	}
@@ -217,7 +216,7 @@ func closed(s *corev1.Service, read service.Want) service.Want {
 // ports returns all ports of all backends, by id.
 func (w *worker) ports(ctx context.Context, held []string) (map[string]port, error) {
 	all := map[string]port{}
-	for _, b := range w.each() {
+	for _, b := range w.backendList() {
 		ports, err := b.ports(ctx, held)
 		if err != nil {
 			return nil, err
@@ -229,7 +228,7 @@ func (w *worker) ports(ctx context.Context, held []string) (map[string]port, err
 	return all, nil
 }
 
-// held are the ids of the ports that Services have, sorted.
+// held returns the ids of the ports that Services use, sorted.
 func (w *worker) held() []string {
 	ids := map[string]bool{}
 	for _, m := range w.services {
@@ -238,46 +237,46 @@ func (w *worker) held() []string {
 	return slices.Sorted(maps.Keys(ids))
 }
 
-// Handle brings a Service to where it should be after any event.
+// Handle reconciles a Service after any event.
 func (w *worker) Handle(ctx context.Context, name types.NamespacedName) error {
 	var s corev1.Service
 	err := w.client.Get(ctx, name, &s)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read service %s: %w", name, err)
 	}
-	if lost := w.lost(name, s.UID); lost != "" { // somebody took the finalizer away
+	if lost := w.replacedUID(name, s.UID); lost != "" { // the finalizer was removed
 		w.forget(lost)
-		if err := w.giveBack(ctx); err != nil {
+		if err := w.updateAndClean(ctx); err != nil {
 			return err
 		}
 	}
 	if s.UID == "" {
 		return nil
 	}
-	_, err = w.step(ctx, &s, single)
-	if err == nil && w.unclean && !w.cleaning {
-		w.cleaning = true
-		w.again(cleanKey) // by itself: no Service waits for a cloud that is away because of what another one left
+	_, err = w.step(ctx, &s, immediate)
+	if err == nil && w.cleanupNeeded && !w.cleanupQueued {
+		w.cleanupQueued = true
+		w.requeue(cleanKey) // on its own, so that no Service waits for the cloud because of another one
 	}
 	return err
 }
 
-// cleanKey asks the worker for Clean.
+// cleanKey makes the worker call Clean.
 var cleanKey = types.NamespacedName{Name: "clean"}
 
-// Clean gives back what Services have left.
+// Clean deletes objects that Services no longer use.
 func (w *worker) Clean(ctx context.Context) error {
-	if w.unclean {
-		if err := w.giveBack(ctx); err != nil {
+	if w.cleanupNeeded {
+		if err := w.updateAndClean(ctx); err != nil {
 			return err
 		}
 	}
-	w.cleaning = false
+	w.cleanupQueued = false
 	return nil
 }
 
-// lost returns the UID of a Service that had a name and is no longer there.
-func (w *worker) lost(name types.NamespacedName, uid types.UID) types.UID {
+// replacedUID returns the UID of a mapped Service that had this name and no longer exists.
+func (w *worker) replacedUID(name types.NamespacedName, uid types.UID) types.UID {
 	for had, m := range w.services {
 		if m.name == name && had != uid {
 			return had
@@ -286,17 +285,16 @@ func (w *worker) lost(name types.NamespacedName, uid types.UID) types.UID {
 	return ""
 }
 
-// scope says whether gateways are told after each operation, or by who does many.
-type scope bool
+// agentUpdate says whether an operation updates the gateways itself, or its caller does so after many.
+type agentUpdate bool
 
 const (
-	single scope = false
-	batch  scope = true
+	immediate agentUpdate = false
+	deferred  agentUpdate = true
 )
 
-// step does what the seed design's three handlers say of a Service: after it was added, changed or deleted. What to do
-// follows from how it is, and not from what happened, so an event that was missed changes nothing. It reports whether
-// there is more to do; the write that it made brings the Service here again by itself.
+// step runs the next operation on a Service. It depends only on the state of the Service, not on the event, so a missed
+// event has no effect. It reports whether another step follows.
 //
 //	managed  can be managed  has an L2 port
 //	no       no              -                ignore
@@ -305,7 +303,7 @@ const (
 //	yes      yes             yes              RemapService
 //	yes      no              yes              UnmapService, set to unmanaged
 //	yes      no              no               set to unmanaged
-func (w *worker) step(ctx context.Context, s *corev1.Service, sc scope) (more bool, err error) {
+func (w *worker) step(ctx context.Context, s *corev1.Service, update agentUpdate) (more bool, err error) {
 	can := s.DeletionTimestamp == nil && w.settings.services().Takes(s)
 	switch is := managed(s); {
 	case !is && !can:
@@ -315,18 +313,18 @@ func (w *worker) step(ctx context.Context, s *corev1.Service, sc scope) (more bo
 	case can:
 		want, err := w.settings.services().Read(s)
 		if err != nil {
-			return false, w.refuse(ctx, s, invalid{err})
+			return false, w.reportRefused(ctx, s, invalid{err})
 		}
 		if s.Annotations[service.AnnotationPort] == "" {
-			return false, w.MapService(ctx, s, want, sc)
+			return false, w.MapService(ctx, s, want, update)
 		}
-		return false, w.RemapService(ctx, s, want, sc)
+		return false, w.RemapService(ctx, s, want, update)
 	}
 	switch {
 	case s.Annotations[service.AnnotationPort] != "":
-		err = w.UnmapService(ctx, s, sc)
-	case w.unclean && sc == single: // it ended half way
-		err = w.giveBack(ctx)
+		err = w.UnmapService(ctx, s, update)
+	case w.cleanupNeeded && update == immediate: // a previous attempt stopped half way
+		err = w.updateAndClean(ctx)
 	}
 	if err != nil {
 		return false, err
@@ -334,7 +332,7 @@ func (w *worker) step(ctx context.Context, s *corev1.Service, sc scope) (more bo
 	return false, w.setUnmanaged(ctx, s)
 }
 
-// managed reports whether a Service was taken over.
+// managed reports whether the controller manages a Service.
 func managed(s *corev1.Service) bool { return controllerutil.ContainsFinalizer(s, service.Finalizer) }
 
 func nameOf(s *corev1.Service) types.NamespacedName {
@@ -345,13 +343,13 @@ func claim(s *corev1.Service, want service.Want, id string) portmap.Claim {
 	return portmap.Claim{Service: string(s.UID), Created: s.CreationTimestamp.Time, L4: want.L4, Port: id}
 }
 
-// forget gives back what a Service has in the book.
+// forget releases the allocations of a Service.
 func (w *worker) forget(uid types.UID) {
-	w.book.Release(string(uid))
+	w.allocations.Release(string(uid))
 	delete(w.services, uid)
 }
 
-// sharers are the other Services at a port, by name.
+// sharers returns the other Services of a port, by name.
 func (w *worker) sharers(id string, uid types.UID) (all []*mapped) {
 	for other, m := range w.services {
 		if m.port.ID == id && other != uid {

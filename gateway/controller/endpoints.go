@@ -18,14 +18,14 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// endpoints are where packets can go.
+// endpoints are the possible destinations of packets.
 type endpoints struct {
 	services map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	imports  map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	nodes    []*corev1.Node
-	// answers are those of nodes' health check ports, and asks the ports that matter now.
-	answers map[netip.AddrPort]probes.Answer
-	asks    map[netip.AddrPort]bool
+	// answers are the results of health check probes of nodes, and wantedProbes the probes needed now.
+	answers      map[netip.AddrPort]probes.Answer
+	wantedProbes map[netip.AddrPort]bool
 }
 
 // readEndpoints reads all EndpointSlices and Nodes.
@@ -40,7 +40,7 @@ func (w *worker) readEndpoints(ctx context.Context) (*endpoints, error) {
 	}
 	e := &endpoints{
 		services: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, imports: map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
-		answers: w.probes.Answers(), asks: map[netip.AddrPort]bool{},
+		answers: w.probes.Answers(), wantedProbes: map[netip.AddrPort]bool{},
 	}
 	for i := range slices.Items {
 		s := &slices.Items[i]
@@ -57,7 +57,7 @@ func (w *worker) readEndpoints(ctx context.Context) (*endpoints, error) {
 	return e, nil
 }
 
-// backends are where the packets to a port of a Service go, in one family.
+// backends returns the backends of a Service port, in one family.
 func (e *endpoints) backends(m *mapped, p corev1.ServicePort, f corev1.IPFamily) []desired.Backend {
 	of := e.services[m.name]
 	if m.want.Import != "" {
@@ -71,13 +71,13 @@ func (e *endpoints) backends(m *mapped, p corev1.ServicePort, f corev1.IPFamily)
 	return merge(e.nodeBackends(m, p, f, pods))
 }
 
-// imported are the slices of the ServiceImport that a Service names.
+// imported returns the slices of the ServiceImport that a Service names.
 func (e *endpoints) imported(m *mapped) []*discoveryv1.EndpointSlice {
 	return e.imports[types.NamespacedName{Namespace: m.name.Namespace, Name: m.want.Import}]
 }
 
-// importPort returns what the port of a Service, which has others, is called in the slices of an import: the same, but where both
-// have a single one, that is the one. It reports false when they have ports, and none that it can be.
+// importPort returns the name of a Service port in the slices of an import. It is the same name, or the only port of the
+// import if the Service has a single port as well. It reports false when no port matches.
 func importPort(of []*discoveryv1.EndpointSlice, others []corev1.ServicePort, p corev1.ServicePort) (name string, ok bool) {
 	all := slicePorts(of)
 	single := len(all) == 1 && len(others) == 1 && all[0].protocol == protocolOf(p)
@@ -90,16 +90,16 @@ func importPort(of []*discoveryv1.EndpointSlice, others []corev1.ServicePort, p 
 	return p.Name, false
 }
 
-// slicePort is what ports of EndpointSlices are matched by.
+// slicePort identifies a port of EndpointSlices.
 type slicePort struct {
 	name     string
 	protocol corev1.Protocol
 }
 
-// String is for people.
+// String formats a port for messages.
 func (p slicePort) String() string { return fmt.Sprintf("%q (%s)", p.name, p.protocol) }
 
-// slicePorts are those of all slices, sorted, each once.
+// slicePorts returns the ports of all slices, sorted and without duplicates.
 func slicePorts(of []*discoveryv1.EndpointSlice) (all []slicePort) {
 	for _, s := range of {
 		for _, p := range s.Ports {
@@ -116,8 +116,8 @@ func slicePorts(of []*discoveryv1.EndpointSlice) (all []slicePort) {
 
 func protocolOf(p corev1.ServicePort) corev1.Protocol { return cmp.Or(p.Protocol, corev1.ProtocolTCP) }
 
-// lacks says which ports of a Service its import does not have, "" for none.
-func (e *endpoints) lacks(m *mapped) string {
+// missingPorts describes the ports of a Service that its import does not have, "" for none.
+func (e *endpoints) missingPorts(m *mapped) string {
 	if m.want.Import == "" {
 		return ""
 	}
@@ -131,7 +131,7 @@ func (e *endpoints) lacks(m *mapped) string {
 	if len(none) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("spec.ports: ServiceImport %s has no %s, but %s; give the Service's ports the names that they have there", m.want.Import, strings.Join(none, ", "), list(slicePorts(of)))
+	return fmt.Sprintf("spec.ports: ServiceImport %s has no %s, but %s; give the Service's ports the names of the import", m.want.Import, strings.Join(none, ", "), list(slicePorts(of)))
 }
 
 func list[T fmt.Stringer](all []T) string {
@@ -142,15 +142,15 @@ func list[T fmt.Stringer](all []T) string {
 	return strings.Join(texts, ", ")
 }
 
-// pod is an endpoint as a backend, and the node that it is on.
+// pod is an endpoint as a backend, with its node.
 type pod struct {
 	desired.Backend
 	node    string
 	serving bool
 }
 
-// podBackends are the endpoints of slices. Terminating ones keep their connections and get no new ones, but where all that
-// serve are terminating (KEP-1669).
+// podBackends returns the endpoints of slices. Terminating ones keep their connections and get no new ones, unless all
+// serving endpoints are terminating (KEP-1669).
 func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev1.IPFamily) (pods []pod) {
 	for _, s := range all {
 		if string(s.AddressType) != string(f) {
@@ -173,7 +173,7 @@ func podBackends(all []*discoveryv1.EndpointSlice, p corev1.ServicePort, f corev
 	return pods
 }
 
-// podsOf are the backends of an endpoint: none when it is not ready, nor terminating.
+// podsOf returns the backends of an endpoint: none if it is neither ready nor terminating.
 func podsOf(e *discoveryv1.Endpoint, port uint16) (pods []pod) {
 	c := e.Conditions
 	ready := c.Ready == nil || *c.Ready
@@ -195,9 +195,9 @@ func podsOf(e *discoveryv1.Endpoint, port uint16) (pods []pod) {
 	return pods
 }
 
-// nodeBackends are the nodes' addresses at a Service's node port. With externalTrafficPolicy Local only those nodes count that
-// have endpoints which take new connections, each for as much as it has of them; one whose health check port says that it
-// has none, or nothing, gets no new connections while another one says that it has.
+// nodeBackends returns the nodes' addresses at a Service's node port. With externalTrafficPolicy Local, only nodes with
+// endpoints for new connections count, weighted by their number. A node whose health check port reports none, or does not
+// answer, gets no new connections while another node's reports some.
 func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFamily, pods []pod) (all []pod) {
 	if p.NodePort == 0 {
 		return nil
@@ -220,7 +220,7 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 		}
 		if m.want.HealthCheckPort != 0 {
 			at := netip.AddrPortFrom(addr, m.want.HealthCheckPort)
-			e.asks[at] = true
+			e.wantedProbes[at] = true
 			switch e.answers[at] {
 			case probes.Serving:
 				serving = serving || !leaving(n)
@@ -231,7 +231,7 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 		}
 		all = append(all, pod{Backend: desired.Backend{Addr: addr, Port: uint16(p.NodePort), Weight: weight, Draining: leaving(n)}, serving: true})
 	}
-	if serving { // else it is us who cannot ask, or all is about to end
+	if serving { // otherwise the controller cannot reach the nodes, or every node is about to leave
 		for _, i := range out {
 			all[i].Draining = true
 		}
@@ -239,7 +239,7 @@ func (e *endpoints) nodeBackends(m *mapped, p corev1.ServicePort, f corev1.IPFam
 	return all
 }
 
-// usable are the nodes that are ready, or all when none is: then it is the API server that does not hear of them.
+// usable returns the ready nodes, or all if none is ready: then the API server hears from no node.
 func (e *endpoints) usable() []*corev1.Node {
 	allowed := slices.DeleteFunc(slices.Clone(e.nodes), func(n *corev1.Node) bool {
 		_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
@@ -256,7 +256,7 @@ func (e *endpoints) usable() []*corev1.Node {
 	return ready
 }
 
-// taintToBeDeleted is put on nodes that the cluster autoscaler is about to remove.
+// taintToBeDeleted marks nodes that the cluster autoscaler is about to remove.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 func leaving(n *corev1.Node) bool {
@@ -273,12 +273,12 @@ func internalIP(n *corev1.Node, f corev1.IPFamily) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// routable reports whether gateways can send packets to an address, as package desired has it.
+// routable reports whether gateways can send packets to an address, by the rules of package desired.
 func routable(a netip.Addr) bool {
 	return !a.Is4In6() && a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast()
 }
 
-// merge sorts backends by address and port, and keeps of two the one that takes new connections.
+// merge sorts backends by address and port. Of duplicates it keeps one that accepts new connections.
 func merge(pods []pod) []desired.Backend {
 	all := make([]desired.Backend, 0, len(pods))
 	for _, p := range pods {

@@ -21,7 +21,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// plan is what one gateway is to have, or why it cannot be told.
+// plan is the desired state of one gateway, or the reason why there is none.
 type plan struct {
 	node   *v1alpha1.GatewayNode
 	state  desired.State
@@ -29,45 +29,45 @@ type plan struct {
 	err    error
 }
 
-// UpdateAgents makes a request of the book and sends it to all gateways. Those that do not answer get it when they do.
+// UpdateAgents sends the current state to all gateways. A gateway that does not answer receives it later.
 func (w *worker) UpdateAgents(ctx context.Context) error {
 	neutron, err := w.updateAgents(ctx)
 	if neutron != nil {
-		w.again(gatewaysKey) // Neutron may have room later; the Service at hand need not wait for it
+		w.requeue(gatewaysKey) // Neutron may accept them later; this Service need not wait for it
 	}
 	return err
 }
 
-// gatewaysKey asks the worker for Refresh. No Service has such a name, which has a namespace.
+// gatewaysKey makes the worker call Refresh. It has no namespace, so no Service has this name.
 var gatewaysKey = types.NamespacedName{Name: "gateways"}
 
-// Refresh is UpdateAgents after something changed that no Service tells: a gateway, an endpoint, a node.
+// Refresh is UpdateAgents after a change of anything but a Service: a gateway, an endpoint or a node.
 func (w *worker) Refresh(ctx context.Context) error {
 	w.secrets = nil
 	neutron, err := w.updateAgents(ctx)
 	return errors.Join(neutron, err)
 }
 
-// updateAgents is UpdateAgents. What Neutron does not do for gateways' own ports is no error of it.
+// updateAgents is UpdateAgents. It returns errors of Neutron about the gateways' own ports separately.
 func (w *worker) updateAgents(ctx context.Context) (neutron, err error) {
 	plans, err := w.plans(ctx)
 	if err != nil {
 		return nil, err
 	}
 	failed := w.updatePairs(ctx, plans)
-	w.fleet.Set(ctx, targets(plans))
+	w.agents.Set(ctx, targets(plans))
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	reports := w.fleet.Reports()
-	led := w.lead(ctx, plans, reports)
-	w.judge(plans, reports, failed)
+	reports := w.agents.Reports()
+	led := w.moveFailoverIPs(ctx, plans, reports)
+	w.updateVerdicts(plans, reports, failed)
 	return errors.Join(append(slices.Collect(maps.Values(failed)), led)...), w.reportGateways(ctx, plans, reports, failed)
 }
 
-// learn asks the gateways, once, which generations they have.
-func (w *worker) learn(ctx context.Context) error {
-	if w.learned {
+// readGenerations asks the gateways for their generations, once.
+func (w *worker) readGenerations(ctx context.Context) error {
+	if w.generationsRead {
 		return nil
 	}
 	var nodes v1alpha1.GatewayNodeList
@@ -79,12 +79,12 @@ func (w *worker) learn(ctx context.Context) error {
 		n := &nodes.Items[i]
 		all[n.Name] = agents.Target{URL: n.Spec.URL, Identity: identity(n)}
 	}
-	w.fleet.Learn(ctx, all)
-	w.learned = true
+	w.agents.ReadGenerations(ctx, all)
+	w.generationsRead = true
 	return nil
 }
 
-// plans are one for each gateway, by name.
+// plans returns the plan of each gateway, by name.
 func (w *worker) plans(ctx context.Context) ([]plan, error) {
 	var nodes v1alpha1.GatewayNodeList
 	if err := w.client.List(ctx, &nodes); err != nil {
@@ -96,7 +96,7 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 	}
 	services := w.sorted()
 	for _, m := range services {
-		m.lacks = e.lacks(m)
+		m.missingPorts = e.missingPorts(m)
 	}
 	balancers, groups := map[string][]string{}, map[string][]desired.VIP{}
 	for _, n := range nodes.Items {
@@ -118,20 +118,20 @@ func (w *worker) plans(ctx context.Context) ([]plan, error) {
 			continue
 		}
 		vips := groups[group(n)]
-		if addr, ok := own(n); ok {
-			vips = slices.Concat(vips, movedVIPs(&w.settings, services, e, group(n), addr))
+		if addr, ok := floatingTarget(n); ok {
+			vips = slices.Concat(vips, failoverVIPs(&w.settings, services, e, group(n), addr))
 			slices.SortFunc(vips, func(a, b desired.VIP) int { return a.Addr.Compare(b.Addr) })
 		}
-		if all[i].state, all[i].err = w.state(ctx, n, mates(n, nodes.Items), vips); all[i].err != nil {
+		if all[i].state, all[i].err = w.state(ctx, n, peersOf(n, nodes.Items), vips); all[i].err != nil {
 			all[i].reason = v1alpha1.ReasonInvalid
 		}
 	}
-	w.probes.Ask(e.asks)
+	w.probes.Set(e.wantedProbes)
 	slices.SortFunc(all, func(a, b plan) int { return strings.Compare(a.node.Name, b.node.Name) })
 	return all, nil
 }
 
-// sorted are all mapped Services, by name.
+// sorted returns all mapped Services by name.
 func (w *worker) sorted() []*mapped {
 	return slices.SortedFunc(maps.Values(w.services), func(a, b *mapped) int { return strings.Compare(a.name.String(), b.name.String()) })
 }
@@ -143,14 +143,14 @@ func group(n *v1alpha1.GatewayNode) string {
 	return n.Spec.Group
 }
 
-// identity is what the certificate of a gateway's agent must say.
+// identity returns the name that the certificate of a gateway's agent must have.
 func identity(n *v1alpha1.GatewayNode) string { return cmp.Or(n.Spec.CertificateName, n.Name) }
 
-// agentPort is where a gateway's agent listens.
+// agentPort returns the port of a gateway's agent.
 func agentPort(n *v1alpha1.GatewayNode) uint16 {
 	u, err := url.Parse(n.Spec.URL)
 	if err != nil {
-		return 0 // the API server has refused it
+		return 0 // the API server refuses such URLs
 	}
 	port, err := strconv.ParseUint(u.Port(), 10, 16)
 	if err != nil {
@@ -159,21 +159,21 @@ func agentPort(n *v1alpha1.GatewayNode) uint16 {
 	return uint16(port)
 }
 
-// mates are the other gateways of a gateway's group, by name.
-func mates(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (mates []desired.Mate) {
+// peersOf returns the other gateways of a gateway's group, by name.
+func peersOf(n *v1alpha1.GatewayNode, all []v1alpha1.GatewayNode) (peers []desired.PeerGateway) {
 	for i := range all {
 		if o := &all[i]; o.Name != n.Name && group(o) == group(n) {
-			mates = append(mates, desired.Mate{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
+			peers = append(peers, desired.PeerGateway{URL: strings.TrimSuffix(o.Spec.URL, "/"), Name: identity(o)})
 		}
 	}
-	slices.SortFunc(mates, func(a, b desired.Mate) int { return strings.Compare(a.Name, b.Name) })
-	return mates
+	slices.SortFunc(peers, func(a, b desired.PeerGateway) int { return strings.Compare(a.Name, b.Name) })
+	return peers
 }
 
-// state is what a gateway is to have. The error is about the gateway's own spec.
-func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, mates []desired.Mate, vips []desired.VIP) (desired.State, error) {
+// state returns the desired state of a gateway. The error is about the gateway's own spec.
+func (w *worker) state(ctx context.Context, n *v1alpha1.GatewayNode, peers []desired.PeerGateway, vips []desired.VIP) (desired.State, error) {
 	s := desired.State{
-		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil, Mates: mates, VIPs: vips,
+		Cluster: w.settings.Cluster, Group: group(n), Balancer: desired.Balancer(n.Spec.Balancer), Cordoned: n.Spec.Cordoned || n.DeletionTimestamp != nil, Peers: peers, VIPs: vips,
 	}
 	var err error
 	if n.Spec.BGP != nil {
@@ -225,10 +225,10 @@ func number(n *int64) *uint32 {
 	return new(uint32(*n))
 }
 
-// passwordKey is where a Secret has the password of BGP sessions.
+// passwordKey is the key of a BGP password in its Secret.
 const passwordKey = "password"
 
-// password reads a Secret, once between two calls of Refresh.
+// password reads a password from a Secret, and caches it until the next Refresh.
 func (w *worker) password(ctx context.Context, name string) (string, error) {
 	if p, ok := w.secrets[name]; ok {
 		return p, nil
@@ -250,7 +250,7 @@ func (w *worker) password(ctx context.Context, name string) (string, error) {
 
 func vrrp(v *v1alpha1.VRRP) *desired.VRRP {
 	is := &desired.VRRP{Interface: v.Interface, RouterID: uint8(v.RouterID), Priority: uint8(v.Priority), IntervalMillis: uint32(v.IntervalMillis)}
-	is.Source, _ = netip.ParseAddr(v.Source) // Validate says what is wrong with it
+	is.Source, _ = netip.ParseAddr(v.Source) // Validate reports an invalid address
 	for _, p := range v.Peers {
 		addr, _ := netip.ParseAddr(p)
 		is.Peers = append(is.Peers, addr)
@@ -258,7 +258,7 @@ func vrrp(v *v1alpha1.VRRP) *desired.VRRP {
 	return is
 }
 
-// targets are all gateways; one whose state cannot be told keeps what it has, and is asked how it is.
+// targets returns the target of every gateway. A gateway without a valid state keeps its current one and is still polled.
 func targets(plans []plan) map[string]agents.Target {
 	all := map[string]agents.Target{}
 	for _, p := range plans {
@@ -267,20 +267,20 @@ func targets(plans []plan) map[string]agents.Target {
 	return all
 }
 
-// judge works out what gateways make of each Service, and asks for a look at those of which that changed.
-func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map[string]error) {
+// updateVerdicts works out what the gateways report of each Service, and requeues the Services whose verdict changed.
+func (w *worker) updateVerdicts(plans []plan, reports map[string]agents.Report, pairs map[string]error) {
 	next := map[types.NamespacedName]verdict{}
 	for _, m := range w.sorted() {
 		pool := w.settings.pool(m.port.Pool)
 		if pool == nil {
-			continue // one that the settings have no more: the Service moves
+			continue // the settings no longer have the pool: the Service moves
 		}
-		v := verdict{service.ReasonNoGateway, "no gateway of group " + pool.Group + " has it; see kubectl get gatewaynodes"}
-		if pool.Moved != nil {
-			v.message = "its floating IP leads to no gateway of group " + pool.Group + " that has it: at least one needs spec.neutronPort, an IPv4 spec.address, and an agent that answers; see kubectl get gatewaynodes"
+		v := verdict{service.ReasonNoGateway, "no gateway of group " + pool.Group + " has applied it; see kubectl get gatewaynodes"}
+		if pool.FailoverIP != nil {
+			v.message = "its floating IP leads to no gateway of group " + pool.Group + " that has applied it: at least one needs spec.neutronPort, an IPv4 spec.address, and an agent that answers; see kubectl get gatewaynodes"
 		}
 		for _, p := range plans {
-			if group(p.node) != pool.Group || pool.Moved != nil && !leadsTo(m.port.Floating, p.node) {
+			if group(p.node) != pool.Group || pool.FailoverIP != nil && !leadsTo(m.port.Floating, p.node) {
 				continue
 			}
 			r := reports[p.node.Name]
@@ -293,25 +293,25 @@ func (w *worker) judge(plans []plan, reports map[string]agents.Report, pairs map
 				break
 			}
 			if r.Applied && p.err == nil {
-				v = verdict{service.ReasonApplied, "gateways of group " + pool.Group + " have it"}
-				if pool.Moved != nil {
-					v.message = "gateway " + p.node.Name + " has it; when its floating IP moves to another one, connections end"
+				v = verdict{service.ReasonApplied, "the gateways of group " + pool.Group + " have applied it"}
+				if pool.FailoverIP != nil {
+					v.message = "gateway " + p.node.Name + " has applied it; connections break when its floating IP moves to another gateway"
 				}
 			}
 		}
-		if v.reason == service.ReasonApplied && m.lacks != "" {
-			v = verdict{service.ReasonNoSuchPort, m.lacks}
+		if v.reason == service.ReasonApplied && m.missingPorts != "" {
+			v = verdict{service.ReasonNoSuchPort, m.missingPorts}
 		}
 		next[m.name] = v
 		if was, ok := w.verdicts[m.name]; !ok || was != v {
-			w.again(m.name)
+			w.requeue(m.name)
 		}
 	}
 	w.verdicts = next
 	servicesMapped.Set(float64(len(w.services)))
 }
 
-// refusal is what a gateway has against a Service, "" for nothing.
+// refusal returns why a gateway refuses a Service, "" if it does not.
 func refusal(r agents.Report, name string) string {
 	if r.Refused == nil {
 		return ""
@@ -329,5 +329,5 @@ func refusal(r agents.Report, name string) string {
 	return r.Refused.Message
 }
 
-// errPairs says that a gateway's port does not let all VIPs pass.
+// errPairs means that a gateway's port does not let all VIPs pass.
 var errPairs = errors.New("the gateway's port in Neutron does not let the address pass")

@@ -14,30 +14,30 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// driftLimit is how many lines of drift a status has room for.
+// driftLimit is the maximum number of drift entries in a status.
 const driftLimit = 32
 
-// reportGateways tells, of each GatewayNode, how it is doing.
+// reportGateways updates the status of each GatewayNode.
 func (w *worker) reportGateways(ctx context.Context, plans []plan, reports map[string]agents.Report, pairs map[string]error) error {
 	var errs []error
 	for _, p := range plans {
 		r := reports[p.node.Name]
 		errs = append(errs, w.patchNode(ctx, p.node, func(s *v1alpha1.GatewayNodeStatus) {
 			describe(s, p, r)
-			s.FloatingIPs = w.leading(p.node)
+			s.FloatingIPs = w.failoverIPsAt(p.node)
 			describePairs(s, pairs[p.node.Name], p.node.Spec.NeutronPort != "" && w.cloud != nil && w.settings.AddressPairs != PairNone)
 		}))
 	}
 	return errors.Join(errs...)
 }
 
-// describe puts what is known of a gateway into its status. What a gateway said last stays while it does not answer.
+// describe fills the status of a gateway. The last report stays while the gateway does not answer.
 func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
 	if r.Asked && r.Status.Version+r.Status.Hash != "" {
 		s.AppliedGeneration, s.Hash, s.Version = int64(r.Status.Generation), r.Status.Hash, r.Status.Version
 		s.Drift, s.Announced = nil, nil
 		for _, f := range r.Status.Drift[:min(len(r.Status.Drift), driftLimit)] {
-			s.Drift = append(s.Drift, f.Part+": "+desired.Faults{f}.Error())
+			s.Drift = append(s.Drift, f.Component+": "+desired.Faults{f}.Error())
 		}
 		for _, a := range r.Status.Announced {
 			s.Announced = append(s.Announced, a.String())
@@ -58,13 +58,13 @@ func describe(s *v1alpha1.GatewayNodeStatus, p plan, r agents.Report) {
 	case r.Refused != nil:
 		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonRefused, r.Refused.Error())
 	case r.Applied:
-		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied, "it has what it should have")
+		set(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the gateway has applied its state")
 	default:
-		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonPending, "it has not been told yet; it is when it answers")
+		set(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonPending, "the state was not sent yet; it is sent when the agent answers")
 	}
 }
 
-// describePairs says whether Neutron lets all VIPs pass; nothing where it is not asked.
+// describePairs sets the AddressPairs condition, or removes it where Neutron is not used.
 func describePairs(s *v1alpha1.GatewayNodeStatus, err error, asked bool) {
 	switch {
 	case !asked:

@@ -15,8 +15,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// importSlice is one of an import's, of a cluster, with an endpoint for each address.
-func (w *world) importSlice(name, cluster, port string, addrs ...string) *discoveryv1.EndpointSlice {
+// importSlice returns a slice of an import, of a cluster, with an endpoint for each address.
+func (w *testbed) importSlice(name, cluster, port string, addrs ...string) *discoveryv1.EndpointSlice {
 	s := w.endpointSlice(name, []int32{80}, addrs...)
 	s.Name = name + "-" + cluster
 	s.Labels = map[string]string{mcsv1beta1.LabelServiceName: name, mcsv1beta1.LabelSourceCluster: cluster}
@@ -24,16 +24,17 @@ func (w *world) importSlice(name, cluster, port string, addrs ...string) *discov
 	return s
 }
 
-// A Service before a ServiceImport has an address as any other one, and the import's endpoints of all clusters behind it.
+// A Service before a ServiceImport has an address like any other, with the import's endpoints of all clusters as
+// backends.
 func TestServiceBeforeAnImport(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	imports := func(s *corev1.Service) {
 		s.Spec.Selector = nil
 		annotation(service.AnnotationServiceImport, "hello")(s)
 	}
-	w.create(w.endpointSlice("a", []int32{80}, "10.1.0.9")) // somebody's who thinks that it is a Service as others
-	w.create(w.balanced("a", imports, 80), w.balanced("other", nil, 443))
+	w.create(w.endpointSlice("a", []int32{80}, "10.1.0.9")) // a slice with the label of Services
+	w.create(w.newService("a", imports, 80), w.newService("other", nil, 443))
 	has := func(step string, reason string, want ...string) {
 		t.Helper()
 		w.refresh()
@@ -41,7 +42,7 @@ func TestServiceBeforeAnImport(t *testing.T) {
 		if _, fips := w.fake.Objects(); len(addresses(s)) != 1 || len(fips) != 1 || !slices.Equal(addresses(s), addresses(w.get("other"))) {
 			t.Errorf("%s: it is reached at %v, the other one at %v; floating IPs %v", step, addresses(s), addresses(w.get("other")), fips)
 		}
-		for gateway, state := range w.fleet.states {
+		for gateway, state := range w.gateways.states {
 			var have []string
 			for _, f := range state.VIPs[0].Frontends {
 				for _, b := range f.Backends {
@@ -71,7 +72,7 @@ func TestServiceBeforeAnImport(t *testing.T) {
 	has("after a restart", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
 
 	w.edit("a", func(s *corev1.Service) { s.Spec.Ports[0].Name = "" })
-	w.noError(w.settle())
+	w.noError(w.converge())
 	has("one port and one, of other names", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
 	w.events = nil
 	b.Ports = append(b.Ports, discoveryv1.EndpointPort{Name: new("more"), Port: new(int32(9090)), Protocol: new(corev1.ProtocolTCP)})
@@ -84,7 +85,7 @@ func TestServiceBeforeAnImport(t *testing.T) {
 		t.Errorf("%d events say so: %v", len(said), w.events)
 	}
 	w.edit("a", func(s *corev1.Service) { s.Spec.Ports[0].Name = "p80" })
-	w.noError(w.settle())
+	w.noError(w.converge())
 	has("named again", service.ReasonApplied, "10.2.0.1:8080", "10.2.0.2:8080", "10.3.0.1:8080")
-	w.check()
+	w.checkInvariants()
 }

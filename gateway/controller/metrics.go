@@ -12,10 +12,10 @@ import (
 
 var (
 	quotaUsed = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "isthmus_gateway_quota_used", Help: "How many of a resource the OpenStack project has.",
+		Name: "isthmus_gateway_quota_used", Help: "Number of a resource in the OpenStack project.",
 	}, []string{"resource"})
 	quotaLimit = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "isthmus_gateway_quota_limit", Help: "How many of a resource the OpenStack project may have; -1: no limit.",
+		Name: "isthmus_gateway_quota_limit", Help: "Quota of a resource in the OpenStack project; -1: no limit.",
 	}, []string{"resource"})
 	servicesMapped = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "isthmus_gateway_services_mapped", Help: "Services that have addresses.",
@@ -24,11 +24,11 @@ var (
 
 func init() { metrics.Registry.MustRegister(quotaUsed, quotaLimit, servicesMapped) }
 
-// readQuota publishes what the project has and may have.
+// readQuota exports the usage and the limits of the project.
 func readQuota(ctx context.Context, c Cloud, log *slog.Logger) {
 	q, err := c.Quota(ctx)
 	if err != nil {
-		log.Debug("the quota is not known", "err", err)
+		log.Debug("cannot read the quota", "err", err)
 		return
 	}
 	for resource, use := range map[string]openstack.Use{"port": q.Ports, "floatingip": q.FloatingIPs} {

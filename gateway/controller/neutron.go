@@ -15,7 +15,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// neutron keeps addresses as ports of Neutron. The purpose of a port begins with the name of its pool and a dot.
+// neutron allocates addresses as Neutron ports. The purpose of a port is the name of its pool, a dot, and the UID of a
+// Service.
 type neutron struct {
 	cloud Cloud
 	pools []*Pool
@@ -51,8 +52,8 @@ func translate(p openstack.Port) port {
 	return port{ID: p.ID, Pool: pool, VIPs: p.Addrs, Purpose: p.Purpose}
 }
 
-// create makes a port for the first of the purposes pool.uid, pool.uid.2, … that no port in use was made for: a Service
-// whose port others share, and that has to leave it, needs another one.
+// create creates a port for the first of the purposes pool.uid, pool.uid.2, … without a port in use. A Service that has
+// to leave a shared port needs another one.
 func (n *neutron) create(ctx context.Context, r request, all map[string]port, held []string) (port, error) {
 	made := map[string]port{} // by purpose
 	for _, p := range all {
@@ -65,12 +66,12 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port, he
 			break
 		}
 		if !slices.Contains(held, p.ID) && p.covers(r.Families) {
-			return p, nil // an earlier attempt made it
+			return p, nil // an earlier attempt created it
 		}
 		purpose = fmt.Sprintf("%s.%s.%d", r.Pool.Name, r.Purpose, i)
 	}
 	if slices.Contains(r.Families, corev1.IPv4Protocol) {
-		if _, err := n.offers(ctx, r.Pool, r.Floating); err != nil {
+		if _, err := n.checkFloatingIP(ctx, r.Pool, r.Floating); err != nil {
 			return port{}, err
 		}
 	}
@@ -87,23 +88,23 @@ func (n *neutron) create(ctx context.Context, r request, all map[string]port, he
 
 func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (port, error) {
 	fixed, ok := ipv4(p.VIPs)
-	if !ok || floats(p.Floating, want) {
+	if !ok || matchesFloatingIP(p.Floating, want) {
 		return p, nil
 	}
 	pool := n.pool(p.Pool)
-	use, err := n.offers(ctx, pool, want)
+	use, err := n.checkFloatingIP(ctx, pool, want)
 	if err != nil {
 		return p, err
 	}
-	if p.Floating.ID != "" && (want.Use != "" || !want.Allocate) { // it makes room
-		if err := n.part(ctx, p.Floating); err != nil {
+	if p.Floating.ID != "" && (want.Use != "" || !want.Allocate) { // the other one takes its place
+		if err := n.releaseFloatingIP(ctx, p.Floating); err != nil {
 			return p, err
 		}
 		p.Floating = openstack.FloatingIP{}
 	}
 	switch {
 	case want.Use != "":
-		if err := n.cloud.LeadFloatingIP(ctx, use.ID, p.ID, fixed); err != nil {
+		if err := n.cloud.AssociateFloatingIP(ctx, use.ID, p.ID, fixed); err != nil {
 			return p, err
 		}
 		use.Port, use.Fixed, p.Floating = p.ID, fixed, use
@@ -114,7 +115,7 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 			}
 		}
 		if want.Retain && p.Floating.Ours {
-			if err := n.cloud.KeepFloatingIP(ctx, p.Floating.ID); err != nil {
+			if err := n.cloud.RetainFloatingIP(ctx, p.Floating.ID); err != nil {
 				return p, err
 			}
 			p.Floating.Ours = false
@@ -123,19 +124,20 @@ func (n *neutron) float(ctx context.Context, p port, want service.FloatingIP) (p
 	return p, nil
 }
 
-// offers returns the floating IP that a user named, if one was named, and an error when a pool has none as wanted.
-func (n *neutron) offers(ctx context.Context, pool *Pool, want service.FloatingIP) (openstack.FloatingIP, error) {
+// checkFloatingIP returns the floating IP that a Service names, if any, and an error if the pool cannot provide what it
+// wants.
+func (n *neutron) checkFloatingIP(ctx context.Context, pool *Pool, want service.FloatingIP) (openstack.FloatingIP, error) {
 	if want.Allocate && pool.Neutron.FloatingNetwork == "" {
 		return openstack.FloatingIP{}, invalid{fmt.Errorf("pool %s has no floating IPs; set its neutron.floatingNetwork, or the annotation %s to \"none\"", pool.Name, service.AnnotationFloatingIP)}
 	}
 	if want.Use == "" {
 		return openstack.FloatingIP{}, nil
 	}
-	return n.lent(ctx, want.Use)
+	return n.userFloatingIP(ctx, want.Use)
 }
 
-// lent returns a floating IP that a user named. One that leads to what is not ours is left there.
-func (n *neutron) lent(ctx context.Context, idOrAddr string) (openstack.FloatingIP, error) {
+// userFloatingIP returns a floating IP that a user named. It refuses one that leads to a port outside of this cluster.
+func (n *neutron) userFloatingIP(ctx context.Context, idOrAddr string) (openstack.FloatingIP, error) {
 	all, err := n.cloud.AllFloatingIPs(ctx)
 	if err != nil {
 		return openstack.FloatingIP{}, err
@@ -145,7 +147,7 @@ func (n *neutron) lent(ctx context.Context, idOrAddr string) (openstack.Floating
 		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: the project has no floating IP %s", service.AnnotationFloatingIP, idOrAddr)}
 	}
 	if all[i].Ours && all[i].Purpose != "" {
-		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s is that of a pool, made for %s; name another one", service.AnnotationFloatingIP, idOrAddr, all[i].Purpose)}
+		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s belongs to a pool and was created for %s; name another one", service.AnnotationFloatingIP, idOrAddr, all[i].Purpose)}
 	}
 	if all[i].Port == "" {
 		return all[i], nil
@@ -155,17 +157,17 @@ func (n *neutron) lent(ctx context.Context, idOrAddr string) (openstack.Floating
 		return openstack.FloatingIP{}, err
 	}
 	if !slices.ContainsFunc(ports, func(p openstack.Port) bool { return p.ID == all[i].Port }) {
-		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s leads to port %s, which is not of this cluster; disassociate it first", service.AnnotationFloatingIP, idOrAddr, all[i].Port)}
+		return openstack.FloatingIP{}, invalid{fmt.Errorf("annotation %s: floating IP %s leads to port %s, which does not belong to this cluster; disassociate it first", service.AnnotationFloatingIP, idOrAddr, all[i].Port)}
 	}
 	return all[i], nil
 }
 
-// part takes a floating IP away from its port: one of ours goes, one that was lent or kept is left to its owner.
-func (n *neutron) part(ctx context.Context, f openstack.FloatingIP) error {
+// releaseFloatingIP removes a floating IP from its port: it deletes one of ours, and only disassociates one of the user.
+func (n *neutron) releaseFloatingIP(ctx context.Context, f openstack.FloatingIP) error {
 	if f.Ours {
 		return n.cloud.DeleteFloatingIP(ctx, f.ID)
 	}
-	return n.cloud.LeadFloatingIP(ctx, f.ID, "", netip.Addr{})
+	return n.cloud.AssociateFloatingIP(ctx, f.ID, "", netip.Addr{})
 }
 
 func (n *neutron) clean(ctx context.Context, used func(id string) bool) (gone []string, err error) {

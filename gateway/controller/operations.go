@@ -19,21 +19,21 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// The operations are not safe for concurrent use: the Lease leaves one controller at work, and that has one worker.
+// The operations are not safe for concurrent use: one replica holds the Lease, and it has one worker.
 
-// setManaged takes a Service over. The finalizer comes before the first object of the cloud.
+// setManaged takes a Service over. It adds the finalizer before the first object in the cloud exists.
 func (w *worker) setManaged(ctx context.Context, s *corev1.Service) error {
 	err := w.patch(ctx, s, func(s *corev1.Service) {
 		controllerutil.AddFinalizer(s, service.Finalizer)
 		annotate(s, service.AnnotationManaged, "true")
 	})
 	if err == nil {
-		w.tell(s, corev1.EventTypeNormal, "TakenOver", "the gateways' controller takes care of this Service")
+		w.event(s, corev1.EventTypeNormal, "TakenOver", "the gateway controller manages this Service")
 	}
 	return err
 }
 
-// setUnmanaged lets a Service go that has no port any more. Where the finalizer was all that kept it, it is gone then.
+// setUnmanaged releases a Service that has no port any more. If it was being deleted, it is gone then.
 func (w *worker) setUnmanaged(ctx context.Context, s *corev1.Service) error {
 	if err := w.clearStatus(ctx, s); err != nil {
 		return err
@@ -48,88 +48,89 @@ func (w *worker) setUnmanaged(ctx context.Context, s *corev1.Service) error {
 		return nil
 	}
 	if err == nil {
-		w.tell(s, corev1.EventTypeNormal, "Released", "the gateways' controller no longer takes care of this Service")
+		w.event(s, corev1.EventTypeNormal, "Released", "the gateway controller no longer manages this Service")
 	}
 	return err
 }
 
-// MapService gives a Service an L2 port and tells the gateways.
-func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, sc scope) error {
+// MapService gives a Service an L2 port and updates the gateways.
+func (w *worker) MapService(ctx context.Context, s *corev1.Service, want service.Want, update agentUpdate) error {
 	pool := w.settings.pool(want.Pool)
 	families := common(want.Families, pool.families())
 	if len(families) == 0 {
-		return w.refuse(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
+		return w.reportRefused(ctx, s, invalid{fmt.Errorf("spec.ipFamilies %v: pool %s has only %v; name another pool by the annotation %s", want.Families, pool.Name, pool.families(), service.AnnotationPool)})
 	}
-	if err := w.fits(ctx, s, want, pool); err != nil {
-		return w.refuse(ctx, s, err)
+	if err := w.checkFailoverIP(ctx, s, want, pool); err != nil {
+		return w.reportRefused(ctx, s, err)
 	}
 	want.Floating = floating(s, want.Floating, pool, families)
-	had, unclean := s.Annotations[service.AnnotationPort], w.unclean
-	p, settled := w.settled(s, want, families)
-	if !settled || sc == batch {
+	had, needed := s.Annotations[service.AnnotationPort], w.cleanupNeeded
+	p, ok := w.unchanged(s, want, families)
+	if !ok || update == deferred {
 		var err error
-		if p, err = w.place(ctx, s, want, pool, families); err != nil {
-			return w.refuse(ctx, s, err)
+		if p, err = w.choosePort(ctx, s, want, pool, families); err != nil {
+			return w.reportRefused(ctx, s, err)
 		}
 	}
 	addresses := p.external(families)
 	if err := w.assign(ctx, s, p, want, addresses); err != nil {
 		return err
 	}
-	if err := w.book.Take(claim(s, want, p.ID)); err != nil {
-		return err // place has looked
+	if err := w.allocations.Take(claim(s, want, p.ID)); err != nil {
+		return err // choosePort has checked it
 	}
-	w.unclean = unclean || had != "" && had != p.ID // what was made is the Service's now
+	w.cleanupNeeded = needed || had != "" && had != p.ID // the Service now uses the new port
 	w.services[s.UID] = &mapped{name: nameOf(s), want: want, port: p, ports: s.Spec.Ports}
-	for _, m := range w.sharers(p.ID, s.UID) { // its floating IP may be another one now
+	for _, m := range w.sharers(p.ID, s.UID) { // the floating IP may have changed
 		if m.port.Floating != p.Floating {
 			m.port = p
-			w.again(m.name)
+			w.requeue(m.name)
 		}
 	}
-	if sc == single {
+	if update == immediate {
 		if err := w.UpdateAgents(ctx); err != nil {
 			return err
 		}
 	}
 	switch {
 	case had == "":
-		w.tell(s, corev1.EventTypeNormal, "Mapped", "reached at "+list(addresses))
-	case had != p.ID, movedFrom(s, addresses):
-		w.tell(s, corev1.EventTypeNormal, "Remapped", "reached at "+list(addresses)+" from now on")
+		w.event(s, corev1.EventTypeNormal, "Mapped", "reachable at "+list(addresses))
+	case had != p.ID, addressesChanged(s, addresses):
+		w.event(s, corev1.EventTypeNormal, "Remapped", "now reachable at "+list(addresses))
 	}
 	return w.reportMapped(ctx, s, addresses)
 }
 
-// movedFrom reports whether a Service's status says other addresses than these. Whose doing that is is no matter: of Services that
-// share a port the first one that is looked at gives all of them another floating IP.
-func movedFrom(s *corev1.Service, to []netip.Addr) bool {
+// addressesChanged reports whether the status of a Service has other addresses. Another Service may have caused that: of
+// Services that share a port, the first one processed changes the floating IP of all.
+func addressesChanged(s *corev1.Service, to []netip.Addr) bool {
 	was := s.Status.LoadBalancer.Ingress
 	return len(was) > 0 && !slices.EqualFunc(was, to, func(i corev1.LoadBalancerIngress, a netip.Addr) bool { return i.IP == a.String() })
 }
 
-// RemapService is MapService for a Service that has an L2 port, which it keeps as long as that is there and satisfies it.
-func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, sc scope) error {
-	return w.MapService(ctx, s, want, sc)
+// RemapService is MapService for a Service with an L2 port. It keeps the port as long as the port exists and satisfies
+// it.
+func (w *worker) RemapService(ctx context.Context, s *corev1.Service, want service.Want, update agentUpdate) error {
+	return w.MapService(ctx, s, want, update)
 }
 
-// settled returns the port of a Service that has, as far as is known, what it asks for: the cloud, which may be slow or away,
-// need not be asked between two looks at everything.
-func (w *worker) settled(s *corev1.Service, want service.Want, families []corev1.IPFamily) (port, bool) {
+// unchanged returns the port of a Service that already has what it asks for. The cloud, which may be slow or unreachable,
+// need not be asked between two resyncs.
+func (w *worker) unchanged(s *corev1.Service, want service.Want, families []corev1.IPFamily) (port, bool) {
 	m := w.services[s.UID]
 	if m == nil || m.port.ID != s.Annotations[service.AnnotationPort] || !reflect.DeepEqual(m.want, want) {
 		return port{}, false
 	}
 	_, has4 := ipv4(m.port.VIPs)
-	return m.port, m.port.Pool == want.Pool && m.port.covers(families) && (!has4 || floats(m.port.Floating, want.Floating))
+	return m.port, m.port.Pool == want.Pool && m.port.covers(families) && (!has4 || matchesFloatingIP(m.port.Floating, want.Floating))
 }
 
-// place returns the port that a Service has from now on: the one that it has if that satisfies it, else the first by id of
-// those that others have, else a new one.
-func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
-	// The annotation may name a port that the book does not know this Service by.
+// choosePort returns the port for a Service: its current one if that satisfies it, else the first suitable one of other
+// Services by id, else a new one.
+func (w *worker) choosePort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily) (port, error) {
+	// The annotation may name a port that is not allocated to this Service.
 	has := s.Annotations[service.AnnotationPort]
-	ports, err := w.known(ctx, has)
+	ports, err := w.knownPorts(ctx, has)
 	if err != nil {
 		return port{}, err
 	}
@@ -144,18 +145,18 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 		}
 	}
 	c := claim(s, want, has)
-	if w.book.Port(c.Service) == "" && slices.Contains(candidates, has) {
-		_ = w.book.Take(c) // another Service may have its L4 ports there; then it moves
+	if w.allocations.Port(c.Service) == "" && slices.Contains(candidates, has) {
+		_ = w.allocations.Take(c) // the Service moves if another one uses its L4 ports there
 	}
-	if err := w.lent(ports, want, s, satisfies); err != nil {
+	if err := w.checkSharedFloatingIP(ports, want, s, satisfies); err != nil {
 		return port{}, err
 	}
-	id, ok := w.book.Choose(c, candidates)
+	id, ok := w.allocations.Choose(c, candidates)
 	p := ports[id]
 	if !ok {
 		p, err = w.CreateAndAssignPort(ctx, s, want, pool, families, ports)
 		if !errors.As(err, new(invalid)) {
-			w.unclean = true // until the Service says that it has it: it may ask for something else by then
+			w.cleanupNeeded = true // until the Service records the port: it may ask for something else by then
 		}
 		if err != nil {
 			return port{}, err
@@ -167,10 +168,10 @@ func (w *worker) place(ctx context.Context, s *corev1.Service, want service.Want
 	return p, err
 }
 
-// known are all ports, with one that a Service's annotation names; while many Services are looked at they are read once.
-func (w *worker) known(ctx context.Context, has string) (map[string]port, error) {
-	if w.seen != nil {
-		return w.seen, nil
+// knownPorts returns all ports, including the one in a Service's annotation. Sync reads them once for all Services.
+func (w *worker) knownPorts(ctx context.Context, has string) (map[string]port, error) {
+	if w.portCache != nil {
+		return w.portCache, nil
 	}
 	held := w.held()
 	if has != "" && !slices.Contains(held, has) {
@@ -179,15 +180,15 @@ func (w *worker) known(ctx context.Context, has string) (map[string]port, error)
 	return w.ports(ctx, held)
 }
 
-// CreateAndAssignPort makes a port for a Service; place leads a floating IP there.
+// CreateAndAssignPort creates a port for a Service; choosePort then associates the floating IP.
 func (w *worker) CreateAndAssignPort(ctx context.Context, s *corev1.Service, want service.Want, pool *Pool, families []corev1.IPFamily, all map[string]port) (port, error) {
 	r := request{Pool: pool, Families: families, Floating: want.Floating, Purpose: string(s.UID)}
 	return w.backends[pool.Name].create(ctx, r, all, w.held())
 }
 
-// floating is what a Service gets of floating IPs: the default is nothing where there are none.
+// floating returns the floating IP that a Service gets. The default does not apply to pools without floating IPs.
 func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families []corev1.IPFamily) service.FloatingIP {
-	if pool.Moved != nil {
+	if pool.FailoverIP != nil {
 		return service.FloatingIP{Allocate: true}
 	}
 	_, asked := s.Annotations[service.AnnotationFloatingIP]
@@ -198,15 +199,15 @@ func floating(s *corev1.Service, want service.FloatingIP, pool *Pool, families [
 	return want
 }
 
-// lent refuses a floating IP by name that other Services use in a way that cannot be shared.
-func (w *worker) lent(ports map[string]port, want service.Want, s *corev1.Service, satisfies func(port) bool) error {
+// checkSharedFloatingIP refuses a named floating IP that other Services use in an incompatible way.
+func (w *worker) checkSharedFloatingIP(ports map[string]port, want service.Want, s *corev1.Service, satisfies func(port) bool) error {
 	if want.Floating.Use == "" {
 		return nil
 	}
 	for _, id := range slices.Sorted(maps.Keys(ports)) {
 		p := ports[id]
 		others := w.sharers(id, s.UID)
-		if !floats(p.Floating, want.Floating) || len(others) == 0 {
+		if !matchesFloatingIP(p.Floating, want.Floating) || len(others) == 0 {
 			continue
 		}
 		for _, m := range others {
@@ -214,18 +215,18 @@ func (w *worker) lent(ports map[string]port, want service.Want, s *corev1.Servic
 				return invalid{fmt.Errorf("annotation %s: floating IP %s was allocated for service %s; name another one", service.AnnotationFloatingIP, want.Floating.Use, m.name)}
 			}
 			if i := slices.IndexFunc(want.L4, func(l portmap.L4) bool { return slices.Contains(m.want.L4, l) }); i >= 0 {
-				return invalid{fmt.Errorf("spec.ports: %s of floating IP %s is of service %s already; choose another port or another floating IP", want.L4[i], want.Floating.Use, m.name)}
+				return invalid{fmt.Errorf("spec.ports: %s of floating IP %s already belongs to service %s; choose another port or another floating IP", want.L4[i], want.Floating.Use, m.name)}
 			}
 		}
-		if !satisfies(p) { // to lead it elsewhere would take it away from them
-			return invalid{fmt.Errorf("annotation %s: floating IP %s leads to the address of service %s, which is of pool %s and of other families; ask for the same spec.ipFamilies and annotation %s, or name another floating IP",
+		if !satisfies(p) { // moving it would take it away from the other Services
+			return invalid{fmt.Errorf("annotation %s: floating IP %s leads to the address of service %s, which has pool %s and other families; ask for the same spec.ipFamilies and annotation %s, or name another floating IP",
 				service.AnnotationFloatingIP, want.Floating.Use, others[0].name, p.Pool, service.AnnotationPool)}
 		}
 	}
 	return nil
 }
 
-// assign writes into a Service, in one request, which port and which external IPs it has.
+// assign records the port and the external IPs of a Service, in one request.
 func (w *worker) assign(ctx context.Context, s *corev1.Service, p port, want service.Want, addresses []netip.Addr) error {
 	return w.patch(ctx, s, func(s *corev1.Service) {
 		annotate(s, service.AnnotationPort, p.ID)
@@ -236,8 +237,8 @@ func (w *worker) assign(ctx context.Context, s *corev1.Service, p port, want ser
 	})
 }
 
-// UnmapService takes the port away from a Service, tells the gateways, and gives back what nobody has any more.
-func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc scope) error {
+// UnmapService takes the port away from a Service, updates the gateways, and deletes what no Service uses any more.
+func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, update agentUpdate) error {
 	err := w.patch(ctx, s, func(s *corev1.Service) {
 		annotate(s, service.AnnotationPort, "")
 		setExternalIPs(s, nil)
@@ -246,27 +247,27 @@ func (w *worker) UnmapService(ctx context.Context, s *corev1.Service, sc scope) 
 		return err
 	}
 	w.forget(s.UID)
-	w.unclean = true
-	w.tell(s, corev1.EventTypeNormal, "Unmapped", "no longer reached through the gateways")
-	if sc == batch {
+	w.cleanupNeeded = true
+	w.event(s, corev1.EventTypeNormal, "Unmapped", "no longer reachable through the gateways")
+	if update == deferred {
 		return nil
 	}
-	return w.giveBack(ctx)
+	return w.updateAndClean(ctx)
 }
 
-// giveBack tells the gateways what they have no more, and then gives it back.
-func (w *worker) giveBack(ctx context.Context) error {
-	w.unclean = true
+// updateAndClean updates the gateways, and then deletes what they no longer use.
+func (w *worker) updateAndClean(ctx context.Context) error {
+	w.cleanupNeeded = true
 	if err := errors.Join(w.UpdateAgents(ctx), w.CleanUnusedPorts(ctx)); err != nil {
 		return err
 	}
-	w.unclean = false
+	w.cleanupNeeded = false
 	return nil
 }
 
-// CleanUnusedPorts gives back the ports that no Service has, and the floating IPs that lead to none.
+// CleanUnusedPorts deletes the ports that no Service uses, and the floating IPs without a port.
 func (w *worker) CleanUnusedPorts(ctx context.Context) error {
-	// Services are asked once more: what one of them has must not go because the book is wrong.
+	// Read the Services again: an error in the allocations must not delete the port of a Service.
 	var list corev1.ServiceList
 	if err := w.live.List(ctx, &list); err != nil {
 		return fmt.Errorf("list services: %w", err)
@@ -279,16 +280,16 @@ func (w *worker) CleanUnusedPorts(ctx context.Context) error {
 	}
 	var errs []error
 	for _, c := range w.cleaners {
-		gone, err := c.clean(ctx, func(id string) bool { return used[id] || w.book.Used(id) })
+		gone, err := c.clean(ctx, func(id string) bool { return used[id] || w.allocations.Used(id) })
 		errs = append(errs, err)
 		for _, what := range gone {
-			w.log.Info("given back", "what", what)
+			w.log.Info("unused object deleted", "object", what)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// patch changes a Service, unless somebody else has changed it since it was read. It writes nothing when nothing changes.
+// patch changes a Service, unless it was changed since it was read. It writes nothing when nothing changes.
 func (w *worker) patch(ctx context.Context, s *corev1.Service, change func(*corev1.Service)) error {
 	before := s.DeepCopy()
 	change(s)
@@ -302,12 +303,12 @@ func (w *worker) patch(ctx context.Context, s *corev1.Service, change func(*core
 	return nil
 }
 
-// same reports whether nothing changed of what patch may change.
+// same reports whether the fields that patch may change are equal.
 func same(a, b *corev1.Service) bool {
 	return maps.Equal(a.Annotations, b.Annotations) && slices.Equal(a.Finalizers, b.Finalizers) && slices.Equal(a.Spec.ExternalIPs, b.Spec.ExternalIPs)
 }
 
-// annotate sets an annotation, or removes it.
+// annotate sets an annotation, or removes it when value is empty.
 func annotate(s *corev1.Service, name, value string) {
 	if value == "" {
 		delete(s.Annotations, name)
@@ -319,7 +320,7 @@ func annotate(s *corev1.Service, name, value string) {
 	s.Annotations[name] = value
 }
 
-// setExternalIPs makes want stand in spec.externalIPs, besides what a user put there, and remembers which are ours.
+// setExternalIPs makes spec.externalIPs contain want and the IPs of the user, and records which ones are ours.
 func setExternalIPs(s *corev1.Service, want []netip.Addr) {
 	var ours []string
 	if list := s.Annotations[service.AnnotationOwnExternalIPs]; list != "" {
@@ -328,7 +329,7 @@ func setExternalIPs(s *corev1.Service, want []netip.Addr) {
 	all := slices.DeleteFunc(slices.Clone(s.Spec.ExternalIPs), func(ip string) bool { return slices.Contains(ours, ip) })
 	ours = nil
 	for _, a := range want {
-		if !slices.Contains(all, a.String()) { // else it is the user's
+		if !slices.Contains(all, a.String()) { // otherwise the user added it
 			all, ours = append(all, a.String()), append(ours, a.String())
 		}
 	}

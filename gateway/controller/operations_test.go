@@ -27,7 +27,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// annotation returns a change of a Service.
+// annotation returns a change that sets an annotation.
 func annotation(name, value string) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		if s.Annotations == nil {
@@ -37,9 +37,9 @@ func annotation(name, value string) func(*corev1.Service) {
 	}
 }
 
-// The three handlers of the seed design, event by event.
+// The three handlers of the design, event by event.
 func TestHandlers(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	portOf := func(name string) string { return w.get(name).Annotations[service.AnnotationPort] }
 	handle := func(name string) {
 		t.Helper()
@@ -47,30 +47,30 @@ func TestHandlers(t *testing.T) {
 	}
 	w.noError(w.Sync(t.Context()))
 
-	w.create(w.balanced("foreign", func(s *corev1.Service) { s.Spec.LoadBalancerClass = new("example.com/other") }, 80))
+	w.create(w.newService("foreign", func(s *corev1.Service) { s.Spec.LoadBalancerClass = new("example.com/other") }, 80))
 	handle("foreign")
 	if s := w.get("foreign"); managed(s) || len(s.Annotations) > 0 || len(w.events) > 0 {
 		t.Errorf("not managed and cannot be: %v, %v", s.Annotations, w.events)
 	}
 
-	w.create(w.balanced("a", nil, 80))
+	w.create(w.newService("a", nil, 80))
 	handle("a")
-	if s := w.get("a"); !managed(s) || s.Annotations[service.AnnotationManaged] != "true" || portOf("a") != "" || !w.saw("TakenOver a") {
+	if s := w.get("a"); !managed(s) || s.Annotations[service.AnnotationManaged] != "true" || portOf("a") != "" || !w.hasEvent("TakenOver a") {
 		t.Errorf("not managed and can be: %v", s.Annotations)
 	}
 	handle("a")
-	if portOf("a") == "" || len(addresses(w.get("a"))) != 1 || !w.saw("Mapped a: reached at "+addresses(w.get("a"))[0]) {
+	if portOf("a") == "" || len(addresses(w.get("a"))) != 1 || !w.hasEvent("Mapped a: reachable at "+addresses(w.get("a"))[0]) {
 		t.Errorf("managed without a port: %v", w.get("a").Annotations)
 	}
 	had, writes := portOf("a"), w.writes.Load()
 	handle("a")
 	handle("a")
-	if portOf("a") != had || len(w.events) > 0 || w.writes.Load() > writes+1 { // that the gateways have it may be news
+	if portOf("a") != had || len(w.events) > 0 || w.writes.Load() > writes+1 { // the verdict of the gateways may be new
 		t.Errorf("managed with a port: port %s, events %v, %d writes", portOf("a"), w.events, w.writes.Load()-writes)
 	}
 	w.edit("a", annotation(service.AnnotationManaged, "false"))
 	handle("a")
-	if s := w.get("a"); managed(s) || portOf("a") != "" || len(addresses(s)) > 0 || s.Annotations[service.AnnotationManaged] != "false" || !w.saw("Unmapped a") {
+	if s := w.get("a"); managed(s) || portOf("a") != "" || len(addresses(s)) > 0 || s.Annotations[service.AnnotationManaged] != "false" || !w.hasEvent("Unmapped a") {
 		t.Errorf("managed and cannot be: %v %v", s.Annotations, s.Finalizers)
 	}
 	w.edit("a", annotation(service.AnnotationManaged, "true"))
@@ -86,17 +86,17 @@ func TestHandlers(t *testing.T) {
 	}
 }
 
-// Services share a port while their L4 ports do not collide, and whoever asks for the same gets the same.
+// Services share a port while their L4 ports do not collide. The same request gets the same port.
 func TestServicesShareAPort(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	for _, s := range []*corev1.Service{
-		w.balanced("a", nil, 80), w.balanced("b", nil, 443), w.balanced("c", nil, 80),
-		w.balanced("d", annotation(service.AnnotationFloatingIP, "none"), 8080),
-		w.balanced("e", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }, 80),
+		w.newService("a", nil, 80), w.newService("b", nil, 443), w.newService("c", nil, 80),
+		w.newService("d", annotation(service.AnnotationFloatingIP, "none"), 8080),
+		w.newService("e", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }, 80),
 	} {
 		w.create(s)
-		w.noError(w.settle())
+		w.noError(w.converge())
 	}
 	port := map[string]string{}
 	for _, n := range w.names() {
@@ -108,20 +108,20 @@ func TestServicesShareAPort(t *testing.T) {
 	if port["a"] == port["c"] || port["a"] == port["d"] || port["c"] == port["d"] {
 		t.Errorf("80/TCP twice, or a floating IP and none, at one port: %v", port)
 	}
-	w.check()
+	w.checkInvariants()
 	w.start()
 	w.noError(w.Sync(t.Context()))
-	w.noError(w.settle())
+	w.noError(w.converge())
 	before := w.writes.Load()
 	w.start()
-	w.noError(errors.Join(w.Sync(t.Context()), w.settle()))
+	w.noError(errors.Join(w.Sync(t.Context()), w.converge()))
 	if n := w.writes.Load() - before; n != 0 {
 		t.Errorf("a restart wrote %d times", n)
 	}
 }
 
 // count counts writes to Neutron from now on, by method and kind of object.
-func (w *world) count() (asked func() map[string]int) {
+func (w *testbed) count() (asked func() map[string]int) {
 	var one sync.Mutex
 	n := map[string]int{}
 	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
@@ -141,8 +141,8 @@ func (w *world) count() (asked func() map[string]int) {
 	}
 }
 
-// said is how many events there were for a reason.
-func (w *world) said(reason string) (n int) {
+// said returns the number of events with a reason.
+func (w *testbed) said(reason string) (n int) {
 	for _, e := range w.events {
 		if strings.HasPrefix(e, reason+" ") {
 			n++
@@ -151,22 +151,22 @@ func (w *world) said(reason string) (n int) {
 	return n
 }
 
-// Of two Services whose annotations claim the same, the older one keeps it.
-func TestClaimsThatCollide(t *testing.T) {
-	w := newWorld(t)
+// If two Services claim the same ports by annotation, the older one keeps them.
+func TestCollidingClaims(t *testing.T) {
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("old", nil, 80))
-	w.noError(w.settle())
+	w.create(w.newService("old", nil, 80))
+	w.noError(w.converge())
 	old := w.get("old")
-	young := w.balanced("young", annotation(service.AnnotationPort, old.Annotations[service.AnnotationPort]), 80)
+	young := w.newService("young", annotation(service.AnnotationPort, old.Annotations[service.AnnotationPort]), 80)
 	young.Finalizers = []string{service.Finalizer}
 	young.CreationTimestamp = metav1.NewTime(old.CreationTimestamp.Add(1e9))
 	w.create(young)
 	w.events = nil
 	asked := w.count()
 	w.recover()
-	w.check()
-	if n := w.said("Remapped"); n != 1 || !w.saw("Remapped young") {
+	w.checkInvariants()
+	if n := w.said("Remapped"); n != 1 || !w.hasEvent("Remapped young") {
 		t.Errorf("%d Services moved, want the younger one", n)
 	}
 	if diff := cmp.Diff(map[string]int{"POST port": 1, "POST floatingip": 1, "PUT port": 2}, asked()); diff != "" {
@@ -177,24 +177,24 @@ func TestClaimsThatCollide(t *testing.T) {
 	}
 }
 
-// The addresses that a user put into spec.externalIPs stay, whatever the controller does with its own.
+// The user's spec.externalIPs stay, whatever the controller does with its own.
 func TestExternalIPs(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("a", func(s *corev1.Service) {
+	w.create(w.newService("a", func(s *corev1.Service) {
 		annotation(service.AnnotationExternalIPs, "true")(s)
 		s.Spec.ExternalIPs = []string{"198.51.100.1"}
 	}, 80))
-	w.noError(w.settle())
+	w.noError(w.converge())
 	s := w.get("a")
 	if diff := cmp.Diff(append([]string{"198.51.100.1"}, addresses(s)...), s.Spec.ExternalIPs); diff != "" {
 		t.Errorf("externalIPs (-want +have):\n%s", diff)
 	}
 	w.edit("a", func(s *corev1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, "198.51.100.2") })
-	w.noError(w.settle())
+	w.noError(w.converge())
 	w.recover()
 	w.edit("a", annotation(service.AnnotationExternalIPs, "false"))
-	w.noError(w.settle())
+	w.noError(w.converge())
 	if diff := cmp.Diff([]string{"198.51.100.1", "198.51.100.2"}, w.get("a").Spec.ExternalIPs); diff != "" {
 		t.Errorf("externalIPs without ours (-want +have):\n%s", diff)
 	}
@@ -202,7 +202,7 @@ func TestExternalIPs(t *testing.T) {
 
 // A floating IP of the user leads to the Service that names it, and survives it.
 func TestFloatingIPByName(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	p, err := w.connect("theirs").CreatePort(t.Context(), openstack.PortRequest{Network: openstacktest.Network, Subnets: []string{openstacktest.Subnet4}, Purpose: "x"})
 	w.noError(err)
@@ -215,8 +215,8 @@ func TestFloatingIPByName(t *testing.T) {
 		}
 		return openstacktest.None
 	}
-	w.create(w.balanced("a", annotation(service.AnnotationFloatingIP, f.Addr.String()), 80))
-	w.noError(w.settle())
+	w.create(w.newService("a", annotation(service.AnnotationFloatingIP, f.Addr.String()), 80))
+	w.noError(w.converge())
 	if c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionMapped); c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, "leads to port "+p.ID) {
 		t.Errorf("a floating IP that leads elsewhere: %+v", c)
 	}
@@ -224,73 +224,73 @@ func TestFloatingIPByName(t *testing.T) {
 		t.Errorf("%d objects were made for nothing", made)
 	}
 	w.fake.Fault = nil
-	w.noError(w.connect("theirs").LeadFloatingIP(t.Context(), f.ID, "", netip.Addr{}))
-	w.noError(w.settle())
+	w.noError(w.connect("theirs").AssociateFloatingIP(t.Context(), f.ID, "", netip.Addr{}))
+	w.noError(w.converge())
 	if got := addresses(w.get("a")); !slices.Equal(got, []string{f.Addr.String()}) {
 		t.Errorf("addresses %v, want %s", got, f.Addr)
 	}
-	w.create(w.balanced("b", annotation(service.AnnotationFloatingIP, f.ID), 80))
-	w.noError(w.settle())
+	w.create(w.newService("b", annotation(service.AnnotationFloatingIP, f.ID), 80))
+	w.noError(w.converge())
 	if c := meta.FindStatusCondition(w.get("b").Status.Conditions, service.ConditionMapped); c == nil || c.Reason != service.ReasonInvalid || !strings.Contains(c.Message, "80/TCP of floating IP") {
 		t.Errorf("80/TCP of it a second time: %+v", c)
 	}
 	w.remove("b")
 	w.remove("a")
-	w.noError(w.settle())
+	w.noError(w.converge())
 	if is, err := w.cloud.FindFloatingIP(t.Context(), f.ID); err != nil || is.Port != "" {
 		t.Errorf("it is %+v, %v", is, err)
 	}
 }
 
-func TestKeptFloatingIP(t *testing.T) {
-	w := newWorld(t)
+func TestRetainedFloatingIP(t *testing.T) {
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("a", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
-	w.noError(w.settle())
+	w.create(w.newService("a", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
+	w.noError(w.converge())
 	had := addresses(w.get("a"))
 	w.remove("a")
-	w.noError(errors.Join(w.settle(), w.Sync(t.Context())))
-	w.create(w.balanced("a", annotation(service.AnnotationFloatingIP, had[0]), 80))
-	w.noError(w.settle())
+	w.noError(errors.Join(w.converge(), w.Sync(t.Context())))
+	w.create(w.newService("a", annotation(service.AnnotationFloatingIP, had[0]), 80))
+	w.noError(w.converge())
 	if got := addresses(w.get("a")); !slices.Equal(got, had) {
 		t.Errorf("made again it has %v, want %v", got, had)
 	}
 }
 
-// What somebody takes away by hand is made anew, and the Service says where it is reached now.
+// Objects that were deleted by hand are created again, and the Service reports its new address.
 func TestDeletedByHand(t *testing.T) {
 	for name, tc := range map[string]struct {
-		remove func(w *world, port, floating string)
+		remove func(w *testbed, port, floating string)
 		writes map[string]int // to Neutron
 	}{
 		"the floating IP": {
-			func(w *world, _, floating string) { w.fake.Remove(floating) },
+			func(w *testbed, _, floating string) { w.fake.Remove(floating) },
 			map[string]int{"POST floatingip": 1},
 		},
-		"the port": { // of which a floating IP is left
-			func(w *world, port, _ string) { w.fake.Remove(port) },
+		"the port": { // a floating IP of it is left
+			func(w *testbed, port, _ string) { w.fake.Remove(port) },
 			map[string]int{"POST port": 1, "POST floatingip": 1, "PUT port": 2, "DELETE floatingip": 1},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.noError(w.Sync(t.Context()))
-			w.create(w.balanced("a", nil, 80), w.balanced("b", nil, 443))
-			w.noError(w.settle())
+			w.create(w.newService("a", nil, 80), w.newService("b", nil, 443))
+			w.noError(w.converge())
 			_, fips := w.fake.Objects()
 			had := addresses(w.get("a"))
 			tc.remove(w, w.get("a").Annotations[service.AnnotationPort], fips[0])
 			w.events = nil
 			asked := w.count()
-			w.noError(errors.Join(w.Sync(t.Context()), w.settle()))
-			w.check()
+			w.noError(errors.Join(w.Sync(t.Context()), w.converge()))
+			w.checkInvariants()
 			if diff := cmp.Diff(tc.writes, asked()); diff != "" {
 				t.Errorf("writes to Neutron (-want +have):\n%s", diff)
 			}
 			if n := w.said("Remapped"); n != 2 || slices.Equal(addresses(w.get("a")), had) {
 				t.Errorf("%d events of 2 Services that were at %v and are at %v", n, had, addresses(w.get("a")))
 			}
-			if !w.saw("Remapped a: reached at " + addresses(w.get("a"))[0]) {
+			if !w.hasEvent("Remapped a: now reachable at " + addresses(w.get("a"))[0]) {
 				t.Error("no event says so")
 			}
 			if a, b := addresses(w.get("a")), addresses(w.get("b")); !slices.Equal(a, b) {
@@ -301,30 +301,30 @@ func TestDeletedByHand(t *testing.T) {
 }
 
 func TestQuotaExhausted(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	w.fake.SetQuota("floatingip", 0)
-	w.create(w.balanced("a", nil, 80), w.balanced("list", annotation(service.AnnotationPool, "list"), 80))
-	if err := w.settle(); !errors.Is(err, openstack.ErrQuota) {
+	w.create(w.newService("a", nil, 80), w.newService("list", annotation(service.AnnotationPool, "list"), 80))
+	if err := w.converge(); !errors.Is(err, openstack.ErrQuota) {
 		t.Fatalf("%v", err)
 	}
 	c := meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionMapped)
-	if c == nil || c.Status != metav1.ConditionFalse || c.Reason != service.ReasonQuotaExceeded || !w.saw("QuotaExceeded a") {
+	if c == nil || c.Status != metav1.ConditionFalse || c.Reason != service.ReasonQuotaExceeded || !w.hasEvent("QuotaExceeded a") {
 		t.Errorf("condition %+v", c)
 	}
 	if got := addresses(w.get("list")); !slices.Equal(got, []string{"192.0.2.9"}) {
 		t.Errorf("a Service that needs none of it has %v", got)
 	}
 	w.noError(w.Sync(t.Context()))
-	if w.saw("QuotaExceeded") {
+	if w.hasEvent("QuotaExceeded") {
 		t.Error("it is said twice")
 	}
 	w.fake.SetQuota("floatingip", 1)
-	w.noError(w.settle())
-	w.check()
+	w.noError(w.converge())
+	w.checkInvariants()
 }
 
-// first breaks the first n requests of Neutron.
+// first breaks the first n requests to Neutron.
 func first(n int, fault openstacktest.Fault) func(*http.Request) openstacktest.Fault {
 	return func(*http.Request) openstacktest.Fault {
 		if n--; n >= 0 {
@@ -334,19 +334,19 @@ func first(n int, fault openstacktest.Fault) func(*http.Request) openstacktest.F
 	}
 }
 
-// Nothing that a cloud does wrong loses what a Service has, or lets anything leak.
+// No fault of the cloud takes anything away from a Service, or leaks an object.
 func TestCloudFaults(t *testing.T) {
 	for name, fault := range map[string]openstacktest.Fault{
 		"503": openstacktest.Refuse, "no answer": openstacktest.Lose, "token expired": openstacktest.Expire, "401": openstacktest.Deny, "412": openstacktest.Stale, "409": openstacktest.Taken,
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			t.Run(name+" to "+method, func(t *testing.T) {
-				w := newWorld(t)
+				w := newTestbed(t)
 				w.noError(w.Sync(t.Context()))
-				w.create(w.balanced("old", nil, 80), w.balanced("gone", nil, 80))
-				w.noError(w.settle())
+				w.create(w.newService("old", nil, 80), w.newService("gone", nil, 80))
+				w.noError(w.converge())
 				had := addresses(w.get("old"))
-				w.create(w.balanced("new", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
+				w.create(w.newService("new", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
 				w.remove("gone")
 				every, broken := 0, 0
 				w.fake.Fault = func(r *http.Request) openstacktest.Fault {
@@ -360,14 +360,14 @@ func TestCloudFaults(t *testing.T) {
 					return openstacktest.None
 				}
 				for range 12 {
-					_ = w.settle()
+					_ = w.converge()
 				}
 				if got := addresses(w.get("old")); !slices.Equal(got, had) {
 					t.Errorf("meanwhile it is reached at %v, before %v", got, had)
 				}
 				w.fake.Fault = nil
-				w.noError(errors.Join(w.Sync(t.Context()), w.settle()))
-				w.check()
+				w.noError(errors.Join(w.Sync(t.Context()), w.converge()))
+				w.checkInvariants()
 				if got := addresses(w.get("old")); !slices.Equal(got, had) {
 					t.Errorf("it is reached at %v, before %v", got, had)
 				}
@@ -380,15 +380,15 @@ func TestCloudFaults(t *testing.T) {
 	}
 }
 
-// A Neutron that does not answer holds nothing up for longer than a call may take, whatever it is asked.
+// A hanging Neutron blocks nothing for longer than the timeout of a call.
 func TestHangingCloud(t *testing.T) {
 	const patience = 200 * time.Millisecond
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 		t.Run(method, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.noError(w.Sync(t.Context()))
-			w.create(w.balanced("old", nil, 80), w.balanced("gone", nil, 80))
-			w.noError(w.settle())
+			w.create(w.newService("old", nil, 80), w.newService("gone", nil, 80))
+			w.noError(w.converge())
 			had := addresses(w.get("old"))
 			patient := w.cloud
 			c, err := openstack.Connect(t.Context(), openstack.Config{Cloud: "test", File: w.fake.CloudsYAML(t), Cluster: "cluster-a", Timeout: patience})
@@ -404,15 +404,15 @@ func TestHangingCloud(t *testing.T) {
 				}
 				return openstacktest.None
 			}
-			w.create(w.balanced("new", nil, 80))
+			w.create(w.newService("new", nil, 80))
 			w.remove("gone")
-			if err := w.settle(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			if err := w.converge(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("it fails otherwise: %v", err)
 			}
 			w.fake.Fault = nil
 			w.cloud = patient
 			w.recover()
-			w.check()
+			w.checkInvariants()
 			if got := addresses(w.get("old")); hung == 0 || !slices.Equal(got, had) {
 				t.Errorf("after %d requests that hung it is reached at %v, before at %v", hung, got, had)
 			}
@@ -421,8 +421,8 @@ func TestHangingCloud(t *testing.T) {
 	}
 }
 
-// A request that is wrong is said, and costs a Service nothing of what it has.
-func TestInvalidKeepsWhatWorked(t *testing.T) {
+// An invalid request is reported, and the Service keeps what it has.
+func TestInvalidSpecKeepsAddresses(t *testing.T) {
 	in := func(pool, floating string) func(*corev1.Service) {
 		return func(s *corev1.Service) {
 			annotation(service.AnnotationPool, pool)(s)
@@ -433,16 +433,16 @@ func TestInvalidKeepsWhatWorked(t *testing.T) {
 		change func(*corev1.Service)
 		says   string
 	}{
-		"unknown pool":               {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
-		"SCTP":                       {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not balanced by gateways"},
-		"no such address":            {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
-		"a pool of the other family": {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
-		"allocated of a list":        {in("list", "allocate"), "pool list has no floating IPs"},
-		"one by name, of a list":     {in("list", "203.0.113.250"), "pool list has no floating IPs"},
-		"allocated of no network":    {in("plain", "allocate"), "pool plain has no floating IPs"},
+		"unknown pool":                 {annotation(service.AnnotationPool, "gold"), `annotation gateway.isthmus.dev/pool is "gold"`},
+		"SCTP":                         {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "is not supported by gateways"},
+		"no such address":              {annotation(service.AnnotationFloatingIP, "203.0.113.250"), "the project has no floating IP 203.0.113.250"},
+		"a pool of the other family":   {annotation(service.AnnotationPool, "six"), "pool six has only [IPv6]"},
+		"allocation from a list":       {in("list", "allocate"), "pool list has no floating IPs"},
+		"a named one of a list":        {in("list", "203.0.113.250"), "pool list has no floating IPs"},
+		"allocation without a network": {in("plain", "allocate"), "pool plain has no floating IPs"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			settings := testSettings()
 			plain := settings.Pools[0]
 			of := *plain.Neutron
@@ -451,14 +451,14 @@ func TestInvalidKeepsWhatWorked(t *testing.T) {
 			settings.Pools = append(settings.Pools, plain, Pool{Name: "six", Announce: desired.ByNone, Return: desired.Routed, Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8:6::/126")}})
 			w.startWith(settings, nil)
 			w.noError(w.Sync(t.Context()))
-			w.create(w.balanced("a", nil, 80))
-			w.noError(w.settle())
-			had, state := addresses(w.get("a")), w.fleet.states["gw1"]
+			w.create(w.newService("a", nil, 80))
+			w.noError(w.converge())
+			had, state := addresses(w.get("a")), w.gateways.states["gw1"]
 			made, _ := w.fake.Objects()
 			w.edit("a", tc.change)
-			w.create(w.balanced("new", tc.change, 443)) // which has nothing
-			for range 2 {                               // with what is remembered, and without
-				w.noError(w.settle())
+			w.create(w.newService("new", tc.change, 443)) // which has nothing
+			for range 2 {                                 // with and without the remembered spec
+				w.noError(w.converge())
 				s := w.get("a")
 				for _, of := range []*corev1.Service{s, w.get("new")} {
 					c := meta.FindStatusCondition(of.Status.Conditions, service.ConditionMapped)
@@ -475,7 +475,7 @@ func TestInvalidKeepsWhatWorked(t *testing.T) {
 				w.startWith(settings, nil)
 				w.noError(w.Sync(t.Context()))
 			}
-			if is := w.fleet.states["gw1"]; len(is.VIPs) != 1 || is.VIPs[0].Addr != state.VIPs[0].Addr {
+			if is := w.gateways.states["gw1"]; len(is.VIPs) != 1 || is.VIPs[0].Addr != state.VIPs[0].Addr {
 				t.Errorf("the gateway has %+v, before %+v", is.VIPs, state.VIPs)
 			}
 		})
@@ -484,23 +484,23 @@ func TestInvalidKeepsWhatWorked(t *testing.T) {
 
 // Neutron lets the VIPs pass at the gateways' ports, and foreign pairs stay.
 func TestAddressPairs(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	foreign := netip.MustParsePrefix("198.51.100.7/32")
 	w.noError(w.cloud.SetAddressPairs(t.Context(), openstacktest.Gateway1, nil, []netip.Prefix{foreign}))
 	w.noError(w.Sync(t.Context()))
-	for i := range 9 { // with the foreign one, all that fit
-		w.create(w.balanced(fmt.Sprintf("s%d", i), nil, 80))
+	for i := range 9 { // as many as fit beside the foreign one
+		w.create(w.newService(fmt.Sprintf("s%d", i), nil, 80))
 	}
-	w.noError(w.settle())
+	w.noError(w.converge())
 	pairs, err := w.cloud.AddressPairs(t.Context(), openstacktest.Gateway1)
 	if err != nil || len(pairs) != 10 || !slices.Contains(pairs, foreign) {
 		t.Errorf("pairs %v, %v", pairs, err)
 	}
 	w.events = nil
 	for _, name := range []string{"too-many", "more"} {
-		w.create(w.balanced(name, nil, 80))
+		w.create(w.newService(name, nil, 80))
 	}
-	if err := w.settle(); !errors.Is(err, openstack.ErrPairs) {
+	if err := w.converge(); !errors.Is(err, openstack.ErrPairs) {
 		t.Errorf("two too many: %v", err)
 	}
 	w.full("with two too many", map[string]int{openstacktest.Gateway1: 2, openstacktest.Gateway2: 1})
@@ -514,28 +514,27 @@ func TestAddressPairs(t *testing.T) {
 	if c := meta.FindStatusCondition(w.gateway("gw1").Status.Conditions, v1alpha1.ConditionAddressPairs); c == nil || c.Status != metav1.ConditionFalse {
 		t.Errorf("condition of the gateway: %+v", c)
 	}
-	// What a Service leaves is another one's at once, also after a restart, which does not know whose pairs were set.
+	// Pairs of a deleted Service are free for another one at once, also after a restart.
 	w.remove("s3")
-	_ = w.settle()
+	_ = w.converge()
 	w.full("with one too many", map[string]int{openstacktest.Gateway1: 1})
 	w.start()
-	_ = errors.Join(w.Sync(t.Context()), w.settle())
+	_ = errors.Join(w.Sync(t.Context()), w.converge())
 	w.full("after a restart", map[string]int{openstacktest.Gateway1: 1})
 	w.remove("s5")
-	w.noError(w.settle())
+	w.noError(w.converge())
 	w.full("when all have room", nil)
 	for _, n := range w.names() {
 		w.remove(n.Name)
 	}
-	w.noError(w.settle())
+	w.noError(w.converge())
 	if pairs, err := w.cloud.AddressPairs(t.Context(), openstacktest.Gateway1); err != nil || !slices.Equal(pairs, []netip.Prefix{foreign}) {
 		t.Errorf("in the end pairs %v, %v", pairs, err)
 	}
 }
 
-// full holds that as many Services as there is no room for at a gateway's port say so, and no others, and that a port with too
-// few places has no free one.
-func (w *world) full(step string, want map[string]int) {
+// full verifies that exactly the Services without room at a gateway's port report it, and that such a port is full.
+func (w *testbed) full(step string, want map[string]int) {
 	w.t.Helper()
 	passes := map[string][]netip.Prefix{}
 	for _, gateway := range []string{openstacktest.Gateway1, openstacktest.Gateway2} {
@@ -568,21 +567,21 @@ func (w *world) full(step string, want map[string]int) {
 	}
 }
 
-func (w *world) gateway(name string) *v1alpha1.GatewayNode {
+func (w *testbed) gateway(name string) *v1alpha1.GatewayNode {
 	w.t.Helper()
 	var n v1alpha1.GatewayNode
 	w.noError(w.api.Get(w.t.Context(), types.NamespacedName{Name: name}, &n))
 	return &n
 }
 
-// What gateways make of it stands in the statuses of Services and GatewayNodes.
-func TestGatewaysThatFail(t *testing.T) {
-	w := newWorld(t)
+// Errors of gateways are in the statuses of Services and GatewayNodes.
+func TestFailingGateways(t *testing.T) {
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	applied := func(of string) (reason string) {
 		t.Helper()
-		w.settled = append(w.settled, gatewaysKey)
-		w.noError(w.settle())
+		w.requeued = append(w.requeued, gatewaysKey)
+		w.noError(w.converge())
 		if of == "a" {
 			return meta.FindStatusCondition(w.get("a").Status.Conditions, service.ConditionApplied).Reason
 		}
@@ -594,14 +593,14 @@ func TestGatewaysThatFail(t *testing.T) {
 			t.Errorf("%s: the Service, gw1 and gw2 say %v", step, got)
 		}
 	}
-	w.create(w.balanced("a", nil, 80), w.endpointSlice("a", []int32{80}, "10.1.0.1"))
+	w.create(w.newService("a", nil, 80), w.endpointSlice("a", []int32{80}, "10.1.0.1"))
 	asked := w.count()
-	// have holds what the gateways have: how many ports and backends each.
+	// have verifies the number of ports and backends at each gateway.
 	have := func(step string, gw1, gw2 [2]int) {
 		t.Helper()
 		for name, want := range map[string][2]int{"gw1": gw1, "gw2": gw2} {
 			is := [2]int{}
-			for _, v := range w.fleet.states[name].VIPs {
+			for _, v := range w.gateways.states[name].VIPs {
 				for _, f := range v.Frontends {
 					is[0]++
 					is[1] += len(f.Backends)
@@ -615,11 +614,11 @@ func TestGatewaysThatFail(t *testing.T) {
 	want("all is well", "Applied", "Applied", "Applied")
 	have("all is well", [2]int{1, 1}, [2]int{1, 1})
 	wrote := asked()
-	w.fleet.away["gw1"] = errors.New("connection refused")
-	w.create(w.balanced("b", nil, 443))
+	w.gateways.away["gw1"] = errors.New("connection refused")
+	w.create(w.newService("b", nil, 443))
 	want("gw1 is away", "Applied", "Pending", "Applied")
 	have("gw1 is away", [2]int{1, 1}, [2]int{2, 1})
-	w.fleet.away["gw2"] = w.fleet.away["gw1"]
+	w.gateways.away["gw2"] = w.gateways.away["gw1"]
 	slice := w.endpointSlice("a", []int32{80}, "10.1.0.2", "10.1.0.3")
 	slice.Name = "a-2"
 	w.create(slice)
@@ -628,54 +627,54 @@ func TestGatewaysThatFail(t *testing.T) {
 	if got := addresses(w.get("a")); len(got) != 1 || !slices.Equal(got, addresses(w.get("b"))) || w.said("Remapped")+w.said("Unmapped") > 0 {
 		t.Errorf("with both away they are reached at %v and %v", got, addresses(w.get("b")))
 	}
-	w.fleet.away = map[string]error{}
+	w.gateways.away = map[string]error{}
 	want("both are back", "Applied", "Applied", "Applied")
 	have("both are back", [2]int{2, 3}, [2]int{2, 3})
 	if diff := cmp.Diff(wrote, asked()); diff != "" {
 		t.Errorf("writes to Neutron meanwhile (-before +after):\n%s", diff)
 	}
-	w.fleet.refuse["gw2"] = w.mapFull("a")
+	w.gateways.refuse["gw2"] = w.refusal("a")
 	want("gw2 refuses the Service", "Refused", "Applied", "Refused")
-	if !w.saw("Refused a: gateway gw2: map full") {
+	if !w.hasEvent("Refused a: gateway gw2: map full") {
 		t.Error("no event says so")
 	}
-	w.fleet.refuse = map[string]*agents.Refused{}
+	w.gateways.refuse = map[string]*agents.Refused{}
 	n := w.gateway("gw2")
 	n.Spec.Balancer = "ebpf"
 	w.noError(w.api.Update(t.Context(), n))
-	sets := w.fleet.states["gw1"]
+	sets := w.gateways.states["gw1"]
 	want("two balancers in one group", "NoGateway", "MixedBalancers", "MixedBalancers")
-	if now := w.fleet.states["gw1"]; now.Hash() != sets.Hash() {
-		t.Error("a mixed group was told something")
+	if now := w.gateways.states["gw1"]; now.Hash() != sets.Hash() {
+		t.Error("a mixed group received a state")
 	}
 }
 
-// A Service that has what it asks for is not held up by a cloud that is away, nor does it ask it anything.
-func TestSettledServicesNeedNoCloud(t *testing.T) {
-	w := newWorld(t)
+// A Service without changes neither waits for a cloud that is down, nor sends it requests.
+func TestUnchangedServicesNeedNoCloud(t *testing.T) {
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("a", nil, 80))
-	w.noError(w.settle())
+	w.create(w.newService("a", nil, 80))
+	w.noError(w.converge())
 	asked := 0
 	w.fake.Fault = func(*http.Request) openstacktest.Fault { asked++; return openstacktest.Refuse }
 	w.create(w.endpointSlice("a", []int32{80}, "10.1.0.1"))
 	w.edit("a", func(s *corev1.Service) { s.Labels = map[string]string{"changed": "yes"} })
-	w.noError(errors.Join(w.settle(), w.Refresh(t.Context())))
+	w.noError(errors.Join(w.converge(), w.Refresh(t.Context())))
 	if asked > 0 {
 		t.Errorf("the cloud was asked %d times", asked)
 	}
-	if b := w.fleet.states["gw1"].VIPs[0].Frontends[0].Backends; len(b) != 1 {
+	if b := w.gateways.states["gw1"].VIPs[0].Frontends[0].Backends; len(b) != 1 {
 		t.Errorf("the gateway has the backends %v", b)
 	}
 }
 
-// Nor is it because another Service left something that cannot be given back now.
-func TestSettledServicesDoNotWaitForOthers(t *testing.T) {
-	w := newWorld(t)
+// Nor does it wait because another Service left objects that cannot be deleted now.
+func TestUnchangedServicesDoNotWait(t *testing.T) {
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("a", nil, 80))
-	w.noError(w.settle())
-	w.create(w.balanced("b", nil, 80))
+	w.create(w.newService("a", nil, 80))
+	w.noError(w.converge())
+	w.create(w.newService("b", nil, 80))
 	name := types.NamespacedName{Namespace: w.ns, Name: "b"}
 	w.noError(w.Handle(t.Context(), name)) // it is taken over
 	asked := 0
@@ -694,19 +693,19 @@ func TestSettledServicesDoNotWaitForOthers(t *testing.T) {
 	for range 3 {
 		w.noError(w.Handle(t.Context(), types.NamespacedName{Namespace: w.ns, Name: "a"}))
 	}
-	if n := len(slices.DeleteFunc(slices.Clone(w.settled), func(n types.NamespacedName) bool { return n != cleanKey })); asked > 0 || n != 1 {
+	if n := len(slices.DeleteFunc(slices.Clone(w.requeued), func(n types.NamespacedName) bool { return n != cleanKey })); asked > 0 || n != 1 {
 		t.Errorf("the cloud was asked %d times, and Clean %d times", asked, n)
 	}
 	if err := w.Clean(t.Context()); err == nil {
 		t.Error("with the cloud away all was given back")
 	}
 	w.fake.Fault = nil
-	w.noError(w.settle())
-	w.check()
+	w.noError(w.converge())
+	w.checkInvariants()
 }
 
-// A floating IP that leads to what Services have stays there, whoever names it.
-func TestFloatingIPThatServicesHave(t *testing.T) {
+// A floating IP of other Services stays, even if another Service names it.
+func TestFloatingIPInUse(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Service){
 		"other families": func(s *corev1.Service) {
 			s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
@@ -715,25 +714,25 @@ func TestFloatingIPThatServicesHave(t *testing.T) {
 		"another pool": annotation(service.AnnotationPool, "second"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			settings := testSettings()
 			second := settings.Pools[0]
 			second.Name = "second"
 			settings.Pools = append(settings.Pools, second)
 			w.startWith(settings, nil)
 			w.noError(w.Sync(t.Context()))
-			w.create(w.balanced("theirs", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
-			w.noError(w.settle())
+			w.create(w.newService("theirs", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
+			w.noError(w.converge())
 			addr := addresses(w.get("theirs"))[0]
 			w.remove("theirs")
-			w.noError(w.settle())
+			w.noError(w.converge())
 			named := annotation(service.AnnotationFloatingIP, addr)
-			w.create(w.balanced("a", named, 80))
-			w.noError(w.settle())
+			w.create(w.newService("a", named, 80))
+			w.noError(w.converge())
 			port := w.get("a").Annotations[service.AnnotationPort]
-			w.create(w.balanced("b", func(s *corev1.Service) { named(s); change(s) }, 443))
+			w.create(w.newService("b", func(s *corev1.Service) { named(s); change(s) }, 443))
 			for range 3 {
-				w.noError(errors.Join(w.settle(), w.Sync(t.Context())))
+				w.noError(errors.Join(w.converge(), w.Sync(t.Context())))
 				all, err := w.cloud.AllFloatingIPs(t.Context())
 				w.noError(err)
 				if len(all) != 1 || all[0].Port != port {
@@ -748,16 +747,16 @@ func TestFloatingIPThatServicesHave(t *testing.T) {
 	}
 }
 
-// Sources that cannot be read let nobody in, when nobody remembers those before.
-func TestSourcesThatCannotBeRead(t *testing.T) {
-	w := newWorld(t)
+// Unreadable sources let no client in if the previous ones are unknown.
+func TestUnreadableSources(t *testing.T) {
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("a", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} }, 80))
-	w.noError(w.settle())
-	sources := func() []netip.Prefix { return w.fleet.states["gw1"].VIPs[0].Frontends[0].Sources }
+	w.create(w.newService("a", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} }, 80))
+	w.noError(w.converge())
+	sources := func() []netip.Prefix { return w.gateways.states["gw1"].VIPs[0].Frontends[0].Sources }
 	had := sources()
 	w.edit("a", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"010.0.0.0/8"} })
-	w.noError(w.settle())
+	w.noError(w.converge())
 	if got := sources(); len(had) != 1 || !slices.Equal(got, had) {
 		t.Errorf("sources %v, before %v", got, had)
 	}
@@ -767,12 +766,12 @@ func TestSourcesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A Service that goes while the cloud is away stays until what it had is given back.
-func TestGoneOnlyWhenAllIsGivenBack(t *testing.T) {
-	w := newWorld(t)
+// A Service deleted during an outage of the cloud stays until its objects are deleted.
+func TestDeletedAfterCleanup(t *testing.T) {
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	w.create(w.balanced("a", nil, 80))
-	w.noError(w.settle())
+	w.create(w.newService("a", nil, 80))
+	w.noError(w.converge())
 	w.fake.Fault = func(r *http.Request) openstacktest.Fault {
 		if r.Method == http.MethodDelete {
 			return openstacktest.Refuse
@@ -780,81 +779,81 @@ func TestGoneOnlyWhenAllIsGivenBack(t *testing.T) {
 		return openstacktest.None
 	}
 	w.remove("a")
-	if err := w.settle(); err == nil || len(w.names()) != 1 {
+	if err := w.converge(); err == nil || len(w.names()) != 1 {
 		t.Errorf("with the cloud away: %v, Services %v", err, w.names())
 	}
 	w.fake.Fault = nil
-	w.noError(w.settle())
+	w.noError(w.converge())
 	if ports, fips := w.fake.Objects(); len(ports)+len(fips)+len(w.names()) > 0 {
 		t.Errorf("left: %v %v %v", ports, fips, w.names())
 	}
 }
 
-// A port is made before the Service says that it has it. When that could not be written, and the Service asks for something
-// else by the next attempt, the port does not stay until everything is looked at again.
-func TestPortsThatNobodyWasToldOf(t *testing.T) {
+// A port is created before the Service records it. If the record fails and the Service then asks for something else, the
+// port is deleted without waiting for the next full sync.
+func TestUnrecordedPorts(t *testing.T) {
 	both := func(s *corev1.Service) {
 		s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
 		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	}
 	for name, tc := range map[string]struct {
 		fails  string // the first write of this kind to the API server
-		has    bool   // a port, before
-		sync   bool   // it is Sync's attempt
-		change func(*world)
-		wrong  bool // what it asks for then
+		has    bool   // a previous port
+		sync   bool   // by Sync
+		change func(*testbed)
+		wrong  bool // the next request
 	}{
-		"it asks for another one":          {fails: "Patch", change: func(w *world) { w.edit("a", both) }},
-		"it asks for another one, at Sync": {fails: "Patch", sync: true, change: func(w *world) { w.edit("a", both) }},
-		"it moves to another one":          {fails: "Patch", has: true, change: func(w *world) { w.edit("a", func(s *corev1.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }) }},
-		"it moves, and its status is late": {fails: "Status", has: true, change: func(*world) {}},
-		"it goes":                          {fails: "Patch", change: func(w *world) { w.remove("a") }},
-		"it is let go":                     {fails: "Patch", change: func(w *world) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
-		"it cannot be as it asks":          {fails: "Patch", change: func(w *world) { w.edit("a", annotation(service.AnnotationPool, "none such")) }, wrong: true},
-		"all is given back, then it changes": {fails: "Patch", change: func(w *world) {
-			w.noError(w.giveBack(w.t.Context()))
+		"it asks for another one":          {fails: "Patch", change: func(w *testbed) { w.edit("a", both) }},
+		"it asks for another one, at Sync": {fails: "Patch", sync: true, change: func(w *testbed) { w.edit("a", both) }},
+		"it moves to another one":          {fails: "Patch", has: true, change: func(w *testbed) { w.edit("a", func(s *corev1.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }) }},
+		"it moves, and its status is late": {fails: "Status", has: true, change: func(*testbed) {}},
+		"it is deleted":                    {fails: "Patch", change: func(w *testbed) { w.remove("a") }},
+		"it is released":                   {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationManaged, "false")) }},
+		"its request becomes invalid":      {fails: "Patch", change: func(w *testbed) { w.edit("a", annotation(service.AnnotationPool, "none such")) }, wrong: true},
+		"cleanup runs, then it changes": {fails: "Patch", change: func(w *testbed) {
+			w.noError(w.updateAndClean(w.t.Context()))
 			w.edit("a", both)
 		}},
-		"all is given back, then it goes": {fails: "Patch", change: func(w *world) {
-			w.noError(w.giveBack(w.t.Context()))
+		"cleanup runs, then it is deleted": {fails: "Patch", change: func(w *testbed) {
+			w.noError(w.updateAndClean(w.t.Context()))
 			w.remove("a")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			k := &killer{way: way{kind: tc.fails, fails: true}}
+			w := newTestbed(t)
+			k := &crasher{crashMode: crashMode{kind: tc.fails, fails: true}}
 			w.startWith(testSettings(), k)
 			w.noError(w.Sync(t.Context()))
-			s := w.balanced("a", annotation(service.AnnotationManaged, "true"), 80)
+			s := w.newService("a", annotation(service.AnnotationManaged, "true"), 80)
 			s.Finalizers = []string{service.Finalizer}
 			w.create(s)
 			if tc.has {
-				w.noError(w.settle())
+				w.noError(w.converge())
 				w.edit("a", both)
 			}
 			k.armed = true
 			if tc.sync {
 				w.noError(w.Sync(t.Context()))
-			} else if err := w.settle(); !errors.Is(err, errFailed) {
+			} else if err := w.converge(); !errors.Is(err, errFailed) {
 				t.Fatalf("%v, want that a write fails", err)
 			}
 			k.armed = false
 			tc.change(w)
-			w.noError(w.settle())
+			w.noError(w.converge())
 			if tc.wrong {
 				if made, _ := w.fake.Objects(); len(made) > 0 {
 					t.Errorf("ports %v leaked", made)
 				}
 				return
 			}
-			w.check()
+			w.checkInvariants()
 		})
 	}
 }
 
-// A Service with externalTrafficPolicy Local says so where its servers do not see clients' addresses, as long as it is so.
-func TestLocalWithoutClientsAddresses(t *testing.T) {
-	w := newWorld(t)
+// A Service with externalTrafficPolicy Local reports whether its backends do not see client addresses.
+func TestLocalWithoutClientAddresses(t *testing.T) {
+	w := newTestbed(t)
 	w.startWith(func() Settings {
 		s := testSettings()
 		s.Pools[1].Return = desired.Routed
@@ -864,22 +863,22 @@ func TestLocalWithoutClientsAddresses(t *testing.T) {
 	policy := func(p corev1.ServiceExternalTrafficPolicy) func(*corev1.Service) {
 		return func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = p }
 	}
-	w.create(w.balanced("snat", policy(corev1.ServiceExternalTrafficPolicyCluster), 80))
-	w.create(w.balanced("routed", func(s *corev1.Service) {
+	w.create(w.newService("snat", policy(corev1.ServiceExternalTrafficPolicyCluster), 80))
+	w.create(w.newService("routed", func(s *corev1.Service) {
 		policy(corev1.ServiceExternalTrafficPolicyLocal)(s)
 		annotation(service.AnnotationPool, "list")(s)
 	}, 80))
 	says := func(name, want string) {
 		t.Helper()
-		w.noError(w.settle())
+		w.noError(w.converge())
 		if c := meta.FindStatusCondition(w.get(name).Status.Conditions, service.ConditionMapped); c == nil || c.Status != metav1.ConditionTrue || c.Message != want {
 			t.Errorf("%s: %+v, want %q", name, c, want)
 		}
 	}
-	says("snat", "it has addresses of pool public")
-	says("routed", "it has addresses of pool list")
+	says("snat", "addresses of pool public")
+	says("routed", "addresses of pool list")
 	w.edit("snat", policy(corev1.ServiceExternalTrafficPolicyLocal))
-	says("snat", "it has addresses of pool public; externalTrafficPolicy is Local, but its servers do not see clients' addresses: the pool's return is snat, where routed keeps them")
+	says("snat", "addresses of pool public; externalTrafficPolicy is Local, but backends do not see client addresses: the pool's return is snat, and only routed keeps them")
 	w.edit("snat", policy(corev1.ServiceExternalTrafficPolicyCluster))
-	says("snat", "it has addresses of pool public")
+	says("snat", "addresses of pool public")
 }

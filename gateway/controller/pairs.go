@@ -18,19 +18,19 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-// updatePairs lets VIPs pass at the gateways' own ports in Neutron, and returns where that failed, by gateway. What we set, and
-// at which port, stands in the status of the GatewayNode, written before Neutron is told: only that may be taken away again.
+// updatePairs lets VIPs pass at the gateways' own Neutron ports, and returns errors by gateway. It records our pairs and
+// their port in the status of the GatewayNode before it changes Neutron: only recorded pairs may be removed later.
 func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error {
-	reports := w.fleet.Reports()
+	reports := w.agents.Reports()
 	errs := make([]error, len(plans))
-	var all sync.WaitGroup // at once: Neutron takes its time for each
+	var all sync.WaitGroup // in parallel: Neutron is slow
 	for i, p := range plans {
 		all.Go(func() {
 			switch {
 			case p.node.DeletionTimestamp != nil:
-				errs[i] = w.dismiss(ctx, p, reports[p.node.Name])
+				errs[i] = w.release(ctx, p, reports[p.node.Name])
 			case w.cloud != nil && w.settings.AddressPairs != PairNone && p.err == nil:
-				errs[i] = w.pair(ctx, p.node, w.wantedPairs(p))
+				errs[i] = w.setPairs(ctx, p.node, w.wantedPairs(p))
 			}
 		})
 	}
@@ -38,36 +38,36 @@ func (w *worker) updatePairs(ctx context.Context, plans []plan) map[string]error
 	failed, paired, passes := map[string]error{}, map[string]string{}, map[string][]netip.Prefix{}
 	for i, p := range plans {
 		port := p.node.Spec.NeutronPort
-		passes[port] = w.passes[port]
-		if room, ok := errors.AsType[*openstack.NoRoom](errs[i]); ok {
-			passes[port] = slices.DeleteFunc(w.wantedPairs(p), func(p netip.Prefix) bool { return slices.Contains(room.Left, p) })
+		passes[port] = w.allowedPairs[port]
+		if room, ok := errors.AsType[*openstack.PairsExhausted](errs[i]); ok {
+			passes[port] = slices.DeleteFunc(w.wantedPairs(p), func(p netip.Prefix) bool { return slices.Contains(room.Missing, p) })
 		} else if errs[i] == nil && p.err == nil {
 			passes[port] = w.wantedPairs(p)
 		}
 		switch {
 		case errs[i] != nil:
-			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, errs[i]) // to be tried again
+			failed[p.node.Name] = fmt.Errorf("%w: %w", errPairs, errs[i]) // retried later
 		case p.err == nil:
 			paired[p.node.Name] = port
-		default: // it was left as it is
+		default: // unchanged
 			paired[p.node.Name] = w.paired[p.node.Name]
 		}
 	}
-	w.paired, w.passes = paired, passes
+	w.paired, w.allowedPairs = paired, passes
 	return failed
 }
 
-// blocked returns what keeps a Service's packets from a gateway whose pairs could not all be set: nothing where Neutron lets
-// all its VIPs pass all the same.
+// blocked returns why a Service's packets do not pass at a gateway whose pairs could not all be set. It returns nil if
+// all VIPs of the Service pass.
 func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool, failed error) error {
-	if failed == nil || n.Spec.NeutronPort == "" || pool.Moved != nil { // a gateway's own address needs no pair
+	if failed == nil || n.Spec.NeutronPort == "" || pool.FailoverIP != nil { // a gateway's own address needs no pair
 		return nil
 	}
 	for _, vip := range m.port.vips(m.families(pool)) {
-		if slices.ContainsFunc(w.passes[n.Spec.NeutronPort], func(p netip.Prefix) bool { return p.Contains(vip) }) {
+		if slices.ContainsFunc(w.allowedPairs[n.Spec.NeutronPort], func(p netip.Prefix) bool { return p.Contains(vip) }) {
 			continue
 		}
-		if _, ok := errors.AsType[*openstack.NoRoom](failed); ok { // which others there is no room for is no matter to this one
+		if _, ok := errors.AsType[*openstack.PairsExhausted](failed); ok { // the other missing pairs do not matter to this Service
 			return fmt.Errorf("%w: %s: %w", errPairs, vip, openstack.ErrPairs)
 		}
 		return failed
@@ -75,9 +75,9 @@ func (w *worker) blocked(n *v1alpha1.GatewayNode, m *mapped, pool *Pool, failed 
 	return nil
 }
 
-// dismiss takes the pairs of a gateway away whose GatewayNode is being deleted, and lets that go. The gateway is told to announce
-// nothing any more, and has time to do so: packets that still come would find no way.
-func (w *worker) dismiss(ctx context.Context, p plan, r agents.Report) error {
+// release removes the pairs of a gateway whose GatewayNode is being deleted, and then its finalizer. The gateway first
+// has time to withdraw its VIPs: packets that still arrive could not pass.
+func (w *worker) release(ctx context.Context, p plan, r agents.Report) error {
 	n := p.node
 	if !controllerutil.ContainsFinalizer(n, v1alpha1.Finalizer) || p.err == nil && !w.drained(n, r) {
 		return nil
@@ -87,31 +87,32 @@ func (w *worker) dismiss(ctx context.Context, p plan, r agents.Report) error {
 	}
 	if w.cloud == nil {
 		w.log.Warn("address pairs stay in Neutron: the controller has no cloud", "gateway", n.Name, "port", n.Status.AddressPairsPort)
-	} else if err := w.unpair(ctx, n); err != nil {
+	} else if err := w.removePairs(ctx, n); err != nil {
 		return err
 	}
 	before := n.DeepCopy()
 	controllerutil.RemoveFinalizer(n, v1alpha1.Finalizer)
 	if err := w.client.Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("let gateway node %s go: %w", n.Name, err)
+		return fmt.Errorf("remove the finalizer of gateway node %s: %w", n.Name, err)
 	}
 	return nil
 }
 
-// drained reports whether a gateway announces nothing, or has not answered for a while. One that was not asked yet is neither.
+// drained reports whether a gateway announces nothing, or has been silent for too long. It is false for a gateway that
+// was never asked.
 func (w *worker) drained(n *v1alpha1.GatewayNode, r agents.Report) bool {
 	if r.Err != nil {
-		return w.gaveUp(n.Name)
+		return w.silentTooLong(n.Name)
 	}
 	return r.Asked && r.Applied && len(r.Status.Announced) == 0
 }
 
-// wantedPairs are those of a gateway, sorted.
+// wantedPairs returns the pairs of a gateway, sorted.
 func (w *worker) wantedPairs(p plan) (want []netip.Prefix) {
 	if w.settings.AddressPairs == PairPerVIP {
-		at, _ := own(p.node)
+		at, _ := floatingTarget(p.node)
 		for _, v := range p.state.VIPs {
-			if v.Addr != at { // which needs none
+			if v.Addr != at { // it needs none
 				want = append(want, netip.PrefixFrom(v.Addr, v.Addr.BitLen()))
 			}
 		}
@@ -130,8 +131,8 @@ func has(p *Pool, a netip.Addr) bool {
 	return slices.ContainsFunc(p.cidrs(), func(c netip.Prefix) bool { return c.Contains(a) })
 }
 
-// pair sets the pairs of one gateway's port, and takes away those at the port that it had before.
-func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip.Prefix) error {
+// setPairs sets the pairs of a gateway's port, and removes those at its previous port.
+func (w *worker) setPairs(ctx context.Context, n *v1alpha1.GatewayNode, want []netip.Prefix) error {
 	if n.Spec.NeutronPort == "" {
 		want = nil
 	}
@@ -142,7 +143,7 @@ func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip
 		return client.IgnoreNotFound(err)
 	}
 	if n.Spec.NeutronPort != pairsPort(n) || n.Spec.NeutronPort == "" {
-		if err := w.unpair(ctx, n); err != nil || n.Spec.NeutronPort == "" {
+		if err := w.removePairs(ctx, n); err != nil || n.Spec.NeutronPort == "" {
 			return err
 		}
 	}
@@ -150,42 +151,42 @@ func (w *worker) pair(ctx context.Context, n *v1alpha1.GatewayNode, want []netip
 	both := append(slices.Clone(had), want...)
 	slices.SortFunc(both, netip.Prefix.Compare)
 	both = slices.Compact(both)
-	if err := w.keep(ctx, n, len(both) > 0); err != nil {
+	if err := w.addFinalizer(ctx, n, len(both) > 0); err != nil {
 		return err
 	}
-	if err := w.notePairs(ctx, n, n.Spec.NeutronPort, both); err != nil {
+	if err := w.recordPairs(ctx, n, n.Spec.NeutronPort, both); err != nil {
 		return err
 	}
 	err := w.cloud.SetAddressPairs(ctx, n.Spec.NeutronPort, both, want)
-	if _, ok := errors.AsType[*openstack.NoRoom](err); err != nil && !ok {
+	if _, ok := errors.AsType[*openstack.PairsExhausted](err); err != nil && !ok {
 		return err
 	}
-	// What there was no room for is about to be set: the next attempt has nothing to note before it.
-	return errors.Join(err, w.notePairs(ctx, n, n.Spec.NeutronPort, want))
+	// Pairs beyond the limit stay recorded: the next attempt can set them at once.
+	return errors.Join(err, w.recordPairs(ctx, n, n.Spec.NeutronPort, want))
 }
 
-// reread makes n what the API server has. A cache may have it older than what we wrote, and a pair that is forgotten is somebody
-// else's for ever.
+// reread reads n from the API server. A cached copy may miss our last write, and a forgotten pair would count as foreign
+// for ever.
 func (w *worker) reread(ctx context.Context, n *v1alpha1.GatewayNode) error {
 	return w.live.Get(ctx, client.ObjectKeyFromObject(n), n)
 }
 
-// unpair takes away all pairs that we set for a gateway. A port that is gone has none.
-func (w *worker) unpair(ctx context.Context, n *v1alpha1.GatewayNode) error {
+// removePairs removes all pairs that we set for a gateway. A missing port has none.
+func (w *worker) removePairs(ctx context.Context, n *v1alpha1.GatewayNode) error {
 	if had := ourPairs(n); len(had) > 0 {
 		if err := w.cloud.SetAddressPairs(ctx, pairsPort(n), had, nil); err != nil && !errors.Is(err, openstack.ErrGone) {
 			return err
 		}
 	}
-	return w.notePairs(ctx, n, "", nil)
+	return w.recordPairs(ctx, n, "", nil)
 }
 
-// pairsPort is the port that has our pairs of a gateway.
+// pairsPort returns the port that has our pairs.
 func pairsPort(n *v1alpha1.GatewayNode) string {
 	return cmp.Or(n.Status.AddressPairsPort, n.Spec.NeutronPort)
 }
 
-// ourPairs are those that we set for a gateway.
+// ourPairs returns the pairs that we set for a gateway.
 func ourPairs(n *v1alpha1.GatewayNode) (all []netip.Prefix) {
 	for _, text := range n.Status.AddressPairs {
 		if p, err := netip.ParsePrefix(text); err == nil {
@@ -195,20 +196,20 @@ func ourPairs(n *v1alpha1.GatewayNode) (all []netip.Prefix) {
 	return all
 }
 
-// keep lets a GatewayNode with pairs stay, when it is deleted, until those are gone.
-func (w *worker) keep(ctx context.Context, n *v1alpha1.GatewayNode, pairs bool) error {
+// addFinalizer makes a GatewayNode with pairs wait for their removal when it is deleted.
+func (w *worker) addFinalizer(ctx context.Context, n *v1alpha1.GatewayNode, pairs bool) error {
 	before := n.DeepCopy()
 	if !pairs || !controllerutil.AddFinalizer(n, v1alpha1.Finalizer) {
 		return nil
 	}
 	if err := w.client.Patch(ctx, n, client.MergeFrom(before), client.FieldOwner(fieldOwner)); err != nil {
-		return fmt.Errorf("keep gateway node %s: %w", n.Name, err)
+		return fmt.Errorf("add a finalizer to gateway node %s: %w", n.Name, err)
 	}
 	return nil
 }
 
-// notePairs writes which pairs at which port are ours.
-func (w *worker) notePairs(ctx context.Context, n *v1alpha1.GatewayNode, port string, pairs []netip.Prefix) error {
+// recordPairs records our pairs and their port.
+func (w *worker) recordPairs(ctx context.Context, n *v1alpha1.GatewayNode, port string, pairs []netip.Prefix) error {
 	texts := make([]string, len(pairs))
 	for i, p := range pairs {
 		texts[i] = p.String()

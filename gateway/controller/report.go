@@ -22,23 +22,23 @@ import (
 // fieldOwner is the field manager of all writes.
 const fieldOwner = "isthmus-gateway"
 
-// invalid is an error that only the user of a Service can mend.
+// invalid is an error that only the user of a Service can fix.
 type invalid struct{ error }
 
 func (i invalid) Unwrap() error { return i.error }
 
-// verdict is what gateways make of a Service.
+// verdict is what the gateways report of a Service.
 type verdict struct{ reason, message string }
 
-// tell makes an event of something that happened.
-func (w *worker) tell(s *corev1.Service, kind, reason, text string) {
+// event records an event of a Service.
+func (w *worker) event(s *corev1.Service, kind, reason, text string) {
 	w.events.Eventf(s, nil, kind, reason, "Balance", "%s", text)
 	w.log.Info(text, "namespace", s.Namespace, "service", s.Name, "reason", reason)
 }
 
-// refuse tells the user why a Service does not get what it asks for. What it has it keeps. The error is nil where trying
-// again would be of no use.
-func (w *worker) refuse(ctx context.Context, s *corev1.Service, err error) error {
+// reportRefused tells the user why a Service does not get what it asks for. It keeps what it has. The error is nil if
+// retrying cannot help.
+func (w *worker) reportRefused(ctx context.Context, s *corev1.Service, err error) error {
 	c := metav1.Condition{Type: service.ConditionMapped, Status: metav1.ConditionFalse, Reason: service.ReasonCloud, Message: err.Error()}
 	again := err
 	var user invalid
@@ -48,7 +48,7 @@ func (w *worker) refuse(ctx context.Context, s *corev1.Service, err error) error
 	case errors.Is(err, openstack.ErrQuota), errors.Is(err, errExhausted):
 		c.Reason = service.ReasonQuotaExceeded
 	case w.services[s.UID] != nil, apierrors.IsConflict(err), ctx.Err() != nil:
-		return err // it has what it had, and this may pass
+		return err // it keeps what it has, and a retry may succeed
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -59,12 +59,12 @@ func (w *worker) refuse(ctx context.Context, s *corev1.Service, err error) error
 		return errors.Join(again, err)
 	}
 	if news {
-		w.tell(s, corev1.EventTypeWarning, c.Reason, c.Message)
+		w.event(s, corev1.EventTypeWarning, c.Reason, c.Message)
 	}
 	return again
 }
 
-// reportMapped tells the user at which addresses a Service is reached, and what the gateways make of it.
+// reportMapped reports the addresses of a Service, and the verdict of the gateways.
 func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses []netip.Addr) error {
 	name := nameOf(s)
 	v, known := w.verdicts[name]
@@ -73,13 +73,13 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 		said = was.Message
 	}
 	m := w.services[s.UID]
-	has := "it has addresses of pool " + m.port.Pool
+	has := "addresses of pool " + m.port.Pool
 	pool := w.settings.pool(m.port.Pool)
-	if pool != nil && pool.Moved != nil {
-		has = "it has the floating IP of pool " + pool.Name + ", which moves from one gateway to another: its connections end then"
+	if pool != nil && pool.FailoverIP != nil {
+		has = "floating IP of pool " + pool.Name + "; its connections break when it moves to another gateway"
 	}
 	if pool != nil && m.want.Local && pool.Return != desired.Routed {
-		has += fmt.Sprintf("; externalTrafficPolicy is Local, but its servers do not see clients' addresses: the pool's return is %s, where %s keeps them", pool.Return, desired.Routed)
+		has += fmt.Sprintf("; externalTrafficPolicy is Local, but backends do not see client addresses: the pool's return is %s, and only %s keeps them", pool.Return, desired.Routed)
 	}
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress = ingress(addresses, m.want.L4)
@@ -96,12 +96,12 @@ func (w *worker) reportMapped(ctx context.Context, s *corev1.Service, addresses 
 		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: service.ConditionApplied, Status: status, Reason: v.reason, Message: v.message})
 	})
 	if err == nil && known && (v.reason == service.ReasonRefused || v.reason == service.ReasonNoSuchPort) && said != v.message {
-		w.tell(s, corev1.EventTypeWarning, v.reason, v.message)
+		w.event(s, corev1.EventTypeWarning, v.reason, v.message)
 	}
 	return err
 }
 
-// ingress is what stands in a status for addresses and what is reached there.
+// ingress returns the status entries for addresses and their L4 ports.
 func ingress(addresses []netip.Addr, l4 []portmap.L4) (all []corev1.LoadBalancerIngress) {
 	for _, a := range addresses {
 		i := corev1.LoadBalancerIngress{IP: a.String()}
@@ -113,8 +113,8 @@ func ingress(addresses []netip.Addr, l4 []portmap.L4) (all []corev1.LoadBalancer
 	return all
 }
 
-// reached are those of a Service's L4 ports that its status says it is reached at; all while that says nothing.
-func reached(s *corev1.Service, l4 []portmap.L4) []portmap.L4 {
+// reachablePorts returns the L4 ports that are also in a Service's status; all if the status has none.
+func reachablePorts(s *corev1.Service, l4 []portmap.L4) []portmap.L4 {
 	if len(s.Status.LoadBalancer.Ingress) == 0 || len(s.Status.LoadBalancer.Ingress[0].Ports) == 0 {
 		return l4
 	}
@@ -124,7 +124,7 @@ func reached(s *corev1.Service, l4 []portmap.L4) []portmap.L4 {
 	})
 }
 
-// clearStatus takes away what the controller said in a Service's status.
+// clearStatus removes what the controller wrote into a Service's status.
 func (w *worker) clearStatus(ctx context.Context, s *corev1.Service) error {
 	delete(w.verdicts, nameOf(s))
 	err := w.patchStatus(ctx, s, func(s *corev1.Service) {

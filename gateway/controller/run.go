@@ -37,38 +37,37 @@ import (
 )
 
 const (
-	// leaseName is the Lease that the working replica holds.
+	// leaseName is the Lease of the active replica.
 	leaseName = "isthmus-gateway-controller"
-	// DefaultResync is how often the controller looks at everything again, and so for how long what somebody did to the
-	// cloud by hand may stay.
+	// DefaultResync is the time between two full syncs, which also undo manual changes in the cloud.
 	DefaultResync = 5 * time.Minute
-	// firstRetry and lastRetry bound how long what failed waits: an exhausted quota, or a cloud that is away.
+	// firstRetry and lastRetry bound the time between retries, for instance after an exhausted quota.
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = time.Minute
 )
 
-// Config says where everything is.
+// Config holds the settings of a Controller.
 type Config struct {
 	Settings Settings
-	// Local is the cluster's API server, Namespace where the controller has its Lease and finds Secrets with passwords.
+	// Local is the cluster's API server. Namespace holds the Lease and the Secrets with BGP passwords.
 	Local     *rest.Config
 	Namespace string
-	// Cloud may be nil when no pool is of Neutron.
+	// Cloud may be nil if no pool uses Neutron.
 	Cloud Cloud
-	// TLS returns the configuration to connect to the gateway whose certificate has an identity.
+	// TLS returns the configuration for connecting to the gateway with the given certificate name.
 	TLS func(identity string) *tls.Config
-	// Resync is how often everything is looked at again; 0: DefaultResync.
+	// Resync is the time between two full syncs; 0: DefaultResync.
 	Resync time.Duration
 	Log    *slog.Logger
 }
 
 // Controller keeps ports, floating IPs and gateways in step with Services.
 type Controller struct {
-	cfg     Config
-	manager ctrl.Manager
-	holder  atomic.Pointer[string] // of the Lease, when this one won it
-	synced  atomic.Bool
-	asked   chan event.GenericEvent
+	cfg      Config
+	manager  ctrl.Manager
+	holder   atomic.Pointer[string] // identity that holds the Lease, once this replica has won it
+	synced   atomic.Bool
+	requests chan event.GenericEvent
 }
 
 // New prepares a controller.
@@ -77,7 +76,7 @@ func New(c Config) (*Controller, error) {
 		return nil, fmt.Errorf("settings: %w", err)
 	}
 	for i, p := range c.Settings.Pools {
-		if (p.Neutron != nil || p.Moved != nil) && c.Cloud == nil {
+		if (p.Neutron != nil || p.FailoverIP != nil) && c.Cloud == nil {
 			return nil, fmt.Errorf("settings: pools[%d] needs a cloud; name one of clouds.yaml by --cloud", i)
 		}
 	}
@@ -90,13 +89,13 @@ func New(c Config) (*Controller, error) {
 	}
 	local := rest.AddUserAgent(rest.CopyConfig(c.Local), leaseName)
 	if local.QPS == 0 {
-		local.QPS = -1 // the API server spreads the load
+		local.QPS = -1 // the API server limits the load itself
 	}
 	mgr, err := ctrl.NewManager(local, ctrl.Options{
 		Scheme:                        scheme,
 		Logger:                        logr.FromSlogHandler(c.Log.Handler()).V(-int(slog.LevelDebug)),
 		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
-		Metrics:                       server.Options{BindAddress: "0"}, // served by whoever runs the process
+		Metrics:                       server.Options{BindAddress: "0"}, // the command serves metrics
 		LeaderElection:                true,
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       c.Namespace,
@@ -105,11 +104,11 @@ func New(c Config) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare the controller for %s: %w", local.Host, err)
 	}
-	is := &Controller{cfg: c, manager: mgr, asked: make(chan event.GenericEvent, 1024)}
+	is := &Controller{cfg: c, manager: mgr, requests: make(chan event.GenericEvent, 1024)}
 	return is, mgr.Add(manager.RunnableFunc(is.work))
 }
 
-// Ready returns nil when this replica stands by for the Lease, or holds it and has looked at everything once.
+// Ready returns nil while this replica waits for the Lease, or once it holds the Lease and has completed a sync.
 func (c *Controller) Ready() error {
 	select {
 	case <-c.manager.Elected():
@@ -121,10 +120,10 @@ func (c *Controller) Ready() error {
 	return nil
 }
 
-// Run works until ctx ends, or until the Lease is lost, which is an error. All stays as it is then.
+// Run works until ctx ends, or until the Lease is lost, which is an error. It leaves everything in place.
 func (c *Controller) Run(ctx context.Context) error {
 	if err := c.manager.Start(ctx); err != nil {
-		return fmt.Errorf("run the gateways' controller: %w", err)
+		return fmt.Errorf("run the gateway controller: %w", err)
 	}
 	return nil
 }
@@ -139,10 +138,10 @@ func (c *Controller) Run(ctx context.Context) error {
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=gateway.isthmus.dev,resources=gatewaynodes/status,verbs=patch
 
-// work goes on while the Lease is held: the fleet of gateways, the questions to nodes, and a controller with one worker.
+// work runs while the replica holds the Lease: agent clients, probes of nodes, and a controller with one worker.
 func (c *Controller) work(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	ask := func(name types.NamespacedName) { c.ask(ctx, name) }
+	ask := func(name types.NamespacedName) { c.enqueue(ctx, name) }
 	f := agents.New(ctx, agents.Config{TLS: c.cfg.TLS, Fence: c.fence, Changed: func() { ask(gatewaysKey) }, Log: c.cfg.Log})
 	defer f.Wait()
 	nodes := probes.New(ctx, probes.Config{Changed: func() { ask(gatewaysKey) }})
@@ -150,7 +149,7 @@ func (c *Controller) work(ctx context.Context) error {
 	defer cancel()
 	w := &worker{
 		settings: c.cfg.Settings, namespace: c.cfg.Namespace, client: c.manager.GetClient(), live: c.manager.GetAPIReader(),
-		fleet: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, again: ask,
+		agents: f, probes: nodes, events: c.manager.GetEventRecorder(leaseName), log: c.cfg.Log, requeue: ask,
 	}
 	if c.cfg.Cloud != nil {
 		w.cloud = fenced{c.cfg.Cloud, c.fence}
@@ -172,7 +171,7 @@ func (c *Controller) work(ctx context.Context) error {
 	return one.Start(ctx)
 }
 
-// watch brings every Service whose event may matter, and the gateways for everything else.
+// watch enqueues a Service after each of its events, and gatewaysKey after events of anything else.
 func (c *Controller) watch(one controller.Controller) error {
 	of := c.manager.GetCache()
 	itself := handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, s *corev1.Service) []reconcile.Request {
@@ -183,29 +182,29 @@ func (c *Controller) watch(one controller.Controller) error {
 		one.Watch(source.Kind(of, &discoveryv1.EndpointSlice{}, gateways[*discoveryv1.EndpointSlice]())),
 		one.Watch(source.Kind(of, &corev1.Node{}, gateways[*corev1.Node]())),
 		one.Watch(source.Kind(of, &v1alpha1.GatewayNode{}, gateways[*v1alpha1.GatewayNode]())),
-		one.Watch(source.Channel(c.asked, &handler.EnqueueRequestForObject{})),
+		one.Watch(source.Channel(c.requests, &handler.EnqueueRequestForObject{})),
 	)
 }
 
-// gateways asks for Refresh after any event.
+// gateways enqueues gatewaysKey after any event.
 func gateways[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] {
 	return handler.TypedEnqueueRequestsFromMapFunc(func(context.Context, T) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: gatewaysKey}}
 	})
 }
 
-// ask brings a Service, or a key, to the worker.
-func (c *Controller) ask(ctx context.Context, name types.NamespacedName) {
+// enqueue hands a Service or a key to the worker.
+func (c *Controller) enqueue(ctx context.Context, name types.NamespacedName) {
 	about := &corev1.Service{}
 	about.Namespace, about.Name = name.Namespace, name.Name
 	select {
-	case c.asked <- event.GenericEvent{Object: about}:
+	case c.requests <- event.GenericEvent{Object: about}:
 	case <-ctx.Done():
 	}
 }
 
-// fence returns an error unless this replica holds the Lease now. One that was stopped for a while may not know yet that
-// it lost it.
+// fence returns an error unless this replica holds the Lease. A process that was suspended may not know yet that it lost
+// it.
 func (c *Controller) fence(ctx context.Context) error {
 	var l coordinationv1.Lease
 	if err := c.manager.GetAPIReader().Get(ctx, types.NamespacedName{Namespace: c.cfg.Namespace, Name: leaseName}, &l); err != nil {
@@ -213,23 +212,23 @@ func (c *Controller) fence(ctx context.Context) error {
 	}
 	holder := deref(l.Spec.HolderIdentity)
 	if c.holder.CompareAndSwap(nil, &holder) {
-		return nil // asked for the first time, right after it was won
+		return nil // first call, right after the Lease was won
 	}
 	if was := *c.holder.Load(); was != holder {
-		return fmt.Errorf("the Lease is %s's and no longer %s's", holder, was)
+		return fmt.Errorf("the Lease belongs to %s and no longer to %s", holder, was)
 	}
 	return nil
 }
 
-// fenced is a cloud where whoever has lost the Lease writes nothing: its successor may just have given to a Service what it
-// thinks nobody has, led a floating IP elsewhere, or let a VIP pass that it does not know of.
+// fenced is a Cloud that refuses writes of a replica without the Lease. Its successor may just have given a Service the
+// port that this replica considers unused, moved a floating IP, or allowed a VIP that this replica does not know.
 type fenced struct {
 	Cloud
 
 	fence func(context.Context) error
 }
 
-// CreatePort is that of Cloud, as are all others.
+// CreatePort implements Cloud, as the other methods do.
 func (f fenced) CreatePort(ctx context.Context, r openstack.PortRequest) (openstack.Port, error) {
 	if err := f.fence(ctx); err != nil {
 		return openstack.Port{}, fmt.Errorf("create port: %w", err)
@@ -253,7 +252,7 @@ func (f fenced) CreateFloatingIP(ctx context.Context, network, port string, fixe
 	return f.Cloud.CreateFloatingIP(ctx, network, port, fixed)
 }
 
-// ReserveFloatingIP creates one that leads nowhere yet.
+// ReserveFloatingIP creates a floating IP without a port.
 func (f fenced) ReserveFloatingIP(ctx context.Context, network, purpose string) (openstack.FloatingIP, error) {
 	if err := f.fence(ctx); err != nil {
 		return openstack.FloatingIP{}, fmt.Errorf("reserve floating IP: %w", err)
@@ -261,20 +260,20 @@ func (f fenced) ReserveFloatingIP(ctx context.Context, network, purpose string) 
 	return f.Cloud.ReserveFloatingIP(ctx, network, purpose)
 }
 
-// LeadFloatingIP leads a floating IP elsewhere.
-func (f fenced) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+// AssociateFloatingIP associates a floating IP with a port.
+func (f fenced) AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
 	if err := f.fence(ctx); err != nil {
-		return fmt.Errorf("lead floating IP %s: %w", id, err)
+		return fmt.Errorf("associate floating IP %s: %w", id, err)
 	}
-	return f.Cloud.LeadFloatingIP(ctx, id, port, fixed)
+	return f.Cloud.AssociateFloatingIP(ctx, id, port, fixed)
 }
 
-// KeepFloatingIP makes a floating IP a user's.
-func (f fenced) KeepFloatingIP(ctx context.Context, id string) error {
+// RetainFloatingIP makes a floating IP the user's own.
+func (f fenced) RetainFloatingIP(ctx context.Context, id string) error {
 	if err := f.fence(ctx); err != nil {
-		return fmt.Errorf("keep floating IP %s: %w", id, err)
+		return fmt.Errorf("retain floating IP %s: %w", id, err)
 	}
-	return f.Cloud.KeepFloatingIP(ctx, id)
+	return f.Cloud.RetainFloatingIP(ctx, id)
 }
 
 // DeleteFloatingIP deletes a floating IP.
@@ -285,7 +284,7 @@ func (f fenced) DeleteFloatingIP(ctx context.Context, id string) error {
 	return f.Cloud.DeleteFloatingIP(ctx, id)
 }
 
-// SetAddressPairs lets VIPs pass.
+// SetAddressPairs allows VIPs at a port.
 func (f fenced) SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error {
 	if err := f.fence(ctx); err != nil {
 		return fmt.Errorf("set address pairs of port %s: %w", port, err)
@@ -293,39 +292,39 @@ func (f fenced) SetAddressPairs(ctx context.Context, port string, had, want []ne
 	return f.Cloud.SetAddressPairs(ctx, port, had, want)
 }
 
-// syncKey asks the worker for Sync.
+// syncKey makes the worker call Sync.
 var syncKey = types.NamespacedName{Name: "sync"}
 
-// loop is the one worker's loop.
+// loop is the reconcile loop of the worker.
 type loop struct {
 	*worker
 	controller *Controller
 }
 
-// Reconcile does one thing.
+// Reconcile handles one key.
 func (l *loop) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 	switch {
 	case r.NamespacedName == syncKey:
 		return l.sync(ctx)
 	case !l.controller.synced.Load():
-		return reconcile.Result{}, nil // the initial sync looks at everything, and comes first
+		return reconcile.Result{}, nil // the initial sync comes first and covers everything
 	}
 	var err error
 	again := reconcile.Result{}
 	switch r.NamespacedName {
 	case gatewaysKey:
 		err = l.Refresh(ctx)
-		again.RequeueAfter = l.wait
+		again.RequeueAfter = l.recheckAfter
 	case cleanKey:
 		err = l.Clean(ctx)
 	default:
 		err = l.Handle(ctx, r.NamespacedName)
 	}
 	switch {
-	case err != nil && again.RequeueAfter > 0 && ctx.Err() == nil: // whatever else fails, a silent gateway's time is up then
+	case err != nil && again.RequeueAfter > 0 && ctx.Err() == nil: // the timeout of a silent gateway must not wait for the retry of another error
 		l.log.Error("gateways", "err", err)
 		return again, nil
-	case apierrors.IsConflict(err): // the cache has not seen yet what somebody, or we, wrote
+	case apierrors.IsConflict(err): // the cache does not have the latest write yet
 		return reconcile.Result{RequeueAfter: firstRetry}, nil
 	case err != nil:
 		return reconcile.Result{}, err

@@ -11,20 +11,20 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/portmap"
 )
 
-// vips are what the gateways of a group take packets for: sorted as the state of a gateway is.
+// vips returns the VIPs of a group, sorted as in a state.
 func vips(settings *Settings, services []*mapped, e *endpoints, group string) []desired.VIP {
 	return vipsAt(settings, services, e, group, func(m *mapped, pool *Pool) []netip.Addr {
-		if pool.Moved != nil {
-			return nil // each gateway has another one
+		if pool.FailoverIP != nil {
+			return nil // each gateway has its own address for it
 		}
 		return m.port.vips(m.families(pool))
 	})
 }
 
-// movedVIPs are what one gateway of a group, which has an address for floating IPs that move, takes packets for there.
-func movedVIPs(settings *Settings, services []*mapped, e *endpoints, group string, own netip.Addr) []desired.VIP {
+// failoverVIPs returns the VIPs at own, the address of one gateway for failover IPs.
+func failoverVIPs(settings *Settings, services []*mapped, e *endpoints, group string, own netip.Addr) []desired.VIP {
 	return vipsAt(settings, services, e, group, func(_ *mapped, pool *Pool) []netip.Addr {
-		if pool.Moved == nil {
+		if pool.FailoverIP == nil {
 			return nil
 		}
 		return []netip.Addr{own}
@@ -58,7 +58,7 @@ func vipsAt(settings *Settings, services []*mapped, e *endpoints, group string, 
 	return all
 }
 
-// frontends are a Service's at a VIP: the ports that the book has for it.
+// frontends returns the frontends of a Service at a VIP: its allocated ports.
 func frontends(m *mapped, e *endpoints, vip netip.Addr) (all []desired.Frontend) {
 	for _, p := range m.ports {
 		l4 := portmap.L4{Protocol: string(p.Protocol), Port: uint16(p.Port)}

@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// static gives out addresses of lists. Nothing but the Services' annotations says which are in use: the id of a port is its
-// addresses, joined by an underscore.
+// static allocates addresses from lists. Only the Services' annotations record which are in use: the id of a port
+// consists of its addresses, joined by an underscore.
 type static struct{ pools []*Pool }
 
 const staticSeparator = "_"
@@ -48,7 +48,7 @@ func (s *static) parse(id string) (port, bool) {
 }
 
 func (s *static) create(_ context.Context, r request, _ map[string]port, held []string) (port, error) {
-	if err := s.offers(r.Pool.Name, r.Floating); err != nil {
+	if err := s.checkFloatingIP(r.Pool.Name, r.Floating); err != nil {
 		return port{}, err
 	}
 	taken := map[netip.Addr]bool{}
@@ -74,8 +74,8 @@ func (s *static) create(_ context.Context, r request, _ map[string]port, held []
 	return p, nil
 }
 
-// firstFree returns the first address of a family that is not taken. The first and last ones of an IPv4 network, and the
-// first of an IPv6 one, are of the network itself, but where it is too small to have such.
+// firstFree returns the first free address of a family. It skips the network and broadcast addresses of IPv4 networks and
+// the first address of IPv6 networks, unless the network is too small to have them.
 func firstFree(prefixes []netip.Prefix, f corev1.IPFamily, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	for _, prefix := range prefixes {
 		if familyOf(prefix.Addr()) != f {
@@ -93,11 +93,11 @@ func firstFree(prefixes []netip.Prefix, f corev1.IPFamily, taken map[netip.Addr]
 }
 
 func (s *static) float(_ context.Context, p port, want service.FloatingIP) (port, error) {
-	return p, s.offers(p.Pool, want)
+	return p, s.checkFloatingIP(p.Pool, want)
 }
 
-// offers refuses every floating IP: a pool of addresses has none.
-func (*static) offers(pool string, want service.FloatingIP) error {
+// checkFloatingIP refuses every floating IP: a list of addresses has none.
+func (*static) checkFloatingIP(pool string, want service.FloatingIP) error {
 	if want.Use == "" && !want.Allocate {
 		return nil
 	}

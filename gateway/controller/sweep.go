@@ -13,20 +13,20 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/service"
 )
 
-// Orphan is an object of this cluster in Neutron that no Service has.
+// Orphan is an object of this cluster in Neutron that no Service uses.
 type Orphan struct {
 	Kind  string       `json:"kind"` // port or floating IP
 	ID    string       `json:"id"`
 	Addrs []netip.Addr `json:"addresses"`
-	// Purpose is what it was made for: a pool and the UID of a Service.
+	// Purpose is what it was created for: a pool and the UID of a Service.
 	Purpose string `json:"purpose,omitempty"`
 	Deleted bool   `json:"deleted"`
 }
 
-// Sweep finds what this cluster has in Neutron and no Service needs, and deletes it unless that is only to be looked at. It may
-// run beside a controller: what was made for a Service that is there is left to that one.
+// Sweep finds the objects of this cluster in Neutron that no Service uses, and deletes them unless dryRun is set. It may
+// run beside a controller: it leaves objects alone that were created for an existing Service.
 func Sweep(ctx context.Context, live client.Reader, cloud Cloud, dryRun bool) ([]Orphan, error) {
-	// The cloud is read first: what a Service gets afterwards is not there yet.
+	// The cloud is read first: an object that a Service receives later is not in the list yet.
 	ports, err := cloud.Ports(ctx)
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func Sweep(ctx context.Context, live client.Reader, cloud Cloud, dryRun bool) ([
 	return all, errors.Join(errs...)
 }
 
-// madeFor is the UID of the Service in a purpose, pool.uid or pool.uid.number.
+// madeFor returns the UID of the Service in a purpose, pool.uid or pool.uid.number.
 func madeFor(purpose string) string {
 	_, rest, _ := strings.Cut(purpose, ".")
 	uid, _, _ := strings.Cut(rest, ".")

@@ -8,12 +8,12 @@ import (
 )
 
 func TestSweep(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
-	s := w.balanced("a", nil, 80)
-	waiting := w.balanced("waiting", nil, 80)
+	s := w.newService("a", nil, 80)
+	waiting := w.newService("waiting", nil, 80)
 	w.create(s)
-	w.noError(w.settle())
+	w.noError(w.converge())
 	w.create(waiting)
 	port := func(c *openstack.Client, purpose string) openstack.Port {
 		t.Helper()

@@ -9,7 +9,7 @@ import (
 
 func example() State {
 	return State{
-		Cluster: "a", Group: "edge", Balancer: NFTables, Mates: []Mate{{URL: "https://10.0.0.12:9479", Name: "gateway-2"}},
+		Cluster: "a", Group: "edge", Balancer: NFTables, Peers: []PeerGateway{{URL: "https://10.0.0.12:9479", Name: "gateway-2"}},
 		VIPs: []VIP{{
 			Addr: netip.MustParseAddr("198.51.100.7"), Announce: ByBGP, Return: Routed,
 			Frontends: []Frontend{{
@@ -31,15 +31,15 @@ func example() State {
 	}
 }
 
-// Each thing that can be wrong is told by its field, and nothing else is.
+// Each fault is reported with its field, and nothing else is.
 func TestValidate(t *testing.T) {
 	first := func(s *State) *Frontend { return &s.VIPs[0].Frontends[0] }
 	for field, spoil := range map[string]func(*State){
 		"cluster":                      func(s *State) { s.Cluster = "" },
 		"group":                        func(s *State) { s.Group = "" },
 		"balancer":                     func(s *State) { s.Balancer = "ipvs" },
-		"mates[0].name":                func(s *State) { s.Mates[0].Name = "" },
-		"mates[0].url":                 func(s *State) { s.Mates[0].URL = "http://10.0.0.12" },
+		"peers[0].name":                func(s *State) { s.Peers[0].Name = "" },
+		"peers[0].url":                 func(s *State) { s.Peers[0].URL = "http://10.0.0.12" },
 		"vips[0].announce":             func(s *State) { s.BGP = nil },
 		"vips[0].return":               func(s *State) { s.VIPs[0].Return = "" },
 		"vips[1].addr":                 func(s *State) { s.VIPs = append(s.VIPs, VIP{Addr: s.VIPs[0].Addr, Announce: ByNone, Return: SNAT}) },
@@ -80,13 +80,13 @@ func TestValidate(t *testing.T) {
 			t.Fatal(faults)
 		}
 		spoil(&s)
-		if faults := s.Validate(); len(faults) != 1 || faults[0].Field != field || faults[0].Part != PartRequest {
+		if faults := s.Validate(); len(faults) != 1 || faults[0].Field != field || faults[0].Component != ComponentRequest {
 			t.Errorf("%s: faults %v", field, faults)
 		}
 	}
 }
 
-// A VIP without a backend for new connections is not to be announced.
+// A VIP without a backend for new connections is not announced.
 func TestServes(t *testing.T) {
 	s := example()
 	v := &s.VIPs[0]
@@ -99,9 +99,9 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// What a person reads names the part and the field.
-func TestFaultsRead(t *testing.T) {
-	have := Faults{{Part: PartBGP, Message: "no route"}, {Part: PartRequest, Field: "group", Message: "is missing"}}.Error()
+// The text of faults names the component and the field.
+func TestFaultsText(t *testing.T) {
+	have := Faults{{Component: ComponentBGP, Message: "no route"}, {Component: ComponentRequest, Field: "group", Message: "is missing"}}.Error()
 	if want := "bgp: no route; group: is missing"; have != want {
 		t.Errorf("have %q, want %q", have, want)
 	}

@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// Parse reads a request, of which it keeps b, and refuses one that is not valid, or that its own hash contradicts. Of a
-// thousand VIPs few change at a time, and to read JSON costs more than all else: those that are as in last, the request that
-// was read before, are taken from there. It may be nil.
+// Parse reads a request, keeps b, and refuses an invalid request or one whose hash does not match. Decoding JSON
+// dominates its cost, and few of a thousand VIPs change at a time: VIPs with the same JSON as in last, the request read
+// before, are reused. last may be nil.
 func Parse(b []byte, last *Request) (Request, error) {
 	var r Request
 	if last == nil {
@@ -28,15 +28,15 @@ func Parse(b []byte, last *Request) (Request, error) {
 	return r, nil
 }
 
-var errTwice = errors.New("a field stands there twice")
+var errTwice = errors.New("a field appears twice")
 
-// decode reads a request, field by field, so that it is known where the state stands.
+// decode reads a request field by field, to find out where the state begins and ends.
 func (r *Request) decode(b []byte, last *Request) error {
 	short, vips := cut(b)
 	d := json.NewDecoder(bytes.NewReader(short))
 	d.DisallowUnknownFields()
 	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
-		return errors.Join(err, errors.New("it is no JSON object"))
+		return errors.Join(err, errors.New("it is not a JSON object"))
 	}
 	for d.More() {
 		field, err := d.Token()
@@ -56,7 +56,7 @@ func (r *Request) decode(b []byte, last *Request) error {
 			err = d.Decode(&r.State)
 			r.encoded = bytes.TrimLeft(b[from:int(d.InputOffset())+len(b)-len(short)], ": \t\r\n")
 		default:
-			err = errors.New("it is unknown here: upgrade gateways before the controller")
+			err = errors.New("this gateway does not know it: upgrade gateways before the controller")
 		}
 		if err != nil {
 			return fmt.Errorf("field %q: %w", field, err)
@@ -71,7 +71,7 @@ func (r *Request) decode(b []byte, last *Request) error {
 	return r.decodeVIPs(vips, last)
 }
 
-// decodeVIPs reads the VIPs that were cut out.
+// decodeVIPs decodes the VIPs that cut separated.
 func (r *Request) decodeVIPs(all [][]byte, last *Request) error {
 	if len(all) > 0 && len(r.State.VIPs) > 0 {
 		return errTwice
@@ -92,8 +92,8 @@ func (r *Request) decodeVIPs(all [][]byte, last *Request) error {
 	return nil
 }
 
-// cut returns a request without its VIPs, and the JSON of each of those. Where they do not stand as Request.JSON writes them
-// they stay, and none are returned.
+// cut returns a request without its VIPs, and the JSON of each VIP. It leaves a request alone whose VIPs are not written
+// as Request.JSON writes them.
 func cut(b []byte) (short []byte, vips [][]byte) {
 	const before = `"vips":[`
 	at := bytes.Index(b, []byte(before))
@@ -117,8 +117,8 @@ func cut(b []byte) (short []byte, vips [][]byte) {
 	}
 }
 
-// object returns how long the JSON object is that b begins with; 0 means that there is none. It looks at brackets and strings
-// alone.
+// object returns the length of the JSON object at the start of b; 0 means that there is none. It looks only at brackets
+// and strings.
 func object(b []byte) int {
 	if !bytes.HasPrefix(b, []byte("{")) {
 		return 0

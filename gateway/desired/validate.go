@@ -9,43 +9,43 @@ import (
 	"strings"
 )
 
-// Parts of a gateway, by which faults are grouped.
+// Components by which faults are grouped.
 const (
-	PartRequest  = "request"
-	PartBalancer = "balancer"
-	PartBGP      = "bgp"
-	PartVRRP     = "vrrp"
+	ComponentRequest  = "request"
+	ComponentBalancer = "balancer"
+	ComponentBGP      = string(ByBGP)
+	ComponentVRRP     = string(ByVRRP)
 )
 
 // Fault is one thing that is wrong.
 type Fault struct {
-	Part string `json:"part"`
-	// Field is the path into the state, such as "vips[3].frontends[0].port"; "" when it is about no field.
+	Component string `json:"component"`
+	// Field is the path into the state, such as "vips[3].frontends[0].port"; "" when the fault concerns no field.
 	Field string `json:"field,omitempty"`
-	// Services are those that suffer, as namespace/name; none: all.
+	// Services are the affected ones, as namespace/name; empty: all.
 	Services []string `json:"services,omitempty"`
 	Message  string   `json:"message"`
 }
 
-// Faults are an error that is grouped by part.
+// Faults are an error grouped by component.
 type Faults []Fault
 
 func (f Faults) Error() string {
 	lines := make([]string, len(f))
 	for i, fault := range f {
-		lines[i] = strings.TrimPrefix(fault.Part+": ", PartRequest+": ") + strings.TrimPrefix(fault.Field+": ", ": ") + fault.Message
+		lines[i] = strings.TrimPrefix(fault.Component+": ", ComponentRequest+": ") + strings.TrimPrefix(fault.Field+": ", ": ") + fault.Message
 	}
 	return strings.Join(lines, "; ")
 }
 
-// Validate returns all that is wrong with a state by itself, each with its field.
+// Validate returns everything that is wrong with a state on its own, each fault with its field.
 func (s *State) Validate() Faults {
 	v := validator{}
 	v.nonEmpty("cluster", s.Cluster)
 	v.nonEmpty("group", s.Group)
 	oneOf(&v, "balancer", s.Balancer, NFTables, EBPF)
-	for i, m := range s.Mates {
-		v.item("mates", i, func(v *validator) {
+	for i, m := range s.Peers {
+		v.item("peers", i, func(v *validator) {
 			v.nonEmpty("name", m.Name)
 			if u, err := url.Parse(m.URL); err != nil || u.Scheme != "https" || u.Host == "" {
 				v.add("url", "is %q; it must be https://HOST:PORT", m.URL)
@@ -83,11 +83,11 @@ func (s *State) Validate() Faults {
 type validator struct{ faults Faults }
 
 func (v *validator) add(field, format string, args ...any) {
-	v.faults = append(v.faults, Fault{Part: PartRequest, Field: field, Message: fmt.Sprintf(format, args...)})
+	v.faults = append(v.faults, Fault{Component: ComponentRequest, Field: field, Message: fmt.Sprintf(format, args...)})
 }
 
-// item notes what is wrong with one of a list, whose fields check names as if it stood alone: there are thousands of them,
-// and names of places are made for what is wrong only.
+// item collects the faults of one element of a list. check names fields relative to the element; the full path is built
+// only for faults, because there are thousands of elements.
 func (v *validator) item(list string, i int, check func(*validator)) {
 	var own validator
 	check(&own)
@@ -107,14 +107,20 @@ func oneOf[T ~string](v *validator, field string, have T, of ...T) {
 	if slices.Contains(of, have) {
 		return
 	}
+	v.add(field, "is %q; it can be %s", string(have), OneOf(of...))
+}
+
+// OneOf lists the values that a field may have, for messages.
+func OneOf[T ~string](of ...T) string {
 	words := make([]string, len(of))
 	for i, o := range of {
 		words[i] = fmt.Sprintf("%q", string(o))
 	}
-	v.add(field, "is %q; it can be %s", string(have), strings.Join(words, " or "))
+	last := len(words) - 1
+	return strings.TrimPrefix(strings.Join(words[:last], ", ")+" or "+words[last], " or ")
 }
 
-// address reports whether packets can go to an address.
+// address reports whether packets can be routed to an address.
 func (v *validator) address(field string, a netip.Addr) bool {
 	switch {
 	case !a.IsValid():
@@ -122,7 +128,7 @@ func (v *validator) address(field string, a netip.Addr) bool {
 	case a.Is4In6() || a.Zone() != "":
 		v.add(field, "%s must be a plain IPv4 or IPv6 address", a)
 	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
-		v.add(field, "%s is no address that gateways can route to", a)
+		v.add(field, "%s is not an address that gateways can route to", a)
 	default:
 		return true
 	}
@@ -130,7 +136,7 @@ func (v *validator) address(field string, a netip.Addr) bool {
 }
 
 func (v *validator) vip(vip *VIP) {
-	oneOf(v, "announce", vip.Announce, ByBGP, ByVRRP, ByNone)
+	oneOf(v, "announce", vip.Announce, Announces...)
 	oneOf(v, "return", vip.Return, Routed, SNAT, Masquerade)
 	type l4 struct {
 		protocol string
@@ -143,7 +149,7 @@ func (v *validator) vip(vip *VIP) {
 			v.frontend(vip.Addr, f)
 			key := l4{f.Protocol, f.Port}
 			if other, ok := seen[key]; ok {
-				v.add("port", "%s %d of %s is of %s already", f.Protocol, f.Port, vip.Addr, other)
+				v.add("port", "%s %d of %s already belongs to %s", f.Protocol, f.Port, vip.Addr, other)
 			}
 			seen[key] = f.Service
 		})
@@ -180,7 +186,7 @@ func (v *validator) backends(vip netip.Addr, all []Backend) {
 				v.add("weight", "is 0; a backend without new connections has draining set")
 			}
 			if i > 0 && b.compare(all[i-1]) == 0 {
-				v.add("", "%s is there twice", netip.AddrPortFrom(b.Addr, b.Port))
+				v.add("", "%s appears twice", netip.AddrPortFrom(b.Addr, b.Port))
 			}
 		})
 	}
@@ -198,10 +204,10 @@ func (v *validator) bgp(b *BGP) {
 		v.add("bgp.asn", "is missing")
 	}
 	if !b.RouterID.Is4() {
-		v.add("bgp.routerID", "is no IPv4 address")
+		v.add("bgp.routerID", "is not an IPv4 address")
 	}
 	if b.GracefulRestart > 4095 {
-		v.add("bgp.gracefulRestart", "is %d; RFC 4724 has room for 4095 seconds", b.GracefulRestart)
+		v.add("bgp.gracefulRestart", "is %d; RFC 4724 allows 4095 seconds at most", b.GracefulRestart)
 	}
 	if len(b.Peers) == 0 {
 		v.add("bgp.peers", "are missing")

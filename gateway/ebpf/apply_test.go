@@ -17,7 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// solo is a balancer in the test's own namespace, on its loopback device.
+// solo returns a balancer in the test's own namespace, on its loopback device.
 func solo(t testing.TB, bpffs string) *Balancer {
 	t.Helper()
 	b, err := Open(Config{BPFFS: bpffs, Devices: []string{"lo"}, Flows: 1024, Log: slog.New(slog.DiscardHandler)})
@@ -48,8 +48,9 @@ func drift(t testing.TB, b *Balancer) desired.Faults {
 	return d
 }
 
-// What somebody else changes is seen, and the next Apply puts it right; a successor finds nothing to write.
-func TestDriftIsSeenAndMended(t *testing.T) {
+// Drift reports changes by other processes, and the next Apply repairs them. A successor process finds nothing to
+// write.
+func TestDriftIsRepaired(t *testing.T) {
 	netlab.Privileged(t)
 	bpffs := netlab.BPFFS(t)
 	b := solo(t, bpffs)
@@ -62,7 +63,7 @@ func TestDriftIsSeenAndMended(t *testing.T) {
 	for what, spoil := range map[string]func() error{
 		"vips": func() error { return b.k.maps[bpf.MapGatewayVIPs].Delete(bpf.Addr16(vips[0])) },
 		"origins": func() error {
-			return b.k.maps[bpf.MapGatewayOrigins].Delete(endpoint(netip.AddrPortFrom(backend(0, 1), backendPort), 6))
+			return b.k.maps[bpf.MapGatewayOrigins].Delete(bpf.GatewayOriginKey(endpoint(netip.AddrPortFrom(backend(0, 1), backendPort), 6)))
 		},
 		"frontends": func() error {
 			return b.k.maps[bpf.MapFrontends].Put(endpoint(netip.AddrPortFrom(vips[0], 9), 6), bpf.GatewayFrontend{Id: 99})
@@ -86,12 +87,12 @@ func TestDriftIsSeenAndMended(t *testing.T) {
 		}
 		apply(t, b, s)
 		if d := drift(t, b); len(d) > 0 {
-			t.Errorf("%s: drift %v after it was mended", what, d)
+			t.Errorf("%s: drift %v after the repair", what, d)
 		}
 	}
 	next := solo(t, bpffs)
 	if d := next.have.differences(b.have); d[bpf.MapFrontends] || d[bpf.MapBackends] || d[bpf.MapGatewayVIPs] || len(next.have.tables) != len(b.have.tables) {
-		t.Errorf("a successor finds something else: %v", d)
+		t.Errorf("a successor finds differences: %v", d)
 	}
 	apply(t, next, s)
 	other := &desired.State{Cluster: "a", Group: "edge", Balancer: desired.NFTables}
@@ -106,40 +107,40 @@ func TestDriftIsSeenAndMended(t *testing.T) {
 		t.Fatal(err)
 	}
 	if runs, err := next.k.runs(lo); err != nil || runs {
-		t.Errorf("the program runs after it was removed: %t, %v", runs, err)
+		t.Errorf("the program runs after Remove: %t, %v", runs, err)
 	}
 	if err := Remove(bpffs); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// What cannot be applied changes nothing.
+// A state that cannot be applied changes nothing.
 func TestApplyIsAllOrNothing(t *testing.T) {
 	netlab.Privileged(t)
 	b := solo(t, netlab.BPFFS(t))
 	apply(t, b, state(desired.Routed, 1, 2))
-	bad := state(desired.Masquerade, 1, 2, 3) // no route leads to its backends from here
+	bad := state(desired.Masquerade, 1, 2, 3) // the namespace has no route to its backends
 	faults, ok := errors.AsType[desired.Faults](b.Apply(context.Background(), bad))
 	if !ok || faults[0].Field != "vips[0].return" {
 		t.Fatalf("a state without a route to its backends: faults %v", faults)
 	}
-	// The program wants no more sources than this.
+	// The map of sources holds fewer entries than this.
 	full := state(desired.Routed, 3)
 	for i := range 70_000 {
 		full.VIPs[0].Frontends[0].Sources = append(full.VIPs[0].Frontends[0].Sources, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32))
 	}
 	if err := b.Apply(context.Background(), full); err == nil {
-		t.Fatal("more sources than there is room for were applied")
+		t.Fatal("more sources than the map can hold were applied")
 	}
 	if d := drift(t, b); len(d) > 0 {
 		t.Errorf("after Apply failed: %v", d)
 	}
 	if n := len(b.have.backends); n != 8 {
-		t.Errorf("there are %d backends, want those of before, 8", n)
+		t.Errorf("there are %d backends, want the previous 8", n)
 	}
 }
 
-// thousand is a state of 1,000 VIPs of 10 backends each.
+// thousand returns a state of 1,000 VIPs with 10 backends each.
 func thousand() *desired.State {
 	s := &desired.State{Cluster: "a", Group: "edge", Balancer: desired.EBPF}
 	for v := range 1000 {
@@ -154,7 +155,7 @@ func thousand() *desired.State {
 	return s
 }
 
-// BenchmarkApply is one backend that comes or goes, of 1,000 VIPs of 10 backends each.
+// BenchmarkApply adds or removes one backend in a state of 1,000 VIPs with 10 backends each.
 func BenchmarkApply(b *testing.B) {
 	netlab.Privileged(b)
 	balancer := solo(b, netlab.BPFFS(b))

@@ -20,51 +20,52 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// DefaultFlows is how many connections there is room for. Each takes 672 bytes, whether it is there or not.
+// DefaultFlows is the default capacity in connections. Memory is allocated up front, 672 bytes for each.
 const DefaultFlows = 131072
 
-// entriesPerFlow is how many entries a connection has in the map at most (bpf/gateway.bpf.c).
+// entriesPerFlow is the maximum number of map entries of a connection (bpf/gateway.bpf.c).
 const entriesPerFlow = 4
 
-// Config is what a Balancer needs to know.
+// Config configures a Balancer.
 type Config struct {
-	// BPFFS is where a BPF filesystem is mounted.
+	// BPFFS is the mount point of a BPF filesystem.
 	BPFFS string
-	// Devices are the names of those whose packets are balanced. None: all that speak Ethernet and have an address that
-	// others can reach.
+	// Devices names the devices whose packets are balanced. If it is empty, these are all Ethernet devices with a
+	// global unicast address.
 	Devices []string
 	XDP     XDP
-	// Flows is how many connections there is room for when the map is made; 0 is DefaultFlows. One that was silent for
-	// longest makes room.
+	// Flows is the capacity in connections when the map is created; 0 means DefaultFlows. A full map evicts the
+	// connection that was idle for longest.
 	Flows int
 	Log   *slog.Logger
 }
 
-// Balancer is the eBPF balancer of this machine. It is the agent's part desired.PartBalancer.
+// Balancer is the eBPF balancer of this machine. It is the agent's component desired.ComponentBalancer.
 type Balancer struct {
 	cfg Config
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	k    *kernel
-	have *content // of the kernel's maps, as far as we know
+	have *content // content of the kernel's maps, as far as is known
 	ids  *ids
-	next uint32 // number of the next new backend, as the kernel's settings have it
-	// lists are what tables were made of, by frontend id: a list that stays needs no new table.
+	next uint32 // id of the next new backend, as in the kernel's settings
+	// lists holds the inputs of each table by frontend id: an unchanged list needs no new table.
 	lists map[uint32]list
-	// applied is the last state that was, nil before.
+	// applied is the last applied state, nil before the first.
 	applied *desired.State
-	// unsure means that have is perhaps not what applied says.
+	// unsure means that have may differ from what applied requires.
 	unsure bool
-	// settled means that nothing of other ABIs is left.
-	settled bool
-	// fast are the devices whose drivers run the XDP program, by index; without is why others do not, by name.
+	// migrated means that nothing of other ABIs is left.
+	migrated bool
+	// fast holds the devices whose drivers run the XDP program, by index. without holds the reasons of the others, by
+	// name.
 	fast    map[int]string
 	without map[string]string
-	// looked is the last table that Drift has looked at.
-	looked uint32
+	// checked is the last table that Drift has read.
+	checked uint32
 }
 
-// list is what a table is made of, and its sum.
+// list holds the inputs of a table, and the table's hash.
 type list struct {
 	proto    uint8
 	backends []desired.Backend
@@ -72,15 +73,15 @@ type list struct {
 	sum      uint64
 }
 
-// Open loads program and maps, or takes over those that an earlier process pinned, which go on as they are until Apply. It is
-// the caller's to Close.
+// Open loads program and maps, or takes over those that an earlier process pinned. Those stay unchanged until Apply.
+// The caller closes the Balancer.
 func Open(cfg Config) (*Balancer, error) {
 	this, err := thisVersion()
 	if err != nil {
 		return nil, err
 	}
 	if this.noTCX {
-		cfg.Log.Info("this kernel has no TCX, which came with Linux 6.6: the balancer is a clsact filter")
+		cfg.Log.Info("kernel has no TCX, which came with Linux 6.6: the balancer is a clsact filter")
 	}
 	return openVersion(cfg, this)
 }
@@ -100,14 +101,14 @@ func openVersion(cfg Config, this version) (*Balancer, error) {
 	return b, nil
 }
 
-// reread learns from the kernel what there is. The caller holds mu, or nobody else knows b.
+// reread reads the kernel's maps. The caller holds mu, or has not shared b yet.
 func (b *Balancer) reread() error {
 	have, err := b.k.read()
 	if err != nil {
 		return err
 	}
 	for _, f := range have.frontends {
-		if f.Count > 0 {
+		if f.Slots > 0 {
 			if have.tables[f.Id], err = b.k.readTable(f.Id); err != nil {
 				return err
 			}
@@ -125,35 +126,35 @@ func (b *Balancer) reread() error {
 	return nil
 }
 
-// Name returns desired.PartBalancer.
-func (b *Balancer) Name() string { return desired.PartBalancer }
+// Name returns desired.ComponentBalancer.
+func (b *Balancer) Name() string { return desired.ComponentBalancer }
 
-// Apply makes the machine balance as s says, all or nothing. Only what differs is written.
+// Apply makes the machine balance according to s, or changes nothing. It only writes what differs.
 func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if s.Balancer == desired.NFTables {
-		return desired.Faults{{Part: desired.PartBalancer, Field: "balancer", Message: `is "nftables", and this gateway balances with eBPF`}}
+		return desired.Faults{{Component: desired.ComponentBalancer, Field: "balancer", Message: `is "nftables", but this gateway balances with eBPF`}}
 	}
-	devices, err := chosen(b.cfg.Devices)
+	devices, err := selectDevices(b.cfg.Devices)
 	if err != nil {
 		return err
 	}
-	if err := b.set(s); err != nil {
-		return errors.Join(err, b.back())
+	if err := b.write(s); err != nil {
+		return errors.Join(err, b.rollBack())
 	}
-	if err := b.place(devices); err != nil {
+	if err := b.attach(devices); err != nil {
 		b.unsure = true
-		return errors.Join(err, b.back())
+		return errors.Join(err, b.rollBack())
 	}
 	b.applied, b.unsure = s, false
-	b.succeed()
+	b.removePredecessors()
 	return nil
 }
 
-// place puts the programs on these devices, and takes them off all others. A driver that does not run the XDP program is no
-// error: that is logged, once.
-func (b *Balancer) place(devices map[int]string) error {
+// attach attaches the programs to these devices and detaches them from all others. A driver without XDP support is no
+// error; it is logged once.
+func (b *Balancer) attach(devices map[int]string) error {
 	fast, without := map[int]string{}, map[string]string{}
 	if b.cfg.XDP == XDPAuto {
 		for index, name := range devices {
@@ -164,10 +165,10 @@ func (b *Balancer) place(devices map[int]string) error {
 			fast[index] = name
 		}
 	}
-	if err := b.k.tell(fast); err != nil { // what goes is forgotten before it goes
+	if err := b.k.setXDPDevices(fast); err != nil { // a device is removed from the map before its program is detached
 		return err
 	}
-	failed, err := b.k.place(devices, fast)
+	failed, err := b.k.attachAll(devices, fast)
 	if err != nil {
 		return err
 	}
@@ -177,53 +178,54 @@ func (b *Balancer) place(devices map[int]string) error {
 	}
 	for name, why := range without {
 		if b.without[name] != why {
-			b.cfg.Log.Info("a device balances without XDP", "device", name, "why", why)
+			b.cfg.Log.Info("device balances without XDP", "device", name, "reason", why)
 		}
 	}
 	for index, name := range fast {
 		if b.fast[index] == "" {
-			b.cfg.Log.Info("a device balances with XDP", "device", name)
+			b.cfg.Log.Info("device balances with XDP", "device", name)
 		}
 	}
 	b.fast, b.without = fast, without
 	if len(fast)+len(failed) == 0 {
 		return nil
 	}
-	return b.k.tell(fast) // again: some drivers send for others only now
+	return b.k.setXDPDevices(fast) // some drivers report only now that they forward frames of other devices
 }
 
-// succeed lets go of what other ABIs have left, once our program is on all devices.
-func (b *Balancer) succeed() {
-	if b.settled {
+// removePredecessors removes the maps of other ABIs, once this program runs on all devices.
+func (b *Balancer) removePredecessors() {
+	if b.migrated {
 		return
 	}
 	if err := b.k.forgetOthers(); err != nil {
-		b.cfg.Log.Warn("maps of another version stay for now", "err", err)
+		b.cfg.Log.Warn("cannot remove maps of another version yet", "err", err)
 		return
 	}
-	b.ids, b.settled = idsOf(b.have, b.ids.next), true
+	b.ids, b.migrated = idsOf(b.have, b.ids.next), true
 }
 
-// back makes the maps hold again what they did.
-func (b *Balancer) back() error {
+// rollBack restores the content of the maps.
+func (b *Balancer) rollBack() error {
 	if b.applied == nil {
-		return b.reread() // of an earlier process: what was written is safe, and the agent tries again
+		return b.reread() // the state of an earlier process is unknown; what was written is safe, and the agent retries
 	}
 	if !b.unsure {
 		return nil // nothing was written
 	}
-	if err := b.set(b.applied); err != nil {
-		return fmt.Errorf("go back: %w", err)
+	if err := b.write(b.applied); err != nil {
+		return fmt.Errorf("roll back: %w", err)
 	}
 	return nil
 }
 
-// set makes the maps hold what s says. It looks closely only at what differs from the state before, if it is sure of that.
-func (b *Balancer) set(s *desired.State) error {
+// write makes the maps hold what s requires. If it knows their content, it only compares what differs from the
+// previous state.
+func (b *Balancer) write(s *desired.State) error {
 	old := b.have
 	if !b.unsure {
 		before, after := touched(b.applied, s)
-		had, faults := build(before, machine{ids: b.ids, address: addressTowards, table: func(id uint32, _ uint8, _ []desired.Backend, _ []uint32) uint64 {
+		had, faults := build(before, environment{ids: b.ids, address: addressTowards, table: func(id uint32, _ uint8, _ []desired.Backend, _ []uint32) uint64 {
 			return b.have.tables[id]
 		}})
 		if len(faults) == 0 {
@@ -231,7 +233,7 @@ func (b *Balancer) set(s *desired.State) error {
 		}
 	}
 	tables, lists := map[uint32][]byte{}, map[uint32]list{}
-	want, faults := build(s, machine{
+	want, faults := build(s, environment{
 		ids: b.ids, address: addressTowards,
 		table: func(id uint32, proto uint8, backends []desired.Backend, numbers []uint32) uint64 {
 			l := b.list(id, proto, backends, numbers)
@@ -246,10 +248,10 @@ func (b *Balancer) set(s *desired.State) error {
 	if len(faults) > 0 {
 		return faults
 	}
-	b.unsure = true // until the caller says that all is well
+	b.unsure = true // until the caller has succeeded
 	if b.ids.next != b.next {
-		// Before any of them is used.
-		if err := b.setting(func(s *bpf.GatewaySettings) { s.NextBackend = b.ids.next }); err != nil {
+		// The counter is stored before any of these ids is used.
+		if err := b.changeSettings(func(s *bpf.GatewaySettings) { s.NextBackend = b.ids.next }); err != nil {
 			return err
 		}
 		b.next = b.ids.next
@@ -263,7 +265,7 @@ func (b *Balancer) set(s *desired.State) error {
 	return nil
 }
 
-// list returns what a frontend's table is made of, with its sum when that is as before.
+// list returns the inputs of a frontend's table, with its hash if they are unchanged.
 func (b *Balancer) list(id uint32, proto uint8, backends []desired.Backend, numbers []uint32) list {
 	l, known := b.lists[id]
 	if known && l.proto == proto && slices.Equal(l.backends, backends) && slices.Equal(l.numbers, numbers) {
@@ -272,8 +274,8 @@ func (b *Balancer) list(id uint32, proto uint8, backends []desired.Backend, numb
 	return list{proto, slices.Clone(backends), numbers, 0}
 }
 
-// setting changes the settings.
-func (b *Balancer) setting(change func(*bpf.GatewaySettings)) error {
+// changeSettings changes the settings in the kernel.
+func (b *Balancer) changeSettings(change func(*bpf.GatewaySettings)) error {
 	var s bpf.GatewaySettings
 	m := b.k.maps[bpf.MapGatewaySettings]
 	if err := m.Lookup(uint32(0), &s); err != nil {
@@ -286,7 +288,7 @@ func (b *Balancer) setting(change func(*bpf.GatewaySettings)) error {
 	return nil
 }
 
-// tableOf returns a Maglev table as the kernel has it: the backends' numbers, slot by slot.
+// tableOf returns a Maglev table in the kernel's format: the backend id of every slot.
 func tableOf(proto uint8, backends []desired.Backend, numbers []uint32) []byte {
 	addrs := make([]lb.Address, len(backends))
 	weights := make([]uint32, len(backends))
@@ -306,7 +308,8 @@ func tableOf(proto uint8, backends []desired.Backend, numbers []uint32) []byte {
 	return table
 }
 
-// Drift tells what is not as it was applied last: maps that somebody wrote to, and devices without the program.
+// Drift reports differences from the last applied state: maps that another process changed, and devices without the
+// program.
 func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -315,18 +318,18 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 	}
 	var drift []desired.Fault
 	add := func(format string, args ...any) {
-		drift = append(drift, desired.Fault{Part: desired.PartBalancer, Message: fmt.Sprintf(format, args...)})
+		drift = append(drift, desired.Fault{Component: desired.ComponentBalancer, Message: fmt.Sprintf(format, args...)})
 	}
 	now, err := b.k.read()
 	if err != nil {
 		return nil, err
 	}
-	if now.tables, err = b.readSome(); err != nil {
+	if now.tables, err = b.readTables(); err != nil {
 		return nil, err
 	}
 	for name, differs := range now.differences(b.have) {
 		if differs {
-			add("somebody wrote to map %s", name)
+			add("map %s was changed by another process", name)
 		}
 	}
 	if len(drift) > 0 {
@@ -334,7 +337,7 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 			return nil, err
 		}
 	}
-	devices, err := chosen(b.cfg.Devices)
+	devices, err := selectDevices(b.cfg.Devices)
 	if err != nil {
 		return nil, err
 	}
@@ -354,57 +357,57 @@ func (b *Balancer) Drift(context.Context) ([]desired.Fault, error) {
 			add("the driver of device %s does not run the XDP program", name)
 		}
 	}
-	if knows, err := b.k.knows(b.fast); err != nil {
+	if knows, err := b.k.hasXDPDevices(b.fast); err != nil {
 		return nil, err
 	} else if !knows {
-		add("the XDP program knows devices as they were")
+		add("the XDP program has outdated devices")
 	}
 	return drift, nil
 }
 
-// some is how many tables Drift looks at each time: there may be thousands, of 64 KiB.
-const some = 32
+// tablesPerCheck is how many tables Drift reads each time. There may be thousands, of 64 KiB each.
+const tablesPerCheck = 32
 
-// readSome returns the sums of all tables, of which it has read but some.
-func (b *Balancer) readSome() (map[uint32]uint64, error) {
+// readTables returns the hashes of all tables. It only reads tablesPerCheck of them and assumes the others unchanged.
+func (b *Balancer) readTables() (map[uint32]uint64, error) {
 	sums := maps.Clone(b.have.tables)
 	ids := slices.Sorted(maps.Keys(sums))
-	at, _ := slices.BinarySearch(ids, b.looked+1)
-	for i := range min(some, len(ids)) {
+	at, _ := slices.BinarySearch(ids, b.checked+1)
+	for i := range min(tablesPerCheck, len(ids)) {
 		id := ids[(at+i)%len(ids)]
 		sum, err := b.k.readTable(id)
 		if err != nil {
 			return nil, err
 		}
-		sums[id], b.looked = sum, id
+		sums[id], b.checked = sum, id
 	}
 	return sums, nil
 }
 
-// Sent is how many packets drivers have sent, on all CPUs.
+// Sent returns the number of packets that drivers have forwarded, on all CPUs.
 func (b *Balancer) Sent() (n uint64) {
 	var each []uint64
-	_ = b.k.maps[bpf.MapXDPSent].Lookup(uint32(0), &each) // an array has it
+	_ = b.k.maps[bpf.MapXDPSent].Lookup(uint32(0), &each) // an array always has index 0
 	for _, sent := range each {
 		n += sent
 	}
 	return n
 }
 
-// Close lets go. The balancer goes on in the kernel.
+// Close releases program and maps. The balancer continues in the kernel.
 func (b *Balancer) Close(context.Context, bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.k.close()
 }
 
-// Remove takes the balancer off the machine: connections through it end. Removing what is not there succeeds.
+// Remove removes the balancer from the machine, which ends connections through it. It succeeds if there is none.
 func Remove(bpffs string) error {
 	k := &kernel{dir: filepath.Join(bpffs, folder)}
 	if _, err := os.Stat(k.dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if _, err := k.place(nil, nil); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if _, err := k.attachAll(nil, nil); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := k.removeFilters(nil); err != nil {

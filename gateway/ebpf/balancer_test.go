@@ -18,15 +18,15 @@ import (
 
 var families = [2]string{"IPv4", "IPv6"}
 
-// What a gateway does for clients, on one edge.
+// One edge serves several tests of what a gateway does for clients.
 func TestBalancer(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.serve()
 	for _, tc := range []struct {
 		name string
-		test func(*testing.T, *world)
-	}{ // in this order: the flows of one with backends that have gone are there for the next
-		{"every way back", everyWayBack}, {"refuses", refuses}, {"gateways choose alike", gatewaysChooseAlike}, {"affinity", affinity},
+		test func(*testing.T, *testbed)
+	}{ // in this order: flows to removed backends remain for the next test
+		{"every way back", everyWayBack}, {"refusals", refuses}, {"gateways make the same choice", gatewaysChooseAlike}, {"affinity", affinity},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w.t = t
@@ -37,10 +37,10 @@ func TestBalancer(t *testing.T) {
 	w.t = t
 }
 
-// Whatever the way back is, a client is answered, and its backend sees whom it should see.
-func everyWayBack(t *testing.T, w *world) {
+// Every way back delivers the reply, and the backend sees the expected source.
+func everyWayBack(t *testing.T, w *testbed) {
 	t.Helper()
-	port := uint16(20000) // another for each: who speaks on keeps the way back that he has
+	port := uint16(20000) // a new port each time: a known flow keeps its way back
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT, desired.Masquerade} {
 		w.apply(state(way, 1, 2, 3, 4))
 		for f := range vips {
@@ -69,7 +69,7 @@ func everyWayBack(t *testing.T, w *world) {
 						}
 					}
 					if len(met) != backends {
-						t.Errorf("40 clients met %v, want all %d backends", met, backends)
+						t.Errorf("40 clients reached %v, want all %d backends", met, backends)
 					}
 				})
 			}
@@ -77,8 +77,8 @@ func everyWayBack(t *testing.T, w *world) {
 	}
 }
 
-// refused wants a connection to be refused at once, and counted under a reason.
-func (w *world) refused(network string, f int, port uint16, reason string) {
+// refused expects a connection to be refused at once, and counted under a reason.
+func (w *testbed) refused(network string, f int, port uint16, reason string) {
 	w.t.Helper()
 	before := w.refusals(0)[reason]
 	c, err := w.dial(network, f, port, 0)
@@ -94,8 +94,8 @@ func (w *world) refused(network string, f int, port uint16, reason string) {
 	}
 }
 
-// Who cannot be served learns it at once; who may not be served learns nothing.
-func refuses(t *testing.T, w *world) {
+// A client that cannot be served is refused at once. A client that may not connect gets no reply.
+func refuses(t *testing.T, w *testbed) {
 	t.Helper()
 	s := state(desired.Routed, 1, 2)
 	for i := range s.VIPs {
@@ -121,12 +121,12 @@ func refuses(t *testing.T, w *world) {
 	all, err := w.balancers[0].Refusals()
 	w.check(err)
 	if n := all[Refusal{"shop/others", "source"}]; n == 0 {
-		t.Errorf("who may not connect is not counted: %v", all)
+		t.Errorf("a client that may not connect is not counted: %v", all)
 	}
 }
 
-// silent wants a SYN to be dropped.
-func (w *world) silent(f int, port uint16) {
+// silent expects a SYN to be dropped.
+func (w *testbed) silent(f int, port uint16) {
 	w.t.Helper()
 	before := w.refusals(0)["source"]
 	d := net.Dialer{}
@@ -141,12 +141,12 @@ func (w *world) silent(f int, port uint16) {
 	w.until(func() bool { return w.refusals(0)["source"] > before }, "the SYN is dropped")
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
-		w.t.Errorf("a client that may not connect: %v, want nothing at all", err)
+		w.t.Errorf("a client that may not connect: %v, want no reply", err)
 	}
 }
 
-// until waits until something holds.
-func (w *world) until(holds func() bool, what string) {
+// until waits until a condition holds.
+func (w *testbed) until(holds func() bool, what string) {
 	w.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -157,8 +157,9 @@ func (w *world) until(holds func() bool, what string) {
 	}
 }
 
-// Two gateways choose the same backend for every client, whatever order they heard of the backends in.
-func gatewaysChooseAlike(t *testing.T, w *world) {
+// Two gateways choose the same backend for every client, regardless of the order in which they learned of the
+// backends.
+func gatewaysChooseAlike(t *testing.T, w *testbed) {
 	t.Helper()
 	w.check(w.applyTo(1, state(desired.Routed, 3, 4)))
 	s := state(desired.Routed, 1, 2, 3, 4)
@@ -178,14 +179,14 @@ func gatewaysChooseAlike(t *testing.T, w *world) {
 			}
 		}
 		if met[0] != met[1] {
-			t.Errorf("%s: %d clients meet other backends by the other gateway", families[f], asked)
+			t.Errorf("%s: %d clients reach other backends through the other gateway", families[f], asked)
 		}
 	}
 }
 
-// A client with affinity meets one backend from all its ports, whatever backends come, at either gateway, and another one when
-// that serves no more or the time is over.
-func affinity(t *testing.T, w *world) {
+// A client with session affinity reaches one backend from all its ports and at either gateway, even when backends are
+// added. It moves only when that backend stops serving or the timeout expires.
+func affinity(t *testing.T, w *testbed) {
 	t.Helper()
 	stays := func(seconds int32, numbers ...int) {
 		s := state(desired.Routed, numbers...)
@@ -205,25 +206,25 @@ func affinity(t *testing.T, w *world) {
 	for f := range vips {
 		w.lead(0)
 		stays(60, 1)
-		told := w.export(0)
+		sent := w.export(0)
 		first, from := meets(f)
-		w.until(func() bool { // of others, which were there before, it is told, too
-			return slices.ContainsFunc(told.all(), func(o flows.Flow) bool { return o.Client.String() == from.String() })
-		}, "its flow is told")
-		told.stop()
-		w.knows(1, told.all())
+		w.until(func() bool { // flows that existed before are announced too
+			return slices.ContainsFunc(sent.all(), func(o flows.Flow) bool { return o.Client.String() == from.String() })
+		}, "its flow is exported")
+		sent.stop()
+		w.importFlows(1, sent.all())
 		stays(60, 1, 2, 3, 4)
 		for i := range 20 {
 			w.lead(i % 2)
 			if b, _ := meets(f); b != first {
-				t.Fatalf("%s: at gateway %d the client leaves %s for %s", families[f], i%2, first, b)
+				t.Fatalf("%s: at gateway %d the client moves from %s to %s", families[f], i%2, first, b)
 			}
 		}
 		stays(60, 2, 3, 4)
 		second, _ := meets(f)
 		stays(60, 1, 2, 3, 4)
 		if b, _ := meets(f); second == first || b != second {
-			t.Errorf("%s: the client met %s, which went, then %s, then %s", families[f], first, second, b)
+			t.Errorf("%s: the client reached %s, which was removed, then %s, then %s", families[f], first, second, b)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// content is what the maps hold, by their names. Tables are known by a sum of theirs.
+// content is what the maps hold, by name. A table is represented by its hash.
 type content struct {
 	vips      map[[16]byte]bpf.GatewayVIP
 	frontends map[bpf.GatewayFrontendKey]bpf.GatewayFrontend
@@ -19,27 +19,27 @@ type content struct {
 	backends  map[uint32]bpf.GatewayBackend
 	sources   map[bpf.GatewaySourceKey]uint32
 	members   map[bpf.GatewayMember]uint32
-	origins   map[bpf.GatewayFrontendKey]bpf.GatewayOrigin
+	origins   map[bpf.GatewayOriginKey]bpf.GatewayOrigin
 }
 
 func newContent() *content {
 	return &content{
 		vips: map[[16]byte]bpf.GatewayVIP{}, frontends: map[bpf.GatewayFrontendKey]bpf.GatewayFrontend{}, tables: map[uint32]uint64{},
-		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, members: map[bpf.GatewayMember]uint32{}, origins: map[bpf.GatewayFrontendKey]bpf.GatewayOrigin{},
+		backends: map[uint32]bpf.GatewayBackend{}, sources: map[bpf.GatewaySourceKey]uint32{}, members: map[bpf.GatewayMember]uint32{}, origins: map[bpf.GatewayOriginKey]bpf.GatewayOrigin{},
 	}
 }
 
-// machine is what a state does not say.
-type machine struct {
+// environment is what the maps depend on besides a state.
+type environment struct {
 	ids *ids
-	// table returns the sum of the table that a frontend with these backends, each with its number, has to have.
+	// table returns the hash of the table for a frontend with these backends and their ids.
 	table func(id uint32, proto uint8, backends []desired.Backend, numbers []uint32) uint64
 	// address returns the gateway's own address towards another.
 	address func(towards netip.Addr) (netip.Addr, error)
 }
 
-// build returns what the maps have to hold for a state. A VIP that cannot be balanced is a fault.
-func build(s *desired.State, m machine) (*content, desired.Faults) {
+// build returns what the maps must hold for a state. A VIP that cannot be balanced is a fault.
+func build(s *desired.State, m environment) (*content, desired.Faults) {
 	c := newContent()
 	var faults desired.Faults
 	for i := range s.VIPs {
@@ -48,7 +48,7 @@ func build(s *desired.State, m machine) (*content, desired.Faults) {
 	return c, faults
 }
 
-func (c *content) addVIP(at string, v *desired.VIP, m machine) (faults desired.Faults) {
+func (c *content) addVIP(at string, v *desired.VIP, m environment) (faults desired.Faults) {
 	vip := bpf.GatewayVIP{}
 	switch v.Return {
 	case desired.SNAT:
@@ -57,42 +57,42 @@ func (c *content) addVIP(at string, v *desired.VIP, m machine) (faults desired.F
 		if b := anyBackend(v); b.IsValid() {
 			own, err := m.address(b)
 			if err != nil {
-				return desired.Faults{{Part: desired.PartBalancer, Field: at + ".return", Message: err.Error()}}
+				return desired.Faults{{Component: desired.ComponentBalancer, Field: at + ".return", Message: err.Error()}}
 			}
 			vip.Source = bpf.Addr16(own)
-			c.own(vip.Source)
+			c.addOwn(vip.Source)
 		}
 	case desired.Routed:
 	}
 	if v.Announce == desired.ByNone {
-		vip.Flags = bpf.GatewayOwn // what somebody else leads here may be the gateway's own address as well
+		vip.Flags = bpf.GatewayOwn // an address that is routed here by other means may also be the gateway's own
 	}
 	vip.Flags |= c.vips[bpf.Addr16(v.Addr)].Flags
 	c.vips[bpf.Addr16(v.Addr)] = vip
 	for i := range v.Frontends {
 		if err := c.addFrontend(v, &v.Frontends[i], m); err != nil {
 			faults = append(faults, desired.Fault{
-				Part: desired.PartBalancer, Field: fmt.Sprintf("%s.frontends[%d]", at, i), Services: []string{v.Frontends[i].Service}, Message: err.Error(),
+				Component: desired.ComponentBalancer, Field: fmt.Sprintf("%s.frontends[%d]", at, i), Services: []string{v.Frontends[i].Service}, Message: err.Error(),
 			})
 		}
 	}
 	return faults
 }
 
-// own adds an address of the gateway itself, which may be a VIP as well: that of a floating IP that leads here.
-func (c *content) own(addr [16]byte) {
+// addOwn adds an address of the gateway itself. It may be a VIP too, if a floating IP leads here.
+func (c *content) addOwn(addr [16]byte) {
 	have := c.vips[addr]
 	have.Flags |= bpf.GatewayOwn
 	c.vips[addr] = have
 }
 
-func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) error {
+func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m environment) error {
 	key := endpoint(netip.AddrPortFrom(v.Addr, f.Port), protocol(f.Protocol))
 	id, err := m.ids.frontend(key)
 	if err != nil {
 		return err
 	}
-	frontend := bpf.GatewayFrontend{Id: id, Service: id}
+	frontend := bpf.GatewayFrontend{Id: id}
 	var serving []desired.Backend
 	var numbers []uint32
 	for _, b := range f.Backends {
@@ -102,12 +102,12 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) er
 		}
 	}
 	if len(serving) > 0 {
-		frontend.Count = uint32(len(bpf.GatewayTable{}))
+		frontend.Slots = uint32(len(bpf.GatewayTable{}))
 		c.tables[id] = m.table(id, key.Proto, serving, numbers)
 	}
 	if f.Affinity > 0 {
 		frontend.Flags |= bpf.GatewayAffinity
-		frontend.Affinity = uint32(f.Affinity)
+		frontend.AffinityS = uint32(f.Affinity)
 		for _, number := range numbers {
 			c.members[bpf.GatewayMember{FrontendId: id, BackendId: number}] = 1
 		}
@@ -122,19 +122,20 @@ func (c *content) addFrontend(v *desired.VIP, f *desired.Frontend, m machine) er
 	return nil
 }
 
-// addBackend returns the number of a backend of a frontend.
-func (c *content) addBackend(of bpf.GatewayFrontendKey, at netip.AddrPort, routed bool, m machine) uint32 {
+// addBackend adds a backend of a frontend and returns its id.
+func (c *content) addBackend(of bpf.GatewayFrontendKey, at netip.AddrPort, routed bool, m environment) uint32 {
 	key := endpoint(at, of.Proto)
 	number := m.ids.backend(key)
 	if !routed {
 		of = bpf.GatewayFrontendKey{}
 	}
-	if other, ok := c.origins[key]; ok && other.Frontend != of {
+	origin := bpf.GatewayOriginKey(key)
+	if other, ok := c.origins[origin]; ok && other.Frontend != of {
 		of = bpf.GatewayFrontendKey{}
 	}
 	c.backends[number] = bpf.GatewayBackend{Addr: key.Addr, Port: key.Port, Proto: key.Proto}
-	c.origins[key] = bpf.GatewayOrigin{Frontend: of, BackendId: number}
-	c.origins[bpf.GatewayFrontendKey{Addr: key.Addr}] = bpf.GatewayOrigin{} // its fragments carry no port
+	c.origins[origin] = bpf.GatewayOrigin{Frontend: of, BackendId: number}
+	c.origins[bpf.GatewayOriginKey{Addr: key.Addr}] = bpf.GatewayOrigin{} // fragments carry no port
 	return number
 }
 
@@ -173,7 +174,7 @@ func protocolName(proto uint8) string {
 	return "TCP"
 }
 
-// differences reports of each map whether it holds something else than in o.
+// differences reports for each map whether its content differs from that in o.
 func (c *content) differences(o *content) map[string]bool {
 	return map[string]bool{
 		bpf.MapGatewayVIPs: !maps.Equal(c.vips, o.vips), bpf.MapFrontends: !maps.Equal(c.frontends, o.frontends),

@@ -8,8 +8,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// A VIP that is the gateway's own address, as where a floating IP is moved between gateways, is masqueraded whatever other VIPs
-// are masqueraded with that address, and whatever comes first.
+// A VIP may be the gateway's own address, for example when a floating IP moves between gateways. It is masqueraded
+// regardless of which other VIPs use that address, and of their order.
 func TestOwnAddressAsVIP(t *testing.T) {
 	t.Parallel()
 	own := netip.MustParseAddr("10.0.0.11")
@@ -22,7 +22,7 @@ func TestOwnAddressAsVIP(t *testing.T) {
 	for _, how := range []desired.Announce{desired.ByNone, desired.ByBGP} {
 		moved, other := masqueraded(own, how), masqueraded(netip.MustParseAddr("198.51.100.7"), desired.ByBGP)
 		for name, all := range map[string][]desired.VIP{"alone": {moved}, "first": {moved, other}, "last": {other, moved}} {
-			c, faults := build(&desired.State{VIPs: all}, machine{
+			c, faults := build(&desired.State{VIPs: all}, environment{
 				ids:     idsOf(newContent(), 1),
 				table:   func(uint32, uint8, []desired.Backend, []uint32) uint64 { return 0 },
 				address: func(netip.Addr) (netip.Addr, error) { return own, nil },

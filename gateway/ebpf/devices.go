@@ -9,9 +9,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// chosen returns the devices of this network namespace that the balancer belongs to, their names by index: those that are
-// named, else all that speak Ethernet and have an address that others can reach.
-func chosen(names []string) (map[int]string, error) {
+// selectDevices returns the devices of this network namespace that are balanced, their names by index: the named
+// ones, or else all Ethernet devices with a global unicast address.
+func selectDevices(names []string) (map[int]string, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
@@ -36,9 +36,10 @@ func chosen(names []string) (map[int]string, error) {
 	return found, nil
 }
 
-// place puts the program on these devices, and takes it off all others. The drivers of those in fast run the XDP program
-// besides. Where one does not, without says why, by index: the other program does all that is to be done.
-func (k *kernel) place(devices, fast map[int]string) (without map[int]error, err error) {
+// attachAll attaches the program to these devices and detaches it from all others. It also attaches the XDP program
+// to the drivers of those in fast. If a driver refuses, without holds the error by index: the ingress program then
+// handles everything.
+func (k *kernel) attachAll(devices, fast map[int]string) (without map[int]error, err error) {
 	without, keep := map[int]error{}, map[string]bool{}
 	ingress, driver := k.ingress(), k.driver()
 	for index, name := range devices {
@@ -62,7 +63,7 @@ func (k *kernel) place(devices, fast map[int]string) (without map[int]error, err
 	return without, k.detachOthers(keep)
 }
 
-// attach makes a device run our program at its ingress.
+// attach attaches our program to the ingress of a device.
 func (k *kernel) attach(index int) error {
 	if k.noTCX {
 		return k.attachFilter(index)
@@ -78,7 +79,7 @@ func (k *kernel) runs(index int) (bool, error) {
 	return k.has(k.ingress(), index)
 }
 
-// addressTowards returns this machine's own address for packets to another.
+// addressTowards returns the address that this machine uses for packets to another.
 func addressTowards(to netip.Addr) (netip.Addr, error) {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {

@@ -19,16 +19,16 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
 
-// each is how many connections of a kind a test has in each family.
+// each is the number of connections of a kind in each family.
 const each = 8
 
-// kinds are connections that are idle, that only download, and that only upload.
+// kinds holds idle, downloading and uploading connections.
 type kinds struct {
 	idle, download, upload []*conn
-	names                  []string // of uploads
+	names                  []string // names of uploads
 }
 
-func (w *world) openAll(f int) (k kinds) {
+func (w *testbed) openAll(f int) (k kinds) {
 	w.t.Helper()
 	for i := range each {
 		for _, to := range []*[]*conn{&k.idle, &k.download, &k.upload} {
@@ -48,8 +48,8 @@ func (w *world) openAll(f int) (k kinds) {
 	return k
 }
 
-// broken is how many of all connections do not go on.
-func (k kinds) broken(w *world) (idle, download, upload int) {
+// broken returns how many of the connections no longer work.
+func (k kinds) broken(w *testbed) (idle, download, upload int) {
 	for i := range each {
 		if _, _, err := k.idle[i].ask("still?"); err != nil {
 			idle++
@@ -64,7 +64,7 @@ func (k kinds) broken(w *world) (idle, download, upload int) {
 	return idle, download, upload
 }
 
-// downloads reads until something comes that was sent from now on.
+// downloads reads until data arrives that was sent after the call.
 func (c *conn) downloads() error {
 	now := time.Now()
 	if err := c.SetReadDeadline(now.Add(patience)); err != nil {
@@ -82,7 +82,7 @@ func (c *conn) downloads() error {
 	}
 }
 
-// uploads sends a line, and waits until it has come.
+// uploads sends a line and waits until it has arrived.
 func (c *conn) uploads(name string) error {
 	had := c.w.hasUploaded(name)
 	if err := c.SetWriteDeadline(time.Now().Add(patience)); err != nil {
@@ -101,41 +101,41 @@ func (c *conn) uploads(name string) error {
 	return nil
 }
 
-// told are the flows that a gateway tells of, until stop is called.
-type told struct {
+// exported collects the flows that a gateway exports until stop is called.
+type exported struct {
 	mu    sync.Mutex
 	flows map[flows.Flow]bool // guarded by mu
 	stop  func()
 }
 
-func (w *world) export(g int) *told {
-	told := &told{flows: map[flows.Flow]bool{}}
+func (w *testbed) export(g int) *exported {
+	sent := &exported{flows: map[flows.Flow]bool{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- w.balancers[g].Export(ctx, func(f flows.Flow) error {
-			told.mu.Lock()
-			defer told.mu.Unlock()
-			told.flows[f] = true
+			sent.mu.Lock()
+			defer sent.mu.Unlock()
+			sent.flows[f] = true
 			return nil
 		})
 	}()
-	told.stop = sync.OnceFunc(func() {
+	sent.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
-			w.t.Errorf("export ended by %v", err)
+			w.t.Errorf("Export: %v, want it canceled", err)
 		}
 	})
-	w.t.Cleanup(told.stop)
+	w.t.Cleanup(sent.stop)
 	w.until(func() bool {
 		var s bpf.GatewaySettings
 		w.check(w.balancers[g].k.maps[bpf.MapGatewaySettings].Lookup(uint32(0), &s))
-		return s.Share == 1
-	}, "flows are told, also those that end at once")
-	return told
+		return s.Announce == 1
+	}, "flows are announced, including those that end at once")
+	return sent
 }
 
-func (o *told) all() (all []flows.Flow) {
+func (o *exported) all() (all []flows.Flow) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for f := range o.flows {
@@ -144,52 +144,52 @@ func (o *told) all() (all []flows.Flow) {
 	return all
 }
 
-// knows makes flows known to a gateway, which has their backends.
-func (w *world) knows(g int, all []flows.Flow) {
+// importFlows imports flows at a gateway, which has their backends.
+func (w *testbed) importFlows(g int, all []flows.Flow) {
 	w.t.Helper()
 	early, err := w.balancers[g].Import(all)
 	w.check(err)
 	if len(early) > 0 {
-		w.t.Fatalf("%d flows of %d are early: %s", len(early), len(all), early[0])
+		w.t.Fatalf("Import returned %d of %d flows: %s", len(early), len(all), early[0])
 	}
 }
 
-// Backends come, which leads the hash of some clients elsewhere, and then a gateway dies. What it told the other one of goes
-// on, whoever speaks first.
+// Backends are added, so that the hash sends some clients elsewhere, and then a gateway dies. The flows that it
+// exported continue on the other gateway, whichever side sends first.
 func TestFailoverAfterChange(t *testing.T) {
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
 		t.Run(string(way), func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.serve()
 			w.apply(state(way, 1, 2))
-			told := w.export(0)
+			sent := w.export(0)
 			var all [2]kinds
 			for f := range vips {
 				all[f] = w.openAll(f)
 			}
-			w.until(func() bool { return len(told.all()) == 2*3*each }, "all flows are told")
+			w.until(func() bool { return len(sent.all()) == 2*3*each }, "all flows are exported")
 			w.apply(state(way, 1, 2, 3, 4))
-			w.knows(1, told.all())
+			w.importFlows(1, sent.all())
 			w.check(w.Cut(0))
 			w.lead(1)
 			for f := range vips {
 				if idle, download, upload := all[f].broken(w); idle+download+upload > 0 {
-					t.Errorf("%s: broken are %d idle, %d download and %d upload of %d each: %v", families[f], idle, download, upload, each, w.refusals(1))
+					t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken: %v", families[f], idle, download, upload, each, w.refusals(1))
 				}
 			}
 		})
 	}
 }
 
-// An answer that is under way when another gateway takes over comes there before any question does. Of UDP that is known when the
-// client has asked for a second, or when all is told.
-func TestAnswersUnderWay(t *testing.T) {
+// A reply that is in flight when another gateway takes over arrives there before any query. A UDP flow is exported
+// once it is a second old, or when all flows are exported.
+func TestRepliesInFlight(t *testing.T) {
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
 		t.Run(string(way), func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.serve()
 			w.apply(state(way, 1, 2, 3, 4))
-			told := w.export(0)
+			sent := w.export(0)
 			asks := func() (all [2]*conn) {
 				for f := range vips {
 					c, err := w.dial("udp", f, servedPort, 0)
@@ -207,19 +207,19 @@ func TestAnswersUnderWay(t *testing.T) {
 					_, _, err := c.ask("still?")
 					w.check(err)
 				}
-				return len(told.all()) == len(old)
-			}, "who asks for some time is told of")
-			w.knows(1, told.all())
+				return len(sent.all()) == len(old)
+			}, "flows that are a second old are exported")
+			w.importFlows(1, sent.all())
 			young := asks()
 			var all []flows.Flow
 			w.check(w.balancers[0].All(func(f flows.Flow) error {
 				all = append(all, f)
 				return nil
 			}))
-			if len(all) != len(old)+len(young) || len(told.all()) != len(old) {
-				t.Errorf("of %d flows %d were told at once, and %d when all were asked for", len(old)+len(young), len(told.all()), len(all))
+			if len(all) != len(old)+len(young) || len(sent.all()) != len(old) {
+				t.Errorf("of %d flows %d were exported at once, and %d by All", len(old)+len(young), len(sent.all()), len(all))
 			}
-			w.knows(1, all)
+			w.importFlows(1, all)
 			w.leadBack(1)
 			for f := range vips {
 				for age, c := range map[string]*conn{"old": old[f], "young": young[f]} {
@@ -232,11 +232,11 @@ func TestAnswersUnderWay(t *testing.T) {
 	}
 }
 
-// A connection that comes from another gateway before that has told of it waits for the word: its client's port at the backend may
-// be taken here by another one that has ended long ago there.
-func TestYoungConnections(t *testing.T) {
+// A connection arrives from another gateway before that has exported it. It waits for the export, because its NAT
+// port may be in use here by a flow that has already ended there.
+func TestConnectionsThatAreNotExportedYet(t *testing.T) {
 	const port = 7001
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.serve()
 	s := state(desired.Routed, 1, 2, 3, 4)
 	second := s.VIPs[0]
@@ -253,7 +253,7 @@ func TestYoungConnections(t *testing.T) {
 	} {
 		w.check(to())
 	}
-	told := w.export(0)
+	sent := w.export(0)
 	w.export(1)
 
 	old := &conn{w: w}
@@ -266,8 +266,8 @@ func TestYoungConnections(t *testing.T) {
 	w.check(err)
 	w.check(old.Conn.(*net.TCPConn).SetLinger(0)) // so that its port is free
 	w.check(old.Close())
-	w.until(func() bool { return len(told.all()) == 1 }, "the connection is told of")
-	w.knows(1, told.all())
+	w.until(func() bool { return len(sent.all()) == 1 }, "the connection is exported")
+	w.importFlows(1, sent.all())
 
 	young, err := w.dial("tcp", 0, servedPort, port)
 	w.check(err)
@@ -275,26 +275,26 @@ func TestYoungConnections(t *testing.T) {
 	now, _, err := young.ask("hello")
 	w.check(err)
 	if now != met {
-		t.Fatalf("the client meets %s and %s, want one", met, now)
+		t.Fatalf("the client reaches %s and %s, want one backend", met, now)
 	}
-	w.until(func() bool { return len(told.all()) == 2 }, "the connection is told of")
+	w.until(func() bool { return len(sent.all()) == 2 }, "the connection is exported")
 	w.lead(1)
 	answer := make(chan error, 1)
 	go func() {
 		_, _, err := young.ask("still?")
 		answer <- err
 	}()
-	w.until(func() bool { return w.refusals(1)["no_flow"] > 0 }, "its packet comes to the other gateway before the word")
-	w.knows(1, told.all())
+	w.until(func() bool { return w.refusals(1)["no_flow"] > 0 }, "its packet reaches the other gateway before the export")
+	w.importFlows(1, sent.all())
 	if err := <-answer; err != nil {
 		t.Errorf("%v: %v", err, w.refusals(1))
 	}
 }
 
-// Without a word from the other gateway connections go on as well: by the hash, as long as no backend came or went, and by
-// what their backends send.
+// Connections continue even if the other gateway exported nothing: by the hash if the set of backends did not change,
+// and by the packets of their backends.
 func TestFailoverByHash(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.serve()
 	w.apply(state(desired.Routed, 1, 2, 3, 4))
 	var all [2]kinds
@@ -305,15 +305,15 @@ func TestFailoverByHash(t *testing.T) {
 	w.lead(1)
 	for f := range vips {
 		if idle, download, upload := all[f].broken(w); idle+download+upload > 0 {
-			t.Errorf("%s: broken are %d idle, %d download and %d upload of %d each: %v", families[f], idle, download, upload, each, w.refusals(1))
+			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken: %v", families[f], idle, download, upload, each, w.refusals(1))
 		}
 	}
 }
 
-// Where it cannot be told of which frontend a backend's packet is, it goes nowhere; it never leaves with the backend's
-// address. When the client speaks, all is as it was.
-func TestAnswerWithoutFlow(t *testing.T) {
-	w := newWorld(t)
+// A backend's packet whose frontend cannot be derived is dropped; it never leaves with the backend's address. The
+// connection continues once the client sends.
+func TestReplyWithoutFlow(t *testing.T) {
+	w := newTestbed(t)
 	w.serve()
 	s := state(desired.Routed, 1, 2, 3, 4)
 	for f := range s.VIPs {
@@ -328,7 +328,7 @@ func TestAnswerWithoutFlow(t *testing.T) {
 	}
 	seen := w.listen()
 	w.lead(1)
-	w.until(func() bool { return w.refusals(1)["no_flow"] > 0 }, "an answer without a flow is dropped")
+	w.until(func() bool { return w.refusals(1)["no_flow"] > 0 }, "a reply without a flow is dropped")
 	for f := range vips {
 		for i := range each {
 			if _, err := fmt.Fprintln(all[f].download[i], "and on"); err != nil {
@@ -336,7 +336,7 @@ func TestAnswerWithoutFlow(t *testing.T) {
 			}
 		}
 		if idle, download, upload := all[f].broken(w); idle+download+upload > 0 {
-			t.Errorf("%s: broken are %d idle, %d download and %d upload of %d each: %v", families[f], idle, download, upload, each, w.refusals(1))
+			t.Errorf("%s: %d idle, %d download and %d upload connections of %d each are broken: %v", families[f], idle, download, upload, each, w.refusals(1))
 		}
 	}
 	for source, n := range seen() {
@@ -348,14 +348,14 @@ func TestAnswerWithoutFlow(t *testing.T) {
 	}
 }
 
-func TestBackendsGo(t *testing.T) {
-	w := newWorld(t)
+func TestRemovedBackends(t *testing.T) {
+	w := newTestbed(t)
 	w.serve()
 	backendsGo(t, w)
 }
 
-// Flows of a backend that is gone end at once; those of one that drains go on.
-func backendsGo(t *testing.T, w *world) {
+// Flows of a removed backend end at once. Flows of a draining backend continue.
+func backendsGo(t *testing.T, w *testbed) {
 	t.Helper()
 	w.apply(state(desired.Routed, 1, 2))
 	var open []*conn
@@ -381,7 +381,7 @@ func backendsGo(t *testing.T, w *world) {
 		w.check(err)
 		w.check(c.Close())
 		if b != backend(0, 2) {
-			t.Fatalf("a new client meets %s, which drains", b)
+			t.Fatalf("a new client reaches %s, which is draining", b)
 		}
 	}
 	for _, c := range open {

@@ -14,21 +14,21 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// Kernels before 6.6 have no TCX: there the program is a filter of the qdisc clsact, with actions of its own ("direct action").
-// It is known by a name and a place that nobody else uses, and runs before those of an agent on the same machine.
+// Kernels before 6.6 have no TCX. There the program is a direct-action filter of the qdisc clsact. It has a name and
+// a handle of its own, and a priority before that of an agent on the same machine.
 const (
 	filterName     = "isthmus_gateway"
 	filterHandle   = 0x6157
 	filterPriority = 2
 )
 
-// qdiscPath marks a device that has clsact from us.
+// qdiscPath is the path that marks a device whose clsact this package added.
 func (k *kernel) qdiscPath(index int) string {
 	return filepath.Join(k.dir, "qdiscs", strconv.Itoa(index))
 }
 
-// attachFilter makes a device run our program, in the place of an older one of ours without a gap: the kernel exchanges the
-// filter of one handle in one step.
+// attachFilter attaches the program to a device. It replaces an older one without a gap: the kernel exchanges the
+// filter with the same handle in one step.
 func (k *kernel) attachFilter(index int) error {
 	if runs, err := k.runsFilter(index); err != nil || runs {
 		return err
@@ -48,7 +48,7 @@ func (k *kernel) attachFilter(index int) error {
 	return nil
 }
 
-// makeQdisc gives a device clsact, unless it has it from somebody else.
+// makeQdisc adds clsact to a device that has none.
 func (k *kernel) makeQdisc(index int) error {
 	q, err := clsact(index)
 	if err != nil || q != nil {
@@ -62,7 +62,7 @@ func (k *kernel) makeQdisc(index int) error {
 		LinkIndex: index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
 	}})
 	if errors.Is(err, unix.EEXIST) {
-		return os.Remove(mark) // somebody else was faster
+		return os.Remove(mark) // another process added it first
 	}
 	if err != nil {
 		return fmt.Errorf("add clsact: %w", errors.Join(err, os.Remove(mark)))
@@ -70,7 +70,7 @@ func (k *kernel) makeQdisc(index int) error {
 	return nil
 }
 
-// clsact returns that qdisc of a device, nil without it.
+// clsact returns the clsact qdisc of a device, nil if it has none.
 func clsact(index int) (netlink.Qdisc, error) {
 	qdiscs, err := netlink.QdiscList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}})
 	if err != nil {
@@ -84,11 +84,12 @@ func clsact(index int) (netlink.Qdisc, error) {
 	return nil, nil
 }
 
-// filtersOf returns our filter at the ingress of a device, nil without one, and how many others there are on both sides.
+// filtersOf returns our filter at the ingress of a device, nil if there is none, and the number of other filters on
+// both sides.
 func filtersOf(index int) (own *netlink.BpfFilter, others int, err error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		all, err := netlink.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // it has no clsact
+		if err != nil && !errors.Is(err, unix.EINVAL) { // the device has no clsact
 			return nil, 0, fmt.Errorf("list filters: %w", err)
 		}
 		for _, f := range all {
@@ -112,7 +113,8 @@ func (k *kernel) runsFilter(index int) (bool, error) {
 	return err == nil && own.Id == int(id), err
 }
 
-// removeFilters takes the filters of ours off all devices but some, and clsact where we gave it and nobody uses it any more.
+// removeFilters removes our filters from all devices that are not in keep. It removes clsact too, if we added it and
+// no other filter uses it.
 func (k *kernel) removeFilters(keep map[int]string) error {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -151,7 +153,7 @@ func (k *kernel) removeFilter(index int) error {
 	}
 	mark := k.qdiscPath(index)
 	if _, err := os.Stat(mark); err != nil || others > 0 {
-		return nil //nolint:nilerr // it is not ours
+		return nil //nolint:nilerr // nolint:nilerr // another process added it, or uses it
 	}
 	q, err := clsact(index)
 	if err != nil {

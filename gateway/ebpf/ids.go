@@ -6,19 +6,19 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// maxFrontends is how many tables there is room for (GATEWAY_FRONTENDS_MAX), number 0 aside.
+// maxFrontends is the number of tables (GATEWAY_FRONTENDS_MAX) without id 0.
 const maxFrontends = 16384 - 1
 
-// ids are the numbers by which the maps know frontends and backends. Whoever has one keeps it.
+// ids assigns the ids by which the maps know frontends and backends. An id never changes while it is in use.
 type ids struct {
 	frontends map[bpf.GatewayFrontendKey]uint32
 	taken     map[uint32]bool
-	free      uint32 // no number below it is free
+	free      uint32 // all ids below it are taken
 	backends  map[bpf.GatewayFrontendKey]uint32
-	next      uint32 // backend's: a flow may remember one that is gone, so none is given twice
+	next      uint32 // next backend id; a flow may still hold the id of a removed backend, so none is reused
 }
 
-// idsOf returns the numbers that are in use.
+// idsOf returns the ids in use.
 func idsOf(c *content, next uint32) *ids {
 	i := &ids{
 		frontends: map[bpf.GatewayFrontendKey]uint32{}, taken: map[uint32]bool{}, free: 1, backends: map[bpf.GatewayFrontendKey]uint32{}, next: max(next, 1),
@@ -56,7 +56,7 @@ func (i *ids) backend(key bpf.GatewayFrontendKey) uint32 {
 	return i.backends[key]
 }
 
-// release gives back the numbers of what old has and want has not. A backend's is never given again.
+// release frees the ids of entries that old has and want lacks. A backend's id is never reused.
 func (i *ids) release(old, want *content) {
 	for key, f := range old.frontends {
 		if _, ok := want.frontends[key]; !ok {

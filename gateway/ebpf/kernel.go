@@ -15,20 +15,21 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// folder is ours, in the BPF filesystem. Another ABI has maps of its own, but the links in common, so that one program takes
-// the place of the other.
+// folder is this package's folder in the BPF filesystem. Each ABI has its own maps. They share the links, so that one
+// program replaces the other.
 const folder = "isthmus-gateway"
 
-// kernel is the programs and their maps.
+// kernel holds the programs and their maps.
 type kernel struct {
-	dir   string // folder, below the BPF filesystem
+	dir   string // folder, below the mount point of the BPF filesystem
 	abi   int
-	noTCX bool // then the program is a filter
+	noTCX bool // the program is a clsact filter
 	maps  map[string]*ebpf.Map
 	prog  *ebpf.Program
 	xdp   *ebpf.Program // for drivers
 	seed  maphash.Seed
-	// predecessors may run still. There are none once ours is on all devices.
+	// predecessors are other ABIs whose programs may still run. The list is empty once our program runs on all
+	// devices.
 	predecessors []predecessor
 }
 
@@ -36,7 +37,7 @@ func (k *kernel) mapsDir() string { return filepath.Join(k.dir, fmt.Sprint(mapsP
 
 func (k *kernel) links() string { return filepath.Join(k.dir, "links") }
 
-// load opens what is pinned, makes what is not, and loads the programs, which run nowhere yet.
+// load opens the pinned maps, creates missing ones, and loads the programs without attaching them.
 func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	k = &kernel{dir: filepath.Join(bpffs, folder), abi: v.abi, noTCX: v.noTCX, maps: map[string]*ebpf.Map{}, seed: maphash.MakeSeed()}
 	for _, dir := range []string{k.dir, k.mapsDir(), k.links()} {
@@ -51,7 +52,7 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	spec.Maps[bpf.MapConns].MaxEntries = uint32(flows * entriesPerFlow)
 	for name, ms := range spec.Maps {
 		if strings.HasPrefix(name, ".") {
-			continue // constants, which belong to the program
+			continue // constants belong to the program
 		}
 		if k.maps[name], err = k.openMap(name, ms); err != nil {
 			return nil, errors.Join(err, k.close())
@@ -66,7 +67,7 @@ func load(bpffs string, flows int, v version) (k *kernel, err error) {
 	return k, nil
 }
 
-// openMap returns the pinned map of that name, that of a predecessor, or a new one. How many flows there is room for stays as it was pinned.
+// openMap returns the pinned map of that name, that of a predecessor, or a new one. A pinned map keeps its capacity.
 func (k *kernel) openMap(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	path := filepath.Join(k.mapsDir(), name)
 	m, err := ebpf.LoadPinnedMap(path, nil)
@@ -98,7 +99,7 @@ func (k *kernel) openMap(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// close lets go of everything; what is pinned stays.
+// close releases programs and maps; pins stay.
 func (k *kernel) close() error {
 	var errs []error
 	for _, m := range k.maps {
@@ -110,7 +111,7 @@ func (k *kernel) close() error {
 	return errors.Join(errs...)
 }
 
-// read returns what the maps hold, without the tables.
+// read returns the content of the maps, without the tables.
 func (k *kernel) read() (*content, error) {
 	c := newContent()
 	return c, errors.Join(
@@ -120,7 +121,7 @@ func (k *kernel) read() (*content, error) {
 	)
 }
 
-// dump copies a hash map into another.
+// dump copies a hash map of the kernel into a Go map.
 func dump[K, V comparable](m *ebpf.Map, into map[K]V) error {
 	const batch = 4096
 	keys, values := make([]K, batch), make([]V, batch)
@@ -140,7 +141,7 @@ func dump[K, V comparable](m *ebpf.Map, into map[K]V) error {
 	}
 }
 
-// table opens the table of a frontend, nil when it has none.
+// table opens the table of a frontend, nil if it has none.
 func (k *kernel) table(id uint32) (*ebpf.Map, error) {
 	var inner *ebpf.Map
 	err := k.maps[bpf.MapGatewayTables].Lookup(id, &inner)
@@ -153,7 +154,7 @@ func (k *kernel) table(id uint32) (*ebpf.Map, error) {
 	return inner, nil
 }
 
-// readTable returns the sum of a frontend's table, 0 when it has none.
+// readTable returns the hash of a frontend's table, 0 if it has none.
 func (k *kernel) readTable(id uint32) (uint64, error) {
 	inner, err := k.table(id)
 	if err != nil || inner == nil {

@@ -14,12 +14,13 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// hook is a place for one of our programs, which every device has. A link keeps the program there, and is pinned.
+// hook is an attach point that every device has. A pinned link attaches a program to it.
 type hook struct {
 	prog   *ebpf.Program
-	prefix string // of the names of pins, before the number of the device
+	prefix string // of the pins' names, before the device's index
 	attach func(index int, p *ebpf.Program) (link.Link, error)
-	// device is the number of the one that a link is on, 0 when it is none of this hook or on none any more.
+	// device returns the index of the device that a link is attached to, 0 if the link belongs to another hook or is
+	// detached.
 	device func(*link.Info) uint32
 }
 
@@ -38,7 +39,7 @@ func (k *kernel) ingress() hook {
 	}
 }
 
-// driver is the hook of drivers, XDP in native mode. Earlier versions, which do not know these pins, detach them.
+// driver returns the hook of drivers: XDP in native mode. Earlier versions, which do not know its pins, detach them.
 func (k *kernel) driver() hook {
 	return hook{
 		k.xdp, "xdp-",
@@ -56,7 +57,7 @@ func (k *kernel) driver() hook {
 
 func (h *hook) pin(index int) string { return h.prefix + strconv.Itoa(index) }
 
-// put makes a device run our program, in the place of an older one of ours without a gap.
+// put attaches our program to a device. It replaces an older one of ours without a gap.
 func (k *kernel) put(h hook, index int) error {
 	path := filepath.Join(k.links(), h.pin(index))
 	l, err := link.LoadPinnedLink(path, nil)
@@ -72,7 +73,7 @@ func (k *kernel) put(h hook, index int) error {
 		return fmt.Errorf("ask for link: %w", err)
 	}
 	if h.device(info) != uint32(index) {
-		// The device it was for is gone, and its number was given anew; or somebody has detached it.
+		// The index belonged to a removed device and was reused, or another process has detached the link.
 		if err := os.Remove(path); err != nil {
 			return fmt.Errorf("remove pin: %w", err)
 		}
@@ -96,7 +97,7 @@ func (h *hook) putNew(index int, path string) error {
 	return nil
 }
 
-// detach takes the program off a device.
+// detach detaches the link that is pinned at path, and removes the pin.
 func (k *kernel) detach(path string) error {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -111,7 +112,7 @@ func (k *kernel) detach(path string) error {
 	return nil
 }
 
-// detachOthers takes our programs off all devices but those whose pins are named.
+// detachOthers detaches all our programs except those whose pins are in keep.
 func (k *kernel) detachOthers(keep map[string]bool) error {
 	pinned, err := os.ReadDir(k.links())
 	if err != nil {
@@ -127,7 +128,7 @@ func (k *kernel) detachOthers(keep map[string]bool) error {
 	return nil
 }
 
-// has reports whether a device runs our program there.
+// has reports whether a device runs our program at that hook.
 func (k *kernel) has(h hook, index int) (bool, error) {
 	l, err := link.LoadPinnedLink(filepath.Join(k.links(), h.pin(index)), nil)
 	if errors.Is(err, fs.ErrNotExist) {

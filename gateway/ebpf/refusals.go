@@ -6,15 +6,15 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// Refusal is why packets were refused or dropped.
+// Refusal is a Service and a reason for which packets were refused or dropped.
 type Refusal struct {
-	// Service is namespace/name, "" when there is none to blame, or none any more.
+	// Service is namespace/name, "" if the packet had none or it was removed.
 	Service string
-	// Reason is as bpf.DropReason spells it.
+	// Reason is the name of a bpf.DropReason.
 	Reason string
 }
 
-// Refusals returns how many packets were refused or dropped since the maps were made.
+// Refusals returns how many packets were refused or dropped since the maps were created.
 func (b *Balancer) Refusals() (map[Refusal]uint64, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -18,41 +18,42 @@ import (
 )
 
 const (
-	// lookEvery is how long a new flow waits at most until it is told: the program wakes nobody.
-	lookEvery = 5 * time.Millisecond
-	// tellAgain is how often all flows are told, so that others keep those that live and forget those that ended.
-	tellAgain = 2 * time.Minute
-	// standby is how long a flow that another gateway told of is kept without a word of it.
-	standby = 5 * time.Minute
-	// open is how long the program keeps an open TCP connection that is silent (OPEN_S in bpf/conntrack.h), openUDP the
-	// same of UDP.
-	open    = 6 * time.Hour
-	openUDP = 5 * time.Minute
+	// pollInterval is how long a new flow waits at most until it is sent: the program does not wake the reader.
+	pollInterval = 5 * time.Millisecond
+	// resendInterval is how often all flows are sent, so that other gateways keep those that live and forget the
+	// others.
+	resendInterval = 2 * time.Minute
+	// standbyTimeout is how long a flow of another gateway is kept without being sent again.
+	standbyTimeout = 5 * time.Minute
+	// openTimeout is the idle timeout of an open TCP connection in the program (OPEN_S in bpf/flow.h), openUDPTimeout
+	// that of UDP.
+	openTimeout    = 6 * time.Hour
+	openUDPTimeout = 5 * time.Minute
 )
 
-// Export tells of all flows of this gateway that can go on without it, then of each that opens, and of all again every two
-// minutes, until ctx is done or tell fails. One at a time may run.
-func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) error {
+// Export sends all flows of this gateway that another one can continue, then each flow that opens, and all flows
+// again every two minutes. It returns when ctx is done or send fails. Only one Export may run at a time.
+func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) error {
 	r, err := ringbuf.NewReader(b.k.maps[bpf.MapGatewayOpened])
 	if err != nil {
 		return fmt.Errorf("read opened flows: %w", err)
 	}
 	defer r.Close()
-	if err := b.share(true); err != nil {
+	if err := b.setAnnounce(true); err != nil {
 		return err
 	}
-	defer func() { _ = b.share(false) }() // what it goes on to tell is lost, no more
+	defer func() { _ = b.setAnnounce(false) }() // flows that are still announced are only lost
 	var record ringbuf.Record
-	var again time.Time
+	var resendAt time.Time
 	lost := uint64(0)
 	for ctx.Err() == nil {
-		if now := time.Now(); now.After(again) || b.lost() != lost {
-			again, lost = now.Add(tellAgain), b.lost()
-			if err := b.All(tell); err != nil {
+		if now := time.Now(); now.After(resendAt) || b.lost() != lost {
+			resendAt, lost = now.Add(resendInterval), b.lost()
+			if err := b.All(send); err != nil {
 				return err
 			}
 		}
-		r.SetDeadline(time.Now().Add(lookEvery))
+		r.SetDeadline(time.Now().Add(pollInterval))
 		for {
 			if err := r.ReadInto(&record); errors.Is(err, os.ErrDeadlineExceeded) {
 				break
@@ -63,7 +64,7 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 			if err := decode(record.RawSample, &o); err != nil {
 				return err
 			}
-			if err := b.export(&o.Key, &o.Conn, tell); err != nil {
+			if err := b.export(&o.Key, &o.Conn, send); err != nil {
 				return err
 			}
 		}
@@ -71,25 +72,25 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	return ctx.Err()
 }
 
-func (b *Balancer) share(on bool) error {
+func (b *Balancer) setAnnounce(on bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.setting(func(s *bpf.GatewaySettings) {
-		s.Share = 0
+	return b.changeSettings(func(s *bpf.GatewaySettings) {
+		s.Announce = 0
 		if on {
-			s.Share = 1
+			s.Announce = 1
 		}
 	})
 }
 
-// lost is how many flows found no room to be told.
+// lost returns how many flows did not fit into the ring buffer.
 func (b *Balancer) lost() (n uint64) {
-	_ = b.k.maps[bpf.MapGatewayLost].Lookup(uint32(0), &n) // an array has it
+	_ = b.k.maps[bpf.MapGatewayLost].Lookup(uint32(0), &n) // an array always has index 0
 	return n
 }
 
-// All tells of all flows of this gateway that can go on without it, until tell fails. Any goroutine may call it.
-func (b *Balancer) All(tell func(flows.Flow) error) error {
+// All sends all flows of this gateway that another one can continue, until send fails. It is safe for concurrent use.
+func (b *Balancer) All(send func(flows.Flow) error) error {
 	keys, values := make([]bpf.GatewayConnKey, 4096), make([]bpf.GatewayConn, 4096)
 	var cursor ebpf.MapBatchCursor
 	for {
@@ -102,7 +103,7 @@ func (b *Balancer) All(tell func(flows.Flow) error) error {
 			if values[i].Flags&bpf.GatewayStandby != 0 || !alive(&keys[i], &values[i]) {
 				continue
 			}
-			if err := b.export(&keys[i], &values[i], tell); err != nil {
+			if err := b.export(&keys[i], &values[i], send); err != nil {
 				return err
 			}
 		}
@@ -112,30 +113,30 @@ func (b *Balancer) All(tell func(flows.Flow) error) error {
 	}
 }
 
-// alive reports whether a flow is open and was heard of lately enough to go on.
+// alive reports whether a flow is open and has not timed out.
 func alive(key *bpf.GatewayConnKey, c *bpf.GatewayConn) bool {
 	silent := time.Duration(now() - c.Seen)
-	return (bpf.ConnState(c.State) == bpf.ConnOpen || bpf.ConnState(c.State) == bpf.ConnHalf) && silent < kept(key.Proto)
+	return (bpf.ConnState(c.State) == bpf.ConnOpen || bpf.ConnState(c.State) == bpf.ConnHalf) && silent < idleTimeout(key.Proto)
 }
 
-func kept(proto uint8) time.Duration {
+func idleTimeout(proto uint8) time.Duration {
 	if proto == unix.IPPROTO_UDP {
-		return openUDP
+		return openUDPTimeout
 	}
-	return open
+	return openTimeout
 }
 
-// now is the time by the clock of the program's flows: CLOCK_MONOTONIC in ns.
+// now returns the time of the clock that the program uses for flows: CLOCK_MONOTONIC in ns.
 func now() uint64 { return clock(unix.CLOCK_MONOTONIC) }
 
 func clock(id int32) uint64 {
 	var t unix.Timespec
-	_ = unix.ClockGettime(id, &t) // every Linux has these
+	_ = unix.ClockGettime(id, &t) // every Linux has these clocks
 	return uint64(t.Nano())
 }
 
-// export tells of the flow whose first entry this is.
-func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, tell func(flows.Flow) error) error {
+// export sends the flow of an entry, if the entry is the flow's first.
+func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, send func(flows.Flow) error) error {
 	if key.Reply != 0 {
 		return nil
 	}
@@ -145,25 +146,25 @@ func (b *Balancer) export(key *bpf.GatewayConnKey, c *bpf.GatewayConn, tell func
 	_, serves := b.have.backends[c.BackendId]
 	b.mu.Unlock()
 	if !ok || !served || !serves {
-		return nil // an entry of the way back, or of a VIP or backend that has gone
+		return nil // an entry of the reply direction, or of a removed VIP or backend
 	}
 	f := flows.Flow{
 		Protocol: protocolName(key.Proto),
 		Client:   netip.AddrPortFrom(bpf.AddrOf(key.Client), key.ClientPort), VIP: netip.AddrPortFrom(bpf.AddrOf(key.Server), key.ServerPort),
 		Backend: netip.AddrPortFrom(bpf.AddrOf(c.Addr), c.ServerPort), Source: netip.AddrPortFrom(bpf.AddrOf(key.Client), c.ClientPort),
 	}
-	if c.Flags&bpf.GatewayTwice != 0 {
+	if c.Flags&bpf.GatewayDoubleNAT != 0 {
 		f.Source = netip.AddrPortFrom(f.VIP.Addr(), c.ClientPort)
 		if vip.Source != [16]byte{} && vip.Source != key.Server {
-			return nil // masqueraded: nobody else has that address
+			return nil // masqueraded: no other gateway has that source address
 		}
 	}
-	return tell(f)
+	return send(f)
 }
 
-// Import makes flows of another gateway known here, as standby until a packet of theirs comes. Those that are known already
-// stay as they are, and those whose VIP or backend this gateway does not have are returned. All are kept for five minutes
-// at least. Clients that stay with a backend stay with it here, too.
+// Import stores flows of another gateway, as standby until one of their packets comes here. Flows that are already
+// known stay unchanged. Import returns the flows whose VIP or backend this gateway does not have. It keeps all others
+// for at least five minutes, and stores the session affinity of their clients.
 func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -176,22 +177,22 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 			continue
 		}
 		c := bpf.GatewayConn{
-			BackendId: number, Service: service, State: uint8(bpf.ConnOpen), Flags: bpf.GatewayStandby, Seen: now() - uint64(max(0, kept(proto)-standby)),
+			BackendId: number, Service: service, State: uint8(bpf.ConnOpen), Flags: bpf.GatewayStandby, Seen: now() - uint64(max(0, idleTimeout(proto)-standbyTimeout)),
 		}
-		if err := b.insert(&f, proto, c); err != nil {
+		if err := b.storeFlow(&f, proto, c); err != nil {
 			return nil, err
 		}
-		if err := b.meet(&f, proto, bpf.GatewayClient{BackendId: number, FrontendId: service}); err != nil {
+		if err := b.storeAffinity(&f, proto, bpf.GatewayClient{BackendId: number, FrontendId: service}); err != nil {
 			return nil, err
 		}
 	}
 	return early, nil
 }
 
-// meet makes known with which backend another gateway's client stays. One that has come here before stays where it is.
-func (b *Balancer) meet(f *flows.Flow, proto uint8, c bpf.GatewayClient) error {
+// storeAffinity stores the backend that a client of another gateway has, unless the client already has one here.
+func (b *Balancer) storeAffinity(f *flows.Flow, proto uint8, c bpf.GatewayClient) error {
 	frontend := b.have.frontends[endpoint(f.VIP, proto)]
-	if frontend.Affinity == 0 {
+	if frontend.AffinityS == 0 {
 		return nil
 	}
 	m := b.k.maps[bpf.MapAffinities]
@@ -199,7 +200,7 @@ func (b *Balancer) meet(f *flows.Flow, proto uint8, c bpf.GatewayClient) error {
 	c.Last = clock(unix.CLOCK_BOOTTIME)
 	var old bpf.GatewayClient
 	err := m.Lookup(key, &old)
-	stays := time.Duration(c.Last-old.Last) <= time.Duration(frontend.Affinity)*time.Second && b.have.members[bpf.GatewayMember{FrontendId: c.FrontendId, BackendId: old.BackendId}] != 0
+	stays := time.Duration(c.Last-old.Last) <= time.Duration(frontend.AffinityS)*time.Second && b.have.members[bpf.GatewayMember{FrontendId: c.FrontendId, BackendId: old.BackendId}] != 0
 	if err == nil && old.BackendId != c.BackendId && stays {
 		return nil
 	}
@@ -212,18 +213,19 @@ func (b *Balancer) meet(f *flows.Flow, proto uint8, c bpf.GatewayClient) error {
 	return nil
 }
 
-// insert stores the entries of a flow, the way back first: no answer may come unknown.
-func (b *Balancer) insert(f *flows.Flow, proto uint8, c bpf.GatewayConn) error {
+// storeFlow stores the entries of a flow. Those of the reply direction come first: otherwise a reply could find no
+// flow.
+func (b *Balancer) storeFlow(f *flows.Flow, proto uint8, c bpf.GatewayConn) error {
 	type entry struct {
 		client, server netip.AddrPort
 		reply          uint8
-		becomes        netip.AddrPort // the server
+		becomes        netip.AddrPort // the new server
 		clientPort     uint16
 	}
-	known := netip.AddrPortFrom(f.Client.Addr(), f.Source.Port()) // the client between two translations, or to the backend
+	known := netip.AddrPortFrom(f.Client.Addr(), f.Source.Port()) // the client between the two translations, or as the backend sees it
 	entries := []entry{{known, f.Backend, 1, f.VIP, f.Client.Port()}}
 	if f.Source.Addr() != f.Client.Addr() {
-		c.Flags |= bpf.GatewayTwice
+		c.Flags |= bpf.GatewayDoubleNAT
 		entries = append(entries, entry{f.Backend, f.Source, 0, known, f.Backend.Port()}, entry{f.Backend, known, 1, f.Source, f.Backend.Port()})
 	}
 	for _, e := range append(entries, entry{f.Client, f.VIP, 0, f.Backend, f.Source.Port()}) {
@@ -231,15 +233,15 @@ func (b *Balancer) insert(f *flows.Flow, proto uint8, c bpf.GatewayConn) error {
 			Client: bpf.Addr16(e.client.Addr()), ClientPort: e.client.Port(), Server: bpf.Addr16(e.server.Addr()), ServerPort: e.server.Port(), Proto: proto, Reply: e.reply,
 		}
 		c.Addr, c.ServerPort, c.ClientPort = bpf.Addr16(e.becomes.Addr()), e.becomes.Port(), e.clientPort
-		if err := b.keep(&key, &c); err != nil {
+		if err := b.storeUnlessOwn(&key, &c); err != nil {
 			return fmt.Errorf("store flow %s: %w", f, err)
 		}
 	}
 	return nil
 }
 
-// keep stores an entry, unless a flow of this gateway has it.
-func (b *Balancer) keep(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error {
+// storeUnlessOwn stores an entry, unless a flow of this gateway has the key.
+func (b *Balancer) storeUnlessOwn(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error {
 	m := b.k.maps[bpf.MapConns]
 	err := m.Update(key, c, ebpf.UpdateNoExist)
 	if !errors.Is(err, ebpf.ErrKeyExist) {
@@ -249,7 +251,7 @@ func (b *Balancer) keep(key *bpf.GatewayConnKey, c *bpf.GatewayConn) error {
 	if err := m.Lookup(key, &old); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	} else if err == nil && old.Flags&bpf.GatewayStandby == 0 && alive(key, &old) {
-		return nil // it is our own
+		return nil // a flow of this gateway
 	}
 	return m.Put(key, c)
 }

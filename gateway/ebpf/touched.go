@@ -7,8 +7,8 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// touched returns two states with those VIPs that differ, and with those that have a backend in common with them: what the
-// maps hold for the others does not change. Neither is to be written to.
+// touched returns both states reduced to the VIPs that differ, and to those that share a backend with them. The maps'
+// content for all other VIPs does not change. The caller must not modify the result.
 func touched(before, after *desired.State) (b, a *desired.State) {
 	had := map[netip.Addr]*desired.VIP{}
 	for i := range before.VIPs {
@@ -29,7 +29,7 @@ func touched(before, after *desired.State) (b, a *desired.State) {
 	for _, v := range had {
 		t.add(v)
 	}
-	// Whoever is added may share with others again.
+	// An added VIP may share a backend with yet another one.
 	for t.spread(before) || t.spread(after) {
 	}
 	return t.of(before), t.of(after)
@@ -49,7 +49,7 @@ func (t *touch) add(v *desired.VIP) {
 	}
 }
 
-// spread adds the VIPs that share a backend, and reports whether there were any.
+// spread adds the VIPs that share a backend with an added one, and reports whether there were any.
 func (t *touch) spread(s *desired.State) (any bool) {
 	for i := range s.VIPs {
 		v := &s.VIPs[i]

@@ -15,28 +15,28 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// version is what one version of this package puts onto a gateway.
+// version is what one version of this package installs on a gateway.
 type version struct {
 	abi   int
 	spec  *ebpf.CollectionSpec
-	noTCX bool // as if the kernel had none
+	noTCX bool // behave as if the kernel had no TCX
 }
 
-// thisVersion returns that of this program, for this kernel.
+// thisVersion returns the version of this program for this kernel.
 func thisVersion() (version, error) {
 	spec, err := bpf.LoadGatewaySpec()
 	if err != nil {
 		return version{}, fmt.Errorf("object of the gateway: %w", err)
 	}
-	// The loopback device has this number in every network namespace.
+	// The loopback device has index 1 in every network namespace.
 	_, err = link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXIngress})
 	return version{bpf.GatewayABIVersion, spec, err != nil}, nil
 }
 
 const mapsPrefix = "maps-v"
 
-// predecessor is another ABI, whose program may run still. It and ours know the same flows, where their layouts allow that,
-// and so the same numbers of what flows name by number.
+// predecessor is another ABI, whose program may still run. If the layouts allow it, both programs share the flows,
+// and therefore the ids that flows refer to.
 type predecessor struct {
 	dir       string
 	frontends map[bpf.GatewayFrontendKey]bpf.GatewayFrontend
@@ -44,7 +44,7 @@ type predecessor struct {
 	next      uint32
 }
 
-// shared are the maps that ABIs have in common if their layouts are the same.
+// shared names the maps that ABIs share if their layouts are equal.
 var shared = []string{bpf.MapConns, bpf.MapFragments, bpf.MapAffinities, bpf.MapRefusals}
 
 // otherMaps lists the map folders of other ABIs.
@@ -62,7 +62,7 @@ func (k *kernel) otherMaps() ([]string, error) {
 	return others, nil
 }
 
-// findPredecessors returns the other ABIs whose numbers can be taken over.
+// findPredecessors returns the other ABIs whose ids can be adopted.
 func (k *kernel) findPredecessors(spec *ebpf.CollectionSpec) ([]predecessor, error) {
 	dirs, err := k.otherMaps()
 	if err != nil {
@@ -92,7 +92,7 @@ func (k *kernel) findPredecessors(spec *ebpf.CollectionSpec) ([]predecessor, err
 	return found, nil
 }
 
-// readPinned reads a pinned map, if there is one and its entries are as those of ms.
+// readPinned reads a pinned map, if there is one and its entries have the size of those of ms.
 func readPinned(path string, ms *ebpf.MapSpec, read func(*ebpf.Map) error) (bool, error) {
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +108,7 @@ func readPinned(path string, ms *ebpf.MapSpec, read func(*ebpf.Map) error) (bool
 	return true, read(m)
 }
 
-// share returns the map of that name of a predecessor, nil if none fits. The other pin stays.
+// share returns a predecessor's map of that name, nil if none fits. The predecessor's pin stays.
 func (k *kernel) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	for _, p := range k.predecessors {
 		m, err := bpf.Share(filepath.Join(p.dir, name), func(pinned *ebpf.Map) bool {
@@ -123,7 +123,7 @@ func (k *kernel) share(name string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	return nil, nil
 }
 
-// forgetOthers removes the maps of other ABIs. It is for when none of their programs runs any more.
+// forgetOthers removes the maps of other ABIs. Call it when none of their programs runs any more.
 func (k *kernel) forgetOthers() error {
 	dirs, err := k.otherMaps()
 	if err != nil {
@@ -138,7 +138,7 @@ func (k *kernel) forgetOthers() error {
 	return nil
 }
 
-// adopt gives what has no number yet those of a predecessor.
+// adopt takes over a predecessor's ids for everything that has none yet.
 func (i *ids) adopt(p predecessor) {
 	for key, f := range p.frontends {
 		if _, ok := i.frontends[key]; !ok && !i.taken[f.Id] {

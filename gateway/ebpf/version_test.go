@@ -16,7 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// ours is this version, on a kernel with TCX or without.
+// ours returns this version, on a kernel with TCX or without.
 func ours(t *testing.T, tcx bool) version {
 	t.Helper()
 	v, err := thisVersion()
@@ -27,7 +27,7 @@ func ours(t *testing.T, tcx bool) version {
 	return v
 }
 
-// next is one of the next ABI, whose maps cannot be taken for ours.
+// next returns a version of the next ABI, with maps that are incompatible with ours.
 func next(t *testing.T, tcx bool) version {
 	t.Helper()
 	v := ours(t, tcx)
@@ -36,12 +36,11 @@ func next(t *testing.T, tcx bool) version {
 	return v
 }
 
-// A balancer that is started anew, with another program in the place of the old one, or one of another ABI, takes nothing from
-// anybody: no datagram, and no connection.
+// Starting the balancer again, with another program or with another ABI, loses no datagram and no connection.
 func TestVersionsUnderTraffic(t *testing.T) {
 	for name, tcx := range map[string]bool{"TCX and XDP": true, "clsact": false} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			if tcx {
 				w.accelerate()
 				w.sumUp(true)
@@ -51,7 +50,7 @@ func TestVersionsUnderTraffic(t *testing.T) {
 			w.openVersion(0, ours(t, tcx))
 			w.check(w.applyTo(0, state(desired.SNAT, 1, 2)))
 			q := w.askAll(4)
-			s := state(desired.SNAT, 4, 3, 2, 1) // the hash leads some of them elsewhere now
+			s := state(desired.SNAT, 4, 3, 2, 1) // the hash sends some of them elsewhere now
 			for _, v := range []version{ours(t, tcx), next(t, tcx), ours(t, tcx), next(t, tcx)} {
 				w.check(w.balancers[0].Close(context.Background(), false))
 				w.openVersion(0, v)
@@ -59,33 +58,33 @@ func TestVersionsUnderTraffic(t *testing.T) {
 				w.check(w.applyTo(0, s))
 				w.until(func() bool { return q.asked.Load() > before+200 || q.lost.Load() > 0 }, "traffic goes on")
 				if sent := w.balancers[0].Sent() > 0; sent != tcx {
-					t.Errorf("drivers send packets: %t", sent)
+					t.Errorf("drivers forward packets: %t", sent)
 				}
 				pins, err := os.ReadDir(w.balancers[0].k.dir)
 				w.check(err)
 				if others := slices.DeleteFunc(pins, func(e os.DirEntry) bool {
 					return !strings.HasPrefix(e.Name(), mapsPrefix) || e.Name() == fmt.Sprint(mapsPrefix, v.abi)
 				}); len(others) > 0 {
-					t.Errorf("of another ABI are left: %v", others)
+					t.Errorf("maps of another ABI remain: %v", others)
 				}
 			}
 			if asked, lost := q.end(); lost > 0 || asked < 800 {
-				t.Errorf("%d of %d questions were lost", lost, asked)
+				t.Errorf("%d of %d queries were lost", lost, asked)
 			}
 			w.check(w.Gateways[0].Do(func() error { return Remove(w.bpffs[0]) }))
 		})
 	}
 }
 
-// questions are asked all the time.
+// questions counts queries that are sent continuously.
 type questions struct {
 	asked, lost atomic.Int64
 	done        chan struct{}
 	asking      sync.WaitGroup
 }
 
-// askAll asks over n connections of each protocol and family, until end.
-func (w *world) askAll(n int) *questions {
+// askAll sends queries over n connections of each protocol and family until end is called.
+func (w *testbed) askAll(n int) *questions {
 	w.t.Helper()
 	q := &questions{done: make(chan struct{})}
 	for f := range vips {
@@ -118,7 +117,7 @@ func (q *questions) end() (asked, lost int64) {
 	return q.asked.Load(), q.lost.Load()
 }
 
-// Another ABI that comes and fails changes nothing, and goes on from there when it starts again.
+// If another ABI fails to start, nothing changes. When it starts again, it continues from there.
 func TestVersionFails(t *testing.T) {
 	netlab.Privileged(t)
 	bpffs := netlab.BPFFS(t)
@@ -131,13 +130,13 @@ func TestVersionFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := failing.Apply(context.Background(), state(desired.SNAT, 2, 3)); err == nil {
-		t.Error("a device that is not there is no error")
+		t.Error("a missing device is no error")
 	}
 	if err := failing.Close(context.Background(), false); err != nil {
 		t.Fatal(err)
 	}
 	if d := drift(t, b); len(d) > 0 {
-		t.Errorf("the version that serves was changed: %v", d)
+		t.Errorf("the running version was changed: %v", d)
 	}
 	numbers := b.ids.backends
 	again, err := openVersion(Config{BPFFS: bpffs, Devices: []string{"lo"}, Flows: 1024, Log: log}, next(t, true))
@@ -147,9 +146,9 @@ func TestVersionFails(t *testing.T) {
 	apply(t, again, state(desired.SNAT, 3, 2))
 	for key, number := range again.ids.backends {
 		if had, ok := numbers[key]; ok && had != number {
-			t.Errorf("backend %d has number %d now", had, number)
+			t.Errorf("backend %d now has id %d", had, number)
 		} else if !ok && number <= uint32(len(numbers)) {
-			t.Errorf("a new backend has the number %d of another", number)
+			t.Errorf("a new backend has the id %d of another", number)
 		}
 	}
 	if err := again.Close(context.Background(), false); err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// write makes the maps hold want where they hold old, a part of have, which follows what is written. tables are those of
-// want that are not as have has them. At every moment each packet finds what belongs together: backends come before the
-// tables that name them, tables before frontends, frontends before VIPs, and all go the other way round. A table that changes
-// does so under the packets that read it: each reads one slot, the old or the new.
+// write makes the maps hold want where they hold old, a part of have, and updates have. tables holds the tables of
+// want that differ from have. Every intermediate state is consistent for packets: backends are written before the
+// tables that refer to them, tables before frontends, and frontends before VIPs. Deletions run in reverse. A table is
+// updated in place: a packet reads one slot, the old or the new.
 func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error {
 	m := k.maps
 	for _, step := range []func() error{
@@ -38,14 +38,14 @@ func (k *kernel) write(have, old, want *content, tables map[uint32][]byte) error
 	}
 	for id := range old.tables {
 		if want.tables[id] == 0 {
-			// It stays for the next frontend of that number: to take it out would wait for every CPU.
+			// The table stays for the next frontend with this id: deleting it would wait for every CPU.
 			delete(have.tables, id)
 		}
 	}
 	return nil
 }
 
-// put writes what want has and have has not.
+// put writes the entries of want that have lacks or holds with another value.
 func put[K, V comparable](m *ebpf.Map, have, want map[K]V) error {
 	for key, value := range want {
 		if old, ok := have[key]; ok && old == value {
@@ -59,7 +59,7 @@ func put[K, V comparable](m *ebpf.Map, have, want map[K]V) error {
 	return nil
 }
 
-// remove takes out what old has and want has not.
+// remove deletes the keys that old has and want lacks.
 func remove[K, V comparable](m *ebpf.Map, have, old, want map[K]V) error {
 	for key := range old {
 		if _, ok := want[key]; ok {
@@ -73,15 +73,15 @@ func remove[K, V comparable](m *ebpf.Map, have, old, want map[K]V) error {
 	return nil
 }
 
-// putTables fills the tables that there are, and puts in those that are new, all at once: the kernel waits for every CPU each
-// time.
+// putTables fills the existing tables, and inserts all new ones in one call: the kernel waits for every CPU in each
+// call.
 func (k *kernel) putTables(have, want map[uint32]uint64, tables map[uint32][]byte) error {
 	var ids []uint32
 	var fds []uint32
 	var fresh []*ebpf.Map
 	defer func() {
 		for _, m := range fresh {
-			_ = m.Close() // the outer map holds it
+			_ = m.Close() // the outer map holds a reference
 		}
 	}()
 	for id, sum := range want {

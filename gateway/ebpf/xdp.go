@@ -14,24 +14,24 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// XDP says whether drivers send frames of flows under way themselves, before the kernel makes packets of them
+// XDP says whether drivers forward frames of established flows before the kernel turns them into packets
 // (bpf/gateway_xdp.h). The zero value is XDPOff.
 type XDP string
 
 // The values of XDP.
 const (
 	XDPOff  XDP = "off"
-	XDPAuto XDP = "auto" // on all devices whose driver has XDP of its own
+	XDPAuto XDP = "auto" // on all devices whose driver supports XDP
 )
 
-// What a driver can do: enum netdev_xdp_act of Linux' uapi/linux/netdev.h.
+// Features of a driver: enum netdev_xdp_act in Linux' uapi/linux/netdev.h.
 const (
 	xdpBasic    = 1
 	xdpRedirect = 2
-	xdpSends    = 4 // what came in by another device
+	xdpSends    = 4 // forwards frames that came in by another device
 )
 
-// features asks the kernel what a device's driver can do with XDP. Kernels before 6.3 do not tell, which is an error.
+// features returns the XDP features of a device's driver. Kernels before 6.3 do not report them, which is an error.
 func features(index int) (uint64, error) {
 	const (
 		getDevice   = 1 // NETDEV_CMD_DEV_GET
@@ -40,19 +40,19 @@ func features(index int) (uint64, error) {
 	)
 	family, err := netlink.GenlFamilyGet("netdev")
 	if err != nil {
-		return 0, fmt.Errorf("the kernel does not tell what drivers can do, which begins with Linux 6.3: %w", err)
+		return 0, fmt.Errorf("the kernel does not report what drivers support, which came with Linux 6.3: %w", err)
 	}
 	r := nl.NewNetlinkRequest(int(family.ID), 0)
-	// Not by nl.Genlmsg, whose two reserved bytes may be anything: this family wants zeros.
+	// nl.Genlmsg leaves two reserved bytes undefined, but this family requires zeros.
 	r.AddRawData(append([]byte{getDevice, 1, 0, 0}, nl.NewRtAttr(attrIndex, nl.Uint32Attr(uint32(index))).Serialize()...))
 	answers, err := r.Execute(unix.NETLINK_GENERIC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("ask what its driver can do: %w", err)
+		return 0, fmt.Errorf("query the features of its driver: %w", err)
 	}
 	for _, a := range answers {
 		attrs, err := nl.ParseRouteAttr(a[nl.SizeofGenlmsg:])
 		if err != nil {
-			return 0, fmt.Errorf("ask what its driver can do: %w", err)
+			return 0, fmt.Errorf("query the features of its driver: %w", err)
 		}
 		for _, attr := range attrs {
 			if attr.Attr.Type == attrFeature && len(attr.Value) == 8 {
@@ -63,19 +63,19 @@ func features(index int) (uint64, error) {
 	return 0, nil
 }
 
-// mayRun returns nil when the driver of a device can run our program, else why not.
+// mayRun returns nil if a device's driver can run our program, else the reason.
 func mayRun(index int) error {
 	can, err := features(index)
 	if err != nil {
 		return err
 	}
 	if can&(xdpBasic|xdpRedirect) != xdpBasic|xdpRedirect {
-		return errors.New("its driver has no XDP")
+		return errors.New("its driver does not support XDP")
 	}
 	return nil
 }
 
-// putXDP makes a device's driver run our program. Where another one runs, that stays, and the error names it.
+// putXDP attaches our program to a device's driver. A program of another process stays, and the error names it.
 func (k *kernel) putXDP(index int) error {
 	err := k.put(k.driver(), index)
 	if err == nil {
@@ -88,14 +88,14 @@ func (k *kernel) putXDP(index int) error {
 	id := ebpf.ProgramID(l.Attrs().Xdp.ProgId)
 	p, unknown := ebpf.NewProgramFromID(id)
 	if unknown != nil {
-		return fmt.Errorf("it runs XDP program %d of somebody else: %w", id, err)
+		return fmt.Errorf("it runs XDP program %d of another process: %w", id, err)
 	}
 	defer p.Close()
-	return fmt.Errorf("it runs %s of somebody else: %w", p, err)
+	return fmt.Errorf("it runs %s of another process: %w", p, err)
 }
 
-// describe returns what the program is to know of these devices. One that has gone is left out.
-func describe(devices map[int]string) (map[uint32]bpf.GatewayXDPDevice, error) {
+// xdpDevices returns the map entries of these devices. It omits devices that were removed meanwhile.
+func xdpDevices(devices map[int]string) (map[uint32]bpf.GatewayXDPDevice, error) {
 	all := map[uint32]bpf.GatewayXDPDevice{}
 	for index := range devices {
 		l, err := netlink.LinkByIndex(index)
@@ -119,9 +119,9 @@ func describe(devices map[int]string) (map[uint32]bpf.GatewayXDPDevice, error) {
 	return all, nil
 }
 
-// tell makes the XDP program know these devices, and no others.
-func (k *kernel) tell(devices map[int]string) error {
-	want, err := describe(devices)
+// setXDPDevices makes these devices the only ones that the XDP program knows.
+func (k *kernel) setXDPDevices(devices map[int]string) error {
+	want, err := xdpDevices(devices)
 	if err != nil {
 		return err
 	}
@@ -147,9 +147,10 @@ func (k *kernel) tell(devices map[int]string) error {
 	return nil
 }
 
-// knows reports whether the XDP program knows these devices as they are now.
-func (k *kernel) knows(devices map[int]string) (bool, error) {
-	want, err := describe(devices)
+// hasXDPDevices reports whether the XDP program knows exactly these devices, with their current addresses and
+// features.
+func (k *kernel) hasXDPDevices(devices map[int]string) (bool, error) {
+	want, err := xdpDevices(devices)
 	if err != nil {
 		return false, err
 	}

@@ -20,20 +20,20 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
 
-// What XDP programs, and those of TCX, return.
+// Return values of XDP and TCX programs.
 const (
 	xdpDrop = 1
 	xdpPass = 2
 	tcxDrop = 2
 )
 
-// BenchmarkDriver measures what a gateway does with a frame from its driver, a segment of TCP in 64 bytes, as CPU time. The
-// kernel itself is the driver (BPF_F_TEST_XDP_LIVE_FRAMES). Without XDP the packet is thrown away where it would come to the
-// driver by which it leaves, with XDP it is handed to that driver and thrown away at the other end of the cable.
+// BenchmarkDriver measures the CPU time that a gateway spends on a 64-byte TCP segment. The kernel itself acts as the
+// driver (BPF_F_TEST_XDP_LIVE_FRAMES). Without XDP the packet is dropped at the egress of the outgoing device. With
+// XDP it is handed to that device's driver and dropped at the other end of the cable.
 func BenchmarkDriver(b *testing.B) {
 	for _, xdp := range []XDP{XDPOff, XDPAuto} {
 		b.Run("XDP "+string(xdp), func(b *testing.B) {
-			w := newWorld(b)
+			w := newTestbed(b)
 			w.accelerate()
 			w.sumUp(true)
 			w.apply(state(desired.Routed, 1))
@@ -47,7 +47,7 @@ func BenchmarkDriver(b *testing.B) {
 			} else {
 				w.check(w.machine.Do(func() error { return throwAway(b, machine, ebpf.XDP, xdpDrop) }))
 			}
-			w.receive(rewriting(b, frame, nil), frame, 1) // the flow begins
+			w.receive(rewriting(b, frame, nil), frame, 1) // opens the flow
 			if xdp == XDPAuto {
 				driver = rewriting(b, frame, w.balancers[0].k.xdp)
 			}
@@ -63,12 +63,12 @@ func BenchmarkDriver(b *testing.B) {
 	}
 }
 
-// BenchmarkBulk measures what a stream costs whose sender hands its device up to 64 KiB at a time: with XDP, the device at the
-// other end of such a cable cuts it into packets first.
+// BenchmarkBulk measures the cost of a stream whose sender passes up to 64 KiB at a time to its device. With XDP the
+// device at the other end of the cable segments them first.
 func BenchmarkBulk(b *testing.B) {
 	for _, xdp := range []XDP{XDPOff, XDPAuto} {
 		b.Run("XDP "+string(xdp), func(b *testing.B) {
-			w := newWorld(b)
+			w := newTestbed(b)
 			if xdp == XDPAuto {
 				w.accelerate()
 				w.sumUp(true)
@@ -90,8 +90,8 @@ func BenchmarkBulk(b *testing.B) {
 	}
 }
 
-// swallow reads all that one connection to the backends brings.
-func (w *world) swallow() {
+// swallow reads everything that one connection receives from the backends.
+func (w *testbed) swallow() {
 	w.t.Helper()
 	var l net.Listener
 	w.check(w.machine.Do(func() (err error) {
@@ -107,7 +107,7 @@ func (w *world) swallow() {
 	}()
 }
 
-// neighbour makes an address known that nobody answers for, on a device of this namespace.
+// neighbour adds a permanent neighbour entry for an address that no machine has, on a device of this namespace.
 func neighbour(device string, addr netip.Addr) error {
 	l, err := netlink.LinkByName(device)
 	if err != nil {
@@ -118,8 +118,8 @@ func neighbour(device string, addr netip.Addr) error {
 	})
 }
 
-// segment is a frame from the client to the VIP, as gateway 0 gets it.
-func (w *world) segment() []byte {
+// segment returns a frame from the client to the VIP, as gateway 0 receives it.
+func (w *testbed) segment() []byte {
 	w.t.Helper()
 	frame := make([]byte, 12, 64)
 	w.check(w.Gateways[0].Do(func() error {
@@ -132,12 +132,12 @@ func (w *world) segment() []byte {
 	frame = append(frame, 0x08, 0x00, 0x45, 0, 0, 50, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0)
 	frame = append(append(frame, clients[0].AsSlice()...), vips[0].AsSlice()...)
 	frame = append(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(frame, 40000), servedPort), make([]byte, 8)...)
-	frame = append(frame, 5<<4, 0x10, 0, 0, 0, 1, 0, 0) // an ACK, whose checksum nobody looks at
+	frame = append(frame, 5<<4, 0x10, 0, 0, 0, 1, 0, 0) // an ACK, whose checksum is never verified
 	return frame[:64]
 }
 
-// rewriting is a driver that gets the same frame again and again: the kernel would hand out what became of it. It then runs
-// a program, or gives the frame to the kernel.
+// rewriting returns a program that acts as a driver which receives the same frame again and again: the kernel would
+// hand out the modified frame. It then runs a program, or passes the frame to the kernel.
 func rewriting(b *testing.B, frame []byte, next *ebpf.Program) *ebpf.Program {
 	b.Helper()
 	code := asm.Instructions{
@@ -166,7 +166,7 @@ func assemble(t testing.TB, kind ebpf.ProgramType, code asm.Instructions) *ebpf.
 	t.Helper()
 	spec := &ebpf.ProgramSpec{Name: "always", Type: kind, License: "GPL", Instructions: code}
 	if kind == ebpf.XDP {
-		spec.AttachType = ebpf.AttachXDP // as the balancer's, to which it hands over
+		spec.AttachType = ebpf.AttachXDP // the same type as the balancer's program, which it calls
 	}
 	p, err := ebpf.NewProgram(spec)
 	if err != nil {
@@ -176,13 +176,13 @@ func assemble(t testing.TB, kind ebpf.ProgramType, code asm.Instructions) *ebpf.
 	return p
 }
 
-// always is a program that returns a verdict.
+// always returns a program that returns a verdict.
 func always(t testing.TB, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	return assemble(t, kind, asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()})
 }
 
-// throwAway makes a device of this namespace drop all: XDP at its ingress, a classifier at its egress.
+// throwAway makes a device of this namespace drop everything: XDP at its ingress, a classifier at its egress.
 func throwAway(t testing.TB, device string, kind ebpf.ProgramType, verdict int32) error {
 	t.Helper()
 	l, err := netlink.LinkByName(device)
@@ -201,8 +201,8 @@ func throwAway(t testing.TB, device string, kind ebpf.ProgramType, verdict int32
 	return err
 }
 
-// receive gives a program n frames as the driver of gateway 0 would, and returns how much CPU time that took.
-func (w *world) receive(driver *ebpf.Program, frame []byte, n int) (used time.Duration) {
+// receive gives a program n frames as the driver of gateway 0 would, and returns the CPU time.
+func (w *testbed) receive(driver *ebpf.Program, frame []byte, n int) (used time.Duration) {
 	w.t.Helper()
 	w.check(w.Gateways[0].Do(func() error {
 		l, err := netlink.LinkByName(edge.Device)

@@ -17,8 +17,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 )
 
-// accelerate opens the balancers of a world anew, with XDP. The other ends of their cables take frames from it.
-func (w *world) accelerate() {
+// accelerate reopens the balancers of a testbed with XDP. The other ends of their cables accept frames from it.
+func (w *testbed) accelerate() {
 	w.t.Helper()
 	w.xdp = XDPAuto
 	w.check(w.machine.Do(func() error { return w.setCables(netlab.GRO, true) }))
@@ -29,15 +29,15 @@ func (w *world) accelerate() {
 	}
 }
 
-// sumUp makes packets of clients and backends leave them with their checksums, as those that come over a wire have.
-func (w *world) sumUp(whole bool) {
+// sumUp makes packets of clients and backends leave with complete checksums, as packets on a wire have.
+func (w *testbed) sumUp(whole bool) {
 	w.t.Helper()
 	w.check(w.Client.Do(func() error { return netlab.TxChecksum.Set(edge.Device, !whole) }))
 	w.check(w.machine.Do(func() error { return w.setCables(netlab.TxChecksum, !whole) }))
 }
 
 // setCables sets an offload of all cables of this namespace.
-func (w *world) setCables(o netlab.Offload, on bool) error {
+func (w *testbed) setCables(o netlab.Offload, on bool) error {
 	for g := range arms {
 		for f := range vips {
 			if err := o.Set(netlab.DeviceName(arms[g][f][1]), on); err != nil {
@@ -48,16 +48,15 @@ func (w *world) setCables(o netlab.Offload, on bool) error {
 	return nil
 }
 
-// What a gateway does for clients it does with XDP as well, and its drivers send most of what they ask and are told, on
-// one edge.
+// With XDP a gateway behaves the same for clients, and its drivers forward most packets. One edge serves all cases.
 func TestXDP(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.accelerate()
 	w.serve()
 	for _, test := range []struct {
 		name string
-		run  func(*testing.T, *world)
-	}{{"every way back", everyWayBackByXDP}, {"backends go", backendsGo}, {"checksums to be computed", lacksChecksums}, {"cable without XDP", withoutXDP}, {"device goes", deviceGoes}} {
+		run  func(*testing.T, *testbed)
+	}{{"every way back", everyWayBackByXDP}, {"removed backends", backendsGo}, {"incomplete checksums", lacksChecksums}, {"cable without XDP", withoutXDP}, {"removed device", deviceGoes}} {
 		t.Run(test.name, func(t *testing.T) {
 			w.t = t
 			test.run(t, w)
@@ -66,12 +65,12 @@ func TestXDP(t *testing.T) {
 	w.t = t
 }
 
-func everyWayBackByXDP(t *testing.T, w *world) {
+func everyWayBackByXDP(t *testing.T, w *testbed) {
 	t.Helper()
 	w.sumUp(true)
-	// 3 ways, 2 families, 40 clients who ask 3 times: all questions but the first by UDP, all by TCP, and all answers but
-	// the first. A packet whose flow is due for an update takes the kernel's path, and the slower the machine, the more are:
-	// one round in which the drivers send most of them is enough.
+	// 3 ways, 2 families, 40 clients with 3 queries each: all queries but the first by UDP, all by TCP, and all replies but
+	// the first. A packet whose flow is due for a check takes the kernel's path; on a slow machine these are many. One round
+	// in which the drivers forward most packets is enough.
 	const want, rounds = 3 * 2 * 40 * (2 + 2 + 3 + 3), 10
 	var sent []uint64
 	for range rounds {
@@ -81,11 +80,11 @@ func everyWayBackByXDP(t *testing.T, w *world) {
 			return
 		}
 	}
-	t.Errorf("in %d rounds the drivers have sent %d packets, want most of %d in one", rounds, sent, want)
+	t.Errorf("in %d rounds the drivers have forwarded %d packets, want most of %d in one", rounds, sent, want)
 }
 
-// What has no checksum yet no driver may send: nobody would compute it any more.
-func lacksChecksums(t *testing.T, w *world) {
+// A driver must not forward a packet whose checksum is incomplete: no device would complete it.
+func lacksChecksums(t *testing.T, w *testbed) {
 	t.Helper()
 	w.sumUp(false)
 	w.apply(state(desired.SNAT, 1, 2))
@@ -99,17 +98,17 @@ func lacksChecksums(t *testing.T, w *world) {
 					t.Fatalf("%s by %s: %v", families[f], network, err)
 				}
 			}
-			defer c.Close() // whose last packets the kernel sums up itself
+			defer c.Close() // the kernel completes the checksums of its last packets itself
 		}
 	}
 	if n := w.balancers[0].Sent() - before; n > 0 {
-		t.Errorf("drivers have sent %d packets whose checksum was still to be computed", n)
+		t.Errorf("drivers have forwarded %d packets with an incomplete checksum", n)
 	}
 	w.sumUp(true)
 }
 
-// A driver that cannot send what another one hands it gets nothing from it: the kernel would drop that in silence.
-func withoutXDP(t *testing.T, w *world) {
+// A driver that cannot forward frames of another one gets none: the kernel would drop them silently.
+func withoutXDP(t *testing.T, w *testbed) {
 	t.Helper()
 	w.apply(state(desired.Routed, 1))
 	c, err := w.dial("udp", 0, servedPort, 0)
@@ -123,28 +122,28 @@ func withoutXDP(t *testing.T, w *world) {
 		}
 		return w.balancers[0].Sent() - before
 	}
-	// Of 40 packets, the drivers send all but those whose flow is due for an update. More than 20 are questions and answers.
-	w.until(func() bool { return asks() > 20 }, "the drivers send questions and answers")
+	// Of 40 packets, the drivers forward all but those whose flow is due for a check. More than 20 are queries and replies.
+	w.until(func() bool { return asks() > 20 }, "the drivers forward queries and replies")
 	w.check(w.machine.Do(func() error { return w.setCables(netlab.GRO, false) }))
 	if d := w.drift(0); len(d) != 1 || !strings.Contains(d[0].Message, "XDP") {
-		t.Errorf("drift %v, want what the XDP program knows of devices", d)
+		t.Errorf("drift %v, want the devices of the XDP program", d)
 	}
 	w.apply(state(desired.Routed, 1))
 	w.until(func() bool {
 		n := asks()
 		if n > 20 {
-			t.Fatalf("the drivers have sent %d packets, want at most the 20 answers", n)
+			t.Fatalf("the drivers have forwarded %d packets, want at most the 20 replies", n)
 		}
 		return n > 0
-	}, "the drivers send answers")
+	}, "the drivers forward replies")
 	if d := w.drift(0); len(d) > 0 {
-		t.Errorf("drift %v after it was mended", d)
+		t.Errorf("drift %v after the repair", d)
 	}
 	w.check(w.machine.Do(func() error { return w.setCables(netlab.GRO, true) }))
 }
 
-// A device that goes is drift like any other, and forgotten.
-func deviceGoes(t *testing.T, w *world) {
+// A removed device counts as drift, and Apply forgets it.
+func deviceGoes(t *testing.T, w *testbed) {
 	t.Helper()
 	w.check(w.Gateways[0].Do(func() error {
 		l, err := netlink.LinkByName(netlab.DeviceName(arms[0][1][0]))
@@ -154,15 +153,15 @@ func deviceGoes(t *testing.T, w *world) {
 		return netlink.LinkDel(l)
 	}))
 	if d := w.drift(0); len(d) == 0 {
-		t.Error("it is no drift that a device has gone")
+		t.Error("a removed device is no drift")
 	}
 	w.apply(state(desired.Routed, 1))
 	if d := w.drift(0); len(d) > 0 {
-		t.Errorf("drift %v after it was mended", d)
+		t.Errorf("drift %v after the repair", d)
 	}
 }
 
-func (w *world) drift(g int) (d []desired.Fault) {
+func (w *testbed) drift(g int) (d []desired.Fault) {
 	w.t.Helper()
 	w.check(w.Gateways[g].Do(func() (err error) {
 		d, err = w.balancers[g].Drift(context.Background())
@@ -171,8 +170,8 @@ func (w *world) drift(g int) (d []desired.Fault) {
 	return d
 }
 
-// A program of somebody else stays, and the log names it, once; a device without XDP of its own is balanced all the same.
-// What a driver runs is seen when it goes, is taken away with XDP off, and when the balancer is removed.
+// A program of another process stays, and the log names it once. A device without native XDP is balanced all the
+// same. Drift reports when a driver loses its program. XDP off detaches it, and so does Remove.
 func TestXDPOnDevices(t *testing.T) {
 	netlab.Privileged(t)
 	ns, err := netlab.NewNamespace()
@@ -213,15 +212,15 @@ func xdpOnDevices(t *testing.T, bpffs string) error {
 	}
 	says := func(once string) {
 		if n := strings.Count(log.String(), once); n != 1 {
-			t.Errorf("the log says %d times %s:\n%s", n, once, log.String())
+			t.Errorf("the log has %d times %s:\n%s", n, once, log.String())
 		}
 	}
-	says(`device=a why="it runs XDP(always)`)
-	says(`device=lo why="its driver has no XDP"`)
+	says(`device=a reason="it runs XDP(always)`)
+	says(`device=lo reason="its driver does not support XDP"`)
 	if info, err := other.Info(); err != nil || info.XDP().Ifindex != uint32(index) {
-		t.Errorf("the program of somebody else: %v, %v", info, err)
+		t.Errorf("the program of the other process: %v, %v", info, err)
 	}
-	if err := other.Close(); err != nil { // which takes it off
+	if err := other.Close(); err != nil { // detaches it
 		return err
 	}
 	if err := apply(); err != nil {
@@ -267,7 +266,7 @@ func xdpOnDevices(t *testing.T, bpffs string) error {
 	return nil
 }
 
-// runs wants a driver to run a program, or none.
+// runs expects a driver to run a program, or none.
 func runs(t *testing.T, want bool) {
 	t.Helper()
 	l, err := netlink.LinkByName("a")

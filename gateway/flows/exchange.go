@@ -1,7 +1,6 @@
 package flows
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -16,223 +15,201 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// Path is where gateways tell one another of flows: POST, with a JSON array of Flow; GET answers with all of them.
+// Path is the endpoint for flows. POST sends a JSON array of Flow; GET returns all flows of the gateway.
 const Path = "/v1/flows"
 
-// instanceHeader tells one process of a gateway from the next one, which may know nothing any more.
+// instanceHeader carries a random id of the process. A new id tells a peer that the gateway restarted and may have lost
+// what it knew.
 const instanceHeader = "Isthmus-Instance"
 
 const (
-	// gather is how long after a request the next one is made: who comes alone is told of at once, and those that come in
-	// between go together. What is not told yet may break when this gateway dies, so it is short.
-	gather = 5 * time.Millisecond
-	// batch is how many go in one request at most, and maxBody what one may take.
-	batch   = 4096
-	maxBody = 4 << 20
-	// maxAnswer is what all flows of a gateway may take, backlog of them, and hearing how long whoever starts waits for them.
-	maxAnswer = 128 << 20
-	hearing   = 3 * time.Second
-	// backlog is how many wait for a gateway that does not answer. More are left out: all are told again in time.
-	backlog = 1 << 18
-	// keepEarly is how long flows wait for their backends: by then they are told again, or have ended.
-	keepEarly = 2 * time.Minute
-	// patience is how long a request may take, and pause until it is made again when it failed.
-	patience = 5 * time.Second
-	pause    = time.Second
+	// batchInterval is the pause between two requests to a peer. A single flow is sent at once; those that follow within
+	// the pause go together. It is short, because a flow that no peer knows breaks when this gateway dies.
+	batchInterval = 5 * time.Millisecond
+	// maxBatch bounds the flows of one request, and maxBody its size in bytes.
+	maxBatch = 4096
+	maxBody  = 4 << 20
+	// maxAnswer bounds the answer to GET in bytes, enough for maxQueued flows. syncTimeout bounds PullAll and PushAll.
+	maxAnswer   = 128 << 20
+	syncTimeout = 3 * time.Second
+	// maxQueued bounds the flows queued for a peer that does not answer. More are dropped; the next full export sends
+	// them.
+	maxQueued = 1 << 18
+	// pendingTimeout is how long a flow waits for its VIP and backend. By then it is sent again, or has ended.
+	pendingTimeout = 2 * time.Minute
+	// requestTimeout bounds a request, and retryInterval is the pause after a failed one.
+	requestTimeout = 5 * time.Second
+	retryInterval  = time.Second
 )
 
-// Sharer is a balancer whose connections can go on at another gateway.
+// Sharer is a balancer whose connections can continue at another gateway.
 type Sharer interface {
-	// Export tells of all flows that are there, then of each that opens, and of all again in time, until ctx is done or
-	// tell fails. One at a time may run.
-	Export(ctx context.Context, tell func(Flow) error) error
-	// All tells of all flows that are there, also of those that Export leaves out since they may be over with the next packet, until
-	// tell fails. Any goroutine may call it.
-	All(tell func(Flow) error) error
-	// Import makes flows of another gateway known, and returns those whose VIP or backend this gateway does not have.
-	// Any goroutine may call it.
-	Import(all []Flow) (early []Flow, err error)
+	// Export passes to send all flows that exist, then each flow that opens, and all of them again from time to time,
+	// until ctx is done or send fails. Only one call may run at a time.
+	Export(ctx context.Context, send func(Flow) error) error
+	// All passes to send all flows that exist, also the short-lived ones that Export omits, until send fails. Any
+	// goroutine may call it.
+	All(send func(Flow) error) error
+	// Import adds flows of a peer, and returns those whose VIP or backend this gateway does not have. Any goroutine may
+	// call it.
+	Import(all []Flow) (pending []Flow, err error)
 }
 
-// Exchange tells the other gateways of the group of a balancer's flows, and the balancer of theirs. What gets lost on the
-// way is told again: nothing waits for it.
+// Exchange sends the flows of a balancer to its peers, the other gateways of the group, and theirs to the balancer. A
+// lost flow is repaired by the next full export, so nothing waits for a delivery.
 //
-// A controller tells gateways of a backend one after another, so connections with it are told of before the next gateway
-// has it. These are kept here until it does.
+// The controller configures one gateway after another. A peer may therefore send flows with a backend that this gateway
+// does not have yet. Exchange keeps those until SetPeers is called next.
 type Exchange struct {
 	sharer Sharer
 	own    *certs.Source
 	log    *slog.Logger
-	// instance is what others know this process by.
+	// instance identifies this process to peers.
 	instance string
 
-	mu      sync.Mutex
-	mates   map[desired.Mate]*mate
-	changed chan struct{}      // closed when there is somebody new, or anew, who knows nothing yet
-	refused uint64             // requests
-	early   map[Flow]time.Time // flows that came before their backends, and when
-	told    uint64             // how often Tell was called
-	again   chan struct{}      // has something when early is to be looked at
+	mu           sync.Mutex
+	peers        map[desired.PeerGateway]*peer
+	exportAgain  chan struct{}      // closed when a peer is new or has restarted, and needs all flows
+	refused      uint64             // requests of peers
+	pending      map[Flow]time.Time // flows that wait for their VIP or backend, by arrival
+	revision     uint64             // number of SetPeers calls
+	retryPending signal.Signal      // notified when pending flows may be importable
 }
 
-// New returns an exchange that tells nobody yet.
+// New returns an exchange without peers.
 func New(s Sharer, own *certs.Source, log *slog.Logger) *Exchange {
 	return &Exchange{
-		sharer: s, own: own, log: log, instance: rand.Text(), mates: map[desired.Mate]*mate{}, changed: make(chan struct{}),
-		early: map[Flow]time.Time{}, again: make(chan struct{}, 1),
+		sharer: s, own: own, log: log, instance: rand.Text(), peers: map[desired.PeerGateway]*peer{}, exportAgain: make(chan struct{}),
+		pending: map[Flow]time.Time{}, retryPending: signal.New(),
 	}
 }
 
-// mate is another gateway, and what it is to be told.
-type mate struct {
-	desired.Mate
-	client *http.Client
-	stop   context.CancelFunc
-	as     string       // our instance
-	heed   func(string) // takes note of its own
-	is     string       // that, "" until one is known; the exchange's mu guards it
-	asked  bool         // for all that it knows; so does it this
-
-	waits chan struct{} // has something when the queue may have
-	back  chan struct{} // has something when it has come back, and need not be spared any more
-
-	mu    sync.Mutex
-	queue map[Flow]struct{}
-	seen  MateSight // but for what the queue says
-}
-
-// Tell says who the other gateways are, from now on. It is called after the balancer has its VIPs and backends.
-func (x *Exchange) Tell(mates []desired.Mate) {
+// SetPeers replaces the peers. Call it after the balancer has applied its VIPs and backends.
+func (x *Exchange) SetPeers(peers []desired.PeerGateway) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.told++
-	rouse(x.again)
-	for id, m := range x.mates {
-		if !slices.Contains(mates, id) {
-			m.stop()
-			delete(x.mates, id)
+	x.revision++
+	x.retryPending.Notify()
+	for id, p := range x.peers {
+		if !slices.Contains(peers, id) {
+			p.stop()
+			delete(x.peers, id)
 		}
 	}
-	anew := false
-	for _, id := range mates {
-		if _, ok := x.mates[id]; ok {
+	added := false
+	for _, id := range peers {
+		if _, ok := x.peers[id]; ok {
 			continue
 		}
 		transport := &http.Transport{TLSClientConfig: x.client(id), ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute}
-		m := newMate(id, x.instance, transport)
-		m.heed = func(instance string) { x.meet(m, instance) }
+		p := newPeer(id, x.instance, transport)
+		p.noteInstance = func(instance string) { x.onPeerInstance(p, instance) }
 		ctx, stop := context.WithCancel(context.Background())
-		m.stop = func() {
+		p.stop = func() {
 			stop()
 			transport.CloseIdleConnections()
 		}
-		go m.talk(ctx, x.log)
-		x.mates[id], anew = m, true
+		go p.sendLoop(ctx, x.log)
+		x.peers[id], added = p, true
 	}
-	if anew {
-		close(x.changed)
-		x.changed = make(chan struct{})
+	if added {
+		close(x.exportAgain)
+		x.exportAgain = make(chan struct{})
 	}
 }
 
-// Hear asks the other gateways that were not asked before, or all, for all their flows, and returns when those are known here, or
-// after three seconds: whoever announces VIPs then gets packets of connections that it did not see begin. It is called after Tell.
-// Who does not answer tells of them later, when it is there.
-func (x *Exchange) Hear(ctx context.Context, everybody bool) {
+// PullAll imports all flows of the peers that were not asked before, or of every peer. It returns when they have answered
+// or after three seconds. Call it after SetPeers and before VIPs are announced: from then on packets arrive of
+// connections that began elsewhere. A peer that does not answer sends its flows later.
+func (x *Exchange) PullAll(ctx context.Context, every bool) {
 	x.mu.Lock()
-	var strangers []*mate
-	for _, m := range x.mates {
-		if everybody || !m.asked {
-			m.asked = true
-			strangers = append(strangers, m)
+	var from []*peer
+	for _, p := range x.peers {
+		if every || !p.pulled {
+			p.pulled = true
+			from = append(from, p)
 		}
 	}
 	x.mu.Unlock()
-	inTime(ctx, strangers, func(ctx context.Context, m *mate) {
-		all, err := m.ask(ctx)
+	forEach(ctx, from, func(ctx context.Context, p *peer) {
+		all, err := p.pull(ctx)
 		if err == nil {
-			err = x.take(all, nil)
+			err = x.importFlows(all, nil)
 		}
 		if err != nil {
-			x.log.Info("another gateway does not say yet which connections there are", "gateway", m.Name, "err", err)
+			x.log.Info("a peer does not send its flows yet", "gateway", p.Name, "err", err)
 			return
 		}
-		m.heard(len(all))
+		p.countReceived(len(all))
 	})
 }
 
-// inTime does something with each of some gateways, all at once, and returns when that is done; its ctx ends after three seconds.
-func inTime(ctx context.Context, mates []*mate, do func(context.Context, *mate)) {
-	ctx, cancel := context.WithTimeout(ctx, hearing)
+// forEach calls do for all peers at once, with a deadline of three seconds, and waits for all of them.
+func forEach(ctx context.Context, peers []*peer, do func(context.Context, *peer)) {
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
-	var doing sync.WaitGroup
-	defer doing.Wait()
-	for _, m := range mates {
-		doing.Go(func() { do(ctx, m) })
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	for _, p := range peers {
+		calls.Go(func() { do(ctx, p) })
 	}
 }
 
-// TellAll tells the other gateways of all flows that are here, also of those that are told of later if at all, and returns when they
-// have heard, or after three seconds. Whoever is about to lead packets to them calls it first: an answer that is under way belongs to
-// a flow that they know then.
-func (x *Exchange) TellAll(ctx context.Context) {
+// PushAll sends peers every flow, including UDP flows that Export would delay. It returns when all have acknowledged or
+// after three seconds. Call it before traffic moves to a peer: a reply that is already on its way to the client must
+// belong to a flow that the peer knows.
+func (x *Exchange) PushAll(ctx context.Context) {
 	var all []Flow
 	if err := x.sharer.All(func(f Flow) error {
 		all = append(all, f)
 		return nil
 	}); err != nil {
-		x.log.Warn("other gateways do not hear of all connections", "err", err)
+		x.log.Warn("peers do not receive all flows", "err", err)
 	}
 	x.mu.Lock()
-	mates := slices.Collect(maps.Values(x.mates))
+	peers := slices.Collect(maps.Values(x.peers))
 	x.mu.Unlock()
-	inTime(ctx, mates, func(ctx context.Context, m *mate) {
-		for some := range slices.Chunk(all, batch) {
-			err := m.send(ctx, some)
-			m.note(len(some), err)
+	forEach(ctx, peers, func(ctx context.Context, p *peer) {
+		for some := range slices.Chunk(all, maxBatch) {
+			err := p.send(ctx, some)
+			p.countSent(len(some), err)
 			if err != nil {
-				x.log.Warn("another gateway does not hear of all connections", "gateway", m.Name, "err", err)
+				x.log.Warn("a peer does not receive all flows", "gateway", p.Name, "err", err)
 				return
 			}
 		}
 	})
 }
 
-func newMate(id desired.Mate, as string, transport http.RoundTripper) *mate {
-	return &mate{
-		Mate: id, as: as, heed: func(string) {}, client: &http.Client{Transport: transport, Timeout: patience},
-		waits: make(chan struct{}, 1), back: make(chan struct{}, 1), queue: map[Flow]struct{}{}, seen: MateSight{Gateway: id.Name, URL: id.URL},
-	}
-}
+func (x *Exchange) client(id desired.PeerGateway) *tls.Config { return x.own.Client(id.Name) }
 
-func (x *Exchange) client(id desired.Mate) *tls.Config { return x.own.Client(id.Name) }
-
-// Run tells of the balancer's flows until ctx is done.
+// Run exports the flows of the balancer to the peers until ctx is done.
 func (x *Exchange) Run(ctx context.Context) {
-	defer x.Tell(nil)
+	defer x.SetPeers(nil)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	waiting.Go(func() { x.retry(ctx) })
 	for ctx.Err() == nil {
 		x.mu.Lock()
-		changed := x.changed
+		changed := x.exportAgain
 		x.mu.Unlock()
-		if err := x.export(ctx, changed); err != nil && ctx.Err() == nil {
-			x.log.Warn("other gateways hear nothing of new connections for now", "err", err)
+		if err := x.exportUntil(ctx, changed); err != nil && ctx.Err() == nil {
+			x.log.Warn("peers do not receive new flows for now", "err", err)
 			select {
 			case <-ctx.Done():
-			case <-time.After(pause):
+			case <-time.After(retryInterval):
 			}
 		}
 	}
 }
 
-// export tells until somebody is new.
-func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
+// exportUntil exports flows until changed is closed.
+func (x *Exchange) exportUntil(ctx context.Context, changed <-chan struct{}) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
@@ -245,8 +222,8 @@ func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
 	err := x.sharer.Export(ctx, func(f Flow) error {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		for _, m := range x.mates {
-			m.add(f)
+		for _, p := range x.peers {
+			p.add(f)
 		}
 		return nil
 	})
@@ -256,126 +233,7 @@ func (x *Exchange) export(ctx context.Context, changed <-chan struct{}) error {
 	return err
 }
 
-func (m *mate) add(f Flow) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.queue) >= backlog {
-		m.seen.LeftOut++
-		return
-	}
-	m.queue[f] = struct{}{}
-	rouse(m.waits)
-}
-
-// rouse lets whoever waits look again.
-func rouse(waits chan<- struct{}) {
-	select {
-	case waits <- struct{}{}:
-	default:
-	}
-}
-
-// take returns some flows that wait, and takes them out.
-func (m *mate) take() (some []Flow) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for f := range m.queue {
-		if len(some) == batch {
-			rouse(m.waits)
-			break
-		}
-		some = append(some, f)
-		delete(m.queue, f)
-	}
-	return some
-}
-
-// talk sends what waits until ctx is done. It begins at once, with whatever there is: who hears of a gateway that has just started
-// tells it what it knows.
-func (m *mate) talk(ctx context.Context, log *slog.Logger) {
-	for silent, met := false, false; ; {
-		if met {
-			select {
-			case <-ctx.Done():
-				return
-			case <-m.waits:
-			}
-		}
-		some := m.take()
-		if len(some) == 0 && met {
-			continue
-		}
-		wait := gather
-		err := m.send(ctx, some)
-		m.note(len(some), err)
-		if err != nil && ctx.Err() == nil {
-			for _, f := range some {
-				m.add(f)
-			}
-			m.client.CloseIdleConnections() // with a machine that went without a word
-			wait = pause
-			if !silent {
-				log.Warn("another gateway does not hear of connections", "gateway", m.Name, "err", err)
-			}
-		}
-		if err == nil && silent {
-			log.Info("another gateway hears of connections again", "gateway", m.Name)
-		}
-		silent, met = err != nil, met || err == nil
-		select {
-		case <-ctx.Done():
-			return
-		case <-m.back:
-		case <-time.After(wait):
-		}
-	}
-}
-
-func (m *mate) send(ctx context.Context, some []Flow) error {
-	if some == nil {
-		some = []Flow{}
-	}
-	body, err := json.Marshal(some)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, m.URL+Path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set(instanceHeader, m.as)
-	response, err := m.client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // an answer of which only a part comes is answer enough
-	if response.StatusCode != http.StatusNoContent {
-		return fmt.Errorf("%s: %s", response.Status, bytes.TrimSpace(said))
-	}
-	m.heed(response.Header.Get(instanceHeader))
-	return nil
-}
-
-// ask returns all flows of the other gateway.
-func (m *mate) ask(ctx context.Context) ([]Flow, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+Path, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	response, err := m.client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return nil, errors.New(response.Status)
-	}
-	return read(io.LimitReader(response.Body, maxAnswer))
-}
-
-// read returns the flows of a body. The error says which one is wrong.
+// read decodes the flows of a body. The error names the first invalid one.
 func read(body io.Reader) (some []Flow, err error) {
 	if err := json.NewDecoder(body).Decode(&some); err != nil {
 		return nil, fmt.Errorf("read flows: %w", err)
@@ -388,22 +246,23 @@ func read(body io.Reader) (some []Flow, err error) {
 	return some, nil
 }
 
-// answer writes all flows that are here.
-func (x *Exchange) answer(w io.Writer) error {
+// writeAll answers a GET with all flows of this gateway.
+func (x *Exchange) writeAll(w io.Writer) error {
 	all := []Flow{}
 	if err := x.sharer.All(func(f Flow) error {
-		if len(all) < backlog {
+		if len(all) < maxQueued {
 			all = append(all, f)
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	_ = json.NewEncoder(w).Encode(all) // whoever does not read it asked in vain
+	_ = json.NewEncoder(w).Encode(all) // an error means that the client has gone
 	return nil
 }
 
-// ServeHTTP takes what another gateway tells, and tells it what it asks for. Nobody else is heard.
+// ServeHTTP imports the flows that a peer posts, and returns all flows of this gateway to a GET. It refuses everyone but
+// the peers.
 func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code int, format string, args ...any) {
 		x.mu.Lock()
@@ -411,7 +270,7 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.mu.Unlock()
 		http.Error(w, fmt.Sprintf(format, args...), code)
 	}
-	from, err := x.verify(r.TLS)
+	from, err := x.authenticate(r.TLS)
 	if err != nil {
 		refuse(http.StatusForbidden, "%v", err)
 		return
@@ -419,8 +278,8 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
 	case http.MethodPost:
 	case http.MethodGet:
-		if err := x.answer(w); err != nil {
-			x.log.Warn("another gateway does not hear which connections there are", "err", err)
+		if err := x.writeAll(w); err != nil {
+			x.log.Warn("cannot send all flows to a peer", "err", err)
 			refuse(http.StatusInternalServerError, "%v", err)
 		}
 		return
@@ -433,129 +292,111 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusBadRequest, "%v", err)
 		return
 	}
-	if err := x.take(some, nil); err != nil {
-		x.log.Warn("connections of another gateway are not known here", "err", err)
+	if err := x.importFlows(some, nil); err != nil {
+		x.log.Warn("cannot import flows of a peer", "err", err)
 		refuse(http.StatusInternalServerError, "%v", err)
 		return
 	}
-	from.heard(len(some))
-	from.heed(r.Header.Get(instanceHeader))
+	from.countReceived(len(some))
+	from.noteInstance(r.Header.Get(instanceHeader))
 	w.Header().Set(instanceHeader, x.instance)
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// meet tells a gateway all flows again when it is another process than before: it was away, and may have lost what it knew. The first
-// one that is heard of has lost nothing: what is to be told waits until somebody takes it, who then says who it is.
-func (x *Exchange) meet(m *mate, instance string) {
+// onPeerInstance exports all flows again when the peer restarted: it may have lost them. The first instance of a peer
+// triggers nothing, because its flows are still queued.
+func (x *Exchange) onPeerInstance(p *peer, instance string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	was := m.is
-	m.is = instance
+	was := p.instance
+	p.instance = instance
 	if was == instance || was == "" {
 		return
 	}
-	rouse(m.back)
-	close(x.changed)
-	x.changed = make(chan struct{})
+	p.returned.Notify()
+	close(x.exportAgain)
+	x.exportAgain = make(chan struct{})
 }
 
-// take makes flows known. Those that are early are kept; since tells of those that were kept before when they came.
-func (x *Exchange) take(some []Flow, since map[Flow]time.Time) error {
+// importFlows imports flows and keeps those that cannot be imported yet. since holds the arrival times of flows that were
+// kept before.
+func (x *Exchange) importFlows(some []Flow, since map[Flow]time.Time) error {
 	for len(some) > 0 {
 		x.mu.Lock()
-		told := x.told
+		revision := x.revision
 		x.mu.Unlock()
-		early, err := x.sharer.Import(some)
+		pending, err := x.sharer.Import(some)
 		if err != nil {
 			return err
 		}
-		if x.keep(early, since, told) {
+		if x.keepPending(pending, since, revision) {
 			return nil
 		}
-		some = early // there are other backends since then
+		some = pending // SetPeers was called meanwhile: the backends may be there now
 	}
 	return nil
 }
 
-// keep keeps flows until the next Tell, unless there was one since told was read; it reports whether it did.
-func (x *Exchange) keep(early []Flow, since map[Flow]time.Time, told uint64) bool {
+// keepPending keeps flows until the next SetPeers. It reports false when SetPeers was called since revision was read.
+func (x *Exchange) keepPending(pending []Flow, since map[Flow]time.Time, revision uint64) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.told != told {
+	if x.revision != revision {
 		return false
 	}
-	for _, f := range early {
+	for _, f := range pending {
 		at, waited := since[f]
 		if !waited {
 			at = time.Now()
 		}
-		if len(x.early) < backlog {
-			x.early[f] = at
+		if len(x.pending) < maxQueued {
+			x.pending[f] = at
 		}
 	}
 	return true
 }
 
-// retry makes flows known that came early, after each Tell, and forgets those that waited for too long, until ctx is done.
+// retry imports pending flows after each SetPeers, and drops those that waited too long, until ctx is done.
 func (x *Exchange) retry(ctx context.Context) {
-	tick := time.NewTicker(keepEarly / 4)
+	tick := time.NewTicker(pendingTimeout / 4)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			x.forget()
+			x.expirePending()
 			continue
-		case <-x.again:
+		case <-x.retryPending.C():
 		}
 		x.mu.Lock()
-		waiting := x.early
-		x.early = map[Flow]time.Time{}
+		waiting := x.pending
+		x.pending = map[Flow]time.Time{}
 		x.mu.Unlock()
-		if err := x.take(slices.Collect(maps.Keys(waiting)), waiting); err != nil {
-			x.log.Warn("connections of another gateway are not known here", "err", err)
+		if err := x.importFlows(slices.Collect(maps.Keys(waiting)), waiting); err != nil {
+			x.log.Warn("cannot import flows of a peer", "err", err)
 		}
 	}
 }
 
-// forget forgets flows that waited for too long.
-func (x *Exchange) forget() {
+// expirePending drops flows that waited too long.
+func (x *Exchange) expirePending() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	maps.DeleteFunc(x.early, func(_ Flow, at time.Time) bool { return time.Since(at) > keepEarly })
+	maps.DeleteFunc(x.pending, func(_ Flow, at time.Time) bool { return time.Since(at) > pendingTimeout })
 }
 
-// verify returns which of the group's gateways is at the other end.
-func (x *Exchange) verify(c *tls.ConnectionState) (*mate, error) {
+// authenticate returns the peer at the other end of a connection.
+func (x *Exchange) authenticate(c *tls.ConnectionState) (*peer, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	errs := []error{errors.New("only gateways of the group are heard")}
-	for id, m := range x.mates {
+	errs := []error{errors.New("only gateways of the group may exchange flows")}
+	for id, p := range x.peers {
 		err := x.own.Verify(c, id.Name)
 		if err == nil {
-			return m, nil
+			return p, nil
 		}
 		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
-}
-
-// validate returns what is wrong with a flow by itself.
-func (f *Flow) validate() error {
-	if f.Protocol != "TCP" && f.Protocol != "UDP" {
-		return fmt.Errorf("protocol is %q; it can be \"TCP\" or \"UDP\"", f.Protocol)
-	}
-	four := f.VIP.Addr().Is4()
-	for name, a := range map[string]struct{ is4, whole bool }{
-		"client":  {f.Client.Addr().Is4(), f.Client.IsValid() && f.Client.Port() > 0},
-		"vip":     {four, f.VIP.IsValid() && f.VIP.Port() > 0},
-		"backend": {f.Backend.Addr().Is4(), f.Backend.IsValid() && f.Backend.Port() > 0},
-		"source":  {f.Source.Addr().Is4(), f.Source.IsValid() && f.Source.Port() > 0},
-	} {
-		if !a.whole || a.is4 != four {
-			return fmt.Errorf("%s is no address and port of the VIP's family", name)
-		}
-	}
-	return nil
 }

@@ -1,5 +1,5 @@
-// Package flows is what gateways of a group tell one another: which connections they have, so that when one dies the others
-// go on with them, whatever has become of the backends since they began.
+// Package flows exchanges connections between the gateways of a group. When a gateway dies, its peers continue its
+// connections, even if the backends have changed since those began.
 package flows
 
 import (
@@ -7,17 +7,36 @@ import (
 	"net/netip"
 )
 
-// Flow is a connection through a gateway, or what UDP has in its place.
+// Flow is a TCP connection through a gateway, or a UDP client and port pair.
 type Flow struct {
 	Protocol string         `json:"protocol"` // TCP or UDP
 	Client   netip.AddrPort `json:"client"`
 	VIP      netip.AddrPort `json:"vip"`
 	Backend  netip.AddrPort `json:"backend"`
-	// Source is what the backend takes for the client: the client itself, but perhaps with another port, or the VIP with
-	// a port that stands for the client.
+	// Source is the address that the backend sees: the client's own, perhaps with another port, or the VIP with a port
+	// that stands for the client.
 	Source netip.AddrPort `json:"source"`
 }
 
 func (f Flow) String() string {
 	return fmt.Sprintf("%s %s -> %s: %s -> %s", f.Protocol, f.Client, f.VIP, f.Source, f.Backend)
+}
+
+// validate checks a flow on its own.
+func (f *Flow) validate() error {
+	if f.Protocol != "TCP" && f.Protocol != "UDP" {
+		return fmt.Errorf("protocol is %q; it can be \"TCP\" or \"UDP\"", f.Protocol)
+	}
+	four := f.VIP.Addr().Is4()
+	for name, a := range map[string]struct{ is4, whole bool }{
+		"client":  {f.Client.Addr().Is4(), f.Client.IsValid() && f.Client.Port() > 0},
+		"vip":     {four, f.VIP.IsValid() && f.VIP.Port() > 0},
+		"backend": {f.Backend.Addr().Is4(), f.Backend.IsValid() && f.Backend.Port() > 0},
+		"source":  {f.Source.Addr().Is4(), f.Source.IsValid() && f.Source.Port() > 0},
+	} {
+		if !a.whole || a.is4 != four {
+			return fmt.Errorf("%s is not an address and port of the VIP's family", name)
+		}
+	}
+	return nil
 }

@@ -14,57 +14,57 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// The rules of clients that stay with their backend stand in a chain for each time that they stay: a rule adds elements that
-// live for one time only. Which chain is a frontend's says the map affinity; the chains come and go with its elements.
-const stays = "stays-"
+// Each affinity timeout has its own chain, because a rule can only add elements with one fixed timeout. The map affinity
+// holds the chain of each frontend; chains come and go with its elements.
+const affinityPrefix = "affinity-"
 
-// maxClients is how many clients there is room for. For more of them the hash alone says where they stay.
+// maxClients bounds the number of remembered clients. Further clients get their backend from the hash alone.
 const maxClients = 1 << 18
 
-func stayName(seconds int32) string { return stays + strconv.Itoa(int(seconds)) }
+func affinityChainName(seconds int32) string { return affinityPrefix + strconv.Itoa(int(seconds)) }
 
-// stayChain is the chain of a name that stayName gave.
-func stayChain(name string) (chain, error) {
-	seconds, err := strconv.Atoi(strings.TrimPrefix(name, stays))
+// affinityChain returns the chain with a name of affinityChainName.
+func affinityChain(name string) (chain, error) {
+	seconds, err := strconv.Atoi(strings.TrimPrefix(name, affinityPrefix))
 	if err != nil {
-		return chain{}, fmt.Errorf("chain %s is none of ours: %w", name, err)
+		return chain{}, fmt.Errorf("chain %s is not ours: %w", name, err)
 	}
 	c := chain{Chain: &nftables.Chain{Name: name, Table: ourTable}}
 	for _, f := range []family{ipv4, ipv6} {
-		c.rules = append(c.rules, f.stay(time.Duration(seconds)*time.Second)...)
+		c.rules = append(c.rules, f.affinity(time.Duration(seconds)*time.Second)...)
 	}
 	return c, nil
 }
 
-// stay keeps a client with its backend for a time after its last connection, while that one serves. In the registers stand
-// the client, the frontend, and then the backend, so that each two that belong together are side by side.
-func (f family) stay(lives time.Duration) []rule {
+// affinity keeps a client with its backend for a timeout after its last connection, while that backend serves. The
+// registers hold client, frontend and backend in this order, so that the keys of both lookups are contiguous.
+func (f family) affinity(lives time.Duration) []rule {
 	client, frontend, backend := uint32(0), f.addr, f.addr+f.key
 	remember := func(operation uint32) []expr.Any {
 		return one(&expr.Dynset{
-			SrcRegKey: reg(client), SrcRegData: reg(backend), SetName: place{clients, f.v4}.name(), Operation: operation, Timeout: lives,
+			SrcRegKey: reg(client), SrcRegData: reg(backend), SetName: familySet{clients, f.v4}.name(), Operation: operation, Timeout: lives,
 		})
 	}
 	who := join(f.is, f.client(client), f.frontendAt(frontend))
 	known := join(who, f.mappedFrom(client, clients, backend))
 	serving := func(not bool) []expr.Any {
-		return one(&expr.Lookup{SourceRegister: reg(frontend), SetName: place{serves, f.v4}.name(), Invert: not})
+		return one(&expr.Lookup{SourceRegister: reg(frontend), SetName: familySet{affinityBackends, f.v4}.name(), Invert: not})
 	}
 	return []rule{
-		{"the backend of before", join(known, serving(false), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
-		{"the backend of before serves no more", join(known, serving(true), remember(dynsetDelete))},
-		{"by the hash of the client", join(who, slot(client, f.addr, backend), f.mappedFrom(frontend, affine, backend), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
+		{"the client's previous backend", join(known, serving(false), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
+		{"the client's previous backend no longer serves", join(known, serving(true), remember(dynsetDelete))},
+		{"backend by the hash of the client", join(who, slot(client, f.addr, backend), f.mappedFrom(frontend, maglevAffinity, backend), remember(unix.NFT_DYNSET_OP_UPDATE), f.dnat(backend))},
 	}
 }
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h.
 const dynsetDelete = 2
 
-// stayChains are the names of the chains that the elements lead to.
-func (b *book) stayChains() map[string]bool {
+// affinityChains returns the names of the chains that elements refer to.
+func (b *contents) affinityChains() map[string]bool {
 	names := map[string]bool{}
 	for _, v4 := range []bool{true, false} {
-		for _, values := range b.wanted[place{affinity, v4}] {
+		for _, values := range b.wanted[familySet{affinity, v4}] {
 			for name := range values {
 				names[name] = true
 			}
@@ -73,13 +73,13 @@ func (b *book) stayChains() map[string]bool {
 	return names
 }
 
-// addStays adds the chains that are missing, before the elements that lead to them.
-func (b *Balancer) addStays(conn *nftables.Conn, have, want map[string]bool) error {
+// addAffinityChains adds missing chains before the elements that refer to them.
+func (b *Balancer) addAffinityChains(conn *nftables.Conn, have, want map[string]bool) error {
 	for name := range want {
 		if have[name] {
 			continue
 		}
-		c, err := stayChain(name)
+		c, err := affinityChain(name)
 		if err != nil {
 			return err
 		}
@@ -88,8 +88,8 @@ func (b *Balancer) addStays(conn *nftables.Conn, have, want map[string]bool) err
 	return nil
 }
 
-// removeStays removes those that no element leads to any more.
-func removeStays(conn *nftables.Conn, have, want map[string]bool) {
+// removeAffinityChains removes the chains that no element refers to any more.
+func removeAffinityChains(conn *nftables.Conn, have, want map[string]bool) {
 	for name := range have {
 		if !want[name] {
 			c := &nftables.Chain{Name: name, Table: ourTable}
@@ -99,60 +99,60 @@ func removeStays(conn *nftables.Conn, have, want map[string]bool) {
 	}
 }
 
-// meeting is a client that another gateway told of.
-type meeting struct {
-	place   place
+// clientElement is the affinity of a client of a peer.
+type clientElement struct {
+	place   familySet
 	element nftables.SetElement
 }
 
-// meet makes known with which backends other gateways' clients stay. One that has come here before stays where it is.
-func (b *Balancer) meet(is shared, all []*flows.Flow) error {
+// importClients adds the affinity of the peers' clients. A client that is already known here keeps its backend.
+func (b *Balancer) importClients(is sharedState, all []*flows.Flow) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
-	var news []meeting
+	var news []clientElement
 	for _, f := range all {
-		lives := is.stays(f)
+		lives := is.affinity(f)
 		if lives == 0 {
 			continue
 		}
-		p := place{clients, f.VIP.Addr().Is4()}
+		p := familySet{clients, f.VIP.Addr().Is4()}
 		key := string(f.Client.Addr().AsSlice()) + endpoint(f.VIP.Addr(), protocol(&desired.Frontend{Protocol: f.Protocol}), f.VIP.Port())
-		if until, ok := b.met[key]; ok && now.Before(until) {
+		if until, ok := b.imported[key]; ok && now.Before(until) {
 			continue
 		}
-		b.met[key] = now.Add(lives / 2)
-		news = append(news, meeting{p, nftables.SetElement{Key: []byte(key), Val: []byte(addrPort(f.Backend)), Timeout: lives}})
+		b.imported[key] = now.Add(lives / 2)
+		news = append(news, clientElement{p, nftables.SetElement{Key: []byte(key), Val: []byte(addrPort(f.Backend)), Timeout: lives}})
 	}
-	for key, until := range b.met {
-		if len(b.met) <= maxClients && now.Before(until) {
-			break // a look at any one of them each time is enough
+	for key, until := range b.imported {
+		if len(b.imported) <= maxClients && now.Before(until) {
+			break // one stale entry per call is enough
 		}
-		delete(b.met, key)
+		delete(b.imported, key)
 	}
-	if len(news) == 0 || b.introduce(news) == nil {
+	if len(news) == 0 || b.addClients(news) == nil {
 		return nil
 	}
-	// The kernel refuses who stays with another backend here, and all that comes in the same transaction.
-	left, err := b.strangers(news)
+	// The kernel refuses a client with another backend, and with it the whole transaction.
+	left, err := b.unknownClients(news)
 	if err == nil {
-		err = b.introduce(left)
+		err = b.addClients(left)
 	}
 	if err != nil {
-		return fmt.Errorf("make clients of another gateway known: %w", err)
+		return fmt.Errorf("import clients of a peer: %w", err)
 	}
 	return nil
 }
 
-// strangers returns those who are not known here.
-func (b *Balancer) strangers(all []meeting) (left []meeting, err error) {
+// unknownClients returns those that are not known here.
+func (b *Balancer) unknownClients(all []clientElement) (left []clientElement, err error) {
 	s, err := b.open()
 	if err != nil {
 		return nil, err
 	}
 	known := map[string]bool{}
 	for _, v4 := range []bool{true, false} {
-		elements, err := s.rules.GetSetElements(place{clients, v4}.spec())
+		elements, err := s.rules.GetSetElements(familySet{clients, v4}.spec())
 		if err != nil {
 			return nil, fmt.Errorf("read clients: %w", err)
 		}
@@ -169,8 +169,8 @@ func (b *Balancer) strangers(all []meeting) (left []meeting, err error) {
 	return left, nil
 }
 
-// introduce adds clients in one transaction.
-func (b *Balancer) introduce(some []meeting) (err error) {
+// addClients adds clients in one transaction.
+func (b *Balancer) addClients(some []clientElement) (err error) {
 	defer func() {
 		if err != nil {
 			b.reopen()

@@ -16,14 +16,14 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// pair is a frontend and a backend that connections may be between.
+// pair is a frontend and one of its backends.
 type pair struct {
 	protocol uint8
 	frontend netip.AddrPort
 	backend  netip.AddrPort
 }
 
-// pairs calls each with the frontends and backends of a VIP.
+// pairs calls each for every frontend and backend of a VIP.
 func pairs(v *desired.VIP, each func(pair)) {
 	for i := range v.Frontends {
 		f := &v.Frontends[i]
@@ -33,17 +33,17 @@ func pairs(v *desired.VIP, each func(pair)) {
 	}
 }
 
-// remember notes which backends went with a change of the VIPs that were had.
-func (b *Balancer) remember(had []desired.VIP) {
+// noteRemoved records the backends that a change removed; had are the previous versions of the changed VIPs.
+func (b *Balancer) noteRemoved(had []desired.VIP) {
 	for i := range had {
-		pairs(&had[i], func(p pair) { b.gone[p] = true })
+		pairs(&had[i], func(p pair) { b.removed[p] = true })
 	}
-	for v := range b.vipsOf(b.gone) {
-		pairs(v, func(p pair) { delete(b.gone, p) })
+	for v := range b.vipsOf(b.removed) {
+		pairs(v, func(p pair) { delete(b.removed, p) })
 	}
 }
 
-// vipsOf returns the VIPs of the book that have frontends in all.
+// vipsOf returns the current VIPs of the frontends in all.
 func (b *Balancer) vipsOf(all map[pair]bool) iter.Seq[*desired.VIP] {
 	addrs := map[netip.Addr]bool{}
 	for p := range all {
@@ -51,32 +51,32 @@ func (b *Balancer) vipsOf(all map[pair]bool) iter.Seq[*desired.VIP] {
 	}
 	return func(yield func(*desired.VIP) bool) {
 		for a := range addrs {
-			if v, ok := b.book.vips[a]; ok && !yield(&v) {
+			if v, ok := b.contents.vips[a]; ok && !yield(&v) {
 				return
 			}
 		}
 	}
 }
 
-// doubt notes which frontends an agent that starts finds in the kernel, besides those of the book: whoever lost a backend while
-// no agent was there still has its connections.
-func (b *Balancer) doubt(have map[place]map[string]string) {
-	b.doubtful = map[pair]bool{}
+// noteUnverified records the frontends that a new agent finds in the kernel or in its state. A backend that was removed
+// while no agent ran still has connections.
+func (b *Balancer) noteUnverified(have map[familySet]map[string]string) {
+	b.unverified = map[pair]bool{}
 	for p, elements := range have {
-		if p.set != maglev && p.set != screened && p.set != affine && p.set != refused {
+		if p.set != maglev && p.set != maglevRestricted && p.set != maglevAffinity && p.set != refused {
 			continue
 		}
 		for key := range elements {
-			b.doubtful[frontendOf(key, p.v4)] = true
+			b.unverified[frontendOf(key, p.v4)] = true
 		}
 	}
-	for at := range b.book.tables {
+	for at := range b.contents.tables {
 		p := uint8(protocol(&desired.Frontend{Protocol: at.protocol}))
-		b.doubtful[pair{protocol: p, frontend: netip.AddrPortFrom(at.vip, at.port)}] = true
+		b.unverified[pair{protocol: p, frontend: netip.AddrPortFrom(at.vip, at.port)}] = true
 	}
 }
 
-// frontendOf reads what endpoint made the beginning of a key.
+// frontendOf decodes the endpoint at the start of a key.
 func frontendOf(key string, v4 bool) pair {
 	length := 16
 	if v4 {
@@ -86,51 +86,52 @@ func frontendOf(key string, v4 bool) pair {
 	return pair{protocol: key[length], frontend: netip.AddrPortFrom(a, binary.BigEndian.Uint16([]byte(key[length+4:])))}
 }
 
-// forgetSoon forgets when nobody waits for it: to go through all that the kernel tracks takes milliseconds.
-func (b *Balancer) forgetSoon() {
-	if len(b.gone) == 0 && len(b.doubtful) == 0 {
+// deleteStaleSoon calls deleteStale in the background: listing all tracked connections takes milliseconds.
+func (b *Balancer) deleteStaleSoon() {
+	if len(b.removed) == 0 && len(b.unverified) == 0 {
 		return
 	}
-	b.forgets.Go(func() {
+	b.deletes.Go(func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.sockets == nil {
-			return // closed, or a later change failed; then Drift does it
+			return // closed, or a later change failed; then Drift deletes them
 		}
-		if err := b.forget(b.sockets); err != nil {
-			b.log.Warn("connections of backends that are gone stay for now", "err", err)
+		if err := b.deleteStale(b.sockets); err != nil {
+			b.log.Warn("connections of removed backends stay for now", "err", err)
 		}
 	})
 }
 
-// forget ends the connections to backends that are gone: the client's next packet goes to another one, or is refused.
-func (b *Balancer) forget(s *sockets) error {
-	if len(b.gone) == 0 && len(b.doubtful) == 0 {
+// deleteStale deletes the connections to removed backends. The client's next packet goes to another backend, or is
+// refused.
+func (b *Balancer) deleteStale(s *sockets) error {
+	if len(b.removed) == 0 && len(b.unverified) == 0 {
 		return nil
 	}
-	f := forgetting{gone: b.gone, doubtful: b.doubtful, served: map[pair]bool{}}
-	for _, all := range []map[pair]bool{b.gone, b.doubtful} {
+	f := staleFilter{removed: b.removed, unverified: b.unverified, current: map[pair]bool{}}
+	for _, all := range []map[pair]bool{b.removed, b.unverified} {
 		for v := range b.vipsOf(all) {
-			pairs(v, func(p pair) { f.served[p] = true })
+			pairs(v, func(p pair) { f.current[p] = true })
 		}
 	}
 	for family := range f.families() {
 		if _, err := s.tracked.ConntrackDeleteFilters(netlink.ConntrackTable, family, f); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("forget connections of backends that are gone: %w", err)
+			return fmt.Errorf("delete connections of removed backends: %w", err)
 		}
 	}
-	clear(b.gone)
-	clear(b.doubtful)
+	clear(b.removed)
+	clear(b.unverified)
 	return nil
 }
 
-// forgetting says which connections are to be forgotten: those of gone, and those of doubtful frontends, whose backend is the
-// zero value, that are not among served.
-type forgetting struct{ gone, doubtful, served map[pair]bool }
+// staleFilter selects the connections to delete: those of removed pairs, and those of unverified frontends, whose backend
+// is the zero value, unless the pair is current.
+type staleFilter struct{ removed, unverified, current map[pair]bool }
 
-func (f forgetting) families() map[netlink.InetFamily]bool {
+func (f staleFilter) families() map[netlink.InetFamily]bool {
 	families := map[netlink.InetFamily]bool{}
-	for _, all := range []map[pair]bool{f.gone, f.doubtful} {
+	for _, all := range []map[pair]bool{f.removed, f.unverified} {
 		for p := range all {
 			if p.frontend.Addr().Is4() {
 				families[unix.AF_INET] = true
@@ -142,19 +143,19 @@ func (f forgetting) families() map[netlink.InetFamily]bool {
 	return families
 }
 
-// MatchConntrackFlow reports whether a connection is one to forget, whichever end was seen first.
-func (f forgetting) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+// MatchConntrackFlow reports whether a connection is to be deleted, whichever end sent the first packet.
+func (f staleFilter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	to := pair{flow.Forward.Protocol, at(flow.Forward.DstIP, flow.Forward.DstPort), at(flow.Reverse.SrcIP, flow.Reverse.SrcPort)}
 	from := pair{flow.Forward.Protocol, at(flow.Reverse.DstIP, flow.Reverse.DstPort), at(flow.Forward.SrcIP, flow.Forward.SrcPort)}
-	if f.served[to] || f.served[from] {
+	if f.current[to] || f.current[from] {
 		return false
 	}
-	return f.gone[to] || f.gone[from] || f.doubts(to) || f.doubts(from)
+	return f.removed[to] || f.removed[from] || f.isUnverified(to) || f.isUnverified(from)
 }
 
-// doubts reports whether a connection of a doubtful frontend was translated.
-func (f forgetting) doubts(p pair) bool {
-	return p.frontend != p.backend && f.doubtful[pair{protocol: p.protocol, frontend: p.frontend}]
+// isUnverified reports whether a connection of an unverified frontend was translated.
+func (f staleFilter) isUnverified(p pair) bool {
+	return p.frontend != p.backend && f.unverified[pair{protocol: p.protocol, frontend: p.frontend}]
 }
 
 func at(ip net.IP, port uint16) netip.AddrPort {
@@ -162,12 +163,12 @@ func at(ip net.IP, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a.Unmap(), port)
 }
 
-// surroundings returns what of the machine keeps it from being a gateway.
-func surroundings(s *desired.State) (faults desired.Faults) {
+// checkSysctls returns the kernel settings that keep the machine from working as a gateway.
+func checkSysctls(s *desired.State) (faults desired.Faults) {
 	need := map[string]string{}
 	for i := range s.VIPs {
-		// Without it a connection that another gateway began is not recognised as one.
-		need["net/netfilter/nf_conntrack_tcp_loose"] = "connections would end when their gateway does"
+		// Without it, the kernel does not accept a connection that another gateway began.
+		need["net/netfilter/nf_conntrack_tcp_loose"] = "connections would break when their gateway dies"
 		if s.VIPs[i].Addr.Is4() {
 			need["net/ipv4/ip_forward"] = "no packet to an IPv4 VIP would reach a backend"
 		} else {
@@ -184,7 +185,7 @@ func surroundings(s *desired.State) (faults desired.Faults) {
 		if err != nil {
 			message = fmt.Sprintf("read %s: %v", key, err)
 		}
-		faults = append(faults, desired.Fault{Part: desired.PartBalancer, Message: message})
+		faults = append(faults, desired.Fault{Component: desired.ComponentBalancer, Message: message})
 	}
 	return faults
 }

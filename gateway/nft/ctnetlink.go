@@ -13,13 +13,13 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/flows"
 )
 
-// What of linux/netfilter/nfnetlink_conntrack.h and its neighbours golang.org/x/sys/unix does not have. A library that
-// makes entries with translations there is none of.
+// Constants of linux/netfilter/nfnetlink_conntrack.h and related headers that golang.org/x/sys/unix lacks. No library
+// creates entries with translations.
 const (
-	subsystem = 1 << 8 // NFNL_SUBSYS_CTNETLINK
-	ctNew     = subsystem
-	ctGet     = subsystem | 1
-	groupNews = 2 // NFNLGRP_CONNTRACK_UPDATE
+	subsystem    = 1 << 8 // NFNL_SUBSYS_CTNETLINK
+	ctNew        = subsystem
+	ctGet        = subsystem | 1
+	groupUpdates = 2 // NFNLGRP_CONNTRACK_UPDATE
 
 	ctaOriginal, ctaReply, ctaStatus, ctaProtoInfo, ctaNATSource, ctaTimeout, ctaNATDestination = 1, 2, 3, 4, 6, 7, 13
 
@@ -37,7 +37,7 @@ const (
 	statusSeenReply, statusAssured, statusConfirmed = 2, 4, 8
 
 	tcpBeLiberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL
-	// tcpFlags are of a connection that began elsewhere: of its windows nothing is known here.
+	// tcpFlags are the flags of an imported connection: nothing is known of its windows.
 	tcpFlags = 0x01 | 0x02 | tcpBeLiberal // IP_CT_TCP_FLAG_WINDOW_SCALE, _SACK_PERM
 )
 
@@ -47,13 +47,13 @@ type tuple struct {
 	from, to netip.AddrPort
 }
 
-// entry is a connection as the kernel tells it.
+// entry is a tracked connection.
 type entry struct {
 	original, reply tuple
 	status          uint32
 	open            bool          // TCP that is established, or UDP
-	left            time.Duration // until it is forgotten, if nothing comes
-	windows         bool          // TCP whose packets must be within the windows that were seen here
+	left            time.Duration // until it expires without a packet
+	checksWindows   bool          // TCP whose packets must fit the windows seen here
 }
 
 // parse reads an entry.
@@ -88,7 +88,7 @@ func parse(b []byte) (e entry, err error) {
 									e.open = ad.Uint8() == tcpEstablished
 								case tcpFlagsFrom, tcpFlagsTo:
 									is := ad.Bytes()
-									e.windows = e.windows || len(is) > 0 && is[0]&tcpBeLiberal == 0
+									e.checksWindows = e.checksWindows || len(is) > 0 && is[0]&tcpBeLiberal == 0
 								}
 							}
 							return nil
@@ -141,7 +141,7 @@ func (t *tuple) decode(ad *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// flow is the entry's connection, if a packet of it was translated on its way to a backend.
+// flow returns the connection of an entry, if it was translated on its way to a backend.
 func (e *entry) flow() (flows.Flow, bool) {
 	if e.reply.from == e.original.to || e.original.from.Port() == 0 {
 		return flows.Flow{}, false
@@ -153,14 +153,14 @@ func (e *entry) flow() (flows.Flow, bool) {
 	return flows.Flow{Protocol: name, Client: e.original.from, VIP: e.original.to, Backend: e.reply.from, Source: e.reply.to}, true
 }
 
-// encode is the message that makes an entry of a flow that lives on for a time without a packet.
-func encode(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
+// createMessage creates an entry for a flow, which expires without a packet.
+func createMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
 	h := netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl}
-	return about(f, protocol, h, func(ae *netlink.AttributeEncoder) {
-		// The kernel makes this direction anew from the translations.
+	return flowMessage(f, protocol, h, func(ae *netlink.AttributeEncoder) {
+		// The kernel derives this direction from the translations.
 		ae.Nested(ctaReply, tuple{protocol, f.VIP, f.Client}.encode)
 		status := uint32(statusConfirmed)
-		if protocol == unix.IPPROTO_TCP { // of UDP the kernel finds out by itself, with the first packets
+		if protocol == unix.IPPROTO_TCP { // the kernel sets those bits for UDP by itself, with the first packets
 			status |= statusSeenReply | statusAssured
 		}
 		ae.Uint32(ctaStatus, status)
@@ -175,7 +175,7 @@ func encode(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message
 	})
 }
 
-// infoOf tells a state of TCP, 0 for the one that it has, and flags of both directions.
+// infoOf encodes a TCP state, 0 to keep it, and flags for both directions.
 func infoOf(state, flags uint8) func(*netlink.AttributeEncoder) error {
 	return func(ae *netlink.AttributeEncoder) error {
 		ae.Nested(infoTCP, func(ae *netlink.AttributeEncoder) error {
@@ -190,33 +190,33 @@ func infoOf(state, flags uint8) func(*netlink.AttributeEncoder) error {
 	}
 }
 
-// lookup is the message that asks for the entry of a flow. The answer says that another one follows it: the confirmation.
-func lookup(f *flows.Flow, protocol uint8) (netlink.Message, error) {
-	return about(f, protocol, netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Acknowledge}, func(*netlink.AttributeEncoder) {})
+// lookupMessage asks for the entry of a flow. Its answer has a second part, the acknowledgement.
+func lookupMessage(f *flows.Flow, protocol uint8) (netlink.Message, error) {
+	return flowMessage(f, protocol, netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Acknowledge}, func(*netlink.AttributeEncoder) {})
 }
 
-// lifetime is the message that lets the entry of a flow live for a time from now.
-func lifetime(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
-	return about(f, protocol, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
+// timeoutMessage sets the time after which the entry of a flow expires.
+func timeoutMessage(f *flows.Flow, protocol uint8, lives time.Duration) (netlink.Message, error) {
+	return flowMessage(f, protocol, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
 		ae.Uint32(ctaTimeout, uint32(lives.Seconds()))
 	})
 }
 
-// liberty is the message that lets packets of an entry pass whose windows were seen elsewhere.
-func liberty(f *flows.Flow) (netlink.Message, error) {
-	return about(f, unix.IPPROTO_TCP, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
+// beLiberalMessage makes the kernel accept packets of an entry outside of the windows seen here.
+func beLiberalMessage(f *flows.Flow) (netlink.Message, error) {
+	return flowMessage(f, unix.IPPROTO_TCP, netlink.Header{Type: ctNew, Flags: netlink.Request | netlink.Acknowledge}, func(ae *netlink.AttributeEncoder) {
 		ae.Nested(ctaProtoInfo, infoOf(0, tcpBeLiberal))
 	})
 }
 
-// about is a message about the entry of a flow.
-func about(f *flows.Flow, protocol uint8, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
+// flowMessage returns a message about the entry of a flow.
+func flowMessage(f *flows.Flow, protocol uint8, h netlink.Header, more func(*netlink.AttributeEncoder)) (netlink.Message, error) {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
 	ae.Nested(ctaOriginal, tuple{protocol, f.Client, f.VIP}.encode)
 	more(ae)
 	b, err := ae.Encode()
-	return netlink.Message{Header: h, Data: append(message(f.VIP.Addr()), b...)}, err
+	return netlink.Message{Header: h, Data: append(nfgenmsg(f.VIP.Addr()), b...)}, err
 }
 
 func (t tuple) encode(ae *netlink.AttributeEncoder) error {
@@ -238,7 +238,7 @@ func (t tuple) encode(ae *netlink.AttributeEncoder) error {
 	return nil
 }
 
-// translation is to exactly one address and port.
+// translation encodes a translation to exactly one address and port.
 func translation(to netip.AddrPort) func(*netlink.AttributeEncoder) error {
 	return func(ae *netlink.AttributeEncoder) error {
 		from, until := uint16(natMin4), uint16(natMax4)
@@ -256,20 +256,20 @@ func translation(to netip.AddrPort) func(*netlink.AttributeEncoder) error {
 	}
 }
 
-// message begins every message: struct nfgenmsg.
-func message(a netip.Addr) []byte {
+// nfgenmsg returns the struct nfgenmsg that every message starts with.
+func nfgenmsg(a netip.Addr) []byte {
 	if a.Is4() {
 		return []byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}
 	}
 	return []byte{unix.AF_INET6, unix.NFNETLINK_V0, 0, 0}
 }
 
-// everything asks for all entries of a family.
-func everything(a netip.Addr) netlink.Message {
-	return netlink.Message{Header: netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Dump}, Data: message(a)}
+// dumpMessage asks for all entries of a family.
+func dumpMessage(a netip.Addr) netlink.Message {
+	return netlink.Message{Header: netlink.Header{Type: ctGet, Flags: netlink.Request | netlink.Dump}, Data: nfgenmsg(a)}
 }
 
-func reach() (*netlink.Conn, error) {
+func dialConntrack() (*netlink.Conn, error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, fmt.Errorf("reach connection tracking: %w", err)

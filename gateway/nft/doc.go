@@ -1,8 +1,8 @@
-// Package nft balances with nftables. A state comes in and becomes elements of a few sets and maps of one table of ours, inet
-// isthmus-gateway; the rules are the same ones whatever the state is, and number as many for a thousand VIPs as for one, but for
-// some that each time of session affinity has of its own.
+// Package nft balances with nftables. A state becomes elements of a few sets and maps of the table inet isthmus-gateway.
+// The rules do not depend on the state, and are as many for a thousand VIPs as for one; only each timeout of session
+// affinity adds a chain.
 //
-// Every gateway chooses the same backend for the same client, since all have the same Maglev tables and hash alike, so a
-// connection that began elsewhere goes on here. Connections that are older than a change of backends do not follow the hash:
-// where the backends' network routes (desired.Routed) the first packet from the backend's side tells of them.
+// All gateways of a group have the same Maglev tables and hash alike, so every gateway chooses the same backend for a
+// client, and a connection that began elsewhere continues here. A connection that is older than a change of the backends
+// does not follow the hash. With desired.Routed, the first packet from its backend identifies it.
 package nft

@@ -10,44 +10,43 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// slots is how many slots the table of a frontend has, a prime (see lb.Maglev). It is part of what all gateways of a group must
-// have in common.
+// slots is the size of a frontend's Maglev table, a prime (see lb.Maglev). All gateways of a group must use the same.
 const slots = 1021
 
-// set names one of the table's sets and maps; each is there for both families.
+// set identifies a set or map of the table. Each exists for both address families.
 type set int
 
-// The sets and maps. Fields are concatenated, each padded to four bytes.
+// Sets and maps with their keys and values. Fields are concatenated, each padded to four bytes.
 const (
-	maglev     set = iota // VIP, protocol, port, slot -> backend, port
-	screened              // the same of frontends that only sources may connect to
-	affine                // the same, where the slot follows from the client's address alone, whoever may connect
-	guarded               // VIP, protocol, port: only sources may connect
-	sources               // VIP, protocol, port, range of clients
-	exclusive             // VIP: what no frontend takes is refused
-	refused               // VIP, protocol, port: nobody serves it
-	backends              // backend, protocol, port
-	origins               // backend, protocol, port -> VIP, port: of which frontend, if of one alone and routed, it is
-	snat                  // VIP -> VIP: it becomes the source towards backends
-	masquerade            // VIP: the gateway's address becomes the source
-	affinity              // VIP, protocol, port -> the chain of the time that clients stay
-	serves                // VIP, protocol, port, backend, port: it gets connections of clients that stay
-	clients               // client, VIP, protocol, port -> backend, port: with whom it stays, written by the rules
+	maglev           set = iota // VIP, protocol, port, slot -> backend, port
+	maglevRestricted            // the same, for frontends that only sources may connect to
+	maglevAffinity              // the same, for frontends with affinity: the slot depends on the client's address alone
+	restricted                  // VIP, protocol, port: only sources may connect
+	sources                     // VIP, protocol, port, range of clients
+	vipSet                      // VIP: packets that no frontend takes are refused
+	refused                     // VIP, protocol, port: the frontend has no backends
+	backends                    // backend, protocol, port
+	backendFrontends            // backend, protocol, port -> VIP, port: its frontend, if it has exactly one, which is routed
+	snat                        // VIP -> VIP: the source address towards backends
+	masquerade                  // VIP: the gateway's address is the source towards backends
+	affinity                    // VIP, protocol, port -> chain of its affinity timeout
+	affinityBackends            // VIP, protocol, port, backend, port: the backend accepts connections of known clients
+	clients                     // client, VIP, protocol, port -> backend, port: the client's affinity, which the rules write
 	setCount
 )
 
-// element is what is put into a set: key is from its start to its end where they differ, value is "" but in maps.
+// element is an element of a set. In a range set, key is the start followed by the end. value is "" except in maps.
 type element struct{ key, value string }
 
-// content is what one VIP puts into the sets, besides slots.
-type content [setCount][]element
+// vipElements are the elements of one VIP, without its Maglev tables.
+type vipElements [setCount][]element
 
-// contentOf returns what a VIP needs in the sets but maglev, screened and affine.
-func contentOf(v *desired.VIP) *content {
-	c := new(content)
+// elementsOf returns the elements of a VIP in all sets but the Maglev tables.
+func elementsOf(v *desired.VIP) *vipElements {
+	c := new(vipElements)
 	addr := string(v.Addr.AsSlice())
 	if v.Announce != desired.ByNone {
-		c.add(exclusive, addr, "") // what somebody else leads here may be the gateway's own address as well
+		c.add(vipSet, addr, "") // a VIP without announcer may be the gateway's own address as well
 	}
 	switch v.Return {
 	case desired.SNAT:
@@ -64,31 +63,31 @@ func contentOf(v *desired.VIP) *content {
 			c.add(refused, key, "")
 		}
 		if len(f.Sources) > 0 {
-			c.add(guarded, key, "")
+			c.add(restricted, key, "")
 		}
 		for _, s := range cover(f.Sources, v.Addr.Is4()) {
 			c.add(sources, key+string(s.Addr().AsSlice())+key+string(last(s).AsSlice()), "")
 		}
 		if f.Affinity > 0 {
-			c.add(affinity, key, stayName(f.Affinity))
+			c.add(affinity, key, affinityChainName(f.Affinity))
 			for _, b := range serving(f) {
-				c.add(serves, key+addrPort(netip.AddrPortFrom(b.Addr, b.Port)), "")
+				c.add(affinityBackends, key+addrPort(netip.AddrPortFrom(b.Addr, b.Port)), "")
 			}
 		}
 		for _, b := range f.Backends {
 			to := endpoint(b.Addr, p, b.Port)
 			c.add(backends, to, "")
 			if v.Return == desired.Routed {
-				c.add(origins, to, addrPort(netip.AddrPortFrom(v.Addr, f.Port)))
+				c.add(backendFrontends, to, addrPort(netip.AddrPortFrom(v.Addr, f.Port)))
 			} else {
-				c.add(origins, to, "") // no value is another frontend's
+				c.add(backendFrontends, to, "") // "" conflicts with the value of any other frontend
 			}
 		}
 	}
 	return c
 }
 
-func (c *content) add(s set, key, value string) { c[s] = append(c[s], element{key, value}) }
+func (c *vipElements) add(s set, key, value string) { c[s] = append(c[s], element{key, value}) }
 
 func protocol(f *desired.Frontend) clusterset.Protocol {
 	if f.Protocol == "UDP" {
@@ -97,23 +96,23 @@ func protocol(f *desired.Frontend) clusterset.Protocol {
 	return clusterset.TCP
 }
 
-// serving returns the backends that get new connections.
+// serving returns the backends that accept new connections.
 func serving(f *desired.Frontend) []desired.Backend {
 	return slices.DeleteFunc(slices.Clone(f.Backends), func(b desired.Backend) bool { return b.Draining })
 }
 
-// endpoint is the key of an address, protocol and port.
+// endpoint encodes an address, protocol and port as a key.
 func endpoint(a netip.Addr, p clusterset.Protocol, port uint16) string {
 	key := append(a.AsSlice(), byte(p), 0, 0, 0)
 	return string(append(binary.BigEndian.AppendUint16(key, port), 0, 0))
 }
 
-// addrPort is the value of an address and port.
+// addrPort encodes an address and port as a value.
 func addrPort(a netip.AddrPort) string {
 	return string(append(binary.BigEndian.AppendUint16(a.Addr().AsSlice(), a.Port()), 0, 0))
 }
 
-// cover returns the prefixes of a family, without those inside others: ranges in a set must not overlap.
+// cover returns the prefixes of a family without those inside others: ranges of a set must not overlap.
 func cover(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
 	var all []netip.Prefix
 	for _, p := range prefixes {
@@ -138,15 +137,15 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// table is what the slots of a frontend hold.
+// table is the Maglev table of a frontend.
 type table struct {
-	set    set    // maglev, screened or affine
+	set    set    // maglev, maglevRestricted or maglevAffinity
 	prefix string // of the keys; the slot follows
-	choice []int  // by slot: an index of values
+	choice []int  // by slot: an index into values
 	values []string
 }
 
-// tableOf fills the table of a frontend; there is none when nobody serves it.
+// tableOf builds the table of a frontend, nil without backends.
 func tableOf(v *desired.VIP, f *desired.Frontend) *table {
 	all := serving(f)
 	if len(all) == 0 {
@@ -165,18 +164,18 @@ func tableOf(v *desired.VIP, f *desired.Frontend) *table {
 	return t
 }
 
-// tableSet is the set of a frontend's slots.
+// tableSet returns the set that holds the table of a frontend.
 func tableSet(f *desired.Frontend) set {
 	switch {
 	case f.Affinity > 0:
-		return affine
+		return maglevAffinity
 	case len(f.Sources) > 0:
-		return screened
+		return maglevRestricted
 	}
 	return maglev
 }
 
-// element returns what a slot is in the kernel; the number of the slot is in the order of the machine, as the hash is.
+// element returns the element of a slot. The slot number has the byte order of the machine, as the hash has.
 func (t *table) element(slot int) element {
 	return element{string(binary.NativeEndian.AppendUint32([]byte(t.prefix), uint32(slot))), t.values[t.choice[slot]]}
 }

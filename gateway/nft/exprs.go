@@ -7,26 +7,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family is what differs between IPv4 and IPv6. Lengths and places are in registers, of four bytes each.
+// family holds what differs between IPv4 and IPv6. Lengths and positions are in registers of four bytes.
 type family struct {
 	v4          bool
 	nfproto     uint32
 	is          []expr.Any
-	addr        uint32 // the length of an address
-	key         uint32 // the length of address, protocol and port
+	addr        uint32 // length of an address
+	key         uint32 // length of address, protocol and port
 	destination field
 	origin      field      // the source address
-	frontend    []expr.Any // destination, protocol and port, from register 0 on
-	sender      []expr.Any // source, protocol and port, from register 0 on
+	frontend    []expr.Any // loads destination, protocol and port from register 0 on
+	sender      []expr.Any // loads source, protocol and port from register 0 on
 }
 
-// field is a part of a packet.
+// field is a field of a packet header.
 type field struct {
 	base           expr.PayloadBase
 	offset, length uint32
 }
 
-// From RFC 791 section 3.1, RFC 8200 section 3, and RFC 9293 section 3.1, which UDP shares.
+// From RFC 791 section 3.1, RFC 8200 section 3, and RFC 9293 section 3.1; UDP has its ports at the same place.
 var (
 	sourcePort      = field{expr.PayloadBaseTransportHeader, 0, 2}
 	destinationPort = field{expr.PayloadBaseTransportHeader, 2, 2}
@@ -54,7 +54,7 @@ func (f family) frontendAt(to uint32) []expr.Any {
 	return join(load(f.destination, to), one(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(to + f.addr)}), load(destinationPort, to+f.addr+1))
 }
 
-// scratch is a register that no key reaches: conditions are worked out in it.
+// scratch is a register above all keys. Conditions use it.
 const scratch = 15
 
 // reg returns the number of the nth register of four bytes.
@@ -73,36 +73,36 @@ func load(f field, to uint32) []expr.Any {
 	return one(&expr.Payload{DestRegister: reg(to), Base: f.base, Offset: f.offset, Len: f.length})
 }
 
-// client loads the address of who sends.
+// client loads the source address.
 func (f family) client(to uint32) []expr.Any { return load(f.origin, to) }
 
-// slot puts the hash of n registers into another one. The remainder of the hash is the same number on each gateway.
+// slot hashes n registers into another one. The hash modulo slots is the same on each gateway.
 func slot(from, n, to uint32) []expr.Any {
 	return one(&expr.Hash{
 		SourceRegister: reg(from), Length: 4 * n, DestRegister: reg(to), Modulus: slots, Seed: hashSeed, Type: expr.HashTypeJenkins,
 	})
 }
 
-// in goes on if the key in register 0 is in a set.
+// in continues if the key in register 0 is in a set.
 func (f family) in(s set) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(0), SetName: place{s, f.v4}.name()})
+	return one(&expr.Lookup{SourceRegister: reg(0), SetName: familySet{s, f.v4}.name()})
 }
 
 func (f family) notIn(s set) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(0), SetName: place{s, f.v4}.name(), Invert: true})
+	return one(&expr.Lookup{SourceRegister: reg(0), SetName: familySet{s, f.v4}.name(), Invert: true})
 }
 
-// mapped puts what a map has for the key in register 0 into another one.
+// mapped loads the value of the key in register 0 from a map.
 func (f family) mapped(s set, to uint32) []expr.Any { return f.mappedFrom(0, s, to) }
 
-// mappedFrom puts what a map has for the key in a register into another one.
+// mappedFrom loads the value of the key in a register from a map.
 func (f family) mappedFrom(key uint32, s set, to uint32) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(key), DestRegister: reg(to), IsDestRegSet: true, SetName: place{s, f.v4}.name()})
+	return one(&expr.Lookup{SourceRegister: reg(key), DestRegister: reg(to), IsDestRegSet: true, SetName: familySet{s, f.v4}.name()})
 }
 
-// jump goes to the chain that a map has for the key in register 0.
+// jump jumps to the chain that a map holds for the key in register 0.
 func (f family) jump(s set) []expr.Any {
-	return one(&expr.Lookup{SourceRegister: reg(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: place{s, f.v4}.name()})
+	return one(&expr.Lookup{SourceRegister: reg(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: familySet{s, f.v4}.name()})
 }
 
 func (f family) dnat(from uint32) []expr.Any {
@@ -115,7 +115,7 @@ const (
 	synAck = 1<<1 | 1<<4
 )
 
-// flags goes on if of the flags in mask those of want are set.
+// flags continues if, of the flags in mask, exactly those in want are set.
 func flags(mask, want byte) []expr.Any {
 	return []expr.Any{
 		&expr.Payload{DestRegister: reg(scratch), Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
@@ -124,10 +124,10 @@ func flags(mask, want byte) []expr.Any {
 	}
 }
 
-// state goes on if the connection has any of the states.
+// state continues if the connection has any of the states.
 func state(any uint32) []expr.Any { return connection(expr.CtKeySTATE, any, expr.CmpOpNeq) }
 
-// connection compares some bits of what is tracked with none.
+// connection compares masked bits of the tracked connection with zero.
 func connection(key expr.CtKey, mask uint32, op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: key, Register: reg(scratch)},
@@ -136,16 +136,16 @@ func connection(key expr.CtKey, mask uint32, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// Bits of a connection's status, from linux/netfilter/nf_conntrack_common.h.
+// Bits of the status of a connection, from linux/netfilter/nf_conntrack_common.h.
 const (
 	ipsSrcNAT = 1 << 4
 	ipsDstNAT = 1 << 5
 )
 
-// Parts of rules.
+// Building blocks of rules.
 var (
-	// asked is the address that the client asked for.
-	asked                 = one(&expr.Ct{Key: expr.CtKeyDST, Register: reg(0), Direction: 0})
+	// originalDestination loads the address that the client sent to.
+	originalDestination   = one(&expr.Ct{Key: expr.CtKeyDST, Register: reg(0), Direction: 0})
 	destinationTranslated = connection(expr.CtKeySTATUS, ipsDstNAT, expr.CmpOpNeq)
 	untranslated          = connection(expr.CtKeySTATUS, ipsSrcNAT|ipsDstNAT, expr.CmpOpEq)
 	original              = []expr.Any{
@@ -159,7 +159,7 @@ var (
 	unreachable = one(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
 )
 
-// protocolIs goes on if the packet is of a protocol.
+// protocolIs continues if the packet has an L4 protocol.
 func protocolIs(p byte) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(scratch)},

@@ -12,34 +12,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table is the nftables table of ours, of family inet.
+// Table is the name of our nftables table, of family inet.
 const Table = "isthmus-gateway"
 
-// hashSeed is part of what all gateways of a group must have in common.
+// hashSeed must be the same on all gateways of a group.
 const hashSeed = 0x15740005
 
 var ourTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 
-// setNames are the sets' names, without the family's number.
-var setNames = [setCount]string{"maglev", "screened", "affine", "guarded", "sources", "exclusive", "refused", "backends", "origins", "snat", "masquerade", "affinity", "serving", "clients"}
+// setNames are the names of the sets, without the digit of the address family.
+var setNames = [setCount]string{"maglev", "maglev-restricted", "maglev-affinity", "restricted", "sources", "vips", "refused", "backends", "backend-frontends", "snat", "masquerade", "affinity", "affinity-backends", "clients"}
 
-func (p place) name() string {
+func (p familySet) name() string {
 	if p.v4 {
 		return setNames[p.set] + "4"
 	}
 	return setNames[p.set] + "6"
 }
 
-// places returns all sets of both families.
-func places() (all []place) {
+// familySets returns all sets of both families.
+func familySets() (all []familySet) {
 	for s := range setCount {
-		all = append(all, place{s, true}, place{s, false})
+		all = append(all, familySet{s, true}, familySet{s, false})
 	}
 	return all
 }
 
-// spec returns the set or map in the terms of nftables.
-func (p place) spec() *nftables.Set {
+// spec returns the nftables declaration of a set or map.
+func (p familySet) spec() *nftables.Set {
 	addr := nftables.TypeIP6Addr
 	if p.v4 {
 		addr = nftables.TypeIPAddr
@@ -47,20 +47,20 @@ func (p place) spec() *nftables.Set {
 	proto, port := nftables.TypeInetProto, nftables.TypeInetService
 	s := &nftables.Set{Table: ourTable, Name: p.name()}
 	switch p.set {
-	case maglev, screened, affine:
+	case maglev, maglevRestricted, maglevAffinity:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port, nftables.TypeMark), nftables.MustConcatSetType(addr, port)
 	case sources:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port, addr)
 		s.Interval = true
-	case guarded, refused, backends:
+	case restricted, refused, backends:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port)
-	case origins:
+	case backendFrontends:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, proto, port), nftables.MustConcatSetType(addr, port)
 	case snat:
 		s.KeyType, s.DataType = addr, addr
 	case affinity:
 		s.KeyType, s.DataType, s.IsMap = nftables.MustConcatSetType(addr, proto, port), nftables.TypeVerdict, true
-	case serves:
+	case affinityBackends:
 		s.KeyType = nftables.MustConcatSetType(addr, proto, port, addr, port)
 	case clients:
 		s.KeyType, s.DataType = nftables.MustConcatSetType(addr, addr, proto, port), nftables.MustConcatSetType(addr, port)
@@ -69,33 +69,33 @@ func (p place) spec() *nftables.Set {
 		s.KeyType = addr
 	}
 	s.IsMap = s.IsMap || s.DataType.Bytes > 0
-	s.Concatenation = p.set != exclusive && p.set != snat && p.set != masquerade
+	s.Concatenation = p.set != vipSet && p.set != snat && p.set != masquerade
 	return s
 }
 
-// chain is one of the table's, with its rules.
+// chain is a chain of the table with its rules.
 type chain struct {
 	*nftables.Chain
 	rules []rule
 }
 
-// rule is what stands in a chain; why is what a person reads there.
+// rule is a rule with the reason that `nft list` shows.
 type rule struct {
 	why   string
 	exprs []expr.Any
 }
 
-// chains are the table's, in the order in which packets see them.
+// chains returns the chains of the table, in the order in which packets pass them.
 func chains() []chain {
 	c := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, rules ...func(family) []rule) chain {
 		made := chain{Chain: &nftables.Chain{Name: name, Table: ourTable, Type: kind, Hooknum: hook, Priority: priority}}
 		if name == "refuse" {
 			made.rules = append(made.rules,
-				rule{"what goes on is no news", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
-				rule{"it was taken", join(destinationTranslated, accept)})
+				rule{"established connections pass", join(state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
+				rule{"the packet was balanced", join(destinationTranslated, accept)})
 		}
 		if name == "returns" {
-			made.rules = append(made.rules, rule{"what is translated belongs to a connection", join(destinationTranslated, accept)})
+			made.rules = append(made.rules, rule{"translated packets have a connection", join(destinationTranslated, accept)})
 		}
 		for _, f := range []family{ipv4, ipv6} {
 			for _, r := range rules {
@@ -112,66 +112,66 @@ func chains() []chain {
 	}
 }
 
-// balance sees the first packet of a connection, and the first one that this gateway sees of it.
+// balance receives the first packet of a connection, or the first one that this gateway receives of it.
 func (f family) balance() []rule {
-	client := f.key + 1 // behind the slot
+	client := f.key + 1 // after the slot
 	byHash := func(s set) []expr.Any {
 		return join(f.is, f.frontend, f.client(client), load(sourcePort, client+f.addr), slot(client, f.addr+1, f.key), f.mapped(s, client), f.dnat(client))
 	}
 	return []rule{
-		{"by the hash of client and port", byHash(maglev)},
-		{"only sources may connect", join(f.is, f.frontend, f.in(guarded), f.client(f.key), f.notIn(sources), count, drop)},
-		{"by the hash of a client that may connect, and its port", byHash(screened)},
-		{"a client stays with its backend", join(f.is, f.frontend, f.jump(affinity))},
-		{"a client that there is no room for", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(affine, client), f.dnat(client))},
+		{"backend by the hash of client and port", byHash(maglev)},
+		{"refuse clients outside of the sources", join(f.is, f.frontend, f.in(restricted), f.client(f.key), f.notIn(sources), count, drop)},
+		{"backend of a client among the sources, by the hash of client and port", byHash(maglevRestricted)},
+		{"session affinity", join(f.is, f.frontend, f.jump(affinity))},
+		{"session affinity with a full table, by the hash of the client", join(f.is, f.frontend, f.client(client), slot(client, f.addr, f.key), f.mapped(maglevAffinity, client), f.dnat(client))},
 	}
 }
 
-// refuse sees what is left for a VIP when nothing took it.
+// refuse receives packets for a VIP that no rule of balance took.
 func (f family) refuse() []rule {
 	var rules []rule
 	for _, r := range []struct {
 		why  string
 		what []expr.Any
 	}{
-		{"of a VIP, which is nobody else's", join(f.is, load(f.destination, 0), f.in(exclusive))},
-		{"of a frontend without backends", join(f.is, f.frontend, f.in(refused))},
+		{"to a VIP of the gateways", join(f.is, load(f.destination, 0), f.in(vipSet))},
+		{"to a frontend without backends", join(f.is, f.frontend, f.in(refused))},
 	} {
 		rules = append(rules,
-			rule{"a backend's answer, without its connection: " + r.why, join(r.what, f.sender, f.in(backends), count, drop)},
-			rule{"it is no beginning: " + r.why, join(r.what, state(expr.CtStateBitINVALID), count, drop)},
-			rule{"refuse TCP at once: " + r.why, join(r.what, protocolIs(unix.IPPROTO_TCP), count, reset)},
-			rule{"refuse at once: " + r.why, join(r.what, count, unreachable)})
+			rule{"drop a reply of a backend without its connection: " + r.why, join(r.what, f.sender, f.in(backends), count, drop)},
+			rule{"drop a packet of no connection: " + r.why, join(r.what, state(expr.CtStateBitINVALID), count, drop)},
+			rule{"reset TCP: " + r.why, join(r.what, protocolIs(unix.IPPROTO_TCP), count, reset)},
+			rule{"reject: " + r.why, join(r.what, count, unreachable)})
 	}
 	return rules
 }
 
-// returns sees what backends send. What belongs to no connection must not leave with the backend's address.
+// returns receives packets of backends. One without a connection must not leave with the backend's address.
 func (f family) returns() []rule {
 	from := join(f.is, f.sender, f.in(backends))
 	return []rule{
-		{"it belongs to nothing", join(from, state(expr.CtStateBitINVALID), count, drop)},
-		{"a backend connects, from the port that it serves", join(from, protocolIs(unix.IPPROTO_TCP), flags(synAck, syn), accept)},
-		{"of which frontend it is cannot be told", join(from, original, untranslated, f.notIn(origins), count, drop)},
+		{"drop a packet of a backend without a connection", join(from, state(expr.CtStateBitINVALID), count, drop)},
+		{"a backend opens a connection from its serving port", join(from, protocolIs(unix.IPPROTO_TCP), flags(synAck, syn), accept)},
+		{"drop a packet of a backend with several frontends", join(from, original, untranslated, f.notIn(backendFrontends), count, drop)},
 	}
 }
 
-// source sees the first packet of a connection when it leaves.
+// source receives the first packet of a connection as it leaves.
 func (f family) source() []rule {
-	to := f.key // behind the key
+	to := f.key // after the key
 	shown := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to), RegProtoMin: reg(to + f.addr)}
 	return []rule{
-		{"the gateway's address", join(f.is, destinationTranslated, asked, f.in(masquerade), one(&expr.Masq{}))},
-		{"the VIP's address", join(f.is, destinationTranslated, asked, f.mapped(snat, to), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)}))},
-		{"a connection that began elsewhere, told by its backend", join(f.is, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(origins, to), one(shown))},
-		{"datagrams of a connection that began elsewhere", join(f.is, protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(origins, to), one(shown))},
+		{"masquerade", join(f.is, destinationTranslated, originalDestination, f.in(masquerade), one(&expr.Masq{}))},
+		{"SNAT to the VIP", join(f.is, destinationTranslated, originalDestination, f.mapped(snat, to), one(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: f.nfproto, RegAddrMin: reg(to)}))},
+		{"TCP connection of another gateway, identified by its backend", join(f.is, protocolIs(unix.IPPROTO_TCP), flags(syn, 0), f.sender, f.mapped(backendFrontends, to), one(shown))},
+		{"UDP connection of another gateway, identified by its backend", join(f.is, protocolIs(unix.IPPROTO_UDP), f.sender, f.mapped(backendFrontends, to), one(shown))},
 	}
 }
 
-// version is a digest of sets, chains and rules: a table with another one is made anew.
+// version returns a digest of sets, chains and rules. A table with another version is created again.
 func version(all []chain) (string, error) {
 	h := sha256.New()
-	for _, p := range places() {
+	for _, p := range familySets() {
 		s := p.spec()
 		fmt.Fprintln(h, s.Name, s.KeyType.Name, s.DataType.Name, s.Interval, s.Concatenation, s.Size)
 	}
@@ -193,15 +193,15 @@ func version(all []chain) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)[:6]), nil
 }
 
-// comment is what tells our rule from another: what it is for and of which version it is.
+// comment returns the text by which our rules are recognised: their reason and version.
 func (r rule) comment(version string) string { return r.why + " #" + version }
 
-// create adds everything but elements. Whatever stood there goes, in the same moment.
+// create adds the table without elements. An existing one is deleted in the same transaction.
 func create(c *nftables.Conn, all []chain, version string) error {
 	c.AddTable(ourTable)
 	c.DelTable(ourTable)
 	c.AddTable(ourTable)
-	for _, p := range places() {
+	for _, p := range familySets() {
 		s := p.spec()
 		s.KeyByteOrder = binaryutil.BigEndian
 		if err := c.AddSet(s, nil); err != nil {

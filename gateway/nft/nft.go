@@ -22,41 +22,42 @@ import (
 )
 
 const (
-	// perMessage is how many elements go into one message, whose length has 16 bits.
+	// perMessage is the number of elements in one message, whose length field has 16 bits.
 	perMessage = 500
-	// readBuffer has room for the kernel's answers to all messages of a change; writeBuffer for the change itself, which
-	// goes out at once: a slot is about 60 bytes.
+	// readBuffer holds the kernel's answers to all messages of a change. writeBuffer holds the change itself, which is
+	// sent at once: a slot takes about 60 bytes.
 	readBuffer, writeBuffer = 16 << 20, 1 << 30
 )
 
-// Balancer is the part of a gateway that balances with nftables, in the network namespace of the calling thread.
+// Balancer balances with nftables, in the network namespace of the calling thread.
 type Balancer struct {
 	log     *slog.Logger
 	chains  []chain
 	version string
 
-	mu      sync.Mutex // guards what follows
-	sockets *sockets   // see open
-	book    *book
-	// generation is the number of the kernel's rules after our last write, if nobody else wrote since; 0 is unknown.
+	mu       sync.Mutex // guards what follows
+	sockets  *sockets   // see open
+	contents *contents
+	// generation is the kernel's ruleset generation after our last write, if no other program wrote since; 0: unknown.
 	generation uint32
-	// gone are backends whose connections are to be forgotten still.
-	gone map[pair]bool
-	// doubtful are frontends that may have such connections from before this process, see doubt; nil until its first write.
-	doubtful map[pair]bool
-	// stays are the chains of clients that stay, as the kernel has them while generation is known.
-	stays map[string]bool
-	// met is until when other gateways' clients, by their keys in the map clients, are no news.
-	met map[string]time.Time
+	// removed are backends whose connections must still be deleted.
+	removed map[pair]bool
+	// unverified are frontends that may have such connections from before this process, see noteUnverified; nil until its
+	// first write.
+	unverified map[pair]bool
+	// affinityChains are the chains in the kernel, valid while generation is known.
+	affinityChains map[string]bool
+	// imported holds, by key in the map clients, until when a client of a peer need not be added again.
+	imported map[string]time.Time
 
-	serves  atomic.Pointer[shared]
-	forgets sync.WaitGroup // see forgetSoon
+	state   atomic.Pointer[sharedState]
+	deletes sync.WaitGroup // see deleteStaleSoon
 }
 
-// New returns a balancer. It finds out at its first Apply what an earlier one left.
+// New returns a balancer. Its first Apply finds out what an earlier process left in the kernel.
 func New(log *slog.Logger) (*Balancer, error) {
 	all := chains()
-	stay, err := stayChain(stayName(0)) // they differ in a time, which is in the name
+	stay, err := affinityChain(affinityChainName(0)) // they differ in the timeout, which is in the name
 	if err != nil {
 		return nil, err
 	}
@@ -64,38 +65,38 @@ func New(log *slog.Logger) (*Balancer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("describe table %s: %w", Table, err)
 	}
-	return &Balancer{log: log, chains: all, version: v, book: newBook(), gone: map[pair]bool{}, met: map[string]time.Time{}}, nil
+	return &Balancer{log: log, chains: all, version: v, contents: newContents(), removed: map[pair]bool{}, imported: map[string]time.Time{}}, nil
 }
 
-// Name implements the agent's Part.
-func (b *Balancer) Name() string { return desired.PartBalancer }
+// Name implements agent.Component.
+func (b *Balancer) Name() string { return desired.ComponentBalancer }
 
-// Apply implements the agent's Part. What changes is written in one transaction; where the kernel has what it was given, only
-// the difference is.
+// Apply implements agent.Component. It writes a change in one transaction, and only the difference when the kernel still
+// has what was written last.
 func (b *Balancer) Apply(_ context.Context, s *desired.State) error {
 	if s.Balancer == desired.EBPF {
-		return desired.Faults{{Part: desired.PartBalancer, Field: "balancer", Message: `is "ebpf", and this gateway balances with nftables`}}
+		return desired.Faults{{Component: desired.ComponentBalancer, Field: "balancer", Message: `is "ebpf", and this gateway balances with nftables`}}
 	}
-	if faults := surroundings(s); len(faults) > 0 {
+	if faults := checkSysctls(s); len(faults) > 0 {
 		return faults
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before := slices.Collect(maps.Values(b.book.vips))
-	c, had := b.book.set(s.VIPs)
+	before := slices.Collect(maps.Values(b.contents.vips))
+	c, had := b.contents.replaceVIPs(s.VIPs)
 	if err := b.write(c); err != nil {
-		b.book.set(before)
+		b.contents.replaceVIPs(before)
 		b.generation = 0
 		b.reopen()
 		return err
 	}
-	b.serves.Store(share(s))
-	b.remember(had)
-	b.forgetSoon()
+	b.state.Store(newSharedState(s))
+	b.noteRemoved(had)
+	b.deleteStaleSoon()
 	return nil
 }
 
-// write brings the kernel to what the book says, by the changes if it has what it was given before.
+// write brings the kernel to b.contents. It writes only c if the kernel still has what was written last.
 func (b *Balancer) write(c changes) error {
 	s, err := b.open()
 	if err != nil {
@@ -105,40 +106,40 @@ func (b *Balancer) write(c changes) error {
 	if err != nil {
 		return err
 	}
-	anew := false
+	recreate := false
 	if b.generation == 0 || now != b.generation {
-		var have map[place]map[string]string
-		if have, anew, err = b.read(s); err != nil {
+		var have map[familySet]map[string]string
+		if have, recreate, err = b.read(s); err != nil {
 			return err
 		}
-		c = diff(have, b.book.all())
-		if b.doubtful == nil {
-			b.doubt(have)
+		c = diff(have, b.contents.all())
+		if b.unverified == nil {
+			b.noteUnverified(have)
 		}
 	}
-	chains := b.book.stayChains()
-	if c.size() == 0 && !anew && maps.Equal(b.stays, chains) {
+	chains := b.contents.affinityChains()
+	if c.size() == 0 && !recreate && maps.Equal(b.affinityChains, chains) {
 		b.generation = now
 		return nil
 	}
-	if anew {
+	if recreate {
 		if err := create(s.rules, b.chains, b.version); err != nil {
 			return err
 		}
-		b.stays = nil
+		b.affinityChains = nil
 	}
-	if err := b.addStays(s.rules, b.stays, chains); err != nil {
+	if err := b.addAffinityChains(s.rules, b.affinityChains, chains); err != nil {
 		return err
 	}
 	if err := send(s.rules, c); err != nil {
 		return err
 	}
-	removeStays(s.rules, b.stays, chains)
+	removeAffinityChains(s.rules, b.affinityChains, chains)
 	if err := s.rules.Flush(); err != nil {
 		return fmt.Errorf("write table %s: %w", Table, err)
 	}
-	b.stays = chains
-	// Somebody who wrote in between is found by reading everything the next time.
+	b.affinityChains = chains
+	// Reading everything at the next call finds a write of another program in between.
 	b.generation = 0
 	if after, err := s.generation(); err == nil && after == now+1 {
 		b.generation = after
@@ -146,10 +147,10 @@ func (b *Balancer) write(c changes) error {
 	return nil
 }
 
-// send adds the changes to a transaction.
+// send adds the changes to the transaction.
 func send(conn *nftables.Conn, c changes) error {
 	for _, step := range []struct {
-		what map[place][]element
+		what map[familySet][]element
 		do   func(*nftables.Set, []nftables.SetElement) error
 	}{{c.remove, conn.SetDeleteElements}, {c.add, conn.SetAddElements}} {
 		for p, elements := range step.what {
@@ -167,7 +168,7 @@ func send(conn *nftables.Conn, c changes) error {
 	return nil
 }
 
-func (p place) encode(e element) nftables.SetElement {
+func (p familySet) encode(e element) nftables.SetElement {
 	is := nftables.SetElement{Key: []byte(e.key), Val: []byte(e.value)}
 	if p.set == affinity {
 		is.Val, is.VerdictData = nil, &expr.Verdict{Kind: expr.VerdictJump, Chain: e.value}
@@ -179,16 +180,16 @@ func (p place) encode(e element) nftables.SetElement {
 	return is
 }
 
-// read returns what the kernel has, and whether that is not a table of this version, which has to be made anew.
-func (b *Balancer) read(s *sockets) (have map[place]map[string]string, anew bool, err error) {
-	ours, err := b.recognise(s)
+// read returns the elements in the kernel, or reports that the table must be created again.
+func (b *Balancer) read(s *sockets) (have map[familySet]map[string]string, recreate bool, err error) {
+	ours, err := b.tableIsCurrent(s)
 	if err != nil || !ours {
 		return nil, true, err
 	}
-	have = map[place]map[string]string{}
-	for _, p := range places() {
+	have = map[familySet]map[string]string{}
+	for _, p := range familySets() {
 		if p.set == clients {
-			continue // the rules' own
+			continue // written by the rules
 		}
 		elements, err := s.rules.GetSetElements(p.spec())
 		if err != nil {
@@ -206,8 +207,8 @@ func (b *Balancer) read(s *sockets) (have map[place]map[string]string, anew bool
 	return have, false, nil
 }
 
-// recognise reports whether table, sets, chains and rules are as this version makes them.
-func (b *Balancer) recognise(s *sockets) (bool, error) {
+// tableIsCurrent reports whether table, sets, chains and rules are those of this version.
+func (b *Balancer) tableIsCurrent(s *sockets) (bool, error) {
 	tables, err := s.rules.ListTablesOfFamily(ourTable.Family)
 	if err != nil {
 		return false, fmt.Errorf("list tables: %w", err)
@@ -219,7 +220,7 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list sets of %s: %w", Table, err)
 	}
-	for _, p := range places() {
+	for _, p := range familySets() {
 		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == p.name() }) {
 			return false, nil
 		}
@@ -228,7 +229,7 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list chains: %w", err)
 	}
-	all, err := s.list()
+	all, err := s.rulesInKernel()
 	if err != nil {
 		return false, err
 	}
@@ -236,31 +237,31 @@ func (b *Balancer) recognise(s *sockets) (bool, error) {
 		there := func(o *nftables.Chain) bool {
 			return o.Table.Name == Table && o.Name == c.Name && o.Type == c.Type && o.Hooknum != nil && *o.Hooknum == *c.Hooknum && *o.Priority == *c.Priority
 		}
-		if !slices.ContainsFunc(is, there) || !b.complete(c, all) {
+		if !slices.ContainsFunc(is, there) || !b.chainIsCurrent(c, all) {
 			return false, nil
 		}
 	}
-	b.stays = map[string]bool{}
+	b.affinityChains = map[string]bool{}
 	for _, o := range is {
-		if o.Table.Name != Table || !strings.HasPrefix(o.Name, stays) {
+		if o.Table.Name != Table || !strings.HasPrefix(o.Name, affinityPrefix) {
 			continue
 		}
-		c, err := stayChain(o.Name)
-		if err != nil || !b.complete(c, all) {
-			return false, nil //nolint:nilerr // somebody else made it
+		c, err := affinityChain(o.Name)
+		if err != nil || !b.chainIsCurrent(c, all) {
+			return false, nil //nolint:nilerr // another program created the chain
 		}
-		b.stays[o.Name] = true
+		b.affinityChains[o.Name] = true
 	}
 	return true, nil
 }
 
-// complete reports whether a chain has its rules of this version, among all, and no others.
-func (b *Balancer) complete(c chain, all []listed) bool {
-	here := slices.DeleteFunc(slices.Clone(all), func(r listed) bool { return r.chain != c.Name })
-	return slices.EqualFunc(here, c.rules, func(o listed, r rule) bool { return o.comment == r.comment(b.version) })
+// chainIsCurrent reports whether a chain has exactly the rules of this version.
+func (b *Balancer) chainIsCurrent(c chain, all []kernelRule) bool {
+	here := slices.DeleteFunc(slices.Clone(all), func(r kernelRule) bool { return r.chain != c.Name })
+	return slices.EqualFunc(here, c.rules, func(o kernelRule, r rule) bool { return o.comment == r.comment(b.version) })
 }
 
-// Drift implements the agent's Part. As long as nobody wrote any rule at all, it costs one question.
+// Drift implements agent.Component. As long as no program changed any rule, it costs one request.
 func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -273,7 +274,7 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.forget(s); err != nil {
+	if err := b.deleteStale(s); err != nil {
 		return nil, err
 	}
 	now, err := s.generation()
@@ -283,15 +284,15 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 	if b.generation != 0 && now == b.generation {
 		return nil, nil
 	}
-	have, anew, err := b.read(s)
+	have, recreate, err := b.read(s)
 	if err != nil {
 		return nil, err
 	}
-	if anew {
-		return fault("table %s is not there any more, or not as it was made", Table), nil
+	if recreate {
+		return fault("table %s is missing or was changed", Table), nil
 	}
-	if n := diff(have, b.book.all()).size(); n > 0 {
-		return fault("%d elements of table %s are not as they were made", n, Table), nil
+	if n := diff(have, b.contents.all()).size(); n > 0 {
+		return fault("%d elements of table %s were changed", n, Table), nil
 	}
 	if again, err := s.generation(); err == nil && again == now {
 		b.generation = now
@@ -300,26 +301,26 @@ func (b *Balancer) Drift(context.Context) (drift []desired.Fault, err error) {
 }
 
 func fault(format string, args ...any) []desired.Fault {
-	return []desired.Fault{{Part: desired.PartBalancer, Message: fmt.Sprintf(format, args...)}}
+	return []desired.Fault{{Component: desired.ComponentBalancer, Message: fmt.Sprintf(format, args...)}}
 }
 
-// Close implements the agent's Part: the kernel goes on.
+// Close implements agent.Component. The kernel keeps balancing.
 func (b *Balancer) Close(context.Context, bool) error {
-	b.forgets.Wait()
+	b.deletes.Wait()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.reopen()
 	return nil
 }
 
-// Remove takes the table away; traffic to VIPs ends. Where there is none that is no error.
+// Remove deletes the table, if it exists. Traffic to VIPs stops.
 func Remove() error {
 	conn, err := dial()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.CloseLasting() }()
-	conn.AddTable(ourTable) // so that it can be removed whether or not it is there
+	conn.AddTable(ourTable) // creates it if it does not exist, so that deleting it succeeds
 	conn.DelTable(ourTable)
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("remove table %s: %w", Table, err)
@@ -327,13 +328,13 @@ func Remove() error {
 	return nil
 }
 
-// generation asks for the number of all rules of this network namespace, which every transaction adds one to.
+// generation asks for the ruleset generation of this network namespace, which every transaction increments.
 func (s *sockets) generation() (uint32, error) {
 	req := s.request(unix.NFT_MSG_GETGEN, 0)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the generation of rules: %w", err)
+		return 0, fmt.Errorf("read the ruleset generation: %w", err)
 	}
 	var id uint32
 	for _, m := range messages {
@@ -345,7 +346,7 @@ func (s *sockets) generation() (uint32, error) {
 		})
 	}
 	if err != nil || id == 0 {
-		return 0, fmt.Errorf("ask for the generation of rules: %w", errors.Join(err, errors.New("no answer")))
+		return 0, fmt.Errorf("read the ruleset generation: %w", errors.Join(err, errors.New("no answer")))
 	}
 	return id, nil
 }

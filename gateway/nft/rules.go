@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listed is what is read of a rule: the library cannot read expressions that ask for one direction of a connection.
-type listed struct {
+// kernelRule is the part of a rule that is read back. The library cannot parse expressions that match one direction of a
+// connection.
+type kernelRule struct {
 	chain, comment string
-	packets        uint64 // that its counter counted
+	packets        uint64 // of its counter
 }
 
-// list returns the rules of our table, by chain in their order.
-func (s *sockets) list() (all []listed, err error) {
+// rulesInKernel returns the rules of our table, in order by chain.
+func (s *sockets) rulesInKernel() (all []kernelRule, err error) {
 	req := s.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(Table)))
@@ -26,7 +27,7 @@ func (s *sockets) list() (all []listed, err error) {
 		return nil, fmt.Errorf("list rules of %s: %w", Table, err)
 	}
 	for _, m := range messages {
-		var r listed
+		var r kernelRule
 		if err := attributes(m[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
 			switch kind {
 			case unix.NFTA_RULE_CHAIN:
@@ -45,8 +46,8 @@ func (s *sockets) list() (all []listed, err error) {
 	return all, nil
 }
 
-// count reads the counter among a rule's expressions.
-func (r *listed) count(expressions []byte) error {
+// count reads the counter among the expressions of a rule.
+func (r *kernelRule) count(expressions []byte) error {
 	return attributes(expressions, func(_ uint16, expression []byte) error {
 		var name string
 		return attributes(expression, func(kind uint16, value []byte) error {
@@ -66,7 +67,7 @@ func (r *listed) count(expressions []byte) error {
 	})
 }
 
-// attributes calls each with the attributes in b.
+// attributes calls each for every attribute in b.
 func attributes(b []byte, each func(kind uint16, value []byte) error) error {
 	all, err := nl.ParseRouteAttr(b)
 	if err != nil {

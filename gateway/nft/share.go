@@ -17,35 +17,36 @@ import (
 )
 
 const (
-	// tellAgain is how often all connections are told, so that others keep those that live and forget those that ended.
-	// It begins with tellSoon and doubles: of a connection that opens just when Export begins there may be no news.
-	tellSoon, tellAgain = time.Second, 2 * time.Minute
-	// freeEvery is how often connections are let go, so that they may come back. That begins with tellSoon and doubles, too.
-	freeEvery = 10 * time.Second
-	// standby is how long a connection that another gateway told of is kept without a packet. The first one makes that
-	// as long as the kernel keeps what is open: of TCP days (net.netfilter.nf_conntrack_tcp_timeout_established), or five
-	// minutes while something is not acknowledged. So one that has longer than standby is ours; of UDP one that was answered.
-	standby = 4 * time.Minute
-	// waitForNews is how long a read waits until it looks whether it is to end.
-	waitForNews = 250 * time.Millisecond
-	// newsBuffer has room for the news of some seconds with many connections.
-	newsBuffer = 8 << 20
+	// exportEvery is the period of a full export: peers keep the connections in it and forget the others. It starts with
+	// firstExport and doubles, because the event of a connection that opens while Export starts may be lost.
+	firstExport, exportEvery = time.Second, 2 * time.Minute
+	// relaxEvery is how often TCP windows are relaxed, so that connections may leave and come back. It starts with
+	// firstExport and doubles, too.
+	relaxEvery = 10 * time.Second
+	// importedLifetime is how long an imported connection is kept without a packet. The first packet extends that to the
+	// kernel's timeout: days for TCP (net.netfilter.nf_conntrack_tcp_timeout_established), or five minutes while data is
+	// unacknowledged. So a TCP connection with more than importedLifetime left, or a UDP one with a reply, is local.
+	importedLifetime = 4 * time.Minute
+	// eventTimeout bounds a read of events, after which the end of ctx is checked.
+	eventTimeout = 250 * time.Millisecond
+	// eventBuffer holds the events of some seconds with many connections.
+	eventBuffer = 8 << 20
 )
 
-// shared is what Export and Import know of the state, from any goroutine: its VIPs, by their addresses.
-type shared map[netip.Addr]*desired.VIP
+// sharedState is the part of the state that Export and Import read from any goroutine: its VIPs by address.
+type sharedState map[netip.Addr]*desired.VIP
 
-// share returns what s says of connections that are shared.
-func share(s *desired.State) *shared {
-	is := make(shared, len(s.VIPs))
+// newSharedState returns the shared part of s.
+func newSharedState(s *desired.State) *sharedState {
+	is := make(sharedState, len(s.VIPs))
 	for i := range s.VIPs {
 		is[s.VIPs[i].Addr] = &s.VIPs[i]
 	}
 	return &is
 }
 
-// frontend returns that of an address, nil without one, and its VIP.
-func (is shared) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
+// frontend returns the frontend at an address, or nil, and its VIP.
+func (is sharedState) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *desired.Frontend) {
 	v := is[at.Addr()]
 	if v == nil {
 		return nil, nil
@@ -58,70 +59,70 @@ func (is shared) frontend(protocol string, at netip.AddrPort) (*desired.VIP, *de
 	return v, nil
 }
 
-// has reports whether the connection of a flow is shared. With masquerade nobody else has the address that backends know.
-func (is shared) has(f *flows.Flow) bool {
+// has reports whether peers share the connection of a flow. With masquerade they cannot: the backend knows this gateway's
+// address.
+func (is sharedState) has(f *flows.Flow) bool {
 	v, frontend := is.frontend(f.Protocol, f.VIP)
 	return frontend != nil && v.Return != desired.Masquerade && slices.ContainsFunc(frontend.Backends, func(b desired.Backend) bool {
 		return b.Addr == f.Backend.Addr() && b.Port == f.Backend.Port()
 	})
 }
 
-// stays returns how long the client of a flow stays with its backend, 0 for not.
-func (is shared) stays(f *flows.Flow) time.Duration {
+// affinity returns the affinity timeout of a flow's frontend; 0: none.
+func (is sharedState) affinity(f *flows.Flow) time.Duration {
 	if _, frontend := is.frontend(f.Protocol, f.VIP); frontend != nil {
 		return time.Duration(frontend.Affinity) * time.Second
 	}
 	return 0
 }
 
-// Export tells of all connections of this gateway that can go on without it, then of each that opens, and of all again
-// every two minutes, until ctx is done or tell fails. One at a time may run. Connections that are some seconds old may go on
-// at another gateway from then on, and come back after any number of bytes.
-func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) error {
-	news, err := reach()
+// Export implements flows.Sharer. The full export repeats every two minutes. Connections that are some seconds old may
+// from then on continue at a peer, and come back after any number of bytes.
+func (b *Balancer) Export(ctx context.Context, send func(flows.Flow) error) error {
+	events, err := dialConntrack()
 	if err != nil {
 		return err
 	}
-	defer news.Close()
-	if err := errors.Join(news.SetReadBuffer(newsBuffer), news.JoinGroup(groupNews)); err != nil {
-		return fmt.Errorf("hear of connections: %w", err)
+	defer events.Close()
+	if err := errors.Join(events.SetReadBuffer(eventBuffer), events.JoinGroup(groupUpdates)); err != nil {
+		return fmt.Errorf("receive events of connections: %w", err)
 	}
 	var again, free time.Time
-	every, pass := tellSoon, tellSoon
-	which := answered // those that somebody new may have to know; later on those that last
+	every, pass := firstExport, firstExport
+	which := answered // a new peer needs all of these; later only long-lived ones
 	for ctx.Err() == nil {
 		if now := time.Now(); now.After(again) {
-			again, every = now.Add(every), min(2*every, tellAgain)
-			if err := b.all(which, tell); err != nil {
+			again, every = now.Add(every), min(2*every, exportEvery)
+			if err := b.all(which, send); err != nil {
 				return err
 			}
 			which = lasting
 		}
 		if now := time.Now(); now.After(free) {
-			free, pass = now.Add(pass), min(2*pass, freeEvery)
-			if err := b.free(); err != nil {
+			free, pass = now.Add(pass), min(2*pass, relaxEvery)
+			if err := b.relaxWindows(); err != nil {
 				return err
 			}
 		}
-		if err := news.SetReadDeadline(time.Now().Add(waitForNews)); err != nil {
+		if err := events.SetReadDeadline(time.Now().Add(eventTimeout)); err != nil {
 			return err
 		}
-		heard, err := news.Receive()
+		received, err := events.Receive()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			continue
 		case errors.Is(err, unix.ENOBUFS):
-			again = time.Time{} // some were lost
+			again = time.Time{} // some events were lost
 			continue
 		case err != nil:
-			return fmt.Errorf("hear of connections: %w", err)
+			return fmt.Errorf("receive events of connections: %w", err)
 		}
-		for _, m := range heard {
+		for _, m := range received {
 			e, err := parse(m.Data)
 			if err != nil {
 				return fmt.Errorf("read a connection: %w", err)
 			}
-			if err := b.export(&e, lasting, tell); err != nil {
+			if err := b.export(&e, lasting, send); err != nil {
 				return err
 			}
 		}
@@ -129,76 +130,75 @@ func (b *Balancer) Export(ctx context.Context, tell func(flows.Flow) error) erro
 	return ctx.Err()
 }
 
-// answered are the bits of an entry's status of which it has one when it was answered, and lasting those when it is more than a
-// question and its answer: of UDP when it was heard of for two seconds.
+// answered is the status bit of connections with a reply, and lasting that of connections with more than one request and
+// reply: UDP sets it after two seconds.
 const (
 	answered uint32 = statusSeenReply
 	lasting  uint32 = statusAssured
 )
 
-// All tells of all connections that are there, but for those that others told of and nobody has used here, until tell fails. Any
-// goroutine may call it.
-func (b *Balancer) All(tell func(flows.Flow) error) error { return b.all(answered, tell) }
+// All implements flows.Sharer. It omits imported connections that were not used here.
+func (b *Balancer) All(send func(flows.Flow) error) error { return b.all(answered, send) }
 
-func (b *Balancer) all(which uint32, tell func(flows.Flow) error) error {
+func (b *Balancer) all(which uint32, send func(flows.Flow) error) error {
 	var failed error
 	err := b.list(func(e entry) {
-		if failed == nil && e.ours() {
-			failed = b.export(&e, which, tell)
+		if failed == nil && e.isLocal() {
+			failed = b.export(&e, which, send)
 		}
 	})
 	return errors.Join(err, failed)
 }
 
-// ours reports whether an entry is of this gateway, and not one that another gateway told of and nobody has used here.
-func (e *entry) ours() bool {
+// isLocal reports whether the connection was used here. An imported one was not until its first packet.
+func (e *entry) isLocal() bool {
 	if e.original.protocol == unix.IPPROTO_UDP {
 		return e.status&statusSeenReply != 0
 	}
-	return e.left > standby
+	return e.left > importedLifetime
 }
 
-// free lets the connections of this gateway go on at others and come back. The kernel here knows the windows of TCP only as far as
-// packets came through: what comes back after more than a window would belong to nothing.
-func (b *Balancer) free() error {
-	is := b.serves.Load()
+// relaxWindows lets local connections continue at peers and come back. The kernel knows the TCP windows only from packets
+// that passed here: without this, packets that come back after more than a window would be invalid.
+func (b *Balancer) relaxWindows() error {
+	is := b.state.Load()
 	if is == nil {
 		return nil
 	}
 	var bound []flows.Flow
 	if err := b.list(func(e entry) {
-		if f, ok := e.flow(); ok && e.windows && e.open && is.has(&f) {
+		if f, ok := e.flow(); ok && e.checksWindows && e.open && is.has(&f) {
 			bound = append(bound, f)
 		}
 	}); err != nil || len(bound) == 0 {
 		return err
 	}
-	c, err := reach()
+	c, err := dialConntrack()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	for i := range bound {
-		m, err := liberty(&bound[i])
+		m, err := beLiberalMessage(&bound[i])
 		if err != nil {
 			return err
 		}
-		if _, err := c.Execute(m); err != nil && !errors.Is(err, unix.ENOENT) { // that has ended
-			return fmt.Errorf("let connection %s come back: %w", &bound[i], err)
+		if _, err := c.Execute(m); err != nil && !errors.Is(err, unix.ENOENT) { // the connection has ended
+			return fmt.Errorf("relax the windows of connection %s: %w", &bound[i], err)
 		}
 	}
 	return nil
 }
 
-// list calls each with all connections that are tracked here.
+// list calls each for every tracked connection.
 func (*Balancer) list(each func(entry)) error {
-	c, err := reach()
+	c, err := dialConntrack()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		all, err := c.Execute(everything(a))
+		all, err := c.Execute(dumpMessage(a))
 		if err != nil {
 			return fmt.Errorf("list connections: %w", err)
 		}
@@ -213,29 +213,27 @@ func (*Balancer) list(each func(entry)) error {
 	return nil
 }
 
-// export tells of an entry if it is an open connection that others could go on with. One of UDP has to be answered or lasting, by
-// the bit of its status.
-func (b *Balancer) export(e *entry, which uint32, tell func(flows.Flow) error) error {
+// export sends an entry if it is an open connection that peers share. A UDP entry must have the status bit in which.
+func (b *Balancer) export(e *entry, which uint32, send func(flows.Flow) error) error {
 	f, ok := e.flow()
-	is := b.serves.Load()
+	is := b.state.Load()
 	if e.original.protocol != unix.IPPROTO_UDP {
 		which = lasting
 	}
 	if !ok || e.status&which == 0 || !e.open || is == nil || !is.has(&f) {
 		return nil
 	}
-	return tell(f)
+	return send(f)
 }
 
-// Import makes connections of another gateway known here. Those that are known already stay as they are, and those whose
-// VIP or backend this gateway does not have are returned. All are kept for four minutes at least. Clients that stay with a
-// backend stay with it here, too.
-func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
-	is := b.serves.Load()
+// Import implements flows.Sharer. Known connections stay as they are. New ones are kept for at least four minutes.
+// Clients with affinity keep their backend here, too.
+func (b *Balancer) Import(all []flows.Flow) (pending []flows.Flow, err error) {
+	is := b.state.Load()
 	if is == nil {
 		return all, nil
 	}
-	c, err := reach()
+	c, err := dialConntrack()
 	if err != nil {
 		return nil, err
 	}
@@ -248,27 +246,27 @@ func (b *Balancer) Import(all []flows.Flow) (early []flows.Flow, err error) {
 			protocol = unix.IPPROTO_UDP
 		}
 		if !is.has(f) {
-			early = append(early, *f)
+			pending = append(pending, *f)
 			continue
 		}
-		m, err := encode(f, protocol, standby)
+		m, err := createMessage(f, protocol, importedLifetime)
 		if err != nil {
 			return nil, err
 		}
 		if _, err = c.Execute(m); errors.Is(err, unix.EEXIST) {
-			err = b.prolong(c, f, protocol)
+			err = b.refresh(c, f, protocol)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("make connection %s known: %w", f, err)
+			return nil, fmt.Errorf("import connection %s: %w", f, err)
 		}
 		known = append(known, f)
 	}
-	return early, b.meet(*is, known)
+	return pending, b.importClients(*is, known)
 }
 
-// prolong gives a connection that waits for its gateway's death as long again. One of our own lives longer: it stays.
-func (b *Balancer) prolong(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
-	ask, err := lookup(f, protocol)
+// refresh extends the lifetime of an imported connection again. A local one lives longer, and stays as it is.
+func (b *Balancer) refresh(c *netlink.Conn, f *flows.Flow, protocol uint8) error {
+	ask, err := lookupMessage(f, protocol)
 	if err != nil {
 		return err
 	}
@@ -280,10 +278,10 @@ func (b *Balancer) prolong(c *netlink.Conn, f *flows.Flow, protocol uint8) error
 		return err
 	}
 	e, err := parse(found[0].Data)
-	if err != nil || e.ours() {
+	if err != nil || e.isLocal() {
 		return err
 	}
-	m, err := lifetime(f, protocol, standby)
+	m, err := timeoutMessage(f, protocol, importedLifetime)
 	if err != nil {
 		return err
 	}

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockets are what the kernel is spoken to by. They stay open from change to change: to close one makes the kernel wait until
-// no packet sees what was removed, which takes tens of milliseconds.
+// sockets are the netlink sockets to the kernel. They stay open between changes: closing one makes the kernel wait for an
+// RCU grace period after a removal, which takes tens of milliseconds.
 type sockets struct {
 	rules   *nftables.Conn
 	tracked *netlink.Handle
 	ask     *nl.NetlinkSocket
 }
 
-// open returns the sockets, of the namespace in which it was called first.
+// open returns the sockets, in the network namespace of its first caller.
 func (b *Balancer) open() (s *sockets, err error) {
 	if b.sockets != nil {
 		return b.sockets, nil
@@ -40,7 +40,7 @@ func (b *Balancer) open() (s *sockets, err error) {
 	return s, nil
 }
 
-// reopen makes the next use begin with new sockets: what is left in old ones is of a change that failed.
+// reopen makes the next call of open return new sockets. Old ones may hold messages of a failed change.
 func (b *Balancer) reopen() {
 	if b.sockets != nil {
 		b.sockets.close()

@@ -1,10 +1,9 @@
-// Package openstack keeps the ports and floating IPs of one cluster in Neutron.
+// Package openstack manages the ports and floating IPs of one cluster in Neutron.
 //
-// Whose an object is stands in fields that are set in the request that creates it, so that no crash leaves an object
-// that nobody knows: of a port device_owner and device_id, of a floating IP its description. (Tags of a request that
-// creates a port are dropped by a Neutron without the extension driver tag_ports_during_bulk_creation.) An object that
-// does not say that it is of this cluster is never changed, but for the allowed address pairs of gateways' ports, and
-// floating IPs that a user lent us.
+// The request that creates an object also records its owner, so a crash leaves no unknown object: a port has device_owner
+// and device_id, a floating IP a description. (Neutron drops the tags of a request that creates a port unless it has the
+// extension driver tag_ports_during_bulk_creation.) Objects of other owners are never changed, except the allowed address
+// pairs of gateway ports and floating IPs that a user named.
 package openstack
 
 import (
@@ -24,21 +23,21 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
 )
 
-// DefaultTimeout is how long a call may take. With Keystone away Neutron does not answer at all.
+// DefaultTimeout bounds a call. Without Keystone, Neutron does not answer at all.
 const DefaultTimeout = 30 * time.Second
 
-// Config says where the cloud is and whose objects are ours.
+// Config names the cloud and the cluster that owns the objects.
 type Config struct {
-	// Cloud is the name of an entry of clouds.yaml, "" for what the environment names (OS_CLOUD, OS_CLIENT_CONFIG_FILE
-	// and the rest, as python-openstackclient reads them).
+	// Cloud is the name of an entry of clouds.yaml; "" uses the environment (OS_CLOUD, OS_CLIENT_CONFIG_FILE and the
+	// rest, as python-openstackclient reads them).
 	Cloud string
-	// File is a clouds.yaml, "" for where the environment says or the usual places.
+	// File is a clouds.yaml; "" uses the environment or the usual places.
 	File string
-	// Cluster is the id of this cluster: what bears another one is never touched.
+	// Cluster is the id of this cluster. Objects of other clusters are never changed.
 	Cluster string
-	// Timeout is how long a call may take; 0 is DefaultTimeout.
+	// Timeout bounds a call; 0 is DefaultTimeout.
 	Timeout time.Duration
-	// Wrap puts something between the client and the cloud, which sees every request but those of Connect; nil: nothing.
+	// Wrap wraps the transport of all requests but those of Connect; nil: no wrapping.
 	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
@@ -50,10 +49,10 @@ type Client struct {
 	timeout time.Duration
 }
 
-// Connect authenticates, by password or application credential. A later token is got by itself.
+// Connect authenticates by password or application credential. The client renews its token by itself.
 func Connect(ctx context.Context, c Config) (*Client, error) {
 	if c.Cluster == "" {
-		return nil, errors.New("the cluster id is empty: set --cluster-id, by which its ports and floating IPs are told from those of others")
+		return nil, errors.New("the cluster id is empty: it distinguishes the ports and floating IPs of this cluster from those of others")
 	}
 	var options []clouds.ParseOption
 	if c.Cloud != "" {
@@ -66,7 +65,7 @@ func Connect(ctx context.Context, c Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read clouds.yaml: %w", err)
 	}
-	auth.AllowReauth = true // or the first token would be the last
+	auth.AllowReauth = true // otherwise the first token is the last
 	timeout := cmp.Or(c.Timeout, DefaultTimeout)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -92,7 +91,7 @@ func Connect(ctx context.Context, c Config) (*Client, error) {
 	return &Client{network: network, project: project, cluster: c.Cluster, timeout: timeout}, nil
 }
 
-// projectOf returns the id of the project that the token is for.
+// projectOf returns the id of the token's project.
 func projectOf(provider *gophercloud.ProviderClient) (string, error) {
 	auth, ok := provider.GetAuthResult().(tokens.CreateResult)
 	if !ok {
@@ -108,7 +107,7 @@ func projectOf(provider *gophercloud.ProviderClient) (string, error) {
 	return project.ID, nil
 }
 
-// call calls f with the deadline that every call has, and explains its error.
+// call calls f with a deadline, and explains its error.
 func (c *Client) call(ctx context.Context, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -118,7 +117,7 @@ func (c *Client) call(ctx context.Context, what string, f func(context.Context) 
 	return nil
 }
 
-// translate returns what of makes of each object, sorted by id.
+// translate converts objects with of, and sorts them by id.
 func translate[From, To any](objects []From, of func(*From) (To, error), id func(To) string) ([]To, error) {
 	var all []To
 	for i := range objects {

@@ -9,30 +9,30 @@ import (
 	"github.com/gophercloud/gophercloud/v2"
 )
 
-// What Neutron's refusals mean. Every other error is of a cloud that does not answer as it should, and may pass.
+// Errors that Neutron's refusals translate to. Any other error is a malfunction of the cloud, and may pass.
 var (
-	// ErrGone: there is no such object, or it is of another project, which Neutron does not tell apart.
+	// ErrGone: the object does not exist, or belongs to another project; Neutron does not distinguish the two.
 	ErrGone = errors.New("no such object in this project")
-	// ErrQuota: the project may have no more of these.
+	// ErrQuota: the quota of the project is exhausted.
 	ErrQuota = errors.New("the project's quota is exhausted")
-	// ErrStale: somebody changed the object since it was read.
+	// ErrStale: the object was changed since it was read.
 	ErrStale = errors.New("the object was changed meanwhile")
-	// ErrTaken: an address, or the place for a floating IP, is in use.
+	// ErrTaken: an address, or the target of a floating IP, is in use.
 	ErrTaken = errors.New("it is in use")
-	// ErrPairs: the port may have no more allowed address pairs.
+	// ErrPairs: the port has the maximum of allowed address pairs.
 	ErrPairs = errors.New("the port may have no more allowed address pairs (Neutron's max_allowed_address_pair)")
-	// ErrForbidden: the credentials do not allow it, and asking again will not help.
+	// ErrForbidden: the credentials do not allow the request; a retry does not help.
 	ErrForbidden = errors.New("the credentials do not allow it")
-	// ErrInvalid: Neutron does not understand the request, or not in this network.
+	// ErrInvalid: Neutron cannot process the request, in general or in this network.
 	ErrInvalid = errors.New("refused as invalid")
 )
 
-// byType are the errors whose status code says less than their type: a quota that is exhausted is a conflict as well.
+// byType maps error types that say more than the status code: an exhausted quota is also a conflict.
 var byType = map[string]error{
 	"OverQuota":                            ErrQuota,
 	"AllowedAddressPairExhausted":          ErrPairs,
 	"IpAddressAlreadyAllocated":            ErrTaken,
-	"IpAddressGenerationFailure":           ErrQuota, // the subnet has no address left
+	"IpAddressGenerationFailure":           ErrQuota, // the subnet has no free address
 	"ExternalIpAddressExhausted":           ErrQuota,
 	"FloatingIPPortAlreadyAssociated":      ErrTaken,
 	"RevisionNumberConstraintFailed":       ErrStale,
@@ -42,14 +42,14 @@ var byType = map[string]error{
 
 var byStatus = map[int]error{
 	http.StatusBadRequest:         ErrInvalid,
-	http.StatusUnauthorized:       ErrForbidden, // after a new token: an access rule, or a credential that was withdrawn
+	http.StatusUnauthorized:       ErrForbidden, // despite a new token: an access rule, or a revoked credential
 	http.StatusForbidden:          ErrForbidden,
 	http.StatusNotFound:           ErrGone,
 	http.StatusConflict:           ErrTaken,
 	http.StatusPreconditionFailed: ErrStale,
 }
 
-// explain puts an error of ours before what the cloud says.
+// explain wraps an error of the cloud in one of ours.
 func explain(err error) error {
 	var refused gophercloud.ErrUnexpectedResponseCode
 	if !errors.As(err, &refused) {
@@ -69,7 +69,7 @@ func explain(err error) error {
 	return fmt.Errorf("%w: %s", meaning, text)
 }
 
-// neutronError returns the type and the text of an answer that is an error.
+// neutronError returns the type and the text of an error response.
 func neutronError(body []byte) (kind, text string) {
 	var neutron struct {
 		NeutronError struct{ Type, Message, Detail string }

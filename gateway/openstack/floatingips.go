@@ -11,27 +11,26 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/floatingips"
 )
 
-// FloatingIP is an address of an external network that leads to a port, or to nothing yet. They are IPv4 only.
+// FloatingIP is an IPv4 address of an external network that leads to a port, or to nothing yet.
 type FloatingIP struct {
 	ID   string
 	Addr netip.Addr
-	// Port is the id of the port that it leads to, "" for none, and Fixed the address there.
+	// Port is the id of its port, "" for none, and Fixed the address there.
 	Port  string
 	Fixed netip.Addr
-	// Ours says that it was created for this cluster. Others were lent by a user, who keeps them.
+	// Ours says that it was created for this cluster. Others belong to a user.
 	Ours bool
-	// Purpose is what ReserveFloatingIP was told; "" for one of ours that was made for its port.
+	// Purpose is the purpose given to ReserveFloatingIP; "" for one that was created for its port.
 	Purpose string
 }
 
-// FloatingIPs returns all floating IPs that were created for this cluster, by id.
+// FloatingIPs returns the floating IPs of this cluster, by id.
 func (c *Client) FloatingIPs(ctx context.Context) ([]FloatingIP, error) {
 	all, err := c.AllFloatingIPs(ctx)
 	return slices.DeleteFunc(all, func(f FloatingIP) bool { return !f.Ours }), err
 }
 
-// FindFloatingIP returns the floating IP with an id or an address in this project, whosever it is. It is ErrGone when
-// there is none.
+// FindFloatingIP returns the floating IP with an id or an address in this project, of any owner, or ErrGone.
 func (c *Client) FindFloatingIP(ctx context.Context, idOrAddr string) (FloatingIP, error) {
 	opts := floatingips.ListOpts{ProjectID: c.project, ID: idOrAddr}
 	if _, err := netip.ParseAddr(idOrAddr); err == nil {
@@ -47,8 +46,8 @@ func (c *Client) FindFloatingIP(ctx context.Context, idOrAddr string) (FloatingI
 	return found[0], nil
 }
 
-// CreateFloatingIP returns a floating IP of an external network, by its id, that leads to an IPv4 address of a port: a
-// new one, or the one that leads there already. It is made and led there in one request: a crash leaves both or none.
+// CreateFloatingIP returns a floating IP of an external network that leads to an IPv4 address of a port: a new one, or
+// the existing one. One request creates and associates it, so a crash leaves both or none.
 func (c *Client) CreateFloatingIP(ctx context.Context, network, port string, fixed netip.Addr) (f FloatingIP, err error) {
 	existing, err := c.FloatingIPs(ctx)
 	if err != nil {
@@ -70,8 +69,8 @@ func (c *Client) CreateFloatingIP(ctx context.Context, network, port string, fix
 	return f, err
 }
 
-// ReserveFloatingIP returns a floating IP of an external network, by its id, that leads to nothing yet: a new one, or the one
-// that an earlier call for the same purpose made, wherever that leads. A purpose has no closing bracket.
+// ReserveFloatingIP returns a floating IP of an external network that leads to nothing yet: a new one, or the one that an
+// earlier call with the same purpose created, wherever that leads. A purpose must not contain a closing bracket.
 func (c *Client) ReserveFloatingIP(ctx context.Context, network, purpose string) (f FloatingIP, err error) {
 	existing, err := c.FloatingIPs(ctx)
 	if err != nil {
@@ -91,10 +90,10 @@ func (c *Client) ReserveFloatingIP(ctx context.Context, network, purpose string)
 	return f, err
 }
 
-// LeadFloatingIP lets a floating IP, of this cluster or lent, lead to an IPv4 address of a port, or to nothing when port
-// is empty. It is ErrStale when somebody changed the floating IP meanwhile: read again and think again.
-func (c *Client) LeadFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
-	return c.call(ctx, "lead floating IP "+id, func(ctx context.Context) error {
+// AssociateFloatingIP makes a floating IP, of this cluster or of a user, lead to an IPv4 address of a port, or to nothing
+// when port is empty. It returns ErrStale when the floating IP was changed meanwhile: the caller must read it again.
+func (c *Client) AssociateFloatingIP(ctx context.Context, id, port string, fixed netip.Addr) error {
+	return c.call(ctx, "associate floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
 		if err != nil {
 			return err
@@ -104,20 +103,20 @@ func (c *Client) LeadFloatingIP(ctx context.Context, id, port string, fixed neti
 		}
 		opts := floatingips.UpdateOpts{PortID: &port, RevisionNumber: &is.RevisionNumber}
 		if port != "" {
-			opts.FixedIP = fixed.String() // required where a port has two
+			opts.FixedIP = fixed.String() // required if the port has two
 		}
 		_, err = floatingips.Update(ctx, c.network, id, opts).Extract()
 		return err
 	})
 }
 
-// DeleteFloatingIP gives a floating IP of this cluster back. One that is gone is no error.
+// DeleteFloatingIP deletes a floating IP of this cluster. It is no error if it does not exist.
 func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
 	return c.call(ctx, "delete floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
 		if err == nil {
 			if _, ours := c.owned(is); !ours {
-				err = fmt.Errorf("it is not of cluster %s: its description is %q", c.cluster, is.Description)
+				err = fmt.Errorf("it does not belong to cluster %s: its description is %q", c.cluster, is.Description)
 			}
 		}
 		if err == nil {
@@ -130,8 +129,8 @@ func (c *Client) DeleteFloatingIP(ctx context.Context, id string) error {
 	})
 }
 
-// description says whose a floating IP is, to us and to people: Neutron keeps nothing else in the request that creates
-// one by which it can list them.
+// description records the owner of a floating IP for us and for people. No other field can be set when it is created and
+// be used for listing.
 func (c *Client) description() string {
 	return "Isthmus gateway" + c.suffix()
 }
@@ -145,14 +144,14 @@ const reservedPrefix = "Isthmus gateway ("
 
 func (c *Client) suffix() string { return " of the Kubernetes cluster " + c.cluster }
 
-// owned reports whether a floating IP says that it is of this cluster, and what it was reserved for.
+// owned reports whether a floating IP belongs to this cluster, and the purpose that it was reserved for.
 func (c *Client) owned(f *floatingips.FloatingIP) (purpose string, ours bool) {
 	if f.Description == c.description() {
 		return "", true
 	}
 	rest, begins := strings.CutPrefix(f.Description, reservedPrefix)
 	purpose, ends := strings.CutSuffix(rest, ")"+c.suffix())
-	if !begins || !ends || strings.Contains(purpose, ")") { // with a bracket it is of a cluster whose id reads like this
+	if !begins || !ends || strings.Contains(purpose, ")") { // with a bracket, it belongs to a cluster whose id looks like this
 		return "", false
 	}
 	return purpose, true
@@ -189,15 +188,15 @@ func (c *Client) floatingIP(f *floatingips.FloatingIP) (FloatingIP, error) {
 	return is, nil
 }
 
-// AllFloatingIPs returns all floating IPs of the project, whosever they are, by id.
+// AllFloatingIPs returns all floating IPs of the project, of any owner, by id.
 func (c *Client) AllFloatingIPs(ctx context.Context) ([]FloatingIP, error) {
 	return c.listFloatingIPs(ctx, floatingips.ListOpts{ProjectID: c.project})
 }
 
-// KeepFloatingIP makes a floating IP of this cluster the user's: it is never deleted from then on. One that is not of this
-// cluster is the user's already.
-func (c *Client) KeepFloatingIP(ctx context.Context, id string) error {
-	return c.call(ctx, "keep floating IP "+id, func(ctx context.Context) error {
+// RetainFloatingIP gives a floating IP of this cluster to the user: it is never deleted from then on. One of another
+// owner already belongs to a user.
+func (c *Client) RetainFloatingIP(ctx context.Context, id string) error {
+	return c.call(ctx, "retain floating IP "+id, func(ctx context.Context) error {
 		is, err := floatingips.Get(ctx, c.network, id).Extract()
 		if err != nil || is.Description != c.description() {
 			return err

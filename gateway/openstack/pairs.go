@@ -12,32 +12,32 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 )
 
-// staleTries is how often a change is tried against others who change the same object.
+// staleTries bounds the attempts to change an object that others change at the same time.
 const staleTries = 5
 
-// NoRoom is ErrPairs, and says which of the prefixes that were asked for a port does not let pass.
-type NoRoom struct {
-	Left []netip.Prefix // sorted
+// PairsExhausted is ErrPairs with the requested prefixes that the port does not let pass.
+type PairsExhausted struct {
+	Missing []netip.Prefix // sorted
 
-	said error
+	cause error
 }
 
-// Error is that of error.
-func (n *NoRoom) Error() string {
-	texts := make([]string, len(n.Left))
-	for i, p := range n.Left {
+// Error implements error.
+func (n *PairsExhausted) Error() string {
+	texts := make([]string, len(n.Missing))
+	for i, p := range n.Missing {
 		texts[i] = textOf(p)
 	}
-	return fmt.Sprintf("no room for %s: %v", strings.Join(texts, ", "), n.said)
+	return fmt.Sprintf("the limit excludes %s: %v", strings.Join(texts, ", "), n.cause)
 }
 
-// Unwrap returns what Neutron said.
-func (n *NoRoom) Unwrap() error { return n.said }
+// Unwrap returns the error of Neutron.
+func (n *PairsExhausted) Unwrap() error { return n.cause }
 
-// SetAddressPairs lets a gateway's port, which is not ours, send and receive packets of the prefixes in want. Of those that
-// it was told before, had, it takes away what is wanted no more; pairs of others stay. It writes nothing when nothing
-// changes. A port that may not have so many gets as many as it may: those that it has, so that none is lost to another one,
-// and then the first of the others. The error is a NoRoom then.
+// SetAddressPairs lets a gateway's port, which is not ours, send and receive packets of the prefixes in want. It removes
+// those in had that are no longer wanted, and leaves pairs of others alone. It writes nothing when nothing changes. A
+// port with a lower limit keeps its pairs and gets as many of the new ones as it may have; the error is then a
+// *PairsExhausted.
 func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []netip.Prefix) error {
 	return c.call(ctx, "set allowed address pairs of port "+port, func(ctx context.Context) error {
 		m, err := c.writePairs(ctx, port, had, want, math.MaxInt)
@@ -45,19 +45,19 @@ func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []n
 		if !errors.Is(said, ErrPairs) {
 			return err
 		}
-		// How many it may have Neutron tells administrators alone: it is found out by halves.
-		fits, refused, limit := m.old, len(m.pairs), m.old
+		// Neutron tells the limit only to administrators, so it is found by bisection.
+		fits, refused, limit := m.existing, len(m.pairs), m.existing
 		for {
 			m, err := c.writePairs(ctx, port, had, want, limit)
 			switch {
-			case errors.Is(explain(err), ErrPairs) && len(m.pairs) > m.old:
+			case errors.Is(explain(err), ErrPairs) && len(m.pairs) > m.existing:
 				refused = len(m.pairs)
 			case err != nil:
 				return err
-			case len(m.left) == 0: // somebody has made room
+			case len(m.missing) == 0: // another pair was removed meanwhile
 				return nil
 			case len(m.pairs)+1 >= refused:
-				return &NoRoom{Left: m.left, said: said}
+				return &PairsExhausted{Missing: m.missing, cause: said}
 			default:
 				fits = len(m.pairs)
 			}
@@ -66,8 +66,8 @@ func (c *Client) SetAddressPairs(ctx context.Context, port string, had, want []n
 	})
 }
 
-// writePairs makes one write of SetAddressPairs: it asks for no more than limit pairs in all.
-func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.Prefix, limit int) (m merged, err error) {
+// writePairs makes one write of SetAddressPairs, with at most limit pairs in all.
+func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.Prefix, limit int) (m mergedPairs, err error) {
 	for try := 1; ; try++ {
 		is, err := ports.Get(ctx, c.network, port).Extract()
 		if err != nil {
@@ -84,18 +84,18 @@ func (c *Client) writePairs(ctx context.Context, port string, had, want []netip.
 	}
 }
 
-// merged are the pairs of a port as it is to have them.
-type merged struct {
-	pairs []ports.AddressPair
-	old   int            // how many of them it has
-	left  []netip.Prefix // what is wanted and not among them, sorted
+// mergedPairs are the pairs that a port should have.
+type mergedPairs struct {
+	pairs    []ports.AddressPair
+	existing int            // number of pairs that it already has
+	missing  []netip.Prefix // wanted prefixes beyond the limit, sorted
 }
 
-// mergePairs returns the pairs of a port with want in them, as long as they are no more than limit, and had, as far as it is
-// wanted no more, not. A pair of ours has the port's own MAC address, which Neutron fills in.
-func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix, limit int) merged {
+// mergePairs adds want to the pairs of a port, up to limit in all, and removes the prefixes in had that are not wanted.
+// Our pairs have the port's own MAC address, which Neutron fills in.
+func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix, limit int) mergedPairs {
 	missing := slices.Clone(want)
-	m := merged{pairs: []ports.AddressPair{}} // none is an empty list for Neutron, and not null
+	m := mergedPairs{pairs: []ports.AddressPair{}} // Neutron wants an empty list, not null
 	for _, pair := range pairs {
 		prefix, ok := prefixOf(pair.IPAddress)
 		if !ok || pair.MACAddress != "" && pair.MACAddress != mac {
@@ -110,11 +110,11 @@ func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix,
 			m.pairs = append(m.pairs, pair)
 		}
 	}
-	m.old = len(m.pairs)
+	m.existing = len(m.pairs)
 	slices.SortFunc(missing, netip.Prefix.Compare)
 	for _, p := range slices.Compact(missing) {
 		if len(m.pairs) >= limit {
-			m.left = append(m.left, p)
+			m.missing = append(m.missing, p)
 			continue
 		}
 		m.pairs = append(m.pairs, ports.AddressPair{IPAddress: textOf(p)})
@@ -122,7 +122,7 @@ func mergePairs(pairs []ports.AddressPair, mac string, had, want []netip.Prefix,
 	return m
 }
 
-// prefixOf reads what Neutron has for a prefix: an address alone is one as well.
+// prefixOf parses a prefix or an address of Neutron.
 func prefixOf(s string) (netip.Prefix, bool) {
 	if addr, err := netip.ParseAddr(s); err == nil {
 		return netip.PrefixFrom(addr, addr.BitLen()), true
@@ -138,7 +138,7 @@ func textOf(p netip.Prefix) string {
 	return p.String()
 }
 
-// AddressPairs returns the prefixes that a port may send from, besides its own addresses, whoever allowed them.
+// AddressPairs returns the prefixes that a port may send from besides its own addresses, of any owner.
 func (c *Client) AddressPairs(ctx context.Context, port string) (all []netip.Prefix, err error) {
 	err = c.call(ctx, "read allowed address pairs of port "+port, func(ctx context.Context) error {
 		is, err := ports.Get(ctx, c.network, port).Extract()

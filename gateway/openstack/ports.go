@@ -11,22 +11,22 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 )
 
-// portOwner is device_owner of our ports. Nobody else uses it, and Neutron gives it no meaning.
+// portOwner is the device_owner of our ports. Neutron gives it no meaning.
 const portOwner = "isthmus:gateway"
 
-// Port is a Neutron port of this cluster: addresses that are kept for the VIPs of Services. No device is behind it.
+// Port is a Neutron port of this cluster. It reserves addresses for the VIPs of Services; no device uses it.
 type Port struct {
 	ID    string
-	Addrs []netip.Addr // of each family one at most
-	// Purpose is what Create was told, the UID of the Service that the port was made for.
+	Addrs []netip.Addr // at most one of each family
+	// Purpose is the purpose given to CreatePort.
 	Purpose string
 }
 
-// PortRequest says what a port is to be.
+// PortRequest describes a new port.
 type PortRequest struct {
 	Network string   // id
-	Subnets []string // ids, of each family one at most; of each the port gets an address
-	// Purpose is kept in the port: a request that is made again after a crash finds what the first one made.
+	Subnets []string // ids, at most one of each family; the port gets an address of each
+	// Purpose is stored in the port. A request that is repeated after a crash finds the port of the first one.
 	Purpose string
 }
 
@@ -47,7 +47,7 @@ func (c *Client) Ports(ctx context.Context) (all []Port, err error) {
 	return all, err
 }
 
-// CreatePort returns a new port, or the one that an earlier call for the same purpose made.
+// CreatePort returns a new port, or the one that an earlier call with the same purpose created.
 func (c *Client) CreatePort(ctx context.Context, r PortRequest) (p Port, err error) {
 	existing, err := c.Ports(ctx)
 	if err != nil {
@@ -74,7 +74,7 @@ func (c *Client) CreatePort(ctx context.Context, r PortRequest) (p Port, err err
 	return p, err
 }
 
-// DeletePort deletes a port of this cluster. One that is gone is no error.
+// DeletePort deletes a port of this cluster. It is no error if it does not exist.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
 	return c.call(ctx, "delete port "+id, func(ctx context.Context) error {
 		p, err := ports.Get(ctx, c.network, id).Extract()
@@ -91,15 +91,15 @@ func (c *Client) DeletePort(ctx context.Context, id string) error {
 	})
 }
 
-// purposePrefix begins the name of our ports: the name is for people too, who read it in lists.
+// purposePrefix starts the name of our ports, which people read in lists.
 const purposePrefix = "isthmus-"
 
 func portName(purpose string) string { return purposePrefix + purpose }
 
-// ours translates a port of Neutron. One that is not of this cluster is an error: it must not be touched.
+// ours converts a Neutron port. A port of another owner is an error: it must not be changed.
 func (c *Client) ours(p *ports.Port) (Port, error) {
 	if p.DeviceOwner != portOwner || p.DeviceID != c.cluster {
-		return Port{}, fmt.Errorf("port %s is not of cluster %s: its device_owner is %q and its device_id %q", p.ID, c.cluster, p.DeviceOwner, p.DeviceID)
+		return Port{}, fmt.Errorf("port %s does not belong to cluster %s: its device_owner is %q and its device_id %q", p.ID, c.cluster, p.DeviceOwner, p.DeviceID)
 	}
 	purpose, _ := strings.CutPrefix(p.Name, purposePrefix)
 	is := Port{ID: p.ID, Purpose: purpose}

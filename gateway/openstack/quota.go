@@ -6,15 +6,15 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/quotas"
 )
 
-// Quota is how many ports and floating IPs the project has and may have.
+// Quota is the usage and the limit of ports and floating IPs in the project.
 type Quota struct {
 	Ports, FloatingIPs Use
 }
 
-// Use is how many of something there are. A negative limit is none.
+// Use is the usage and the limit of a resource. A negative limit means none.
 type Use struct{ Used, Limit int }
 
-// Quota asks for the project's quota and what is used of it.
+// Quota reads the quota of the project.
 func (c *Client) Quota(ctx context.Context) (q Quota, err error) {
 	err = c.call(ctx, "read quota", func(ctx context.Context) error {
 		is, err := quotas.GetDetail(ctx, c.network, c.project).Extract()

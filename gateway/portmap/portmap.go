@@ -1,5 +1,5 @@
-// Package portmap is the book of which Service has which L4 ports of which L2 port: several Services share the addresses of
-// one L2 port while no two of them want the same protocol and port number there.
+// Package portmap allocates L4 ports of shared addresses. Several Services share the addresses of one L2 port, as long as
+// no two of them use the same protocol and port number there.
 package portmap
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// L4 is what a Service listens on. TCP 53 and UDP 53 are two.
+// L4 is a protocol and port of a Service. TCP 53 and UDP 53 are two.
 type L4 struct {
 	Protocol string // as in a Service: TCP, UDP or SCTP
 	Port     uint16
@@ -19,46 +19,47 @@ type L4 struct {
 
 func (l L4) String() string { return fmt.Sprintf("%d/%s", l.Port, l.Protocol) }
 
-// Claim is what a Service wants, and what it says that it has.
+// Claim is the demand of a Service, with the L2 port that it records.
 type Claim struct {
 	// Service is its UID.
 	Service string
-	// Created tells older Services from younger ones.
+	// Created orders Services by age.
 	Created time.Time
 	L4      []L4
-	// Port is the L2 port by the Service's annotation, "" for none.
+	// Port is the L2 port in the Service's annotation, "" for none.
 	Port string
 }
 
-// ErrCollision means that another Service has one of the L4 ports.
-var ErrCollision = errors.New("another Service has it")
+// ErrCollision means that another Service uses one of the L4 ports.
+var ErrCollision = errors.New("another Service uses it")
 
-// Map is the book. The zero value is an empty one. It is for one goroutine.
-type Map struct {
-	holders map[string]map[L4]string // by L2 port: the Service that has an L4 port there
-	claims  map[string]Claim         // by Service, those that have an L2 port
+// Allocations records which Service uses which L4 ports of which L2 port. The zero value is empty. It is for one
+// goroutine.
+type Allocations struct {
+	holders map[string]map[L4]string // by L2 port and L4 port: the Service that uses it
+	claims  map[string]Claim         // by Service: its claim to an L2 port
 }
 
-// Restore returns the book that annotations tell, and the claims that it cannot hold, which are to be mapped anew: what
-// they want is another Service's. Of two Services the older one keeps its place, so that every restart comes to the
-// same end.
-func Restore(claims []Claim) (m *Map, anew []Claim) {
+// Restore rebuilds the allocations from the Services' annotations. It also returns the claims that collide with another
+// Service, which need a new L2 port. Of two colliding Services the older one keeps its port, so every restart comes to
+// the same result.
+func Restore(claims []Claim) (m *Allocations, collided []Claim) {
 	claims = slices.Clone(claims)
 	slices.SortFunc(claims, func(a, b Claim) int {
 		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Service, b.Service))
 	})
-	m = new(Map)
+	m = new(Allocations)
 	for _, c := range claims {
 		if c.Port == "" || m.Take(c) != nil {
-			anew = append(anew, c)
+			collided = append(collided, c)
 		}
 	}
-	return m, anew
+	return m, collided
 }
 
-// Take lets a Service have its L4 ports at its L2 port, and gives back what it had before, here or elsewhere. Where one is
-// another Service's the error is ErrCollision and names it, and all stays as it was.
-func (m *Map) Take(c Claim) error {
+// Take allocates the L4 ports of a claim at its L2 port and releases the previous ones of the Service. If another Service
+// uses one of them, the error is ErrCollision with its name, and nothing changes.
+func (m *Allocations) Take(c Claim) error {
 	for _, l := range c.L4 {
 		if by, ok := m.holders[c.Port][l]; ok && by != c.Service {
 			return fmt.Errorf("%s at port %s: %w: %s", l, c.Port, ErrCollision, by)
@@ -80,8 +81,8 @@ func (m *Map) Take(c Claim) error {
 	return nil
 }
 
-// Release gives back all that a Service has.
-func (m *Map) Release(service string) {
+// Release frees everything that a Service uses.
+func (m *Allocations) Release(service string) {
 	c, ok := m.claims[service]
 	if !ok {
 		return
@@ -95,9 +96,9 @@ func (m *Map) Release(service string) {
 	}
 }
 
-// Choose returns the L2 port of candidates at which a Service can have its L4 ports: the one it has, if that is among
-// them, else the first by id, so that all who know the same choose the same. It reports false when there is none.
-func (m *Map) Choose(c Claim, candidates []string) (port string, ok bool) {
+// Choose returns the candidate L2 port at which all L4 ports of a claim are free: the current one if possible, else the
+// first by id, so that every controller chooses the same. It reports false when there is none.
+func (m *Allocations) Choose(c Claim, candidates []string) (port string, ok bool) {
 	sorted := slices.Sorted(slices.Values(candidates))
 	if has, ok := m.claims[c.Service]; ok && slices.Contains(sorted, has.Port) {
 		sorted = slices.Insert(sorted, 0, has.Port)
@@ -110,20 +111,20 @@ func (m *Map) Choose(c Claim, candidates []string) (port string, ok bool) {
 	return "", false
 }
 
-func (m *Map) fits(c Claim, port string) bool {
+func (m *Allocations) fits(c Claim, port string) bool {
 	return !slices.ContainsFunc(c.L4, func(l L4) bool {
 		by, taken := m.holders[port][l]
 		return taken && by != c.Service
 	})
 }
 
-// Port returns the L2 port that a Service has, "" when it has none.
-func (m *Map) Port(service string) string { return m.claims[service].Port }
+// Port returns the L2 port of a Service, "" for none.
+func (m *Allocations) Port(service string) string { return m.claims[service].Port }
 
-// Used reports whether any Service has a part of an L2 port.
-func (m *Map) Used(port string) bool { return len(m.holders[port]) > 0 }
+// Used reports whether any Service uses an L2 port.
+func (m *Allocations) Used(port string) bool { return len(m.holders[port]) > 0 }
 
-// Compare sorts by number, then by protocol.
+// Compare orders by number, then by protocol.
 func (l L4) Compare(o L4) int {
 	return cmp.Or(cmp.Compare(l.Port, o.Port), strings.Compare(l.Protocol, o.Protocol))
 }

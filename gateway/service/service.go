@@ -1,4 +1,4 @@
-// Package service reads what a Service of type LoadBalancer asks of the gateways, and tells what cannot be had.
+// Package service reads what a Service of type LoadBalancer asks of the gateways, and reports what is not possible.
 package service
 
 import (
@@ -18,57 +18,58 @@ const Class = "isthmus.dev/gateway"
 
 // Annotations of Services.
 const (
-	// AnnotationManaged is "true" on Services that the controller has taken over. It writes it; a user who writes "false"
-	// keeps the controller away.
+	// AnnotationManaged is "true" on Services that the controller manages. The controller writes it. A user who writes
+	// "false" keeps the controller away.
 	AnnotationManaged = "gateway.isthmus.dev/managed"
-	// AnnotationPort is the id of the Neutron port whose addresses the Service has. The controller writes it.
+	// AnnotationPort is the id of the L2 port of the Service. The controller writes it.
 	AnnotationPort = "gateway.isthmus.dev/port"
-	// AnnotationFloatingIP is "none", "allocate", or the id or the address of a floating IP of the project. Without it the
-	// controller's default counts.
+	// AnnotationFloatingIP is "none", "allocate", or the id or the address of a floating IP of the project. The
+	// controller's settings have the default.
 	AnnotationFloatingIP = "gateway.isthmus.dev/floating-ip"
-	// AnnotationFloatingIPAfterwards is "delete" or "retain": what becomes of an allocated floating IP when no Service
-	// needs it any more. The default is "delete". One that a user named is always retained.
+	// AnnotationFloatingIPAfterwards is "delete" (the default) or "retain": what happens to an allocated floating IP that
+	// no Service needs any more. One that a user named is always retained.
 	AnnotationFloatingIPAfterwards = "gateway.isthmus.dev/floating-ip-afterwards"
-	// AnnotationPool names one of the controller's pools of addresses. Without it the first one counts.
+	// AnnotationPool names a pool of the controller. The default is the first one.
 	AnnotationPool = "gateway.isthmus.dev/pool"
-	// AnnotationBackends is "pods" or "nodeports": where gateways send packets. Without it the controller's default counts.
+	// AnnotationBackends is "pods" or "nodeports": the destination of packets. The controller's settings have the
+	// default.
 	AnnotationBackends = "gateway.isthmus.dev/backends"
-	// AnnotationExternalIPs is "true" where the addresses are to stand in spec.externalIPs as well.
+	// AnnotationExternalIPs is "true" if the addresses are also written to spec.externalIPs.
 	AnnotationExternalIPs = "gateway.isthmus.dev/external-ips"
-	// AnnotationOwnExternalIPs lists those of spec.externalIPs that the controller put there. All others are the user's.
+	// AnnotationOwnExternalIPs lists the spec.externalIPs that the controller added. All others belong to the user.
 	AnnotationOwnExternalIPs = "gateway.isthmus.dev/own-external-ips"
-	// AnnotationServiceImport names a ServiceImport of the Service's namespace, whose endpoints in all clusters are the
-	// backends. The Service has no selector then. Ports are those of the same name; where both have one port it is that one.
+	// AnnotationServiceImport names a ServiceImport in the Service's namespace. Its endpoints in all clusters are the
+	// backends; the Service has no selector. Ports match by name, or if both have a single port.
 	AnnotationServiceImport = "isthmus.dev/service-import"
 )
 
-// Finalizer keeps a Service until its addresses are given back.
+// Finalizer keeps a Service until its addresses are released.
 const Finalizer = "gateway.isthmus.dev/addresses"
 
-// The conditions of a Service's status and their reasons.
+// Conditions in a Service's status and their reasons.
 const (
 	// ConditionMapped is True while the Service has addresses.
 	ConditionMapped = "gateway.isthmus.dev/Mapped"
 	ReasonMapped    = "Mapped"
-	// ReasonInvalid: the Service asks for what cannot be had. It keeps what it has.
+	// ReasonInvalid: the Service asks for something impossible. It keeps what it has.
 	ReasonInvalid = "Invalid"
-	// ReasonQuotaExceeded: the project may have no more ports or floating IPs, or the pool no more addresses.
+	// ReasonQuotaExceeded: the quota of ports or floating IPs, or the addresses of the pool, are exhausted.
 	ReasonQuotaExceeded = "QuotaExceeded"
-	// ReasonCloud: Neutron does not do, or does not answer, what it is asked.
+	// ReasonCloud: Neutron refuses a request, or does not answer.
 	ReasonCloud = "CloudFailed"
 
-	// ConditionApplied is True while gateways have the Service as it is.
+	// ConditionApplied is True while gateways have applied the Service.
 	ConditionApplied = "gateway.isthmus.dev/Applied"
 	ReasonApplied    = "Applied"
 	// ReasonRefused: a gateway could not apply it.
 	ReasonRefused = "Refused"
-	// ReasonNoSuchPort: gateways have it, but the ServiceImport that it names has none of its ports' names.
+	// ReasonNoSuchPort: gateways have applied it, but its ServiceImport has no port of that name.
 	ReasonNoSuchPort = "NoSuchPort"
-	// ReasonNoGateway: no gateway of the group of the Service's pool has it.
+	// ReasonNoGateway: no gateway in the group of the Service's pool has applied it.
 	ReasonNoGateway = "NoGateway"
 )
 
-// Backends is where gateways send packets.
+// Backends is the destination of packets.
 type Backends string
 
 // The kinds of backends.
@@ -77,20 +78,20 @@ const (
 	NodePorts Backends = "nodeports"
 )
 
-// FloatingIP is what a Service wants of floating IPs.
+// FloatingIP is the floating IP that a Service wants.
 type FloatingIP struct {
-	// Allocate asks for one that nobody else has; Use for a certain one, by its id or address. Neither: none.
+	// Allocate asks for a new one, and Use names one by id or address. Neither: none.
 	Allocate bool
 	Use      string
-	// Retain keeps an allocated one when it is not needed any more.
+	// Retain keeps an allocated one when it is no longer needed.
 	Retain bool
 }
 
-// Config is what counts for Services that do not say otherwise.
+// Config holds the defaults of Services.
 type Config struct {
-	// Default takes Services without a class as well.
+	// Default includes Services without a class.
 	Default bool
-	// Pools are the names of pools of addresses, the default one first.
+	// Pools are the names of the pools, the default one first.
 	Pools    []string
 	Floating FloatingIP
 	Backends Backends
@@ -99,25 +100,26 @@ type Config struct {
 // Want is what a Service asks for.
 type Want struct {
 	L4       []portmap.L4
-	Families []corev1.IPFamily // one or two, the first one preferred
+	Families []corev1.IPFamily // one or two, in order of preference
 	Floating FloatingIP
 	Pool     string
 	Backends Backends
-	// ExternalIPs asks for the addresses in spec.externalIPs.
+	// ExternalIPs asks for the addresses in spec.externalIPs as well.
 	ExternalIPs bool
-	// Import is the ServiceImport whose endpoints are the backends, "" for the Service's own.
+	// Import is the ServiceImport whose endpoints are the backends, "" for the Service's own endpoints.
 	Import string
-	// Sources are who may connect; none: everybody.
+	// Sources are the networks of allowed clients; empty: all clients.
 	Sources []netip.Prefix
-	// Local sends packets only to gateways' own or named nodes' endpoints (externalTrafficPolicy: Local).
+	// Local sends packets only to nodes with endpoints (externalTrafficPolicy: Local).
 	Local bool
-	// HealthCheckPort is the node port that tells which nodes have endpoints, 0 for none.
+	// HealthCheckPort is the node port that tells whether a node has endpoints, 0 for none.
 	HealthCheckPort uint16
-	// Affinity is for how many seconds a client stays with its backend, 0 for none.
+	// Affinity is the timeout of session affinity in seconds, 0 for none.
 	Affinity int32
 }
 
-// Takes reports whether a Service is for the gateways at all: of type LoadBalancer, of our class, and not kept away.
+// Takes reports whether the gateways handle a Service: it is of type LoadBalancer and of our class, and the user does not
+// keep the controller away.
 func (c Config) Takes(s *corev1.Service) bool {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || s.Annotations[AnnotationManaged] == "false" {
 		return false
@@ -128,7 +130,7 @@ func (c Config) Takes(s *corev1.Service) bool {
 	return *s.Spec.LoadBalancerClass == Class
 }
 
-// Read returns what a Service that Takes takes asks for. The error joins all that is wrong with it; each part names the
+// Read returns what a Service asks for, if Takes accepts it. The error joins everything that is wrong, each part with the
 // field and the fix.
 func (c Config) Read(s *corev1.Service) (Want, error) {
 	r := reader{annotations: s.Annotations}
@@ -146,7 +148,7 @@ func (c Config) Read(s *corev1.Service) (Want, error) {
 	w.ExternalIPs = r.choice(AnnotationExternalIPs, "false", "true") == "true"
 	for _, p := range s.Spec.Ports {
 		if p.Protocol != corev1.ProtocolTCP && p.Protocol != corev1.ProtocolUDP {
-			r.wrong("spec.ports[%s].protocol %s is not balanced by gateways; use TCP or UDP", p.Name, p.Protocol)
+			r.wrong("spec.ports[%s].protocol %s is not supported by gateways; use TCP or UDP", p.Name, p.Protocol)
 			continue
 		}
 		w.L4 = append(w.L4, portmap.L4{Protocol: string(p.Protocol), Port: uint16(p.Port)})
@@ -177,13 +179,13 @@ func (c Config) Read(s *corev1.Service) (Want, error) {
 			r.wrong("spec.selector and the annotation %s name two sets of backends; remove one of them", AnnotationServiceImport)
 		}
 		if w.Backends == NodePorts {
-			r.wrong("the annotation %s needs %s=%s: other clusters' node ports do not lead to their pods for us", AnnotationServiceImport, AnnotationBackends, Pods)
+			r.wrong("the annotation %s needs %s=%s: node ports of other clusters are not reachable", AnnotationServiceImport, AnnotationBackends, Pods)
 		}
 	}
 	return w, errors.Join(r.errs...)
 }
 
-// reader collects what is wrong with annotations.
+// reader collects errors about annotations.
 type reader struct {
 	annotations map[string]string
 	errs        []error
@@ -193,7 +195,7 @@ func (r *reader) wrong(format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }
 
-// choice returns an annotation's value, which must be one of some, the first when there is none.
+// choice returns the value of an annotation, which must be one of the given values; the first is the default.
 func (r *reader) choice(name string, of ...string) string {
 	value, ok := r.annotations[name]
 	switch {
@@ -211,7 +213,7 @@ func (r *reader) choice(name string, of ...string) string {
 	return value
 }
 
-// preferred returns all, with one of them first.
+// preferred returns all with first moved to the front.
 func preferred(first string, all ...string) []string {
 	rest := slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s == first })
 	if len(rest) == len(all) {
@@ -233,7 +235,7 @@ func (r *reader) floating(byDefault FloatingIP) FloatingIP {
 			r.wrong("annotation %s is empty; it can be \"none\", \"allocate\", or the id or the address of a floating IP", AnnotationFloatingIP)
 		default:
 			if addr, err := netip.ParseAddr(value); err == nil && !addr.Is4() {
-				r.wrong("annotation %s is %s; floating IPs are IPv4 only, IPv6 addresses are announced as they are", AnnotationFloatingIP, addr)
+				r.wrong("annotation %s is %s; floating IPs are IPv4 only; IPv6 addresses are announced without one", AnnotationFloatingIP, addr)
 			}
 			f.Use, f.Retain = value, true
 		}

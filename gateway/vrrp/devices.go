@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// on returns those of addrs that a device has.
-func on(device string, addrs []netip.Addr) ([]netip.Addr, error) {
+// presentOn returns those of addrs that a device has.
+func presentOn(device string, addrs []netip.Addr) ([]netip.Addr, error) {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
 		return nil, fmt.Errorf("find device %s: %w", device, err)
@@ -32,9 +32,9 @@ func on(device string, addrs []netip.Addr) ([]netip.Addr, error) {
 	return have, nil
 }
 
-// remove takes addrs away from a device. Those that it does not have, and a device that is gone, are no error.
-func remove(device string, addrs []netip.Addr) error {
-	have, err := on(device, addrs)
+// removeFrom removes addrs from a device. Missing addresses and a missing device are no error.
+func removeFrom(device string, addrs []netip.Addr) error {
+	have, err := presentOn(device, addrs)
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
 		return nil
 	}
@@ -46,7 +46,7 @@ func remove(device string, addrs []netip.Addr) error {
 		return fmt.Errorf("find device %s: %w", device, err)
 	}
 	for _, a := range have {
-		addr, err := netlink.ParseAddr(host(a).String())
+		addr, err := netlink.ParseAddr(hostPrefix(a).String())
 		if err != nil {
 			return err
 		}
@@ -57,17 +57,17 @@ func remove(device string, addrs []netip.Addr) error {
 	return nil
 }
 
-// book is a file of the addresses that keepalived may have left on devices.
-type book string
+// addressFile lists the addresses that keepalived may have left on devices.
+type addressFile string
 
-// read returns them by device; no file has none.
-func (b book) read() (map[string][]netip.Addr, error) {
+// read returns the addresses by device; without a file there are none.
+func (b addressFile) read() (map[string][]netip.Addr, error) {
 	content, err := os.ReadFile(string(b))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read which addresses are ours: %w", err)
+		return nil, fmt.Errorf("read the addresses of keepalived: %w", err)
 	}
 	all := map[string][]netip.Addr{}
 	if err := json.Unmarshal(content, &all); err != nil {
@@ -76,8 +76,8 @@ func (b book) read() (map[string][]netip.Addr, error) {
 	return all, nil
 }
 
-// add writes further addresses down, before they are used.
-func (b book) add(more map[string][]netip.Addr) error {
+// add adds addresses before keepalived uses them.
+func (b addressFile) add(more map[string][]netip.Addr) error {
 	all, err := b.read()
 	if err != nil {
 		return err
@@ -95,16 +95,16 @@ func (b book) add(more map[string][]netip.Addr) error {
 	return b.write(all)
 }
 
-func (b book) write(all map[string][]netip.Addr) error {
+func (b addressFile) write(all map[string][]netip.Addr) error {
 	content, err := json.Marshal(all)
 	if err != nil {
 		return err
 	}
-	return replace(string(b), content)
+	return writeFile(string(b), content)
 }
 
-// replace writes a file so that it is the old one or the new one, and never half of it.
-func replace(path string, content []byte) error {
+// writeFile replaces a file atomically.
+func writeFile(path string, content []byte) error {
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
 		return err
 	}

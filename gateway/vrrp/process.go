@@ -15,25 +15,25 @@ import (
 	"time"
 )
 
-// keepalived is the process that runs with the files of a folder, whoever started it: it outlives us.
+// keepalived is the process that uses the files of a folder. It outlives the agent that started it.
 type keepalived struct{ dir string }
 
 const (
-	patience = 5 * time.Second
-	poll     = 10 * time.Millisecond
+	processTimeout = 5 * time.Second
+	pollInterval   = 10 * time.Millisecond
 )
 
 func (k keepalived) file(name string) string { return filepath.Join(k.dir, name) }
 
 func (k keepalived) config() string { return k.file("keepalived.conf") }
 
-// The files of its processes' ids: the one that we signal, and its child, which does the work.
+// Files with the ids of its processes: the parent, which takes signals, and its child, which does the work.
 const (
 	parentFile = "keepalived.pid"
 	childFile  = "vrrp.pid"
 )
 
-// pid returns the id in a file when that process lives and is a keepalived of this folder, else 0.
+// pid returns the process id in a file if that process runs and is a keepalived of this folder, else 0.
 func (k keepalived) pid(name string) int {
 	content, err := os.ReadFile(k.file(name))
 	if err != nil {
@@ -43,7 +43,7 @@ func (k keepalived) pid(name string) int {
 	if err != nil || pid <= 0 {
 		return 0
 	}
-	// A dead process that nobody waited for has no command line, and another one has another.
+	// A zombie has no command line, and an unrelated process has another one.
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil || !bytes.Contains(line, []byte(k.config())) {
 		return 0
@@ -53,19 +53,19 @@ func (k keepalived) pid(name string) int {
 
 func (k keepalived) runs() bool { return k.pid(parentFile) != 0 && k.pid(childFile) != 0 }
 
-// check returns what keepalived says against a configuration.
+// check returns keepalived's errors about a configuration.
 func check(ctx context.Context, path string) error {
-	said, err := exec.CommandContext(ctx, "keepalived", "--config-test", "--use-file", path).CombinedOutput()
+	output, err := exec.CommandContext(ctx, "keepalived", "--config-test", "--use-file", path).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		return errors.New("keepalived is not installed; install the package keepalived, 2.2 or newer")
 	}
 	if err != nil {
-		return fmt.Errorf("keepalived refuses its configuration: %s", strings.ReplaceAll(strings.TrimSpace(string(said)), path, "keepalived.conf"))
+		return fmt.Errorf("keepalived refuses its configuration: %s", strings.ReplaceAll(strings.TrimSpace(string(output)), path, "keepalived.conf"))
 	}
 	return nil
 }
 
-// start starts it and returns when both processes live.
+// start starts keepalived and returns when both processes run.
 func (k keepalived) start(ctx context.Context) error {
 	for _, name := range []string{parentFile, childFile} {
 		if err := os.Remove(k.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -80,30 +80,30 @@ func (k keepalived) start(ctx context.Context) error {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "keepalived", "--dont-fork", "--vrrp", "--log-console", "--no-syslog",
 		"--use-file", k.config(), "--pid", k.file(parentFile), "--vrrp_pid", k.file(childFile))
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what ends us does not end it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it must survive the end of the agent
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start keepalived: %w", err)
 	}
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // its log says why
+		_ = cmd.Wait() // keepalived.log has the reason
 		close(ended)
 	}()
-	return await(ctx, func() error {
+	return waitFor(ctx, func() error {
 		select {
 		case <-ended:
-			said, _ := os.ReadFile(k.file("keepalived.log"))
-			return fmt.Errorf("keepalived ended: %s", said)
+			output, _ := os.ReadFile(k.file("keepalived.log"))
+			return fmt.Errorf("keepalived ended: %s", output)
 		default:
 		}
 		if !k.runs() {
-			return errNotYet
+			return errTimeout
 		}
 		return nil
 	})
 }
 
-// reload makes it read its configuration again.
+// reload makes keepalived read its configuration again.
 func (k keepalived) reload() error {
 	if err := syscall.Kill(k.pid(parentFile), syscall.SIGHUP); err != nil {
 		return fmt.Errorf("reload keepalived: %w", err)
@@ -111,11 +111,11 @@ func (k keepalived) reload() error {
 	return nil
 }
 
-// stop ends it; its peers are told, and take over at once. A keepalived that does not run is no error.
+// stop stops keepalived, which notifies its peers, so that they take over at once. It is no error if it does not run.
 func (k keepalived) stop(ctx context.Context) error {
 	signal := syscall.SIGTERM
 	begin := time.Now()
-	return await(ctx, func() error {
+	return waitFor(ctx, func() error {
 		gone := true
 		for _, name := range []string{parentFile, childFile} {
 			if pid := k.pid(name); pid != 0 {
@@ -128,24 +128,24 @@ func (k keepalived) stop(ctx context.Context) error {
 		if gone {
 			return nil
 		}
-		if time.Since(begin) > patience/2 {
+		if time.Since(begin) > processTimeout/2 {
 			signal = syscall.SIGKILL
 		}
-		return errNotYet
+		return errTimeout
 	})
 }
 
-var errNotYet = errors.New("not in time")
+var errTimeout = errors.New("timed out")
 
-// await polls until what returns something else than errNotYet.
-func await(ctx context.Context, what func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// waitFor polls done until it returns anything but errTimeout.
+func waitFor(ctx context.Context, done func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, processTimeout)
 	defer cancel()
-	tick := time.NewTicker(poll)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		err := what()
-		if !errors.Is(err, errNotYet) {
+		err := done()
+		if !errors.Is(err, errTimeout) {
 			return err
 		}
 		select {

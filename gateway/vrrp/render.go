@@ -9,14 +9,14 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// role is what a state asks of a gateway in its virtual router.
+// role is the part of a gateway in its virtual router.
 type role struct {
 	config desired.VRRP
 	vips   []netip.Addr // sorted
 }
 
-// newRole returns the role that s asks for, nil when it asks for none: nothing is announced so, nothing of it serves, or
-// the gateway is cordoned.
+// newRole returns the role in a state, nil when there is none: no VIP is announced by VRRP and has backends, or the
+// gateway is cordoned.
 func newRole(s *desired.State) *role {
 	if s == nil || s.VRRP == nil || s.Cordoned {
 		return nil
@@ -34,9 +34,9 @@ func newRole(s *desired.State) *role {
 	return r
 }
 
-// anchor returns the one address that advertisements carry. It is no VIP, because a backup that does not know an
-// address that it hears of takes itself for the master: gateways get their VIPs one after the other. Of IPv4 it is in the
-// part of the link-local range that nobody chooses from (RFC 3927, 2.1); of IPv6 it has to be link-local (RFC 9568, 5.2.9).
+// anchor returns the only address in advertisements. It is not a VIP, because gateways get their VIPs one after another,
+// and a backup that receives an unknown address considers itself the master. The IPv4 anchor is from the reserved part of
+// the link-local range (RFC 3927, 2.1); the IPv6 one has to be link-local (RFC 9568, 5.2.9).
 func (r *role) anchor() netip.Addr {
 	if r.config.Source.Is4() {
 		return netip.AddrFrom4([4]byte{169, 254, 255, r.config.RouterID})
@@ -44,12 +44,12 @@ func (r *role) anchor() netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 14: 0x33, 15: r.config.RouterID})
 }
 
-// addresses returns all addresses of the virtual router, by the device that has them.
+// addresses returns all addresses of the virtual router by device.
 func (r *role) addresses() map[string][]netip.Addr {
 	return map[string][]netip.Addr{loopback: {r.anchor()}, r.config.Interface: r.vips}
 }
 
-// loopback is the device that has the anchor.
+// loopback is the device with the anchor.
 const loopback = "lo"
 
 // render returns the configuration of keepalived.
@@ -61,10 +61,10 @@ func (r *role) render() []byte {
 		lines()
 		line("%s}", indent)
 	}
-	line("# Written by isthmus-gateway, which writes it again when it is changed.")
+	line("# Written by isthmus-gateway, which restores it after a change.")
 	block("", "global_defs", func() {
 		line("  vrrp_version 3")
-		line("  vrrp_garp_master_delay 1") // seconds until masters tell switches once more
+		line("  vrrp_garp_master_delay 1") // seconds until a new master sends gratuitous ARP again
 		line("  vrrp_garp_master_repeat 2")
 	})
 	c := r.config
@@ -74,7 +74,7 @@ func (r *role) render() []byte {
 		line("  virtual_router_id %d", c.RouterID)
 		line("  priority %d", c.Priority)
 		line("  advert_int %d.%02d", c.IntervalMillis/1000, c.IntervalMillis%1000/10)
-		if len(c.Peers) == 0 { // keepalived refuses unicast to nobody; by multicast it hears whoever has its router's id
+		if len(c.Peers) == 0 { // keepalived refuses unicast without peers; with multicast it receives every router with its id
 			line("  mcast_src_ip %s", c.Source)
 		} else {
 			line("  unicast_src_ip %s", c.Source)
@@ -84,14 +84,14 @@ func (r *role) render() []byte {
 				}
 			})
 		}
-		block("  ", "virtual_ipaddress", func() { line("    %s dev %s", host(r.anchor()), loopback) })
-		block("  ", "virtual_ipaddress_excluded", func() { // may be of both families
+		block("  ", "virtual_ipaddress", func() { line("    %s dev %s", hostPrefix(r.anchor()), loopback) })
+		block("  ", "virtual_ipaddress_excluded", func() { // may hold both families
 			for _, a := range r.vips {
-				line("    %s dev %s", host(a), c.Interface)
+				line("    %s dev %s", hostPrefix(a), c.Interface)
 			}
 		})
 	})
 	return []byte(b.String())
 }
 
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

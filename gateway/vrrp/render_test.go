@@ -25,7 +25,7 @@ func state(vips ...string) *desired.State {
 // The advertised address does not depend on the VIPs, and VIPs of both families move together.
 func TestRender(t *testing.T) {
 	t.Parallel()
-	want := `# Written by isthmus-gateway, which writes it again when it is changed.
+	want := `# Written by isthmus-gateway, which restores it after a change.
 global_defs {
   vrrp_version 3
   vrrp_garp_master_delay 1
@@ -55,15 +55,15 @@ vrrp_instance isthmus {
 	}
 }
 
-// Gateways have a role while something is announced so and serves, and they are not cordoned.
+// A gateway has a role while a VIP announced by VRRP has backends and the gateway is not cordoned.
 func TestNewRole(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*desired.State){
-		"cordoned":      func(s *desired.State) { s.Cordoned = true },
-		"no VRRP":       func(s *desired.State) { s.VRRP = nil },
-		"by BGP":        func(s *desired.State) { s.VIPs[0].Announce = desired.ByBGP },
-		"all draining":  func(s *desired.State) { s.VIPs[0].Frontends[0].Backends[0].Draining = true },
-		"nothing there": func(s *desired.State) { s.VIPs = nil },
+		"cordoned":     func(s *desired.State) { s.Cordoned = true },
+		"no VRRP":      func(s *desired.State) { s.VRRP = nil },
+		"by BGP":       func(s *desired.State) { s.VIPs[0].Announce = desired.ByBGP },
+		"all draining": func(s *desired.State) { s.VIPs[0].Frontends[0].Backends[0].Draining = true },
+		"no VIPs":      func(s *desired.State) { s.VIPs = nil },
 	} {
 		s := state("10.99.0.100")
 		if newRole(s) == nil {

@@ -1,6 +1,5 @@
-// Check is what every change must pass: format, lint, vet, the rules of the tree, a chart that Helm likes,
-// and generated files that are current. It runs everything, also after a fault, and says what to do about
-// each.
+// Check proves what every change must pass: format, lint, vet, the rules of the tree, diagrams that parse, and generated
+// files that are current. It runs all checks, also after a fault, and says how to correct each fault.
 //
 //	go run ./tools/check             # everything
 //	go run ./tools/check generated   # one check
@@ -20,11 +19,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-net/isthmus/tools/check/mermaid"
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/generate/gen"
 )
 
-// check is one thing to prove. Its error is written for the person who has to mend it.
+// check is one thing to prove. Its error tells the reader how to correct the fault.
 type check struct {
 	name string
 	run  func(context.Context) error
@@ -37,6 +37,7 @@ var checks = []check{
 	}},
 	{"c-format", clangFormat},
 	{"rules", func(ctx context.Context) error { return command(ctx, "go", "test", "./tools/check/...") }},
+	{"mermaid", func(ctx context.Context) error { return mermaid.Check(ctx, ".", os.Stderr) }},
 	{"modules", func(ctx context.Context) error { return command(ctx, "go", "mod", "tidy", "-diff") }},
 	{"generated", generated},
 }
@@ -52,11 +53,11 @@ func main() {
 	fmt.Fprintln(os.Stdout, "check: ok")
 }
 
-// run runs the named checks, or all, and returns what failed.
+// run runs the named checks, or all, and names those that failed in its error.
 func run(ctx context.Context, names []string) error {
 	for _, name := range names {
 		if !slices.ContainsFunc(checks, func(c check) bool { return c.name == name }) {
-			return fmt.Errorf("no check is called %q", name)
+			return fmt.Errorf("there is no check %q", name)
 		}
 	}
 	var failed []string
@@ -85,7 +86,7 @@ func run(ctx context.Context, names []string) error {
 	return nil
 }
 
-// clangFormat proves that the C is formatted, with the clang-format that goes with the pinned clang.
+// clangFormat proves that the C is formatted, with the clang-format of the pinned clang.
 func clangFormat(ctx context.Context) error {
 	if err := debian.Ensure(ctx, os.Stderr, "clang-format-19"); err != nil {
 		return err
@@ -135,7 +136,7 @@ func generated(ctx context.Context) error {
 	return errors.Join(faults...)
 }
 
-// compare says which files differ, sorted by path.
+// compare returns the files that differ, sorted by path.
 func compare(have, want map[string][]byte) []string {
 	var faults []string
 	for path, content := range want {
@@ -181,7 +182,7 @@ func copyTree(from, to string) error {
 	})
 }
 
-// command runs a program at the root and gives what it said when it fails.
+// command runs a program at the root. Its error carries the program's output.
 func command(ctx context.Context, name string, args ...string) error {
 	output, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err != nil {

@@ -15,28 +15,28 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Flows are connections of the client that stay open, over HTTP with servers of package echo: idle ones, downloads, and uploads.
+// Flows are open connections of the client, over HTTP with servers of package echo: idle ones, downloads, and uploads.
 type Flows struct{ all []*flow }
 
 // flow is one connection.
 type flow struct {
 	net.Conn
 	kind  string
-	heard atomic.Int64  // downloads: when something came last, in ns since 1970
-	stop  chan struct{} // uploads: closed when the client has said all
+	heard atomic.Int64  // downloads: time of the last data, in ns since 1970
+	stop  chan struct{} // uploads: closed when the client has sent everything
 	ended chan error
 }
 
 const (
-	// spell is how long a download takes: longer than anybody looks at it.
+	// spell is the duration of a download, longer than any test watches it.
 	spell = 10 * time.Minute
-	// beat is between two pieces of an upload.
+	// beat is the time between two pieces of an upload.
 	beat = 50 * time.Millisecond
-	// after is how long after a moment what comes was sent after it: nothing is under way for so long.
+	// after is the time after which arriving data was surely sent after a given moment.
 	after = time.Second
 )
 
-// Open opens n connections of each kind with a Service, which all have been answered when it returns, but for uploads.
+// Open opens n connections of each kind to a Service. All but uploads have been answered when it returns.
 func (e *Edge) Open(ctx context.Context, to netip.Addr, n int) (f *Flows, err error) {
 	f = &Flows{}
 	defer func() {
@@ -62,15 +62,15 @@ func (e *Edge) Open(ctx context.Context, to netip.Addr, n int) (f *Flows, err er
 	return f, nil
 }
 
-// Close ends all of them.
+// Close closes all of them.
 func (f *Flows) Close() {
 	for _, c := range f.all {
 		_ = c.Close() // it may be broken
 	}
 }
 
-// GoOn returns an error for each connection that does not go on after a moment, within a while: who was idle asks again,
-// downloads bring more, and what was uploaded has come as it was sent.
+// GoOn returns an error for each connection that does not continue after a moment, within a duration: idle connections
+// send another request, downloads must receive more, and uploads must arrive unchanged.
 func (f *Flows) GoOn(moment time.Time, within time.Duration) error {
 	all := make([]error, len(f.all))
 	var group errgroup.Group
@@ -82,7 +82,7 @@ func (f *Flows) GoOn(moment time.Time, within time.Duration) error {
 			return nil
 		})
 	}
-	_ = group.Wait() // none has an error
+	_ = group.Wait() // no function returns an error
 	return errors.Join(all...)
 }
 
@@ -109,7 +109,7 @@ func (c *flow) goesOn(moment, end time.Time) error {
 	return nil
 }
 
-// request sends one and returns the answer, whose body is still to be read.
+// request sends a request and returns the answer with an unread body.
 func (c *flow) request(method, path string, body io.Reader) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(context.Background(), method, "http://"+c.RemoteAddr().String()+path, body)
 	if err != nil {
@@ -125,7 +125,7 @@ func (c *flow) request(method, path string, body io.Reader) (*http.Response, err
 	return answer, err
 }
 
-// ask asks something small.
+// ask sends a small request.
 func (c *flow) ask() error {
 	answer, err := c.request(http.MethodGet, "/", nil)
 	if err != nil {
@@ -136,9 +136,9 @@ func (c *flow) ask() error {
 	return err
 }
 
-// download begins one, which notes when something comes.
+// download starts a download, which records the time of the last data.
 func (c *flow) download() error {
-	answer, err := c.request(http.MethodGet, fmt.Sprintf("/stream?seconds=%.0f", spell.Seconds()), nil) //nolint:bodyclose // the goroutine does
+	answer, err := c.request(http.MethodGet, fmt.Sprintf("/stream?seconds=%.0f", spell.Seconds()), nil) //nolint:bodyclose // the goroutine closes it
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (c *flow) download() error {
 	return nil
 }
 
-// upload begins one, which ends when stop is closed. It ends well when the server has counted what was sent.
+// upload starts an upload, which ends when stop is closed. It succeeds if the server counted all bytes.
 func (c *flow) upload() error {
 	pieces, sent := &pieces{stop: c.stop, tick: time.NewTicker(beat)}, 0
 	go func() {
@@ -168,18 +168,18 @@ func (c *flow) upload() error {
 		}
 		defer answer.Body.Close()
 		if _, err = fmt.Fscan(answer.Body, &sent); err == nil && sent != pieces.n {
-			err = fmt.Errorf("%d bytes came of %d", sent, pieces.n)
+			err = fmt.Errorf("%d of %d bytes arrived", sent, pieces.n)
 		}
 		c.ended <- err
 	}()
 	return nil
 }
 
-// pieces is what is uploaded: a little with every tick.
+// pieces is the body of an upload: a piece with every tick.
 type pieces struct {
 	stop chan struct{}
 	tick *time.Ticker
-	n    int // bytes until now
+	n    int // bytes so far
 }
 
 func (p *pieces) Read(b []byte) (int, error) {
@@ -193,9 +193,9 @@ func (p *pieces) Read(b []byte) (int, error) {
 	}
 }
 
-// OnlyYoung returns an error unless the connections that were lost are a few that began so shortly before the death of a gateway
-// that the other one had not been told of them: it takes some milliseconds (docs/gateway.md), and a busy machine more. The first
-// and the last of them are when they began.
+// OnlyYoung returns an error unless the lost connections are few, and began so shortly before the death of a gateway that
+// its peer did not know them: sending them takes some milliseconds (docs/gateway.md), and longer on a busy machine. first
+// and last are the times at which the lost connections began.
 func OnlyYoung(lost int, first, last, death time.Time) error {
 	const (
 		young = time.Second

@@ -1,9 +1,9 @@
-// Package gateways puts an edge before a cluster of a lab: a client, a router that is FRR and does what Neutron's agents
-// do, two gateways behind it, and a real Keystone and Neutron that know their ports. What the router knows of floating IPs
-// and allowed address pairs it reads from Neutron alone.
+// Package gateways puts an edge before a cluster of a lab: a client, a router, two gateways behind it, and a real
+// Keystone and Neutron that know their ports. The router is FRR, and does what Neutron's agents do; it learns of floating
+// IPs and allowed address pairs only from Neutron.
 //
-// In: a lab that is up. Out: the network, the cloud, and ways to run a gateway's programs and to break things. Close takes
-// all of it away and leaves the lab as it was.
+// Up needs a lab that is up. It provides the network, the cloud, and functions that run a gateway's programs and break
+// things. Close removes everything and leaves the lab unchanged.
 package gateways
 
 import (
@@ -22,17 +22,17 @@ import (
 	"github.com/gophercloud/gophercloud/v2"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/lab/topology"
-	"github.com/isthmus-net/isthmus/tools/neutron"
-	"github.com/isthmus-net/isthmus/tools/neutron/l3"
-	"github.com/isthmus-net/isthmus/tools/deps/debian"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
+	"github.com/isthmus-net/isthmus/tools/neutron"
+	"github.com/isthmus-net/isthmus/tools/neutron/l3"
 )
 
-// The autonomous systems of the router and of the gateways.
+// Autonomous systems of the router and of the gateways.
 const (
 	RouterASN  = 64500
 	GatewayASN = 64512
@@ -47,27 +47,26 @@ var internal = [2]netip.Prefix{
 	netip.PrefixFrom(edge.Router[1], 64).Masked(),
 }
 
-// trunk is between the router, whose ends are the first ones, and the lab's fabric.
+// trunk joins the router, the first end of each pair, with the lab's fabric.
 var trunk = [2][2]netip.Prefix{
 	{netip.MustParsePrefix("10.97.0.1/30"), netip.MustParsePrefix("10.97.0.2/30")},
 	{netip.MustParsePrefix("fd97::1/126"), netip.MustParsePrefix("fd97::2/126")},
 }
 
-// clients and machines are what the router leads from one side of the trunk to the other: the lab's addresses are those of
-// package topology.
+// clients and machines are routed across the trunk: the lab's addresses are those of package topology.
 var (
 	clients  = []netip.Prefix{netip.MustParsePrefix("10.98.0.0/24"), netip.MustParsePrefix("fd98::/64")}
 	machines = []netip.Prefix{netip.MustParsePrefix("10.192.0.0/11"), netip.MustParsePrefix("fd00:200::/28")}
 )
 
-// Config says where the edge is.
+// Config holds the settings of an edge.
 type Config struct {
 	Lab      *cluster.Lab
-	Dir      string    // holds the cloud's state
-	Progress io.Writer // gets one line a step; default: none
+	Dir      string    // state of the cloud
+	Progress io.Writer // gets one line per step; default: none
 }
 
-// Edge is what stands before the cluster.
+// Edge is the edge of a cluster.
 type Edge struct {
 	*edge.Lab
 
@@ -77,13 +76,13 @@ type Edge struct {
 	L3     *l3.Router
 
 	hub     *netlab.Namespace          // the lab's fabric
-	network *gophercloud.ServiceClient // Neutron as its administrator sees it
+	network *gophercloud.ServiceClient // Neutron with its administrator's credentials
 	follow  *errgroup.Group
 	stop    context.CancelFunc
 }
 
-// Prepare installs the packages, compiles the programs and makes what the cloud begins with, as Up and Install need them, which
-// do it too: on a new machine that takes minutes, which pass while the lab comes up.
+// Prepare installs the packages, compiles the programs and creates the initial state of the cloud. Up and Install do the
+// same, but on a new machine it takes minutes, and Prepare can run while the lab comes up.
 func Prepare(ctx context.Context, cfg Config) error {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return err
@@ -99,7 +98,7 @@ func Prepare(ctx context.Context, cfg Config) error {
 	return preparing.Wait()
 }
 
-// cloud is the edge's, in a network namespace.
+// cloud returns the edge's cloud, in a network namespace.
 func (cfg Config) cloud(namespace string) *neutron.Cloud {
 	return neutron.Open(neutron.Config{
 		Dir: filepath.Join(cfg.Dir, "cloud"), Namespace: namespace, Addr: topology.FabricIPv4.Addr(),
@@ -107,7 +106,7 @@ func (cfg Config) cloud(namespace string) *neutron.Cloud {
 	})
 }
 
-// install installs what the router and the gateways need.
+// install installs the packages of the router and the gateways.
 func install(ctx context.Context, cfg *Config) error {
 	if cfg.Progress == nil {
 		cfg.Progress = io.Discard
@@ -115,7 +114,7 @@ func install(ctx context.Context, cfg *Config) error {
 	return debian.Ensure(ctx, cfg.Progress, frr.Package, "nftables", "keepalived")
 }
 
-// Up brings all of it up.
+// Up brings the edge up.
 func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
 	if err := install(ctx, &cfg); err != nil {
 		return nil, err
@@ -152,7 +151,7 @@ func Up(ctx context.Context, cfg Config) (e *Edge, err error) {
 	return e, e.lead(ctx, cfg.Progress)
 }
 
-// join lays the trunk, and routes on both sides of it. It removes one that an edge has left that was never closed.
+// join sets up the trunk with routes on both sides. It removes the trunk of an edge that was never closed.
 func (e *Edge) join(lab *cluster.Lab) (err error) {
 	if e.hub, err = netlab.OpenNamespace(lab.FabricPath()); err != nil {
 		return err
@@ -184,7 +183,7 @@ func (e *Edge) part() error {
 	return errors.Join(errs...)
 }
 
-// forward makes the namespace that it runs in a router.
+// forward makes the current namespace a router.
 func forward() error {
 	return errors.Join(
 		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
@@ -192,7 +191,7 @@ func forward() error {
 	)
 }
 
-// lead keeps the router as Neutron says.
+// lead keeps the router in step with Neutron.
 func (e *Edge) lead(ctx context.Context, progress io.Writer) error {
 	network, err := e.Cloud.Networking(ctx)
 	if err != nil {
@@ -211,7 +210,7 @@ func (e *Edge) lead(ctx context.Context, progress io.Writer) error {
 	return nil
 }
 
-// FromClient runs a command in the client's network and returns what it printed.
+// FromClient runs a command in the client's network and returns its output.
 func (e *Edge) FromClient(ctx context.Context, argv ...string) (out string, err error) {
 	err = e.Client.Do(func() error {
 		b, err := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
@@ -224,7 +223,7 @@ func (e *Edge) FromClient(ctx context.Context, argv ...string) (out string, err 
 	return out, err
 }
 
-// Close takes all of it away.
+// Close removes the edge.
 func (e *Edge) Close(ctx context.Context) error {
 	var errs []error
 	if e.stop != nil {

@@ -15,20 +15,20 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/isthmus-net/isthmus/tools/lab/cluster"
-	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/gateway/api/crds"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
+	"github.com/isthmus-net/isthmus/tools/neutron"
 )
 
-// ClusterID is whose ports and floating IPs those of the lab are.
+// ClusterID is the owner of the lab's ports and floating IPs.
 const ClusterID = "lab"
 
-// agentPort is where a gateway's agent listens for the controller.
+// agentPort is the port of the gateways' agents.
 const agentPort = 9479
 
 //go:embed node.yaml
@@ -37,7 +37,8 @@ var nodeTemplate string
 //go:embed settings.yaml
 var settingsTemplate string
 
-// Installation is Isthmus' gateways on an edge, as on machines of their own, and their controller beside the cluster.
+// Installation is an installation of the gateways on an edge, each as on a machine of its own, with their controller
+// beside the cluster.
 type Installation struct {
 	*Edge
 
@@ -52,8 +53,8 @@ type Installation struct {
 	unmount  []func() error
 }
 
-// Install compiles the programs, makes certificates, starts everything and tells the cluster of its gateways. An edge has one
-// installation at a time.
+// Install compiles the programs, creates certificates, starts everything and registers the gateways in the cluster. An
+// edge has one installation at a time.
 func Install(ctx context.Context, e *Edge, lab *cluster.Lab, clusterName, dir string, balancer desired.Balancer) (i *Installation, err error) {
 	i = &Installation{Edge: e, lab: lab, cluster: clusterName, dir: dir, balancer: balancer}
 	defer func() {
@@ -84,15 +85,15 @@ func Install(ctx context.Context, e *Edge, lab *cluster.Lab, clusterName, dir st
 	return i, i.StartController(ctx)
 }
 
-// Name is what a gateway is called, from 0.
+// Name returns the name of a gateway, from 0.
 func Name(gateway int) string { return "gateway-" + strconv.Itoa(gateway+1) }
 
-// certificates makes those of the controller and of both gateways.
+// certificates creates the certificates of the controller and both gateways.
 func (i *Installation) certificates(ctx context.Context) error {
 	return i.run(ctx, i.fabric, "isthmusctl", "gateway", "certs", "--dir", i.path("certs"), "--gateway", Name(0), "--gateway", Name(1))
 }
 
-// certs are the flags that name somebody's certificates.
+// certs returns the flags for the certificates of a program.
 func (i *Installation) certs(name string) []string {
 	dir := i.path(filepath.Join("certs", name))
 	return []string{"--ca", filepath.Join(dir, "ca.crt"), "--cert", filepath.Join(dir, "tls.crt"), "--key", filepath.Join(dir, "tls.key")}
@@ -114,14 +115,14 @@ func (i *Installation) StartAgent(ctx context.Context, gateway int) (err error) 
 	return err
 }
 
-// state is where a gateway's agent keeps its own.
+// state returns the folder of a gateway's state.
 func (i *Installation) state(gateway int) string {
 	return i.path(Name(gateway) + "-" + string(i.balancer))
 }
 
 func (i *Installation) bpffs(gateway int) string { return filepath.Join(i.state(gateway), "bpf") }
 
-// mount gives a gateway a BPF filesystem of its own, unless it has one or needs none.
+// mount mounts a separate BPF file system for a gateway, unless it has one or needs none.
 func (i *Installation) mount(gateway int) error {
 	if i.balancer != desired.EBPF {
 		return nil
@@ -138,7 +139,7 @@ func (i *Installation) mount(gateway int) error {
 	return err
 }
 
-// StartController starts the controller when it does not run.
+// StartController starts the controller if it does not run.
 func (i *Installation) StartController(ctx context.Context) (err error) {
 	settings, err := i.render(settingsTemplate, map[string]any{"Cluster": ClusterID, "IDs": i.IDs})
 	if err != nil {
@@ -153,7 +154,7 @@ func (i *Installation) StartController(ctx context.Context) (err error) {
 	return err
 }
 
-// register puts the definitions and a GatewayNode for each gateway into the cluster. The second one is preferred less.
+// register adds the definitions and a GatewayNode for each gateway to the cluster. The second gateway is less preferred.
 func (i *Installation) register(ctx context.Context) error {
 	definition, err := crds.GatewayNodes()
 	if err != nil {
@@ -163,7 +164,7 @@ func (i *Installation) register(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	const home = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: isthmus-system}\n" // of the controller's Lease
+	const home = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: isthmus-system}\n" // namespace of the controller's Lease
 	if err := i.Apply(ctx, string(manifest)+home); err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func (i *Installation) register(ctx context.Context) error {
 		node, err := i.render(nodeTemplate, map[string]any{
 			"Name": Name(g), "Addr": edge.Gateways[g][0], "Port": agentPort, "NeutronPort": ids.Port, "ASN": GatewayASN, "Balancer": i.balancer,
 			"Router": edge.Router[0], "RouterASN": RouterASN, "MED": 50 * g,
-			"Device": edge.Device, "Mate": edge.Gateways[1-g][0], "Priority": 200 - 50*g,
+			"Device": edge.Device, "Peer": edge.Gateways[1-g][0], "Priority": 200 - 50*g,
 		})
 		if err != nil {
 			return err
@@ -196,7 +197,7 @@ func (i *Installation) Apply(ctx context.Context, manifests string) error {
 	return nil
 }
 
-// Kubectl runs kubectl and returns what it printed.
+// Kubectl runs kubectl and returns its output.
 func (i *Installation) Kubectl(ctx context.Context, args ...string) (string, error) {
 	out, err := i.lab.Kubectl(ctx, i.cluster, args...).Output()
 	if err != nil {
@@ -205,7 +206,7 @@ func (i *Installation) Kubectl(ctx context.Context, args ...string) (string, err
 	return string(out), nil
 }
 
-// Close ends the programs, and lets gateways forget what they balance. What they made in the cluster and in the cloud stays.
+// Close ends the programs and removes the gateways' balancers. Objects in the cluster and in the cloud stay.
 func (i *Installation) Close() error {
 	var errs []error
 	for _, p := range []*Process{i.Controller, i.Agents[0], i.Agents[1]} {
@@ -227,18 +228,18 @@ func (i *Installation) Close() error {
 	return errors.Join(errs...)
 }
 
-// sweep ends the keepalived of a gateway, which goes on when its agent is killed.
+// sweep stops the keepalived of a gateway, which outlives a killed agent.
 func (i *Installation) sweep(gateway int) error {
 	dir := filepath.Join(i.state(gateway), "vrrp")
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil // its agent did not come so far
+		return nil // its agent never started keepalived
 	}
-	return i.Gateways[gateway].Do(func() error { return vrrp.Sweep(context.Background(), dir) })
+	return i.Gateways[gateway].Do(func() error { return vrrp.Cleanup(context.Background(), dir) })
 }
 
 func (i *Installation) path(name string) string { return filepath.Join(i.dir, name) }
 
-// run runs one of the programs to its end.
+// run runs a program to its end.
 func (i *Installation) run(ctx context.Context, ns *netlab.Namespace, program string, args ...string) error {
 	p, err := Start(ctx, ns, i.path(program+".log"), i.path(program), args...)
 	if err != nil {
@@ -249,7 +250,7 @@ func (i *Installation) run(ctx context.Context, ns *netlab.Namespace, program st
 	case <-ctx.Done():
 		return errors.Join(ctx.Err(), p.Kill())
 	}
-	return p.Stop() // it has ended: this says how
+	return p.Stop() // it has ended: this returns its error
 }
 
 func (*Installation) render(text string, values any) (string, error) {

@@ -7,10 +7,10 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 )
 
-// Objects are how many ports and floating IPs of the controller's a Neutron has.
+// Objects counts the controller's ports and floating IPs in Neutron.
 type Objects struct{ Ports, FloatingIPs int }
 
-// Objects asks the real Neutron, as its administrator: nothing of Isthmus is between.
+// Objects asks the real Neutron directly, as its administrator.
 func (e *Edge) Objects(ctx context.Context) (n Objects, err error) {
 	made, err := ports.List(e.network, ports.ListOpts{DeviceOwner: "isthmus:gateway", DeviceID: ClusterID}).AllPages(ctx)
 	if err != nil {
@@ -24,6 +24,6 @@ func (e *Edge) Objects(ctx context.Context) (n Objects, err error) {
 	if err != nil {
 		return n, err
 	}
-	floating, err := floatingips.ExtractFloatingIPs(reserved) // nobody else has any
+	floating, err := floatingips.ExtractFloatingIPs(reserved) // no other client has any
 	return Objects{len(all), len(floating)}, err
 }

@@ -18,7 +18,7 @@ import (
 // grace is how long a program may take to end.
 const grace = 20 * time.Second
 
-// programs are what an installation runs.
+// programs are the programs of an installation.
 var programs = []string{"isthmus-gateway", "isthmus-gateway-controller", "isthmusctl"}
 
 // Build compiles programs of cmd/ into a folder.
@@ -33,36 +33,36 @@ func Build(ctx context.Context, dir string, names ...string) error {
 	return nil
 }
 
-// Process is a program that runs in a network namespace until it is ended.
+// Process is a program in a network namespace. The caller ends it.
 type Process struct {
-	cmd   *exec.Cmd
-	log   string
-	ended chan struct{}
+	cmd     *exec.Cmd
+	logPath string
+	ended   chan struct{}
 }
 
-// Start runs a program. What it says goes to the end of a file.
+// Start starts a program. Its output is appended to a file.
 func Start(ctx context.Context, ns *netlab.Namespace, log, program string, args ...string) (*Process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	p := &Process{cmd: exec.CommandContext(context.WithoutCancel(ctx), program, args...), log: log, ended: make(chan struct{})}
+	p := &Process{cmd: exec.CommandContext(context.WithoutCancel(ctx), program, args...), logPath: log, ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	if err := ns.Do(p.cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
 	go func() {
-		_ = p.cmd.Wait() // how it ended is asked of its state
+		_ = p.cmd.Wait() // its state has the result
 		close(p.ended)
 	}()
 	return p, nil
 }
 
-// Stop ends the program in good order. The error says how it ended otherwise, with the end of its log.
+// Stop ends the program gracefully. The error has its exit status, and the end of its log.
 func (p *Process) Stop() error { return p.end(syscall.SIGTERM) }
 
-// Reload ends it as a reload of its unit does, for what starts next to take over.
+// Reload ends it as a reload of its unit does, for a successor to take over.
 func (p *Process) Reload() error { return p.end(syscall.SIGHUP) }
 
 func (p *Process) end(s syscall.Signal) error {
@@ -70,7 +70,7 @@ func (p *Process) end(s syscall.Signal) error {
 		return err
 	}
 	if !p.cmd.ProcessState.Success() {
-		return fmt.Errorf("%s: %s\n%s", p.cmd.Path, p.cmd.ProcessState, p.Said())
+		return fmt.Errorf("%s: %s\n%s", p.cmd.Path, p.cmd.ProcessState, p.Log())
 	}
 	return nil
 }
@@ -87,10 +87,10 @@ func (p *Process) signal(s syscall.Signal) error {
 		return nil
 	case <-time.After(grace):
 	}
-	return errors.Join(fmt.Errorf("%s does not end within %s\n%s", p.cmd.Path, grace, p.Said()), p.cmd.Process.Kill())
+	return errors.Join(fmt.Errorf("%s does not end within %s\n%s", p.cmd.Path, grace, p.Log()), p.cmd.Process.Kill())
 }
 
-// Runs reports whether the program has not ended by itself.
+// Runs reports whether the program still runs.
 func (p *Process) Runs() bool {
 	select {
 	case <-p.ended:
@@ -100,7 +100,7 @@ func (p *Process) Runs() bool {
 	}
 }
 
-// Memory is how much of it the program has now, in bytes (VmRSS of proc_pid_status(5)).
+// Memory returns the resident memory of the program in bytes (VmRSS of proc_pid_status(5)).
 func (p *Process) Memory() (uint64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
@@ -114,9 +114,9 @@ func (p *Process) Memory() (uint64, error) {
 	return kib << 10, nil
 }
 
-// Said returns the end of what the program has said.
-func (p *Process) Said() string {
-	b, err := os.ReadFile(p.log)
+// Log returns the end of the program's log.
+func (p *Process) Log() string {
+	b, err := os.ReadFile(p.logPath)
 	if err != nil {
 		return err.Error()
 	}

@@ -1,8 +1,8 @@
-// Generate writes the files of this repository that programs write, all of them or the named ones:
+// Generate writes all generated files of this repository, or those of the named steps:
 //
-//	go run ./tools/generate          # everything
+//	go run ./tools/generate          # all steps
 //	go run ./tools/generate chart    # one step
-//	go run ./tools/generate -list    # what there is
+//	go run ./tools/generate -list    # a list of the steps
 //
 // The files are committed, so that users need only Go; `make check` proves that they are current.
 package main
@@ -18,7 +18,7 @@ import (
 )
 
 func main() {
-	list := flag.Bool("list", false, "list the steps and what they write")
+	list := flag.Bool("list", false, "list the steps with the files they write")
 	root := flag.String("C", ".", "the repository's root")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/tools/conformance"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
@@ -28,6 +29,7 @@ func TestKernels(t *testing.T) {
 			if err := o.fault(); err != nil {
 				t.Error(err)
 			}
+			conformance.Holds(t, "L69")
 			for _, check := range o.passed {
 				t.Run(check, func(*testing.T) {})
 			}

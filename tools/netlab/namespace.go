@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace. It exists as long as it is open, or a socket or device lives in it.
+// Namespace is a network namespace. It exists while it is open, or while a socket or device is in it.
 type Namespace struct{ fd int }
 
-// NewNamespace makes a namespace with loopback up and forwarding on, and nothing else in it.
+// NewNamespace creates a namespace with loopback up, forwarding on, and no other device.
 func NewNamespace() (*Namespace, error) {
 	n := &Namespace{fd: -1}
 	err := onOwnThread(func() error {
@@ -43,7 +43,7 @@ func NewNamespace() (*Namespace, error) {
 	return n, nil
 }
 
-// OpenNamespace opens the namespace that a file stands for, such as one of /run/netns.
+// OpenNamespace opens the namespace of a file, such as one of /run/netns.
 func OpenNamespace(path string) (*Namespace, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -52,8 +52,8 @@ func OpenNamespace(path string) (*Namespace, error) {
 	return &Namespace{fd: fd}, nil
 }
 
-// Do runs f in the namespace, on a thread of its own that ends with it. Goroutines that f starts are
-// elsewhere; sockets that f makes stay in the namespace, whoever uses them.
+// Do runs f in the namespace, on its own thread that ends with it. Goroutines that f starts run elsewhere; sockets that f
+// opens stay in the namespace.
 func (n *Namespace) Do(f func() error) error {
 	return onOwnThread(func() error {
 		if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
@@ -63,18 +63,17 @@ func (n *Namespace) Do(f func() error) error {
 	})
 }
 
-// onOwnThread runs f on a thread that nothing else will run on afterwards.
+// onOwnThread runs f on a thread that runs nothing else afterwards.
 func onOwnThread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
 		result <- f()
 	}()
 	return <-result
 }
 
-// Connect joins n and other by a veth pair: n's end has the address here, other's end there. The two must
-// be addresses of one subnet.
+// Connect joins n and other by a veth pair: n's end has the address here, other's end there. Both must be in one subnet.
 func (n *Namespace) Connect(other *Namespace, here, there netip.Prefix) error {
 	// Names are per namespace; an address is unique in both.
 	a, b := DeviceName(here), DeviceName(there)
@@ -89,8 +88,8 @@ func (n *Namespace) Connect(other *Namespace, here, there netip.Prefix) error {
 	})
 }
 
-// Disconnect removes the device with address p, and the other end with it. That there is none is no error. A namespace that was
-// closed keeps its ends for as long as connections of it are about to end, which may be minutes.
+// Disconnect removes the device with address p, and with it the other end. A missing device is no error. A closed
+// namespace keeps its ends until its last connections have ended, perhaps for minutes.
 func (n *Namespace) Disconnect(p netip.Prefix) error {
 	return n.Do(func() error {
 		link, err := netlink.LinkByName(DeviceName(p))
@@ -104,7 +103,7 @@ func (n *Namespace) Disconnect(p netip.Prefix) error {
 	})
 }
 
-// DeviceName returns the name, of at most 15 characters, that Connect gives to the device with address p.
+// DeviceName returns the name, of at most 15 characters, of the device that Connect gives address p.
 func DeviceName(p netip.Prefix) string {
 	b := p.Addr().As16()
 	return fmt.Sprintf("v%02x%02x%02x%02x", b[12], b[13], b[14], b[15])
@@ -128,7 +127,7 @@ func setUp(name string, addr netip.Prefix) error {
 	return nil
 }
 
-// Route sends everything that has no better route through via.
+// Route adds a default route through via.
 func (n *Namespace) Route(via netip.Addr) error {
 	return n.Do(func() error {
 		if err := netlink.RouteAdd(&netlink.Route{Gw: via.AsSlice()}); err != nil {
@@ -138,7 +137,7 @@ func (n *Namespace) Route(via netip.Addr) error {
 	})
 }
 
-// Close lets go of the namespace.
+// Close closes the namespace.
 func (n *Namespace) Close() error {
 	if n.fd < 0 {
 		return nil
@@ -150,7 +149,7 @@ func (n *Namespace) Close() error {
 	return nil
 }
 
-// Own gives an address to the namespace itself, whatever its devices are.
+// Own adds an address to the namespace itself, independent of its devices.
 func (n *Namespace) Own(addr netip.Addr) error {
 	return n.Do(func() error {
 		lo, err := netlink.LinkByName("lo")
@@ -168,7 +167,7 @@ func (n *Namespace) Own(addr netip.Addr) error {
 	})
 }
 
-// RouteTo sends what goes to dst through via.
+// RouteTo adds a route to dst through via.
 func (n *Namespace) RouteTo(dst netip.Prefix, via netip.Addr) error {
 	return n.Do(func() error {
 		to, err := netlink.ParseIPNet(dst.Masked().String())
@@ -182,5 +181,5 @@ func (n *Namespace) RouteTo(dst netip.Prefix, via netip.Addr) error {
 	})
 }
 
-// Path names the namespace for programs such as nsenter, as long as it is open and this process runs.
+// Path names the namespace for programs such as nsenter, while it is open and this process runs.
 func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.fd) }

@@ -1,6 +1,6 @@
-// Package netlab makes what tests and benchmarks of the dataplane need from Linux, and takes it away
-// again: cgroups, BPF filesystems, network namespaces joined by veth. Nothing of it touches the machine's
-// own network, and two runs never share anything.
+// Package netlab provides Linux objects for tests and benchmarks of the dataplane, and removes them again: cgroups, BPF
+// file systems, and network namespaces joined by veth. It does not touch the machine's own network, and two runs share
+// nothing.
 package netlab
 
 import (
@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Privileged skips a test that needs root. With REQUIRE_PRIVILEGED=1 in the environment it fails the
-// test instead, so that a run which must be complete cannot pass by skipping.
+// Privileged skips a test without root. With REQUIRE_PRIVILEGED=1 in the environment it fails the test instead, so that a
+// complete run cannot pass by skipping.
 func Privileged(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() == 0 {
@@ -24,7 +24,7 @@ func Privileged(t testing.TB) {
 	Skip(t, "needs root")
 }
 
-// Skip skips a test whose surroundings are missing, or fails it when REQUIRE_PRIVILEGED=1.
+// Skip skips a test whose requirements are missing, or fails it with REQUIRE_PRIVILEGED=1.
 func Skip(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
@@ -33,7 +33,7 @@ func Skip(t testing.TB, why string) {
 	t.Skip(why)
 }
 
-// MountBPFFS mounts a BPF filesystem of its own on the empty folder dir and returns what unmounts it.
+// MountBPFFS mounts a separate BPF file system on the empty folder dir, and returns a function that unmounts it.
 func MountBPFFS(dir string) (unmount func() error, err error) {
 	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
 		return nil, fmt.Errorf("mount a BPF filesystem on %s: %w", dir, err)
@@ -46,7 +46,7 @@ func MountBPFFS(dir string) (unmount func() error, err error) {
 	}, nil
 }
 
-// BPFFS returns the path of a BPF filesystem that exists as long as t.
+// BPFFS returns the path of a BPF file system that exists as long as t.
 func BPFFS(t testing.TB) string {
 	t.Helper()
 	Privileged(t)
@@ -63,14 +63,14 @@ func BPFFS(t testing.TB) string {
 	return dir
 }
 
-// Cgroup is a cgroup v2 folder below the one this process started in. Sockets belong to the cgroup in
-// which their process was when it made them, for ever.
+// Cgroup is a cgroup v2 folder below that of this process. A socket belongs for ever to the cgroup in which its process
+// was when it opened it.
 type Cgroup struct {
 	Path string
-	home string // where Leave goes back to
+	home string // the cgroup to return to
 }
 
-// NewCgroup makes an empty cgroup.
+// NewCgroup creates an empty cgroup.
 func NewCgroup() (*Cgroup, error) {
 	home, err := ownCgroup()
 	if err != nil {
@@ -86,10 +86,10 @@ func NewCgroup() (*Cgroup, error) {
 // Enter moves this process into c.
 func (c *Cgroup) Enter() error { return moveTo(c.Path) }
 
-// Leave moves this process back to where it was when c was made.
+// Leave moves this process back to its original cgroup.
 func (c *Cgroup) Leave() error { return moveTo(c.home) }
 
-// Close leaves c and removes it. Processes that others started in it must have ended.
+// Close leaves c and removes it. Other processes in it must have ended.
 func (c *Cgroup) Close() error {
 	if err := c.Leave(); err != nil {
 		return err
@@ -145,7 +145,7 @@ func ownCgroup() (string, error) {
 	return "", fmt.Errorf("find own cgroup: /proc/self/cgroup names no cgroup v2")
 }
 
-// cgroup2Mount returns where the cgroup v2 hierarchy is mounted.
+// cgroup2Mount returns the mount point of the cgroup v2 hierarchy.
 func cgroup2Mount() (string, error) {
 	for _, path := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		var st unix.Statfs_t

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside tells a test binary that it runs in the namespaces Main made.
+// inside marks a test binary that runs in the namespaces of Main.
 const inside = "ISTHMUS_NETLAB_INSIDE"
 
 // Main runs the tests of a package in a network and a mount namespace of their own, with nothing in the
@@ -35,7 +35,7 @@ func Main(m interface{ Run() int }) int {
 	return runInside()
 }
 
-// runInside starts this binary again, in new namespaces, and returns its exit code.
+// runInside starts this binary again in new namespaces, and returns its exit code.
 func runInside() int {
 	self, err := os.Executable()
 	if err != nil {
@@ -49,7 +49,7 @@ func runInside() int {
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
 		Pdeathsig:  syscall.SIGKILL,
 	}
-	// The child gets an interrupt from the terminal itself; this process must only outlive it.
+	// The terminal also interrupts the child; this process must outlive it.
 	signal.Ignore(os.Interrupt)
 	// The child dies with the thread that started it, not with the process.
 	runtime.LockOSThread()

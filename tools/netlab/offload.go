@@ -7,17 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offload is what a device does for the kernel, or may: a command of ethtool that turns it on or off.
+// Offload is an offload of a device: an ethtool command that turns it on or off.
 type Offload uint32
 
 const (
-	// TxChecksum is that it computes checksums. Without it the kernel has done so before the device gets a packet.
+	// TxChecksum computes checksums in the device. Without it, the kernel computes them before the device gets a packet.
 	TxChecksum Offload = unix.ETHTOOL_STXCSUM
-	// GRO is that packets become larger ones. The other end of a veth takes frames from XDP programs only with it.
+	// GRO merges packets into larger ones. The other end of a veth accepts frames of XDP programs only with it.
 	GRO Offload = unix.ETHTOOL_SGRO
 )
 
-// Set turns an offload of a device of the calling thread's namespace on or off.
+// Set turns an offload on or off, for a device in the namespace of the calling thread.
 func (o Offload) Set(device string, on bool) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

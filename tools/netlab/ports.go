@@ -8,10 +8,10 @@ import (
 	"net/netip"
 )
 
-// FreePorts returns n addresses on loopback at which nobody listens, over UDP nor TCP, for programs that must be told theirs. The
-// kernel gives none of these ports to anybody by itself. Somebody may take one before its program does; then that fails to start.
+// FreePorts returns n addresses on loopback without a listener, for UDP and TCP, for programs that need explicit ports.
+// The kernel never assigns these ports by itself. If another program takes one first, the program fails to start.
 func FreePorts(n int) (free []netip.AddrPort, err error) {
-	const from, to = 20000, 30000 // below those of net.ipv4.ip_local_port_range
+	const from, to = 20000, 30000 // below net.ipv4.ip_local_port_range
 	var held []interface{ Close() error }
 	defer func() {
 		for _, h := range held {

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/tools/deps/debian"
+	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/neutron"
 	"github.com/isthmus-net/isthmus/tools/test/report"
@@ -100,6 +101,13 @@ func run(ctx context.Context, r *report.Report, soak int, pattern string, packag
 	env, strict, err := prepare(ctx, soak)
 	if err != nil {
 		return err
+	}
+	if pattern == "" {
+		marks, err := conformance.Marks(".")
+		if err != nil {
+			return err
+		}
+		r.Expect(marks)
 	}
 	light, alone, err := split(ctx, packages)
 	if err != nil {
@@ -252,9 +260,14 @@ func verdict(r *report.Report, strict bool) error {
 	for _, s := range r.Skips {
 		fmt.Fprintln(os.Stdout, "skipped:", s)
 	}
+	for _, u := range r.Unreached {
+		fmt.Fprintln(os.Stdout, "unreached:", u)
+	}
 	switch {
 	case r.Failed > 0:
 		return errors.New("there are failures")
+	case len(r.Unreached) > 0:
+		return errors.New("tests passed without showing lines of docs/conformance.md that they name")
 	case r.Skipped > 0 && strict:
 		return errors.New("tests were skipped, which REQUIRE_PRIVILEGED=1 forbids")
 	case r.Passed == 0:

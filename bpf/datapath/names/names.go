@@ -1,8 +1,8 @@
-// Package names lets the kernel answer the questions that pods ask most, for the addresses of one name, before they
-// leave the pod's veth. The program is names.bpf.c; this package fills its maps and keeps it on the veths of pods.
+// Package names answers A and AAAA queries of pods in the kernel, before they leave the pod's veth. The program is
+// names.bpf.c; this package fills its maps and attaches it to the veths of pods.
 //
-// Nothing is pinned: what is answered here goes with the process that knows it is right, and then every question
-// reaches the resolver that it was sent to, as before.
+// Nothing is pinned: the answers end with the process that keeps them up to date, and then every query reaches
+// its resolver again.
 package names
 
 import (
@@ -24,19 +24,20 @@ import (
 	"github.com/isthmus-net/isthmus/bpf/datapath/internal/device"
 )
 
-// ErrUnsupported means that this node cannot have answers from the kernel; what is missing is with it.
+// ErrUnsupported means that the kernel of this node cannot answer queries; the error that wraps it names the missing
+// feature.
 var ErrUnsupported = errors.New("names cannot be answered in the kernel")
 
-// Config says what to answer.
+// Config configures a Responder.
 type Config struct {
-	// Resolvers are the addresses, in the resolv.conf of pods, for which questions at port 53 are answered.
+	// Resolvers are the nameservers in the resolv.conf of pods. Queries to port 53 of these are answered.
 	Resolvers []netip.Addr
-	// Order is where the packet path stands among the programs of others on the same devices; "" is OrderNear. This
-	// program stands at the other end, so that a policy which keeps a pod from its resolver holds here too.
+	// Order is the position of the packet path among the programs of others on the same devices; "" is OrderNear. This
+	// program is at the other end, so that a policy which denies a pod its resolver applies here too.
 	Order datapath.Order
 }
 
-// Responder answers in the kernel. Make one with [New]. Its methods may be called from any goroutine.
+// Responder answers queries in the kernel. Make one with [New]. Its methods may be called from any goroutine.
 type Responder struct {
 	log  *slog.Logger
 	coll *ebpf.Collection
@@ -44,11 +45,11 @@ type Responder struct {
 
 	mu       sync.Mutex
 	links    map[int]link.Link // by the index of the device; guarded by mu
-	failures map[int]string    // of devices that could not be served, as logged; guarded by mu
-	left     int               // names that found no room; guarded by mu
+	failures map[int]string    // the logged errors of devices that could not be served; guarded by mu
+	rejected int               // names without room in the map; guarded by mu
 }
 
-// New loads the program. Nothing runs it before [Responder.Follow]. The caller closes the Responder.
+// New loads the program. [Responder.Follow] attaches it. The caller closes the Responder.
 func New(c Config, log *slog.Logger) (*Responder, error) {
 	spec, err := bpf.LoadNamesSpec()
 	if err != nil {
@@ -79,7 +80,7 @@ func load(spec *ebpf.CollectionSpec, c Config, log *slog.Logger) (*Responder, er
 	return &Responder{log: log, coll: coll, at: at, links: map[int]link.Link{}, failures: map[int]string{}}, nil
 }
 
-// Close ends all answers and frees what the kernel holds. A nil Responder answers nothing.
+// Close detaches the program and frees its maps. Closing a nil Responder does nothing.
 func (r *Responder) Close() error {
 	if r == nil {
 		return nil
@@ -95,26 +96,26 @@ func (r *Responder) Close() error {
 	return errors.Join(errs...)
 }
 
-// Follow keeps the program on the veths of pods, as they come, until ctx ends; then it returns nil. So does that of a
-// nil Responder.
+// Follow keeps the program attached to the veths of pods, including new ones, until ctx ends; then it returns nil. A nil
+// Responder returns at once.
 func (r *Responder) Follow(ctx context.Context) error {
 	if r == nil {
 		return nil
 	}
 	for ctx.Err() == nil {
 		if err := device.Watch(ctx, func() { r.attach(ctx) }); err != nil {
-			// The kernel told more than we could read in time: look, and listen again.
-			r.log.WarnContext(ctx, "devices are followed anew", "err", err)
+			// The kernel sent more notifications than we could read in time: list the devices and subscribe again.
+			r.log.WarnContext(ctx, "watch devices; watching again", "err", err)
 		}
 	}
 	return nil
 }
 
-// attach puts the program on every veth of a pod that lacks it. A veth that went has taken its link along.
+// attach attaches the program to every veth of a pod that lacks it, and closes the links of removed veths.
 func (r *Responder) attach(ctx context.Context) {
 	all, err := device.List()
 	if err != nil {
-		r.log.ErrorContext(ctx, "pods are not answered by the kernel", "err", err)
+		r.log.ErrorContext(ctx, "answer pods in the kernel", "err", err)
 		return
 	}
 	r.mu.Lock()
@@ -138,7 +139,7 @@ func (r *Responder) attach(ctx context.Context) {
 		case errors.Is(err, unix.ENODEV):
 		case r.failures[d.Index] != err.Error():
 			r.failures[d.Index] = err.Error()
-			r.log.ErrorContext(ctx, "a pod is not answered by the kernel", "device", d.Name, "err", err)
+			r.log.ErrorContext(ctx, "answer a pod in the kernel", "device", d.Name, "err", err)
 		}
 	}
 	for index, l := range r.links {
@@ -146,14 +147,14 @@ func (r *Responder) attach(ctx context.Context) {
 			delete(r.links, index)
 			delete(r.failures, index)
 			if err := l.Close(); err != nil {
-				r.log.ErrorContext(ctx, "close the link of a device that went", "err", err)
+				r.log.ErrorContext(ctx, "close the link of a removed device", "err", err)
 			}
 		}
 	}
 }
 
-// runs reports whether the program is on a device; a link may be of one that went and whose number was given anew.
-// The caller holds mu.
+// runs reports whether the program is attached to a device. A link may belong to a removed device whose index was
+// reused. The caller holds mu.
 func (r *Responder) runs(index int) bool {
 	l, ok := r.links[index]
 	if !ok {
@@ -165,17 +166,17 @@ func (r *Responder) runs(index int) bool {
 	}
 	delete(r.links, index)
 	if err := l.Close(); err != nil {
-		r.log.Error("close the link of a device that went", "err", err)
+		r.log.Error("close the link of a removed device", "err", err)
 	}
 	return false
 }
 
-// Update makes the kernel answer for names as changes say. A name is lower case and on the wire, and has the IPv4 and
-// the IPv6 address that stand beside it, those of them that are valid; it is not answered any more when none is. soa is
-// the record that goes with "no data", without its owner, and ttl that of all answers, in seconds.
+// Update sets the answers for the changed names. A name is lower case and in wire format; its value is an IPv4 and an
+// IPv6 address, each of which may be invalid. A name without a valid address is removed. soa is the SOA record for "no
+// data" answers, without its owner name; ttl is that of all answers, in seconds.
 //
-// A name that is too long, or finds no room, is left to the resolver. An error means that a name may be answered as it
-// was before.
+// The resolver answers names that are too long or find no room in the map. After an error some names may have their
+// former answers.
 func (r *Responder) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]netip.Addr]) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,7 +190,7 @@ func (r *Responder) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]
 		return fmt.Errorf("write map %s: %w", bpf.MapNamesSettings, err)
 	}
 	var errs []error
-	m, left := r.coll.Maps[bpf.MapNames], 0
+	m, rejected := r.coll.Maps[bpf.MapNames], 0
 	for name, addrs := range changes {
 		var key bpf.DNSName
 		if copy(key.Wire[:], name) < len(name) {
@@ -201,7 +202,7 @@ func (r *Responder) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]
 			if err == nil {
 				continue
 			}
-			if left++; !errors.Is(err, unix.E2BIG) {
+			if rejected++; !errors.Is(err, unix.E2BIG) {
 				errs = append(errs, fmt.Errorf("write map %s: %w", bpf.MapNames, err))
 			}
 		}
@@ -209,10 +210,10 @@ func (r *Responder) Update(ttl uint32, soa string, changes iter.Seq2[string, [2]
 			errs = append(errs, fmt.Errorf("delete from map %s: %w", bpf.MapNames, err))
 		}
 	}
-	if left > 0 && r.left == 0 {
-		r.log.Warn("the kernel has no room for more names; their questions go to the resolver", "names", left)
+	if rejected > 0 && r.rejected == 0 {
+		r.log.Warn("the kernel has no room for more names; the resolver answers them", "names", rejected)
 	}
-	r.left = left
+	r.rejected = rejected
 	return errors.Join(errs...)
 }
 
@@ -227,13 +228,13 @@ func encode(addrs [2]netip.Addr) bpf.DNSAddresses {
 	return a
 }
 
-// Status is what a Responder does.
+// Status is the state of a Responder.
 type Status struct {
-	Devices int    // veths of pods that it answers
-	A, AAAA uint64 // questions answered, by type
+	Devices int    // veths that run the program
+	A, AAAA uint64 // answered queries, by type
 }
 
-// Status returns the state of the Responder now.
+// Status returns the current state of the Responder.
 func (r *Responder) Status() (Status, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

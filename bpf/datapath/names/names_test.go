@@ -32,7 +32,7 @@ var (
 	soa      = strings.Repeat("\x00\x06", 42) // as long as one, and of its type
 )
 
-// wire is a name as messages have it.
+// wire is a name in wire format.
 func wire(t *testing.T, name string) string {
 	t.Helper()
 	b := make([]byte, 256)
@@ -43,14 +43,14 @@ func wire(t *testing.T, name string) string {
 	return string(b[:n])
 }
 
-// changes are those to one name.
+// changes are the changes of one name.
 func changes(name string, addrs ...netip.Addr) iter.Seq2[string, [2]netip.Addr] {
 	var both [2]netip.Addr
 	copy(both[:], addrs)
 	return maps.All(map[string][2]netip.Addr{name: both})
 }
 
-// newResponder returns one with room for some names.
+// newResponder returns a Responder with room for some names.
 func newResponder(t *testing.T, room int, log io.Writer) *Responder {
 	t.Helper()
 	netlab.Privileged(t)
@@ -71,7 +71,7 @@ func newResponder(t *testing.T, room int, log io.Writer) *Responder {
 	return r
 }
 
-// node is a network namespace with a resolver that refuses all it is asked.
+// node is a network namespace with a resolver that refuses every query.
 func node(t *testing.T) *netlab.Namespace {
 	t.Helper()
 	n, err := netlab.NewNamespace()
@@ -111,7 +111,7 @@ func node(t *testing.T) *netlab.Namespace {
 	return n
 }
 
-// pod joins a pod to a node.
+// pod connects a pod to a node.
 func pod(t *testing.T, node *netlab.Namespace, number byte) *netlab.Namespace {
 	t.Helper()
 	n, err := netlab.NewNamespace()
@@ -129,7 +129,7 @@ func pod(t *testing.T, node *netlab.Namespace, number byte) *netlab.Namespace {
 	return n
 }
 
-// ask returns the code of the answer that a pod gets, and the addresses in it.
+// ask returns the rcode and the addresses of the answer that a pod gets.
 func ask(t *testing.T, pod *netlab.Namespace, name string, typ uint16) (rcode int, addrs []string) {
 	t.Helper()
 	var conn net.Conn
@@ -151,7 +151,7 @@ func ask(t *testing.T, pod *netlab.Namespace, name string, typ uint16) (rcode in
 	return answer.Rcode, addrs
 }
 
-// eventually polls until ok, and fails t after a while.
+// eventually polls until ok, and fails t after a timeout.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -234,7 +234,7 @@ func TestResponder(t *testing.T) {
 	want(first, hello, dns.TypeA, dns.RcodeRefused)
 }
 
-// TestResponderRoom: what has no room, or is too long, is left to the resolver, and said once; what had room stays right.
+// Names that are too long or find no room are left to the resolver, which is logged once. Other names stay correct.
 func TestResponderRoom(t *testing.T) {
 	var log bytes.Buffer
 	const room = 100

@@ -5,11 +5,10 @@ import (
 	"io"
 )
 
-// RecordsPath takes name=, at and below which records are asked for, or nothing. It answers with Records, and also
-// processes of the node itself.
+// RecordsPath returns the Records at name= and below, or all without name=. Processes of the node need no token for it.
 const RecordsPath = "/records"
 
-// Record is one record that a node's name server answers with.
+// Record is one record of a node's name server.
 type Record struct {
 	Name string `json:"name"` // fully qualified
 	Type string `json:"type"`
@@ -17,10 +16,10 @@ type Record struct {
 	Data string `json:"data"`
 }
 
-// Records are sorted by name, from the right.
+// Records are sorted by name, from the rightmost label.
 type Records []Record
 
-// WriteZone writes them to w as lines of a zone file.
+// WriteZone writes the records to w as lines of a zone file.
 func (r Records) WriteZone(w io.Writer) error {
 	for _, record := range r {
 		if _, err := fmt.Fprintf(w, "%s %d IN %s %s\n", record.Name, record.TTL, record.Type, record.Data); err != nil {

@@ -1,6 +1,6 @@
-// Package status is what Isthmus's processes say about themselves over HTTP, and what isthmusctl reads
-// back: the shapes served as JSON at [Path] by isthmus-agent (port [AgentPort]) and isthmus-controller
-// (port [ControllerPort]). Fields are only ever added, so an older isthmusctl reads a newer process.
+// Package status defines the JSON that isthmus-agent (port [AgentPort]) and isthmus-controller (port [ControllerPort])
+// serve over HTTP, and that isthmusctl reads. Fields are only ever added, so that an older isthmusctl can read a newer
+// process.
 package status
 
 import (
@@ -9,49 +9,49 @@ import (
 	"time"
 )
 
-// Path is where a process serves its status, beside /healthz, /readyz and /metrics.
+// Path is the path of the status, besides /healthz, /readyz and /metrics.
 const Path = "/status"
 
 // The default ports of the processes. In a pod, the port is named PortName.
 const (
 	AgentPort      = 9470
 	ControllerPort = 9471
-	// GatewayControllerPort is that of isthmus-gateway-controller, which has no status.
+	// GatewayControllerPort is the port of isthmus-gateway-controller, which has no status.
 	GatewayControllerPort = 9472
 	PortName              = "http"
 )
 
-// Names of the workloads in the installation namespace, and of the label that their pods carry.
+// Names of the workloads in the installation namespace, and the label on their pods.
 const (
 	AgentDaemonSet       = "isthmus-agent"
 	ControllerDeployment = "isthmus-controller"
 	LabelName            = "app.kubernetes.io/name"
 )
 
-// Agent is what one node's agent says.
+// Agent is the status of one node's agent.
 type Agent struct {
 	Version string `json:"version"`
 	Node    string `json:"node"`
-	// Ready is true when Waiting is empty.
+	// Ready is true if Waiting is empty.
 	Ready bool `json:"ready"`
-	// Waiting names what is not ready yet, one sentence each.
+	// Waiting lists what is not ready yet, one sentence each.
 	Waiting   []string  `json:"waiting,omitempty"`
 	View      View      `json:"view"`
 	Dataplane Dataplane `json:"dataplane"`
 	DNS       DNS       `json:"dns"`
-	// MissingCapabilities names optional abilities this node lacks, each with what it would give.
+	// MissingCapabilities lists the optional capabilities that this node lacks, each with the fix.
 	MissingCapabilities []string `json:"missingCapabilities,omitempty"`
 }
 
-// View is what the agent has read from the API server.
+// View is the state of the agent's caches of the API server.
 type View struct {
 	Synced   bool      `json:"synced"`
-	Built    time.Time `json:"built,omitzero"` // when the last snapshot was made
+	Built    time.Time `json:"built,omitzero"` // time of the last snapshot
 	Services int       `json:"services"`
-	Error    string    `json:"error,omitempty"` // why a watch does not work, if it does not
+	Error    string    `json:"error,omitempty"` // of the last failed watch
 }
 
-// Dataplane is what stands in the node's kernel.
+// Dataplane is the state of the node's BPF programs and maps.
 type Dataplane struct {
 	Hooks     []Hook    `json:"hooks"`
 	Frontends int       `json:"frontends"`
@@ -59,123 +59,123 @@ type Dataplane struct {
 	Writes    uint64    `json:"writes"` // map writes since the agent started
 	Synced    time.Time `json:"synced,omitzero"`
 	Error     string    `json:"error,omitempty"`
-	Problems  []string  `json:"problems,omitempty"` // Services that cannot be programmed as asked, and why
-	// Drained are the members whose packets die, as this node sees them.
+	Problems  []string  `json:"problems,omitempty"` // Services that cannot be programmed as specified, and why
+	// Drained lists the members that do not answer packets from this node.
 	Drained []string `json:"drained,omitempty"`
-	// Differences is how many entries of the kernel's maps the last check, at Checked, found to be other than the agent
-	// wrote them. They were put right.
+	// Differences is the number of entries of the BPF maps that the last check, at Checked, found changed, and corrected.
 	Differences int       `json:"differences"`
 	Checked     time.Time `json:"checked,omitzero"`
-	// Refusals counts the clients refused since the maps were made, by reason.
+	// Refusals counts the clients refused since the BPF maps were created, by reason.
 	Refusals map[string]uint64 `json:"refusals,omitempty"`
 }
 
-// Hook is one program in the node's kernel.
+// Hook is one BPF program.
 type Hook struct {
 	Name     string `json:"name"`
 	Attached bool   `json:"attached"`
 }
 
-// DNS is what the node's name server answers from.
+// DNS is the status of the node's name server.
 type DNS struct {
 	Listening []string  `json:"listening"`
-	Interface string    `json:"interface,omitempty"` // which carries the node-local addresses
-	Names     int       `json:"names"`
+	Interface string    `json:"interface,omitempty"` // with the node-local addresses
+	Records   int       `json:"records"`
 	Synced    time.Time `json:"synced,omitzero"`
 	Error     string    `json:"error,omitempty"`
-	// Cluster is how the cluster's own DNS, which pods ask, does with clusterset.local; nil when that is not known.
+	// Cluster is the result of the last question to the cluster's DNS, which pods use; nil while unknown.
 	Cluster *ClusterDNS `json:"cluster,omitempty"`
-	// Kernel is what the kernel answers by itself; nil while it answers nothing.
+	// Kernel counts the answers of the kernel; nil while it answers nothing.
 	Kernel *KernelDNS `json:"kernel,omitempty"`
 }
 
-// KernelDNS is what a node's kernel answers before questions reach a resolver.
+// KernelDNS is the status of the answers from the kernel.
 type KernelDNS struct {
-	Resolvers []string `json:"resolvers"` // which pods ask
-	Devices   int      `json:"devices"`   // of pods
+	Resolvers []string `json:"resolvers"` // for which the kernel answers
+	Devices   int      `json:"devices"`   // of pods, with the program
 	Answers   uint64   `json:"answers"`
 }
 
-// ClusterDNS is whether a cluster's DNS answers for clusterset.local, as seen from one node.
+// ClusterDNS reports whether a cluster's DNS answers for clusterset.local, as seen from one node.
 type ClusterDNS struct {
 	Server  string    `json:"server"`
 	Answers bool      `json:"answers"`
-	Since   time.Time `json:"since,omitzero"`   // of that
-	Reason  string    `json:"reason,omitempty"` // why it does not
+	Since   time.Time `json:"since,omitzero"`   // of Answers
+	Reason  string    `json:"reason,omitempty"` // why it does not answer
 }
 
-// Controller is what one replica of the member's controller says.
+// Controller is the status of one replica of the controller of a member.
 type Controller struct {
 	Version string `json:"version"`
 	Cluster string `json:"cluster"`
 	Leader  bool   `json:"leader"`
-	// Ready is true when Waiting is empty.
+	// Ready is true if Waiting is empty.
 	Ready   bool     `json:"ready"`
 	Waiting []string `json:"waiting,omitempty"`
 	Broker  Broker   `json:"broker"`
 	// Members are the other members of the ClusterSet, sorted by id.
 	Members []Member `json:"members,omitempty"`
-	// Federation is nil in a cluster that takes no part in one.
+	// Federation is nil in a cluster that is in no federation.
 	Federation *Federation `json:"federation,omitempty"`
 }
 
-// Federation is how a cluster does its part in a federation.
+// Federation is the status of a cluster in a federation.
 type Federation struct {
 	Cluster string             `json:"cluster,omitempty"`
-	Problem string             `json:"problem,omitempty"` // why it does not, and what to do
-	Members []FederationMember `json:"members,omitempty"` // sorted by id; none in a cluster that leads nobody
-	// Clouds are those whose servers stand behind Services; none in a process that does not keep these.
+	Problem string             `json:"problem,omitempty"` // why the cluster cannot act in the federation, and the fix
+	Members []FederationMember `json:"members,omitempty"` // sorted by id; empty in a cluster that supervises none
+	// Clouds lists the clouds whose servers are endpoints of Services; empty in a process that does not manage them.
 	Clouds []Cloud `json:"clouds,omitempty"`
-	// MachineProblems are why machines are not offered as they ask, each with what to do, sorted.
+	// MachineProblems lists the machines that cannot be offered as specified, and the fix, sorted.
 	MachineProblems []string `json:"machineProblems,omitempty"`
 }
 
-// Cloud is one project of a cloud.
+// Cloud is one project in a cloud.
 type Cloud struct {
 	Name    string `json:"name"`
-	Servers int    `json:"servers"`         // that stand behind Services
-	Error   string `json:"error,omitempty"` // why it was not read when it was last asked; what it said before counts on
+	Servers int    `json:"servers"`         // that are endpoints of Services
+	Error   string `json:"error,omitempty"` // of the last request; the servers of the last successful one stay
 }
 
-// FederationMember is how a member of a federation looks from a supervisor.
+// FederationMember is a member of a federation as seen by a supervisor.
 type FederationMember struct {
 	ID        string `json:"id"`
 	Leader    string `json:"leader,omitempty"` // CLUSTER/POD
-	Leading   bool   `json:"leading"`          // it is this process
-	Epoch     int64  `json:"epoch"`            // how often the leader has changed
+	Leading   bool   `json:"leading"`          // this process is the leader
+	Epoch     int64  `json:"epoch"`            // number of leader changes
 	Reachable bool   `json:"reachable"`
-	Problem   string `json:"problem,omitempty"` // why it is not reachable, and what to do
+	Problem   string `json:"problem,omitempty"` // why it is unreachable, and the fix
 }
 
-// Member is how another member fares, as far as a controller can tell.
+// Member is the state of another member as seen by a controller.
 type Member struct {
 	ID    string      `json:"id"`
 	State MemberState `json:"state"`
-	Since time.Time   `json:"since,omitzero"` // of the state
-	// Held is how many of its Services are kept here although they vanished, because too much vanished at once.
+	Since time.Time   `json:"since,omitzero"` // of State
+	// Held is the number of its Services that are kept although they were withdrawn, because too many were at once.
 	Held int `json:"held,omitempty"`
 }
 
-// MemberState says whether a member lives.
+// MemberState is the liveness of a member.
 type MemberState string
 
-// A stale member has not renewed its Lease for a while and its endpoints stay; those of a dead one are gone.
+// The states of a member. A stale member has not renewed its Lease for a while; its endpoints stay. The endpoints of a dead
+// member are removed.
 const (
 	MemberLive  MemberState = "live"
 	MemberStale MemberState = "stale"
 	MemberDead  MemberState = "dead"
 )
 
-// Broker is how a controller gets on with the broker.
+// Broker is the state of a controller's connection to the broker.
 type Broker struct {
 	Server    string    `json:"server"`
 	Namespace string    `json:"namespace"`
 	Reachable bool      `json:"reachable"`
-	Seen      time.Time `json:"seen,omitzero"` // the last time it answered
+	Seen      time.Time `json:"seen,omitzero"` // time of its last answer
 	Error     string    `json:"error,omitempty"`
 }
 
-// Handler serves what current returns as JSON. current is called for every request, from any goroutine.
+// Handler serves the result of current as JSON. It calls current for each request, from several goroutines.
 func Handler[T Agent | Controller](current func() T) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		body, err := json.MarshalIndent(current(), "", "  ")
@@ -184,6 +184,6 @@ func Handler[T Agent | Controller](current func() T) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(append(body, '\n')) // the reader went away: nobody to tell
+		_, _ = w.Write(append(body, '\n')) // an error means that the client is gone
 	})
 }

@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// Service is one VIP, port and protocol.
+// Service is the row of one VIP, port and protocol.
 type Service struct {
 	Service  string         `json:"service"`
 	VIP      netip.AddrPort `json:"vip"`
 	Protocol string         `json:"protocol"`
-	// Backends is how many different ones take new clients; with none, clients are refused.
+	// Backends is the number of distinct backends for new clients. If it is 0, clients are refused.
 	Backends int      `json:"backends"`
 	Clusters []string `json:"clusters"` // of these backends
 	Balancer string   `json:"balancer"` // "random" or "maglev"
-	// AffinitySeconds is how long a client keeps its backend; 0 without session affinity.
+	// AffinitySeconds is the time for which a client keeps its backend; 0 without session affinity.
 	AffinitySeconds uint32 `json:"affinitySeconds"`
-	// Chosen is how often a backend was picked, by all VIPs of the Service together.
+	// Chosen is the number of clients that got a backend, over all VIPs of the Service.
 	Chosen uint64 `json:"chosen"`
 }
 
-// Services are the rows of one node.
+// Services is the table of a node's VIPs.
 type Services []Service
 
 // Header is part of Table.
@@ -49,18 +49,18 @@ func (s Services) Rows() [][]string {
 // Nothing is part of Table.
 func (Services) Nothing() string { return "no Service has a VIP on this node" }
 
-// Backend is one backend.
+// Backend is the row of one backend.
 type Backend struct {
 	Backend  netip.AddrPort `json:"backend"`
 	Protocol string         `json:"protocol"`
 	Cluster  string         `json:"cluster"`
-	// Draining ones keep the clients they have and get no new ones.
+	// Draining backends keep their clients and get no new ones.
 	Draining bool `json:"draining"`
-	// Services are those that send new clients there.
+	// Services lists the Services that send new clients to the backend.
 	Services []string `json:"services"`
 }
 
-// Backends are the rows of one node.
+// Backends is the table of a node's backends.
 type Backends []Backend
 
 // Header is part of Table.
@@ -87,7 +87,7 @@ func (b Backends) Rows() [][]string {
 // Nothing is part of Table.
 func (Backends) Nothing() string { return "no backends on this node" }
 
-// Connection is one connection of the packet path.
+// Connection is the row of one connection of the packet path.
 type Connection struct {
 	Protocol string         `json:"protocol"`
 	Client   netip.AddrPort `json:"client"`
@@ -96,29 +96,29 @@ type Connection struct {
 	Cluster  string         `json:"cluster"`
 	Service  string         `json:"service"`
 	State    string         `json:"state"`
-	// Fast ones pass the node's routing and netfilter.
+	// Fast connections take the fast path, which bypasses the node's routing and netfilter.
 	Fast          bool `json:"fast"`
 	SilentSeconds int  `json:"silentSeconds"`
 }
 
-// Connections are the rows of one node.
+// Connections is the table of a node's connections.
 type Connections []Connection
 
 // Header is part of Table.
 func (Connections) Header() []string {
-	return []string{"PROTOCOL", "CLIENT", "VIP", "BACKEND", "CLUSTER", "SERVICE", "STATE", "ROAD", "SILENT"}
+	return []string{"PROTOCOL", "CLIENT", "VIP", "BACKEND", "CLUSTER", "SERVICE", "STATE", "PATH", "SILENT"}
 }
 
 // Rows is part of Table.
 func (c Connections) Rows() [][]string {
 	var out [][]string
 	for _, r := range c {
-		road := "slow"
+		path := "slow"
 		if r.Fast {
-			road = "fast"
+			path = "fast"
 		}
 		out = append(out, []string{
-			r.Protocol, r.Client.String(), r.VIP.String(), r.Backend.String(), r.Cluster, r.Service, r.State, road,
+			r.Protocol, r.Client.String(), r.VIP.String(), r.Backend.String(), r.Cluster, r.Service, r.State, path,
 			(time.Duration(r.SilentSeconds) * time.Second).String(),
 		})
 	}
@@ -127,21 +127,21 @@ func (c Connections) Rows() [][]string {
 
 // Nothing is part of Table.
 func (Connections) Nothing() string {
-	return "the packet path translates no connection; sockets of pods are translated when they connect, and not followed"
+	return "the packet path has no connections; those of pods' sockets are translated when they connect and are not listed"
 }
 
-// Hook is one program at one place.
+// Hook is the row of one attached BPF program.
 type Hook struct {
 	Hook    string `json:"hook"`
 	Kind    string `json:"kind"`  // "cgroup", "tcx" or "clsact"
-	Where   string `json:"where"` // the cgroup or the device; "" when it is gone
+	Where   string `json:"where"` // the cgroup or device; "" if the program was detached
 	Program uint32 `json:"program"`
 	Runs    uint64 `json:"runs"`
-	// NanosecondsPerRun is 0 when the kernel has counted no runs.
+	// NanosecondsPerRun is 0 if the kernel counted no runs.
 	NanosecondsPerRun uint64 `json:"nanosecondsPerRun"`
 }
 
-// Hooks are the rows of one node.
+// Hooks is the table of a node's BPF programs.
 type Hooks []Hook
 
 // Header is part of Table.
@@ -166,17 +166,17 @@ func (h Hooks) Rows() [][]string {
 }
 
 // Nothing is part of Table.
-func (Hooks) Nothing() string { return "no program of Isthmus is attached on this node" }
+func (Hooks) Nothing() string { return "no BPF program of Isthmus is attached on this node" }
 
-// Drop is how many clients of a Service were refused for one reason.
+// Drop is the row of the clients of one Service that were refused for one reason.
 type Drop struct {
-	Service string `json:"service"` // "" when there is none to blame
+	Service string `json:"service"` // "" if the address belongs to none
 	Reason  string `json:"reason"`  // as in metrics
 	Count   uint64 `json:"count"`
 	Meaning string `json:"meaning"`
 }
 
-// Drops are the rows of one node.
+// Drops is the table of a node's refused clients.
 type Drops []Drop
 
 // Header is part of Table.
@@ -192,4 +192,4 @@ func (d Drops) Rows() [][]string {
 }
 
 // Nothing is part of Table.
-func (Drops) Nothing() string { return "nobody was refused on this node" }
+func (Drops) Nothing() string { return "no client was refused on this node" }

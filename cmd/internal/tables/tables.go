@@ -1,6 +1,6 @@
-// Package tables is what the commands `show` print: rows of text for people, and the same rows as JSON for programs.
-// What stands in a node's kernel is shown by isthmus-agent on that node and by isthmusctl for all of them, in the same
-// rows. Fields are only ever added, so an older isthmusctl reads a newer agent.
+// Package tables holds the tables that the commands `show` print, as text or as JSON. isthmus-agent on a node and isthmusctl
+// for all nodes show the state of the dataplane in the same rows. Fields are only ever added, so that an older isthmusctl
+// can read a newer agent.
 package tables
 
 import (
@@ -10,15 +10,15 @@ import (
 	"text/tabwriter"
 )
 
-// Table is rows under a header. As JSON it is a list, never null.
+// Table is a header and rows. As JSON it is a list, never null.
 type Table interface {
 	Header() []string
-	Rows() [][]string // as many cells each as the header has; "" is shown as "-"
-	// Nothing is what to say instead of a table without rows.
+	Rows() [][]string // each has as many cells as the header; an empty cell prints as "-"
+	// Nothing returns the sentence to print instead of a table without rows.
 	Nothing() string
 }
 
-// CheckFormat reports a format that Write does not know, as the fault of the flag --output.
+// CheckFormat returns an error about the flag --output if Write does not know format.
 func CheckFormat(format string) error {
 	if format != "text" && format != "json" {
 		return fmt.Errorf("--output=%s is unknown; use text or json", format)

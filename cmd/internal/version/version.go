@@ -1,4 +1,4 @@
-// Package version says which Isthmus this is.
+// Package version returns the version of the binary.
 package version
 
 import (
@@ -6,10 +6,10 @@ import (
 	"runtime/debug"
 )
 
-// release is set by a release build: -ldflags "-X github.com/isthmus-net/isthmus/cmd/internal/version.release=v1.2.3".
+// release is set in a release build: -ldflags "-X github.com/isthmus-net/isthmus/cmd/internal/version.release=v1.2.3".
 var release string
 
-// String returns the release, or else the commit that the binary was built from, or "dev".
+// String returns the release. Without one it returns the commit of the build, and without that "dev".
 func String() string {
 	if release != "" {
 		return release

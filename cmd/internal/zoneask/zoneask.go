@@ -1,4 +1,4 @@
-// Package zoneask asks name servers whether they answer for clusterset.local, whoever serves it behind them.
+// Package zoneask asks name servers whether they answer for clusterset.local, themselves or through another server.
 package zoneask
 
 import (
@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// version has a TXT record in every zone of a ClusterSet.
+// version is a name with a TXT record in every implementation of the zone.
 const version = "dns-version.clusterset.local."
 
-// patience is how long an answer may take.
-const patience = 3 * time.Second
+// timeout is the time that an answer may take.
+const timeout = 3 * time.Second
 
-// ErrNotServed is the answer of a server that knows nothing of the zone.
-var ErrNotServed = errors.New("it knows no clusterset.local; isthmusctl dns install sends the zone to the agents")
+// ErrNotServed is the error for a server that answers that the name does not exist.
+var ErrNotServed = errors.New("it has no zone clusterset.local; isthmusctl dns install forwards the zone to the agents")
 
-// Ask returns nil when the servers of r answer for the zone, ErrNotServed when they say that there is none, and another
-// error when nobody answers.
+// Ask returns nil if the servers of r answer for the zone, ErrNotServed if they answer that it does not exist, and another
+// error if they do not answer.
 func Ask(ctx context.Context, r *net.Resolver) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	_, err := r.LookupTXT(ctx, version)
 	if err == nil {

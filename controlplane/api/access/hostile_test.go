@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // attempt is a request, with the credentials of the client.
@@ -206,6 +207,7 @@ func TestHostileMember(t *testing.T) {
 	if count < 40 {
 		t.Errorf("%d attempts, which is less than the 40 that were asked for", count)
 	}
+	conformance.Holds(t, "L73")
 	t.Logf("%d attempts were refused", count)
 }
 

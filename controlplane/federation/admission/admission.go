@@ -1,7 +1,8 @@
-// Package admission has the rules of a federation that API servers hold, without a webhook: a claim of an id that
-// counts on stays ([Claims]), a member refuses the writes of leaders that were ([Fence]), and those of supervisors to
-// what is not the federation's ([Own]). All are ValidatingAdmissionPolicies; the parameter of the first two is the
-// object that decides: the Federation, the member's Lease.
+// Package admission defines the ValidatingAdmissionPolicies of a federation, which API servers enforce without a webhook.
+//
+//   - [Claims]: a ClusterClaim cannot change while a Federation refers to it. Its parameter is the Federation.
+//   - [Fence]: a member rejects writes from former leaders. Its parameter is the member's Lease.
+//   - [Own]: a member rejects writes of supervisors to objects that do not belong to the federation.
 package admission
 
 import (
@@ -19,15 +20,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// The names of the policies, and of their bindings.
+// Names of the policies and of their bindings.
 const (
 	ClaimsName = "isthmus-federation-claims"
 	FenceName  = "isthmus-federation-fence"
 	OwnName    = "isthmus-federation-own"
 )
 
-// Claims returns the policy, and its binding, by which the claim of the cluster's id can be neither changed nor deleted
-// while the cluster's Federation refers to it: names it, or names nobody, as that of a cluster does that leads nobody.
+// Claims returns the policy and its binding. The claim of the cluster's id can be neither changed nor deleted while the
+// cluster's Federation refers to it. A Federation refers to the ids of its members; one without members, as in a child
+// cluster, refers to the cluster's own id.
 func Claims() []client.Object {
 	return rule(ClaimsName, admissionv1.ValidatingAdmissionPolicySpec{
 		ParamKind: &admissionv1.ParamKind{APIVersion: federationv1alpha1.GroupVersion.String(), Kind: "Federation"},
@@ -37,7 +39,7 @@ func Claims() []client.Object {
 				Rule:       admissionv1.Rule{APIGroups: []string{federationv1alpha1.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"clusterclaims"}},
 			},
 		}}},
-		// By name, and not by the resource's name: a request to delete a whole collection has none.
+		// The condition reads the object's name, because a request to delete a collection has no resource name.
 		MatchConditions: []admissionv1.MatchCondition{{
 			Name: "of-the-id", Expression: fmt.Sprintf("oldObject.metadata.name == %q", federationv1alpha1.ClaimID),
 		}},
@@ -47,18 +49,18 @@ func Claims() []client.Object {
 		},
 		Validations: []admissionv1.Validation{{
 			Expression: `!variables.referred || request.operation == "UPDATE" && object.spec.value == oldObject.spec.value`,
-			MessageExpression: `"spec.value is " + oldObject.spec.value + ", by which the Federation of this cluster knows it; ` +
-				`it stays until the cluster has left by isthmusctl federation remove"`,
+			MessageExpression: `"spec.value is " + oldObject.spec.value + ", and the Federation of this cluster refers to it; ` +
+				`run isthmusctl federation remove before you change it"`,
 		}},
 	}, &admissionv1.ParamRef{Name: federationv1alpha1.FederationName}, admissionv1.Fail)
 }
 
-// Fence returns the policy, and its binding, by which a member refuses what a supervisor writes that does not hold the
-// member's Lease, or in an epoch that is over. Isthmus is installed in namespace. A delete and the write of a status
-// show no epoch; what counts there is that of the object which stands in the member.
+// Fence returns the policy and its binding for a member with Isthmus in namespace. The member rejects the writes of a
+// supervisor that does not hold the member's Lease, or whose epoch is over. A delete and a status update carry no epoch, so
+// the epoch of the stored object counts.
 //
-// Where there is no Lease, or the API server cannot find it, it refuses nothing. An API server looks for a parameter
-// before it asks who writes, so anything else would be a refusal of every write of everybody.
+// If there is no Lease, or the API server cannot find it, the policy rejects nothing. An API server looks for the parameter
+// before it checks who writes, so any other choice would reject every write of every user.
 func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	spec := ofSupervisors(namespace)
 	spec.ParamKind = &admissionv1.ParamKind{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}
@@ -85,12 +87,12 @@ func Fence(namespace string, member clusterset.ClusterID) []client.Object {
 	return rule(FenceName, spec, &admissionv1.ParamRef{Namespace: namespace, Name: string(member)}, admissionv1.Ignore)
 }
 
-// notes are the annotations that leaders put on what is somebody else's.
+// notes are the annotations that leaders write on users' objects.
 var notes = []string{
 	federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, federationv1alpha1.AnnotationPolicyStatus,
 }
 
-// wishes are the annotations by which people ask for something to reach other members. No leader writes one.
+// wishes are the annotations by which users request that an object reaches other members. No leader writes one.
 var wishes = []string{
 	federationv1alpha1.AnnotationGlobalService, federationv1alpha1.AnnotationGlobalServiceAntreaTanzu, federationv1alpha1.AnnotationGlobalServiceAntrea,
 	federationv1alpha1.AnnotationService, federationv1alpha1.AnnotationServiceAntreaTanzu, federationv1alpha1.AnnotationServiceAntrea,
@@ -98,17 +100,17 @@ var wishes = []string{
 	federationv1alpha1.AnnotationAskHostname, federationv1alpha1.MarkVirtualMachines,
 }
 
-// sameSpec is that nothing of a spec changes. Of a Service that became an ExternalName the API server keeps the
-// internalTrafficPolicy that it had, and does not show it in oldObject: it always seems to change, and means nothing.
+// sameSpec holds when a write changes nothing in a spec. The API server keeps the former internalTrafficPolicy of a Service
+// that became an ExternalName, and omits it in oldObject, so that field always seems to change.
 const sameSpec = `object.spec == oldObject.spec || request.kind.group == "" && request.kind.kind == "Service" && ` +
 	`object.spec.type == "ExternalName" && ["type", "externalName", "ports", "selector", "clusterIP", "clusterIPs", "ipFamilies", ` +
 	`"ipFamilyPolicy", "externalIPs", "sessionAffinity", "sessionAffinityConfig", "loadBalancerIP", "loadBalancerSourceRanges", ` +
 	`"loadBalancerClass", "allocateLoadBalancerNodePorts", "externalTrafficPolicy", "healthCheckNodePort", ` +
 	`"publishNotReadyAddresses", "trafficDistribution"].all(f, object.spec[?f] == oldObject.spec[?f])`
 
-// Own returns the policy, and its binding, by which a member refuses that a supervisor makes, changes or removes what is
-// not the federation's by its label. On what is somebody else's, leaders may put what they note there, and on nothing
-// what people ask by: leaders of other members would do as it says.
+// Own returns the policy and its binding. The member rejects that a supervisor creates, changes or deletes an object
+// without the label of the federation. On users' objects leaders may write their notes. On no object may they write the
+// annotations by which users request federation: the leaders of other members would act on them.
 func Own(namespace string) []client.Object {
 	const ours = `(has(%[1]s.metadata.labels) && (%[1]s.metadata.labels[?%[2]q].orValue("") == %[4]q || %[1]s.metadata.labels[?%[3]q].orValue("") == %[4]q))`
 	is := func(object string) string {
@@ -130,20 +132,20 @@ func Own(namespace string) []client.Object {
 	spec.Validations = []admissionv1.Validation{
 		{
 			Expression: `variables.before && variables.after || request.?subResource.orValue("") == "" && variables.annotated`,
-			Message: fmt.Sprintf("a supervisor may write what has the label %s=%s or %s=%[2]s, and on anything else the annotations %s",
+			Message: fmt.Sprintf("a supervisor may write objects with the label %s=%s or %s=%[2]s, and on other objects only the annotations %s",
 				v1alpha1.LabelManagedBy, federationv1alpha1.ManagedBy, discoveryv1.LabelManagedBy, strings.Join(notes, ", ")),
 			Reason: new(metav1.StatusReasonForbidden),
 		},
 		{
 			Expression: `!variables.is.exists(k, k in variables.differs && k in ` + list(wishes) + `)`,
-			Message:    "a supervisor may not ask for what people ask for by annotations: " + strings.Join(wishes, ", "),
+			Message:    "a supervisor may not write the annotations by which users request federation: " + strings.Join(wishes, ", "),
 			Reason:     new(metav1.StatusReasonForbidden),
 		},
 	}
 	return rule(OwnName, spec, nil, admissionv1.Fail)
 }
 
-// list returns texts as a list in CEL.
+// list returns texts as a CEL list.
 func list(texts []string) string {
 	var quoted []string
 	for _, text := range texts {
@@ -152,13 +154,13 @@ func list(texts []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-// accounts is how the names of all supervisors' accounts begin.
+// accounts returns the common prefix of the names of all supervisors' accounts.
 func accounts(namespace string) string {
 	return fmt.Sprintf("system:serviceaccount:%s:%s", namespace, federationv1alpha1.SupervisorAccountPrefix)
 }
 
-// ofSupervisors returns a policy of all that supervisors write, apart from Leases, by which leaders are found, and
-// events, which say what a supervisor saw.
+// ofSupervisors returns a policy for all writes of supervisors, except for Leases, which elections need, and events, which
+// report what a supervisor observed.
 func ofSupervisors(namespace string) admissionv1.ValidatingAdmissionPolicySpec {
 	everything := admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
 		Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
@@ -182,8 +184,8 @@ func ofSupervisors(namespace string) admissionv1.ValidatingAdmissionPolicySpec {
 	}
 }
 
-// rule returns a policy and its binding: to a parameter, without which it refuses nothing, unless param is nil. failure
-// says what becomes of a request when the API server cannot tell.
+// rule returns a policy and its binding. With a parameter it rejects nothing while the parameter does not exist. failure
+// states the result of a request when the API server cannot evaluate the policy.
 func rule(name string, spec admissionv1.ValidatingAdmissionPolicySpec, param *admissionv1.ParamRef, failure admissionv1.FailurePolicyType) []client.Object {
 	labels := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedBy}
 	spec.FailurePolicy = &failure

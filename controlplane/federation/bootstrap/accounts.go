@@ -21,19 +21,19 @@ import (
 )
 
 const (
-	// labelSupervisor names the supervisor that an account, its rights or its token are for.
+	// labelSupervisor names the supervisor that an account, its rights or its token belong to.
 	labelSupervisor = "federation.isthmus.dev/supervisor"
-	// roleName is the Role and the ClusterRole of what a leader may do in a member.
+	// roleName is the name of the Role and the ClusterRole of leaders in a member.
 	roleName = "isthmus-federation"
-	// secretPrefix and a member's id are the Secret in a supervisor with its token for that member.
+	// secretPrefix, followed by a member's id, names the Secret in a supervisor with its token for that member.
 	secretPrefix = "federation-"
 )
 
-// Everything that a leader does to what it writes.
+// all are the verbs of a leader on the kinds that it writes.
 var all = []string{"get", "list", "watch", "create", "update", "patch", "delete"}
 
-// rules returns what a leader may do anywhere in a member that c reaches, kinds being the policies that travel. A
-// kind that the member does not have is guessed, so that it need not be done again when it comes.
+// rules returns the rights of a leader in all namespaces of a member. kinds are the kinds of policies that are replicated.
+// The resource of a kind that the member does not have is guessed, so that the right exists when the kind is installed.
 func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.PolicyRule {
 	read := []string{"get", "list", "watch"}
 	given := []rbacv1.PolicyRule{
@@ -59,12 +59,12 @@ func rules(c client.Client, kinds []federationv1alpha1.PolicyKind) []rbacv1.Poli
 	return given
 }
 
-// roles returns what leaders may do in a member: the ClusterRole, and a Role for the namespace of Isthmus.
+// roles returns the rights of leaders in a member: the ClusterRole, and a Role in the namespace of Isthmus.
 func roles(c client.Client, namespace string, member clusterset.ClusterID, kinds []federationv1alpha1.PolicyKind) []client.Object {
 	return []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName, Labels: admin.Ours()}, Rules: rules(c, kinds)},
 		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: roleName, Labels: admin.Ours()}, Rules: []rbacv1.PolicyRule{
-			// Rights to create cannot be given by name.
+			// A right to create cannot be limited to a name.
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{string(member)}, Verbs: []string{"get", "update"}},
 			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: all},
@@ -72,30 +72,30 @@ func roles(c client.Client, namespace string, member clusterset.ClusterID, kinds
 	}
 }
 
-// of returns the metadata of what is in a member for a supervisor.
-func of(namespace string, supervisor clusterset.ClusterID) metav1.ObjectMeta {
+// metadata returns the metadata of the objects of a supervisor in a member.
+func metadata(namespace string, supervisor clusterset.ClusterID) metav1.ObjectMeta {
 	m := metav1.ObjectMeta{Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor), Labels: admin.Ours()}
 	m.Labels[labelSupervisor] = string(supervisor)
 	return m
 }
 
-// account returns the ServiceAccount of a supervisor in a member, and what gives it rights.
+// account returns the ServiceAccount of a supervisor in a member, and its bindings.
 func account(namespace string, supervisor clusterset.ClusterID) (*corev1.ServiceAccount, []client.Object) {
 	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: federationv1alpha1.SupervisorAccount(supervisor)}}
 	ref := func(kind string) rbacv1.RoleRef {
 		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: roleName}
 	}
-	return &corev1.ServiceAccount{ObjectMeta: of(namespace, supervisor), AutomountServiceAccountToken: new(false)},
+	return &corev1.ServiceAccount{ObjectMeta: metadata(namespace, supervisor), AutomountServiceAccountToken: new(false)},
 		[]client.Object{
-			&rbacv1.ClusterRoleBinding{ObjectMeta: of("", supervisor), RoleRef: ref("ClusterRole"), Subjects: subjects},
-			&rbacv1.RoleBinding{ObjectMeta: of(namespace, supervisor), RoleRef: ref("Role"), Subjects: subjects},
+			&rbacv1.ClusterRoleBinding{ObjectMeta: metadata("", supervisor), RoleRef: ref("ClusterRole"), Subjects: subjects},
+			&rbacv1.RoleBinding{ObjectMeta: metadata(namespace, supervisor), RoleRef: ref("Role"), Subjects: subjects},
 		}
 }
 
 // tokens returns the token Secrets of a supervisor's account in a member, the newest first.
 func tokens(ctx context.Context, member *Cluster, namespace string, supervisor clusterset.ClusterID) ([]corev1.Secret, error) {
 	list := &corev1.SecretList{}
-	if err := member.Client.List(ctx, list, client.InNamespace(namespace), client.MatchingLabels(of(namespace, supervisor).Labels)); err != nil {
+	if err := member.Client.List(ctx, list, client.InNamespace(namespace), client.MatchingLabels(metadata(namespace, supervisor).Labels)); err != nil {
 		return nil, fmt.Errorf("list Secrets of namespace %s: %w", namespace, err)
 	}
 	found := slices.DeleteFunc(list.Items, func(s corev1.Secret) bool { return s.Type != corev1.SecretTypeServiceAccountToken })
@@ -105,11 +105,11 @@ func tokens(ctx context.Context, member *Cluster, namespace string, supervisor c
 	return found, nil
 }
 
-// open makes the account of a supervisor in a member, or finds it, and returns its newest token. fresh asks for one
-// that nobody had before.
-func (s *survey) open(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, fresh bool) (secret *corev1.Secret, token string, err error) {
-	who, rights := account(s.namespace, supervisor)
-	for _, obj := range append([]client.Object{who}, rights...) {
+// ensureToken creates the account of a supervisor in a member if it is missing, and returns its newest token. fresh asks
+// for a new token.
+func (s *survey) ensureToken(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID, fresh bool) (secret *corev1.Secret, token string, err error) {
+	serviceAccount, rights := account(s.namespace, supervisor)
+	for _, obj := range append([]client.Object{serviceAccount}, rights...) {
 		if err := admin.Apply(ctx, member.Client, obj); err != nil {
 			return nil, "", err
 		}
@@ -121,11 +121,11 @@ func (s *survey) open(ctx context.Context, member *Cluster, supervisor clusterse
 	if len(have) > 0 && !fresh {
 		secret = &have[0]
 	} else {
-		secret = &corev1.Secret{ObjectMeta: of(s.namespace, supervisor), Type: corev1.SecretTypeServiceAccountToken}
+		secret = &corev1.Secret{ObjectMeta: metadata(s.namespace, supervisor), Type: corev1.SecretTypeServiceAccountToken}
 		secret.GenerateName, secret.Name = secret.Name+"-token-", ""
-		secret.Annotations = map[string]string{corev1.ServiceAccountNameKey: who.Name}
+		secret.Annotations = map[string]string{corev1.ServiceAccountNameKey: serviceAccount.Name}
 		if err := member.Client.Create(ctx, secret, admin.FieldOwner); err != nil {
-			return nil, "", fmt.Errorf("make a token of ServiceAccount %s/%s: %w", s.namespace, who.Name, err)
+			return nil, "", fmt.Errorf("create a token of ServiceAccount %s/%s: %w", s.namespace, serviceAccount.Name, err)
 		}
 	}
 	if token, err = admin.Token(ctx, member.Client, "its API server", secret); err != nil {
@@ -134,17 +134,18 @@ func (s *survey) open(ctx context.Context, member *Cluster, supervisor clusterse
 	return secret, token, admin.Accepted(ctx, member.Client, "its API server", token)
 }
 
-// hand puts a supervisor's token for a member into the supervisor.
-func (s *survey) hand(ctx context.Context, supervisor *Cluster, member *Cluster, token string) error {
+// storeToken writes a supervisor's token for a member into the supervisor.
+func (s *survey) storeToken(ctx context.Context, supervisor *Cluster, member *Cluster, token string) error {
 	return admin.Apply(ctx, supervisor.Client, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(member.ID), Labels: admin.Ours()},
 		Data:       map[string][]byte{federationv1alpha1.SecretToken: []byte(token), federationv1alpha1.SecretCA: member.CA},
 	})
 }
 
-// shut takes from a supervisor all rights and tokens in a member, in this order: the first counts at once.
-func (s *survey) shut(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID) error {
-	who, rights := account(s.namespace, supervisor)
+// removeAccount removes the rights of a supervisor in a member, which takes effect at once, and then its tokens and its
+// account.
+func (s *survey) removeAccount(ctx context.Context, member *Cluster, supervisor clusterset.ClusterID) error {
+	serviceAccount, rights := account(s.namespace, supervisor)
 	for _, obj := range rights {
 		if err := admin.DeleteOwn(ctx, member.Client, obj); err != nil {
 			return err
@@ -159,12 +160,12 @@ func (s *survey) shut(ctx context.Context, member *Cluster, supervisor clusterse
 			return err
 		}
 	}
-	return admin.DeleteOwn(ctx, member.Client, who)
+	return admin.DeleteOwn(ctx, member.Client, serviceAccount)
 }
 
-// kinds returns the policies that travel, as the supervisors say.
+// kinds returns the kinds of policies that are replicated, from the Federations of the supervisors.
 func (s *survey) kinds() []federationv1alpha1.PolicyKind {
-	for _, found := range s.sites {
+	for _, found := range s.clusters {
 		if found.federation != nil && len(found.federation.Spec.Policies.Kinds) > 0 {
 			return found.federation.Spec.Policies.Kinds
 		}

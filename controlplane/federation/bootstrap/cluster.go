@@ -18,19 +18,19 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Cluster is one that an administrator can reach.
+// Cluster is a cluster that an administrator can reach.
 type Cluster struct {
 	ID         clusterset.ClusterID
 	Supervisor bool
-	Context    string // what the person who gave it calls it; errors name it
+	Context    string // the name of its kubeconfig context, for errors
 	Client     client.Client
-	// Server is the URL at which supervisors reach the cluster. Empty is what they know already, or else Host.
+	// Server is the URL at which supervisors reach the cluster. Empty takes the existing one, or Host.
 	Server string
 	Host   string // of the administrator's own kubeconfig
-	CA     []byte // in PEM; none is the certificates that the system trusts
+	CA     []byte // in PEM; empty means the certificates that the system trusts
 }
 
-// wrap says in which cluster err happened.
+// wrap adds the cluster to err.
 func (c *Cluster) wrap(err error) error {
 	if err == nil {
 		return nil
@@ -38,7 +38,7 @@ func (c *Cluster) wrap(err error) error {
 	return fmt.Errorf("cluster %s, context %s: %w", c.ID, c.Context, err)
 }
 
-// flag is how the person gives the cluster.
+// flag returns the command-line flag that gives the cluster.
 func flag(supervisor bool, id clusterset.ClusterID) string {
 	if supervisor {
 		return fmt.Sprintf("--supervisor %s=CONTEXT", id)
@@ -46,27 +46,27 @@ func flag(supervisor bool, id clusterset.ClusterID) string {
 	return fmt.Sprintf("--child %s=CONTEXT", id)
 }
 
-// site is a cluster, and what was found in it.
-type site struct {
+// surveyed is a cluster with the relevant objects that it has.
+type surveyed struct {
 	*Cluster
 	uid         string                         // of namespace kube-system
 	federation  *federationv1alpha1.Federation // nil is none
-	supervisors []clusterset.ClusterID         // that have accounts in it, sorted
+	supervisors []clusterset.ClusterID         // with an account in it, sorted
 }
 
-// survey is all clusters that were given, and what they say of the federation.
+// survey holds all given clusters and their federation.
 type survey struct {
 	namespace string
-	sites     []*site // sorted by id
-	// members is what the supervisors among them say, by id.
+	clusters  []*surveyed // sorted by id
+	// members are the members in the Federations of the supervisors, by id.
 	members map[clusterset.ClusterID]federationv1alpha1.MemberCluster
-	// supervisors are those of which a cluster that was given says so, by id.
+	// supervisors are those with an account in a given cluster, by id.
 	supervisors map[clusterset.ClusterID]bool
 }
 
-// look reads all clusters and writes nothing. It refuses ids that are none, are given twice, or belong to a cluster
-// that says something else of itself, and a cluster that is given twice.
-func look(ctx context.Context, namespace string, clusters []Cluster) (*survey, error) {
+// newSurvey reads all clusters and writes nothing. It refuses invalid ids, an id or a cluster that is given twice, and an
+// id that differs from the claims of its cluster.
+func newSurvey(ctx context.Context, namespace string, clusters []Cluster) (*survey, error) {
 	s := &survey{
 		namespace: namespace, members: map[clusterset.ClusterID]federationv1alpha1.MemberCluster{}, supervisors: map[clusterset.ClusterID]bool{},
 	}
@@ -79,28 +79,28 @@ func look(ctx context.Context, namespace string, clusters []Cluster) (*survey, e
 		if other := s.site(c.ID); other != nil {
 			return nil, fmt.Errorf("cluster id %s is given twice, by contexts %s and %s; ids are distinct", c.ID, other.Context, c.Context)
 		}
-		found, err := visit(ctx, namespace, c)
+		found, err := surveyCluster(ctx, namespace, c)
 		if err != nil {
 			errs = append(errs, c.wrap(err))
 			continue
 		}
-		for _, other := range s.sites {
+		for _, other := range s.clusters {
 			if other.uid == found.uid {
-				return nil, fmt.Errorf("contexts %s and %s reach one and the same cluster; %s and %s have to be two", other.Context, c.Context, other.ID, c.ID)
+				return nil, fmt.Errorf("contexts %s and %s reach the same cluster; %s and %s must be two clusters", other.Context, c.Context, other.ID, c.ID)
 			}
 		}
-		s.sites = append(s.sites, found)
-		s.learn(found)
+		s.clusters = append(s.clusters, found)
+		s.add(found)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(s.sites, func(a, b *site) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	slices.SortFunc(s.clusters, func(a, b *surveyed) int { return strings.Compare(string(a.ID), string(b.ID)) })
 	return s, nil
 }
 
-// learn adds what a cluster says of others.
-func (s *survey) learn(found *site) {
+// add records the federation of a cluster.
+func (s *survey) add(found *surveyed) {
 	for _, id := range found.supervisors {
 		s.supervisors[id] = true
 	}
@@ -112,16 +112,16 @@ func (s *survey) learn(found *site) {
 	}
 }
 
-// site returns the cluster of an id, nil when it was not given.
-func (s *survey) site(id clusterset.ClusterID) *site {
-	i := slices.IndexFunc(s.sites, func(o *site) bool { return o.ID == id })
+// site returns the cluster with an id, nil if it was not given.
+func (s *survey) site(id clusterset.ClusterID) *surveyed {
+	i := slices.IndexFunc(s.clusters, func(o *surveyed) bool { return o.ID == id })
 	if i < 0 {
 		return nil
 	}
-	return s.sites[i]
+	return s.clusters[i]
 }
 
-// need returns an error unless all clusters of ids were given. why says what for.
+// need returns an error unless all clusters of ids were given. why states what they are needed for.
 func (s *survey) need(ids []clusterset.ClusterID, why string) error {
 	var errs []error
 	for _, id := range ids {
@@ -132,15 +132,15 @@ func (s *survey) need(ids []clusterset.ClusterID, why string) error {
 	return errors.Join(errs...)
 }
 
-// visit reads one cluster.
-func visit(ctx context.Context, namespace string, c *Cluster) (*site, error) {
-	found := &site{Cluster: c}
+// surveyCluster reads one cluster.
+func surveyCluster(ctx context.Context, namespace string, c *Cluster) (*surveyed, error) {
+	found := &surveyed{Cluster: c}
 	ns := &corev1.Namespace{}
 	if err := c.Client.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, ns); err != nil {
 		return nil, fmt.Errorf("read namespace %s: %w", metav1.NamespaceSystem, err)
 	}
 	found.uid = string(ns.UID)
-	if err := checkSaid(ctx, c.Client, federationv1alpha1.ClaimID, about.ClusterID, string(c.ID)); err != nil {
+	if err := checkIdentity(ctx, c.Client, federationv1alpha1.ClaimID, about.ClusterID, string(c.ID)); err != nil {
 		return nil, err
 	}
 	federation := &federationv1alpha1.Federation{}
@@ -162,24 +162,23 @@ func visit(ctx context.Context, namespace string, c *Cluster) (*site, error) {
 	return found, nil
 }
 
-// checkSaid refuses a cluster that says something else of itself than value: by a ClusterClaim, or by the
-// ClusterProperty that means the same.
-func checkSaid(ctx context.Context, c client.Client, claim, property, value string) error {
-	said := &federationv1alpha1.ClusterClaim{}
-	err := c.Get(ctx, client.ObjectKey{Name: claimName(claim)}, said)
+// checkIdentity refuses a cluster whose ClusterClaim, or the ClusterProperty with the same meaning, has another value.
+func checkIdentity(ctx context.Context, c client.Client, claim, property, value string) error {
+	existing := &federationv1alpha1.ClusterClaim{}
+	err := c.Get(ctx, client.ObjectKey{Name: claimName(claim)}, existing)
 	if err != nil && !admin.IsAbsent(err) {
 		return fmt.Errorf("read ClusterClaim %s: %w", claimName(claim), err)
 	}
-	if err == nil && said.Spec.Value != value {
-		return fmt.Errorf("ClusterClaim %s says %s and not %s; use what it says, or delete it if nobody relies on it", claimName(claim), said.Spec.Value, value)
+	if err == nil && existing.Spec.Value != value {
+		return fmt.Errorf("ClusterClaim %s is %s and not %s; use its value, or delete it if nothing relies on it", claimName(claim), existing.Spec.Value, value)
 	}
-	also := &about.ClusterProperty{}
-	err = c.Get(ctx, client.ObjectKey{Name: property}, also)
+	twin := &about.ClusterProperty{}
+	err = c.Get(ctx, client.ObjectKey{Name: property}, twin)
 	if err != nil && !admin.IsAbsent(err) {
 		return fmt.Errorf("read ClusterProperty %s: %w", property, err)
 	}
-	if err == nil && also.Spec.Value != value {
-		return fmt.Errorf("ClusterProperty %s says %s and not %s; use what it says, or change it if nobody relies on it", property, also.Spec.Value, value)
+	if err == nil && twin.Spec.Value != value {
+		return fmt.Errorf("ClusterProperty %s is %s and not %s; use its value, or change it if nothing relies on it", property, twin.Spec.Value, value)
 	}
 	return nil
 }
@@ -187,7 +186,7 @@ func checkSaid(ctx context.Context, c client.Client, claim, property, value stri
 // claimName returns the name of the object of a claim.
 func claimName(claim string) string { return strings.ToLower(claim) }
 
-// server returns the URL at which supervisors shall reach a cluster.
+// server returns the URL at which supervisors will reach a cluster.
 func (c *Cluster) server(known string) (string, error) {
 	text := c.Server
 	if text == "" {
@@ -201,7 +200,7 @@ func (c *Cluster) server(known string) (string, error) {
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
-		return "", fmt.Errorf("%q is no URL at which supervisors can reach its API server; give --server %s=https://HOST:PORT", text, c.ID)
+		return "", fmt.Errorf("%q is not a URL at which supervisors can reach its API server; give --server %s=https://HOST:PORT", text, c.ID)
 	}
 	return strings.TrimSuffix(text, "/"), nil
 }

@@ -1,16 +1,13 @@
-// Package bootstrap is the life of a federation as administrators lead it: it makes one, takes clusters in ([Form]),
-// renews the tokens of supervisors ([Rotate]), and lets clusters go ([Remove]).
+// Package bootstrap holds the administrator's operations on a federation: form one or add clusters ([Form]), renew the tokens
+// of supervisors ([Rotate]), release withdrawals that are held back ([Release]), and remove clusters ([Remove]).
 //
-// Everything in here runs in an administrator's shell, once, with an administrator's rights in every cluster that is
-// named. Each step finds what an earlier run left and keeps it, so a command that was cut off is finished by running
-// it again.
+// Each operation runs once, with an administrator's rights in every given cluster. It keeps the results of an earlier run, so
+// a repeated command completes an interrupted one.
 //
-// # What stands where
+// # Objects
 //
-// In every member: the definitions, ClusterClaims with its id and ClusterSet, the admission policies that keep them
-// and fence leaders that were, and for each supervisor a ServiceAccount with the rights of a leader and a Secret with
-// its token. In a supervisor beside that: a Secret for each member, with the token of this supervisor's account there,
-// and the Federation that names all members. In any other cluster the Federation names nobody.
-//
-// A token of an account is in two places only: in its own cluster, and in the supervisor whose account it is.
+// Every member has the definitions, ClusterClaims with its id and ClusterSet, and the admission policies that protect the
+// claims and fence former leaders. For each supervisor it has a ServiceAccount with the rights of a leader, and a Secret with
+// its token. A supervisor also has a Secret for each member, with the token of its account there, and a Federation that
+// lists all members. The Federation of any other cluster lists none.
 package bootstrap

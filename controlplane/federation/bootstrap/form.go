@@ -21,17 +21,17 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Formation is a federation as it shall be, as far as the clusters go that were given.
+// Formation describes a federation to form, or members to add to one.
 type Formation struct {
-	// ClusterSet is its id; empty is what the clusters say already.
+	// ClusterSet is the id of the ClusterSet; empty takes the id that the clusters have already.
 	ClusterSet string
-	// Namespace is where Isthmus is installed in every cluster.
+	// Namespace is the namespace of Isthmus in every cluster.
 	Namespace string
-	// Clusters are all that have to do with it: new ones, every supervisor, and with a new supervisor every member.
+	// Clusters are the new clusters and every supervisor; with a new supervisor, also every member.
 	Clusters []Cluster
 }
 
-// Formed is a federation.
+// Formed is the result of Form.
 type Formed struct {
 	ClusterSet string
 	Members    []Member
@@ -42,15 +42,14 @@ type Member struct {
 	ID         clusterset.ClusterID
 	Server     string
 	Supervisor bool
-	New        bool // it was none before
+	New        bool // it was not a member before
 }
 
-// Form makes the clusters a federation, or takes new ones into the one that is there. It reads all of them before it
-// writes anything, and refuses what cannot be: an id that another cluster has, one that says that it is somebody else
-// or belongs to another ClusterSet, a supervisor or a member that has to be told and was not given. Doing it again,
-// also after it was cut off, finds what is done, and keeps the tokens.
+// Form makes the clusters a federation, or adds new ones to an existing federation. It reads all of them before it writes
+// anything. It refuses an id that another cluster has, a cluster with another id or ClusterSet, and a missing supervisor or
+// member that the change concerns. A repeated call, also after an interruption, completes the work and keeps the tokens.
 func Form(ctx context.Context, f Formation) (Formed, error) {
-	s, err := look(ctx, f.Namespace, f.Clusters)
+	s, err := newSurvey(ctx, f.Namespace, f.Clusters)
 	if err != nil {
 		return Formed{}, err
 	}
@@ -58,13 +57,13 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 	if err != nil {
 		return Formed{}, err
 	}
-	definitions := make([]admin.Definitions, len(s.sites))
-	for i, found := range s.sites {
+	definitions := make([]admin.Definitions, len(s.clusters))
+	for i, found := range s.clusters {
 		if definitions[i], err = admin.PlanDefinitions(ctx, found.Client); err != nil {
 			return Formed{}, found.wrap(err)
 		}
 	}
-	for i, found := range s.sites {
+	for i, found := range s.clusters {
 		if err := definitions[i].Apply(ctx, found.Client); err != nil {
 			return Formed{}, found.wrap(err)
 		}
@@ -72,40 +71,40 @@ func Form(ctx context.Context, f Formation) (Formed, error) {
 			return Formed{}, found.wrap(err)
 		}
 	}
-	// A supervisor learns of a member when it has the token for it.
-	for _, supervisor := range s.sites {
+	// A supervisor gets the token for a member before its Federation names the member.
+	for _, supervisor := range s.clusters {
 		if !supervisor.Supervisor {
 			continue
 		}
-		for _, member := range s.sites {
-			_, token, err := s.open(ctx, member.Cluster, supervisor.ID, false)
+		for _, member := range s.clusters {
+			_, token, err := s.ensureToken(ctx, member.Cluster, supervisor.ID, false)
 			if err != nil {
 				return Formed{}, member.wrap(err)
 			}
-			if err := s.hand(ctx, supervisor.Cluster, member.Cluster, token); err != nil {
+			if err := s.storeToken(ctx, supervisor.Cluster, member.Cluster, token); err != nil {
 				return Formed{}, supervisor.wrap(err)
 			}
 		}
 	}
-	for _, found := range s.sites {
-		if err := s.name(ctx, found, formed.ClusterSet); err != nil {
+	for _, found := range s.clusters {
+		if err := s.writeFederation(ctx, found, formed.ClusterSet); err != nil {
 			return Formed{}, found.wrap(err)
 		}
 	}
 	return formed, nil
 }
 
-// plan says what the federation will be, and sets what supervisors shall know of members.
+// plan computes the federation and the member list of its supervisors.
 func (s *survey) plan(ctx context.Context, clusterSet string) (Formed, error) {
 	var formed Formed
 	var err error
 	if formed.ClusterSet, err = s.clusterSet(ctx, clusterSet); err != nil {
 		return formed, err
 	}
-	if err := s.checkTold(); err != nil {
+	if err := s.checkGiven(); err != nil {
 		return formed, err
 	}
-	for _, found := range s.sites {
+	for _, found := range s.clusters {
 		known, was := s.members[found.ID]
 		if was && known.ClusterUID != "" && known.ClusterUID != found.uid {
 			return formed, found.wrap(fmt.Errorf("another cluster is member %s; remove that one first by isthmusctl federation remove %s --gone, or choose another id", found.ID, found.ID))
@@ -125,41 +124,41 @@ func (s *survey) plan(ctx context.Context, clusterSet string) (Formed, error) {
 	return formed, nil
 }
 
-// clusterSet returns the federation's id: what was asked for, or what the clusters say. They must not disagree.
+// clusterSet returns the id of the ClusterSet: the requested one, or that of the clusters. They must not differ.
 func (s *survey) clusterSet(ctx context.Context, asked string) (string, error) {
 	id, from := asked, "--clusterset"
-	for _, found := range s.sites {
+	for _, found := range s.clusters {
 		if found.federation == nil {
 			continue
 		}
-		said := found.federation.Spec.ClusterSet
+		existing := found.federation.Spec.ClusterSet
 		if id == "" {
-			id, from = said, fmt.Sprintf("cluster %s", found.ID)
+			id, from = existing, fmt.Sprintf("cluster %s", found.ID)
 		}
-		if said != id {
-			return "", found.wrap(fmt.Errorf("it belongs to the federation %s, and not to %s, which %s says; remove it from that one first", said, id, from))
+		if existing != id {
+			return "", found.wrap(fmt.Errorf("it belongs to the federation %s, and not to %s, the id from %s; remove it from that one first", existing, id, from))
 		}
 	}
 	if id == "" {
-		return "", errors.New("no cluster is of a federation yet; name it by --clusterset")
+		return "", errors.New("none of the clusters is part of a federation yet; give its name by --clusterset")
 	}
 	if err := clusterset.ClusterID(id).Validate(); err != nil {
-		return "", fmt.Errorf("the ClusterSet's id is named like a cluster's: %w", err)
+		return "", fmt.Errorf("the ClusterSet's id has to be a valid cluster id: %w", err)
 	}
-	for _, found := range s.sites {
-		if err := checkSaid(ctx, found.Client, federationv1alpha1.ClaimClusterSet, about.ClusterSet, id); err != nil {
+	for _, found := range s.clusters {
+		if err := checkIdentity(ctx, found.Client, federationv1alpha1.ClaimClusterSet, about.ClusterSet, id); err != nil {
 			return "", found.wrap(err)
 		}
 	}
 	return id, nil
 }
 
-// checkTold reports which clusters have to be given, too: every supervisor, since it has to learn of new members, and
-// with a new supervisor every member, since it needs an account there.
-func (s *survey) checkTold() error {
+// checkGiven reports clusters that are missing: every supervisor, since it needs new members in its list, and with a new
+// supervisor every member, since it needs an account there.
+func (s *survey) checkGiven() error {
 	fresh := ""
 	supervised := false
-	for _, found := range s.sites {
+	for _, found := range s.clusters {
 		if s.supervisors[found.ID] && !found.Supervisor {
 			return found.wrap(fmt.Errorf("it is a supervisor; give it as --supervisor %s=%s", found.ID, found.Context))
 		}
@@ -169,7 +168,7 @@ func (s *survey) checkTold() error {
 		supervised = supervised || found.Supervisor
 	}
 	if !supervised {
-		return errors.New("no supervisor is given; a federation needs one at least, which reaches all members: give --supervisor ID=CONTEXT")
+		return errors.New("no supervisor is given; a federation needs at least one, which reaches all members: give --supervisor ID=CONTEXT")
 	}
 	err := s.need(slices.Sorted(maps.Keys(s.supervisors)), "every supervisor has to know all members")
 	if fresh != "" {
@@ -178,8 +177,7 @@ func (s *survey) checkTold() error {
 	return err
 }
 
-// prepare puts into a cluster what every member has: what it says of itself, the policies that keep leaders in line,
-// and what leaders may do.
+// prepare writes the objects that every member has: its claims, the admission policies, and the rights of leaders.
 func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) error {
 	claims := map[string]string{federationv1alpha1.ClaimID: string(c.ID), federationv1alpha1.ClaimClusterSet: clusterSet}
 	if c.Supervisor {
@@ -190,11 +188,11 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 		wanted = append(wanted, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
 	}
 	for _, name := range slices.Sorted(maps.Keys(claims)) {
-		there, err := said(ctx, c.Client, name)
+		there, err := hasClaim(ctx, c.Client, name)
 		if err != nil {
 			return err
 		}
-		if there { // and says the same, or look had refused
+		if there { // with the same value, or survey had refused it
 			continue
 		}
 		wanted = append(wanted, &federationv1alpha1.ClusterClaim{
@@ -209,7 +207,7 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	for _, obj := range wanted {
 		err := admin.Apply(ctx, c.Client, obj)
 		if meta.IsNoMatchError(err) {
-			return fmt.Errorf("the cluster cannot be a member, for nothing would keep a leader that was from writing; it needs Kubernetes 1.30 or newer: %w", err)
+			return fmt.Errorf("the cluster cannot be a member: without ValidatingAdmissionPolicies it could not reject writes from a former leader; it needs Kubernetes 1.30 or newer: %w", err)
 		}
 		if err != nil {
 			return err
@@ -218,9 +216,9 @@ func (s *survey) prepare(ctx context.Context, c *Cluster, clusterSet string) err
 	return nil
 }
 
-// systemNamespace returns where global federated Services are, as the supervisors say.
+// systemNamespace returns the namespace of global federated Services, from the Federations of the supervisors.
 func (s *survey) systemNamespace() string {
-	for _, found := range s.sites {
+	for _, found := range s.clusters {
 		if found.federation != nil && found.federation.Spec.SystemNamespace != "" {
 			return found.federation.Spec.SystemNamespace
 		}
@@ -228,8 +226,8 @@ func (s *survey) systemNamespace() string {
 	return federationv1alpha1.DefaultSystemNamespace
 }
 
-// said reports whether a cluster has a claim.
-func said(ctx context.Context, c client.Client, claim string) (bool, error) {
+// hasClaim reports whether a cluster has a claim.
+func hasClaim(ctx context.Context, c client.Client, claim string) (bool, error) {
 	err := c.Get(ctx, client.ObjectKey{Name: claimName(claim)}, &federationv1alpha1.ClusterClaim{})
 	if err != nil && !admin.IsAbsent(err) {
 		return false, fmt.Errorf("read ClusterClaim %s: %w", claimName(claim), err)
@@ -237,8 +235,8 @@ func said(ctx context.Context, c client.Client, claim string) (bool, error) {
 	return err == nil, nil
 }
 
-// name writes the Federation of a cluster. What people set in it beside the members stays.
-func (s *survey) name(ctx context.Context, found *site, clusterSet string) error {
+// writeFederation writes the Federation of a cluster. Fields that users set, members excluded, stay.
+func (s *survey) writeFederation(ctx context.Context, found *surveyed, clusterSet string) error {
 	f := &federationv1alpha1.Federation{
 		ObjectMeta: metav1.ObjectMeta{Name: federationv1alpha1.FederationName},
 		Spec:       federationv1alpha1.FederationSpec{ClusterSet: clusterSet},

@@ -17,30 +17,30 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// Released is a supervisor that was told to release a hold.
+// Released is a supervisor that was asked to release a hold.
 type Released struct {
 	Supervisor clusterset.ClusterID `json:"supervisor"`
-	Held       int64                `json:"held"` // how much it said that it holds
+	Held       int64                `json:"held"` // the number of withdrawals that it held back
 }
 
-// Release tells all supervisors to believe that everything of the member source that vanished is gone. Those that the
-// clusters know of must all have been given, since each decides for the members that it leads.
+// Release asks all supervisors to accept all withdrawals of the member source that are held back. All supervisors that the
+// clusters know must be given, since each decides for the members that it leads.
 func Release(ctx context.Context, namespace string, clusters []Cluster, source clusterset.ClusterID, now time.Time) ([]Released, error) {
-	s, err := look(ctx, namespace, clusters)
+	s, err := newSurvey(ctx, namespace, clusters)
 	if err != nil {
 		return nil, err
 	}
 	if len(s.supervisors) == 0 {
-		return nil, errors.New("no cluster that was given is of a federation; give all supervisors, by --supervisor ID=CONTEXT")
+		return nil, errors.New("none of the given clusters is part of a federation; give all supervisors, by --supervisor ID=CONTEXT")
 	}
 	if err := s.need(slices.Sorted(maps.Keys(s.supervisors)), "it decides for the members that it leads"); err != nil {
 		return nil, err
 	}
 	if _, ok := s.members[source]; !ok {
-		return nil, fmt.Errorf("cluster %s is no member of the federation; its members are %v", source, slices.Sorted(maps.Keys(s.members)))
+		return nil, fmt.Errorf("cluster %s is not a member of the federation; its members are %v", source, slices.Sorted(maps.Keys(s.members)))
 	}
 	var released []Released
-	for _, site := range s.sites {
+	for _, site := range s.clusters {
 		if !s.supervisors[site.ID] {
 			continue
 		}
@@ -59,11 +59,11 @@ func Release(ctx context.Context, namespace string, clusters []Cluster, source c
 			if f.Annotations == nil {
 				f.Annotations = map[string]string{}
 			}
-			f.Annotations[federationv1alpha1.AnnotationReleaseHold] = withdrawal.AskRelease(f.Annotations[federationv1alpha1.AnnotationReleaseHold], source, now)
+			f.Annotations[federationv1alpha1.AnnotationReleaseHold] = withdrawal.RequestRelease(f.Annotations[federationv1alpha1.AnnotationReleaseHold], source, now)
 			return site.Client.Patch(ctx, f, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), admin.FieldOwner)
 		})
 		if err != nil {
-			return released, site.wrap(fmt.Errorf("ask to release what is held of cluster %s: %w", source, err))
+			return released, site.wrap(fmt.Errorf("release the withdrawals of cluster %s: %w", source, err))
 		}
 		released = append(released, done)
 	}

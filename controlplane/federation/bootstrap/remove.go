@@ -27,27 +27,28 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Removal is a cluster that shall leave a federation.
+// Removal describes the removal of a cluster from a federation.
 type Removal struct {
 	ID        clusterset.ClusterID
 	Namespace string
-	// Gone says that the cluster does not exist any more, or cannot be reached: what is in it stays.
+	// Gone states that the cluster no longer exists or cannot be reached. Its objects stay.
 	Gone bool
-	// Clusters are the cluster, unless it is gone, and every supervisor; with a supervisor that leaves every member.
+	// Clusters are the cluster, unless it is gone, and every supervisor; to remove a supervisor, also every member.
 	Clusters []Cluster
 }
 
-// Removed is what became of a Removal.
+// Removed is the result of Remove.
 type Removed struct {
-	Objects int // that leaders had written in the cluster
+	Objects int // of leaders that were deleted in the cluster
 }
 
-// Remove takes a cluster out of its federation. First leaders can write nothing there any more, then all supervisors
-// forget it, and so its Services and policies vanish elsewhere; then what leaders wrote in it is removed, and what
-// Form did. Everybody else's objects stay, and so do the definitions. It is finished by doing it again.
+// Remove removes a cluster from its federation. First it removes the rights of leaders in the cluster. Then it removes the
+// cluster from the Federations of all supervisors, whose leaders remove its Services and policies elsewhere. Last it
+// deletes the objects of leaders in the cluster, and those of Form. The objects of users and the definitions stay. A
+// repeated call completes an interrupted one.
 func Remove(ctx context.Context, r Removal) (Removed, error) {
 	var removed Removed
-	s, err := look(ctx, r.Namespace, r.Clusters)
+	s, err := newSurvey(ctx, r.Namespace, r.Clusters)
 	if err != nil {
 		return removed, err
 	}
@@ -60,13 +61,13 @@ func Remove(ctx context.Context, r Removal) (Removed, error) {
 	}
 	if leaving != nil {
 		for _, supervisor := range leaving.supervisors {
-			if err := s.shut(ctx, leaving.Cluster, supervisor); err != nil {
+			if err := s.removeAccount(ctx, leaving.Cluster, supervisor); err != nil {
 				return removed, leaving.wrap(err)
 			}
 		}
 	}
 	delete(s.members, r.ID)
-	for _, found := range s.sites {
+	for _, found := range s.clusters {
 		if found.ID == r.ID {
 			continue
 		}
@@ -75,14 +76,14 @@ func Remove(ctx context.Context, r Removal) (Removed, error) {
 		}
 	}
 	if leaving != nil {
-		if removed.Objects, err = s.clear(ctx, leaving); err != nil {
+		if removed.Objects, err = s.deleteObjects(ctx, leaving); err != nil {
 			return removed, leaving.wrap(err)
 		}
 	}
 	return removed, nil
 }
 
-// checkLeave reports what is missing for a removal.
+// checkLeave returns what is missing for a removal.
 func (s *survey) checkLeave(r Removal) error {
 	leaving := s.site(r.ID)
 	_, known := s.members[r.ID]
@@ -92,46 +93,46 @@ func (s *survey) checkLeave(r Removal) error {
 	var errs []error
 	switch {
 	case !known && !r.Gone:
-		return fmt.Errorf("cluster %s is no member of a federation that any of the clusters knows", r.ID)
+		return fmt.Errorf("cluster %s is not a member of the federation of any given cluster", r.ID)
 	case leaving != nil && r.Gone:
-		return fmt.Errorf("cluster %s is given by a context, and --gone says that it cannot be reached; leave one of them away", r.ID)
+		return fmt.Errorf("cluster %s is given by a context, and --gone states that it cannot be reached; omit one of them", r.ID)
 	case leaving == nil && !r.Gone:
-		errs = append(errs, fmt.Errorf("cluster %s is not given; give %s, or --gone if it cannot be reached any more", r.ID, flag(s.supervisors[r.ID], r.ID)))
+		errs = append(errs, fmt.Errorf("cluster %s is not given; give %s, or --gone if it can no longer be reached", r.ID, flag(s.supervisors[r.ID], r.ID)))
 	}
 	others := func(ids []clusterset.ClusterID) []clusterset.ClusterID {
 		return slices.DeleteFunc(ids, func(id clusterset.ClusterID) bool { return id == r.ID })
 	}
 	supervisors := others(slices.Sorted(maps.Keys(s.supervisors)))
 	members := others(slices.Sorted(maps.Keys(s.members)))
-	errs = append(errs, s.need(supervisors, "it has to forget "+string(r.ID)))
+	errs = append(errs, s.need(supervisors, "it has to remove "+string(r.ID)+" from its members"))
 	if s.supervisors[r.ID] {
 		if len(supervisors) == 0 && len(members) > 0 {
-			return fmt.Errorf("cluster %s is the last supervisor, and nobody would look after %v; remove those first, or add another supervisor", r.ID, members)
+			return fmt.Errorf("cluster %s is the last supervisor, and %v would have none; remove those first, or add another supervisor", r.ID, members)
 		}
 		errs = append(errs, s.need(members, "the supervisor has an account in it"))
 	}
 	return errors.Join(errs...)
 }
 
-// forget takes a member that leaves out of what another cluster knows: its Secret and its place in the Federation of
-// a supervisor, and its account if it was a supervisor.
-func (s *survey) forget(ctx context.Context, found *site, id clusterset.ClusterID) error {
-	if err := s.shut(ctx, found.Cluster, id); err != nil {
+// forget removes a leaving member from another cluster: its Secret, its entry in the Federation of a supervisor, and, if it
+// was a supervisor, its account.
+func (s *survey) forget(ctx context.Context, found *surveyed, id clusterset.ClusterID) error {
+	if err := s.removeAccount(ctx, found.Cluster, id); err != nil {
 		return err
 	}
 	if found.federation == nil || len(found.federation.Spec.Members) == 0 {
 		return nil
 	}
 	found.Supervisor = true
-	if err := s.name(ctx, found, found.federation.Spec.ClusterSet); err != nil {
+	if err := s.writeFederation(ctx, found, found.federation.Spec.ClusterSet); err != nil {
 		return err
 	}
 	return admin.DeleteOwn(ctx, found.Client, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: secretPrefix + string(id)}})
 }
 
-// clear removes from a cluster what leaders wrote, which it counts, and what Form did.
-func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
-	written, err := s.clearWritten(ctx, leaving.Client)
+// deleteObjects deletes the objects of leaders in a cluster, which it counts, and the objects of Form.
+func (s *survey) deleteObjects(ctx context.Context, leaving *surveyed) (int, error) {
+	written, err := s.deleteWritten(ctx, leaving.Client)
 	if err != nil {
 		return written, err
 	}
@@ -155,12 +156,12 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 		return written, err
 	}
 	for _, property := range []string{about.ClusterSet, about.ClusterID} {
-		if err := clearProperty(ctx, leaving.Client, property); err != nil {
+		if err := deleteProperty(ctx, leaving.Client, property); err != nil {
 			return written, err
 		}
 	}
 	for _, claim := range []string{federationv1alpha1.ClaimSupervisor, federationv1alpha1.ClaimClusterSet, federationv1alpha1.ClaimID} {
-		// The API server may hold on for a moment to a policy that keeps a claim of a Federation.
+		// The API server may enforce the claims policy for a moment after its Federation is gone.
 		err := admin.Await(ctx, "the API server still refuses to delete ClusterClaim "+claimName(claim), func() (bool, error) {
 			err := admin.DeleteOwn(ctx, leaving.Client, &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: claimName(claim)}})
 			if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
@@ -175,14 +176,14 @@ func (s *survey) clear(ctx context.Context, leaving *site) (int, error) {
 	return written, nil
 }
 
-// clearProperty deletes a ClusterProperty that a controller made of a claim. One that a broker's ClusterSet relies on stays,
-// for the API server refuses to delete it.
-func clearProperty(ctx context.Context, c client.Client, name string) error {
+// deleteProperty deletes a ClusterProperty that a controller made from a claim. One that a broker's ClusterSet needs stays,
+// because the API server refuses to delete it.
+func deleteProperty(ctx context.Context, c client.Client, name string) error {
 	p := &about.ClusterProperty{}
 	switch err := c.Get(ctx, client.ObjectKey{Name: name}, p); {
 	case err != nil && !admin.IsAbsent(err):
 		return fmt.Errorf("read ClusterProperty %s: %w", name, err)
-	case p.Labels[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy: // or there is none
+	case p.Labels[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy: // or it does not exist
 		return nil
 	}
 	if err := admin.DeleteIfThere(ctx, c, p, client.Preconditions{UID: &p.UID}); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
@@ -191,9 +192,9 @@ func clearProperty(ctx context.Context, c client.Client, name string) error {
 	return nil
 }
 
-// clearWritten removes what leaders wrote: everything with our label and the epoch of a leader. What they noted on
-// other people's Services and policies goes, too.
-func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error) {
+// deleteWritten deletes the objects of leaders: those with our label and the epoch of a leader. It also removes the
+// annotations of leaders from users' Services and policies.
+func (s *survey) deleteWritten(ctx context.Context, c client.Client) (int, error) {
 	kinds := []schema.GroupVersionKind{
 		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), corev1.SchemeGroupVersion.WithKind("Service"),
 		corev1.SchemeGroupVersion.WithKind("ConfigMap"),
@@ -233,12 +234,12 @@ func (s *survey) clearWritten(ctx context.Context, c client.Client) (int, error)
 	return removed, nil
 }
 
-// unmark takes what leaders noted off an object that is somebody else's.
+// unmark removes the annotations of leaders from a user's object.
 func unmark(ctx context.Context, c client.Client, o *metav1.PartialObjectMetadata) error {
 	patch := []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null,%q:null,%q:null}}}`,
 		federationv1alpha1.AnnotationEpoch, federationv1alpha1.AnnotationServiceStatus, policies.AnnotationStatus))
 	if err := c.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), admin.FieldOwner); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("take the federation's annotations off %s %s: %w", o.Kind, client.ObjectKeyFromObject(o), err)
+		return fmt.Errorf("remove the federation's annotations from %s %s: %w", o.Kind, client.ObjectKeyFromObject(o), err)
 	}
 	return nil
 }

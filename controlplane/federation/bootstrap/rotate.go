@@ -9,18 +9,18 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/admin"
 )
 
-// Rotated is a token that was renewed.
+// Rotated is a renewed token.
 type Rotated struct {
-	Supervisor clusterset.ClusterID `json:"supervisor"` // who has it
-	Member     clusterset.ClusterID `json:"member"`     // where it is good
-	Revoked    int                  `json:"revoked"`    // old ones that are worthless now
+	Supervisor clusterset.ClusterID `json:"supervisor"` // with the token
+	Member     clusterset.ClusterID `json:"member"`     // that accepts it
+	Revoked    int                  `json:"revoked"`    // deleted former tokens
 }
 
-// Rotate gives supervisors new tokens: each supervisor that was given, for each member that was. The new ones are
-// handed out first, then both are good for as long as overlap says, in which controllers take the new ones up, and
-// then the old ones are deleted. An error before that leaves them valid, and rotating again finishes it.
+// Rotate gives each given supervisor a new token for each given member. It stores the new tokens first. Old and new tokens
+// are then both valid for overlap, while controllers read the new ones, and after that the old ones are deleted. After an
+// earlier error the old tokens stay valid, and a repeated call completes the rotation.
 func Rotate(ctx context.Context, namespace string, clusters []Cluster, overlap time.Duration) ([]Rotated, error) {
-	s, err := look(ctx, namespace, clusters)
+	s, err := newSurvey(ctx, namespace, clusters)
 	if err != nil {
 		return nil, err
 	}
@@ -29,29 +29,29 @@ func Rotate(ctx context.Context, namespace string, clusters []Cluster, overlap t
 		keep               string
 	}
 	var renewals []renewal
-	for _, supervisor := range s.sites {
+	for _, supervisor := range s.clusters {
 		if !supervisor.Supervisor {
 			continue
 		}
 		if !s.supervisors[supervisor.ID] {
-			return nil, supervisor.wrap(fmt.Errorf("it is no supervisor of the clusters that were given; isthmusctl federation create or add makes it one"))
+			return nil, supervisor.wrap(fmt.Errorf("it is not a supervisor of the given clusters; isthmusctl federation create or add makes it one"))
 		}
-		for _, member := range s.sites {
+		for _, member := range s.clusters {
 			if _, ok := s.members[member.ID]; !ok {
-				return nil, member.wrap(fmt.Errorf("no supervisor that was given has it as a member; isthmusctl federation add makes it one"))
+				return nil, member.wrap(fmt.Errorf("no given supervisor has it as a member; isthmusctl federation add makes it one"))
 			}
-			secret, token, err := s.open(ctx, member.Cluster, supervisor.ID, true)
+			secret, token, err := s.ensureToken(ctx, member.Cluster, supervisor.ID, true)
 			if err != nil {
 				return nil, member.wrap(err)
 			}
-			if err := s.hand(ctx, supervisor.Cluster, member.Cluster, token); err != nil {
+			if err := s.storeToken(ctx, supervisor.Cluster, member.Cluster, token); err != nil {
 				return nil, supervisor.wrap(err)
 			}
 			renewals = append(renewals, renewal{supervisor.Cluster, member.Cluster, secret.Name})
 		}
 	}
 	if len(renewals) == 0 {
-		return nil, fmt.Errorf("no supervisor is given, and supervisors have the tokens; give --supervisor ID=CONTEXT")
+		return nil, fmt.Errorf("no supervisor is given, and only supervisors have tokens; give --supervisor ID=CONTEXT")
 	}
 	select {
 	case <-ctx.Done():

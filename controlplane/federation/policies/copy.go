@@ -15,8 +15,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// copyFrom returns what a member shall have of origin, which stands in cluster: everything that people wrote but the
-// mark that makes it federated, and our marks instead. It keeps nothing of origin.
+// copyFrom returns the copy of origin, an object in cluster, for another member: the users' content with our marks instead
+// of the request to replicate. It keeps nothing of origin.
 func copyFrom(cluster string, origin *unstructured.Unstructured) *unstructured.Unstructured {
 	want := &unstructured.Unstructured{Object: body(origin)}
 	want.SetGroupVersionKind(origin.GroupVersionKind())
@@ -42,7 +42,7 @@ func copyFrom(cluster string, origin *unstructured.Unstructured) *unstructured.U
 	return want
 }
 
-// body returns a copy of what o says, without its metadata and status.
+// body returns a copy of the content of o, without metadata and status.
 func body(o *unstructured.Unstructured) map[string]any {
 	kept := map[string]any{}
 	for field, value := range o.Object {
@@ -55,18 +55,18 @@ func body(o *unstructured.Unstructured) map[string]any {
 	return (&unstructured.Unstructured{Object: kept}).DeepCopy().Object
 }
 
-// digest returns a short text that is the same for what is equal.
+// digest returns a short text that is equal for equal values.
 func digest(v any) string {
-	text, err := json.Marshal(v) // which sorts the keys of maps
+	text, err := json.Marshal(v) // it sorts the keys of maps
 	if err != nil {
-		panic(err) // it came as JSON
+		panic(err) // it was decoded from JSON
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
 }
 
-// says reports whether have, a copy, says what want does. Labels and annotations that somebody added are no matter.
-func says(have, want *unstructured.Unstructured) bool {
+// matches reports whether the copy have has the content of want. Labels and annotations that others added do not matter.
+func matches(have, want *unstructured.Unstructured) bool {
 	if !includes(have.GetLabels(), want.GetLabels()) || !includes(have.GetAnnotations(), want.GetAnnotations()) {
 		return false
 	}
@@ -90,8 +90,8 @@ func includes(have, want map[string]string) bool {
 	return true
 }
 
-// over returns want as it is written over have, a copy of the same origin or of another one. edited says that
-// somebody changed have, at the time of now as far as is known.
+// over returns want as the replacement of have, an older copy. edited states that a user changed have, which was noticed at
+// now.
 func over(have, want *unstructured.Unstructured, edited bool, now time.Time) *unstructured.Unstructured {
 	next := want.DeepCopy()
 	next.SetResourceVersion(have.GetResourceVersion())
@@ -103,7 +103,7 @@ func over(have, want *unstructured.Unstructured, edited bool, now time.Time) *un
 	}
 	if edited {
 		annotations := maps.Clone(next.GetAnnotations())
-		annotations[annotationMended] = now.UTC().Format(time.RFC3339)
+		annotations[annotationRestored] = now.UTC().Format(time.RFC3339)
 		next.SetAnnotations(annotations)
 	}
 	return next

@@ -1,26 +1,28 @@
-// Package policies makes policies travel: an object that people annotated ([federationv1alpha1.AnnotationPolicy]) is
-// copied into all members of a federation, if it is of one of the kinds that the Federation names. In go the objects
-// of these kinds in all members; out come copies, and on each origin a [Status] that says what became of it where.
+// Package policies replicates policies: users annotate an object ([federationv1alpha1.AnnotationPolicy]), and if it is of one
+// of the kinds that the Federation lists, every member gets a copy. A [Status] on the original describes the result in each
+// member.
 //
-// # Whose text counts
+// For example, a user in cluster a annotates the ClusterNetworkPolicy deny-db. Clusters b and c get copies. A change of the
+// original changes the copies, an edit of a copy in b is undone, and when the original is deleted the copies go.
 //
-// The object that people annotated is the origin, and decides: copies follow it, and go when it goes or is annotated
-// no more. Of several origins of one name the oldest counts; the others stay as they are, where they are. A copy is
-// no origin, and what somebody changes in one is put right. An object of that name which is no copy is somebody's own,
-// is never touched, and is reported.
+// # Origin and copies
 //
-// A cluster-scoped policy goes to every member, one in a namespace where the member has that namespace. A copy is
-// removed when its origin's cluster answers and has it no more, or is no member any longer; while that cluster is
-// silent nothing is. So a removal that a member missed is made up for when it is back.
+// The annotated object is the origin: the copies follow it, and go when it is deleted or no longer annotated. If several
+// origins have one name, the oldest counts, and the others stay unchanged in their clusters. A copy is never an origin. An
+// object of the name that is not a copy belongs to a user; it is never changed, and the status reports it.
 //
-// # Who says what
+// A cluster-scoped policy goes to every member, a namespaced one to the members with its namespace. A copy is deleted when
+// the origin's cluster is reachable and no longer has the origin, or is no longer a member; while that cluster is silent the
+// copy stays. A member that misses a deletion therefore catches up when it is back.
 //
-// The leader of a member writes the copies in it, and what its API server refused into a ConfigMap there, which the
-// leaders of all others can read. The leader of the origin's cluster makes the status of all that, for that member
-// only it may write into.
+// # Writers
 //
-// # What means the same elsewhere
+// The leader of a member writes its copies. If the API server refuses one, the leader records the reason in a ConfigMap
+// there, which the leaders of all members read. The leader of the origin's cluster joins these into the status, since it may
+// write in that member only.
 //
-// Only federated Services are the same in all clusters. Peers that select anything else (pods, namespaces, addresses)
-// are copied as they are, mean what they mean in the cluster that enforces them, and are listed in the status.
+// # Peers
+//
+// Only federated Services are the same in all clusters. Peers that select pods, namespaces or addresses are copied
+// unchanged, mean different objects in each cluster, and are listed in the status.
 package policies

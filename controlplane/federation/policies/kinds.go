@@ -8,7 +8,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
-// defaults are the kinds that travel when nobody named any.
+// defaults are the kinds that are replicated if the Federation lists none.
 var defaults = []federationv1alpha1.PolicyKind{
 	{Group: "crd.antrea.io", Version: "v1beta1", Kind: "ClusterNetworkPolicy"},
 	{Group: "crd.antrea.io", Version: "v1beta1", Kind: "NetworkPolicy"},
@@ -30,7 +30,7 @@ func keyOf(kind federationv1alpha1.PolicyKind, namespace, name string) reconcile
 	return reconcile.Key{Kind: kind.Kind + "." + kind.Version + "." + kind.Group, Namespace: namespace, Name: name}
 }
 
-// empty returns an object of a key's kind that says nothing.
+// empty returns an empty object of the kind of a key.
 func empty(key reconcile.Key) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	if gvk, _ := schema.ParseKindArg(key.Kind); gvk != nil {
@@ -39,7 +39,7 @@ func empty(key reconcile.Key) *unstructured.Unstructured {
 	return o
 }
 
-// object returns one that says nothing but its kind.
+// object returns an empty object of a kind.
 func object(kind federationv1alpha1.PolicyKind) *unstructured.Unstructured {
 	return empty(keyOf(kind, "", ""))
 }

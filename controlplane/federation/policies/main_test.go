@@ -71,14 +71,14 @@ spec:
 `
 
 // federation is a, b and c: a has Antrea's kind, b has it with a default, and c does not.
-func federation(t *testing.T) *reconciletest.Fleet {
+func federation(t *testing.T) *reconciletest.Federation {
 	t.Helper()
 	f, _, _ := guarded(t, time.Millisecond)
 	return f
 }
 
 // guarded is federation with another window of the guard, with the Part, and what is asked of a.
-func guarded(t *testing.T, window time.Duration) (*reconciletest.Fleet, *policies, *apitest.Writes) {
+func guarded(t *testing.T, window time.Duration) (*reconciletest.Federation, *Reconciler, *apitest.Writes) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	err := errors.Join(corev1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), admissionregistrationv1.AddToScheme(scheme))
@@ -101,8 +101,8 @@ func guarded(t *testing.T, window time.Duration) (*reconciletest.Fleet, *policie
 	}
 	p := New(Config{
 		Kinds: Kinds(federationv1alpha1.PoliciesSpec{}), Namespace: installed,
-		Guard: withdrawal.Config[reconcile.Key]{Window: window, Grace: window},
-	}).(*policies)
+		Guard: withdrawal.Config[reconcile.Key]{Times: withdrawal.Times{Window: window, Grace: window}},
+	}).(*Reconciler)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx, func(reconcile.Key) {}) }()
@@ -174,17 +174,17 @@ func change(t *testing.T, m *reconciletest.Member, o *unstructured.Unstructured,
 }
 
 // settle syncs all members until statuses say what copies say. Only what is refused may fail.
-func settle(t *testing.T, f *reconciletest.Fleet) {
+func settle(t *testing.T, f *reconciletest.Federation) {
 	t.Helper()
 	for range 2 {
-		if err := f.Sync(t.Context()); err != nil && !strings.Contains(err.Error(), "not here") && !strings.Contains(err.Error(), "failed calling webhook") {
+		if err := f.Reconcile(t.Context()); err != nil && !strings.Contains(err.Error(), "not here") && !strings.Contains(err.Error(), "failed calling webhook") {
 			t.Fatal(err)
 		}
 	}
 }
 
 // gone syncs until a member has nothing of the name of o any more: what vanished is in doubt for a moment.
-func gone(t *testing.T, f *reconciletest.Fleet, m *reconciletest.Member, o *unstructured.Unstructured) {
+func gone(t *testing.T, f *reconciletest.Federation, m *reconciletest.Member, o *unstructured.Unstructured) {
 	t.Helper()
 	err := admin.Await(t.Context(), "the copy is still there", func() (bool, error) {
 		settle(t, f)

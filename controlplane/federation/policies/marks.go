@@ -10,36 +10,36 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// ours begins the names of all annotations of the federation.
+// ours is the prefix of the federation's annotations.
 const ours = "federation.isthmus.dev/"
 
 // Annotations of policies.
 const (
-	// AnnotationStatus is what became of a federated policy, on the object that people made: a Status as JSON.
+	// AnnotationStatus on an origin is its Status, as JSON.
 	AnnotationStatus = federationv1alpha1.AnnotationPolicyStatus
-	// annotationOrigin marks a copy, which our label does too: CLUSTER/NAMESPACE/NAME of what it was made from, or
-	// CLUSTER/NAME. Somebody's object that was made from the text of a copy has another name, and is theirs.
+	// annotationOrigin marks a copy, together with our label. It is CLUSTER/NAMESPACE/NAME or CLUSTER/NAME of the origin. A
+	// user's object that was made from the text of a copy has another name, and is therefore not taken for a copy.
 	annotationOrigin = ours + "origin"
-	// annotationContent on a copy is the digest of what its origin said when it was written: whatever else a copy
-	// says with the same digest is somebody's edit.
+	// annotationContent on a copy is the digest of its origin's content when it was written. A copy with that digest and
+	// other content was edited.
 	annotationContent = ours + "content"
-	// annotationStored is the digest of what the API server made of that, where it has other defaults than that
-	// of the origin.
+	// annotationStored is the digest of the content that the API server stored, if it has other defaults than the API
+	// server of the origin.
 	annotationStored = ours + "stored"
-	// annotationMended is when an edit of a copy was put right, until its origin changes.
-	annotationMended = ours + "mended"
+	// annotationRestored is the time when an edit of a copy was undone, until its origin changes.
+	annotationRestored = ours + "restored"
 )
 
-// requests are the annotations that make an object a federated policy when they are "true".
+// requests are the annotations that make an object a federated policy if their value is "true".
 var requests = []string{federationv1alpha1.AnnotationPolicy, federationv1alpha1.AnnotationPolicyAntrea}
 
-// bookkeeping are domains whose labels and annotations say who applied the original: on a copy they would let that
-// program take it for one of its own, and prune it.
+// bookkeeping are domains of labels and annotations that record which program applied the original. On a copy they would make
+// that program treat it as its own object and prune it.
 var bookkeeping = []string{
 	"kubectl.kubernetes.io", "argocd.argoproj.io", "meta.helm.sh", "kustomize.toolkit.fluxcd.io", "helm.toolkit.fluxcd.io",
 }
 
-// federated reports whether a person asked for copies of o. A copy never is, nor is what is being deleted.
+// federated reports whether users asked to replicate o. A copy never is, nor an object that is being deleted.
 func federated(o metav1.Object) bool {
 	if _, ok := copyOf(o); ok || o.GetDeletionTimestamp() != nil {
 		return false
@@ -47,7 +47,7 @@ func federated(o metav1.Object) bool {
 	return slices.ContainsFunc(requests, func(name string) bool { return o.GetAnnotations()[name] == "true" })
 }
 
-// copyOf returns the cluster of which o is a copy, and whether it is one.
+// copyOf returns the cluster of the origin of o, and whether o is a copy.
 func copyOf(o metav1.Object) (cluster string, ok bool) {
 	if o.GetLabels()[v1alpha1.LabelManagedBy] != federationv1alpha1.ManagedBy {
 		return "", false
@@ -56,7 +56,7 @@ func copyOf(o metav1.Object) (cluster string, ok bool) {
 	return cluster, ok && path == pathOf(o)
 }
 
-// originMark is the value of annotationOrigin on copies of o, which cluster has.
+// originMark returns the value of annotationOrigin on the copies of o, an object in cluster.
 func originMark(cluster string, o metav1.Object) string { return cluster + "/" + pathOf(o) }
 
 // pathOf returns NAMESPACE/NAME, or NAME.
@@ -67,7 +67,7 @@ func pathOf(o metav1.Object) string {
 	return o.GetNamespace() + "/" + o.GetName()
 }
 
-// travels reports whether a label or annotation of an origin belongs on copies.
+// travels reports whether copies get a label or annotation of the origin.
 func travels(name string) bool {
 	return !strings.HasPrefix(name, ours) && !slices.Contains(requests, name) &&
 		!slices.ContainsFunc(bookkeeping, func(domain string) bool { return strings.HasPrefix(name, domain+"/") })

@@ -8,10 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// directions are the lists of peers in the rules of all kinds that we know, by the list of rules they stand in.
+// directions are the lists of peers in a rule, by the field of spec that holds the rules, for all known kinds.
 var directions = map[string][]string{"ingress": {"from"}, "egress": {"to", "toServices"}}
 
-// meaning says why what a peer selects is not the same in all clusters, by the field that selects it.
+// meaning explains why a peer is not the same in all clusters, by the field that selects it.
 var meaning = map[string]string{
 	"podSelector":            "selects pods of the cluster that enforces it",
 	"pods":                   "selects pods of the cluster that enforces it",
@@ -21,16 +21,16 @@ var meaning = map[string]string{
 	"nodes":                  "selects nodes of the cluster that enforces it",
 	"serviceAccount":         "selects pods of the cluster that enforces it",
 	"externalEntitySelector": "selects machines that only the cluster that enforces it knows",
-	"group":                  "names a group, which each cluster has for itself",
-	"ipBlock":                "is an address, and says nothing of who has it in another cluster",
-	"networks":               "is an address, and says nothing of who has it in another cluster",
+	"group":                  "names a group, which each cluster defines for itself",
+	"ipBlock":                "is an address, which may belong to another workload in another cluster",
+	"networks":               "is an address, which may belong to another workload in another cluster",
 	"fqdn":                   "is a name, which each cluster resolves for itself",
 	"domainNames":            "is a name, which each cluster resolves for itself",
 }
 
-// strangers returns which peers of policy are anything but federated Services, each as the path of the field and why
-// it will not mean the same in all clusters, sorted. federatedService says whether a Service is a federated one.
-func strangers(policy *unstructured.Unstructured, federatedService func(namespace, name string) bool) []string {
+// localPeers returns the peers of policy that are not federated Services, each as the path of its field and the reason why
+// it differs by cluster, sorted. federatedService reports whether a Service is federated.
+func localPeers(policy *unstructured.Unstructured, federatedService func(namespace, name string) bool) []string {
 	var found []string
 	for _, list := range slices.Sorted(maps.Keys(directions)) {
 		rules, _, _ := unstructured.NestedSlice(policy.Object, "spec", list)
@@ -42,10 +42,10 @@ func strangers(policy *unstructured.Unstructured, federatedService func(namespac
 					peer, _ := p.(map[string]any)
 					at := fmt.Sprintf("spec.%s[%d].%s[%d]", list, i, field, j)
 					if field == "toServices" {
-						found = append(found, strangeService(at, policy.GetNamespace(), peer, federatedService)...)
+						found = append(found, explainService(at, policy.GetNamespace(), peer, federatedService)...)
 						continue
 					}
-					found = append(found, strangePeer(at, peer)...)
+					found = append(found, explainPeer(at, peer)...)
 				}
 			}
 		}
@@ -53,21 +53,21 @@ func strangers(policy *unstructured.Unstructured, federatedService func(namespac
 	return found
 }
 
-// strangePeer says what is to be said of each selector of a peer.
-func strangePeer(at string, peer map[string]any) []string {
+// explainPeer explains each selector of a peer.
+func explainPeer(at string, peer map[string]any) []string {
 	var found []string
 	for _, selector := range slices.Sorted(maps.Keys(peer)) {
 		why, ok := meaning[selector]
 		if !ok {
-			why = "is no federated Service"
+			why = "is not a federated Service"
 		}
 		found = append(found, at+"."+selector+" "+why)
 	}
 	return found
 }
 
-// strangeService says what is to be said of a peer that names a Service; a policy in a namespace means those there.
-func strangeService(at, namespace string, peer map[string]any, federatedService func(namespace, name string) bool) []string {
+// explainService explains a peer that names a Service. Without a namespace it means the policy's own.
+func explainService(at, namespace string, peer map[string]any, federatedService func(namespace, name string) bool) []string {
 	name, _ := peer["name"].(string)
 	if given, ok := peer["namespace"].(string); ok && given != "" {
 		namespace = given
@@ -75,5 +75,5 @@ func strangeService(at, namespace string, peer map[string]any, federatedService 
 	if federatedService(namespace, name) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s names Service %s/%s, which is not a federated one", at, namespace, name)}
+	return []string{fmt.Sprintf("%s names Service %s/%s, which is not federated", at, namespace, name)}
 }

@@ -58,7 +58,7 @@ spec:
 			if err := yaml.Unmarshal([]byte(tc.text), &o.Object); err != nil {
 				t.Fatal(err)
 			}
-			have := strangers(o, func(namespace, name string) bool { return services[namespace+"/"+name] })
+			have := localPeers(o, func(namespace, name string) bool { return services[namespace+"/"+name] })
 			if diff := cmp.Diff(tc.want, have); diff != "" {
 				t.Errorf("peers (-want +have):\n%s", diff)
 			}

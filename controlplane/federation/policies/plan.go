@@ -8,39 +8,39 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// held is what is known of one member, about one policy.
-type held struct {
+// observed is the state of one policy in one member.
+type observed struct {
 	member    clusterset.ClusterID
-	read      bool                       // it was read completely once, and the policy's kind too
-	reachable bool                       // it answers now
-	served    bool                       // it has the kind
-	namespace bool                       // it has the policy's namespace, or the policy needs none
-	object    *unstructured.Unstructured // what has the policy's name; nil is nothing
-	refusal   *refusal                   // what its leader was told; nil is nothing
+	read      bool                       // the member, and the kind of the policy, were read completely once
+	reachable bool                       // the member is reachable now
+	served    bool                       // the member has the kind
+	namespace bool                       // the member has the policy's namespace, or the policy is cluster-scoped
+	object    *unstructured.Unstructured // the object with the policy's name, nil if there is none
+	refusal   *refusal                   // the recorded refusal of the API server, nil if there is none
 }
 
-// verb is what a leader does about a policy.
+// verb is the action of a leader on a policy.
 type verb string
 
 // The verbs.
 const (
-	leave   verb = "leave" // as it is
+	leave   verb = "leave" // unchanged
 	create  verb = "create"
 	replace verb = "replace"
 	remove  verb = "remove"
 )
 
-// step is what the leader of a member has to do there.
+// step is the action of a leader in its member.
 type step struct {
 	verb   verb
-	want   *unstructured.Unstructured // to create, or to put in place of what is there
-	edited bool                       // what is there was edited by somebody
+	want   *unstructured.Unstructured // to create, or to replace the existing object
+	edited bool                       // a user edited the existing object
 }
 
-// origin returns whose policy counts: of all that people asked to replicate the oldest, and of those as old the one
-// of the cluster that sorts first. It returns nil when there is none.
-func origin(all []held) *held {
-	var first *held
+// origin returns the origin of a policy: the oldest object that users asked to replicate, and of equally old ones that of
+// the cluster that sorts first. It returns nil if there is none.
+func origin(all []observed) *observed {
+	var first *observed
 	for i := range all {
 		h := &all[i]
 		if h.object == nil || !federated(h.object) {
@@ -53,7 +53,7 @@ func origin(all []held) *held {
 	return first
 }
 
-func older(a, b *held) bool {
+func older(a, b *observed) bool {
 	at, bt := a.object.GetCreationTimestamp(), b.object.GetCreationTimestamp()
 	if at.Equal(&bt) {
 		return a.member < b.member
@@ -61,8 +61,8 @@ func older(a, b *held) bool {
 	return at.Before(&bt)
 }
 
-// decide returns what has to be done in a member, one of all. Only what is a copy is ever written over or removed.
-func decide(into *held, all []held) step {
+// decide returns the action in one member of all. Only copies are ever replaced or removed.
+func decide(into *observed, all []observed) step {
 	from := origin(all)
 	if from == nil {
 		if into.object == nil {
@@ -80,7 +80,7 @@ func decide(into *held, all []held) step {
 	if into.object == nil {
 		return step{verb: create, want: want}
 	}
-	if _, ok := copyOf(into.object); !ok || into.object.GetDeletionTimestamp() != nil || says(into.object, want) {
+	if _, ok := copyOf(into.object); !ok || into.object.GetDeletionTimestamp() != nil || matches(into.object, want) {
 		return step{verb: leave}
 	}
 	have := into.object.GetAnnotations()
@@ -89,9 +89,9 @@ func decide(into *held, all []held) step {
 	return step{verb: replace, want: want, edited: edited}
 }
 
-// withdrawn reports whether a cluster surely asks for copies no more: it answers and has no such policy, or it is no
-// member any longer. A cluster that is silent, that was never read or that lost the kind has taken nothing back.
-func withdrawn(cluster clusterset.ClusterID, all []held) bool {
+// withdrawn reports whether a cluster certainly no longer asks for copies: it is reachable and has no such policy, or it is
+// no longer a member. A cluster that is silent, was never read, or lost the kind has withdrawn nothing.
+func withdrawn(cluster clusterset.ClusterID, all []observed) bool {
 	for _, h := range all {
 		if h.member == cluster {
 			return h.read && h.reachable && h.served && (h.object == nil || !federated(h.object))
@@ -100,17 +100,17 @@ func withdrawn(cluster clusterset.ClusterID, all []held) bool {
 	return true
 }
 
-// result says what became of the policy of from in another member.
-func result(h, from *held) Result {
+// result returns the state of the policy from in another member.
+func result(h, from *observed) Result {
 	switch {
 	case !h.reachable:
-		return Result{State: Away, Message: "its API server does not answer; the policy there is as it was seen last"}
+		return Result{State: Unreachable, Message: "its API server does not respond; the policy there stays in its last state"}
 	case !h.read:
-		return Result{State: Pending, Message: "leaders have not read policies of this kind there; isthmusctl federation status says whether they lack the right"}
+		return Result{State: Pending, Message: "leaders have not read policies of this kind there; isthmusctl federation status shows whether they lack the right"}
 	case !h.served:
-		return Result{State: KindMissing, Message: "it does not have the kind " + from.object.GroupVersionKind().String()}
+		return Result{State: KindMissing, Message: "the member does not have the kind " + from.object.GroupVersionKind().String()}
 	case !h.namespace:
-		return Result{State: NamespaceMissing, Message: "it has no namespace " + from.object.GetNamespace()}
+		return Result{State: NamespaceMissing, Message: "the member does not have the namespace " + from.object.GetNamespace()}
 	}
 	want := copyFrom(string(from.member), from.object)
 	if h.refusal != nil && h.refusal.content == want.GetAnnotations()[annotationContent] {
@@ -120,16 +120,16 @@ func result(h, from *held) Result {
 		return Result{State: Pending}
 	}
 	if federated(h.object) {
-		return Result{State: Taken, Message: "it has a younger federated policy of this name, which stays; rename or delete that one"}
+		return Result{State: Taken, Message: "the member has a younger federated policy of this name, which stays; rename or delete that one"}
 	}
 	if _, ok := copyOf(h.object); !ok {
-		return Result{State: Taken, Message: "it has an object of this name that Isthmus did not make, which stays; rename or delete that one"}
+		return Result{State: Taken, Message: "the member has an object of this name that Isthmus did not create, which stays; rename or delete that one"}
 	}
-	if !says(h.object, want) {
+	if !matches(h.object, want) {
 		return Result{State: Pending}
 	}
-	if at := h.object.GetAnnotations()[annotationMended]; at != "" {
-		return Result{State: Drift, Message: fmt.Sprintf("somebody edited it there, and it was put right at %s", at)}
+	if at := h.object.GetAnnotations()[annotationRestored]; at != "" {
+		return Result{State: Drift, Message: fmt.Sprintf("the copy was edited there, and restored at %s", at)}
 	}
 	return Result{State: Applied}
 }

@@ -31,11 +31,11 @@ func asked(minutes int, text string) *unstructured.Unstructured {
 }
 
 // in is a member that answers and has o.
-func in(id clusterset.ClusterID, o *unstructured.Unstructured) held {
-	return held{member: id, read: true, reachable: true, served: true, namespace: true, object: o}
+func in(id clusterset.ClusterID, o *unstructured.Unstructured) observed {
+	return observed{member: id, read: true, reachable: true, served: true, namespace: true, object: o}
 }
 
-func with(h held, change func(*held)) held {
+func with(h observed, change func(*observed)) observed {
 	change(&h)
 	return h
 }
@@ -61,44 +61,46 @@ func TestDecide(t *testing.T) {
 		return func(o *unstructured.Unstructured) { o.Object["spec"] = map[string]any{"says": text} }
 	}
 	tests := map[string]struct {
-		into   held // is c
-		others []held
+		into   observed // c
+		others []observed
 		want   verb
 		edited bool
 		state  State
 	}{
-		"nobody has it":                {into: in("c", nil), others: []held{in("b", nil)}, want: leave},
-		"new":                          {into: in("c", nil), others: []held{in("b", asked(1, "x"))}, want: create, state: Pending},
-		"right":                        {into: in("c", made), others: []held{in("b", asked(1, "x"))}, want: leave, state: Applied},
-		"origin has changed":           {into: in("c", made), others: []held{in("b", asked(1, "y"))}, want: replace, state: Pending},
-		"copy was edited":              {into: in("c", edit(made, say("y"))), others: []held{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
-		"copy lost a label":            {into: in("c", edit(made, annotate("kept", "no"))), others: []held{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
-		"copy was asked to travel":     {into: in("c", edit(made, annotate(federationv1alpha1.AnnotationPolicy, "true"))), others: []held{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
-		"copy was mended":              {into: in("c", edit(made, annotate(annotationMended, "noon"))), others: []held{in("b", asked(1, "x"))}, want: leave, state: Drift},
-		"somebody notes on a copy":     {into: in("c", edit(made, annotate("note", "x"))), others: []held{in("b", asked(1, "x"))}, want: leave, state: Applied},
-		"server stores something else": {into: in("c", edit(edit(made, say("X")), annotate(annotationStored, digest(map[string]any{"spec": map[string]any{"says": "X"}})))), others: []held{in("b", asked(1, "x"))}, want: leave, state: Applied},
-		"other origin now":             {into: in("c", made), others: []held{in("a", asked(2, "x")), in("b", asked(1, "x"))}, want: replace, state: Pending},
+		"nobody has it":                {into: in("c", nil), others: []observed{in("b", nil)}, want: leave},
+		"new":                          {into: in("c", nil), others: []observed{in("b", asked(1, "x"))}, want: create, state: Pending},
+		"right":                        {into: in("c", made), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"origin has changed":           {into: in("c", made), others: []observed{in("b", asked(1, "y"))}, want: replace, state: Pending},
+		"copy was edited":              {into: in("c", edit(made, say("y"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
+		"copy lost a label":            {into: in("c", edit(made, annotate("kept", "no"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
+		"copy was asked to travel":     {into: in("c", edit(made, annotate(federationv1alpha1.AnnotationPolicy, "true"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
+		"copy was mended":              {into: in("c", edit(made, annotate(annotationRestored, "noon"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Drift},
+		"somebody notes on a copy":     {into: in("c", edit(made, annotate("note", "x"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"server stores something else": {into: in("c", edit(edit(made, say("X")), annotate(annotationStored, digest(map[string]any{"spec": map[string]any{"says": "X"}})))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"other origin now":             {into: in("c", made), others: []observed{in("a", asked(2, "x")), in("b", asked(1, "x"))}, want: replace, state: Pending},
 
-		"own object":           {into: in("c", policy(9, "x", nil)), others: []held{in("b", asked(1, "x"))}, want: leave, state: Taken},
-		"own federated object": {into: in("c", asked(0, "x")), others: []held{in("b", asked(1, "x"))}, want: leave, state: Taken},
+		"own object":           {into: in("c", policy(9, "x", nil)), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Taken},
+		"own federated object": {into: in("c", asked(0, "x")), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Taken},
 		"own by copied text": {into: in("c", edit(made, func(o *unstructured.Unstructured) {
 			o.SetAnnotations(map[string]string{annotationOrigin: "b/demo/other"})
-		})), others: []held{in("b", nil)}, want: leave},
-		"no kind":             {into: with(in("c", nil), func(h *held) { h.served = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: KindMissing},
-		"no namespace":        {into: with(in("c", nil), func(h *held) { h.namespace = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: NamespaceMissing},
-		"away":                {into: with(in("c", made), func(h *held) { h.reachable = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: Away},
-		"never read":          {into: with(in("c", nil), func(h *held) { h.read = false }), others: []held{in("b", asked(1, "x"))}, want: leave, state: Pending},
-		"refused":             {into: with(in("c", nil), func(h *held) { h.refusal = &refusal{content: made.GetAnnotations()[annotationContent], message: "no"} }), others: []held{in("b", asked(1, "x"))}, want: create, state: Refused},
-		"refused what it was": {into: with(in("c", nil), func(h *held) { h.refusal = &refusal{content: "before"} }), others: []held{in("b", asked(1, "x"))}, want: create, state: Pending},
+		})), others: []observed{in("b", nil)}, want: leave},
+		"no kind":      {into: with(in("c", nil), func(h *observed) { h.served = false }), others: []observed{in("b", asked(1, "x"))}, want: leave, state: KindMissing},
+		"no namespace": {into: with(in("c", nil), func(h *observed) { h.namespace = false }), others: []observed{in("b", asked(1, "x"))}, want: leave, state: NamespaceMissing},
+		"away":         {into: with(in("c", made), func(h *observed) { h.reachable = false }), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Unreachable},
+		"never read":   {into: with(in("c", nil), func(h *observed) { h.read = false }), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Pending},
+		"refused": {into: with(in("c", nil), func(h *observed) {
+			h.refusal = &refusal{content: made.GetAnnotations()[annotationContent], message: "no"}
+		}), others: []observed{in("b", asked(1, "x"))}, want: create, state: Refused},
+		"refused what it was": {into: with(in("c", nil), func(h *observed) { h.refusal = &refusal{content: "before"} }), others: []observed{in("b", asked(1, "x"))}, want: create, state: Pending},
 
-		"origin is gone":                 {into: in("c", made), others: []held{in("b", nil)}, want: remove},
-		"origin is asked no more":        {into: in("c", made), others: []held{in("b", policy(1, "x", nil))}, want: remove},
-		"origin is going":                {into: in("c", made), others: []held{in("b", edit(asked(1, "x"), func(o *unstructured.Unstructured) { o.SetDeletionTimestamp(new(metav1.Now())) }))}, want: remove},
-		"origin's cluster left":          {into: in("c", made), others: []held{in("a", nil)}, want: remove},
-		"origin's cluster is silent":     {into: in("c", made), others: []held{with(in("b", nil), func(h *held) { h.reachable = false })}, want: leave},
-		"origin's cluster is not known":  {into: in("c", made), others: []held{with(in("b", nil), func(h *held) { h.read = false })}, want: leave},
-		"origin's cluster lost the kind": {into: in("c", made), others: []held{with(in("b", nil), func(h *held) { h.served = false })}, want: leave},
-		"silent origin counts on":        {into: in("c", nil), others: []held{with(in("b", asked(1, "x")), func(h *held) { h.reachable = false })}, want: create, state: Pending},
+		"origin is gone":                 {into: in("c", made), others: []observed{in("b", nil)}, want: remove},
+		"origin is asked no more":        {into: in("c", made), others: []observed{in("b", policy(1, "x", nil))}, want: remove},
+		"origin is going":                {into: in("c", made), others: []observed{in("b", edit(asked(1, "x"), func(o *unstructured.Unstructured) { o.SetDeletionTimestamp(new(metav1.Now())) }))}, want: remove},
+		"origin's cluster left":          {into: in("c", made), others: []observed{in("a", nil)}, want: remove},
+		"origin's cluster is silent":     {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.reachable = false })}, want: leave},
+		"origin's cluster is not known":  {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.read = false })}, want: leave},
+		"origin's cluster lost the kind": {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.served = false })}, want: leave},
+		"silent origin counts on":        {into: in("c", nil), others: []observed{with(in("b", asked(1, "x")), func(h *observed) { h.reachable = false })}, want: create, state: Pending},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -153,7 +155,7 @@ func TestCopyFrom(t *testing.T) {
 // did what was decided has nothing more to do; and what is not a copy stays as it is.
 func TestMembersAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		draw := func(id string) held {
+		draw := func(id string) observed {
 			h := in(clusterset.ClusterID(id), nil)
 			text := rapid.SampledFrom([]string{"x", "y"}).Draw(t, "text of "+id)
 			age := rapid.IntRange(0, 2).Draw(t, "age in "+id)
@@ -171,7 +173,7 @@ func TestMembersAgree(t *testing.T) {
 			}
 			return h
 		}
-		all := []held{draw("a"), draw("b"), draw("c")}
+		all := []observed{draw("a"), draw("b"), draw("c")}
 		next := slices.Clone(all)
 		for i := range all {
 			turned := slices.Clone(all)

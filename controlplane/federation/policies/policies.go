@@ -21,33 +21,34 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// Config says which policies travel.
+// Config describes the replicated policies.
 type Config struct {
-	// Kinds are those of the Federation (see Kinds).
+	// Kinds are the Federation's kinds (see Kinds).
 	Kinds []federationv1alpha1.PolicyKind
-	// Namespace is where Isthmus is installed in every member.
+	// Namespace is the namespace of Isthmus in every member.
 	Namespace string
-	// Guard says which origins that vanished are believed to be gone; Changed is the Part's own.
+	// Guard configures the withdrawal guard for origins. Its field Changed is not used.
 	Guard withdrawal.Config[reconcile.Key]
 }
 
-// Travels reports whether o is of a kind that is replicated, and somebody asks for that.
+// Travels reports whether o is of a replicated kind and users ask to replicate it.
 func (c Config) Travels(o *unstructured.Unstructured) bool {
 	return federated(o) && slices.ContainsFunc(c.Kinds, func(k federationv1alpha1.PolicyKind) bool {
 		return o.GroupVersionKind() == object(k).GroupVersionKind()
 	})
 }
 
-// New returns the Part that replicates policies.
-func New(c Config) reconcile.Part {
-	p := &policies{config: c, placed: map[string]map[reconcile.Key]bool{}}
+// New returns a Reconciler that replicates policies.
+func New(c Config) reconcile.Reconciler {
+	p := &Reconciler{config: c, placed: map[string]map[reconcile.Key]bool{}}
 	c.Guard.Changed = func(_ clusterset.ClusterID, keys []reconcile.Key) {
 		for _, key := range keys {
-			p.again(key)
+			p.enqueue(key)
 		}
 	}
 	p.guard = withdrawal.New(c.Guard)
@@ -55,38 +56,48 @@ func New(c Config) reconcile.Part {
 }
 
 var (
-	_ reconcile.Runner    = (*policies)(nil)
-	_ reconcile.Guarded   = (*policies)(nil)
-	_ reconcile.Attentive = (*policies)(nil)
+	_ reconcile.Runner               = (*Reconciler)(nil)
+	_ reconcile.Guarded              = (*Reconciler)(nil)
+	_ reconcile.ReachabilityObserver = (*Reconciler)(nil)
 )
 
-type policies struct {
-	config Config
-	guard  *withdrawal.Guard[reconcile.Key]
-	again  func(reconcile.Key) // set by Run before the guard runs
-	seen   sync.Map       // offered: that the guard was told of
+type Reconciler struct {
+	config  Config
+	guard   *withdrawal.Guard[reconcile.Key]
+	enqueue func(reconcile.Key) // set by Run before the guard runs
+	seen    sync.Map            // offered: that the guard was told of
 
 	mu sync.Mutex
-	// placed are the federated policies that were ever seen, by their namespace: what a member that gets one of
-	// these namespaces has to be given.
+	// placed are the federated policies that were ever seen, by namespace. A member that gets a new namespace gets the
+	// policies of it.
 	placed map[string]map[reconcile.Key]bool
 }
 
-// Name is part of reconcile.Part.
-func (*policies) Name() string { return "policies" }
+// Name is part of reconcile.Reconciler.
+func (*Reconciler) Name() string { return "policies" }
 
-// Attends is part of reconcile.Attentive: the status of a policy says which members are away.
-func (*policies) Attends() {}
+// ObservesReachability is part of reconcile.ReachabilityObserver: the status of a policy names unreachable members.
+func (*Reconciler) ObservesReachability() {}
 
-// Watches is part of reconcile.Part.
-func (p *policies) Watches() []reconcile.Watch {
+// Watches is part of reconcile.Reconciler.
+func (r *Reconciler) Watches() []reconcile.Watch {
 	watches := []reconcile.Watch{
-		{Object: partial("Namespace"), Trim: trimNamespace, Keys: p.ofNamespace},
-		{Object: partial("Service"), Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}), Keep: isFederatedService, Trim: trimFederatedService, Keys: p.naming},
-		{Object: &corev1.ConfigMap{}, Namespace: p.config.Namespace, Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}), Keys: keyOfRefusal},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: partial("Namespace"), Trim: trimNamespace}}, Keys: r.keysOfNamespace},
+		{Kind: objectcache.Kind{Source: objectcache.Source{
+			Object:   partial("Service"),
+			Selector: labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}),
+			Keep:     isFederatedService, Trim: trimFederatedService,
+		}}, Keys: r.keysOfService},
+		{Kind: objectcache.Kind{Source: objectcache.Source{
+			Object: &corev1.ConfigMap{}, Namespace: r.config.Namespace,
+			Selector: labels.SelectorFromSet(labels.Set{labelReport: reportRefusal}),
+		}}, Keys: keyOfRefusal},
 	}
-	for _, kind := range p.config.Kinds {
-		watches = append(watches, reconcile.Watch{Object: object(kind), Trim: trimPolicy, Keys: p.ofPolicy(kind), Counted: isCopy, Optional: true, Alone: true})
+	for _, kind := range r.config.Kinds {
+		watches = append(watches, reconcile.Watch{
+			Kind: objectcache.Kind{Source: objectcache.Source{Object: object(kind), Trim: trimPolicy, Optional: true, SkipIfForbidden: true}},
+			Keys: r.keysOfPolicy(kind), Counted: isCopy,
+		})
 	}
 	return watches
 }
@@ -96,7 +107,7 @@ func partial(kind string) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: kind}}
 }
 
-// trimNamespace leaves of a namespace that it is there, or about to go.
+// trimNamespace removes everything from a namespace but its name and deletion.
 func trimNamespace(o any) (any, error) {
 	if ns, ok := o.(*metav1.PartialObjectMetadata); ok {
 		ns.Labels, ns.Annotations = nil, nil
@@ -104,7 +115,7 @@ func trimNamespace(o any) (any, error) {
 	return o, nil
 }
 
-// trimPolicy leaves of an object that has nothing to do with the federation that it is there.
+// trimPolicy removes the content of an object that is neither an origin nor a copy.
 func trimPolicy(o any) (any, error) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
@@ -130,10 +141,10 @@ func isFederatedService(o client.Object) bool {
 	return ok
 }
 
-// marked are the annotations that are kept of every federated Service. Nobody changes them.
+// marked is the shared annotation map of all trimmed federated Services. It must not be changed.
 var marked = map[string]string{federationv1alpha1.MarkFederatedService: ""}
 
-// trimFederatedService leaves of a federated Service that it is one.
+// trimFederatedService keeps only the name of a federated Service.
 func trimFederatedService(obj any) (any, error) {
 	o, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -144,46 +155,46 @@ func trimFederatedService(obj any) (any, error) {
 	}}, nil
 }
 
-// ofPolicy returns the key of a policy, and remembers where there are federated ones.
-func (p *policies) ofPolicy(kind federationv1alpha1.PolicyKind) func(reconcile.Member, client.Object) []reconcile.Key {
+// keysOfPolicy returns the key of a policy, and records the namespaces of federated ones.
+func (r *Reconciler) keysOfPolicy(kind federationv1alpha1.PolicyKind) func(reconcile.Member, client.Object) []reconcile.Key {
 	return func(_ reconcile.Member, o client.Object) []reconcile.Key {
 		key := keyOf(kind, o.GetNamespace(), o.GetName())
 		if key.Namespace != "" && federated(o) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if p.placed[key.Namespace] == nil {
-				p.placed[key.Namespace] = map[reconcile.Key]bool{}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.placed[key.Namespace] == nil {
+				r.placed[key.Namespace] = map[reconcile.Key]bool{}
 			}
-			p.placed[key.Namespace][key] = true
+			r.placed[key.Namespace][key] = true
 		}
 		return []reconcile.Key{key}
 	}
 }
 
-// ofNamespace returns the policies that a namespace may have to be given.
-func (p *policies) ofNamespace(_ reconcile.Member, ns client.Object) []reconcile.Key {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// keysOfNamespace returns the policies that a new namespace may need.
+func (r *Reconciler) keysOfNamespace(_ reconcile.Member, ns client.Object) []reconcile.Key {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var keys []reconcile.Key
-	for key := range p.placed[ns.GetName()] {
+	for key := range r.placed[ns.GetName()] {
 		keys = append(keys, key)
 	}
 	return keys
 }
 
-// naming returns the policies of a member that name the federated Service o, which came or went.
-func (p *policies) naming(from reconcile.Member, o client.Object) []reconcile.Key {
+// keysOfService returns the policies of a member that name the federated Service o.
+func (r *Reconciler) keysOfService(from reconcile.Member, o client.Object) []reconcile.Key {
 	var keys []reconcile.Key
-	for _, kind := range p.config.Kinds {
-		list, err := p.list(context.Background(), from, kind)
+	for _, kind := range r.config.Kinds {
+		list, err := r.list(context.Background(), from, kind)
 		if err != nil {
-			continue // it will be looked at when the kind was read
+			continue // its policies are reconciled when the kind has been read
 		}
 		for i := range list.Items {
 			policy := &list.Items[i]
 			named := false
 			if federated(policy) {
-				strangers(policy, func(namespace, name string) bool {
+				localPeers(policy, func(namespace, name string) bool {
 					named = named || namespace == o.GetNamespace() && name == o.GetName()
 					return true
 				})
@@ -196,7 +207,7 @@ func (p *policies) naming(from reconcile.Member, o client.Object) []reconcile.Ke
 	return keys
 }
 
-func (*policies) list(ctx context.Context, from client.Reader, kind federationv1alpha1.PolicyKind) (*unstructured.UnstructuredList, error) {
+func (*Reconciler) list(ctx context.Context, from client.Reader, kind federationv1alpha1.PolicyKind) (*unstructured.UnstructuredList, error) {
 	list := &unstructured.UnstructuredList{}
 	gvk := object(kind).GroupVersionKind()
 	gvk.Kind += "List"
@@ -204,13 +215,13 @@ func (*policies) list(ctx context.Context, from client.Reader, kind federationv1
 	return list, from.List(ctx, list)
 }
 
-// Sync is part of reconcile.Part.
-func (p *policies) Sync(ctx context.Context, key reconcile.Key, into reconcile.Leader, all []reconcile.Member) error {
-	seen := make([]held, len(all))
+// Reconcile is part of reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
+	seen := make([]observed, len(all))
 	here := -1
 	for i, m := range all {
 		var err error
-		if seen[i], err = p.look(ctx, key, m); err != nil {
+		if seen[i], err = r.observe(ctx, key, m); err != nil {
 			return fmt.Errorf("read %s of member %s: %w", describe(key), m.ID(), err)
 		}
 		if m.ID() == into.ID() {
@@ -223,35 +234,35 @@ func (p *policies) Sync(ctx context.Context, key reconcile.Key, into reconcile.L
 	if !seen[here].read {
 		return nil
 	}
-	p.forget(key, seen)
-	p.note(key, seen)
+	r.forget(key, seen)
+	r.note(key, seen)
 	if o := seen[here].object; o != nil {
 		if federated(o) {
-			return p.report(ctx, into, &seen[here], seen)
+			return r.report(ctx, into, &seen[here], seen)
 		}
 		if _, isCopy := copyOf(o); !isCopy && o.GetAnnotations()[AnnotationStatus] != "" {
 			return into.Annotate(ctx, o, map[string]string{AnnotationStatus: ""})
 		}
 	}
-	return p.enforce(ctx, key, into, &seen[here], seen)
+	return r.enforce(ctx, key, into, &seen[here], seen)
 }
 
-// forget takes a policy that nobody asks to replicate from those that new namespaces are given.
-func (p *policies) forget(key reconcile.Key, seen []held) {
-	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h held) bool { return !h.read }) {
+// forget removes a policy that no cluster asks to replicate from the policies of its namespace.
+func (r *Reconciler) forget(key reconcile.Key, seen []observed) {
+	if key.Namespace == "" || origin(seen) != nil || slices.ContainsFunc(seen, func(h observed) bool { return !h.read }) {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.placed[key.Namespace], key)
-	if len(p.placed[key.Namespace]) == 0 {
-		delete(p.placed, key.Namespace)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.placed[key.Namespace], key)
+	if len(r.placed[key.Namespace]) == 0 {
+		delete(r.placed, key.Namespace)
 	}
 }
 
-// look reads what one member has of a policy.
-func (p *policies) look(ctx context.Context, key reconcile.Key, m reconcile.Member) (held, error) {
-	h := held{member: m.ID(), read: m.Read(), reachable: m.Reachable(), served: true, namespace: true}
+// observe reads the state of a policy in one member.
+func (r *Reconciler) observe(ctx context.Context, key reconcile.Key, m reconcile.Member) (observed, error) {
+	h := observed{member: m.ID(), read: m.Synced(), reachable: m.Reachable(), served: true, namespace: true}
 	if !h.read {
 		return h, nil
 	}
@@ -262,9 +273,9 @@ func (p *policies) look(ctx context.Context, key reconcile.Key, m reconcile.Memb
 	o := empty(key)
 	there, err := found(client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, o)
 	switch {
-	case errors.Is(err, reconcile.ErrKindMissing):
+	case errors.Is(err, objectcache.ErrKindMissing):
 		h.served = false
-	case errors.Is(err, reconcile.ErrUnread):
+	case errors.Is(err, objectcache.ErrNotSynced):
 		h.read = false
 		return h, nil
 	case err != nil:
@@ -280,7 +291,7 @@ func (p *policies) look(ctx context.Context, key reconcile.Key, m reconcile.Memb
 		h.namespace = h.namespace && ns.DeletionTimestamp == nil
 	}
 	told := &corev1.ConfigMap{}
-	if there, err = found(client.ObjectKey{Namespace: p.config.Namespace, Name: refusalName(key)}, told); err != nil {
+	if there, err = found(client.ObjectKey{Namespace: r.config.Namespace, Name: refusalName(key)}, told); err != nil {
 		return h, err
 	}
 	if there {
@@ -289,17 +300,17 @@ func (p *policies) look(ctx context.Context, key reconcile.Key, m reconcile.Memb
 	return h, nil
 }
 
-// enforce makes the copy in a member what it shall be.
-func (p *policies) enforce(ctx context.Context, key reconcile.Key, into reconcile.Leader, here *held, all []held) error {
+// enforce brings the copy in a member in line with its origin.
+func (r *Reconciler) enforce(ctx context.Context, key reconcile.Key, into reconcile.Writer, here *observed, all []observed) error {
 	s := decide(here, all)
-	if s.verb == remove && p.keeps(key, here.object, all) {
-		return nil // the guard calls again
+	if s.verb == remove && r.keeps(key, here.object, all) {
+		return nil // the guard enqueues the key again
 	}
 	var err error
 	switch s.verb {
 	case leave:
 	case remove:
-		return errors.Join(into.Delete(ctx, here.object), p.allowed(ctx, into, here))
+		return errors.Join(into.Delete(ctx, here.object), r.allowed(ctx, into, here))
 	case create:
 		o := s.want.DeepCopy()
 		if err = into.Create(ctx, o); err == nil {
@@ -312,22 +323,22 @@ func (p *policies) enforce(ctx context.Context, key reconcile.Key, into reconcil
 		}
 		if err == nil && s.edited {
 			into.Event(o, corev1.EventTypeWarning, "EditUndone",
-				fmt.Sprintf("this is a copy of a policy of cluster %s, which decides what it says; change it there", origin(all).member))
+				fmt.Sprintf("this is a copy of a policy in cluster %s; change it there", origin(all).member))
 		}
 	}
 	switch {
 	case refuses(err):
-		return errors.Join(fmt.Errorf("%s %s: %w", s.verb, describe(key), err), p.refused(ctx, into, here, key, s.want, err))
+		return errors.Join(fmt.Errorf("%s %s: %w", s.verb, describe(key), err), r.refused(ctx, into, here, key, s.want, err))
 	case terminating(err):
-		return nil // and there is nothing to be done
+		return nil // nothing has to be written
 	case err != nil:
 		return fmt.Errorf("%s %s: %w", s.verb, describe(key), err)
 	}
-	return p.allowed(ctx, into, here)
+	return r.allowed(ctx, into, here)
 }
 
-// noteStored remembers what the API server made of want, if that is something else.
-func noteStored(ctx context.Context, into reconcile.Leader, stored, want *unstructured.Unstructured) error {
+// noteStored records the digest of the stored content if the API server changed want.
+func noteStored(ctx context.Context, into reconcile.Writer, stored, want *unstructured.Unstructured) error {
 	is := body(stored)
 	if d := digest(is); d != digest(body(want)) {
 		return into.Annotate(ctx, stored, map[string]string{annotationStored: d})
@@ -335,9 +346,9 @@ func noteStored(ctx context.Context, into reconcile.Leader, stored, want *unstru
 	return nil
 }
 
-// report writes what became of the policy of here, if that is news.
-func (p *policies) report(ctx context.Context, into reconcile.Leader, here *held, all []held) error {
-	peers := strangers(here.object, func(namespace, name string) bool {
+// report writes the status of the policy in here, if it changed.
+func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, here *observed, all []observed) error {
+	peers := localPeers(here.object, func(namespace, name string) bool {
 		return into.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, partial("Service")) == nil
 	})
 	before, now := ReadStatus(here.object), statusOf(here, all, peers)
@@ -351,14 +362,14 @@ func (p *policies) report(ctx context.Context, into reconcile.Leader, here *held
 		into.Event(here.object, corev1.EventTypeWarning, "PeersDifferByCluster",
 			"only federated Services are the same in all clusters: "+strings.Join(now.Peers, "; "))
 	}
-	for member, r := range now.Members {
-		if was := before.Members[member]; r != was && (r.State == Refused || r.State == Taken) {
-			into.Event(here.object, corev1.EventTypeWarning, "NotReplicated", fmt.Sprintf("member %s: %s: %s", member, r.State, r.Message))
+	for member, is := range now.Members {
+		if was := before.Members[member]; is != was && (is.State == Refused || is.State == Taken) {
+			into.Event(here.object, corev1.EventTypeWarning, "NotReplicated", fmt.Sprintf("member %s: %s: %s", member, is.State, is.Message))
 		}
 	}
 	if now.Origin != "" && now.Origin != before.Origin {
 		into.Event(here.object, corev1.EventTypeWarning, "NotReplicated",
-			fmt.Sprintf("cluster %s has an older federated policy of this name, which counts; rename one of them", now.Origin))
+			fmt.Sprintf("cluster %s has an older federated policy of this name, which takes precedence; rename one of them", now.Origin))
 	}
 	return nil
 }
@@ -369,8 +380,8 @@ func describe(key reconcile.Key) string {
 	return fmt.Sprintf("%s %s", kind, client.ObjectKey{Namespace: key.Namespace, Name: key.Name})
 }
 
-// refuses reports whether err says that an API server, or a webhook of it, does not want the object. That the fence
-// refuses this leader says nothing of the object.
+// refuses reports whether err states that an API server, or one of its webhooks, refuses the object. A refusal by the fence
+// concerns the leader, not the object.
 func refuses(err error) bool {
 	if errors.Is(err, reconcile.ErrNotLeader) || terminating(err) || err != nil && strings.Contains(err.Error(), admission.FenceName) {
 		return false
@@ -379,7 +390,7 @@ func refuses(err error) bool {
 		apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// terminating reports whether err says that the namespace is about to go, or gone.
+// terminating reports whether err states that the namespace is being deleted.
 func terminating(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }

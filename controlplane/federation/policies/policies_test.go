@@ -94,10 +94,10 @@ func TestPoliciesTravel(t *testing.T) {
 		t.Errorf("events in b: %q", events)
 	}
 
-	c.Away()
+	c.Silence()
 	settle(t, f)
-	if have := states(t, a, origin); have != "b drift, c away" {
-		t.Errorf("status with c away: %s", have)
+	if have := states(t, a, origin); have != "b drift, c unreachable" {
+		t.Errorf("status with c unreachable: %s", have)
 	}
 	change(t, a, origin, func(o *unstructured.Unstructured) { o.SetAnnotations(nil) })
 	settle(t, f)
@@ -125,12 +125,12 @@ func TestSilenceRemovesNothing(t *testing.T) {
 	if err := a.Client().Delete(t.Context(), origin); err != nil {
 		t.Fatal(err)
 	}
-	a.Away()
+	a.Silence()
 	settle(t, f)
 	anew := federation(t) // a process that was started just now
-	anew.Member("a").Away()
+	anew.Member("a").Silence()
 	for range 2 {
-		_ = anew.Sync(t.Context()) // says that a was never read
+		_ = anew.Reconcile(t.Context()) // says that a was never read
 	}
 	if get(t, b, origin) == nil {
 		t.Error("the copy is gone, and nobody said that the origin is")
@@ -297,7 +297,7 @@ spec:
 	if again := get(t, b, origin).GetResourceVersion(); again != version {
 		t.Errorf("it was written again, from %s to %s", version, again)
 	}
-	if n := b.Count(); n != 1 {
+	if n := f.Count("b"); n != 1 {
 		t.Errorf("%d copies are counted in b", n)
 	}
 

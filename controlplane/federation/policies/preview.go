@@ -15,50 +15,50 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// Outcome is what became of one federated policy in one member, and what its leader would do there.
+// Outcome is the state of one federated policy in one member, and the next action of its leader there.
 type Outcome struct {
 	Kind      string               `json:"kind"` // KIND.VERSION.GROUP
 	Namespace string               `json:"namespace,omitempty"`
 	Name      string               `json:"name"`
-	Origin    clusterset.ClusterID `json:"origin,omitempty"` // empty when nobody asks to replicate it any more
+	Origin    clusterset.ClusterID `json:"origin,omitempty"` // empty if no cluster asks to replicate it any more
 	Member    clusterset.ClusterID `json:"member"`
 	Result
 	// Action is leave, create, replace or remove.
 	Action string `json:"action"`
-	// Differences are between what is there and what would be.
+	// Differences are the changes that the action makes.
 	Differences []Difference `json:"differences,omitempty"`
-	// Peers of the policy are no federated Services (see Status).
+	// Peers are the peers that are not federated Services (see Status).
 	Peers []string `json:"peers,omitempty"`
 }
 
-// Difference is one field that would change. Have or Want is nil where there is, or would be, no such field.
+// Difference is one field that would change. Have or Want is nil where the field does not exist.
 type Difference struct {
 	Path string `json:"path"`
 	Have any    `json:"have,omitempty"`
 	Want any    `json:"want,omitempty"`
 }
 
-// Proposal is an object that somebody thinks of applying in a member. It is as the member's API server would store it.
+// Proposal is an object that might be applied in a member, in the form that the member's API server would store.
 type Proposal struct {
 	Member clusterset.ClusterID
 	Object *unstructured.Unstructured
 }
 
-// Preview says of every federated policy what became of it in all members but its own, as they are read now, and what
-// leaders would do there; of proposals as if they had been applied. It writes nothing. The result is sorted by
-// policy and member.
+// Preview returns the state of every federated policy in all members but its own, read now, and the next actions of leaders
+// there. Proposals count as applied. It writes nothing. The result is sorted by policy and member.
 func Preview(ctx context.Context, c Config, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
-	p := &policies{config: c}
+	p := &Reconciler{config: c}
 	keys := map[reconcile.Key]bool{}
 	for _, kind := range c.Kinds {
 		for _, m := range members {
-			if !m.Read() {
+			if !m.Synced() {
 				continue
 			}
 			list, err := p.list(ctx, m, kind)
-			if errors.Is(err, reconcile.ErrKindMissing) {
+			if errors.Is(err, objectcache.ErrKindMissing) {
 				continue
 			}
 			if err != nil {
@@ -91,12 +91,12 @@ func Preview(ctx context.Context, c Config, members []reconcile.Member, proposal
 	return all, nil
 }
 
-// preview is Preview of one policy.
-func (p *policies) preview(ctx context.Context, key reconcile.Key, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
-	seen := make([]held, len(members))
+// preview returns the outcomes of one policy.
+func (r *Reconciler) preview(ctx context.Context, key reconcile.Key, members []reconcile.Member, proposals []Proposal) ([]Outcome, error) {
+	seen := make([]observed, len(members))
 	for i, m := range members {
 		var err error
-		if seen[i], err = p.look(ctx, key, m); err != nil {
+		if seen[i], err = r.observe(ctx, key, m); err != nil {
 			return nil, fmt.Errorf("read %s of member %s: %w", describe(key), m.ID(), err)
 		}
 		for _, proposal := range proposals {
@@ -109,7 +109,7 @@ func (p *policies) preview(ctx context.Context, key reconcile.Key, members []rec
 	var peers []string
 	if from != nil {
 		at := slices.IndexFunc(members, func(m reconcile.Member) bool { return m.ID() == from.member })
-		peers = strangers(from.object, func(namespace, name string) bool {
+		peers = localPeers(from.object, func(namespace, name string) bool {
 			service := partial("Service")
 			return members[at].Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, service) == nil && isFederatedService(service)
 		})
@@ -128,7 +128,7 @@ func (p *policies) preview(ctx context.Context, key reconcile.Key, members []rec
 		case s.verb == remove:
 			o.State = Pending
 		default:
-			continue // somebody's own, or a copy whose origin is silent
+			continue // a user's object, or a copy whose origin is silent
 		}
 		if s.verb != leave {
 			o.Differences = differences(h.object, s.want)
@@ -144,8 +144,7 @@ func keyOfObject(o *unstructured.Unstructured) reconcile.Key {
 	return reconcile.Key{Kind: gvk.Kind + "." + gvk.Version + "." + gvk.Group, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// differences returns what changes in a policy when want takes the place of have; either may be nil. Our marks are
-// left out.
+// differences returns the changes when want replaces have; either may be nil. Our marks are left out.
 func differences(have, want *unstructured.Unstructured) []Difference {
 	said := func(o *unstructured.Unstructured) any {
 		if o == nil {
@@ -172,7 +171,7 @@ func differences(have, want *unstructured.Unstructured) []Difference {
 	return diff("", said(have), said(want))
 }
 
-// diff walks two trees of JSON. Lists are one field each.
+// diff compares two JSON trees. A list is one field.
 func diff(path string, have, want any) []Difference {
 	h, isMap := have.(map[string]any)
 	w, alsoMap := want.(map[string]any)
@@ -195,21 +194,22 @@ func diff(path string, have, want any) []Difference {
 	return all
 }
 
-// Live is a member as a client reads it now: each read is a request. away says that the client reaches nobody.
-func Live(id clusterset.ClusterID, c client.Reader, away bool) reconcile.Member {
-	return &live{Reader: c, id: id, away: away}
+// Live returns a member that a client reads directly: each read is a request. silent states that the member does not
+// respond.
+func Live(id clusterset.ClusterID, c client.Reader, silent bool) reconcile.Member {
+	return &live{Reader: c, id: id, silent: silent}
 }
 
 type live struct {
 	client.Reader
 
-	id   clusterset.ClusterID
-	away bool
+	id     clusterset.ClusterID
+	silent bool
 }
 
 func (l *live) ID() clusterset.ClusterID { return l.id }
-func (l *live) Read() bool               { return !l.away }
-func (l *live) Reachable() bool          { return !l.away }
+func (l *live) Synced() bool             { return !l.silent }
+func (l *live) Reachable() bool          { return !l.silent }
 func (*live) Supervisor() bool           { return false }
 
 func (l *live) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -220,10 +220,10 @@ func (l *live) List(ctx context.Context, list client.ObjectList, opts ...client.
 	return missing(l.Reader.List(ctx, list, opts...))
 }
 
-// missing makes the error of a kind that is not there that of a Member.
+// missing turns the error of a missing kind into that of a reconcile.Member.
 func missing(err error) error {
 	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w: %w", reconcile.ErrKindMissing, err)
+		return fmt.Errorf("%w: %w", objectcache.ErrKindMissing, err)
 	}
 	return err
 }

@@ -14,20 +14,20 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 )
 
-// labelReport is on objects by which the leader of a member tells the leaders of others what happened there, and
-// reportRefusal is its value on those of this package.
+// labelReport marks the objects by which the leader of a member reports to the leaders of other members. reportRefusal is its
+// value on the objects of this package.
 const (
 	labelReport   = ours + "report"
 	reportRefusal = "policy-refused"
 )
 
-// longest is how much of a refusal is kept, in bytes.
+// longest limits the stored text of a refusal, in characters.
 const longest = 512
 
-// refusal is what an API server said to a copy that it did not take. It stands in a ConfigMap in that member, one a
-// policy, as long as the copy is refused.
+// refusal is the error of an API server that refuses a copy. A ConfigMap in that member stores it, one for each policy, for as
+// long as the copy is refused.
 type refusal struct {
-	content string // the digest of what was refused
+	content string // the digest of the refused content
 	message string
 	stored  *corev1.ConfigMap
 }
@@ -39,7 +39,7 @@ func readRefusal(c *corev1.ConfigMap) *refusal {
 	return &refusal{content: c.Data["content"], message: c.Data["message"], stored: c}
 }
 
-// keyOfRefusal returns which policy was refused.
+// keyOfRefusal returns the key of the refused policy.
 func keyOfRefusal(_ reconcile.Member, o client.Object) []reconcile.Key {
 	c, ok := o.(*corev1.ConfigMap)
 	if !ok || c.Data["kind"] == "" {
@@ -48,16 +48,16 @@ func keyOfRefusal(_ reconcile.Member, o client.Object) []reconcile.Key {
 	return []reconcile.Key{{Kind: c.Data["kind"], Namespace: c.Data["namespace"], Name: c.Data["name"]}}
 }
 
-// refused says in the member that want was refused there, if that is news.
-func (p *policies) refused(ctx context.Context, into reconcile.Leader, here *held, key reconcile.Key, want *unstructured.Unstructured, why error) error {
+// refused records in the member that its API server refused want, if that is new.
+func (r *Reconciler) refused(ctx context.Context, into reconcile.Writer, here *observed, key reconcile.Key, want *unstructured.Unstructured, why error) error {
 	message := []rune(why.Error())
 	now := refusal{content: want.GetAnnotations()[annotationContent], message: string(message[:min(len(message), longest)])}
 	if was := here.refusal; was != nil && was.content == now.content && was.message == now.message {
 		return nil
 	}
-	err := into.Own(ctx, &corev1.ConfigMap{
+	err := into.Apply(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.config.Namespace, Name: refusalName(key),
+			Namespace: r.config.Namespace, Name: refusalName(key),
 			Labels: map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy, labelReport: reportRefusal},
 		},
 		Data: map[string]string{
@@ -65,13 +65,13 @@ func (p *policies) refused(ctx context.Context, into reconcile.Leader, here *hel
 		},
 	})
 	if errors.Is(err, reconcile.ErrNotLeader) {
-		return nil // which the write before it said already
+		return nil // the write before it reported that
 	}
 	return err
 }
 
-// allowed takes back that a policy was refused in the member.
-func (*policies) allowed(ctx context.Context, into reconcile.Leader, here *held) error {
+// allowed deletes the record that a policy was refused in the member.
+func (*Reconciler) allowed(ctx context.Context, into reconcile.Writer, here *observed) error {
 	if here.refusal == nil {
 		return nil
 	}

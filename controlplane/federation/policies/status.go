@@ -8,38 +8,38 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// State is what became of a policy in one member.
+// State is the state of a policy in one member.
 type State string
 
-// The states.
+// States of a policy in a member.
 const (
 	Applied          State = "applied"
-	Drift            State = "drift" // applied again, since somebody had edited it
+	Drift            State = "drift" // applied again after an edit of the copy
 	Pending          State = "pending"
 	KindMissing      State = "kind missing"
 	NamespaceMissing State = "namespace missing"
-	Refused          State = "refused" // by the member's API server, or a webhook of it
-	Taken            State = "taken"   // the name, by an object of somebody else
-	Away             State = "away"    // the member does not answer
+	Refused          State = "refused" // by the member's API server or one of its webhooks
+	Taken            State = "taken"   // the name, by a user's object
+	Unreachable      State = "unreachable"
 )
 
-// Result is what became of a policy in one member, and why.
+// Result is the state of a policy in one member, and its reason.
 type Result struct {
 	State   State  `json:"state"`
 	Message string `json:"message,omitempty"`
 }
 
-// Status is what became of a federated policy. It stands on the object that people made (AnnotationStatus).
+// Status is the state of a federated policy in all members, written on its origin (AnnotationStatus).
 type Status struct {
-	// Origin is the cluster whose policy of this name counts instead of this one, because it is older.
+	// Origin is the cluster with an older policy of this name, which counts instead of this one.
 	Origin clusterset.ClusterID `json:"origin,omitempty"`
-	// Members are all other members, when this one counts.
+	// Members are the results in all other members, if this policy counts.
 	Members map[clusterset.ClusterID]Result `json:"members,omitempty"`
-	// Peers are those that are no federated Services, and do not mean the same in every cluster.
+	// Peers are the peers that are not federated Services and mean different objects in each cluster.
 	Peers []string `json:"peers,omitempty"`
 }
 
-// ReadStatus returns the status of a federated policy; the zero value is one that nobody has looked at.
+// ReadStatus returns the status of a federated policy, the zero Status if it has none yet.
 func ReadStatus(o *unstructured.Unstructured) Status {
 	var s Status
 	if err := json.Unmarshal([]byte(o.GetAnnotations()[AnnotationStatus]), &s); err != nil {
@@ -48,17 +48,17 @@ func ReadStatus(o *unstructured.Unstructured) Status {
 	return s
 }
 
-// text is s as it stands in the annotation: the same for what is equal.
+// text returns the value of the annotation. It is equal for equal statuses.
 func (s Status) text() string {
 	text, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // it is made of texts
+		panic(err) // it consists of strings
 	}
 	return string(text)
 }
 
-// statusOf returns the status of the policy that h, one of all, asks to replicate.
-func statusOf(h *held, all []held, peers []string) Status {
+// statusOf returns the status of the policy in h, one of all, that users asked to replicate.
+func statusOf(h *observed, all []observed, peers []string) Status {
 	from := origin(all)
 	if from.member != h.member {
 		return Status{Origin: from.member, Peers: peers}

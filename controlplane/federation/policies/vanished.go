@@ -17,48 +17,47 @@ type offered struct {
 	key     reconcile.Key
 }
 
-// Run decides about origins that vanished, until ctx ends.
-func (p *policies) Run(ctx context.Context, again func(reconcile.Key)) error {
-	p.again = again
-	return p.guard.Run(ctx)
+// Run decides on origins that vanished, until ctx ends.
+func (r *Reconciler) Run(ctx context.Context, enqueue func(reconcile.Key)) error {
+	r.enqueue = enqueue
+	return r.guard.Run(ctx)
 }
 
-// note tells the guard which clusters ask to replicate a policy, and which say that they do no more: those that have
-// the object still.
-func (p *policies) note(key reconcile.Key, all []held) {
+// note tells the guard which clusters ask to replicate a policy, and which have withdrawn it explicitly: those that still
+// have the object without the annotation.
+func (r *Reconciler) note(key reconcile.Key, all []observed) {
 	for i := range all {
 		switch h := &all[i]; {
 		case h.object == nil:
 		case federated(h.object):
-			p.seen.Store(offered{h.member, key}, true)
-			p.guard.Has(h.member, key)
+			r.seen.Store(offered{h.member, key}, true)
+			r.guard.Offered(h.member, key)
 		default:
-			p.guard.Withdrew(h.member, key)
+			r.guard.Withdrawn(h.member, key)
 		}
 	}
 }
 
-// keeps reports whether the origin of copied, which its cluster has no more, is taken for there all the same: it
-// vanished just now, or together with many others. Where the object is there and asks no more, or its cluster left,
-// there is no doubt.
-func (p *policies) keeps(key reconcile.Key, copied *unstructured.Unstructured, all []held) bool {
+// keeps reports whether a copy stays although its origin is gone: the origin vanished a moment ago, or together with many
+// others. There is no doubt if the object still exists without the annotation, or if its cluster has left.
+func (r *Reconciler) keeps(key reconcile.Key, copied *unstructured.Unstructured, all []observed) bool {
 	text, _ := copyOf(copied)
 	from := clusterset.ClusterID(text)
-	i := slices.IndexFunc(all, func(h held) bool { return h.member == from })
+	i := slices.IndexFunc(all, func(h observed) bool { return h.member == from })
 	if i < 0 || all[i].object != nil {
 		return false
 	}
-	if _, before := p.seen.LoadOrStore(offered{from, key}, true); before {
-		p.guard.Lost(from, key)
-	} else { // it vanished before this process began
-		p.guard.Has(from, key)
-		p.guard.Missed(from, key)
+	if _, before := r.seen.LoadOrStore(offered{from, key}, true); before {
+		r.guard.Vanished(from, key)
+	} else { // it vanished before this process started
+		r.guard.Offered(from, key)
+		r.guard.VanishedUnseen(from, key)
 	}
-	return p.guard.Keeps(from, key)
+	return r.guard.Keeps(from, key)
 }
 
 // Holds is part of reconcile.Guarded.
-func (p *policies) Holds() []withdrawal.Hold { return p.guard.Holds() }
+func (r *Reconciler) Holds() []withdrawal.Hold { return r.guard.Holds() }
 
 // Release is part of reconcile.Guarded.
-func (p *policies) Release(of clusterset.ClusterID) { p.guard.Release(of) }
+func (r *Reconciler) Release(of clusterset.ClusterID) { r.guard.Release(of) }

@@ -1,160 +1,126 @@
-// Package reconcile is the seam between the frame of a federation, which reaches members and elects a leader for each,
-// and what leaders do there: federated Services, policies. In go a Part's watches; out comes one call of Sync for
-// each thing that may have changed, for each member that this process leads.
+// Package reconcile defines what the engine of a federation and its Reconcilers share. The engine reads all members and
+// elects a leader for each; a Reconciler decides what the leader writes: federated Services, policies. The engine takes the
+// Watches of a Reconciler and calls Reconcile for each key that may have changed, in each member that this process leads.
 //
-// What a Part keeps to: a silent member is never an empty one, so what was read of it last counts on; of a member
-// that was never read nothing is known, so nothing of it is removed; and what has the right content is left alone,
-// whatever epoch it was written in.
+// A Reconciler follows three rules. A silent member is not an empty one: its last known objects count. Nothing is removed
+// because of a member that was never read, since its objects are unknown. An object with the right content is left alone,
+// whatever the epoch that it was written in.
 package reconcile
 
 import (
 	"context"
 	"errors"
 
-	"k8s.io/apimachinery/pkg/labels"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-var (
-	// ErrNotLeader is of a write into a member whose Lease this process does not surely hold any more.
-	ErrNotLeader = errors.New("this process does not lead the member")
-	// ErrUnread is of a read of a member that was never read completely. What is there is not known.
-	ErrUnread = errors.New("the member has not been read yet")
-	// ErrKindMissing is of a read or write of an optional kind that the member does not have.
-	ErrKindMissing = errors.New("the member does not have the kind")
-)
+// ErrNotLeader is returned by a write into a member while it is not certain that this process holds the member's Lease.
+var ErrNotLeader = errors.New("this process does not lead the member")
 
-// Part is one thing that leaders do. What it needs of the Federation's spec its constructor gets; another one is made
-// when that changes. All methods may be called by several goroutines at a time.
-type Part interface {
+// Reconciler is one task of a leader. Its constructor takes the settings from the Federation's spec; a changed spec needs a
+// new Reconciler. All methods may be called concurrently.
+type Reconciler interface {
 	// Name is a short word for logs and metrics.
 	Name() string
-	// Watches are the kinds that matter, each once. They are the same at every call.
+	// Watches returns the kinds that matter, each once. Every call returns the same.
 	Watches() []Watch
-	// Sync brings one thing in one led member in line with what all members say. It is called after any change,
-	// coalesced, again with backoff after an error, and for every key when leadership was won or a member came or
-	// went; never for one key and one member twice at a time. all is sorted by id and contains into. ctx ends when
-	// leadership does.
-	Sync(ctx context.Context, key Key, into Leader, all []Member) error
+	// Reconcile makes one object of one led member agree with all members. It is called after each change, coalesced; again
+	// with backoff after an error; and for every key when this process becomes the leader or a member comes or goes. It is
+	// never called concurrently for the same key and member. all is sorted by id and contains into. ctx ends with the
+	// leadership.
+	Reconcile(ctx context.Context, key Key, into Writer, all []Member) error
 }
 
-// Runner is a Part that has something to do beside Sync, such as to wait for something that is no Watch.
+// Runner is a Reconciler with work besides Reconcile, such as a wait for something that is not a Watch.
 type Runner interface {
-	// Run goes on until ctx ends, where nothing is led too. It asks by sync to look at a key again, in all led
-	// members.
-	Run(ctx context.Context, sync func(Key)) error
+	// Run works until ctx ends, also while this process leads no member. It calls enqueue to have a key reconciled again
+	// in all led members.
+	Run(ctx context.Context, enqueue func(Key)) error
 }
 
-// Guarded is a Part that does not believe everything that vanishes.
+// Guarded is a Reconciler that holds back withdrawals that look like an accident.
 type Guarded interface {
-	// Holds returns what is taken for there although it vanished.
+	// Holds returns the withdrawals that are held back.
 	Holds() []withdrawal.Hold
-	// Release believes all that is held of a member.
+	// Release accepts all withdrawals of a member that are held back.
 	Release(of clusterset.ClusterID)
 }
 
-// Attentive is a Part that tells in members whether another one answers.
-type Attentive interface {
-	// Attends does nothing. All that a member has to do with is looked at again, in all led members, when it goes
-	// silent and when it is back.
-	Attends()
+// ReachabilityObserver is a Reconciler that reports in members whether another member is reachable.
+type ReachabilityObserver interface {
+	// ObservesReachability does nothing. When a member becomes unreachable or reachable, all its keys are reconciled again
+	// in all led members.
+	ObservesReachability()
 }
 
-// Key names one thing that a Part keeps in line in all members: a federated Service, a policy. Its fields mean what
-// the Part likes.
+// Key names one object that a Reconciler maintains in all members: a federated Service, a policy. The Reconciler defines
+// the meaning of the fields.
 type Key struct{ Kind, Namespace, Name string }
 
-// Watch is one kind whose changes matter to a Part.
+// Watch is one kind whose changes matter to a Reconciler.
 type Watch struct {
-	// Object is typed, unstructured.Unstructured or metav1.PartialObjectMetadata; the latter two with their kind
-	// set. Members are read for objects of the same Go type.
-	Object client.Object
-	// Namespace, if not empty, is the only one in which objects are asked for, so that rights there suffice.
-	Namespace string
-	// Selector says which objects are asked for; nil is all.
-	Selector labels.Selector
-	// Keep, if not nil, says which of those are kept in memory; it sees them before Trim.
-	Keep func(client.Object) bool
-	// Trim, if not nil, takes away what nobody reads, before an object is kept. Managed fields go in any case.
-	Trim toolscache.TransformFunc
-	// Pack, if not nil, returns a form of a trimmed object that takes less memory, or nil for one that has none.
-	Pack func(client.Object) Packed
-	// IndexLabel, if not empty, is a label. List is fast, however many objects there are, when it is asked for one
-	// value of it (client.MatchingLabels), as it is for one namespace.
-	IndexLabel string
-	// Keys returns what has to be looked at when o came, changed (called with the old and the new one) or went. It
-	// may read from, which has the change, but perhaps not yet what else changed with it.
+	objectcache.Kind
+
+	// Keys returns the keys to reconcile after o was created, changed (it is called with the old and the new object) or
+	// deleted. It may read from, which includes the change, but perhaps not yet others that were made with it.
 	Keys func(from Member, o client.Object) []Key
-	// Local, if not nil, reports whether o matters in its own member alone: in others its keys are not looked at.
-	Local func(o client.Object) bool
-	// Counted, if not nil, reports whether o is one of the things that the Part made, as the status counts them.
+	// Counted, if not nil, reports whether the Reconciler made o and the Federation's status counts it.
 	Counted func(o client.Object) bool
-	// Optional says that the kind may be missing in a member: reads then return ErrKindMissing.
-	Optional bool
-	// Alone says that the Part can do without the kind for everything else. A member that denies leaders the right to it
-	// counts as read; reads of this kind then fail with ErrUnread.
-	Alone bool
 }
 
-// Local asks a Member's List for what its Watch calls Local alone (true), or for all but that (false). What is not asked for
-// is not unpacked.
-type Local bool
-
-// ApplyToList is part of client.ListOption.
-func (Local) ApplyToList(*client.ListOptions) {}
-
-// Packed is an object in a form that takes little memory. One that has a method Local() bool says by it what the Watch's Local
-// would say, without being unpacked.
-type Packed interface {
-	// Unpack returns the object as it was trimmed. It is the caller's.
-	Unpack() client.Object
+// Kinds returns the kinds of watches.
+func Kinds(watches []Watch) []objectcache.Kind {
+	kinds := make([]objectcache.Kind, 0, len(watches))
+	for _, w := range watches {
+		kinds = append(kinds, w.Kind)
+	}
+	return kinds
 }
 
-// Member is a member cluster as this supervisor sees it. Reads come from memory that was complete once; while the
-// member's API server is silent they are what was seen last, and Reachable is false. Before that they fail with
-// ErrUnread. Get and List know the Part's own Watches only; what they return is the caller's. List knows
-// InNamespace, MatchingLabels, MatchingLabelsSelector and Local.
+// Member is a member cluster as this supervisor sees it. Reads come from a cache, which stays as it was while the member's
+// API server is silent and Reachable is false. Before the cache is complete they fail with objectcache.ErrNotSynced. Get
+// and List know only the kinds of the Reconciler's own Watches, and the caller owns the results. List knows the options
+// client.InNamespace, client.MatchingLabels, client.MatchingLabelsSelector and objectcache.Local.
 type Member interface {
 	ID() clusterset.ClusterID
 	client.Reader
-	// Read reports whether the member was read completely once: reads do not fail with ErrUnread, but for those of a
-	// Watch that is Alone.
-	Read() bool
-	// Reachable reports whether the member's API server answers now, and is that of the member.
+	// Synced reports whether the member was read completely once. Reads then fail with objectcache.ErrNotSynced only for
+	// kinds that are skipped because the API server denies them.
+	Synced() bool
+	// Reachable reports whether the member's API server answers now, and belongs to the member.
 	Reachable() bool
 	// Supervisor reports whether the member claims to be a supervisor.
 	Supervisor() bool
 }
 
-// Leader writes into the one member that this process leads. Every write carries the epoch, so that the member
-// refuses those of a leader that was; each fails with ErrNotLeader from the moment on that the Lease is not surely
-// held. Writes add the annotation of the epoch to the object that they are given, which must not be compared:
-// content that is right is left alone whatever its epoch.
-type Leader interface {
+// Writer writes into the one member that this process leads. Each write carries the epoch, so the member refuses the writes
+// of a former leader, and each fails with ErrNotLeader as soon as it is not certain that this process holds the Lease.
+// Writes add the epoch's annotation to the given object. Callers do not compare it: an object with the right content is
+// left alone, whatever its epoch.
+type Writer interface {
 	Member
-	// Epoch is how often the member's leader has changed.
+	// Epoch counts how often the member's leader has changed.
 	Epoch() int64
-	// Create creates obj. The error is AlreadyExists when anything of that name is there, which may be somebody's own.
+	// Create creates obj. The error is AlreadyExists when any object has the name, also one that is not the federation's.
 	Create(ctx context.Context, obj client.Object) error
-	// Own makes an object that belongs to the federation as a whole, whatever stands under its name, be as obj, by
-	// server-side apply; it creates it where it is not. What others put on it goes, apart from the labels and
-	// annotations that keep names.
-	Own(ctx context.Context, obj client.Object, keep ...string) error
-	// Replace puts obj in the place of the object that was read, the whole of it: fields that others added go too,
-	// which Own leaves. The resourceVersion of obj is a precondition, and a difference is a conflict.
+	// Apply creates or changes an object that belongs to the federation as a whole, by server-side apply. It removes the
+	// fields of others, except for the labels and annotations in keep.
+	Apply(ctx context.Context, obj client.Object, keep ...string) error
+	// Replace replaces the object that was read by obj, including fields of others that Apply leaves. The resourceVersion
+	// of obj is a precondition, and a difference is a conflict.
 	Replace(ctx context.Context, obj client.Object) error
-	// OwnStatus makes the status of an existing object be that of obj, whose resourceVersion must be the current one.
-	OwnStatus(ctx context.Context, obj client.Object) error
-	// Annotate sets annotations of an object that may be anybody's; one with the value "" is taken away. It does not
-	// create: an object that went meanwhile is no error.
+	// ApplyStatus sets the status of an existing object to that of obj, whose resourceVersion must be current.
+	ApplyStatus(ctx context.Context, obj client.Object) error
+	// Annotate sets annotations of an object of any owner; the value "" removes one. It does not create the object, and
+	// an object that was deleted meanwhile is not an error.
 	Annotate(ctx context.Context, obj client.Object, annotations map[string]string) error
-	// Delete deletes obj if it still is what was read: its uid and resourceVersion are preconditions, and a
-	// difference is a conflict. One that went meanwhile is no error.
+	// Delete deletes obj if it is still the object that was read: its uid and resourceVersion are preconditions, and a
+	// difference is a conflict. An object that was deleted meanwhile is not an error.
 	Delete(ctx context.Context, obj client.Object) error
-	// Event tells those who look at o that something happened, once: only when something did.
+	// Event records an event on o. Callers record one only when something happened.
 	Event(o client.Object, eventtype, reason, note string)
 }

@@ -17,45 +17,45 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // simulated is a member without an API server: what is written is read at once.
 type simulated struct {
-	*memory.Memory
+	*objectcache.Cache
 
 	id             clusterset.ClusterID
 	writes, events int
 }
 
-func (m *simulated) ID() clusterset.ClusterID                                  { return m.id }
-func (m *simulated) Reachable() bool                                           { return true }
-func (m *simulated) Supervisor() bool                                          { return true }
-func (m *simulated) Epoch() int64                                              { return 1 }
-func (m *simulated) Create(_ context.Context, o client.Object) error           { return m.put(o) }
-func (m *simulated) Replace(_ context.Context, o client.Object) error          { return m.put(o) }
-func (m *simulated) OwnStatus(context.Context, client.Object) error            { return nil }
-func (m *simulated) Delete(context.Context, client.Object) error               { return nil }
-func (m *simulated) Event(client.Object, string, string, string)               { m.events++ }
-func (m *simulated) Own(_ context.Context, o client.Object, _ ...string) error { return m.put(o) }
+func (m *simulated) ID() clusterset.ClusterID                                    { return m.id }
+func (m *simulated) Reachable() bool                                             { return true }
+func (m *simulated) Supervisor() bool                                            { return true }
+func (m *simulated) Epoch() int64                                                { return 1 }
+func (m *simulated) Create(_ context.Context, o client.Object) error             { return m.put(o) }
+func (m *simulated) Replace(_ context.Context, o client.Object) error            { return m.put(o) }
+func (m *simulated) ApplyStatus(context.Context, client.Object) error            { return nil }
+func (m *simulated) Delete(context.Context, client.Object) error                 { return nil }
+func (m *simulated) Event(client.Object, string, string, string)                 { m.events++ }
+func (m *simulated) Apply(_ context.Context, o client.Object, _ ...string) error { return m.put(o) }
 func (m *simulated) Annotate(context.Context, client.Object, map[string]string) error {
 	return nil
 }
 
 // simulate makes one that has nothing but the namespace of global federated Services.
-func simulate(tb testing.TB, p *services.Part, id clusterset.ClusterID) *simulated {
+func simulate(tb testing.TB, p *services.Reconciler, id clusterset.ClusterID) *simulated {
 	tb.Helper()
 	m := &simulated{id: id}
 	var err error
-	if m.Memory, err = memory.New(scheme, p.Watches(), func(reconcile.Watch, client.Object, client.Object) {}, func() {}); err != nil {
+	if m.Cache, err = objectcache.NewCache(scheme, reconcile.Kinds(p.Watches()), nil, nil); err != nil {
 		tb.Fatal(err)
 	}
-	for _, k := range m.Kinds() {
+	for _, k := range m.Informers() {
 		_ = k.Replace(nil, "")
 	}
-	_ = m.Kinds()[3].Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
+	_ = m.Informers()[3].Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}})
 	return m
 }
 
@@ -68,12 +68,12 @@ func (m *simulated) put(o client.Object) error {
 }
 
 // kind returns where objects like o are kept.
-func (m *simulated) kind(o client.Object) *memory.Kind {
+func (m *simulated) kind(o client.Object) *objectcache.ObjectInformer {
 	switch o.(type) {
 	case *corev1.Service:
-		return m.Kinds()[0]
+		return m.Informers()[0]
 	case *discoveryv1.EndpointSlice:
-		return m.Kinds()[1]
+		return m.Informers()[1]
 	default:
 		panic(fmt.Sprintf("%T is not simulated", o))
 	}
@@ -102,7 +102,7 @@ func BenchmarkTwentyMembers(b *testing.B) {
 	}
 	sync := func(name string) {
 		for _, m := range led {
-			if err := p.Sync(b.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: name}, m, all); err != nil {
+			if err := p.Reconcile(b.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: name}, m, all); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -162,7 +162,7 @@ func TestAnOwnerIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if err := p.Sync(t.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: "shop-0"}, m, []reconcile.Member{m}); err != nil {
+		if err := p.Reconcile(t.Context(), reconcile.Key{Kind: "Service", Namespace: system, Name: "shop-0"}, m, []reconcile.Member{m}); err != nil {
 			t.Fatal(err)
 		}
 	}

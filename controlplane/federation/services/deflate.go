@@ -16,7 +16,7 @@ import (
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// typical is what most objects have in common: to deflate, a dictionary, of which the end costs least.
+// typical is the preset dictionary of deflate: the content that most objects share. Matches near its end are the shortest.
 var typical = sync.OnceValue(func() []byte {
 	yes, no := true, false
 	slice := &discoveryv1.EndpointSlice{
@@ -24,7 +24,7 @@ var typical = sync.OnceValue(func() []byte {
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))}},
 	}
-	for range 2 { // the second follows the first as one does another
+	for range 2 { // one endpoint follows another
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 			Addresses: []string{"10.0.0.1"}, NodeName: new("node-1"), Zone: new("zone-1"),
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
@@ -53,7 +53,7 @@ var typical = sync.OnceValue(func() []byte {
 	return all
 })
 
-// deflater is what deflate works with. It takes a megabyte, so there is one.
+// deflater is the state of deflate. It takes a megabyte, so there is one.
 var deflater struct {
 	sync.Mutex
 
@@ -61,7 +61,7 @@ var deflater struct {
 	out bytes.Buffer
 }
 
-// deflate returns data in less memory (RFC 1951).
+// deflate compresses data (RFC 1951).
 func deflate(data []byte) string {
 	d := &deflater
 	d.Lock()
@@ -70,17 +70,17 @@ func deflate(data []byte) string {
 	if d.w == nil {
 		var err error
 		if d.w, err = flate.NewWriterDict(&d.out, flate.DefaultCompression, typical()); err != nil {
-			panic(err) // the level is one that there is
+			panic(err) // the level is valid
 		}
 	} else {
 		d.w.Reset(&d.out)
 	}
-	_, _ = d.w.Write(data) // memory takes everything
+	_, _ = d.w.Write(data) // a buffer does not fail
 	_ = d.w.Close()
 	return d.out.String()
 }
 
-// inflater is what inflate works with.
+// inflater is the state of inflate.
 type inflater struct {
 	in  strings.Reader
 	r   io.Reader
@@ -93,7 +93,7 @@ var inflaters = sync.Pool{New: func() any {
 	return i
 }}
 
-// inflate gives to use what deflate was given, for as long as it runs.
+// inflate calls use with decompressed data, which is valid until use returns.
 func inflate(s string, use func([]byte) error) error {
 	i := inflaters.Get().(*inflater) //nolint:forcetypeassert // nothing else is put in
 	defer inflaters.Put(i)

@@ -16,29 +16,30 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// applyImport offers the federated Service with a ClusterSetIP too, or no more. A ServiceImport of the name that is
-// not ours stays as it is.
-func (p *Part) applyImport(ctx context.Context, into reconcile.Leader, all []reconcile.Member, w *world, fed offers.Federated) error {
-	if !p.vips.on() {
-		return p.removeImport(ctx, into, w.name)
+// applyImport creates, updates or removes the ServiceImport with a ClusterSetIP. It does not touch a ServiceImport of the
+// name that is not ours.
+func (r *Reconciler) applyImport(ctx context.Context, into reconcile.Writer, all []reconcile.Member, s *snapshot, fed offers.Federated) error {
+	if !r.vips.on() {
+		return r.removeImport(ctx, into, s.name)
 	}
 	have := &v1beta1.ServiceImport{}
-	err := into.Get(ctx, client.ObjectKey(w.name), have)
+	err := into.Get(ctx, client.ObjectKey(s.name), have)
 	switch {
-	case errors.Is(err, reconcile.ErrKindMissing):
-		return nil // tell says so
+	case errors.Is(err, objectcache.ErrKindMissing):
+		return nil // report mentions it
 	case client.IgnoreNotFound(err) != nil:
-		return fmt.Errorf("read service import %s: %w", w.name, err)
+		return fmt.Errorf("read service import %s: %w", s.name, err)
 	case err == nil && !offers.IsOurs(have):
 		return nil
 	}
 	imp := clusterset.Import{
-		Service: w.name, Type: clusterset.ClusterSetIP, Ports: fed.Ports, Clusters: fed.Clusters, SessionAffinity: fed.Affinity,
+		Service: s.name, Type: clusterset.ClusterSetIP, Ports: fed.Ports, Clusters: fed.Clusters, SessionAffinity: fed.Affinity,
 	}
-	if imp.IPs, err = p.vips.of(ctx, w.name, into, all); err != nil {
+	if imp.IPs, err = r.vips.of(ctx, s.name, into, all); err != nil {
 		return err
 	}
 	for _, a := range imp.IPs {
@@ -58,13 +59,13 @@ func (p *Part) applyImport(ctx context.Context, into reconcile.Leader, all []rec
 		err = into.Create(ctx, want)
 	}
 	if err != nil {
-		return fmt.Errorf("write service import %s: %w", w.name, err)
+		return fmt.Errorf("write service import %s: %w", s.name, err)
 	}
-	return p.applyImportStatus(ctx, into, want, status)
+	return r.applyImportStatus(ctx, into, want, status)
 }
 
-// applyImportStatus makes the status of si, as it stands, be status.
-func (p *Part) applyImportStatus(ctx context.Context, into reconcile.Leader, si *v1beta1.ServiceImport, status v1beta1.ServiceImportStatus) error {
+// applyImportStatus sets the status of the stored si.
+func (r *Reconciler) applyImportStatus(ctx context.Context, into reconcile.Writer, si *v1beta1.ServiceImport, status v1beta1.ServiceImportStatus) error {
 	conditions := append([]metav1.Condition(nil), si.Status.Conditions...)
 	for _, c := range status.Conditions {
 		c.ObservedGeneration = si.Generation
@@ -74,20 +75,20 @@ func (p *Part) applyImportStatus(ctx context.Context, into reconcile.Leader, si 
 	if equality.Semantic.DeepEqual(status, si.Status) {
 		return nil
 	}
-	told := &v1beta1.ServiceImport{
+	want := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: si.Namespace, Name: si.Name, ResourceVersion: si.ResourceVersion}, Spec: si.Spec, Status: status,
 	}
-	if err := into.OwnStatus(ctx, told); err != nil {
+	if err := into.ApplyStatus(ctx, want); err != nil {
 		return fmt.Errorf("write status of service import %s/%s: %w", si.Namespace, si.Name, err)
 	}
 	return nil
 }
 
 // removeImport deletes our ServiceImport of a federated Service, if there is one.
-func (p *Part) removeImport(ctx context.Context, into reconcile.Leader, name clusterset.ServiceName) error {
+func (r *Reconciler) removeImport(ctx context.Context, into reconcile.Writer, name clusterset.ServiceName) error {
 	have := &v1beta1.ServiceImport{}
 	err := into.Get(ctx, client.ObjectKey(name), have)
-	if errors.Is(err, reconcile.ErrKindMissing) {
+	if errors.Is(err, objectcache.ErrKindMissing) {
 		return nil
 	}
 	if err == nil && offers.IsOurs(have) {

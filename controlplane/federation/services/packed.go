@@ -15,15 +15,14 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// packed is an object of type T in the encoding that API servers use among themselves, deflated: a twentieth of what it takes in
-// Go.
+// packed is an object of type T in its protobuf encoding, compressed. It takes a twentieth of the memory of the Go object.
 type packed[T any, P encoded[T]] string
 
-// encoded is a pointer to an object that has that encoding.
+// encoded is a pointer to an object with a protobuf encoding.
 type encoded[T any] interface {
 	*T
 	client.Object
@@ -31,8 +30,8 @@ type encoded[T any] interface {
 	Unmarshal(data []byte) error
 }
 
-// pack is a Watch's Pack.
-func pack[T any, P encoded[T]](o client.Object) reconcile.Packed {
+// pack is the Pack of a Watch.
+func pack[T any, P encoded[T]](o client.Object) objectcache.Packed {
 	data, err := o.(P).Marshal() //nolint:forcetypeassert // the Watch is of this type
 	if err != nil {
 		return nil
@@ -40,7 +39,7 @@ func pack[T any, P encoded[T]](o client.Object) reconcile.Packed {
 	return packed[T, P](deflate(data))
 }
 
-// Unpack is part of reconcile.Packed.
+// Unpack is part of objectcache.Packed.
 func (p packed[T, P]) Unpack() client.Object {
 	o := P(new(T))
 	if err := inflate(string(p), o.Unmarshal); err != nil {
@@ -49,8 +48,8 @@ func (p packed[T, P]) Unpack() client.Object {
 	return o
 }
 
-// packSlice is a Watch's Pack.
-func packSlice(o client.Object) reconcile.Packed {
+// packSlice is the Pack of the Watch of EndpointSlices.
+func packSlice(o client.Object) objectcache.Packed {
 	if es, ok := o.(*discoveryv1.EndpointSlice); ok {
 		if p := packOwn(es); p != nil {
 			return p
@@ -67,14 +66,14 @@ type ownSlice struct {
 	version, digest uint64
 }
 
-// way is what a slice of ours has its labels and annotations from: all members have the same ones. imported says that a
+// way holds the labels and annotations of a slice of ours, which are the same in all members. imported states that a
 // ServiceImport has the slice as well.
 type way struct {
 	namespace, service, cluster, source string
 	imported                            bool
 }
 
-// labels returns them as Federated.Slices and wantSlices make them.
+// labels returns the labels that Federated.Slices and wantSlices set.
 func (w way) labels() map[string]string {
 	m := map[string]string{discoveryv1.LabelServiceName: w.service, discoveryv1.LabelManagedBy: v1alpha1.ManagedBy, v1alpha1.MarkCluster: w.cluster}
 	if w.imported {
@@ -87,7 +86,7 @@ func (w way) annotations() map[string]string {
 	return map[string]string{offers.AnnotationSource: w.source}
 }
 
-// packOwn returns a slice of ours packed, if it is as we make them and as API servers keep them, else nil.
+// packOwn returns a slice of ours packed, nil if it differs from the form that we write and API servers store.
 func packOwn(es *discoveryv1.EndpointSlice) *ownSlice {
 	_, imported := es.Labels[v1beta1.LabelServiceName]
 	w := way{
@@ -112,16 +111,16 @@ func packOwn(es *discoveryv1.EndpointSlice) *ownSlice {
 	return p
 }
 
-// formatUID writes a uid as API servers do (RFC 9562, section 4).
+// formatUID formats a uid as API servers do (RFC 9562, section 4).
 func formatUID(u [16]byte) types.UID {
 	h := hex.EncodeToString(u[:])
 	return types.UID(h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:])
 }
 
-// Local is that of reconcile.Packed: all slices of ours are.
+// Local is part of objectcache.Packed. All slices of ours are local.
 func (*ownSlice) Local() bool { return true }
 
-// Unpack is part of reconcile.Packed.
+// Unpack is part of objectcache.Packed.
 func (p *ownSlice) Unpack() client.Object {
 	w := p.leads.Value()
 	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{

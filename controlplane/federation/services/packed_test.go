@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
-	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // TestUnpackReturnsWhatWasPacked, and what it returns can be changed without changing what is kept.
@@ -35,7 +35,7 @@ func TestUnpackReturnsWhatWasPacked(t *testing.T) {
 	svc := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}}}
 	svc.Labels = map[string]string{labelMemberOf: "web.isthmus-system"}
 	for name, tc := range map[string]struct {
-		pack func(client.Object) reconcile.Packed
+		pack func(client.Object) objectcache.Packed
 		o    client.Object
 	}{
 		"own slice": {packSlice, own}, "own slice of an import": {packSlice, imported}, "own slice with one more label": {packSlice, labeled},

@@ -18,10 +18,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// conditionConflict is a condition of a federated Service: member Services disagree about ports. It is there only
-// while they do.
+// conditionConflict is a condition of a federated Service while its member Services have conflicting ports.
 const conditionConflict = "federation.isthmus.dev/Conflict"
 
 // Reasons of events on Services.
@@ -29,18 +29,18 @@ const (
 	reasonFederated = "Federated"
 	reasonNot       = "NotFederated"
 	reasonConflict  = "PortConflict"
-	ReasonTaken     = "NameTaken" // of the Service that has the name, too
+	ReasonTaken     = "NameTaken" // also on the user's Service that has the name
 	reasonPartly    = "NotEverywhere"
 )
 
-// taken is somebody's own Service that has the name of a federated one.
+// taken is a user's Service that has the name of a federated one.
 type taken struct {
 	cluster clusterset.ClusterID
 	name    clusterset.ServiceName
 }
 
-// applyConditions makes the conditions of the federated Service say what its members disagree about.
-func (p *Part) applyConditions(ctx context.Context, into reconcile.Leader, svc *corev1.Service, fed offers.Federated) error {
+// applyConditions sets the condition of the federated Service about conflicts of its members.
+func (r *Reconciler) applyConditions(ctx context.Context, into reconcile.Writer, svc *corev1.Service, fed offers.Federated) error {
 	conditions := slices.Clone(svc.Status.Conditions)
 	if len(fed.Conflicts) == 0 {
 		meta.RemoveStatusCondition(&conditions, conditionConflict)
@@ -56,112 +56,113 @@ func (p *Part) applyConditions(ctx context.Context, into reconcile.Leader, svc *
 	if equality.Semantic.DeepEqual(conditions, svc.Status.Conditions) {
 		return nil
 	}
-	told := &corev1.Service{
+	want := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: svc.Name, ResourceVersion: svc.ResourceVersion},
 		Status:     corev1.ServiceStatus{Conditions: conditions},
 	}
-	if err := into.OwnStatus(ctx, told); err != nil {
+	if err := into.ApplyStatus(ctx, want); err != nil {
 		return fmt.Errorf("write conditions of service %s/%s: %w", svc.Namespace, svc.Name, err)
 	}
 	return nil
 }
 
-// tell says to the owners of Services in the member what became of their wishes: by an annotation, and by an event
-// whenever that changes. Somebody's own Service that is in the way is told by an event alone.
-func (p *Part) tell(ctx context.Context, into reconcile.Leader, w *world, fed offers.Federated) error {
-	if slices.Contains(w.taken, into.ID()) && w.service != nil && len(w.offering) > 0 {
-		if _, known := p.told.LoadOrStore(taken{into.ID(), w.name}, true); !known {
-			into.Event(w.service, corev1.EventTypeWarning, ReasonTaken, "a federated Service has this name too; it is not made in this cluster, and this Service stays as it is")
+// report writes to member Services in the member what became of them: an annotation, and an event whenever it changes. A
+// user's Service that has the name gets an event alone.
+func (r *Reconciler) report(ctx context.Context, into reconcile.Writer, s *snapshot, fed offers.Federated) error {
+	if slices.Contains(s.taken, into.ID()) && s.service != nil && len(s.offering) > 0 {
+		if _, known := r.warned.LoadOrStore(taken{into.ID(), s.name}, true); !known {
+			into.Event(s.service, corev1.EventTypeWarning, ReasonTaken, "a federated Service has the same name; it is not created in this cluster, and this Service stays unchanged")
 		}
 	}
-	common := p.troubles(ctx, into, w)
+	common := r.problems(ctx, into, s)
 	var errs []error
-	for _, svc := range w.members {
+	for _, svc := range s.members {
 		var problems []string
 		reason := reasonNot
-		if fault := w.faults[svc.UID]; fault != nil {
+		if fault := s.faults[svc.UID]; fault != nil {
 			problems = append(problems, fault.Error())
 		}
-		for _, c := range fed.Conflicts { // whoever it is that differs, all of them are one Service
+		for _, c := range fed.Conflicts { // every member reports a conflict, because all of them are one Service
 			problems, reason = append(problems, c.Message()), reasonConflict
 		}
 		switch {
 		case len(problems) > 0:
-		case len(w.taken) > 0 || len(w.homeless) == 0 && len(common) > 0:
+		case len(s.taken) > 0 || len(s.lacking) == 0 && len(common) > 0:
 			reason = ReasonTaken
 		case len(common) > 0:
 			reason = reasonPartly
 		}
-		errs = append(errs, p.status(ctx, into, svc, w.name, fed, reason, append(problems, common...)))
+		errs = append(errs, r.status(ctx, into, svc, s.name, fed, reason, append(problems, common...)))
 	}
 	return errors.Join(errs...)
 }
 
-// status writes one Service's annotation and event, if they are news.
-func (p *Part) status(ctx context.Context, into reconcile.Leader, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
+// status writes one Service's annotation and event, if they changed.
+func (r *Reconciler) status(ctx context.Context, into reconcile.Writer, svc *corev1.Service, name clusterset.ServiceName, fed offers.Federated, reason string, problems []string) error {
 	text, eventType := fmt.Sprintf("member of %s, which leads to clusters %s", name, join(fed.Clusters)), corev1.EventTypeNormal
 	if len(problems) == 0 {
 		reason = reasonFederated
 	} else {
 		text, eventType = short(text+"; "+strings.Join(problems, "; ")), corev1.EventTypeWarning
 	}
-	return p.say(ctx, into, svc, text, eventType, reason)
+	return r.writeStatus(ctx, into, svc, text, eventType, reason)
 }
 
-// say writes text on a Service, and an event, if it is news. What was said stays news until it is read on the Service,
-// which may be looked at again before that: there is one event all the same.
-func (p *Part) say(ctx context.Context, into reconcile.Leader, svc *corev1.Service, text, eventType, reason string) error {
+// writeStatus annotates a Service, and records an event if the text is new. The cache may still hold the former annotation
+// at the next call; the event is recorded once nevertheless.
+func (r *Reconciler) writeStatus(ctx context.Context, into reconcile.Writer, svc *corev1.Service, text, eventType, reason string) error {
 	if svc.Annotations[v1alpha1.AnnotationServiceStatus] == text {
-		p.said.Delete(svc.UID)
+		r.written.Delete(svc.UID)
 		return nil
 	}
 	if err := into.Annotate(ctx, svc, map[string]string{v1alpha1.AnnotationServiceStatus: text}); err != nil {
 		return fmt.Errorf("write annotation %s of service %s/%s: %w", v1alpha1.AnnotationServiceStatus, svc.Namespace, svc.Name, err)
 	}
-	if before, _ := p.said.Swap(svc.UID, text); text != "" && before != text {
+	if before, _ := r.written.Swap(svc.UID, text); text != "" && before != text {
 		into.Event(svc, eventType, reason, text)
 	}
 	return nil
 }
 
-// troubles returns what is wrong with the federated Service in any cluster, whatever its members say.
-func (p *Part) troubles(ctx context.Context, into reconcile.Member, w *world) []string {
+// problems returns the problems of the federated Service in any cluster, conflicts of its members excluded.
+func (r *Reconciler) problems(ctx context.Context, into reconcile.Member, s *snapshot) []string {
 	var all []string
-	if len(w.taken) > 0 {
-		all = append(all, fmt.Sprintf("clusters %s have a Service %s of their own, and do not get it; rename one of them", join(w.taken), w.name))
+	if len(s.taken) > 0 {
+		all = append(all, fmt.Sprintf("clusters %s have a Service %s of their own and do not get the federated one; rename one of them", join(s.taken), s.name))
 	}
-	if len(w.homeless) > 0 {
-		all = append(all, fmt.Sprintf("clusters %s have no namespace %s, where global Services are, and do not get it; create it", join(w.homeless), p.system))
+	if len(s.lacking) > 0 {
+		all = append(all, fmt.Sprintf("clusters %s lack the namespace %s of global Services and do not get this one; create it", join(s.lacking), r.system))
 	}
-	for _, cluster := range w.clusters {
-		if text, ok := p.unsuited.Load(taken{cluster, w.name}); ok {
+	for _, cluster := range s.clusters {
+		if text, ok := r.rejected.Load(taken{cluster, s.name}); ok {
 			all = append(all, fmt.Sprint(text))
 		}
 	}
-	if !p.vips.on() {
+	if !r.vips.on() {
 		return all
 	}
 	var si v1beta1.ServiceImport
-	switch err := into.Get(ctx, client.ObjectKey(w.name), &si); {
-	case errors.Is(err, reconcile.ErrKindMissing):
+	switch err := into.Get(ctx, client.ObjectKey(s.name), &si); {
+	case errors.Is(err, objectcache.ErrKindMissing):
 		all = append(all, "this cluster has no ServiceImports (multicluster.x-k8s.io/v1beta1), so it gets no ClusterSetIP; install the definition")
 	case err == nil && !offers.IsOurs(&si):
-		all = append(all, fmt.Sprintf("this cluster has a ServiceImport %s of another origin, so the federated Service gets no ClusterSetIP here; rename one of them", w.name))
+		all = append(all, fmt.Sprintf("this cluster has a ServiceImport %s of another origin, so the federated Service gets no ClusterSetIP here; rename one of them", s.name))
 	}
 	return all
 }
 
-// tellStray tells a Service that is a member of nothing: why it is not, or no more that it is.
-func (p *Part) tellStray(ctx context.Context, name clusterset.ServiceName, into reconcile.Leader) error {
+// reportNonMember annotates a Service that is not a member of a federated one: with the reason, or without the status of a
+// former membership.
+func (r *Reconciler) reportNonMember(ctx context.Context, name clusterset.ServiceName, into reconcile.Writer) error {
 	var svc corev1.Service
 	if err := into.Get(ctx, client.ObjectKey(name), &svc); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	switch _, member, err := offers.Name(&svc, p.system); {
+	switch _, member, err := offers.Name(&svc, r.system); {
 	case err != nil:
-		return p.say(ctx, into, &svc, short(err.Error()), corev1.EventTypeWarning, reasonNot)
+		return r.writeStatus(ctx, into, &svc, short(err.Error()), corev1.EventTypeWarning, reasonNot)
 	case !member:
-		return p.say(ctx, into, &svc, "", "", "")
+		return r.writeStatus(ctx, into, &svc, "", "", "")
 	default:
 		return nil
 	}
@@ -178,7 +179,7 @@ func join(clusters []clusterset.ClusterID) string {
 	return strings.Join(texts, ", ")
 }
 
-// short returns text, or as much of it as an event may have.
+// short returns text, cut to the length that an event may have.
 func short(text string) string {
 	const longest = 1000
 	if r := []rune(text); len(r) > longest {

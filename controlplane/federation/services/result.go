@@ -21,35 +21,35 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
 )
 
-// applyService makes the Service of w, which is nobody else's, be as fed says, and returns how it stands.
-func (p *Part) applyService(ctx context.Context, into reconcile.Leader, w *world, fed offers.Federated) (*corev1.Service, error) {
-	if w.service == nil {
-		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.name.Namespace, Name: w.name.Name}}
-		if err := p.shape(svc, w, fed); err != nil {
+// applyService creates or updates the federated Service, whose name no user's Service has, and returns it as stored.
+func (r *Reconciler) applyService(ctx context.Context, into reconcile.Writer, s *snapshot, fed offers.Federated) (*corev1.Service, error) {
+	if s.service == nil {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.name.Namespace, Name: s.name.Name}}
+		if err := r.shape(svc, s, fed); err != nil {
 			return nil, err
 		}
 		if err := create(ctx, into, svc, fed.Families); err != nil {
-			return nil, fmt.Errorf("create service %s: %w", w.name, err)
+			return nil, fmt.Errorf("create service %s: %w", s.name, err)
 		}
-		p.log.Info("federated service made", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
+		r.log.Info("federated service created", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
 		return svc, nil
 	}
-	svc := w.service.DeepCopy()
-	if err := p.shape(svc, w, fed); err != nil {
+	svc := s.service.DeepCopy()
+	if err := r.shape(svc, s, fed); err != nil {
 		return nil, err
 	}
-	if equality.Semantic.DeepEqual(svc, w.service) {
+	if equality.Semantic.DeepEqual(svc, s.service) {
 		return svc, nil
 	}
 	if err := into.Replace(ctx, svc); err != nil {
-		return nil, fmt.Errorf("change service %s: %w", w.name, err)
+		return nil, fmt.Errorf("change service %s: %w", s.name, err)
 	}
-	p.log.Info("federated service changed", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
+	r.log.Info("federated service changed", "cluster", into.ID(), "namespace", svc.Namespace, "service", svc.Name, "members", fed.Clusters)
 	return svc, nil
 }
 
 // create creates svc with the first of families that the cluster has, and with the others that it has.
-func create(ctx context.Context, into reconcile.Leader, svc *corev1.Service, families []clusterset.Family) (err error) {
+func create(ctx context.Context, into reconcile.Writer, svc *corev1.Service, families []clusterset.Family) (err error) {
 	for _, f := range families {
 		svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPFamily(f.String())}
 		if err = into.Create(ctx, svc); !apierrors.IsInvalid(err) {
@@ -59,30 +59,31 @@ func create(ctx context.Context, into reconcile.Leader, svc *corev1.Service, fam
 	return err
 }
 
-// suits notes whether a cluster takes the federated Service, by what became of it, and reports whether that is news.
-func (p *Part) suits(cluster clusterset.ClusterID, w *world, fed offers.Federated, err error) bool {
-	key := taken{cluster, w.name}
+// recordRejection records whether a cluster accepts the federated Service, given the error of the write, and reports
+// whether that changed.
+func (r *Reconciler) recordRejection(cluster clusterset.ClusterID, s *snapshot, fed offers.Federated, err error) bool {
+	key := taken{cluster, s.name}
 	switch {
 	case err == nil:
-		_, was := p.unsuited.LoadAndDelete(key)
+		_, was := r.rejected.LoadAndDelete(key)
 		return was
 	case !apierrors.IsInvalid(err):
-		return false // it says nothing of the Service
+		return false // the error is not about the Service
 	}
 	text := fmt.Sprintf("cluster %s refuses it: %v", cluster, err)
-	if w.service == nil && aboutFamilies(err) {
+	if s.service == nil && aboutFamilies(err) {
 		var families []string
 		for _, f := range fed.Families {
 			families = append(families, f.String())
 		}
-		text = fmt.Sprintf("cluster %s does not get it: it has no Services of %s, which all members are of; let one be of a family that it has",
+		text = fmt.Sprintf("cluster %s does not get it: the cluster has no Services of %s, the families of all members; add a member of a family that the cluster has",
 			cluster, strings.Join(families, " and "))
 	}
-	before, _ := p.unsuited.Swap(key, text)
+	before, _ := r.rejected.Swap(key, text)
 	return before != text
 }
 
-// aboutFamilies reports whether an API server refuses a Service because of its families.
+// aboutFamilies reports whether an API server rejected a Service because of its IP families.
 func aboutFamilies(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -91,18 +92,18 @@ func aboutFamilies(err error) bool {
 	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return strings.HasPrefix(c.Field, "spec.ipFamil") })
 }
 
-// shape gives svc all that fed says of it, and leaves the rest, which the API server or others added, as it is.
-func (p *Part) shape(svc *corev1.Service, w *world, fed offers.Federated) error {
+// shape sets the fields of svc that fed defines, and leaves the fields that the API server or others added.
+func (r *Reconciler) shape(svc *corev1.Service, s *snapshot, fed offers.Federated) error {
 	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedBy)
 	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.MarkFederatedService, "true")
-	if p.hostname != nil {
-		outside, err := p.outsideName(w.name)
+	if r.hostname != nil {
+		outside, err := r.outsideName(s.name)
 		switch {
 		case err != nil:
-			return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", w.name, err)
-		case w.asksName:
+			return fmt.Errorf("spec.hostnameTemplate of the Federation, for service %s: %w", s.name, err)
+		case s.asksName:
 			metav1.SetMetaDataAnnotation(&svc.ObjectMeta, v1alpha1.AnnotationHostname, outside)
-		case svc.Annotations[v1alpha1.AnnotationHostname] == outside: // else a person wrote it
+		case svc.Annotations[v1alpha1.AnnotationHostname] == outside: // another value is a user's
 			delete(svc.Annotations, v1alpha1.AnnotationHostname)
 		}
 	}
@@ -120,7 +121,7 @@ func (p *Part) shape(svc *corev1.Service, w *world, fed offers.Federated) error 
 	return nil
 }
 
-// servicePorts returns ports as the API server stores them.
+// servicePorts returns ports in the form that the API server stores.
 func servicePorts(ports []clusterset.Port) []corev1.ServicePort {
 	var all []corev1.ServicePort
 	for _, p := range ports {
@@ -135,8 +136,8 @@ func servicePorts(ports []clusterset.Port) []corev1.ServicePort {
 	return all
 }
 
-// shapeFamilies asks for families. The first family of a Service that exists can never change, so it stays, and the
-// others come beside it.
+// shapeFamilies requests families. The first family of an existing Service cannot change, so it stays and the others are
+// added.
 func shapeFamilies(spec *corev1.ServiceSpec, families []clusterset.Family) {
 	policy := corev1.IPFamilyPolicySingleStack
 	if len(families) > 1 || len(spec.IPFamilies) > 0 && !slices.Contains(families, familyOf(spec.IPFamilies[0])) {

@@ -1,15 +1,17 @@
-// Package services gives every member of a federation its federated Services: for each name that people annotate
-// Services of any members with, a Service without a selector, the EndpointSlices that lead to all of its member
-// Services, and, where the Federation switches that on, a ServiceImport with a ClusterSetIP over the same slices.
+// Package services maintains the federated Services of a federation. Owners annotate Services of any members with a common
+// name. For each name, every member gets a Service without a selector, EndpointSlices that lead to all member Services, and,
+// if the Federation enables it, a ServiceImport with a ClusterSetIP over the same slices.
 //
-// It is a [reconcile.Part]: in goes what members say, out come writes into the members that this process leads. What it
-// computes depends on what members say and on nothing that it remembers, so two leaders come to the same. What it
-// writes carries [v1alpha1.ManagedBy]; anything else of the same name is somebody's own, is never touched, and is
-// reported.
+// For example, clusters a and b each annotate a Service web with the global name shop. In a, b and c a client then reaches
+// pods of both clusters through the ClusterIP of isthmus-system/shop.
 //
-// What a member offers goes at once when its owner takes the annotation away or the member leaves the Federation. When
-// a member Service vanishes otherwise, controlplane/internal/withdrawal decides: one of few goes after a second, a
-// multitude is an accident and stays. Endpoints are no matter of doubt: their slices are followed at once.
+// The [Reconciler] computes its writes from the members' objects alone, so two leaders reach the same result. Its objects
+// carry [v1alpha1.ManagedBy]. An object of the same name without that mark belongs to a user; it is never changed, and
+// events report it.
+//
+// When an owner removes the annotation, or a member leaves the Federation, its slices go at once. When a member Service
+// vanishes otherwise, package withdrawal decides: a few are accepted after a second, while a multitude looks like an
+// accident and stays. Endpoints are not held back: the slices follow them at once.
 package services
 
 import (
@@ -34,46 +36,45 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// Config says what federated Services are like.
+// Config describes the federated Services.
 type Config struct {
-	// Federation is of the supervisor that this process runs in.
+	// Federation is the spec of the Federation in this supervisor.
 	Federation v1alpha1.FederationSpec
-	// Resolve asks for the addresses of a load balancer that has a host name only, and for how long they are good. Nil
-	// asks the name servers of /etc/resolv.conf.
+	// Resolve returns the addresses of a load balancer that has only a host name, and their TTL. Nil queries the name
+	// servers of /etc/resolv.conf.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
-	// Guard says how fast what vanishes is believed to be gone. Its callbacks are not used.
+	// Guard configures the withdrawal guard. Its callbacks are not used.
 	Guard withdrawal.Config[clusterset.ServiceName]
 	Log   *slog.Logger
 }
 
-// Part is made by New.
-type Part struct {
+// Reconciler is a [reconcile.Reconciler]. Make it with New.
+type Reconciler struct {
 	system   string
 	hostname *template.Template // nil without one
 	hosts    *hosts.Hosts
 	log      *slog.Logger
 	guard    *withdrawal.Guard[clusterset.ServiceName]
-	again    atomic.Pointer[func(reconcile.Key)] // set by Run
+	enqueue  atomic.Pointer[func(reconcile.Key)] // set by Run
 	vips     vips
 
-	wanted sync.Map // clusterset.ServiceName: names that a Service of any member was seen to ask for
-	seen   sync.Map // offered: that the guard was told of
-	told   sync.Map // taken: that somebody's own Service was told of; the event's name keeps other processes from telling it too
-	said   sync.Map // types.UID: what was said to the owner of a Service, until it is read there
-
-	unsuited sync.Map // taken, to a string: what a cluster cannot have, and why
+	wanted   sync.Map // clusterset.ServiceName: names that a Service of any member has asked for
+	seen     sync.Map // offered: services that the guard knows
+	warned   sync.Map // taken: users' Services with an event; the name of the event prevents one from another process
+	written  sync.Map // types.UID to the status that was written to a Service, until it is read back
+	rejected sync.Map // taken to a string: federated Services that a cluster refuses, and why
 }
 
 var (
-	_ reconcile.Part    = (*Part)(nil)
-	_ reconcile.Runner  = (*Part)(nil)
-	_ reconcile.Guarded = (*Part)(nil)
+	_ reconcile.Reconciler = (*Reconciler)(nil)
+	_ reconcile.Runner     = (*Reconciler)(nil)
+	_ reconcile.Guarded    = (*Reconciler)(nil)
 )
 
-// New returns the Part that cfg describes. The error joins all faults and names the fields.
-func New(cfg Config) (*Part, error) {
+// New returns a Reconciler. The error joins all faults and names the fields.
+func New(cfg Config) (*Reconciler, error) {
 	var errs []error
-	p := &Part{system: cfg.Federation.SystemNamespace, log: cfg.Log}
+	p := &Reconciler{system: cfg.Federation.SystemNamespace, log: cfg.Log}
 	if cfg.Resolve == nil {
 		cfg.Resolve = hosts.System("/etc/resolv.conf")
 	}
@@ -95,7 +96,7 @@ func New(cfg Config) (*Part, error) {
 		for i, text := range cfg.Federation.ClusterSetIP.Ranges {
 			r, err := netip.ParsePrefix(text)
 			if err != nil {
-				errs = append(errs, fmt.Errorf("spec.clusterSetIP.ranges[%d]: %q is no CIDR; write one such as 243.0.0.0/16", i, text))
+				errs = append(errs, fmt.Errorf("spec.clusterSetIP.ranges[%d]: %q is not a CIDR; write one such as 243.0.0.0/16", i, text))
 			}
 			p.vips.ranges = append(p.vips.ranges, r)
 		}
@@ -104,7 +105,7 @@ func New(cfg Config) (*Part, error) {
 		}
 	}
 	cfg.Guard.Changed = func(_ clusterset.ClusterID, names []clusterset.ServiceName) {
-		p.lookAgain(names...)
+		p.requeue(names...)
 	}
 	errs = append(errs, cfg.Guard.Validate())
 	if err := errors.Join(errs...); err != nil {
@@ -114,45 +115,45 @@ func New(cfg Config) (*Part, error) {
 	return p, nil
 }
 
-// outsideName returns the name outside of the clusters of a federated Service.
-func (p *Part) outsideName(name clusterset.ServiceName) (string, error) {
+// outsideName returns the name of a federated Service outside of the clusters.
+func (r *Reconciler) outsideName(name clusterset.ServiceName) (string, error) {
 	var text strings.Builder
-	if err := p.hostname.Execute(&text, name); err != nil {
+	if err := r.hostname.Execute(&text, name); err != nil {
 		return "", err
 	}
 	if faults := validation.IsDNS1123Subdomain(text.String()); len(faults) > 0 {
-		return "", fmt.Errorf("%q is no host name: %s", text.String(), strings.Join(faults, ", "))
+		return "", fmt.Errorf("%q is not a host name: %s", text.String(), strings.Join(faults, ", "))
 	}
 	return text.String(), nil
 }
 
-// Name is part of reconcile.Part.
-func (p *Part) Name() string { return "services" }
+// Name is part of reconcile.Reconciler.
+func (r *Reconciler) Name() string { return "services" }
 
-// Run decides about what vanished, and resolves host names of load balancers, until ctx ends.
-func (p *Part) Run(ctx context.Context, again func(reconcile.Key)) error {
-	p.again.Store(&again)
+// Run decides on withdrawals, and resolves host names of load balancers, until ctx ends.
+func (r *Reconciler) Run(ctx context.Context, enqueue func(reconcile.Key)) error {
+	r.enqueue.Store(&enqueue)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.guard.Run(ctx) })
+	group.Go(func() error { return r.guard.Run(ctx) })
 	group.Go(func() error {
-		return p.hosts.Run(ctx, func(name clusterset.ServiceName) { again(keyOf(name)) })
+		return r.hosts.Run(ctx, func(name clusterset.ServiceName) { enqueue(keyOf(name)) })
 	})
 	return group.Wait()
 }
 
-// lookAgain asks to look at federated Services again, in all members. Before Run nobody is there to ask.
-func (p *Part) lookAgain(names ...clusterset.ServiceName) {
-	if again := p.again.Load(); again != nil {
+// requeue has federated Services reconciled again, in all members. Before Run it does nothing.
+func (r *Reconciler) requeue(names ...clusterset.ServiceName) {
+	if enqueue := r.enqueue.Load(); enqueue != nil {
 		for _, name := range names {
-			(*again)(keyOf(name))
+			(*enqueue)(keyOf(name))
 		}
 	}
 }
 
-// The kinds of keys.
+// Kinds of keys.
 const (
 	kindService = "Service"        // a federated Service
-	kindStatus  = "Service status" // a Service that was a member of a federated one, and says so still
+	kindStatus  = "Service status" // a former member Service whose status annotation remains
 )
 
 func keyOf(name clusterset.ServiceName) reconcile.Key {
@@ -160,7 +161,7 @@ func keyOf(name clusterset.ServiceName) reconcile.Key {
 }
 
 // Holds is part of reconcile.Guarded.
-func (p *Part) Holds() []withdrawal.Hold { return p.guard.Holds() }
+func (r *Reconciler) Holds() []withdrawal.Hold { return r.guard.Holds() }
 
 // Release is part of reconcile.Guarded.
-func (p *Part) Release(of clusterset.ClusterID) { p.guard.Release(of) }
+func (r *Reconciler) Release(of clusterset.ClusterID) { r.guard.Release(of) }

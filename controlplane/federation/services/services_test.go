@@ -25,7 +25,7 @@ import (
 var all = []clusterset.ClusterID{"a", "b", "c"}
 
 func TestServicesOfSeveralTypesAreOneInEveryCluster(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	w.create("b", node)
 	node.Status = corev1.NodeStatus{
@@ -57,14 +57,14 @@ func TestServicesOfSeveralTypesAreOneInEveryCluster(t *testing.T) {
 			svc.Annotations["fed-svc.antreaplus.vmware-tanzu.com"] == "" {
 			t.Errorf("in cluster %s stands %+v", id, svc)
 		}
-		if n := w.Member(id).Count(); n != 0 {
+		if n := w.Count(id); n != 0 {
 			t.Errorf("%d federated Services are counted before any was read", n)
 		}
 	}
 
 	before := w.versions()
 	w.sync() // told of what became of it
-	if n := w.Member("a").Count(); n != 1 {
+	if n := w.Count("a"); n != 1 {
 		t.Errorf("%d federated Services are counted, want 1", n)
 	}
 	w.restart(v1alpha1.FederationSpec{})
@@ -89,7 +89,7 @@ func TestServicesOfSeveralTypesAreOneInEveryCluster(t *testing.T) {
 }
 
 func TestAServiceOfANamespaceIsWhereTheNamespaceIs(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.namespace = "only-there"
 	w.create("a", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}})
 	w.offer("a", "web", namespaced, "shop", nil, "10.1.0.1")
@@ -105,7 +105,7 @@ func TestAServiceOfANamespaceIsWhereTheNamespaceIs(t *testing.T) {
 }
 
 func TestWhatSomebodyTakesBackGoesAtOnce(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
 	w.sync()
@@ -127,7 +127,7 @@ func TestWhatSomebodyTakesBackGoesAtOnce(t *testing.T) {
 }
 
 func TestAServiceThatVanishedGoesWhenItIsBelieved(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	svc := w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
 	w.sync()
@@ -146,7 +146,7 @@ func TestAServiceThatVanishedGoesWhenItIsBelieved(t *testing.T) {
 
 func TestAMultitudeThatVanishesStays(t *testing.T) {
 	const many = 6
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	var made []*corev1.Service
 	for i := range many {
 		made = append(made, w.offer("a", fmt.Sprint("web-", i), global, fmt.Sprint("shop-", i), nil, "10.1.0.1"))
@@ -172,7 +172,7 @@ func TestAMultitudeThatVanishesStays(t *testing.T) {
 }
 
 func TestASilentMemberIsNotEmpty(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "empty", global, "empty", nil)
 	w.offer("b", "web", global, "shop", func(s *corev1.Service) {
@@ -180,10 +180,10 @@ func TestASilentMemberIsNotEmpty(t *testing.T) {
 	}, "10.2.0.1")
 	w.sync()
 	before := w.versions()
-	w.Member("b").Away()
+	w.Member("b").Silence()
 	w.sync()
 	w.restart(v1alpha1.FederationSpec{}) // by a process that never read b
-	w.Member("b").Away()
+	w.Member("b").Silence()
 	w.sync()
 	if diff := cmp.Diff(before, w.versions()); diff != "" {
 		t.Errorf("something changes while b is away: %s", diff)
@@ -209,7 +209,7 @@ func TestASilentMemberIsNotEmpty(t *testing.T) {
 }
 
 func TestAMemberChangesItsType(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "web", global, "shop", nil, "10.2.0.1")
 	w.sync()
@@ -234,7 +234,7 @@ func TestAMemberChangesItsType(t *testing.T) {
 }
 
 func TestALoadBalancerWithAHostName(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	again := w.runs()
 	w.offer("a", "web", global, "shop", func(s *corev1.Service) {
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -250,7 +250,7 @@ func TestALoadBalancerWithAHostName(t *testing.T) {
 
 // Another process, or the same one under another spec, does not know the addresses at first, and never while no name server answers.
 func TestAddressesOfALoadBalancerOutliveWhoeverAskedForThem(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	again := w.runs()
 	web := w.offer("a", "web", global, "shop", func(s *corev1.Service) {
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -282,7 +282,7 @@ func TestAddressesOfALoadBalancerOutliveWhoeverAskedForThem(t *testing.T) {
 }
 
 func TestSomebodysOwnServiceIsNeverTouched(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	own := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop"},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}},
@@ -311,7 +311,7 @@ func TestSomebodysOwnServiceIsNeverTouched(t *testing.T) {
 }
 
 func TestMembersThatDisagreeAreTold(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "older", global, "shop", nil, "10.1.0.1")
 	w.offer("a", "younger", global, "shop", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }, "10.1.0.9")
 	w.sync()
@@ -341,7 +341,7 @@ func TestMembersThatDisagreeAreTold(t *testing.T) {
 }
 
 func TestANameThatIsNoneIsTold(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "Not_A_Name", nil, "10.1.0.1")
 	w.sync()
 	w.sync()
@@ -355,7 +355,7 @@ func TestANameThatIsNoneIsTold(t *testing.T) {
 
 func TestANameOutsideWhereAMemberAsksForOne(t *testing.T) {
 	const hostname = "external-dns.alpha.kubernetes.io/hostname"
-	w := newWorld(t, v1alpha1.FederationSpec{HostnameTemplate: "{{.Name}}.example.org"})
+	w := newTestbed(t, v1alpha1.FederationSpec{HostnameTemplate: "{{.Name}}.example.org"})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
 	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {

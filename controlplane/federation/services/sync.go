@@ -19,58 +19,60 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/slicesync"
 )
 
-// Sync is part of reconcile.Part. What carries traffic is written before what tells of it.
-func (p *Part) Sync(ctx context.Context, key reconcile.Key, into reconcile.Leader, all []reconcile.Member) error {
+// Reconcile is part of reconcile.Reconciler. It writes the objects that carry traffic before the status that describes
+// them.
+func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Key, into reconcile.Writer, all []reconcile.Member) error {
 	name := clusterset.ServiceName{Namespace: key.Namespace, Name: key.Name}
 	if key.Kind == kindStatus {
-		return p.tellStray(ctx, name, into)
+		return r.reportNonMember(ctx, name, into)
 	}
 	var ns corev1.Namespace
 	err := into.Get(ctx, client.ObjectKey{Name: name.Namespace}, &ns)
-	if client.IgnoreNotFound(err) != nil || ns.DeletionTimestamp != nil || err != nil && name.Namespace != p.system {
-		return client.IgnoreNotFound(err) // its coming brings all keys of it
+	if client.IgnoreNotFound(err) != nil || ns.DeletionTimestamp != nil || err != nil && name.Namespace != r.system {
+		return client.IgnoreNotFound(err) // a new namespace brings all its keys
 	}
-	w, readErr := p.read(ctx, name, into, all)
+	s, readErr := r.read(ctx, name, into, all)
 	if readErr != nil {
 		return readErr
 	}
-	p.hosts.Use(name, w.hosts)
-	if err != nil { // there is no such namespace, and members of a global Service are in others
-		return p.tell(ctx, into, w, offers.Merge(w.offers))
+	r.hosts.Use(name, s.hosts)
+	if err != nil { // the namespace is missing; the members of a global Service are in other namespaces
+		return r.report(ctx, into, s, offers.Merge(s.offers))
 	}
-	kept := p.judge(ctx, w, all)
-	if len(kept) == 0 && len(w.offers) == 0 {
-		if w.unread {
-			return p.removeSlices(ctx, into, w) // and perhaps somebody offers it, with nothing behind it yet
+	kept := r.keptClusters(ctx, s, all)
+	if len(kept) == 0 && len(s.offers) == 0 {
+		if s.unread {
+			return r.removeSlices(ctx, into, s) // an unread member may offer the Service
 		}
-		return errors.Join(p.remove(ctx, into, w), p.tell(ctx, into, w, offers.Federated{}))
+		return errors.Join(r.remove(ctx, into, s), r.report(ctx, into, s, offers.Federated{}))
 	}
-	w.keepFamilies()
-	fed := offers.Merge(append(keptOffers(kept, w), w.offers...))
-	if slices.Contains(w.taken, into.ID()) {
-		return errors.Join(p.removeSlices(ctx, into, w), p.tell(ctx, into, w, fed))
+	s.keepFamilies()
+	fed := offers.Merge(append(keptOffers(kept, s), s.offers...))
+	if slices.Contains(s.taken, into.ID()) {
+		return errors.Join(r.removeSlices(ctx, into, s), r.report(ctx, into, s, fed))
 	}
-	p.told.Delete(taken{into.ID(), name})
-	svc, err := p.applyService(ctx, into, w, fed)
-	if p.suits(into.ID(), w, fed, err) {
-		p.lookAgain(name) // so that all are told
+	r.warned.Delete(taken{into.ID(), name})
+	svc, err := r.applyService(ctx, into, s, fed)
+	if r.recordRejection(into.ID(), s, fed, err) {
+		r.requeue(name) // all member Services report it
 	}
 	if err != nil {
-		return errors.Join(err, p.tell(ctx, into, w, fed))
+		return errors.Join(err, r.report(ctx, into, s, fed))
 	}
 	stays := func(es *discoveryv1.EndpointSlice) bool {
 		from := sourceOf(es)
-		return slices.Contains(kept, from.cluster) || w.unresolved[from]
+		return slices.Contains(kept, from.cluster) || s.unresolved[from]
 	}
-	if err := p.applySlices(ctx, into, w, p.wantSlices(w, fed, svc), stays); err != nil {
+	if err := r.applySlices(ctx, into, s, r.wantSlices(s, fed, svc), stays); err != nil {
 		return err
 	}
 	return errors.Join(
-		p.applyImport(ctx, into, all, w, fed),
-		p.applyConditions(ctx, into, svc, fed),
-		p.tell(ctx, into, w, fed),
+		r.applyImport(ctx, into, all, s, fed),
+		r.applyConditions(ctx, into, svc, fed),
+		r.report(ctx, into, s, fed),
 	)
 }
 
@@ -80,24 +82,24 @@ type offered struct {
 	name    clusterset.ServiceName
 }
 
-// judge returns the clusters that offer nothing now, and whose slices stay nevertheless, sorted: those of which nothing
-// is known, and those whose member Services vanished so that the guard does not believe it.
-func (p *Part) judge(ctx context.Context, w *world, all []reconcile.Member) []clusterset.ClusterID {
-	for cluster := range w.offering {
-		p.seen.Store(offered{cluster, w.name}, true)
-		p.guard.Has(cluster, w.name)
+// keptClusters returns the clusters that offer nothing now and whose slices stay nevertheless, sorted: unread clusters, and
+// clusters whose withdrawal the guard holds back.
+func (r *Reconciler) keptClusters(ctx context.Context, s *snapshot, all []reconcile.Member) []clusterset.ClusterID {
+	for cluster := range s.offering {
+		r.seen.Store(offered{cluster, s.name}, true)
+		r.guard.Offered(cluster, s.name)
 	}
 	var kept []clusterset.ClusterID
-	for _, es := range w.slices {
+	for _, es := range s.slices {
 		cluster := sourceOf(es).cluster
-		if w.offering[cluster] || slices.Contains(kept, cluster) {
+		if s.offering[cluster] || slices.Contains(kept, cluster) {
 			continue
 		}
 		i := slices.IndexFunc(all, func(m reconcile.Member) bool { return m.ID() == cluster })
 		switch {
-		case i < 0 || declined(ctx, all[i], es):
-			p.guard.Withdrew(cluster, w.name)
-		case !all[i].Read() || p.keeps(cluster, w.name):
+		case i < 0 || isDeclined(ctx, all[i], es):
+			r.guard.Withdrawn(cluster, s.name)
+		case !all[i].Synced() || r.isHeld(cluster, s.name):
 			kept = append(kept, cluster)
 		}
 	}
@@ -105,35 +107,35 @@ func (p *Part) judge(ctx context.Context, w *world, all []reconcile.Member) []cl
 	return kept
 }
 
-// declined reports whether the Service that a slice leads to is there still, and is no member any more: somebody has
-// said so.
-func declined(ctx context.Context, m reconcile.Member, es *discoveryv1.EndpointSlice) bool {
+// isDeclined reports whether the Service of a slice still exists and is no longer a member, so that its owner withdrew it
+// explicitly.
+func isDeclined(ctx context.Context, m reconcile.Member, es *discoveryv1.EndpointSlice) bool {
 	namespace, name, _ := strings.Cut(sourceOf(es).service, "/")
 	return m.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &corev1.Service{}) == nil
 }
 
-// keeps tells the guard that a cluster offers a Service no more, and returns what it says.
-func (p *Part) keeps(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
-	if _, known := p.seen.LoadOrStore(offered{cluster, name}, true); known {
-		p.guard.Lost(cluster, name)
-	} else { // it is offered as far as anybody here knows, and went while nobody looked
-		p.guard.Has(cluster, name)
-		p.guard.Missed(cluster, name)
+// isHeld tells the guard that a cluster no longer offers a Service, and reports whether the guard holds that back.
+func (r *Reconciler) isHeld(cluster clusterset.ClusterID, name clusterset.ServiceName) bool {
+	if _, known := r.seen.LoadOrStore(offered{cluster, name}, true); known {
+		r.guard.Vanished(cluster, name)
+	} else { // the Service vanished before this process watched it
+		r.guard.Offered(cluster, name)
+		r.guard.VanishedUnseen(cluster, name)
 	}
-	return p.guard.Keeps(cluster, name)
+	return r.guard.Keeps(cluster, name)
 }
 
-// keptOffers returns what clusters offer whose word is missing: the ports that the federated Service has, before all
-// others, so that what stays leads to what it led to.
-func keptOffers(kept []clusterset.ClusterID, w *world) []offers.Offer {
-	if w.service == nil || !offers.IsOurs(w.service) {
+// keptOffers returns offers for the kept clusters: the ports of the existing federated Service, which take precedence, so
+// that the kept slices still serve the ports that they served.
+func keptOffers(kept []clusterset.ClusterID, s *snapshot) []offers.Offer {
+	if s.service == nil || !offers.IsOurs(s.service) {
 		return nil
 	}
 	var all []offers.Offer
 	for _, cluster := range kept {
-		o, err := offers.Of(offers.Source{Cluster: cluster, Service: w.service})
+		o, err := offers.Of(offers.Source{Cluster: cluster, Service: s.service})
 		if err != nil {
-			continue // a person made it something else, which is put right
+			continue // a user changed the Service to another type, which the next write corrects
 		}
 		o.ExportedAt = time.Time{}
 		all = append(all, o)
@@ -141,18 +143,18 @@ func keptOffers(kept []clusterset.ClusterID, w *world) []offers.Offer {
 	return all
 }
 
-// wantSlices returns the slices of w's offers as they are to stand in the member. They are made one offer at a time: where many
-// clusters offer, all of them together would stay in memory until the last one is written.
-func (p *Part) wantSlices(w *world, fed offers.Federated, svc *corev1.Service) iter.Seq[*discoveryv1.EndpointSlice] {
+// wantSlices returns the wanted slices for the offers of a snapshot. It makes them one offer at a time: with many clusters,
+// all of them together would stay in memory until the last one is written.
+func (r *Reconciler) wantSlices(s *snapshot, fed offers.Federated, svc *corev1.Service) iter.Seq[*discoveryv1.EndpointSlice] {
 	return func(yield func(*discoveryv1.EndpointSlice) bool) {
-		for _, o := range w.offers {
-			if w.unresolved[source{o.Cluster, o.Service.String()}] {
-				continue // what was known of it when they were written is more than what is known now
+		for _, o := range s.offers {
+			if s.unresolved[source{o.Cluster, o.Service.String()}] {
+				continue // the existing slices have addresses that this process does not know yet
 			}
-			for _, es := range fed.Slices(w.name, o) {
+			for _, es := range fed.Slices(s.name, o) {
 				es.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: svc.Name, UID: svc.UID}}
-				if p.vips.on() { // the same slices serve both
-					es.Labels[v1beta1.LabelServiceName] = w.name.Name
+				if r.vips.on() { // the ServiceImport has the same slices
+					es.Labels[v1beta1.LabelServiceName] = s.name.Name
 					es.Labels[v1beta1.LabelSourceCluster] = es.Labels[v1alpha1.MarkCluster]
 				}
 				if !yield(es) {
@@ -163,54 +165,38 @@ func (p *Part) wantSlices(w *world, fed offers.Federated, svc *corev1.Service) i
 	}
 }
 
-// applySlices makes want the slices of a federated Service. New ones come before old ones go, of which some stay.
-func (p *Part) applySlices(ctx context.Context, into reconcile.Leader, w *world, want iter.Seq[*discoveryv1.EndpointSlice], stays func(*discoveryv1.EndpointSlice) bool) error {
-	old := map[string]*discoveryv1.EndpointSlice{}
-	for _, es := range w.slices {
-		old[es.Name] = es
-	}
-	for es := range want {
-		before := old[es.Name]
-		delete(old, es.Name)
-		if before != nil && before.GenerateName == digest(es) {
-			continue
-		}
-		write := into.Create // it is there when it was written a moment ago, and not seen yet: another look comes
-		if before != nil {
-			write = func(ctx context.Context, o client.Object) error { return into.Own(ctx, o) }
-		}
-		if err := write(ctx, es); err != nil {
-			return fmt.Errorf("write endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
-		}
-	}
-	for _, es := range w.slices {
-		if old[es.Name] == nil || stays(es) {
-			continue
-		}
-		if err := into.Delete(ctx, es); err != nil {
-			return fmt.Errorf("delete endpoint slice %s/%s: %w", es.Namespace, es.Name, err)
-		}
-	}
-	return nil
+// applySlices makes want the slices of a federated Service. It writes new slices before it deletes old ones, and keeps those
+// that stays reports.
+func (r *Reconciler) applySlices(ctx context.Context, into reconcile.Writer, s *snapshot, want iter.Seq[*discoveryv1.EndpointSlice], stays func(*discoveryv1.EndpointSlice) bool) error {
+	_, err := slicesync.Sync[*discoveryv1.EndpointSlice]{
+		Existing: s.slices, Wanted: want,
+		Name:     func(es *discoveryv1.EndpointSlice) string { return es.Name },
+		UpToDate: func(have, want *discoveryv1.EndpointSlice) bool { return have.GenerateName == digest(want) },
+		Keep:     stays,
+		// A slice that was written a moment ago and is not in the cache yet already exists; the engine tries again.
+		Create: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Create(ctx, es) },
+		Update: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Apply(ctx, es) },
+		Delete: func(ctx context.Context, es *discoveryv1.EndpointSlice) error { return into.Delete(ctx, es) },
+	}.Run(ctx)
+	return err
 }
 
 // removeSlices deletes all slices of a federated Service.
-func (p *Part) removeSlices(ctx context.Context, into reconcile.Leader, w *world) error {
-	none := func(*discoveryv1.EndpointSlice) bool { return false }
-	return p.applySlices(ctx, into, w, slices.Values([]*discoveryv1.EndpointSlice{}), none)
+func (r *Reconciler) removeSlices(ctx context.Context, into reconcile.Writer, s *snapshot) error {
+	return r.applySlices(ctx, into, s, func(func(*discoveryv1.EndpointSlice) bool) {}, nil)
 }
 
-// remove deletes what stands in the member of a federated Service that nobody offers.
-func (p *Part) remove(ctx context.Context, into reconcile.Leader, w *world) error {
-	p.vips.forget(w.name)
-	if err := p.removeImport(ctx, into, w.name); err != nil {
+// remove deletes the objects of a federated Service that no member offers.
+func (r *Reconciler) remove(ctx context.Context, into reconcile.Writer, s *snapshot) error {
+	r.vips.forget(s.name)
+	if err := r.removeImport(ctx, into, s.name); err != nil {
 		return err
 	}
-	if w.service != nil && offers.IsOurs(w.service) {
-		if err := into.Delete(ctx, w.service); err != nil {
-			return fmt.Errorf("delete service %s: %w", w.name, err)
+	if s.service != nil && offers.IsOurs(s.service) {
+		if err := into.Delete(ctx, s.service); err != nil {
+			return fmt.Errorf("delete service %s: %w", s.name, err)
 		}
-		p.log.Info("federated service removed", "cluster", into.ID(), "namespace", w.name.Namespace, "service", w.name.Name)
+		r.log.Info("federated service removed", "cluster", into.ID(), "namespace", s.name.Namespace, "service", s.name.Name)
 	}
-	return p.removeSlices(ctx, into, w)
+	return r.removeSlices(ctx, into, s)
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // says fails unless the status of a member Service says text.
-func (w *world) says(id clusterset.ClusterID, service, text string) {
+func (w *testbed) says(id clusterset.ClusterID, service, text string) {
 	w.t.Helper()
 	if svc, _ := get[corev1.Service](w, id, w.namespace, service); !strings.Contains(svc.Annotations[status], text) {
 		w.t.Errorf("in %s the status of %s is %q, want %q in it", id, service, svc.Annotations[status], text)
@@ -29,7 +29,7 @@ func (w *world) says(id clusterset.ClusterID, service, text string) {
 
 // Also a member that says what the oldest one says is part of a Service of which others differ.
 func TestEveryMemberIsToldOfAConflict(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "oldest", global, "shop", nil, "10.1.0.1")
 	w.offer("b", "same", global, "shop", nil, "10.2.0.1")
 	w.offer("c", "other", global, "shop", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "10.3.0.1")
@@ -44,7 +44,7 @@ func TestEveryMemberIsToldOfAConflict(t *testing.T) {
 
 func TestANamespaceOfAllGlobalServicesThatIsMissing(t *testing.T) {
 	const elsewhere = "global-services"
-	w := newWorld(t, v1alpha1.FederationSpec{SystemNamespace: elsewhere})
+	w := newTestbed(t, v1alpha1.FederationSpec{SystemNamespace: elsewhere})
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
 		w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}})
 	}
@@ -75,7 +75,7 @@ func TestANamespaceOfAllGlobalServicesThatIsMissing(t *testing.T) {
 }
 
 // single is a Leader of a cluster without IPv6.
-type single struct{ reconcile.Leader }
+type single struct{ reconcile.Writer }
 
 func (l single) Create(ctx context.Context, o client.Object) error {
 	if svc, ok := o.(*corev1.Service); ok {
@@ -83,11 +83,11 @@ func (l single) Create(ctx context.Context, o client.Object) error {
 			field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), "IPv6", "not configured on this cluster"),
 		})
 	}
-	return l.Leader.Create(ctx, o)
+	return l.Writer.Create(ctx, o)
 }
 
 func TestAClusterWithoutTheFamilyOfAllMembers(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
 	w.sync("a")
 	var members []reconcile.Member
@@ -95,7 +95,7 @@ func TestAClusterWithoutTheFamilyOfAllMembers(t *testing.T) {
 		members = append(members, w.Member(id))
 	}
 	key := reconcile.Key{Kind: "Service", Namespace: system, Name: "shop"}
-	if err := w.part.Sync(t.Context(), key, single{w.Member("c").Lead(1)}, members); !apierrors.IsInvalid(err) {
+	if err := w.reconciler.Reconcile(t.Context(), key, single{w.Member("c").Lead(1)}, members); !apierrors.IsInvalid(err) {
 		t.Fatalf("made in a cluster without IPv6: %v", err)
 	}
 	w.sync("a")
@@ -108,7 +108,7 @@ func TestAClusterWithoutTheFamilyOfAllMembers(t *testing.T) {
 }
 
 func TestMarksOfSlicesComeBack(t *testing.T) {
-	w := newWorld(t, v1alpha1.FederationSpec{})
+	w := newTestbed(t, v1alpha1.FederationSpec{})
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
 	edit := func(change func(*discoveryv1.EndpointSlice)) {

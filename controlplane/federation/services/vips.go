@@ -17,33 +17,34 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// vips says which ClusterSetIPs federated Services have. There is no broker to ask: the imports in all members are the
-// only memory, and whoever reads them all comes to the same.
+// vips allocates ClusterSetIPs for federated Services. There is no broker that stores them: the ServiceImports in all members
+// are the only record, and every leader that reads them all reaches the same result.
 //
-//   - What a Service's import has in any member is what it has in all; of several addresses of a family what most
-//     members have, and of those that as many have the lowest. So one member alone moves no address.
-//   - A new one takes the address that a hash of its name leads to, or the next one that no import of any member has.
-//   - Two leaders that did not see each other may give one address to two Services. The older import keeps it, or else
-//     the lower name; the other one is given a new address.
+//   - A Service has the same address in all members. If they differ, the address of most members wins, and the lowest of
+//     several such addresses. One member alone therefore moves no address.
+//   - A new Service takes the address that a hash of its name selects, or the next one that no import of any member has.
+//   - Two leaders that did not see each other may give one address to two Services. The older import keeps it, or the lower
+//     name if both are as old; the other Service gets a new address.
 type vips struct {
-	ranges []netip.Prefix // at most one a family; none: there are no ClusterSetIPs
+	ranges []netip.Prefix // at most one of each family; empty without ClusterSetIPs
 
 	mu     sync.Mutex
-	chosen map[clusterset.ServiceName][]netip.Addr // by this process, and perhaps not to be read yet
+	chosen map[clusterset.ServiceName][]netip.Addr // by this process; the cache may not have them yet
 }
 
 func (v *vips) on() bool { return len(v.ranges) > 0 }
 
-// forget frees what this process chose for a Service.
+// forget frees the addresses that this process chose for a Service.
 func (v *vips) forget(name clusterset.ServiceName) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.chosen, name)
 }
 
-// holder is who has an address.
+// holder is the Service that holds an address.
 type holder struct {
 	name  clusterset.ServiceName
 	since time.Time
@@ -82,7 +83,7 @@ func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into reconci
 	}
 	for a, h := range holders {
 		if h.name != name {
-			// A pool has no place for those outside of its ranges, and this is the only one of its address.
+			// The pool refuses addresses outside of its ranges. No other Service holds this one.
 			_ = pool.Reserve(h.name, a)
 		}
 	}
@@ -105,18 +106,18 @@ func (v *vips) of(ctx context.Context, name clusterset.ServiceName, into reconci
 	return addrs, nil
 }
 
-// importsOf returns the addresses that our imports of a Service have in any member, those of most members first and
-// then the lower ones, and whether into's has them all and no other one differs.
+// importsOf returns the addresses of our ServiceImports of a Service in all members, ordered by the number of members with
+// the address and then by address. agreed reports whether into's import has them all.
 func importsOf(ctx context.Context, name clusterset.ServiceName, into reconcile.Member, all []reconcile.Member) (addrs []netip.Addr, agreed bool, err error) {
 	var here int
 	members := map[netip.Addr]int{} // with that address
 	for _, m := range all {
-		if !m.Read() {
+		if !m.Synced() {
 			continue
 		}
 		var si v1beta1.ServiceImport
 		err := m.Get(ctx, client.ObjectKey(name), &si)
-		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, reconcile.ErrKindMissing) {
+		if err != nil && client.IgnoreNotFound(err) != nil && !errors.Is(err, objectcache.ErrKindMissing) {
 			return nil, false, fmt.Errorf("read service import %s in cluster %s: %w", name, m.ID(), err)
 		}
 		if err != nil || !offers.IsOurs(&si) {
@@ -136,16 +137,16 @@ func importsOf(ctx context.Context, name clusterset.ServiceName, into reconcile.
 	return addrs, here > 0 && here == len(members), nil
 }
 
-// holders returns who has which address in any member, and who is about to.
+// holders returns the holder of each address, including addresses that this process chose and no import has yet.
 func (v *vips) holders(ctx context.Context, all []reconcile.Member) (map[netip.Addr]holder, error) {
-	born := map[clusterset.ServiceName]time.Time{} // of the oldest import
-	has := map[netip.Addr][]clusterset.ServiceName{}
+	created := map[clusterset.ServiceName]time.Time{} // of the oldest import
+	claims := map[netip.Addr][]clusterset.ServiceName{}
 	for _, m := range all {
-		if !m.Read() {
+		if !m.Synced() {
 			continue
 		}
 		var list v1beta1.ServiceImportList
-		if err := m.List(ctx, &list); errors.Is(err, reconcile.ErrKindMissing) {
+		if err := m.List(ctx, &list); errors.Is(err, objectcache.ErrKindMissing) {
 			continue
 		} else if err != nil {
 			return nil, fmt.Errorf("read service imports in cluster %s: %w", m.ID(), err)
@@ -153,26 +154,26 @@ func (v *vips) holders(ctx context.Context, all []reconcile.Member) (map[netip.A
 		for i := range list.Items {
 			si := &list.Items[i]
 			name := clusterset.ServiceName{Namespace: si.Namespace, Name: si.Name}
-			if at, ok := born[name]; !ok || si.CreationTimestamp.Time.Before(at) {
-				born[name] = si.CreationTimestamp.Time
+			if at, ok := created[name]; !ok || si.CreationTimestamp.Time.Before(at) {
+				created[name] = si.CreationTimestamp.Time
 			}
 			for _, a := range parseIPs(si) {
-				has[a] = append(has[a], name)
+				claims[a] = append(claims[a], name)
 			}
 		}
 	}
 	for name, addrs := range v.chosen {
-		if _, written := born[name]; !written {
-			born[name] = time.Now()
+		if _, written := created[name]; !written {
+			created[name] = time.Now()
 			for _, a := range addrs {
-				has[a] = append(has[a], name)
+				claims[a] = append(claims[a], name)
 			}
 		}
 	}
 	holders := map[netip.Addr]holder{}
-	for a, names := range has {
+	for a, names := range claims {
 		for _, name := range names {
-			h := holder{name, born[name]}
+			h := holder{name, created[name]}
 			if best, ok := holders[a]; !ok || h.before(best) {
 				holders[a] = h
 			}

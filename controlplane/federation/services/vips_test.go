@@ -22,14 +22,14 @@ func withRange(ranges ...string) v1alpha1.FederationSpec {
 }
 
 // vip returns the ClusterSetIPs of a global Service in a cluster, nil without an import.
-func (w *world) vip(id clusterset.ClusterID, name string) []string {
+func (w *testbed) vip(id clusterset.ClusterID, name string) []string {
 	w.t.Helper()
 	si, _ := get[v1beta1.ServiceImport](w, id, system, name)
 	return si.Spec.IPs
 }
 
 func TestAClusterSetIPOverTheSameSlices(t *testing.T) {
-	w := newWorld(t, withRange("243.0.0.0/24", "fd00:243::/120"))
+	w := newTestbed(t, withRange("243.0.0.0/24", "fd00:243::/120"))
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
 	w.sync() // and its status
@@ -78,7 +78,7 @@ func TestAClusterSetIPOverTheSameSlices(t *testing.T) {
 }
 
 func TestAnAddressInUseAnywhereIsNotGiven(t *testing.T) {
-	w := newWorld(t, withRange("243.0.0.0/30")) // two addresses
+	w := newTestbed(t, withRange("243.0.0.0/30")) // two addresses
 	other := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "other"},
 		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{first(t, "shop")}, Ports: []v1beta1.ServicePort{{Port: 80}}},
@@ -109,7 +109,7 @@ func first(t *testing.T, name string) string {
 
 func TestTwoLeadersThatDidNotSeeEachOtherConverge(t *testing.T) {
 	ranges := withRange("243.0.0.0/30")
-	w := newWorld(t, ranges)
+	w := newTestbed(t, ranges)
 	// Two names that want the same address.
 	var names []string
 	for i := 0; len(names) < 2; i++ {
@@ -119,18 +119,18 @@ func TestTwoLeadersThatDidNotSeeEachOtherConverge(t *testing.T) {
 	}
 	w.offer("a", "here", global, names[0], nil, "10.1.0.1")
 	w.offer("c", "there", global, names[1], nil, "10.3.0.1")
-	other := &world{t: t, namespace: w.namespace}
+	other := &testbed{t: t, namespace: w.namespace}
 	other.restart(ranges)
-	w.Member("b").Away()
-	w.Member("c").Away()
-	_ = w.Sync(t.Context(), "a")
-	other.Member("a").Away()
-	other.Member("b").Away()
-	_ = other.Sync(t.Context(), "c")
+	w.Member("b").Silence()
+	w.Member("c").Silence()
+	_ = w.Reconcile(t.Context(), "a")
+	other.Member("a").Silence()
+	other.Member("b").Silence()
+	_ = other.Reconcile(t.Context(), "c")
 	if x, y := w.vip("a", names[0]), w.vip("c", names[1]); len(x) != 1 || !cmp.Equal(x, y) {
 		t.Fatalf("apart, they give %v and %v; want one address to both", x, y)
 	}
-	for _, one := range []*world{w, other} {
+	for _, one := range []*testbed{w, other} {
 		for _, id := range all {
 			one.Member(id).Back()
 		}
@@ -157,7 +157,7 @@ func TestTwoLeadersThatDidNotSeeEachOtherConverge(t *testing.T) {
 }
 
 func TestTheLowestAddressOfAServiceStays(t *testing.T) {
-	w := newWorld(t, withRange("243.0.0.0/24"))
+	w := newTestbed(t, withRange("243.0.0.0/24"))
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync("a")
 	for id, ip := range map[clusterset.ClusterID]string{"b": "243.0.0.200", "c": "243.0.0.1"} {
@@ -176,7 +176,7 @@ func TestTheLowestAddressOfAServiceStays(t *testing.T) {
 
 // One member's import, such as who stole a token for it can change, moves no address that more members have.
 func TestOneMemberMovesNoAddress(t *testing.T) {
-	w := newWorld(t, withRange("243.0.0.0/24"))
+	w := newTestbed(t, withRange("243.0.0.0/24"))
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
 	before := w.vip("a", "shop")
@@ -198,7 +198,7 @@ func TestOneMemberMovesNoAddress(t *testing.T) {
 }
 
 func TestSomebodysOwnServiceImportIsNeverTouched(t *testing.T) {
-	w := newWorld(t, withRange("243.0.0.0/24"))
+	w := newTestbed(t, withRange("243.0.0.0/24"))
 	own := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop"},
 		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{"243.7.0.1"}, Ports: []v1beta1.ServicePort{{Port: 80}}},

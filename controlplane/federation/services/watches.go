@@ -20,75 +20,83 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/federation/services/internal/offers"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// labelMemberOf is a label in memory only: which federated Service a Service is a member of, so that all of one are found
-// fast.
+// labelMemberOf is a label in the cache alone: the federated Service of a member Service, for the index.
 const labelMemberOf = "federation.isthmus.dev/member-of"
 
-// memberOf returns the value of labelMemberOf. A name of a Service has no dot.
+// memberOf returns the value of labelMemberOf. The name of a Service has no dot.
 func memberOf(name clusterset.ServiceName) string { return name.Name + "." + name.Namespace }
 
-// Watches is part of reconcile.Part.
-func (p *Part) Watches() []reconcile.Watch {
+// Watches is part of reconcile.Reconciler.
+func (r *Reconciler) Watches() []reconcile.Watch {
 	return []reconcile.Watch{
 		{
-			Object: &corev1.Service{}, Trim: p.trimService, Pack: pack[corev1.Service], IndexLabel: labelMemberOf, Keys: p.keysOfService,
+			Kind: objectcache.Kind{
+				Source: objectcache.Source{Object: &corev1.Service{}, Trim: r.trimService},
+				Pack:   pack[corev1.Service], IndexLabel: labelMemberOf,
+			},
+			Keys:    r.keysOfService,
 			Counted: func(o client.Object) bool { return o.GetLabels()[isthmus.LabelManagedBy] == v1alpha1.ManagedBy },
 		},
-		// A slice of ours comes of what is known already: in other members nothing follows of it.
+		// A slice of ours follows from objects that are watched already, so it changes nothing in other members.
 		{
-			Object: &discoveryv1.EndpointSlice{}, Keep: ofService, Trim: trimSlice, Pack: packSlice, IndexLabel: discoveryv1.LabelServiceName,
-			Keys: p.keysOfSlice, Local: func(o client.Object) bool { return offers.IsOurs(o) },
+			Kind: objectcache.Kind{
+				Source: objectcache.Source{Object: &discoveryv1.EndpointSlice{}, Keep: hasService, Trim: trimSlice},
+				Pack:   packSlice, IndexLabel: discoveryv1.LabelServiceName,
+				Local: func(o client.Object) bool { return offers.IsOurs(o) },
+			},
+			Keys: r.keysOfSlice,
 		},
-		{Object: &corev1.Node{}, Trim: trimNode, Keys: p.keysOfNode},
-		{Object: &corev1.Namespace{}, Trim: trimNamespace, Keys: p.keysOfNamespace},
-		{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Keys: p.keysOfImport, Optional: true},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Node{}, Trim: trimNode}}, Keys: r.keysOfNode},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &corev1.Namespace{}, Trim: trimNamespace}}, Keys: r.keysOfNamespace},
+		{Kind: objectcache.Kind{Source: objectcache.Source{Object: &v1beta1.ServiceImport{}, Trim: trimImport, Optional: true}}, Keys: r.keysOfImport},
 	}
 }
 
-func (p *Part) keysOfService(_ reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfService(_ reconcile.Member, o client.Object) []reconcile.Key {
 	var keys []reconcile.Key
 	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
-	name, member, err := offers.Name(o, p.system)
+	name, member, err := offers.Name(o, r.system)
 	if member {
-		p.wanted.Store(name, true)
+		r.wanted.Store(name, true)
 		keys = append(keys, keyOf(name))
 	}
 	if _, told := o.GetAnnotations()[v1alpha1.AnnotationServiceStatus]; told && !member || err != nil {
 		keys = append(keys, reconcile.Key{Kind: kindStatus, Namespace: own.Namespace, Name: own.Name})
 	}
-	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
-		keys = append(keys, keyOf(own)) // the result, or what is in its way
+	if _, wanted := r.wanted.Load(own); wanted || offers.IsOurs(o) {
+		keys = append(keys, keyOf(own)) // the federated Service, or a user's Service of the name
 	}
 	return keys
 }
 
-func (p *Part) keysOfSlice(from reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfSlice(from reconcile.Member, o client.Object) []reconcile.Key {
 	of := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetLabels()[discoveryv1.LabelServiceName]}
 	if offers.IsOurs(o) {
 		return []reconcile.Key{keyOf(of)}
 	}
 	var svc corev1.Service
 	if err := from.Get(context.Background(), client.ObjectKey(of), &svc); err != nil {
-		return nil // it brings its own key when it comes
+		return nil // the Service brings its own key when it is created
 	}
-	if name, member, _ := offers.Name(&svc, p.system); member {
+	if name, member, _ := offers.Name(&svc, r.system); member {
 		return []reconcile.Key{keyOf(name)}
 	}
 	return nil
 }
 
-// keysOfNode returns all federated Services with a member that has node ports.
-func (p *Part) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Key {
+// keysOfNode returns all federated Services with a member of type NodePort.
+func (r *Reconciler) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Key {
 	var all corev1.ServiceList
 	if err := from.List(context.Background(), &all); err != nil {
-		return nil // there are none yet, and each brings its own key
+		return nil // each Service brings its own key when it is read
 	}
 	var keys []reconcile.Key
 	for i := range all.Items {
-		if name, member, _ := offers.Name(&all.Items[i], p.system); member && all.Items[i].Spec.Type == corev1.ServiceTypeNodePort {
+		if name, member, _ := offers.Name(&all.Items[i], r.system); member && all.Items[i].Spec.Type == corev1.ServiceTypeNodePort {
 			keys = append(keys, keyOf(name))
 		}
 	}
@@ -96,9 +104,9 @@ func (p *Part) keysOfNode(from reconcile.Member, _ client.Object) []reconcile.Ke
 }
 
 // keysOfNamespace returns all federated Services of a namespace.
-func (p *Part) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.Key {
 	var keys []reconcile.Key
-	p.wanted.Range(func(key, _ any) bool {
+	r.wanted.Range(func(key, _ any) bool {
 		if name, ok := key.(clusterset.ServiceName); ok && name.Namespace == o.GetName() {
 			keys = append(keys, keyOf(name))
 		}
@@ -107,22 +115,22 @@ func (p *Part) keysOfNamespace(_ reconcile.Member, o client.Object) []reconcile.
 	return keys
 }
 
-func (p *Part) keysOfImport(_ reconcile.Member, o client.Object) []reconcile.Key {
+func (r *Reconciler) keysOfImport(_ reconcile.Member, o client.Object) []reconcile.Key {
 	own := clusterset.ServiceName{Namespace: o.GetNamespace(), Name: o.GetName()}
-	if _, wanted := p.wanted.Load(own); wanted || offers.IsOurs(o) {
+	if _, wanted := r.wanted.Load(own); wanted || offers.IsOurs(o) {
 		return []reconcile.Key{keyOf(own)}
 	}
 	return nil
 }
 
-// trimService keeps a name of what nobody asks to federate, which may be in the way, and its type and annotations of
-// what is a member or a federated Service.
-func (p *Part) trimService(obj any) (any, error) {
+// trimService keeps only the name of a Service that is not federated, because a federated Service may need the name. Member
+// Services and federated Services keep their spec and the annotations that matter.
+func (r *Reconciler) trimService(obj any) (any, error) {
 	svc, ok := obj.(*corev1.Service)
 	if !ok {
 		return obj, nil
 	}
-	name, member, err := offers.Name(svc, p.system)
+	name, member, err := offers.Name(svc, r.system)
 	_, told := svc.Annotations[v1alpha1.AnnotationServiceStatus]
 	switch {
 	case offers.IsOurs(svc):
@@ -144,11 +152,11 @@ func (p *Part) trimService(obj any) (any, error) {
 	}
 }
 
-// ofService reports whether a slice has a Service.
-func ofService(o client.Object) bool { return o.GetLabels()[discoveryv1.LabelServiceName] != "" }
+// hasService reports whether a slice belongs to a Service.
+func hasService(o client.Object) bool { return o.GetLabels()[discoveryv1.LabelServiceName] != "" }
 
-// trimSlice keeps of a slice of ours what it comes to, and of others what is offered. 20 members of 500 Services have
-// 200,000 of ours.
+// trimSlice keeps a digest of a slice of ours, and the offered content of other slices. 20 members of 500 Services have
+// 200,000 slices of ours.
 func trimSlice(obj any) (any, error) {
 	es, ok := obj.(*discoveryv1.EndpointSlice)
 	if !ok {
@@ -164,7 +172,7 @@ func trimSlice(obj any) (any, error) {
 		return es, nil
 	}
 	if es.GenerateName != "" {
-		return es, nil // trimmed before
+		return es, nil // trimmed already
 	}
 	kept := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		Namespace: mcs.Share(es.Namespace), Name: mcs.Share(es.Name), UID: es.UID, ResourceVersion: es.ResourceVersion,
@@ -175,14 +183,14 @@ func trimSlice(obj any) (any, error) {
 	return kept, nil
 }
 
-// digest returns what a slice of ours comes to. A kept one carries it in generateName, a field that objects in the API
-// server have no use for any more.
+// digest returns the digest of a slice of ours. A trimmed slice carries it in generateName, which stored objects do not
+// use.
 func digest(es *discoveryv1.EndpointSlice) string {
 	marks := maphash.String(seed, es.Annotations[v1alpha1.MarkCluster]+"\x00"+es.Annotations[offers.AnnotationSource])
 	return fmt.Sprintf("%x", uint64(mcs.SliceDigest(es))^marks)
 }
 
-// seed makes digests of this process comparable with one another, and with no others.
+// seed makes the digests of this process comparable with each other, and with no others.
 var seed = maphash.MakeSeed()
 
 func trimNode(obj any) (any, error) {
@@ -215,7 +223,7 @@ func trimNamespace(obj any) (any, error) {
 	}}, nil
 }
 
-// trimImport takes the epoch away, which is nothing that imports differ in.
+// trimImport removes the epoch, which does not distinguish imports.
 func trimImport(obj any) (any, error) {
 	if si, ok := obj.(*v1beta1.ServiceImport); ok && offers.IsOurs(si) {
 		delete(si.Annotations, v1alpha1.AnnotationEpoch)
@@ -223,7 +231,7 @@ func trimImport(obj any) (any, error) {
 	return obj, nil
 }
 
-// shared returns a map that all equal maps share. It must not be changed.
+// shared returns one map for all equal maps. It must not be changed.
 func shared(m map[string]string) map[string]string {
 	var text strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(m)) {
@@ -233,5 +241,5 @@ func shared(m map[string]string) map[string]string {
 	return known.(map[string]string) //nolint:forcetypeassert // nothing else is in there
 }
 
-// sharedMaps are all that shared was asked for: one for each name of a Service that has slices, and one for each zone.
+// sharedMaps are the results of shared: one for each name of a Service with slices, and one for each zone.
 var sharedMaps sync.Map

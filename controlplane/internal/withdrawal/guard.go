@@ -1,40 +1,42 @@
-// Package withdrawal decides whether a disappearance is believed.
+// Package withdrawal protects imported Services from accidental mass withdrawal: a [Guard] decides whether something
+// that vanished is accepted as gone or held.
 //
-// What a member offers may vanish for two reasons: the member took it back, or something went wrong on the
-// way (an empty list, a wiped broker, objects restored from yesterday). The first says so, by a tombstone; the
-// second does not, and then much vanishes at once. So goes in what each source offers, takes back and loses,
-// and comes out what must stay as it is for now. Nothing else is asked: no network, no Kubernetes.
+// For example, member "east" exports 100 Services. When a person unexports one, east leaves a tombstone and the import
+// goes at once. When somebody wipes the broker, all 100 records vanish without a tombstone; the Guard holds them, and
+// clients in the other members keep their connections.
+//
+// A caller reports what each source (a member cluster) offers, withdraws and loses, and asks what to keep. The package
+// uses neither the network nor Kubernetes.
 //
 // # The rules
 //
-//   - What a source takes back openly ([Guard.Withdrew], [Guard.Forget]) is believed at once.
-//   - What vanishes without a word ([Guard.Lost]) is kept until its source has lost nothing more for
-//     Config.Window, but for ten windows at most: that is one step. A list that came back short is one step,
-//     and so is somebody who deletes a hundred objects one after the other.
-//   - What turned out to have vanished while nobody looked ([Guard.Missed]) is kept for Config.Grace at least:
-//     most of what was lost may be back already, and its source about to offer the rest again.
-//   - At the end of a step all that vanished in it is judged together. If what the source lost without a word
-//     is at least Config.Least and more than Config.Share of what it had, the step is held; else it is
-//     believed.
-//   - "Lost" counts everything that vanished without a word within Config.Memory and is not back, believed
-//     or not. Else a wipe that takes a Service every two seconds would pass one step at a time.
-//   - "What it had" is that, and what it offers still and offered before the step began. What comes in the
-//     same step does not count: a list in which ten names were replaced by ten others has lost ten of ten.
-//     A source that is new here is an exception for one window, because all it has came just now.
-//   - What is held stays until it is offered again, taken back, released by a person ([Guard.Release]), its
-//     source is forgotten, or Config.HoldFor is over. As long as anything is held, the share is one of what
-//     the source had when the hold began, so that a source which offers something new meanwhile does not
-//     talk the guard into believing the rest.
+//   - A key that a source withdraws explicitly ([Guard.Withdrawn], [Guard.Forget]) is gone at once.
+//   - A key that vanishes without a tombstone ([Guard.Vanished]) is kept until its source has lost nothing more for
+//     Times.Window, but for ten windows at most: that is one step. A list that came back short is one step, and so
+//     are a hundred objects deleted one after the other.
+//   - A key that vanished while nothing watched ([Guard.VanishedUnseen]) is kept for Times.Grace at least: most of the
+//     lost keys may be back already, and the source may be about to offer the rest again.
+//   - The end of a step judges all that vanished in it together. The step is held if the source lost at least
+//     Config.Least keys and more than Config.Share of what it had; else it is accepted.
+//   - The count of lost keys includes every key that vanished without a tombstone within Times.Memory and is not
+//     back, whether accepted or not. Otherwise a wipe that removes a Service every two seconds would pass one step at
+//     a time.
+//   - A source had those keys, plus what it still offers and already offered before the step began. Keys that arrive
+//     during the step do not count: a list in which ten names were replaced by ten others has lost ten of ten. The
+//     first window of a new source is an exception, because all of its keys have just arrived.
+//   - A held key stays until it is offered again, is withdrawn, a person releases it ([Guard.Release]), its source is
+//     forgotten, or Times.HoldFor has passed. During a hold the share is one of what the source had when the hold
+//     began, so that new offers cannot shrink the share until the Guard accepts the rest.
 //
-// From this follows, for a source that offers nothing new: whatever the order and pace in which its keys
-// vanish within Memory, never more of them are believed gone than Share of all, or Least-1 if that is more.
+// It follows for a source that offers nothing new: whatever the order and pace in which its keys vanish within
+// Times.Memory, never more of them are accepted as gone than Config.Share of all, or Config.Least-1 if that is more.
 //
 // # When in doubt
 //
-// The guard errs towards keeping: a hold costs entries that answer no more, which liveness and dataplane find
-// by themselves, while believing a wipe costs every connection. It forgets all when its owner ends; whoever
-// begins anew tells it first what was there (Has for everything that is imported already) and then what is
-// missing (Missed), and comes to the same hold with a new HoldFor.
+// The Guard errs towards keeping. A wrong hold costs entries that no longer answer, which liveness and dataplanes find
+// by themselves; a wrong withdrawal costs every connection. A Guard keeps its state in memory only. After a restart
+// its caller reports first everything that was imported (Offered), then what is missing (VanishedUnseen), and arrives
+// at the same hold with a new HoldFor.
 package withdrawal
 
 import (
@@ -48,49 +50,57 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
+	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 )
 
 // The defaults of Config.
 const (
-	defaultWindow  = time.Second
-	defaultGrace   = 30 * time.Second
-	defaultMemory  = 5 * time.Minute
-	defaultHoldFor = time.Hour
 	defaultLeast   = 5
 	defaultShare   = 0.5
+	defaultRelease = "isthmusctl release-hold"
 )
 
-// maxStep is how many windows a step may last while more and more vanishes.
+// maxStep is how many windows a step may last while more and more keys vanish.
 const maxStep = 10
 
-// The times of a Config, before a drill scales them.
-const (
-	Window  = time.Second
-	Grace   = 30 * time.Second // who publishes anew after a fault of an API server does so within seconds
-	Memory  = 5 * time.Minute
-	HoldFor = time.Hour
-)
+// Times are the timers of a Guard.
+type Times struct {
+	Window  time.Duration // a step ends when nothing more has vanished for this long
+	Grace   time.Duration // a source has this long to offer again what vanished unseen
+	Memory  time.Duration // a key lost without a tombstone counts towards Least and Share for this long
+	HoldFor time.Duration // a step is held for at most this long
+}
 
-// Config says what is believed. Zero fields get their defaults; Changed, Decided and Log may be nil.
+// DefaultTimes returns the times of a production Guard. Grace is 30 s because a member that publishes anew after a
+// fault of an API server does so within seconds.
+func DefaultTimes() Times {
+	return Times{Window: time.Second, Grace: 30 * time.Second, Memory: 5 * time.Minute, HoldFor: time.Hour}
+}
+
+// Scale returns t multiplied by f.
+func (t Times) Scale(f timescale.Factor) Times {
+	return Times{Window: f.Of(t.Window), Grace: f.Of(t.Grace), Memory: f.Of(t.Memory), HoldFor: f.Of(t.HoldFor)}
+}
+
+// Config configures a Guard. Zero fields get their defaults; Changed, Decided and Log may be nil.
 type Config[K comparable] struct {
-	Window  time.Duration // how long nothing more must vanish before a step is judged; Window
-	Grace   time.Duration // how long a source has to offer again what vanished while nobody looked; Grace
-	Memory  time.Duration // for how long a silent loss counts towards Least and Share; Memory
-	HoldFor time.Duration // how long a step is held at most; HoldFor
-	Least   int           // how many must have vanished for a hold; 5
-	Share   float64       // of what share more must have vanished for a hold, in [0, 1); 0.5
+	Times // the defaults are DefaultTimes
 
-	// Changed is told the keys, in no order, for which Keeps turned false otherwise than by Has: what the
-	// caller left alone may go now, if it is still gone. It may name a key that is offered again meanwhile.
+	Least int     // a hold needs at least this many lost keys; 5
+	Share float64 // a hold needs more than this share of the source's keys lost, in [0, 1); 0.5
+
+	// Changed receives the keys, in no order, for which Keeps turned false otherwise than by Offered: the caller may
+	// now remove what it kept of them, if they are still gone. A key may have been offered again meanwhile.
 	Changed func(source clusterset.ClusterID, keys []K)
-	// Decided is told every judgement about silent losses and every end of a hold: for events and conditions.
+	// Decided receives every judgement of a step and every end of a hold, for events and conditions.
 	Decided func(Decision)
 	Log     *slog.Logger
-	// Release is the command by which a person ends a hold, for the log; isthmusctl release-hold.
+	// Release is the command that ends a hold, for the log; isthmusctl release-hold.
 	Release string
 }
 
-// Validate reports all that is wrong with c. Zero is right everywhere.
+// Validate reports every fault of c. Zero fields are valid.
 func (c Config[K]) Validate() error {
 	var errs []error
 	for field, d := range map[string]time.Duration{"window": c.Window, "grace": c.Grace, "memory": c.Memory, "hold time": c.HoldFor} {
@@ -99,7 +109,7 @@ func (c Config[K]) Validate() error {
 		}
 	}
 	if c.Least < 0 {
-		errs = append(errs, fmt.Errorf("guard config: least number %d is negative", c.Least))
+		errs = append(errs, fmt.Errorf("guard config: least count %d is negative", c.Least))
 	}
 	if c.Share < 0 || c.Share >= 1 {
 		errs = append(errs, fmt.Errorf("guard config: share %v is not in [0, 1)", c.Share))
@@ -107,46 +117,46 @@ func (c Config[K]) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Outcome is what became of losses.
+// Outcome is the result of a judgement, or the reason why a hold ended.
 type Outcome int
 
 // The outcomes.
 const (
-	Believed Outcome = iota // a step was too small to doubt
-	Held                    // a step was held, or one more joined what is held
-	Settled                 // a hold ended because all of it was offered again or taken back
+	Accepted Outcome = iota // a step was too small to be an accident
+	Held                    // a step was held, or its keys joined a hold
+	Resolved                // a hold ended because every key was offered again or withdrawn
 	Released                // a person ended a hold
-	Expired                 // what was held for HoldFor is believed
+	Expired                 // a hold lasted HoldFor
 	Left                    // the source of a hold left the ClusterSet
 )
 
 // String returns one lower-case word.
 func (o Outcome) String() string {
-	return [...]string{"believed", "held", "settled", "released", "expired", "left"}[o]
+	return [...]string{"accepted", "held", "resolved", "released", "expired", "left"}[o]
 }
 
-// Decision is a judgement, or the end of one.
+// Decision reports a judgement, or the end of a hold.
 type Decision struct {
 	Source  clusterset.ClusterID
 	Outcome Outcome
-	Count   int       // Believed, Released, Expired, Left: how many are believed gone by this. Held: how many are held now
-	Of      int       // of how many that the source had; for the end of a hold, when it began
-	Since   time.Time // when the hold began; zero for Believed
+	Count   int       // Held: the keys held now. Accepted, Released, Expired, Left: the keys accepted as gone by this
+	Of      int       // the keys that the source had; for the end of a hold, when the hold began
+	Since   time.Time // the beginning of the hold; zero for Accepted
 }
 
-// Hold is what is held of one source.
+// Hold describes the held keys of one source.
 type Hold struct {
 	Source clusterset.ClusterID
 	Count  int // held now
-	Of     int // what the source had when the hold began
+	Of     int // the keys that the source had when the hold began
 	Since  time.Time
 }
 
-// Guard remembers what sources offer. Its methods may be called from any goroutine and never wait for
-// Changed, Decided or a timer. Nothing is judged unless Run runs; until then everything is kept.
+// Guard tracks what sources offer. Any goroutine may call its methods, which never wait for Changed, Decided or a
+// timer. Until Run runs, it judges nothing and keeps everything.
 type Guard[K comparable] struct {
 	cfg  Config[K]
-	wake chan struct{} // holds a token while there is something for Run to do
+	wake signal.Signal // Run has work
 
 	mu      sync.Mutex
 	sources map[clusterset.ClusterID]*source[K]
@@ -154,12 +164,13 @@ type Guard[K comparable] struct {
 	decided []Decision                              // for Decided
 }
 
-// New returns a guard that knows of nothing. The config must be valid.
+// New returns a Guard that knows no source. The config must be valid.
 func New[K comparable](cfg Config[K]) *Guard[K] {
-	cfg.Window = cmp.Or(cfg.Window, defaultWindow)
-	cfg.Grace = cmp.Or(cfg.Grace, defaultGrace)
-	cfg.Memory = cmp.Or(cfg.Memory, defaultMemory)
-	cfg.HoldFor = cmp.Or(cfg.HoldFor, defaultHoldFor)
+	times := DefaultTimes()
+	cfg.Window = cmp.Or(cfg.Window, times.Window)
+	cfg.Grace = cmp.Or(cfg.Grace, times.Grace)
+	cfg.Memory = cmp.Or(cfg.Memory, times.Memory)
+	cfg.HoldFor = cmp.Or(cfg.HoldFor, times.HoldFor)
 	cfg.Least = cmp.Or(cfg.Least, defaultLeast)
 	cfg.Share = cmp.Or(cfg.Share, defaultShare)
 	if cfg.Changed == nil {
@@ -168,21 +179,20 @@ func New[K comparable](cfg Config[K]) *Guard[K] {
 	if cfg.Decided == nil {
 		cfg.Decided = func(Decision) {}
 	}
-	cfg.Release = cmp.Or(cfg.Release, "isthmusctl release-hold")
+	cfg.Release = cmp.Or(cfg.Release, defaultRelease)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Guard[K]{
 		cfg:     cfg,
-		wake:    make(chan struct{}, 1),
+		wake:    signal.New(),
 		sources: map[clusterset.ClusterID]*source[K]{},
 		freed:   map[clusterset.ClusterID]map[K]struct{}{},
 	}
 }
 
-// Has says that a source offers a key. Saying it again changes nothing; saying it of a lost one ends all
-// doubt about that one.
-func (g *Guard[K]) Has(id clusterset.ClusterID, key K) {
+// Offered records that a source offers a key. A repeated call changes nothing; a lost key is no longer lost.
+func (g *Guard[K]) Offered(id clusterset.ClusterID, key K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
@@ -191,44 +201,42 @@ func (g *Guard[K]) Has(id clusterset.ClusterID, key K) {
 		s = newSource[K](now)
 		g.sources[id] = s
 	}
-	s.has(key, now)
+	s.offer(key, now)
 	g.endIfEmpty(id, s)
 }
 
-// Withdrew says that a source took a key back openly. It is believed at once, also of a key that was lost
-// before. A key that nobody offers may be withdrawn.
-func (g *Guard[K]) Withdrew(id clusterset.ClusterID, key K) {
+// Withdrawn records that a source withdrew a key explicitly. The key is gone at once, also if it was lost before. A
+// key that is not offered may be withdrawn.
+func (g *Guard[K]) Withdrawn(id clusterset.ClusterID, key K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := g.sources[id]
 	if s == nil {
 		return
 	}
-	if s.withdrew(key) {
+	if s.withdraw(key) {
 		g.free(id, key)
 	}
 	g.endIfEmpty(id, s)
 }
 
-// Lost says that a key vanished while it still said something. A key that was never offered, or was
-// withdrawn, cannot be lost.
-func (g *Guard[K]) Lost(id clusterset.ClusterID, key K) { g.lose(id, key, 0) }
+// Vanished records that a key vanished without a tombstone. It ignores a key that was never offered or was withdrawn.
+func (g *Guard[K]) Vanished(id clusterset.ClusterID, key K) { g.lose(id, key, 0) }
 
-// Missed says that a key turned out to have vanished while nobody looked: before the owner of the guard began,
-// or while it had no connection. It is Lost, but not judged before Config.Grace is over.
-func (g *Guard[K]) Missed(id clusterset.ClusterID, key K) { g.lose(id, key, g.cfg.Grace) }
+// VanishedUnseen records that a key vanished while nothing watched: before the process started, or while it had no
+// connection. It is Vanished, but the step is not judged before Times.Grace has passed.
+func (g *Guard[K]) VanishedUnseen(id clusterset.ClusterID, key K) { g.lose(id, key, g.cfg.Grace) }
 
 func (g *Guard[K]) lose(id clusterset.ClusterID, key K, grace time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
 	if s := g.sources[id]; s != nil && s.lose(key, now, now.Add(grace)) {
-		g.wakeRun()
+		g.wake.Notify()
 	}
 }
 
-// Keeps reports whether a key is lost and its loss not believed, or not yet: the caller must leave alone
-// what it has of it.
+// Keeps reports whether a key vanished and is held or not judged yet: the caller must leave what it has of the key.
 func (g *Guard[K]) Keeps(id clusterset.ClusterID, key K) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -237,11 +245,11 @@ func (g *Guard[K]) Keeps(id clusterset.ClusterID, key K) bool {
 		return false
 	}
 	l, ok := s.lost[key]
-	return ok && l.fate != believed
+	return ok && l.fate != accepted
 }
 
-// Release ends the hold of a source on the word of a person: all that it lost is believed, a step that is
-// not over yet included. What it loses later is judged anew. Without a hold, nothing changes.
+// Release ends the hold of a source on a person's request: all its lost keys are gone, including those of a step that
+// is not over. Keys that vanish later are judged anew. Without a hold it does nothing.
 func (g *Guard[K]) Release(id clusterset.ClusterID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -250,14 +258,14 @@ func (g *Guard[K]) Release(id clusterset.ClusterID) {
 		return
 	}
 	g.decide(Decision{Source: id, Outcome: Released, Count: s.kept(), Of: s.hold.of, Since: s.hold.since})
-	g.freeAll(id, s, func(l loss) bool { return l.fate != believed })
+	g.freeAll(id, s, func(l loss) bool { return l.fate != accepted })
 	for key := range s.lost {
 		s.drop(key)
 	}
 	s.hold = nil
 }
 
-// Forget says that a source left the ClusterSet: all that it offered is believed gone.
+// Forget records that a source left the ClusterSet: all that it offered is gone.
 func (g *Guard[K]) Forget(id clusterset.ClusterID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -268,12 +276,12 @@ func (g *Guard[K]) Forget(id clusterset.ClusterID) {
 	if s.hold != nil {
 		g.decide(Decision{Source: id, Outcome: Left, Count: s.kept(), Of: s.hold.of, Since: s.hold.since})
 	}
-	g.freeAll(id, s, func(l loss) bool { return l.fate != believed })
+	g.freeAll(id, s, func(l loss) bool { return l.fate != accepted })
 	delete(g.sources, id)
-	g.wakeRun() // the gauge
+	g.wake.Notify() // the gauge
 }
 
-// Holds returns what is held, sorted by source.
+// Holds returns the current holds, sorted by source.
 func (g *Guard[K]) Holds() []Hold {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -287,39 +295,39 @@ func (g *Guard[K]) Holds() []Hold {
 	return all
 }
 
-// endIfEmpty ends a hold of which nothing is left. g.mu is held.
+// endIfEmpty ends a hold that holds no key any more. g.mu is held.
 func (g *Guard[K]) endIfEmpty(id clusterset.ClusterID, s *source[K]) {
 	if s.hold == nil {
 		return
 	}
 	if s.count[held] > 0 {
-		g.wakeRun() // the gauge
+		g.wake.Notify() // the gauge
 		return
 	}
-	g.decide(Decision{Source: id, Outcome: Settled, Of: s.hold.of, Since: s.hold.since})
+	g.decide(Decision{Source: id, Outcome: Resolved, Of: s.hold.of, Since: s.hold.since})
 	s.hold = nil
 }
 
-// free notes for Changed that a key is kept no more, decide a decision for Decided; both wake Run. g.mu is
-// held.
+// free queues a key that is no longer kept for Changed, and decide queues a decision for Decided. Both wake Run. g.mu
+// is held.
 func (g *Guard[K]) free(id clusterset.ClusterID, key K) {
 	if g.freed[id] == nil {
 		g.freed[id] = map[K]struct{}{}
 	}
 	g.freed[id][key] = struct{}{}
-	g.wakeRun()
+	g.wake.Notify()
 }
 
 func (g *Guard[K]) decide(d Decision) {
 	g.decided = append(g.decided, d)
-	g.wakeRun()
+	g.wake.Notify()
 }
 
-// freeAll frees the lost keys of a source that which chooses, and returns how many. It leaves s as it is.
-func (g *Guard[K]) freeAll(id clusterset.ClusterID, s *source[K], which func(loss) bool) int {
+// freeAll frees the lost keys of a source that match, and returns how many. It does not change s.
+func (g *Guard[K]) freeAll(id clusterset.ClusterID, s *source[K], match func(loss) bool) int {
 	n := 0
 	for key, l := range s.lost {
-		if which(l) {
+		if match(l) {
 			g.free(id, key)
 			n++
 		}
@@ -327,30 +335,23 @@ func (g *Guard[K]) freeAll(id clusterset.ClusterID, s *source[K], which func(los
 	return n
 }
 
-func (g *Guard[K]) wakeRun() {
-	select {
-	case g.wake <- struct{}{}:
-	default: // there is a token already
-	}
-}
-
-// Run judges, and calls Changed and Decided, until ctx ends; then it returns nil. Both are called by Run's
-// goroutine alone, one at a time, without a lock, Changed before Decided. It may run on a replica that does
-// not lead; else that replica judges at its first moment as one step what vanished since it began.
+// Run judges steps until ctx ends, then returns nil. Its goroutine alone calls Changed and Decided, one at a time,
+// without a lock, Changed before Decided. Run also runs on a standby replica: otherwise a new leader would judge all
+// that vanished since it started as one step.
 func (g *Guard[K]) Run(ctx context.Context) error {
-	shown := gauge{}
-	defer shown.show(nil)
+	exported := gauge{}
+	defer exported.set(nil)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-g.wake:
+		case <-g.wake.C():
 		case <-timer.C:
 		}
 		freed, decided, holding, next := g.judge(time.Now())
-		shown.show(holding)
+		exported.set(holding)
 		for id, keys := range freed {
 			g.cfg.Changed(id, keys)
 		}
@@ -365,8 +366,8 @@ func (g *Guard[K]) Run(ctx context.Context) error {
 	}
 }
 
-// judge judges all steps that are over and all holds that last too long. It returns what Run must tell and
-// show, and after how long it must look again; zero means when it is woken.
+// judge judges all steps that are over and all holds that last too long. It returns the arguments of Changed and
+// Decided, the held keys of each source, and the time until the next judgement; zero means when Run is woken.
 func (g *Guard[K]) judge(now time.Time) (freed map[clusterset.ClusterID][]K, decided []Decision, holding map[clusterset.ClusterID]int, next time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -394,12 +395,12 @@ func (g *Guard[K]) judge(now time.Time) (freed map[clusterset.ClusterID][]K, dec
 	return freed, decided, holding, next
 }
 
-// expire believes what was held for long enough, and forgets losses that count no more. g.mu is held.
+// expire accepts what was held for HoldFor, and forgets losses older than Memory. g.mu is held.
 func (g *Guard[K]) expire(id clusterset.ClusterID, s *source[K], now time.Time) {
 	overdue := func(l loss) bool { return l.fate == held && now.Sub(l.at) >= g.cfg.HoldFor }
 	n := g.freeAll(id, s, overdue)
 	for key, l := range s.lost {
-		if overdue(l) || l.fate == believed && now.Sub(l.at) >= g.cfg.Memory {
+		if overdue(l) || l.fate == accepted && now.Sub(l.at) >= g.cfg.Memory {
 			s.drop(key)
 		}
 	}
@@ -412,18 +413,18 @@ func (g *Guard[K]) expire(id clusterset.ClusterID, s *source[K], now time.Time) 
 	}
 }
 
-// judgeStep ends the step of a source: what vanished in it is held or believed. g.mu is held.
+// judgeStep ends the step of a source: the keys that vanished in it are held or accepted. g.mu is held.
 func (g *Guard[K]) judgeStep(id clusterset.ClusterID, s *source[K], now time.Time) {
 	waits := func(l loss) bool { return l.fate == waiting }
-	lost, of := len(s.lost), len(s.lost)+s.settled(g.cfg.Window)
+	lost, of := len(s.lost), len(s.lost)+s.established(g.cfg.Window)
 	if s.hold != nil {
 		of = s.hold.of
 	}
 	s.began = time.Time{}
 	if lost < g.cfg.Least || float64(lost) <= g.cfg.Share*float64(of) {
-		if n := g.freeAll(id, s, waits); n > 0 { // else all of it is back
-			s.turn(waiting, believed, now)
-			g.decide(Decision{Source: id, Outcome: Believed, Count: n, Of: of})
+		if n := g.freeAll(id, s, waits); n > 0 { // else every key is back
+			s.turn(waiting, accepted, now)
+			g.decide(Decision{Source: id, Outcome: Accepted, Count: n, Of: of})
 		}
 		return
 	}
@@ -438,22 +439,22 @@ func (g *Guard[K]) judgeStep(id clusterset.ClusterID, s *source[K], now time.Tim
 	g.decide(Decision{Source: id, Outcome: Held, Count: s.count[held], Of: of, Since: s.hold.since})
 }
 
-// log says what a person may want to know of a decision.
+// log logs a decision for the operator.
 func (g *Guard[K]) log(d Decision) {
 	log := g.cfg.Log.With("peer", string(d.Source), "count", d.Count, "of", d.Of)
 	switch d.Outcome {
-	case Believed:
-		log.Info("services vanished without a word, few enough to be believed")
+	case Accepted:
+		log.Info("exports vanished without being withdrawn; they are few enough to be removed")
 	case Held:
-		log.Error("services of a member vanished at once and without a word; what is imported of them stays until they are back, "+
-			"the member leaves, or somebody runs "+g.cfg.Release, "until", d.Since.Add(g.cfg.HoldFor))
-	case Settled:
-		log.Info("services that had vanished are back, or were taken back openly")
+		log.Error("exports of a member vanished together without being withdrawn; their imports stay until they are back, "+
+			"the member leaves, or an administrator runs "+g.cfg.Release, "until", d.Since.Add(g.cfg.HoldFor))
+	case Resolved:
+		log.Info("held exports are back or were withdrawn; the hold ended")
 	case Released:
-		log.Info("a person released services that had vanished; they are believed gone")
+		log.Info("an administrator released held exports; their imports are removed")
 	case Expired:
-		log.Warn("services that vanished without a word did not come back; they are believed gone")
+		log.Warn("held exports did not come back in time; their imports are removed")
 	case Left:
-		log.Info("the member of services that had vanished left")
+		log.Info("the member of held exports left; their imports are removed")
 	}
 }

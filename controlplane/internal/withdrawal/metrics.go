@@ -10,21 +10,21 @@ import (
 var (
 	heldServices = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_controller_held_services",
-		Help: "Services of a member that vanished at once and without a word, and are kept nevertheless.",
+		Help: "Exports of a member that vanished together without being withdrawn and are held.",
 	}, []string{"source_cluster"})
 	withdrawalsHeld = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "isthmus_controller_withdrawals_held_total",
-		Help: "Services that vanished and were not believed to be gone.",
+		Help: "Exports of a member that vanished without being withdrawn and were held.",
 	}, []string{"source_cluster"})
 )
 
 func init() { metrics.Registry.MustRegister(heldServices, withdrawalsHeld) }
 
-// gauge is one guard's part of heldServices, to which all guards of a process add up.
+// gauge is the contribution of one Guard to heldServices, the sum over all Guards of a process.
 type gauge map[clusterset.ClusterID]int
 
-// show makes held what this guard adds.
-func (g gauge) show(held map[clusterset.ClusterID]int) {
+// set makes held the contribution of this Guard.
+func (g gauge) set(held map[clusterset.ClusterID]int) {
 	for id, n := range held {
 		if d := n - g[id]; d != 0 {
 			heldServices.WithLabelValues(string(id)).Add(float64(d))

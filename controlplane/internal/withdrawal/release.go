@@ -8,17 +8,17 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// releaseLife is how long an asking to release a hold is kept: longer than any controller needs to see it.
-const releaseLife = 24 * time.Hour
+// requestLife is how long the annotation keeps a request to release a hold: longer than a controller takes to see it.
+const requestLife = 24 * time.Hour
 
-// AskRelease returns the annotation have, by which people ask to release holds, with source asked for at now. What is
-// old or unreadable goes.
-func AskRelease(have string, source clusterset.ClusterID, now time.Time) string {
+// RequestRelease adds a request to release the holds of source to the annotation have, and drops old or unreadable
+// requests. The result is like "east=2026-01-02T15:04:05Z,west=2026-01-02T15:10:00Z".
+func RequestRelease(have string, source clusterset.ClusterID, now time.Time) string {
 	kept := []string{string(source) + "=" + now.UTC().Format(time.RFC3339)}
 	for entry := range strings.SplitSeq(have, ",") {
 		id, text, _ := strings.Cut(entry, "=")
 		at, err := time.Parse(time.RFC3339, text)
-		if err == nil && id != string(source) && now.Sub(at) < releaseLife {
+		if err == nil && id != string(source) && now.Sub(at) < requestLife {
 			kept = append(kept, entry)
 		}
 	}
@@ -26,13 +26,13 @@ func AskRelease(have string, source clusterset.ClusterID, now time.Time) string 
 	return strings.Join(kept, ",")
 }
 
-// Releases remembers what has been done of such an annotation, by source. It is made as a map is.
+// Releases remembers the request of each source that was handled. Create it with make or a literal.
 type Releases map[clusterset.ClusterID]string
 
-// Take returns the sources whose holds the annotation asks to release, each once for each time that it is asked. What
-// was asked longer ago than HoldFor was done by another process.
+// Take returns the sources whose holds the annotation asks to release, once for each request. It skips requests older
+// than the default HoldFor, which another process has handled.
 func (r Releases) Take(annotation string) []clusterset.ClusterID {
-	var asked []clusterset.ClusterID
+	var requested []clusterset.ClusterID
 	for entry := range strings.SplitSeq(annotation, ",") {
 		text, at, ok := strings.Cut(strings.TrimSpace(entry), "=")
 		id := clusterset.ClusterID(text)
@@ -40,9 +40,9 @@ func (r Releases) Take(annotation string) []clusterset.ClusterID {
 			continue
 		}
 		r[id] = at
-		if t, err := time.Parse(time.RFC3339, at); err == nil && time.Since(t) <= HoldFor {
-			asked = append(asked, id)
+		if t, err := time.Parse(time.RFC3339, at); err == nil && time.Since(t) <= DefaultTimes().HoldFor {
+			requested = append(requested, id)
 		}
 	}
-	return asked
+	return requested
 }

@@ -2,36 +2,36 @@ package withdrawal
 
 import "time"
 
-// source is what one member offers and has lost. The guard's lock covers it.
+// source tracks what one member offers and has lost. The Guard's lock covers it.
 type source[K comparable] struct {
-	born    time.Time // when the first key was offered
+	born    time.Time // of the first offer
 	offered map[K]time.Time
 	lost    map[K]loss
-	count   [believed + 1]int // of lost, by fate
-	began   time.Time         // when the step that is not judged yet began; zero without one
-	last    time.Time         // when something last vanished
-	notYet  time.Time         // the step is not judged before
-	hold    *hold             // nil while nothing is held
+	count   [accepted + 1]int // of lost, by fate
+	began   time.Time         // beginning of the open step; zero without one
+	last    time.Time         // when a key last vanished
+	notYet  time.Time         // the step is not judged before this time
+	hold    *hold             // nil while no key is held
 }
 
-// loss is a key that vanished without a word.
+// loss describes a key that vanished without a tombstone.
 type loss struct {
 	fate  fate
-	at    time.Time // when it vanished; once it is judged, when that was
-	since time.Time // from when it had been offered
+	at    time.Time // when it vanished; once judged, when it was judged
+	since time.Time // when it was first offered
 }
 
 type fate int
 
 const (
-	waiting  fate = iota // for the end of its step
-	held                 // not believed
-	believed             // gone, and remembered for Config.Memory
+	waiting  fate = iota // its step is open
+	held                 // kept
+	accepted             // gone, and remembered for Times.Memory
 )
 
-// hold is a doubt that lasts.
+// hold describes the hold of a source.
 type hold struct {
-	of    int // what the source had
+	of    int // the keys that the source had
 	since time.Time
 }
 
@@ -39,28 +39,28 @@ func newSource[K comparable](now time.Time) *source[K] {
 	return &source[K]{born: now, offered: map[K]time.Time{}, lost: map[K]loss{}}
 }
 
-// has notes that a key is offered. One whose loss was never believed counts as offered all the time.
-func (s *source[K]) has(key K, now time.Time) {
+// offer records that a key is offered. A key that vanished and was kept counts as offered without a break.
+func (s *source[K]) offer(key K, now time.Time) {
 	if _, ok := s.offered[key]; ok {
 		return
 	}
 	since := now
-	if l, ok := s.lost[key]; ok && l.fate != believed {
+	if l, ok := s.lost[key]; ok && l.fate != accepted {
 		since = l.since
 	}
 	s.drop(key)
 	s.offered[key] = since
 }
 
-// withdrew notes that a key was taken back, and reports whether it was kept until now.
-func (s *source[K]) withdrew(key K) bool {
+// withdraw records that a key was withdrawn, and reports whether it was kept until now.
+func (s *source[K]) withdraw(key K) bool {
 	l, ok := s.lost[key]
 	s.drop(key)
 	delete(s.offered, key)
-	return ok && l.fate != believed
+	return ok && l.fate != accepted
 }
 
-// lose notes that a key vanished, not to be judged before a time, and reports whether a step begins with it.
+// lose records that a key vanished, not to be judged before notYet, and reports whether this begins a step.
 func (s *source[K]) lose(key K, now, notYet time.Time) bool {
 	since, ok := s.offered[key]
 	if !ok {
@@ -79,9 +79,9 @@ func (s *source[K]) lose(key K, now, notYet time.Time) bool {
 	return true
 }
 
-// settled counts what is offered and was offered before the step began, a window apart; see the package's
-// comment for why, and for sources that are new.
-func (s *source[K]) settled(window time.Duration) int {
+// established counts the offered keys that were offered a window before the step began, or within a window of the
+// source's first offer. The package comment explains why.
+func (s *source[K]) established(window time.Duration) int {
 	before, young := s.began.Add(-window), s.born.Add(window)
 	n := 0
 	for _, since := range s.offered {
@@ -92,7 +92,7 @@ func (s *source[K]) settled(window time.Duration) int {
 	return n
 }
 
-// put and drop change lost, and keep count.
+// put and drop change lost and keep count current.
 func (s *source[K]) put(key K, l loss) {
 	s.drop(key)
 	s.lost[key] = l
@@ -106,10 +106,10 @@ func (s *source[K]) drop(key K) {
 	}
 }
 
-// kept counts what is lost and not believed.
+// kept counts the lost keys that are not accepted as gone.
 func (s *source[K]) kept() int { return s.count[waiting] + s.count[held] }
 
-// turn gives losses of one fate another one, and returns how many.
+// turn moves losses from one fate to another, and returns how many.
 func (s *source[K]) turn(from, to fate, now time.Time) int {
 	n := s.count[from]
 	for key, l := range s.lost {
@@ -120,7 +120,7 @@ func (s *source[K]) turn(from, to fate, now time.Time) int {
 	return n
 }
 
-// stepEnds returns when the step is to be judged; zero without one.
+// stepEnds returns when the open step is to be judged; zero without one.
 func (s *source[K]) stepEnds(window time.Duration) time.Time {
 	if s.began.IsZero() {
 		return time.Time{}
@@ -135,7 +135,7 @@ func (s *source[K]) stepEnds(window time.Duration) time.Time {
 	return end
 }
 
-// due returns when the source must be looked at again; zero means not before something happens to it.
+// due returns the time of the next judgement; zero means that the source has none pending.
 func (s *source[K]) due(window, holdFor time.Duration) time.Time {
 	next := s.stepEnds(window)
 	for _, l := range s.lost {

@@ -1,5 +1,5 @@
-// Package mutate makes many inputs of a few, for tests of a law that holds over any bytes. It does not see what its
-// inputs reach, as go test -fuzz does, and is so cheap for it that these tests run with all others.
+// Package mutate derives many random inputs from a few given ones, for tests of properties that hold for any bytes. Unlike
+// go test -fuzz it does not measure coverage, and so it is cheap enough to run with all other tests.
 package mutate
 
 import (
@@ -9,21 +9,20 @@ import (
 	"testing"
 )
 
-// Rounds is how many messages a test takes: as many as the fuzzer, with one worker on this project's machine, gets
-// through in 20 seconds.
+// Rounds is the number of messages that a test tries. One worker of the fuzzer takes about 20 seconds for as many.
 const Rounds = 60_000
 
-// maxChanges is how many changes an input is at most away from what it was made of.
+// maxChanges is the largest number of changes made to an input.
 const maxChanges = 6
 
-// Each calls hold with n inputs, other ones in each run, made of those of corpus, of which there must be one. An input
-// is hold's until it returns. The one that a test ends with stands in its log.
-func Each(tb testing.TB, n int, corpus [][]byte, hold func(in []byte)) {
+// Each calls check with n inputs derived from corpus, which must not be empty; they differ from run to run. An input is valid
+// until check returns. If the test fails, its log shows the last input.
+func Each(tb testing.TB, n int, corpus [][]byte, check func(in []byte)) {
 	tb.Helper()
 	var in []byte
-	held := false
+	passed := false
 	defer func() {
-		if !held {
+		if !passed {
 			tb.Logf("the input:\n%s", hex.Dump(in))
 		}
 	}()
@@ -33,20 +32,20 @@ func Each(tb testing.TB, n int, corpus [][]byte, hold func(in []byte)) {
 		for range 1 + dice.IntN(maxChanges) {
 			in = change(dice, in, corpus)
 		}
-		hold(in)
+		check(in)
 		if tb.Failed() {
 			return
 		}
 	}
-	held = true
+	passed = true
 }
 
 func pick[T any](dice *rand.Rand, from []T) T { return from[dice.IntN(len(from))] }
 
-// telling are bytes that mean something where lengths, counts, pointers and letters stand.
-var telling = []byte{0, 1, 2, 0x0c, 0x3f, 0x40, 0x7f, 0x80, 0xc0, 0xff, 'A', 'Z', 'a', 'z', '.', '_'}
+// special holds bytes with a meaning as length, count, compression pointer or letter.
+var special = []byte{0, 1, 2, 0x0c, 0x3f, 0x40, 0x7f, 0x80, 0xc0, 0xff, 'A', 'Z', 'a', 'z', '.', '_'}
 
-// change changes one thing of in.
+// change makes one random change to in.
 func change(dice *rand.Rand, in []byte, corpus [][]byte) []byte {
 	if len(in) == 0 {
 		return append(in, pick(dice, corpus)...)
@@ -59,14 +58,14 @@ func change(dice *rand.Rand, in []byte, corpus [][]byte) []byte {
 	case 1:
 		in[at] = byte(dice.Uint32())
 	case 2:
-		in[at] = pick(dice, telling)
+		in[at] = pick(dice, special)
 	case 3:
 		return in[:at]
 	case 4:
 		return slices.Delete(in, at, end)
-	case 5: // once more
+	case 5: // duplicate a range
 		return slices.Insert(in, at, slices.Clone(in[at:end])...)
-	case 6: // the end of another one
+	case 6: // append the end of another input
 		other := pick(dice, corpus)
 		return append(in[:at], other[dice.IntN(len(other)+1):]...)
 	}

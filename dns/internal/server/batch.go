@@ -16,32 +16,33 @@ import (
 )
 
 const (
-	// batchLen is how many datagrams enter the kernel in one call, or leave it.
+	// batchLen is the largest number of datagrams that one system call receives or sends.
 	batchLen = 32
 
-	// maxQuery is how much is read of a question, in bytes. We announce that we take [maxUDP].
+	// maxQuery is the number of bytes read of a question. EDNS announces [maxUDP].
 	maxQuery = 2 * maxUDP
 )
 
-// batch moves datagrams between a socket and memory, several in a call: on virtual machines a call costs more than an
-// answer. (x/net has the same, with garbage for each datagram.) And several answers to one client go through the kernel's
-// network stack as one, which it cuts up at the end: UDP segmentation, udp(7). It is for one goroutine.
+// batch receives and sends datagrams of a socket, several in one system call: on virtual machines a call costs more than
+// computing an answer. Several answers to one client pass the kernel's network stack as one message, which UDP segmentation
+// (UDP_SEGMENT, udp(7)) splits at the end. Package x/net also batches, but allocates for each datagram. Only one goroutine
+// may use a batch.
 type batch struct {
 	conn     syscall.RawConn
 	slots    [batchLen]slot
 	in       [batchLen]mmsghdr
 	received int // by the last call
 
-	queue  [batchLen]*slot // with an answer
+	queue  [batchLen]*slot // slots with an answer to send
 	queued int
-	whole  bool // nothing is to be cut up: the kernel cannot, or not on the way to some client
+	whole  bool // segmentation is off: the kernel lacks it, or a path to a client cannot take it
 	out    outbox
 	errno  unix.Errno // of the last call
 
-	receive, send func(fd uintptr) (done bool) // tryReceive and trySend: as values they are made once
+	receive, send func(fd uintptr) (done bool) // tryReceive and trySend; as method values made once, they do not allocate
 }
 
-// slot holds a question and its answer.
+// slot holds a question, its sender and its answer.
 type slot struct {
 	peer    [unix.SizeofSockaddrInet6]byte // a struct sockaddr_in or sockaddr_in6
 	peerLen uint32
@@ -50,18 +51,18 @@ type slot struct {
 	iov     unix.Iovec // of query
 }
 
-// outbox holds what a queue of answers is for the kernel: messages of one or more answers to one client.
+// outbox is the queue of answers as messages for sendmmsg. Each message holds one or more answers to one client.
 type outbox struct {
 	messages [batchLen]mmsghdr
-	first    [batchLen]int // of each message, in the queue
+	first    [batchLen]int // index in the queue of each message's first answer
 	cut      [batchLen]segmentSize
-	answers  [batchLen]unix.Iovec // as in the queue
+	answers  [batchLen]unix.Iovec // parallel to the queue
 	count    int                  // of messages
-	sent     int                  // of them
+	sent     int                  // of these
 }
 
-// segmentSize is the control message that says how long the datagrams are that a message is cut into. The last one may be
-// shorter.
+// segmentSize is the control message with the size of the datagrams into which the kernel splits a message. The last
+// datagram may be shorter.
 type segmentSize struct {
 	unix.Cmsghdr
 	size uint16
@@ -74,7 +75,7 @@ type mmsghdr struct {
 	length uint32
 }
 
-// newBatch makes one for a socket of package net, which never blocks.
+// newBatch returns a batch for a socket of package net, which must be non-blocking, as they all are.
 func newBatch(conn *net.UDPConn) (*batch, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -96,7 +97,7 @@ func newBatch(conn *net.UDPConn) (*batch, error) {
 	return b, nil
 }
 
-// wait waits for datagrams and returns how many came.
+// wait waits for datagrams and returns the number received.
 func (b *batch) wait() (int, error) {
 	if err := b.conn.Read(b.receive); err != nil {
 		return 0, err
@@ -108,19 +109,19 @@ func (b *batch) wait() (int, error) {
 }
 
 func (b *batch) tryReceive(fd uintptr) bool {
-	for i := range b.received { // where the kernel wrote
+	for i := range b.received { // the kernel overwrote these
 		b.in[i].Namelen = unix.SizeofSockaddrInet6
 	}
 	b.received, b.errno = call(unix.SYS_RECVMMSG, fd, b.in[:])
 	return b.errno != unix.EAGAIN
 }
 
-// query returns the question number i, and whether that is all of it. It is valid until wait is called again.
+// query returns question i, and whether it was received whole. It is valid until the next call of wait.
 func (b *batch) query(i int) (query []byte, whole bool) {
 	return b.slots[i].query[:b.in[i].length], b.in[i].Flags&unix.MSG_TRUNC == 0
 }
 
-// peer returns who asked the question number i.
+// peer returns the sender of question i.
 func (b *batch) peer(i int) netip.AddrPort {
 	name := &b.slots[i].peer
 	port := binary.BigEndian.Uint16(name[2:])
@@ -130,10 +131,10 @@ func (b *batch) peer(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(name[8:24])), port)
 }
 
-// memory returns where the answer to the question number i may be written.
+// memory returns the buffer for the answer to question i.
 func (b *batch) memory(i int) []byte { return b.slots[i].answer[:0] }
 
-// reply queues an answer, which stays where it is until flush, to who asked the question number i.
+// reply queues the answer to question i. answer must not change until flush.
 func (b *batch) reply(i int, answer []byte) {
 	s := &b.slots[i]
 	s.answer, s.peerLen = answer, b.in[i].Namelen
@@ -141,8 +142,8 @@ func (b *batch) reply(i int, answer []byte) {
 	b.queued++
 }
 
-// flush sends the answers that are queued, all that can be: the error is of the others. Those to one client may go in
-// another order.
+// flush sends the queued answers. One that cannot be sent does not keep back the others; the error is that of the last such
+// answer. Answers to one client may be reordered.
 func (b *batch) flush() error {
 	defer func() { b.queued = 0 }()
 	if !b.whole {
@@ -158,7 +159,7 @@ func (b *batch) flush() error {
 		case b.out.messages[at].Iovlen > 1 && cannotCut(b.errno):
 			b.whole = true
 			b.pack(b.out.first[at])
-		default: // it is of the first of those that were left
+		default: // the first unsent message failed
 			failed = os.NewSyscallError("sendmmsg", b.errno)
 			b.out.sent++
 		}
@@ -166,7 +167,7 @@ func (b *batch) flush() error {
 	return failed
 }
 
-// bySize sorts answers by client, and those to one from the longest to the shortest.
+// bySize orders answers by client, then from the longest to the shortest.
 func bySize(x, y *slot) int {
 	if c := bytes.Compare(x.peer[:], y.peer[:]); c != 0 {
 		return c
@@ -174,16 +175,16 @@ func bySize(x, y *slot) int {
 	return len(y.answer) - len(x.answer)
 }
 
-// cannotCut reports whether an error may be of the cutting, such as on a way whose packets are shorter than an answer.
+// cannotCut reports whether segmentation may have caused an error, for example on a path whose MTU is below an answer.
 func cannotCut(errno unix.Errno) bool {
 	return errno == unix.EINVAL || errno == unix.EIO || errno == unix.EMSGSIZE || errno == unix.EOPNOTSUPP
 }
 
-// pack makes messages of the queue, from this answer on.
+// pack fills the outbox with the answers of the queue from index from on.
 func (b *batch) pack(from int) {
 	o := &b.out
 	o.count, o.sent = 0, 0
-	size := 0 // of the answers of the last message, 0 when it has its last one
+	size := 0 // of the answers of the last message; 0 if no further answer may join it
 	for i, s := range b.queue[from:b.queued] {
 		iov := &o.answers[from+i]
 		iov.Base = &s.answer[0]
@@ -220,7 +221,7 @@ func (b *batch) trySend(fd uintptr) bool {
 	return errno != unix.EAGAIN
 }
 
-// call calls recvmmsg or sendmmsg and returns how many datagrams it moved: some, or none and why.
+// call calls recvmmsg or sendmmsg. It returns the number of messages moved, or 0 and the error.
 func call(number, fd uintptr, heads []mmsghdr) (int, unix.Errno) {
 	for {
 		n, _, errno := unix.Syscall6(number, fd, uintptr(unsafe.Pointer(&heads[0])), uintptr(len(heads)), unix.MSG_DONTWAIT, 0, 0)

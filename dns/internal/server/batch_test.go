@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What clients send before it is read comes in few calls, each datagram with its sender, and the answers find their way.
+// Queued datagrams are received in few calls, each with its sender, and each answer reaches its client.
 func TestBatch(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
@@ -48,7 +48,7 @@ func TestBatch(t *testing.T) {
 					query, whole := b.query(i)
 					from := b.peer(i)
 					if !bytes.HasPrefix(query, []byte(from.String()+" ")) || !whole {
-						t.Errorf("%q seems to come from %s, whole: %v", query, from, whole)
+						t.Errorf("%q from %s, whole: %v", query, from, whole)
 					}
 					got[from]++
 					b.reply(i, append(b.memory(i), query...))
@@ -60,7 +60,7 @@ func TestBatch(t *testing.T) {
 			if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
 				t.Errorf("questions by client (-want +got):\n%s", diff)
 			}
-			if calls > clients*each/4 { // as many as clients, unless the kernel is late with some
+			if calls > clients*each/4 { // about one call for each client
 				t.Errorf("%d questions took %d calls, want about %d", clients*each, calls, clients)
 			}
 			for i, conn := range conns {
@@ -78,9 +78,9 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// Answers to one client are one message to the kernel as long as they are of one length, the last one apart; where it cannot
-// cut messages up, each is one, for good.
-func TestBatchSendsAsOne(t *testing.T) {
+// Answers of one length to one client, and one shorter one, form one message. After the kernel has failed to split a message,
+// every answer is a message of its own.
+func TestBatchSegmentation(t *testing.T) {
 	t.Parallel()
 	lengths := []int{40, 40, 100, 40, 7, 30, 40}
 	for _, tt := range []struct {
@@ -102,7 +102,7 @@ func TestBatchSendsAsOne(t *testing.T) {
 				t.Fatal(err)
 			}
 			one, other := dialUDP(t, to), dialUDP(t, to)
-			for _, conn := range []*net.UDPConn{one, other, one} { // again: what was learnt is kept
+			for _, conn := range []*net.UDPConn{one, other, one} { // the third batch shows that the setting is kept
 				for range lengths {
 					if _, err := conn.Write([]byte("?")); err != nil {
 						t.Fatal(err)
@@ -136,8 +136,8 @@ func TestBatchSendsAsOne(t *testing.T) {
 	}
 }
 
-// An answer that cannot be sent keeps no other back.
-func TestBatchSendsAllThatCanBe(t *testing.T) {
+// An answer that cannot be sent does not keep back others.
+func TestBatchContinuesAfterError(t *testing.T) {
 	t.Parallel()
 	b, to := newTestBatch(t, "127.0.0.1:0")
 	conn := dialUDP(t, to)
@@ -154,7 +154,7 @@ func TestBatchSendsAllThatCanBe(t *testing.T) {
 		query, _ := b.query(i)
 		b.reply(i, append(b.memory(i), query...))
 	}
-	b.slots[1].peer[0] = 0xff // an address family that is none
+	b.slots[1].peer[0] = 0xff // not an address family
 	if err := b.flush(); !errors.Is(err, unix.EAFNOSUPPORT) {
 		t.Errorf("flush: %v", err)
 	}
@@ -168,7 +168,7 @@ func TestBatchSendsAllThatCanBe(t *testing.T) {
 	}
 }
 
-// A question that is longer than we take is malformed for us, and an answer of that size none of our business.
+// A question above the size limit gets FORMERR; an oversized message that is an answer gets none.
 func TestTooLong(t *testing.T) {
 	t.Parallel()
 	s, serve := listen(t, Config{})

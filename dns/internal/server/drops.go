@@ -8,19 +8,19 @@ import (
 	"syscall"
 )
 
-// dropped returns how many packets for sockets the kernel has dropped, because they were full as a rule. What it does
-// not say counts as none.
+// dropped returns the number of packets that the kernel has dropped for sockets, in general because their receive buffers
+// were full. A socket whose counter cannot be read counts as 0.
 func dropped(sockets []*udpSocket) uint64 {
-	ours := map[string]bool{}
+	own := map[string]bool{}
 	for _, s := range sockets {
 		if inode, ok := inodeOf(s); ok {
-			ours[strconv.FormatUint(inode, 10)] = true
+			own[strconv.FormatUint(inode, 10)] = true
 		}
 	}
-	return dropsIn("/proc/net/udp", ours) + dropsIn("/proc/net/udp6", ours)
+	return dropsIn("/proc/net/udp", own) + dropsIn("/proc/net/udp6", own)
 }
 
-// inodeOf returns the number under which the kernel lists a socket.
+// inodeOf returns the inode number of a socket, by which /proc/net/udp lists it.
 func inodeOf(s *udpSocket) (uint64, bool) {
 	raw, err := s.SyscallConn()
 	if err != nil {
@@ -31,7 +31,7 @@ func inodeOf(s *udpSocket) (uint64, bool) {
 	return stat.Ino, failed == nil && err == nil
 }
 
-// dropsIn sums the last column of a table such as /proc/net/udp (proc(5)) over the sockets with some inodes.
+// dropsIn sums the last column of a table such as /proc/net/udp (proc(5)) over the sockets with the given inodes.
 func dropsIn(path string, inodes map[string]bool) uint64 {
 	f, err := os.Open(path)
 	if err != nil {

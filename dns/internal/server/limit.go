@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// buckets is how many clients one socket tells apart by their use of it. Those that meet in one are limited together.
+// buckets is the number of clients that one socket can tell apart. Clients whose hashes collide share one limit.
 const buckets = 4096
 
-// rateLimit holds clients that ask too often to a rate, by a token bucket each that fills in a second. It is for one
-// goroutine. A client is an IPv4 address or an IPv6 /64.
+// rateLimit limits the answers per second of each client: a budget that is refilled every second. A client is an IPv4
+// address or an IPv6 /64. Only one goroutine may use it.
 type rateLimit struct {
-	rate int32 // answers a second; 0: no limit
-	last [buckets]uint32
-	left [buckets]int32
+	rate int32           // answers per second; 0 means no limit
+	last [buckets]uint32 // second of the last refill
+	left [buckets]int32  // answers left in that second; negative above the limit
 }
 
 var clientSeed = maphash.MakeSeed()
 
-// allows reports whether a client may have an answer at a time, in seconds of any clock.
+// allows reports whether a client may get an answer in the current second, which may be of any clock.
 func (l *rateLimit) allows(client netip.Addr, second uint32) bool {
 	if l.rate == 0 {
 		return true
@@ -33,7 +33,7 @@ func (l *rateLimit) allows(client netip.Addr, second uint32) bool {
 	return l.left[i] >= 0
 }
 
-// every reports whether this one of the answers that a client must not have is one in n.
+// every reports true for every n-th answer of a client above the limit.
 func (l *rateLimit) every(client netip.Addr, n int32) bool { return l.left[bucketOf(client)]%n == 0 }
 
 func bucketOf(client netip.Addr) uint64 {
@@ -44,16 +44,16 @@ func bucketOf(client netip.Addr) uint64 {
 	return maphash.Bytes(clientSeed, b[:8]) % buckets
 }
 
-// connLimit counts open connections, in all and by client.
+// connLimit limits open connections, in total and for each client. A limit of 0 means none.
 type connLimit struct {
 	all, each int
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	open int
 	by   map[netip.Addr]int
 }
 
-// enter counts a connection in, or reports that it is one too many.
+// enter counts a connection of client, or returns false if that would exceed a limit.
 func (l *connLimit) enter(client netip.Addr) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,6 +68,7 @@ func (l *connLimit) enter(client netip.Addr) bool {
 	return true
 }
 
+// leave uncounts a connection that enter has counted.
 func (l *connLimit) leave(client netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,7 +78,8 @@ func (l *connLimit) leave(client netip.Addr) {
 	}
 }
 
-// clock tells seconds for less than what the system's clock costs at each question: it looks at it every so many.
+// clock returns the time in seconds. It reads the system clock only once in asksPerLook calls, as doing so for each
+// question would cost too much.
 type clock struct {
 	second uint32
 	asked  int
@@ -93,7 +95,7 @@ func (c *clock) now() uint32 {
 	return c.second
 }
 
-// count returns how many connections are open.
+// count returns the number of open connections.
 func (l *connLimit) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,9 +13,10 @@ import (
 
 	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// hostile are messages that make careless parsers loop, read too far or grow.
+// hostile returns messages that make careless parsers loop, read out of bounds or allocate without limit.
 func hostile(tb testing.TB) map[string][]byte {
 	tb.Helper()
 	head := func(counts ...byte) []byte {
@@ -25,16 +26,16 @@ func hostile(tb testing.TB) map[string][]byte {
 	whole := ask(tb, helloName, dns.TypeA, withOPT(1232, 0, false))
 	long := append(head(1, 0, 0, 0), bytes.Repeat(append([]byte{63}, bytes.Repeat([]byte{'a'}, 63)...), 5)...)
 	return map[string][]byte{
-		"a pointer at itself":         append(append(head(1, 0, 0, 0), 0xc0, 0x0c), type16...),
-		"two pointers at each other":  append(append(head(1, 0, 0, 0), 0xc0, 0x0e, 0xc0, 0x0c), type16...),
-		"a pointer ahead":             append(append(head(1, 0, 0, 0), 0xc0, 0x40), type16...),
-		"a pointer at the header":     append(append(head(1, 0, 0, 0), 0xc0, 0x00), type16...),
-		"a label of no kind":          append(append(head(1, 0, 0, 0), 0x80, 'a', 0), type16...),
-		"a label of 64 characters":    append(append(append(head(1, 0, 0, 0), 64), bytes.Repeat([]byte{'a'}, 64)...), append([]byte{0}, type16...)...),
-		"a label that never ends":     append(head(1, 0, 0, 0), 63, 'a'),
-		"a name that is too long":     append(append(long, 0), type16...),
-		"no question, many announced": head(0xff, 0, 0, 0),
-		"an option longer than all":   append(bytes.Clone(whole[:len(whole)-2]), 0xff, 0xff),
+		"pointer to itself":              append(append(head(1, 0, 0, 0), 0xc0, 0x0c), type16...),
+		"two pointers to each other":     append(append(head(1, 0, 0, 0), 0xc0, 0x0e, 0xc0, 0x0c), type16...),
+		"forward pointer":                append(append(head(1, 0, 0, 0), 0xc0, 0x40), type16...),
+		"pointer into the header":        append(append(head(1, 0, 0, 0), 0xc0, 0x00), type16...),
+		"reserved label type":            append(append(head(1, 0, 0, 0), 0x80, 'a', 0), type16...),
+		"a label of 64 characters":       append(append(append(head(1, 0, 0, 0), 64), bytes.Repeat([]byte{'a'}, 64)...), append([]byte{0}, type16...)...),
+		"unterminated label":             append(head(1, 0, 0, 0), 63, 'a'),
+		"name too long":                  append(append(long, 0), type16...),
+		"QDCOUNT without questions":      head(0xff, 0, 0, 0),
+		"option longer than the message": append(bytes.Clone(whole[:len(whole)-2]), 0xff, 0xff),
 		"two OPT records": func() []byte {
 			b := append(bytes.Clone(whole), whole[len(whole)-optLen:]...)
 			b[11] = 2
@@ -43,7 +44,7 @@ func hostile(tb testing.TB) map[string][]byte {
 	}
 }
 
-// A message that is none is told so, in the size of a header, and at once.
+// A malformed message gets FORMERR in an answer the size of a header.
 func TestHostileMessages(t *testing.T) {
 	t.Parallel()
 	z := testZone(1)
@@ -57,12 +58,12 @@ func TestHostileMessages(t *testing.T) {
 	}
 }
 
-// Names that differ in their case alone are one, and come back as they were asked (0x20).
-func TestCaseIsEchoed_L56(t *testing.T) {
+// Names match in any case, and answers repeat the case of the question (DNS 0x20).
+func TestCaseIsRepeated(t *testing.T) {
 	t.Parallel()
 	z := testZone(1)
 	for seed := range uint64(64) {
-		caps := seed * 0x9e3779b97f4a7c15 // bits as of dice
+		caps := seed * 0x9e3779b97f4a7c15 // pseudo-random bits
 		query := ask(t, helloName, dns.TypeA, nil)
 		for i := range query[headerLen : len(query)-4] {
 			if c := &query[headerLen+i]; 'a' <= *c && *c <= 'z' && caps>>i&1 == 1 {
@@ -74,15 +75,16 @@ func TestCaseIsEchoed_L56(t *testing.T) {
 			t.Errorf("have %s", show(t, answer))
 		}
 	}
+	conformance.Holds(t, "L56")
 }
 
-// parseSeeds are messages of all kinds that parsers tell apart.
+// parseSeeds returns messages of every kind that a parser distinguishes.
 func parseSeeds(tb testing.TB) [][]byte {
 	tb.Helper()
 	seeds := slices.Collect(maps.Values(hostile(tb)))
 	widest := strings.Repeat("w", 63) + "."
 	longest := strings.Repeat(widest, 3) + strings.Repeat("l", 61) + "."
-	for _, name := range []string{helloName, "MANY.demo.svc.clusterset.local.", ".", "nobody.demo.svc.clusterset.local.", "1.0.0.10.in-addr.arpa.", widest, longest} {
+	for _, name := range []string{helloName, "MANY.demo.svc.clusterset.local.", ".", "unknown.demo.svc.clusterset.local.", "1.0.0.10.in-addr.arpa.", widest, longest} {
 		for _, edit := range []func(*dns.Msg){nil, withOPT(1232, 0, true), withOPT(100, 1, false), withNSID} {
 			for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypeANY, dns.TypeAXFR, dns.TypeCAA} {
 				seeds = append(seeds, ask(tb, name, qtype, edit))
@@ -92,7 +94,7 @@ func parseSeeds(tb testing.TB) [][]byte {
 	return seeds
 }
 
-// FuzzParse is TestParseAnyBytes for whoever has the time:
+// FuzzParse is TestParseAnyBytes without a time limit:
 //
 //	go test -run '^$' -fuzz FuzzParse -fuzztime 10m ./dns/internal/server
 func FuzzParse(f *testing.F) {
@@ -101,19 +103,19 @@ func FuzzParse(f *testing.F) {
 	}
 	z := testZone(100)
 	var r responder
-	f.Fuzz(func(t *testing.T, query []byte) { parsesAsTheLibrary(t, z, &r, query) })
+	f.Fuzz(func(t *testing.T, query []byte) { checkAgainstLibrary(t, z, &r, query) })
 }
 
 func TestParseAnyBytes(t *testing.T) {
 	t.Parallel()
 	z := testZone(100)
 	var r responder
-	mutate.Each(t, mutate.Rounds, parseSeeds(t), func(query []byte) { parsesAsTheLibrary(t, z, &r, query) })
+	mutate.Each(t, mutate.Rounds, parseSeeds(t), func(query []byte) { checkAgainstLibrary(t, z, &r, query) })
 }
 
-// parsesAsTheLibrary holds our parser against the library's: what ours can read means the same to both, and the answer
-// has the code that follows. Neither the answer nor the responder's memory grows beyond what a message may be.
-func parsesAsTheLibrary(t *testing.T, z *zone.Zone, r *responder, query []byte) {
+// checkAgainstLibrary compares the fast parser with miekg/dns: both read a message alike if the fast parser accepts it, and
+// the answer has the code that follows. Neither the answer nor the responder's buffer exceeds the size of a message.
+func checkAgainstLibrary(t *testing.T, z *zone.Zone, r *responder, query []byte) {
 	t.Helper()
 	answer := r.respond(z, query, overUDP, 1)
 	if cap(r.out) > 2*maxTCP {
@@ -132,20 +134,20 @@ func parsesAsTheLibrary(t *testing.T, z *zone.Zone, r *responder, query []byte) 
 	if len(query) < headerLen || binary.BigEndian.Uint16(query[4:]) != 1 {
 		return
 	}
-	ours, ok := new(responder).parse(query)
+	fast, ok := new(responder).parse(query)
 	if !ok {
 		return
 	}
-	theirs, ok := new(responder).parseUnusual(query)
+	library, ok := new(responder).parseUnusual(query)
 	if !ok {
-		t.Fatalf("only our parser reads\n%s", hex.Dump(query))
+		t.Fatalf("only the fast parser accepts\n%s", hex.Dump(query))
 	}
-	if !bytes.EqualFold(ours.wire, theirs.wire) || !bytes.Equal(ours.lower, theirs.lower) || ours.typ != theirs.typ || ours.class != theirs.class || ours.edns != theirs.edns {
-		t.Fatalf("ours %+v, the library's %+v, of\n%s", ours, theirs, hex.Dump(query))
+	if !bytes.EqualFold(fast.wire, library.wire) || !bytes.Equal(fast.lower, library.lower) || fast.typ != library.typ || fast.class != library.class || fast.edns != library.edns {
+		t.Fatalf("the fast parser reads %+v, the library %+v, of\n%s", fast, library, hex.Dump(query))
 	}
 }
 
-// oracle is the code that the library's reading of a message leads to.
+// oracle returns the expected response code of a message, as parsed by miekg/dns.
 func oracle(z *zone.Zone, query []byte) int {
 	var m dns.Msg
 	err := m.Unpack(query)

@@ -11,17 +11,17 @@ import (
 const (
 	headerLen = zone.HeaderLen
 
-	// maxUDP is the largest answer sent over UDP and the size we announce, in bytes. It fits an IPv6
-	// packet of 1280 bytes, which no path fragments (https://www.dnsflagday.net/2020/).
+	// maxUDP is the size in bytes of the largest answer over UDP, and of the largest question as announced by EDNS. It fits
+	// an IPv6 packet of 1280 bytes, which no path fragments (https://www.dnsflagday.net/2020/).
 	maxUDP = 1232
 
 	maxTCP = dns.MaxMsgSize
 
-	// maxName is the length of the longest name on the wire (RFC 1035, section 2.3.4).
+	// maxName is the length of the longest name in wire format (RFC 1035, section 2.3.4).
 	maxName = 255
 )
 
-// transport is how a question came.
+// transport is the protocol over which a question came.
 type transport uint8
 
 const (
@@ -37,47 +37,47 @@ const (
 	rcodeMask        = 0x0f
 )
 
-// question is what a message asks, and how it is to be answered.
+// question is the question of a message, and the EDNS parameters of its answer.
 type question struct {
-	wire  []byte // the question as it is echoed: name, type, class
+	wire  []byte // the question as the answer repeats it: name, type, class
 	lower []byte // the name in lower case
 	typ   zone.Type
 	class uint16
 	edns  edns
 }
 
-// edns is what a message says by its OPT record (RFC 6891).
+// edns holds the OPT record of a message (RFC 6891).
 type edns struct {
 	present bool
 	version uint8
 	do      bool
-	size    int // of the largest answer over UDP that the client can take
+	size    int // of the largest answer over UDP, in bytes
 }
 
-// responder answers messages, one at a time, in memory that is there, so that an answer costs none.
+// responder answers messages, one at a time. It reuses its memory, so that an answer allocates none.
 type responder struct {
 	lower [maxName]byte
-	out   []byte // for the next answer, whatever it holds
-	// barred is true for a client that may not ask here: it is told so, and nothing else.
-	barred bool
-	// last says what became of the last message, for those who count.
+	out   []byte // buffer of the next answer
+	// denied is set for a client that may not use the address; all its questions are REFUSED.
+	denied bool
+	// last is the outcome of the last message, for counters and log.
 	last outcome
 }
 
-// outcome is what became of a message.
+// outcome describes how a message was answered.
 type outcome struct {
-	typ     zone.Type // that was asked for; 0 when that could not be read
-	rcode   uint16    // 16 and above are of EDNS
-	unusual bool      // it took the library to read it
+	typ     zone.Type // in the question; 0 if that could not be read
+	rcode   uint16    // 16 and above are extended codes of EDNS
+	unusual bool      // the fast parser left it to miekg/dns
 }
 
-// respond returns the answer to one message and its code, or nil when the message deserves none. Any bytes are
-// welcome; z is nil until the first snapshot came. turn says at which of several records to begin, so that clients
-// which take the first one spread. The answer is valid until the next call.
-func (r *responder) respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
+// respond returns the answer to one message, or nil if the message gets none. The message may hold any bytes. z is nil
+// before the first snapshot. rotation selects the record that comes first, so that clients that use only that one spread
+// over all. The answer is valid until the next call.
+func (r *responder) respond(z *zone.Zone, query []byte, via transport, rotation uint32) []byte {
 	r.last = outcome{}
 	if len(query) < headerLen || query[2]&response != 0 {
-		return nil // an answer; answering it could start an endless exchange
+		return nil // an answer: answering it could start an endless exchange
 	}
 	if query[2]&opcodeMask != dns.OpcodeQuery<<3 {
 		return r.bare(query, dns.RcodeNotImplemented)
@@ -93,11 +93,11 @@ func (r *responder) respond(z *zone.Zone, query []byte, via transport, turn uint
 	if !ok {
 		return r.bare(query, dns.RcodeFormatError)
 	}
-	return r.answer(z, query, q, via, turn)
+	return r.answer(z, query, q, via, rotation)
 }
 
-// answer answers q, the question of query.
-func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport, turn uint32) []byte {
+// answer returns the answer to q, the question of query.
+func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport, rotation uint32) []byte {
 	b := append(r.out[:0], query[0], query[1], response|query[2]&recursionDesired, 0, 0, 1, 0, 0, 0, 0, 0, 0)
 	b = append(b, q.wire...)
 	limit := maxTCP
@@ -112,12 +112,12 @@ func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport
 	case q.edns.version != 0:
 		extended = dns.RcodeBadVers >> 4
 		b[3] |= dns.RcodeBadVers & rcodeMask
-	case r.barred || q.class != dns.ClassINET || z == nil && !zone.Contains(q.lower):
+	case r.denied || q.class != dns.ClassINET || z == nil && !zone.Contains(q.lower):
 		b[3] |= dns.RcodeRefused
 	case z == nil:
 		b[3] |= dns.RcodeServerFailure
 	default:
-		b, _ = z.Append(b, zone.Question{Name: q.lower, Type: q.typ}, turn, limit)
+		b, _ = z.Append(b, zone.Question{Name: q.lower, Type: q.typ}, rotation, limit)
 	}
 	if q.edns.present {
 		b = appendOPT(b, extended, q.edns.do)
@@ -127,8 +127,8 @@ func (r *responder) answer(z *zone.Zone, query []byte, q question, via transport
 	return b
 }
 
-// truncated returns an answer without records that makes the client ask again over TCP, or nil when the message does
-// not deserve one. It is as short as the message, or shorter.
+// truncated returns an answer without records and with the TC bit, so that the client retries over TCP. It returns nil if
+// the message gets no answer. The answer is no longer than the message, so it is useless for amplification.
 func (r *responder) truncated(query []byte) []byte {
 	const tc = 0x02
 	q, ok := r.parse(query)
@@ -140,7 +140,7 @@ func (r *responder) truncated(query []byte) []byte {
 	return r.out
 }
 
-// tooLong returns the answer to a message of which only the beginning was read, nil when it is none that deserves one.
+// tooLong returns the answer to a message of which only the beginning was read, or nil for none.
 func (r *responder) tooLong(query []byte) []byte {
 	r.last = outcome{unusual: true}
 	if query[2]&response != 0 {
@@ -155,7 +155,7 @@ const (
 	optLen  = 11
 )
 
-// appendOPT appends our OPT record. The DO bit is the client's (RFC 3225).
+// appendOPT appends the server's OPT record. It copies the DO bit of the client (RFC 3225).
 func appendOPT(b []byte, extended int, do bool) []byte {
 	const additionalAt = 10
 	binary.BigEndian.PutUint16(b[additionalAt:], binary.BigEndian.Uint16(b[additionalAt:])+1)
@@ -166,8 +166,8 @@ func appendOPT(b []byte, extended int, do bool) []byte {
 	return append(b, 0, 0, typeOPT, maxUDP>>8, maxUDP&0xff, byte(extended), 0, flags, 0, 0, 0)
 }
 
-// parse reads the message that nearly all are: one question, without compression, and at most an OPT record without
-// options or with a cookie. It reports false for every other one, well-formed or not.
+// parse reads the common form of a message: one question without compression, and at most one OPT record, either without
+// options or with a cookie. It returns false for every other message, well-formed or not.
 func (r *responder) parse(query []byte) (question, bool) {
 	if binary.BigEndian.Uint32(query[6:]) != 0 || query[10] != 0 || query[11] > 1 {
 		return question{}, false
@@ -211,7 +211,7 @@ func (r *responder) parse(query []byte) (question, bool) {
 func (r *responder) lowerOf(name []byte) []byte {
 	lower := r.lower[:len(name)]
 	for i, c := range name {
-		if 'A' <= c && c <= 'Z' { // a label's length is 63 at most and none of these
+		if 'A' <= c && c <= 'Z' { // lengths of labels are at most 63, below 'A'
 			c += 'a' - 'A'
 		}
 		lower[i] = c
@@ -219,8 +219,8 @@ func (r *responder) lowerOf(name []byte) []byte {
 	return lower
 }
 
-// isPlain reports whether the data of an OPT record, which begins with its length and is the end of a message, holds
-// nothing or a cookie.
+// isPlain reports whether the data of an OPT record holds no option or only a cookie. data begins with its length and must
+// end with the message.
 func isPlain(data []byte) bool {
 	length := int(binary.BigEndian.Uint16(data))
 	options := data[2:]
@@ -234,7 +234,7 @@ func isPlain(data []byte) bool {
 	}
 }
 
-// parseUnusual reads any message, by the library.
+// parseUnusual reads any message, with miekg/dns.
 func (r *responder) parseUnusual(query []byte) (question, bool) {
 	var m dns.Msg
 	if err := m.Unpack(query); err != nil || len(m.Question) != 1 {
@@ -262,10 +262,10 @@ func (r *responder) parseUnusual(query []byte) (question, bool) {
 	return q, true
 }
 
-// answerSize returns how long an answer over UDP may be for a client that can take so much.
+// answerSize returns the size of the largest answer over UDP for a client that announced a size.
 func answerSize(announced uint16) int { return min(max(int(announced), dns.MinMsgSize), maxUDP) }
 
-// bare returns a header alone with rcode, for messages whose question cannot be echoed. query holds at
+// bare returns a header with rcode and nothing else, for messages whose question cannot be repeated. query must hold at
 // least a header.
 func (r *responder) bare(query []byte, rcode byte) []byte {
 	r.last.rcode = uint16(rcode)

@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/dns/internal/mutate"
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // respond answers one message.
@@ -20,7 +21,8 @@ func respond(z *zone.Zone, query []byte, via transport, turn uint32) []byte {
 	return new(responder).respond(z, query, via, turn)
 }
 
-// testZone holds hello.demo with a VIP of both families and many.demo, headless, with n endpoints of each.
+// testZone returns a zone with hello.demo, which has a VIP of each family, and many.demo, which is headless with n endpoints
+// of each family.
 func testZone(n int) *zone.Zone {
 	var v4, v6 clusterset.Slice
 	for i := range n {
@@ -45,7 +47,7 @@ func testZone(n int) *zone.Zone {
 	return z
 }
 
-// ask packs one question after edit has had its way with it.
+// ask packs one question after edit, if any, has changed it.
 func ask(tb testing.TB, name string, qtype uint16, edit func(*dns.Msg)) []byte {
 	tb.Helper()
 	m := new(dns.Msg)
@@ -68,11 +70,11 @@ func withOPT(size uint16, version uint8, do bool) func(*dns.Msg) {
 	}
 }
 
-// show writes a response as the header, then one line a record and section.
+// show formats a response as its header, then one line for each record.
 func show(tb testing.TB, wire []byte) string {
 	tb.Helper()
 	if wire == nil {
-		return "silence"
+		return "no answer"
 	}
 	var m dns.Msg
 	if err := m.Unpack(wire); err != nil {
@@ -81,7 +83,7 @@ func show(tb testing.TB, wire []byte) string {
 	var b strings.Builder
 	rcode := dns.RcodeToString[m.Rcode]
 	if m.Rcode == dns.RcodeBadVers {
-		rcode = "BADVERS" // 16 means BADSIG elsewhere, and the library knows one name only
+		rcode = "BADVERS" // the library has only the other name of 16, BADSIG
 	}
 	fmt.Fprintf(&b, "id=%#x %s", m.Id, rcode)
 	for _, flag := range []struct {
@@ -133,7 +135,7 @@ func TestRespond(t *testing.T) {
 			query: ask(t, name, dns.TypeAAAA, nil),
 			want:  "id=0x1234 NOERROR qr aa rd\n? " + name + " IN AAAA\n" + name + " 5 IN AAAA fd00:243::1",
 		},
-		"case is echoed": {
+		"case is repeated": {
 			query: ask(t, "hElLo.DEMO.svc.ClusterSet.LOCAL.", dns.TypeA, nil),
 			want: "id=0x1234 NOERROR qr aa rd\n? hElLo.DEMO.svc.ClusterSet.LOCAL. IN A\n" +
 				"hElLo.DEMO.svc.ClusterSet.LOCAL. 5 IN A 243.0.0.1",
@@ -179,7 +181,7 @@ func TestRespond(t *testing.T) {
 			query: ask(t, "example.org.", dns.TypeA, nil), unsynced: true,
 			want: "id=0x1234 REFUSED qr rd\n? example.org. IN A",
 		},
-		"checking disabled is not echoed": {
+		"CD bit is not repeated": {
 			query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.CheckingDisabled, m.RecursionDesired = true, false }),
 			want:  "id=0x1234 NOERROR qr aa\n? " + name + " IN A\n" + name + " 5 IN A 243.0.0.1",
 		},
@@ -207,12 +209,12 @@ func TestRespond(t *testing.T) {
 			query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.Question = nil }),
 			want:  "id=0x1234 FORMERR qr rd",
 		},
-		"an answer":         {query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.Response = true }), want: "silence"},
-		"half a header":     {query: make([]byte, headerLen-1), want: "silence"},
-		"nothing":           {query: nil, want: "silence"},
-		"cut in its name":   {query: ask(t, name, dns.TypeA, nil)[:20], want: "id=0x1234 FORMERR qr rd"},
-		"compression loop":  {query: append(ask(t, ".", dns.TypeA, nil)[:headerLen], 0xc0, headerLen, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
-		"pointer into void": {query: append(ask(t, ".", dns.TypeA, nil)[:headerLen], 0xff, 0xff, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
+		"an answer":            {query: ask(t, name, dns.TypeA, func(m *dns.Msg) { m.Response = true }), want: "no answer"},
+		"half a header":        {query: make([]byte, headerLen-1), want: "no answer"},
+		"nothing":              {query: nil, want: "no answer"},
+		"truncated name":       {query: ask(t, name, dns.TypeA, nil)[:20], want: "id=0x1234 FORMERR qr rd"},
+		"compression loop":     {query: append(ask(t, ".", dns.TypeA, nil)[:headerLen], 0xc0, headerLen, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
+		"pointer past the end": {query: append(ask(t, ".", dns.TypeA, nil)[:headerLen], 0xff, 0xff, 0, 1, 0, 1), want: "id=0x1234 FORMERR qr rd"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -226,6 +228,7 @@ func TestRespond(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "L54", "L56")
 }
 
 func TestRespondSize(t *testing.T) {
@@ -239,12 +242,12 @@ func TestRespondSize(t *testing.T) {
 		record    int // bytes of one answer: pointer, type, class, TTL, length, address
 		truncated bool
 	}{
-		"UDP without EDNS":          {ask(t, name, dns.TypeA, nil), overUDP, 512, 16, true},
-		"UDP with EDNS 900":         {ask(t, name, dns.TypeA, withOPT(900, 0, false)), overUDP, 900, 16, true},
-		"UDP with EDNS 4096":        {ask(t, name, dns.TypeAAAA, withOPT(4096, 0, false)), overUDP, 1232, 28, true},
-		"UDP with EDNS 0":           {ask(t, name, dns.TypeA, withOPT(0, 0, false)), overUDP, 512, 16, true},
-		"TCP":                       {ask(t, name, dns.TypeA, nil), overTCP, 65535, 16, false},
-		"TCP beyond what it can do": {ask(t, name, dns.TypeAAAA, nil), overTCP, 65535, 28, true},
+		"UDP without EDNS":   {ask(t, name, dns.TypeA, nil), overUDP, 512, 16, true},
+		"UDP with EDNS 900":  {ask(t, name, dns.TypeA, withOPT(900, 0, false)), overUDP, 900, 16, true},
+		"UDP with EDNS 4096": {ask(t, name, dns.TypeAAAA, withOPT(4096, 0, false)), overUDP, 1232, 28, true},
+		"UDP with EDNS 0":    {ask(t, name, dns.TypeA, withOPT(0, 0, false)), overUDP, 512, 16, true},
+		"TCP":                {ask(t, name, dns.TypeA, nil), overTCP, 65535, 16, false},
+		"TCP above 64 KiB":   {ask(t, name, dns.TypeAAAA, nil), overTCP, 65535, 28, true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -293,11 +296,11 @@ func TestAnswersTakeTurns(t *testing.T) {
 	}
 	want := map[string]int{"10.1.0.0": 2, "10.1.0.1": 2, "10.1.0.2": 2, "10.1.0.3": 2}
 	if diff := cmp.Diff(want, first); diff != "" {
-		t.Errorf("who came first (-want +have):\n%s", diff)
+		t.Errorf("first records (-want +have):\n%s", diff)
 	}
 }
 
-// respondSeeds are messages with answers of all kinds, and halves of them.
+// respondSeeds returns messages with answers of every kind, and truncated ones.
 func respondSeeds(tb testing.TB) [][]byte {
 	tb.Helper()
 	seeds := [][]byte{[]byte("\x124\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\xc0\x0c\x00\x01\x00\x01")}
@@ -310,7 +313,7 @@ func respondSeeds(tb testing.TB) [][]byte {
 	return seeds
 }
 
-// FuzzRespond is TestRespondToAnyBytes for whoever has the time.
+// FuzzRespond is TestRespondToAnyBytes without a time limit.
 func FuzzRespond(f *testing.F) {
 	for i, query := range respondSeeds(f) {
 		f.Add(query, i%2 == 1, uint32(i))
@@ -321,7 +324,7 @@ func FuzzRespond(f *testing.F) {
 		if tcp {
 			via = overTCP
 		}
-		answersWell(t, z, query, via, turn)
+		checkAnswer(t, z, query, via, turn)
 	})
 }
 
@@ -330,13 +333,13 @@ func TestRespondToAnyBytes(t *testing.T) {
 	z, turn := testZone(100), uint32(0)
 	mutate.Each(t, mutate.Rounds, respondSeeds(t), func(query []byte) {
 		turn++
-		answersWell(t, z, query, [...]transport{overUDP, overTCP}[turn%2], turn)
+		checkAnswer(t, z, query, [...]transport{overUDP, overTCP}[turn%2], turn)
 	})
 }
 
-// answersWell holds that any bytes get silence or a well-formed answer to that very message: same id, QR
-// set, the question echoed bit for bit whenever there is one, never longer than allowed.
-func answersWell(t *testing.T, z *zone.Zone, query []byte, via transport, turn uint32) {
+// checkAnswer checks that any bytes get either no answer or a well-formed answer to that message: same id, QR set, the
+// question repeated bit for bit if the answer has one, and within the size limit.
+func checkAnswer(t *testing.T, z *zone.Zone, query []byte, via transport, turn uint32) {
 	t.Helper()
 	wire := respond(z, query, via, turn)
 	if wire == nil {
@@ -358,7 +361,7 @@ func answersWell(t *testing.T, z *zone.Zone, query []byte, via transport, turn u
 			end += int(query[end]) + 1
 		}
 		if string(wire[headerLen:end]) != string(query[headerLen:end]) {
-			t.Errorf("question not echoed:\n%s\n%s", hex.Dump(query), hex.Dump(wire))
+			t.Errorf("question not repeated:\n%s\n%s", hex.Dump(query), hex.Dump(wire))
 		}
 	}
 }

@@ -8,15 +8,15 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
-// sample logs one of so many questions with what became of it. asked counts those of a socket or connection; it begins
-// anywhere, so that clients that ask once are logged too.
+// sample logs every s.Sample-th question with its outcome. asked counts the questions of a socket or connection. It starts
+// at a random number, so that connections with a single question are sampled too.
 func (s *Server) sample(asked *uint64, r *responder, answer []byte, from netip.AddrPort) {
 	*asked++
 	if *asked%s.Sample != 0 {
 		return
 	}
 	if answer == nil {
-		s.Log.Info("ignored what is no question", "peer", from)
+		s.Log.Info("ignored a message that is not a question", "peer", from)
 		return
 	}
 	rcode := rcodeName(r.last.rcode)
@@ -26,7 +26,7 @@ func (s *Server) sample(asked *uint64, r *responder, answer []byte, from netip.A
 	s.Log.Info("answered", "peer", from, "name", nameOf(answer), "type", r.last.typ.String(), "rcode", rcode, "bytes", len(answer))
 }
 
-// nameOf returns the name that an answer of ours echoes, "" when it echoes none.
+// nameOf returns the name in the question of an answer of this server, "" if the answer has no question.
 func nameOf(answer []byte) string {
 	if answer[5] == 0 { // QDCOUNT
 		return ""

@@ -1,5 +1,5 @@
-// Package server carries questions and answers: UDP and TCP sockets on one side, a [zone.Zone] on the
-// other. It is the only package that knows the wire format, through miekg/dns.
+// Package server receives DNS questions over UDP and TCP and answers them from a [zone.Zone]. It is the only package that
+// parses DNS messages, and the only one that imports miekg/dns.
 package server
 
 import (
@@ -24,48 +24,49 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
-// DefaultIdle is "a few seconds", for which RFC 7766, section 6.2.3, asks.
+// DefaultIdle is the idle timeout of TCP connections: "a few seconds" in RFC 7766, section 6.2.3.
 const DefaultIdle = 8 * time.Second
 
-// unread is how many bytes of answers wait for a TCP client that does not read them: one of the largest kind. The
-// kernel would keep megabytes for each.
-const unread = maxTCP
+// tcpSendBuffer limits the bytes buffered for a TCP client that does not read: one answer of the largest size. The
+// kernel's default would buffer megabytes for each such client.
+const tcpSendBuffer = maxTCP
 
-// retry is how long a socket rests after an error that may pass.
+// retry is the pause after a transient socket error.
 const retry = 10 * time.Millisecond
 
-// Limits are what clients may use. Zero is no limit.
+// Limits bounds the resources that clients may use. Zero means no limit.
 type Limits struct {
-	// Rate is how many answers over UDP a client gets in a second from one socket, of which an address has one for
-	// each CPU. Of those it gets too many, every second one sends it to TCP, and the others are not sent.
+	// Rate is the number of answers per second that a client gets over UDP from one socket; an address has one socket for
+	// each CPU. Above the rate, every second answer is truncated, so that the client retries over TCP, and the others are
+	// dropped.
 	Rate int
-	// Connections is how many clients may have open over TCP in all, and ConnectionsEach how many one of them.
+	// Connections is the number of open TCP connections of all clients, ConnectionsEach that of one client.
 	Connections, ConnectionsEach int
 }
 
-// Guests are clients that are no pod and no node.
-type Guests struct {
-	Listen []netip.AddrPort
-	Allow  []netip.Prefix
+// ExternalClients are clients outside of the cluster, such as virtual machines.
+type ExternalClients struct {
+	Listen []netip.AddrPort // addresses for them
+	Allow  []netip.Prefix   // their source ranges
 }
 
-// allows reports whether a client is one of them.
-func (g Guests) allows(client netip.Addr) bool {
+// allows reports whether a client is in an allowed range.
+func (g ExternalClients) allows(client netip.Addr) bool {
 	return slices.ContainsFunc(g.Allow, func(p netip.Prefix) bool { return p.Contains(client.Unmap()) })
 }
 
-// Config says what a Server needs besides addresses.
+// Config configures a Server.
 type Config struct {
-	// Zone is asked for the zone at each question and may return nil: no zone yet.
+	// Zone returns the zone to answer a question from, or nil before there is one.
 	Zone   func() *zone.Zone
 	Limits Limits
-	// Guests are addresses beside those of Listen that only clients in Allow may ask; others are refused. This machine
-	// need not have them yet: whichever has them answers there.
-	Guests Guests
-	// Idle is how long a TCP client may stay silent between questions, or take over one of them or over reading an
-	// answer; 0 is DefaultIdle.
+	// ExternalClients are addresses besides those of Listen. Clients outside of Allow are refused there. This machine need
+	// not have the addresses when Listen is called: they may move between machines.
+	ExternalClients ExternalClients
+	// Idle is the time that a TCP client may stay silent between questions, take to send one, or take to read an answer;
+	// 0 means DefaultIdle.
 	Idle time.Duration
-	// Sample logs one of so many questions, of each socket and connection; 0 none.
+	// Sample logs every Sample-th question of each socket and connection; 0 logs none.
 	Sample uint64
 	Log    *slog.Logger
 }
@@ -73,19 +74,19 @@ type Config struct {
 // Server is a set of open sockets. Make one with [Listen].
 type Server struct {
 	Config
-	conns connLimit
-	addrs []netip.AddrPort
-	udp   []*udpSocket
-	tcp   []*tcpListener
-	ofTCP tally
+	conns    connLimit
+	addrs    []netip.AddrPort
+	udp      []*udpSocket
+	tcp      []*tcpListener
+	tcpTally tally
 }
 
-// Listen opens a TCP socket and, for each CPU that this process may use, a UDP socket on each address, or none at all.
-// An error names the address, the port and the fix.
+// Listen opens, on each address, a TCP socket and one UDP socket for each CPU that this process may use. If any fails, it
+// opens none, and the error names the address, the port and the fix.
 func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, error) {
 	c.Idle = cmp.Or(c.Idle, DefaultIdle)
 	s := &Server{Config: c, conns: connLimit{all: c.Limits.Connections, each: c.Limits.ConnectionsEach}}
-	for i, addr := range slices.Concat(addrs, c.Guests.Listen) {
+	for i, addr := range slices.Concat(addrs, c.ExternalClients.Listen) {
 		if err := s.listen(ctx, addr, i >= len(addrs)); err != nil {
 			s.close()
 			return nil, err
@@ -94,46 +95,45 @@ func Listen(ctx context.Context, addrs []netip.AddrPort, c Config) (*Server, err
 	return s, nil
 }
 
-// listen opens the sockets of one address. When the kernel is to choose the port, UDP gets one that
-// TCP may find in use; so it may choose again, a few times.
-func (s *Server) listen(ctx context.Context, addr netip.AddrPort, guests bool) error {
-	udp, tcp, err := open(ctx, addr, guests)
+// listen opens the sockets of one address. If the kernel chooses the port, the one it gives to UDP may be in use for TCP;
+// listen then lets it choose again, a few times.
+func (s *Server) listen(ctx context.Context, addr netip.AddrPort, external bool) error {
+	udp, tcp, err := open(ctx, addr, external)
 	for range 20 {
 		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
-		udp, tcp, err = open(ctx, addr, guests)
+		udp, tcp, err = open(ctx, addr, external)
 	}
 	if err != nil {
 		return err
 	}
 	bound := netip.AddrPortFrom(addr.Addr(), portOf(udp))
-	s.udp, s.tcp = append(s.udp, &udpSocket{UDPConn: udp, guests: guests}), append(s.tcp, &tcpListener{tcp, guests})
+	s.udp, s.tcp = append(s.udp, &udpSocket{UDPConn: udp, external: external}), append(s.tcp, &tcpListener{tcp, external})
 	s.addrs = append(s.addrs, bound)
 	for range runtime.GOMAXPROCS(0) - 1 {
-		more, err := openUDP(ctx, bound, guests)
+		more, err := openUDP(ctx, bound, external)
 		if err != nil {
 			return err
 		}
-		s.udp = append(s.udp, &udpSocket{UDPConn: more, guests: guests})
+		s.udp = append(s.udp, &udpSocket{UDPConn: more, external: external})
 	}
 	return nil
 }
 
-// open opens a UDP socket, and a TCP socket on the port that it got, or neither.
-func open(ctx context.Context, addr netip.AddrPort, guests bool) (*net.UDPConn, *net.TCPListener, error) {
-	// Sockets that share a port do so with those of other programs of the same user: only one that may not be shared
-	// tells whether another one answers there.
-	config := listenConfig(func(fd int) error { return anywhere(fd, guests) })
-	only, err := config.ListenPacket(ctx, "udp", addr.String())
+// open opens a UDP socket, and a TCP socket on the same port. If one fails, it opens neither.
+func open(ctx context.Context, addr netip.AddrPort, external bool) (*net.UDPConn, *net.TCPListener, error) {
+	// SO_REUSEPORT also shares the port with other programs of the same user. A socket without it detects such a program.
+	config := listenConfig(func(fd int) error { return setFreebind(fd, external) })
+	exclusive, err := config.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
 		return nil, nil, explain("udp", addr, err)
 	}
-	addr = netip.AddrPortFrom(addr.Addr(), portOf(only))
-	if err := only.Close(); err != nil {
+	addr = netip.AddrPortFrom(addr.Addr(), portOf(exclusive))
+	if err := exclusive.Close(); err != nil {
 		return nil, nil, explain("udp", addr, err)
 	}
-	udp, err := openUDP(ctx, addr, guests)
+	udp, err := openUDP(ctx, addr, external)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -145,14 +145,14 @@ func open(ctx context.Context, addr netip.AddrPort, guests bool) (*net.UDPConn, 
 	return udp, tcp.(*net.TCPListener), nil
 }
 
-// tcpListener is that of an address.
+// tcpListener is the TCP socket of an address.
 type tcpListener struct {
 	*net.TCPListener
 
-	guests bool // whether it is for guests
+	external bool // the address is for external clients
 }
 
-// listenConfig makes one whose sockets are set up by control before they are bound.
+// listenConfig returns a ListenConfig that calls control on each socket before it is bound.
 func listenConfig(control func(fd int) error) *net.ListenConfig {
 	return &net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -161,29 +161,30 @@ func listenConfig(control func(fd int) error) *net.ListenConfig {
 	}}
 }
 
-// anywhere lets a socket for guests have an address that this machine does not have, which moves between nodes, say.
-func anywhere(fd int, guests bool) error {
-	if !guests {
+// setFreebind lets a socket for external clients bind an address that this machine does not have, such as one that moves
+// between nodes.
+func setFreebind(fd int, external bool) error {
+	if !external {
 		return nil
 	}
-	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1) // of IPv6 sockets too
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1) // applies to IPv6 sockets too
 }
 
-// explain says which socket could not be opened and what a person can do about it.
+// explain adds to err the socket that could not be opened, and the fix.
 func explain(network string, addr netip.AddrPort, err error) error {
 	fix := "choose another address with --dns-listen"
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		fix = fmt.Sprintf("another program answers there (`ss -lnp 'sport = :%d'` shows which); stop it or choose another address with --dns-listen", addr.Port())
+		fix = fmt.Sprintf("another program uses the port (`ss -lnp 'sport = :%d'` shows which); stop it or choose another address with --dns-listen", addr.Port())
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		fix = fmt.Sprintf("no interface of this node has it; add it (`ip address add %s dev lo`) or choose another address with --dns-listen", addr.Addr())
+		fix = fmt.Sprintf("no interface of this node has the address; add it (`ip address add %s dev lo`) or choose another address with --dns-listen", addr.Addr())
 	case errors.Is(err, syscall.EACCES):
 		fix = "ports below 1024 need the capability NET_BIND_SERVICE; grant it or choose another port with --dns-listen"
 	}
 	return fmt.Errorf("listen on %s address %s port %d: %w: %s", network, addr.Addr(), addr.Port(), cause(err), fix)
 }
 
-// cause returns the system's own words: net's error would repeat network, address and port.
+// cause returns the system call's error: the error of package net would repeat network, address and port.
 func cause(err error) error {
 	if sys := (*net.OpError)(nil); errors.As(err, &sys) {
 		return sys.Err
@@ -191,22 +192,22 @@ func cause(err error) error {
 	return err
 }
 
-// Addrs returns the addresses that are served, with the ports that were bound.
+// Addrs returns the addresses of the open sockets, with the bound ports.
 func (s *Server) Addrs() []netip.AddrPort { return slices.Clone(s.addrs) }
 
-// Counts returns what was counted since the start.
+// Counts returns the counters since Listen.
 func (s *Server) Counts() Counts {
 	var c Counts
 	for _, conn := range s.udp {
 		c.addUDP(&conn.tally)
 	}
-	c.addTCP(&s.ofTCP)
+	c.addTCP(&s.tcpTally)
 	c.Dropped = dropped(s.udp)
 	return c
 }
 
-// Serve answers until ctx is done and then closes every socket and connection. It returns nil then, or
-// the error of the first socket that broke before. No goroutine outlives it.
+// Serve answers questions until ctx is done, and then closes every socket and connection and returns nil. If a socket fails
+// before, Serve ends and returns its error. No goroutine outlives it.
 func (s *Server) Serve(ctx context.Context) error {
 	g, running := errgroup.WithContext(ctx)
 	defer s.close()
@@ -219,12 +220,12 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	err := g.Wait()
 	if ctx.Err() != nil {
-		return nil // the sockets were closed because the caller is done
+		return nil // the error is that of a socket closed because ctx is done
 	}
 	return err
 }
 
-// drain takes no more connections, and lets the readers of UDP sockets end when these are empty.
+// drain closes the TCP listeners, and lets the readers of UDP sockets end once their queues are empty.
 func (s *Server) drain() {
 	for _, listener := range s.tcp {
 		_ = listener.Close()
@@ -234,41 +235,41 @@ func (s *Server) drain() {
 	}
 }
 
-// close closes all sockets; doing so twice is harmless.
+// close closes all sockets. A second call has no effect.
 func (s *Server) close() {
 	for _, conn := range s.udp {
-		_ = conn.Close() // nothing is buffered that could be lost
+		_ = conn.Close() // a UDP socket buffers nothing that Close could lose
 	}
 	for _, listener := range s.tcp {
 		_ = listener.Close()
 	}
 }
 
-// serveTCP serves the connections of listener until it is closed, which is its error, and returns when
-// all have ended.
+// serveTCP serves the connections of listener until that is closed, waits for them to end, and returns the error of
+// Accept.
 func (s *Server) serveTCP(ctx context.Context, listener *tcpListener) error {
 	var conns errgroup.Group
-	defer func() { _ = conns.Wait() }() // connections report nothing
+	defer func() { _ = conns.Wait() }() // they return no errors
 	for {
 		conn, err := listener.AcceptTCP()
 		switch {
 		case err == nil:
 			client := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
 			if !s.conns.enter(client) {
-				s.ofTCP.refused.Add(1)
+				s.tcpTally.refused.Add(1)
 				_ = conn.Close()
 				continue
 			}
-			_ = conn.SetWriteBuffer(unread) // or it stays as it is
+			_ = conn.SetWriteBuffer(tcpSendBuffer) // on failure the default stays
 			conns.Go(func() error {
 				defer s.conns.leave(client)
-				s.serveConn(ctx, conn, listener.guests && !s.Guests.allows(client)) // which closes it at once when ctx is done
+				s.serveConn(ctx, conn, listener.external && !s.ExternalClients.allows(client))
 				return nil
 			})
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on tcp %s: %w", listener.Addr(), err)
 		default:
-			// The peer gave up, or descriptors ran out. Let the others go on and try again soon.
+			// The client reset the connection, or the process is out of file descriptors. Other connections go on.
 			s.Log.Debug("accept a connection", "err", err)
 			pause(ctx, retry)
 		}
@@ -285,18 +286,18 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// serveConn answers the questions of one connection, in order, until the client closes it, is silent for
-// too long or ctx is done. A barred client is refused them all.
-func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn, barred bool) {
+// serveConn answers the questions of one connection in order, until the client closes it or is silent for too long, or
+// until ctx is done. It closes the connection. If denied, all answers are REFUSED.
+func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn, denied bool) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var length [2]byte
-	r := responder{barred: barred}
-	turn := rand.Uint32()
+	r := responder{denied: denied}
+	rotation := rand.Uint32()
 	asked := rand.Uint64()
 	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	for {
-		_ = conn.SetDeadline(time.Now().Add(s.Idle)) // fails only on a closed connection, and then so does the read
+		_ = conn.SetDeadline(time.Now().Add(s.Idle)) // fails only on a closed connection; then the read fails too
 		if _, err := io.ReadFull(conn, length[:]); err != nil {
 			return
 		}
@@ -304,18 +305,18 @@ func (s *Server) serveConn(ctx context.Context, conn *net.TCPConn, barred bool) 
 		if _, err := io.ReadFull(conn, query); err != nil {
 			return
 		}
-		turn++
-		resp := r.respond(s.Zone(), query, overTCP, turn)
-		s.ofTCP.count(r.last, resp != nil)
-		s.ofTCP.countBarred(r.barred && resp != nil)
+		rotation++
+		resp := r.respond(s.Zone(), query, overTCP, rotation)
+		s.tcpTally.count(r.last, resp != nil)
+		s.tcpTally.countDenied(r.denied && resp != nil)
 		if s.Sample > 0 {
 			s.sample(&asked, &r, resp, from)
 		}
 		if resp == nil {
-			return // not a question: nothing sensible will follow
+			return // not a question: what follows cannot be trusted
 		}
 		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(resp))), resp...)); err != nil {
-			_ = conn.SetLinger(0) // what the client did not read is not kept for it
+			_ = conn.SetLinger(0) // discard what the client has not read
 			return
 		}
 	}

@@ -8,68 +8,69 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
-// The paths that a message can take.
+// The paths that a message can take through the server.
 const (
-	PathFast = "fast" // over UDP, read by our own parser
-	PathSlow = "slow" // over UDP, read by the library
+	PathFast = "fast" // over UDP, read by the fast parser
+	PathSlow = "slow" // over UDP, read by miekg/dns
 	PathTCP  = "tcp"
 )
 
-// Count is how many messages had the same outcome since the start.
+// Count counts messages with the same path, type and outcome.
 type Count struct {
-	Path     string // one of the above
+	Path     string // PathFast, PathSlow or PathTCP
 	Type     string // A, AAAA, SRV or PTR; "other" for all others
-	Rcode    string // the mnemonic; "other" for those that never occur
+	Rcode    string // the mnemonic; "other" for codes that the server never sends
 	Messages uint64
 }
 
-// Counts is what a server has counted.
+// Counts holds the counters of a server.
 type Counts struct {
-	Answers []Count // those that are not zero
-	Ignored uint64  // messages that deserve no answer
-	Limited uint64  // answers held back or cut short because a client asked too often
-	Refused uint64  // TCP connections that were one too many
-	Barred  uint64  // questions of clients that may not ask there
-	Dropped uint64  // questions that the kernel had no room for, on the sockets that are open
+	Answers    []Count // those that are not zero
+	Ignored    uint64  // messages that are not questions and got no answer
+	Limited    uint64  // answers dropped or truncated by the rate limit
+	Refused    uint64  // TCP connections closed at once by the connection limits
+	ACLRefused uint64  // questions refused because the client is not an allowed external client
+	Dropped    uint64  // questions that the kernel dropped because a receive buffer was full, on the open sockets
 }
 
 var (
-	countedTypes  = [...]zone.Type{zone.A, zone.AAAA, zone.SRV, zone.PTR} // and others
+	countedTypes  = [...]zone.Type{zone.A, zone.AAAA, zone.SRV, zone.PTR} // index len(countedTypes) is all others
 	countedRcodes = [...]uint16{dns.RcodeSuccess, dns.RcodeFormatError, dns.RcodeServerFailure, dns.RcodeNameError, dns.RcodeNotImplemented, dns.RcodeRefused, dns.RcodeBadVers}
 )
 
-// tally counts for one socket, so that no two threads write to the same memory.
+// tally holds the counters of one UDP socket, or of all TCP connections. Padding keeps the sockets of two CPUs off the
+// same cache line.
 type tally struct {
 	_                                 [64]byte
 	fast, slow                        outcomes
-	ignored, limited, refused, barred atomic.Uint64
+	ignored, limited, refused, denied atomic.Uint64
 	_                                 [64]byte
 }
 
 // outcomes counts answers by type and code.
 type outcomes [len(countedTypes) + 1][len(countedRcodes) + 1]atomic.Uint64
 
-// count counts a message that was answered, or ignored.
+// count counts a message that was answered or ignored.
 func (t *tally) count(o outcome, answered bool) {
 	if !answered {
 		t.ignored.Add(1)
 		return
 	}
-	of := &t.fast
+	outcomes := &t.fast
 	if o.unusual {
-		of = &t.slow
+		outcomes = &t.slow
 	}
-	of[indexOf(countedTypes[:], o.typ)][indexOf(countedRcodes[:], o.rcode)].Add(1)
+	outcomes[indexOf(countedTypes[:], o.typ)][indexOf(countedRcodes[:], o.rcode)].Add(1)
 }
 
-// countBarred counts a question of a client that may not ask.
-func (t *tally) countBarred(is bool) {
-	if is {
-		t.barred.Add(1)
+// countDenied counts a question that was refused to a client that is not allowed.
+func (t *tally) countDenied(denied bool) {
+	if denied {
+		t.denied.Add(1)
 	}
 }
 
-// indexOf returns where v is in list, or its length.
+// indexOf returns the index of v in list, or len(list).
 func indexOf[T comparable](list []T, v T) int {
 	for i := range list {
 		if list[i] == v {
@@ -79,13 +80,14 @@ func indexOf[T comparable](list []T, v T) int {
 	return len(list)
 }
 
-// addUDP and addTCP add what t counted to c.
+// addUDP adds the counters of a UDP socket to c.
 func (c *Counts) addUDP(t *tally) {
 	c.addOutcomes(&t.fast, PathFast)
 	c.addOutcomes(&t.slow, PathSlow)
 	c.addRest(t)
 }
 
+// addTCP adds the counters of TCP connections to c.
 func (c *Counts) addTCP(t *tally) {
 	c.addOutcomes(&t.fast, PathTCP)
 	c.addOutcomes(&t.slow, PathTCP)
@@ -96,7 +98,7 @@ func (c *Counts) addRest(t *tally) {
 	c.Ignored += t.ignored.Load()
 	c.Limited += t.limited.Load()
 	c.Refused += t.refused.Load()
-	c.Barred += t.barred.Load()
+	c.ACLRefused += t.denied.Load()
 }
 
 func (c *Counts) addOutcomes(o *outcomes, path string) {
@@ -128,7 +130,8 @@ func (c *Counts) merge(one Count) {
 	c.Answers = append(c.Answers, one)
 }
 
-// rcodeName returns a code's mnemonic. Two share the number 16.
+// rcodeName returns the mnemonic of a response code. Code 16 is BADVERS in EDNS and BADSIG in TSIG; the library's table
+// has only the latter.
 func rcodeName(code uint16) string {
 	if code == dns.RcodeBadVers {
 		return "BADVERS"

@@ -19,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/dns/internal/zone"
 )
 
-// listen opens the sockets of a server on the loopback address; serve, which ends with the test, is for the test to call.
+// listen opens the sockets of a server on the loopback address. The test calls serve to start it; it ends with the test.
 func listen(t *testing.T, c Config) (s *Server, serve func()) {
 	t.Helper()
 	z := testZone(4)
@@ -89,13 +89,13 @@ func exchange(t *testing.T, conn net.Conn, query []byte) []byte {
 
 const helloName = "hello.demo.svc.clusterset.local."
 
-// withNSID adds an option that the parser leaves to the library.
+// withNSID adds an option that the fast parser leaves to the library.
 func withNSID(m *dns.Msg) {
 	m.SetEdns0(1232, false)
 	m.IsEdns0().Option = append(m.IsEdns0().Option, &dns.EDNS0_NSID{Code: dns.EDNS0NSID})
 }
 
-// Every message is counted once, by the path it took, its type and its outcome.
+// Every message is counted once, by path, type and outcome.
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	s, serve := listen(t, Config{})
@@ -109,7 +109,7 @@ func TestCounts(t *testing.T) {
 	}
 	exchange(t, udp, ask(t, helloName, dns.TypeA, withNSID))
 	exchange(t, tcp, ask(t, helloName, dns.TypeA, withNSID))
-	exchange(t, udp, ask(t, "nobody.demo.svc.clusterset.local.", dns.TypeMX, nil))
+	exchange(t, udp, ask(t, "unknown.demo.svc.clusterset.local.", dns.TypeMX, nil))
 	exchange(t, udp, ask(t, ".", dns.TypeSRV, nil))
 	exchange(t, udp, ask(t, helloName, dns.TypeAAAA, withOPT(1232, 1, false)))
 	have := s.Counts()
@@ -127,7 +127,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// What does not fit into the socket while nobody reads is counted: it is the only trace of a lost question.
+// Questions that overflow the receive buffer are counted: nothing else shows that they were lost.
 func TestDropsAreCounted(t *testing.T) {
 	t.Parallel()
 	s, _ := listen(t, Config{})
@@ -135,7 +135,7 @@ func TestDropsAreCounted(t *testing.T) {
 	query := make([]byte, 512)
 	for n := 0; s.Counts().Dropped == 0; n++ {
 		if n == 100 {
-			t.Fatal("100,000 questions that nobody reads, and none was dropped")
+			t.Fatal("of 100,000 unread questions none was dropped")
 		}
 		for range 1000 {
 			if _, err := conn.Write(query); err != nil {
@@ -145,7 +145,7 @@ func TestDropsAreCounted(t *testing.T) {
 	}
 }
 
-// One of so many questions is logged, with its answer.
+// Every Sample-th question is logged with its outcome.
 func TestSampledLog(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
@@ -170,7 +170,7 @@ func TestSampledLog(t *testing.T) {
 	for _, query := range [][]byte{{1, 2, 3}, make([]byte, headerLen)} {
 		s.sample(&asked, &r, r.respond(z, query, overUDP, 0), from)
 	}
-	if lines := log.String(); !strings.Contains(lines, "no question") || !strings.Contains(lines, "rcode=FORMERR") {
+	if lines := log.String(); !strings.Contains(lines, "not a question") || !strings.Contains(lines, "rcode=FORMERR") {
 		t.Errorf("odd messages:\n%s", lines)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closedWithin fails unless the server closes the connection in time, be it by a reset because there was more to read.
+// closedWithin fails the test unless the server closes or resets the connection within d.
 func closedWithin(t *testing.T, conn net.Conn, d time.Duration) {
 	t.Helper()
 	if err := conn.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -24,17 +24,17 @@ func closedWithin(t *testing.T, conn net.Conn, d time.Duration) {
 	}
 }
 
-// Clients that say nothing, say it slowly or do not listen lose their connection, and nobody else waits for them.
+// Clients that send nothing, send slowly or do not read lose their connection, and no other client waits for them.
 func TestSlowClients(t *testing.T) {
 	t.Parallel()
 	const idle = 200 * time.Millisecond
 	query := ask(t, "many.demo.svc.clusterset.local.", dns.TypeA, nil)
 	framed := append([]byte{0, byte(len(query))}, query...)
 	for name, behave := range map[string]func(*testing.T, *net.TCPConn){
-		"says nothing":    func(*testing.T, *net.TCPConn) {},
-		"says half":       func(_ *testing.T, c *net.TCPConn) { _, _ = c.Write(framed[:7]) },
-		"has half closed": func(_ *testing.T, c *net.TCPConn) { _ = c.CloseWrite() },
-		"says a byte at a time": func(t *testing.T, c *net.TCPConn) { // each in time, all of it not
+		"sends nothing": func(*testing.T, *net.TCPConn) {},
+		"sends half":    func(_ *testing.T, c *net.TCPConn) { _, _ = c.Write(framed[:7]) },
+		"half closed":   func(_ *testing.T, c *net.TCPConn) { _ = c.CloseWrite() },
+		"sends a byte at a time": func(t *testing.T, c *net.TCPConn) { // each byte in time, the whole question not
 			t.Helper()
 			tick := time.NewTicker(idle / 8)
 			defer tick.Stop()
@@ -44,9 +44,9 @@ func TestSlowClients(t *testing.T) {
 					return
 				}
 			}
-			t.Error("a question that takes longer than it may was read to its end")
+			t.Error("a question that took too long was read to its end")
 		},
-		"does not listen": func(t *testing.T, c *net.TCPConn) {
+		"does not read": func(t *testing.T, c *net.TCPConn) {
 			t.Helper()
 			if err := errors.Join(c.SetReadBuffer(1), c.SetWriteDeadline(time.Now().Add(2*time.Second))); err != nil {
 				t.Fatal(err)
@@ -69,7 +69,7 @@ func TestSlowClients(t *testing.T) {
 			defer tick.Stop()
 			for end := time.Now().Add(20 * time.Second); s.conns.count() > 0; <-tick.C {
 				if time.Now().After(end) {
-					t.Fatal("it still has its connection")
+					t.Fatal("the connection is still open")
 				}
 			}
 			exchange(t, other, query)
@@ -77,8 +77,8 @@ func TestSlowClients(t *testing.T) {
 	}
 }
 
-// Ten thousand connections at once: as many are served as may be, the others are closed at once, and when they have
-// gone all is as before.
+// With 10,000 simultaneous connections, those within the limit are served and the others are closed at once. Once they have
+// ended, new ones are accepted.
 func TestTenThousandConnections(t *testing.T) {
 	const clients, each, all = 50, 200, 8192
 	raiseFileLimit(t, clients*each+all+500)
@@ -115,13 +115,13 @@ func TestTenThousandConnections(t *testing.T) {
 	for s.conns.count() > 1 && time.Now().Before(deadline) {
 		_ = dial(t, "tcp", s).Close()
 	}
-	if n := s.conns.count(); n > 2 { // the first one, and perhaps the last
+	if n := s.conns.count(); n > 2 { // the first, and perhaps the last
 		t.Errorf("%d connections are open after all but one were closed", n)
 	}
 	exchange(t, dial(t, "tcp", s), query)
 }
 
-// One client cannot take the connections of all.
+// One client cannot use up the connections of all clients.
 func TestConnectionsEach(t *testing.T) {
 	t.Parallel()
 	s, serve := listen(t, Config{Limits: Limits{Connections: 100, ConnectionsEach: 3}})
@@ -140,7 +140,7 @@ func TestConnectionsEach(t *testing.T) {
 	exchange(t, conn, query)
 }
 
-// raiseFileLimit lets the test open so many files.
+// raiseFileLimit raises the limit of open files to n.
 func raiseFileLimit(t *testing.T, n uint64) {
 	t.Helper()
 	var limit unix.Rlimit

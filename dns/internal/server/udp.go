@@ -13,33 +13,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// received is how many bytes of questions may wait in a socket, at some 800 a question. What comes while the node is
-// busy elsewhere is answered late then, and not lost; where nobody waits it takes no memory.
-const received = 4 << 20
+// receiveBuffer is the size of a socket's receive buffer in bytes; a question takes about 800. Questions that arrive while
+// the CPU is busy elsewhere are then answered late instead of lost. An empty buffer takes no memory.
+const receiveBuffer = 4 << 20
 
-// lastCall is how long sockets are read at the end: what lies in them would be lost, and its clients would wait for
-// seconds before they ask somebody else, while a closed socket refuses at once.
-// While there is something, there is another call, so often at most.
+// drainTime is how long a socket is read after the end was asked for. Questions left in a closed socket would be lost, and
+// their clients would wait for seconds before they ask another server; questions to a closed port are refused at once. If
+// questions arrived within drainTime, the socket is read for that long again, at most maxDrains times.
 const (
-	lastCall  = 20 * time.Millisecond
-	lastCalls = 25
+	drainTime = 20 * time.Millisecond
+	maxDrains = 25
 )
 
-// udpSocket is one of those of an address. The kernel gives all packets of a client's socket to the same one.
+// udpSocket is one of the sockets of an address. The kernel delivers all packets from one client socket to the same one.
 type udpSocket struct {
 	*net.UDPConn
 	tally
 
-	guests bool // whether it is for guests
+	external bool // the address is for external clients
 }
 
-// openUDP opens one of several UDP sockets of an address.
-func openUDP(ctx context.Context, addr netip.AddrPort, guests bool) (*net.UDPConn, error) {
+// openUDP opens one of the UDP sockets of an address. They share the port by SO_REUSEPORT.
+func openUDP(ctx context.Context, addr netip.AddrPort, external bool) (*net.UDPConn, error) {
 	shared := listenConfig(func(fd int) error {
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, received) != nil { // which needs NET_ADMIN
-			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, received) // up to net.core.rmem_max
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil { // needs NET_ADMIN
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer) // up to net.core.rmem_max
 		}
-		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1), anywhere(fd, guests))
+		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1), setFreebind(fd, external))
 	})
 	conn, err := shared.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
@@ -48,20 +48,21 @@ func openUDP(ctx context.Context, addr netip.AddrPort, guests bool) (*net.UDPCon
 	return conn.(*net.UDPConn), nil
 }
 
-// portOf returns the port that a socket is bound to.
+// portOf returns the port to which a socket is bound.
 func portOf(conn net.PacketConn) uint16 {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 }
 
+// drain lets reads go on for drainTime.
 func (c *udpSocket) drain() {
-	_ = c.SetReadDeadline(time.Now().Add(lastCall)) // fails only on a closed socket
+	_ = c.SetReadDeadline(time.Now().Add(drainTime)) // fails only on a closed socket
 }
 
-// slip is how many of the answers that a client must not have make one that sends it to TCP.
+// slip is the fraction of answers above the rate limit that are truncated rather than dropped: one in slip.
 const slip = 2
 
-// udpDesk answers what comes to one socket.
-type udpDesk struct {
+// udpWorker answers the questions of one socket.
+type udpWorker struct {
 	server *Server
 	socket *udpSocket
 	batch  *batch
@@ -69,68 +70,68 @@ type udpDesk struct {
 	responder responder
 	clock     clock
 	limit     rateLimit
-	turn      uint32
-	asked     uint64 // for the log
+	rotation  uint32
+	asked     uint64 // questions, for the sampled log
 }
 
-// serveUDP answers the datagrams of a socket until it is drained or closed, which is its error.
+// serveUDP answers the questions of a socket until that is drained or closed, and returns the error of the last read.
 func (s *Server) serveUDP(ctx context.Context, socket *udpSocket) error {
 	b, err := newBatch(socket.UDPConn)
 	if err != nil {
 		return err
 	}
-	d := &udpDesk{server: s, socket: socket, batch: b, limit: rateLimit{rate: int32(s.Limits.Rate)}, turn: rand.Uint32(), asked: rand.Uint64()}
-	var since, calls int // questions since the last call, and how many there were
+	w := &udpWorker{server: s, socket: socket, batch: b, limit: rateLimit{rate: int32(s.Limits.Rate)}, rotation: rand.Uint32(), asked: rand.Uint64()}
+	var since, drains int // questions since the read deadline was set, and how often it was extended
 	for {
 		n, err := b.wait()
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && since > 0 && calls < lastCalls:
-			since, calls = 0, calls+1
+		case errors.Is(err, os.ErrDeadlineExceeded) && since > 0 && drains < maxDrains:
+			since, drains = 0, drains+1
 			socket.drain()
 			continue
 		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
 			return fmt.Errorf("read from udp %s: %w", socket.LocalAddr(), err)
 		case err != nil:
-			s.Log.Debug("read datagrams", "err", err) // such as memory running out
+			s.Log.Debug("read datagrams", "err", err) // such as ENOMEM
 			pause(ctx, retry)
 			continue
 		}
 		since += n
 		for i := range n {
-			if answer := d.answer(i); answer != nil {
+			if answer := w.answer(i); answer != nil {
 				b.reply(i, answer)
 			}
 		}
 		if err := b.flush(); err != nil && ctx.Err() == nil {
-			s.Log.Debug("send answers", "err", err) // the clients ask again
+			s.Log.Debug("send answers", "err", err) // the clients retry
 		}
 	}
 }
 
-// answer returns the answer to the question number i of the batch, in its memory, or nil.
-func (d *udpDesk) answer(i int) []byte {
-	query, whole := d.batch.query(i)
-	peer := d.batch.peer(i)
-	r := &d.responder
-	r.out = d.batch.memory(i)
-	if !d.limit.allows(peer.Addr(), d.clock.now()) {
-		d.socket.limited.Add(1)
-		if d.limit.every(peer.Addr(), slip) {
+// answer returns the answer to question i of the batch, in memory of the batch, or nil for none.
+func (w *udpWorker) answer(i int) []byte {
+	query, whole := w.batch.query(i)
+	peer := w.batch.peer(i)
+	r := &w.responder
+	r.out = w.batch.memory(i)
+	if !w.limit.allows(peer.Addr(), w.clock.now()) {
+		w.socket.limited.Add(1)
+		if w.limit.every(peer.Addr(), slip) {
 			return r.truncated(query)
 		}
 		return nil
 	}
-	r.barred = d.socket.guests && !d.server.Guests.allows(peer.Addr())
+	r.denied = w.socket.external && !w.server.ExternalClients.allows(peer.Addr())
 	var answer []byte
-	if d.turn++; whole {
-		answer = r.respond(d.server.Zone(), query, overUDP, d.turn)
+	if w.rotation++; whole {
+		answer = r.respond(w.server.Zone(), query, overUDP, w.rotation)
 	} else {
 		answer = r.tooLong(query)
 	}
-	d.socket.count(r.last, answer != nil)
-	d.socket.countBarred(r.barred && answer != nil)
-	if d.server.Sample > 0 {
-		d.server.sample(&d.asked, r, answer, peer)
+	w.socket.count(r.last, answer != nil)
+	w.socket.countDenied(r.denied && answer != nil)
+	if w.server.Sample > 0 {
+		w.server.sample(&w.asked, r, answer, peer)
 	}
 	return answer
 }

@@ -1,7 +1,7 @@
-// Package zone is what is known of clusterset.local, ready for the wire.
+// Package zone holds the records of clusterset.local in wire format and answers questions from them.
 //
-// A [Zone] is immutable. It holds every name that exists with its records as they stand in an answer, found by one
-// hash of the name, and whatever it holds a [Builder] has made of a [clusterset.Snapshot] (KEP-1645, "DNS
-// specification", schema 1.0.0; the profile's additions are options of [Config]). The next Zone shares all that has
-// not changed, so that a change costs what it changes, not what there is.
+// A [Zone] is immutable. It maps each existing name to its records, encoded as they appear in an answer. One hash of
+// the name finds them. A [Builder] makes a Zone from a [clusterset.Snapshot] and follows KEP-1645, "DNS
+// specification", schema 1.0.0; options in [Config] add what other profiles want. The next Zone shares everything
+// that has not changed, so an update costs as much as its changes, not as much as the zone.
 package zone

@@ -1,35 +1,33 @@
 package zone
 
 import (
-	"cmp"
-	"encoding/binary"
 	"net/netip"
-	"slices"
 	"strings"
 )
 
-// entry is a name and its sets of records, in one piece of memory:
+// entry is a name and its record sets in one allocation:
 //
 //	length of the name's key, the key, and for each set, by type:
 //	type (2 bytes), flags (1), count (2), length of the records (4), the records
 //
-// A key is a name without the origin, where it ends with that: nearly all do, and nearly all memory is names.
+// A key is a name without the origin, clusterset.local. Nearly all names end in the origin, and names are most of a
+// zone's memory.
 //
-// A name without sets exists because of names below it, or is to have records later: what is asked there is answered
-// by NODATA. The zero value is no name at all.
+// A name without sets exists because names below it exist, or because it will have records later. Questions for it are
+// answered with NODATA. The zero value is no entry.
 type entry string
 
-// setHead is what stands before the records of a set.
+// setHead is the length of the header of a set: type, flags, count and length.
 const setHead = 9
 
-// setOne is the flag of a set of which every answer takes one record, in turn.
-const setOne = 1
+// setSingle is the flag of a set of which each answer carries one record, in turn.
+const setSingle = 1
 
 func (e entry) key() string { return string(e[1 : 1+int(e[0])]) }
 
 func (e entry) name() string { return nameOf(e.key()) }
 
-// is reports whether e is of the name with a key, which is lower case.
+// is reports whether key, in lower case, is the key of e.
 func (e entry) is(key []byte) bool {
 	return int(e[0]) == len(key) && string(e[1:1+len(key)]) == string(key)
 }
@@ -37,7 +35,7 @@ func (e entry) is(key []byte) bool {
 // keyOf returns the key of a name.
 func keyOf(name string) string { return strings.TrimSuffix(name, origin) }
 
-// nameOf returns the name of a key. A name ends with a zero, and what is cut off one does not.
+// nameOf returns the name of a key. A name ends in a zero byte; a key from which the origin was cut does not.
 func nameOf(key string) string {
 	if strings.HasSuffix(key, "\x00") {
 		return key
@@ -51,29 +49,28 @@ func entryOf(name string) entry {
 	return entry(append([]byte{byte(len(key))}, key...))
 }
 
-// Set is the records of one name and type, in the order in which they were made.
-type Set struct {
-	Count int
-	// One says that an answer takes one record of the set alone, another one each time.
-	One bool
-	rrs string
+// recordSet holds the records of one name and type, in a fixed order.
+type recordSet struct {
+	count  int
+	single bool   // an answer carries one of the records, a different one each time
+	rrs    string // the records in wire format
 }
 
-// headOf returns what stands before the records of the set that s begins with, and how long these are.
-func headOf(s string) (t Type, set Set, length int) {
-	set = Set{Count: int(s[3])<<8 | int(s[4]), One: s[2]&setOne != 0}
+// headOf decodes the header of the set that s begins with. length is that of its records.
+func headOf(s string) (t Type, set recordSet, length int) {
+	set = recordSet{count: int(s[3])<<8 | int(s[4]), single: s[2]&setSingle != 0}
 	return Type(s[0])<<8 | Type(s[1]), set, int(s[5])<<24 | int(s[6])<<16 | int(s[7])<<8 | int(s[8])
 }
 
-// cutSet returns the set that s, which is well-formed, begins with, and what follows it.
-func cutSet(s string) (t Type, set Set, rest string) {
+// cutSet returns the set that s begins with, and the rest of s, which must be well-formed.
+func cutSet(s string) (t Type, set recordSet, rest string) {
 	t, set, length := headOf(s)
 	set.rrs = s[setHead : setHead+length]
 	return t, set, s[setHead+length:]
 }
 
-// set returns the set of a type, an empty one when there is none.
-func (e entry) set(t Type) Set {
+// set returns the set of a type; an empty one if e has none.
+func (e entry) set(t Type) recordSet {
 	for s := string(e[1+int(e[0]):]); s != ""; {
 		have, set, rest := cutSet(s)
 		if have == t {
@@ -81,28 +78,28 @@ func (e entry) set(t Type) Set {
 		}
 		s = rest
 	}
-	return Set{}
+	return recordSet{}
 }
 
-// addresses returns the one IPv4 and the one IPv6 address of e, neither when it has more of one of them.
+// addresses returns the only IPv4 and the only IPv6 address of e. Both are invalid if e has several of either family.
 func (e entry) addresses() (addrs [2]netip.Addr) {
 	if e == "" {
 		return addrs
 	}
 	for i, t := range [...]Type{A, AAAA} {
 		set := e.set(t)
-		if set.Count > 1 {
+		if set.count > 1 {
 			return [2]netip.Addr{}
 		}
-		if set.Count == 1 {
+		if set.count == 1 {
 			addrs[i], _ = netip.AddrFromSlice([]byte(set.rrs[recordHead:]))
 		}
 	}
 	return addrs
 }
 
-// records calls yield for every record of e.
-func (e entry) records(yield func(t Type, ttl uint32, data string)) {
+// eachRecord calls yield for every record of e.
+func (e entry) eachRecord(yield func(t Type, ttl uint32, data string)) {
 	for s := string(e[1+int(e[0]):]); s != ""; {
 		t, set, rest := cutSet(s)
 		for rrs := set.rrs; rrs != ""; rrs = rrs[recordLen(rrs):] {
@@ -112,7 +109,7 @@ func (e entry) records(yield func(t Type, ttl uint32, data string)) {
 	}
 }
 
-// isWellFormed reports whether s, of unknown origin, is an entry that everything here can read.
+// isWellFormed reports whether s, from an untrusted source, is an entry that all methods can read safely.
 func isWellFormed(s string) bool {
 	if s == "" || len(s) < 1+int(s[0]) {
 		return false
@@ -125,12 +122,12 @@ func isWellFormed(s string) bool {
 			return false
 		}
 		t, set, length := headOf(s)
-		if s = s[setHead:]; length > len(s) || set.Count == 0 {
+		if s = s[setHead:]; length > len(s) || set.count == 0 {
 			return false
 		}
 		rrs := s[:length]
-		for range set.Count {
-			if len(rrs) < recordHead || len(rrs) < recordLen(rrs) || !isData(t, rrs[recordHead:recordLen(rrs)]) {
+		for range set.count {
+			if len(rrs) < recordHead || len(rrs) < recordLen(rrs) || !t.valid(rrs[recordHead:recordLen(rrs)]) {
 				return false
 			}
 			rrs = rrs[recordLen(rrs):]
@@ -141,104 +138,4 @@ func isWellFormed(s string) bool {
 		s = s[length:]
 	}
 	return true
-}
-
-// isName reports whether s is one whole name.
-func isName(s string) bool {
-	if len(s) > maxName {
-		return false
-	}
-	for s != "" {
-		n := int(s[0])
-		if n == 0 {
-			return len(s) == 1
-		}
-		if n > maxLabel || len(s) <= n {
-			return false
-		}
-		s = s[1+n:]
-	}
-	return false
-}
-
-// isData reports whether s can be the data of a type that a zone keeps.
-func isData(t Type, s string) bool {
-	switch t {
-	case A:
-		return len(s) == 4
-	case AAAA:
-		return len(s) == 16
-	case SRV:
-		return len(s) > srvHead && isName(s[srvHead:])
-	case PTR, NS:
-		return isName(s)
-	case TXT:
-		for s != "" {
-			if len(s) <= int(s[0]) {
-				return false
-			}
-			s = s[1+int(s[0]):]
-		}
-		return true
-	default:
-		return false
-	}
-}
-
-// sheet collects the records of a service.
-type sheet struct {
-	ttl   uint32
-	lines []line
-}
-
-type line struct {
-	name string
-	t    Type // 0 for a name alone
-	one  bool
-	data string
-}
-
-func (s *sheet) add(name string, t Type, data string) {
-	s.lines = append(s.lines, line{name, t, false, data})
-}
-
-// exist makes a name exist.
-func (s *sheet) exist(name string) { s.lines = append(s.lines, line{name: name}) }
-
-// entries returns one entry for each name. Equal records are one.
-func (s *sheet) entries() []entry {
-	slices.SortFunc(s.lines, func(a, b line) int {
-		return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.t, b.t), strings.Compare(a.data, b.data))
-	})
-	lines := slices.Compact(s.lines)
-	var all []entry
-	var b []byte
-	for len(lines) > 0 {
-		name := lines[0].name
-		b = append(b[:0], entryOf(name)...)
-		for len(lines) > 0 && lines[0].name == name {
-			t, one := lines[0].t, lines[0].one
-			if t == 0 {
-				lines = lines[1:]
-				continue
-			}
-			at, count := len(b), 0
-			b = append(b, make([]byte, setHead)...)
-			for len(lines) > 0 && lines[0].name == name && lines[0].t == t && count < 1<<16-1 {
-				b = appendRecord(b, t, s.ttl, lines[0].data)
-				lines, count = lines[1:], count+1
-			}
-			for len(lines) > 0 && lines[0].name == name && lines[0].t == t {
-				lines = lines[1:] // no answer could hold them
-			}
-			binary.BigEndian.PutUint16(b[at:], uint16(t))
-			if one {
-				b[at+2] = setOne
-			}
-			binary.BigEndian.PutUint16(b[at+3:], uint16(count))
-			binary.BigEndian.PutUint32(b[at+5:], uint32(len(b)-at-setHead))
-		}
-		all = append(all, entry(b))
-	}
-	return all
 }

@@ -12,17 +12,19 @@ import (
 	"unsafe"
 )
 
-// A saved zone is, numbers in network order: fileMagic; the serial (4 bytes), the TTL of its SOA (4), when it was made
-// in seconds since 1970 (8), the number of tops (4) and each name after its length (1); the number of entries (4) and
-// each after its length (4); the CRC32c of all before (4).
-
-// fileMagic begins with what tells the format from others and ends with its version.
+// fileMagic identifies the format of a saved zone; its last byte is the version. These follow it, integers in network
+// order:
+//
+//   - the serial (4 bytes), the TTL of the SOA (4), and the time of the zone in seconds since 1970 (8);
+//   - the number of apexes (4), and the name of each after its length (1);
+//   - the number of entries (4), and each after its length (4);
+//   - the CRC32c of all bytes before (4).
 const fileMagic = "isthmus-zone\x00\x02"
 
-// ErrCorrupt means that what should be a saved zone is none, or not all of one.
+// ErrCorrupt is returned for bytes that are not a complete saved zone.
 var ErrCorrupt = errors.New("not a saved zone, or damaged")
 
-// Save writes z, which was made at a time in seconds since 1970, so that [Load] gives it back.
+// Save writes z for [Load]. made is the time of the zone in seconds since 1970.
 func (z *Zone) Save(w io.Writer, made int64) error {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	buf := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<16)
@@ -58,18 +60,18 @@ func (z *Zone) Save(w io.Writer, made int64) error {
 	return nil
 }
 
-// Load returns the zone that saved holds, and when it was made. Whatever is wrong with it is ErrCorrupt. Nobody may change
-// saved meanwhile; nothing of it is kept.
+// Load returns the zone that saved holds, and its time. Every error is ErrCorrupt. saved must not change during the call;
+// the zone keeps no reference to it.
 func Load(saved []byte) (z *Zone, made int64, err error) {
 	end := len(saved) - 4
 	if end < 0 || !bytes.HasPrefix(saved, []byte(fileMagic)) {
-		return nil, 0, fmt.Errorf("%w: it does not begin as one", ErrCorrupt)
+		return nil, 0, fmt.Errorf("%w: it does not begin with the magic number", ErrCorrupt)
 	}
 	if crc32.Checksum(saved[:end], crc32.MakeTable(crc32.Castagnoli)) != binary.BigEndian.Uint32(saved[end:]) {
 		return nil, 0, fmt.Errorf("%w: its checksum is wrong", ErrCorrupt)
 	}
 	body := saved[len(fileMagic):end]
-	r := reader{rest: unsafe.String(unsafe.SliceData(body), len(body))} // until all is copied into shards
+	r := reader{rest: unsafe.String(unsafe.SliceData(body), len(body))} // valid until all entries are copied into shards
 	z = &Zone{shards: make([]shard, 1<<shardBits), serial: r.uint32()}
 	c := Config{TTL: r.uint32()}
 	seconds := r.uint64()
@@ -78,7 +80,7 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 	for range r.count() {
 		name := r.take(int(r.uint8()))
 		if !isName(name) {
-			return nil, 0, fmt.Errorf("%w: a name is none", ErrCorrupt)
+			return nil, 0, fmt.Errorf("%w: an apex is not a name", ErrCorrupt)
 		}
 		z.apexes = append(z.apexes, newApex(strings.Clone(name), soa))
 	}
@@ -86,7 +88,7 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 	for range r.count() {
 		text := r.take(int(r.uint32()))
 		if !isWellFormed(text) {
-			return nil, 0, fmt.Errorf("%w: an entry is none", ErrCorrupt)
+			return nil, 0, fmt.Errorf("%w: an entry is malformed", ErrCorrupt)
 		}
 		e := entry(text)
 		at := shardOf(e.key())
@@ -94,7 +96,7 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 		z.count(e, 1)
 	}
 	if r.short || len(r.rest) > 0 || len(z.apexes) == 0 {
-		return nil, 0, fmt.Errorf("%w: its parts do not fit", ErrCorrupt)
+		return nil, 0, fmt.Errorf("%w: its lengths do not add up", ErrCorrupt)
 	}
 	for at, entries := range byShard {
 		z.shards[at] = makeShard(entries)
@@ -102,7 +104,7 @@ func Load(saved []byte) (z *Zone, made int64, err error) {
 	return z, int64(seconds), nil
 }
 
-// reader reads from the front of rest and, when that is too short, zeros.
+// reader reads from the front of rest. Once rest is too short, it returns zeros and sets short.
 type reader struct {
 	rest  string
 	short bool
@@ -122,7 +124,7 @@ func (r *reader) uint8() uint8   { return r.take(1)[0] }
 func (r *reader) uint32() uint32 { return binary.BigEndian.Uint32([]byte(r.take(4))) }
 func (r *reader) uint64() uint64 { return binary.BigEndian.Uint64([]byte(r.take(8))) }
 
-// count reads how many things follow, of a byte each at least.
+// count reads the number of elements that follow, each at least one byte long.
 func (r *reader) count() uint32 {
 	n := r.uint32()
 	if uint64(n) > uint64(len(r.rest)) {

@@ -26,7 +26,7 @@ func TestSavedZoneComesBack(t *testing.T) {
 	for name, c := range map[string]Config{"kep": kep, "lighthouse": lighthouse} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			z := build(t, world(), c)
+			z := build(t, allKinds(), c)
 			got, made, err := Load(save(t, z))
 			if err != nil {
 				t.Fatal(err)
@@ -46,7 +46,7 @@ func TestSavedZoneComesBack(t *testing.T) {
 	}
 }
 
-// sealed makes the checksum right again, so that what is looked at is what stands behind it.
+// sealed corrects the checksum, so that Load goes on to check the contents.
 func sealed(b []byte) []byte {
 	end := len(b) - 4
 	return binary.BigEndian.AppendUint32(bytes.Clone(b[:end]), crc32.Checksum(b[:end], crc32.MakeTable(crc32.Castagnoli)))
@@ -54,14 +54,14 @@ func sealed(b []byte) []byte {
 
 func TestDamagedFiles(t *testing.T) {
 	t.Parallel()
-	whole := save(t, build(t, world(), kep))
+	whole := save(t, build(t, allKinds(), kep))
 	damaged := map[string][]byte{
-		"empty": nil, "something else": []byte("{}"), "the beginning alone": []byte(fileMagic),
+		"empty": nil, "another format": []byte("{}"), "magic number only": []byte(fileMagic),
 		"one bit":       append(bytes.Clone(whole[:100]), append([]byte{whole[100] ^ 1}, whole[101:]...)...),
 		"too much":      sealed(append(bytes.Clone(whole), 0, 0, 0, 0, 0)),
 		"other version": append([]byte(fileMagic[:len(fileMagic)-1]+"\x01"), whole[len(fileMagic):]...),
 	}
-	for n := 0; n < len(whole)-4; n += 7 { // where the checksum begins, sealed makes it whole again
+	for n := 0; n < len(whole)-4; n += 7 { // up to the checksum, which sealed corrects
 		damaged["cut"] = whole[:n]
 		damaged["cut and sealed"] = sealed(append(bytes.Clone(whole[:n]), 0, 0, 0, 0))
 		for name, b := range damaged {
@@ -73,21 +73,21 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
-// FuzzLoad is TestLoadAnyBytes for whoever has the time.
+// FuzzLoad is TestLoadAnyBytes without a time limit.
 func FuzzLoad(f *testing.F) {
 	for _, c := range []Config{lighthouse, kep} {
-		f.Add(save(f, build(f, world(), c)))
+		f.Add(save(f, build(f, allKinds(), c)))
 	}
 	f.Fuzz(func(_ *testing.T, b []byte) { loadAndAsk(b) })
 }
 
 func TestLoadAnyBytes(t *testing.T) {
 	t.Parallel()
-	corpus := [][]byte{save(t, build(t, world(), lighthouse)), save(t, build(t, world(), kep))}
-	mutate.Each(t, mutate.Rounds/20, corpus, loadAndAsk) // each is a whole zone
+	corpus := [][]byte{save(t, build(t, allKinds(), lighthouse)), save(t, build(t, allKinds(), kep))}
+	mutate.Each(t, mutate.Rounds/20, corpus, loadAndAsk) // each input is a whole zone
 }
 
-// loadAndAsk holds, by not coming to grief, that whatever can be loaded can be asked.
+// loadAndAsk checks that questions to any zone that loads do not panic.
 func loadAndAsk(b []byte) {
 	if len(b) < 4 {
 		return

@@ -10,15 +10,16 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
-// What an exporter is told to have no name (N48) is what has none here, to the character: the rule stands on both sides, as
-// the member that exports need not run this name server.
-func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
+// Exporters learn that a part of a Service cannot be named (N48) exactly when this zone leaves it out. Both sides have
+// the rule, as the exporting member need not run this name server.
+func TestExporterAndZoneAgreeOnNameLimits(t *testing.T) {
 	t.Parallel()
 	label := func(n int) string { return strings.Repeat("x", n) }
-	for _, pods := range []bool{false, true} { // an endpoint is named by its hostname, or by its pod
-		for host := 49; host <= 53; host++ { // 51 characters are the last that fit
+	for _, pods := range []bool{false, true} { // endpoints are named by their hostname, or by their pod
+		for host := 49; host <= 53; host++ { // 51 characters fit, 52 do not
 			t.Run(fmt.Sprintf("a host of %d characters, by its pod %v", host, pods), func(t *testing.T) {
 				t.Parallel()
 				const cluster = clusterset.ClusterID("cluster")
@@ -33,11 +34,12 @@ func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
 					s.Endpoints[0].Hostname = label(host)
 					e.Hostname = new(label(host))
 				}
-				told := mcs.Unnamed(clusterset.Export{Cluster: long, Service: name}, []*discoveryv1.EndpointSlice{{Endpoints: []discoveryv1.Endpoint{e}}})
-				compare(t, told, headless(name.Namespace, name.Name, s))
+				reported := mcs.Unnamed(clusterset.Export{Cluster: long, Service: name}, []*discoveryv1.EndpointSlice{{Endpoints: []discoveryv1.Endpoint{e}}})
+				compare(t, reported, headless(name.Namespace, name.Name, s))
 			})
 		}
 	}
+	conformance.Holds(t, "N48")
 	for port := 61; port <= 64; port++ {
 		t.Run(fmt.Sprintf("a port of %d characters", port), func(t *testing.T) {
 			t.Parallel()
@@ -48,12 +50,12 @@ func TestExportersAreToldWhatHasNoName_N48(t *testing.T) {
 	}
 }
 
-// compare holds what an exporter is told against what the zone leaves out.
-func compare(t *testing.T, told []string, s clusterset.Service) {
+// compare compares what is reported to an exporter with what the zone leaves out.
+func compare(t *testing.T, reported []string, s clusterset.Service) {
 	t.Helper()
 	b := new(Builder)
 	b.Build(&clusterset.Snapshot{Services: []clusterset.Service{s}}, kep, 1)
-	if left := b.Problems(); len(told) != len(left) {
-		t.Errorf("the exporter is told %q, the zone leaves out %v", told, left)
+	if left := b.Problems(); len(reported) != len(left) {
+		t.Errorf("reported to the exporter: %q, the zone leaves out %v", reported, left)
 	}
 }

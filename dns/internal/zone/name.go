@@ -6,28 +6,27 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// A name is as on the wire (RFC 1035, section 3.1): each label after its length, the root's empty one last. Names of
-// a zone are lower case. There are no escapes and no compression.
-
-// The names of the zone itself.
+// Names in this package are in wire format (RFC 1035, section 3.1), without compression: each label follows its length,
+// and the root's empty label comes last. Names in a zone are lower case.
 var (
 	origin  = wireName("clusterset", "local")
 	svcName = wireName("svc", "clusterset", "local")
 )
 
-// Origin is the zone's name as people write it.
+// Origin is the name of the zone in presentation format.
 const Origin = "clusterset.local."
 
-// maxName and maxLabel are the limits of RFC 1035, section 2.3.4, in bytes on the wire and without the length.
+// maxName and maxLabel are the limits of RFC 1035, section 2.3.4, in bytes: of a name in wire format, and of a label
+// without its length.
 const (
 	maxName  = 255
 	maxLabel = 63
 )
 
-// wireName returns the name of labels, most local first.
+// wireName returns the name made of labels, leftmost first.
 func wireName(labels ...string) string { return under("\x00", labels...) }
 
-// under returns the name of labels below parent.
+// under returns the name made of labels below parent.
 func under(parent string, labels ...string) string {
 	n := len(parent)
 	for _, l := range labels {
@@ -41,13 +40,13 @@ func under(parent string, labels ...string) string {
 	return string(append(b, parent...))
 }
 
-// NameOf returns the name of a Service as a zone file writes it.
+// NameOf returns the DNS name of a Service as a zone file writes it.
 func NameOf(s clusterset.ServiceName) string { return Text(under(svcName, s.Name, s.Namespace)) }
 
 // parent returns name without its first label. name must not be the root.
 func parent(name string) string { return name[1+int(name[0]):] }
 
-// labelsOf returns how many labels a name has, without the root's.
+// labelsOf returns the number of labels of a name, not counting the root's.
 func labelsOf[S string | []byte](name S) int {
 	n := 0
 	for i := 0; name[i] != 0; i += 1 + int(name[i]) {
@@ -94,4 +93,31 @@ func isLabel(s string) bool {
 		}
 	}
 	return true
+}
+
+// isName reports whether s is exactly one well-formed name.
+func isName(s string) bool {
+	if len(s) > maxName {
+		return false
+	}
+	for s != "" {
+		n := int(s[0])
+		if n == 0 {
+			return len(s) == 1
+		}
+		if n > maxLabel || len(s) <= n {
+			return false
+		}
+		s = s[1+n:]
+	}
+	return false
+}
+
+// nameLen returns the length of the name that s begins with.
+func nameLen(s string) int {
+	n := 0
+	for s[n] != 0 {
+		n += 1 + int(s[n])
+	}
+	return n + 1
 }

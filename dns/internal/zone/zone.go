@@ -12,37 +12,36 @@ import (
 
 // Zone answers questions. It is immutable; a [Builder] makes it.
 type Zone struct {
-	apexes []apex
-	shards []shard
-	names  int
-	// records counts those of all names.
-	records int
+	apexes  []apex
+	shards  []shard
+	names   int // that exist
+	records int // of all names
 	serial  uint32
 }
 
-// apex is the top of a part of the world we know all of.
+// apex is the top of a part of the name space that the zone is authoritative for: clusterset.local or a reverse range.
 type apex struct {
 	name string
-	soa  string // as a record whose owner is the name that was asked
-	// labels is how many labels a name below a reverse apex has that can have records, 0 for other apexes. Those with
-	// fewer stand between and are taken to exist: that some address below has a name costs nobody anything.
+	soa  string // a record whose owner is the name in the question
+	// labels is the number of labels of a full reverse name, for a reverse apex; 0 for clusterset.local. Names with fewer
+	// labels are in between and are assumed to exist: NODATA there harms no client, and NXDOMAIN would deny all below.
 	labels int
 }
 
-// A shard holds the names whose keys' hashes share their first shardBits, as a hash table in two pieces of memory without
-// pointers: a search touches little of it, and the garbage collector nothing. A change makes the shards anew that it
-// touches and shares all others with the Zone before.
+// shard holds the names whose keys' hashes share their first shardBits. It is a hash table in two allocations without
+// pointers: a lookup touches little memory, and the garbage collector scans none of it. An update rebuilds the shards that
+// it touches and shares all others with the previous Zone.
 type shard struct {
-	buckets []uint32 // where each begins in the text, and where the last one ends; none when there are no entries
+	buckets []uint32 // offset of each bucket in text, then the end of the last; empty if there are no entries
 	text    string   // the entries, each after its length
 }
 
 const shardBits = 12
 
-// seed is the process's own, so that nobody can send us names that meet in one place.
+// seed is random in each process, so that no exporter can choose names that collide in one bucket.
 var seed = maphash.MakeSeed()
 
-// find returns the entry of name, which is lower case.
+// find returns the entry of name, which is in lower case; "" if there is none.
 func (z *Zone) find(name []byte) entry {
 	key := name
 	if cut := len(name) - len(origin); cut >= 0 && string(name[cut:]) == origin {
@@ -62,10 +61,10 @@ func (z *Zone) find(name []byte) entry {
 	return ""
 }
 
-// bucketOf returns in which of so many buckets a name is, by its key's hash.
+// bucketOf returns the bucket of a name, out of a number of buckets, by the hash of its key.
 func bucketOf(hash uint64, buckets int) int { return int(uint64(uint32(hash)) * uint64(buckets) >> 32) }
 
-// makeShard returns a table of entries, which all belong to one shard. It copies them, and sorts them by bucket.
+// makeShard copies entries, which must all belong to one shard, into a table.
 func makeShard(entries []entry) shard {
 	if len(entries) == 0 {
 		return shard{}
@@ -83,7 +82,7 @@ func makeShard(entries []entry) shard {
 	slices.SortFunc(sorted, func(a, b placed) int { return a.bucket - b.bucket })
 	s := shard{buckets: make([]uint32, len(entries)+1)}
 	var text strings.Builder
-	text.Grow(length) // and so the only piece of memory of this size
+	text.Grow(length) // one allocation of this size
 	for _, p := range sorted {
 		var head [entryHead]byte
 		binary.BigEndian.PutUint32(head[:], uint32(len(p.entry)))
@@ -91,17 +90,17 @@ func makeShard(entries []entry) shard {
 		text.WriteString(string(p.entry))
 		s.buckets[p.bucket+1] = uint32(text.Len())
 	}
-	for i := range entries { // an empty one ends where it begins
+	for i := range entries { // an empty bucket ends where it begins
 		s.buckets[i+1] = max(s.buckets[i+1], s.buckets[i])
 	}
 	s.text = text.String()
 	return s
 }
 
-// entryHead is what stands before an entry in the text of a shard: its length.
+// entryHead is the length of the length that precedes each entry in the text of a shard.
 const entryHead = 4
 
-// entriesOf yields the entries of a text.
+// entriesOf yields the entries of a shard's text.
 func entriesOf(text string) iter.Seq[entry] {
 	return func(yield func(entry) bool) {
 		for text != "" {
@@ -116,8 +115,8 @@ func entriesOf(text string) iter.Seq[entry] {
 
 func shardOf(key string) int { return int(maphash.String(seed, key) >> (64 - shardBits)) }
 
-// with returns z with other entries, by key: a change to "" takes the name away. Nothing of z changes.
-func (z *Zone) with(changes map[string]entry) *Zone {
+// apply returns a copy of z with changes, by key; "" removes a name. It does not modify z.
+func (z *Zone) apply(changes map[string]entry) *Zone {
 	next := *z
 	next.shards = slices.Clone(z.shards)
 	touched := make(map[int][]entry)
@@ -133,7 +132,7 @@ func (z *Zone) with(changes map[string]entry) *Zone {
 	}
 	for at, entries := range touched {
 		for e := range entriesOf(z.shards[at].text) {
-			if _, changes := changes[e.key()]; changes {
+			if _, changed := changes[e.key()]; changed {
 				next.count(e, -1)
 			} else {
 				entries = append(entries, e)
@@ -144,24 +143,25 @@ func (z *Zone) with(changes map[string]entry) *Zone {
 	return &next
 }
 
+// count adds the name and the records of e to the counters of z, or subtracts them if by is -1.
 func (z *Zone) count(e entry, by int) {
 	z.names += by
-	e.records(func(Type, uint32, string) { z.records += by })
+	e.eachRecord(func(Type, uint32, string) { z.records += by })
 }
 
 // Serial returns the serial number of the zone's SOA.
 func (z *Zone) Serial() uint32 { return z.serial }
 
-// SOA returns the SOA of the zone without its owner: type, class, TTL, length and data.
+// SOA returns the SOA record of the zone without its owner: type, class, TTL, length and data.
 func (z *Zone) SOA() string { return z.apexes[0].soa[len(ownerPointer):] }
 
-// Len returns how many records there are.
+// Len returns the number of records.
 func (z *Zone) Len() int { return z.records }
 
-// Names returns how many names exist.
+// Names returns the number of names that exist, with or without records.
 func (z *Zone) Names() int { return z.names }
 
-// entries yields all, in no order.
+// entries yields all entries in no particular order.
 func (z *Zone) entries() iter.Seq[entry] {
 	return func(yield func(entry) bool) {
 		for i := range z.shards {
@@ -174,8 +174,8 @@ func (z *Zone) entries() iter.Seq[entry] {
 	}
 }
 
-// Records returns the records of names below and at suffix, written as in a zone file, or of all names when suffix is
-// empty, sorted by name from the right, then by type. A name without records is one of type 0.
+// Records returns the records at suffix and below, or all if suffix is empty. They are sorted by name from the rightmost
+// label, then by type. A name without records appears as one Record of type 0.
 func (z *Zone) Records(suffix string) []Record {
 	suffix = strings.TrimSuffix(strings.ToLower(suffix), ".")
 	var all []Record
@@ -185,7 +185,7 @@ func (z *Zone) Records(suffix string) []Record {
 			continue
 		}
 		n := len(all)
-		e.records(func(t Type, ttl uint32, data string) { all = append(all, Record{name, t, ttl, t.text(data)}) })
+		e.eachRecord(func(t Type, ttl uint32, data string) { all = append(all, Record{name, t, ttl, t.text(data)}) })
 		if len(all) == n {
 			all = append(all, Record{Name: name})
 		}
@@ -205,7 +205,7 @@ func reversed(name string) []string {
 	return labels
 }
 
-// String returns the zone as a file; names without records are comments.
+// String returns the zone as a zone file. Names without records are comments.
 func (z *Zone) String() string {
 	var b strings.Builder
 	for _, a := range z.apexes {
@@ -221,13 +221,8 @@ func (z *Zone) String() string {
 	return b.String()
 }
 
-func ttlOf(rr string) uint32 {
-	return uint32(rr[6])<<24 | uint32(rr[7])<<16 | uint32(rr[8])<<8 | uint32(rr[9])
-}
-
-// reverseName returns the name under which an address has its PTR record (RFC 1035, section 3.5; RFC 3596,
-// section 2.5), and under which a prefix has its zone: an IPv4 prefix is cut at bytes, an IPv6 one at half bytes, each
-// to the shorter.
+// reverseName returns the name of an address's PTR record (RFC 1035, section 3.5; RFC 3596, section 2.5), or of a prefix's
+// reverse zone. It shortens an IPv4 prefix to whole bytes and an IPv6 prefix to whole nibbles.
 func reverseName(p netip.Prefix) string {
 	var labels []string
 	if p.Addr().Is4() {

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 func addrs(list ...string) (out []netip.Addr) {
@@ -39,7 +40,8 @@ func headless(namespace, name string, slices ...clusterset.Slice) clusterset.Ser
 	}
 }
 
-// slice holds endpoints such as "10.1.0.1", "pod-0=10.1.0.1" or, not ready, "!10.1.0.1", on port pg, 5432.
+// slice returns a slice with port pg, 5432, and endpoints such as "10.1.0.1", "pod-0=10.1.0.1" (with a hostname) or
+// "!10.1.0.1" (not ready).
 func slice(cluster clusterset.ClusterID, endpoints ...string) clusterset.Slice {
 	s := clusterset.Slice{Cluster: cluster, Ports: []clusterset.EndpointPort{{Name: "pg", Protocol: clusterset.TCP, Port: 5432}}}
 	for _, text := range endpoints {
@@ -54,8 +56,8 @@ func slice(cluster clusterset.ClusterID, endpoints ...string) clusterset.Slice {
 	return s
 }
 
-// world has one Service of every kind.
-func world() *clusterset.Snapshot {
+// allKinds returns a snapshot with one Service of every kind.
+func allKinds() *clusterset.Snapshot {
 	portless := vip("demo", "portless", "243.0.0.9")
 	portless.Ports = nil
 	twoPorts := vip("demo", "two", "243.0.0.3")
@@ -81,7 +83,7 @@ func world() *clusterset.Snapshot {
 	}}
 }
 
-// kep is the default, lighthouse what that profile asks for.
+// The configurations of the two profiles.
 var (
 	kep        = Config{TTL: DefaultTTL, Nameservers: addrs("169.254.20.53", "fd00::53")}
 	lighthouse = Config{
@@ -95,14 +97,14 @@ func build(t testing.TB, s *clusterset.Snapshot, c Config) *Zone {
 	b := new(Builder)
 	z, changed := b.Build(s, c, 7)
 	if !changed {
-		t.Error("a first zone is no change")
+		t.Error("the first zone is not reported as changed")
 	}
 	return z
 }
 
-// ask returns an answer as the lines of a zone file, owners as asked, after its code; the lines of the authority and the
-// additional section begin with what they are.
-func ask(t testing.TB, z *Zone, name string, typ Type, turn uint32, limit int) string {
+// ask returns an answer as its code and the lines of a zone file. Lines of the authority and the additional section begin
+// with the name of the section.
+func ask(t testing.TB, z *Zone, name string, typ Type, rotation uint32, limit int) string {
 	t.Helper()
 	m := new(dns.Msg).SetQuestion(name, uint16(typ))
 	wire, err := m.Pack()
@@ -111,7 +113,7 @@ func ask(t testing.TB, z *Zone, name string, typ Type, turn uint32, limit int) s
 	}
 	wire[2] = 0x80
 	lower := []byte(strings.ToLower(string(wire[HeaderLen : len(wire)-4])))
-	wire, code := z.Append(wire, Question{lower, typ}, turn, limit)
+	wire, code := z.Append(wire, Question{lower, typ}, rotation, limit)
 	var resp dns.Msg
 	if err := resp.Unpack(wire); err != nil {
 		t.Fatalf("%s %s: %v", name, typ, err)
@@ -134,7 +136,7 @@ func ask(t testing.TB, z *Zone, name string, typ Type, turn uint32, limit int) s
 
 const soaLine = "clusterset.local. 5 IN SOA ns.dns.clusterset.local. hostmaster.clusterset.local. 7 7200 1800 86400 5"
 
-// The record schema of the specification, row by row, and what the profiles make of it.
+// The test asks for each row of the record schema of the specification, under each profile.
 func TestSchema(t *testing.T) {
 	t.Parallel()
 	const (
@@ -161,20 +163,20 @@ func TestSchema(t *testing.T) {
 		"empty svc":                {"svc." + Origin, A, noData},
 		"empty namespace":          {"demo.svc." + Origin, AAAA, noData},
 		"namespace of the unready": {"lonely.svc." + Origin, A, noData},
-		"unknown namespace":        {"nobody.svc." + Origin, A, nxDomain},
+		"unknown namespace":        {"unknown.svc." + Origin, A, nxDomain},
 
-		"vip v4":                    {hello, A, "NOERROR\n" + hello + " 5 IN A 243.0.0.1"},
-		"vip v6":                    {hello, AAAA, "NOERROR\n" + hello + " 5 IN AAAA fd00:243::1"},
-		"vip without that family":   {"v4.demo.svc." + Origin, AAAA, noData},
-		"vip without ports":         {"portless.demo.svc." + Origin, A, "NOERROR\nportless.demo.svc.clusterset.local. 5 IN A 243.0.0.9"},
-		"vip without ports, SRV":    {"portless.demo.svc." + Origin, SRV, noData},
-		"import without an IP yet":  {"waiting.demo.svc." + Origin, A, noData},
-		"other type of a service":   {hello, 15, noData},
-		"unknown service":           {"nobody.demo.svc." + Origin, A, nxDomain},
-		"unknown service SRV":       {"_http._tcp.nobody.demo.svc." + Origin, SRV, nxDomain},
-		"any of a name":             {hello, ANY, "NOERROR\n" + hello + ` 5 IN HINFO "RFC8482" ""`},
-		"any of no name":            {"nobody.demo.svc." + Origin, ANY, nxDomain},
-		"SRV at the name, one port": {hello, SRV, "NOERROR\nglue: " + hello + " 5 IN A 243.0.0.1\nglue: " + hello + " 5 IN AAAA fd00:243::1\n" + hello + " 5 IN SRV 0 100 80 " + hello},
+		"vip v4":                                       {hello, A, "NOERROR\n" + hello + " 5 IN A 243.0.0.1"},
+		"vip v6":                                       {hello, AAAA, "NOERROR\n" + hello + " 5 IN AAAA fd00:243::1"},
+		"vip without that family":                      {"v4.demo.svc." + Origin, AAAA, noData},
+		"vip without ports":                            {"portless.demo.svc." + Origin, A, "NOERROR\nportless.demo.svc.clusterset.local. 5 IN A 243.0.0.9"},
+		"vip without ports, SRV":                       {"portless.demo.svc." + Origin, SRV, noData},
+		"import without an IP yet":                     {"waiting.demo.svc." + Origin, A, noData},
+		"other type of a service":                      {hello, 15, noData},
+		"unknown service":                              {"unknown.demo.svc." + Origin, A, nxDomain},
+		"unknown service SRV":                          {"_http._tcp.unknown.demo.svc." + Origin, SRV, nxDomain},
+		"any of a name":                                {hello, ANY, "NOERROR\n" + hello + ` 5 IN HINFO "RFC8482" ""`},
+		"ANY for an unknown service":                   {"unknown.demo.svc." + Origin, ANY, nxDomain},
+		"SRV at the name, one port":                    {hello, SRV, "NOERROR\nglue: " + hello + " 5 IN A 243.0.0.1\nglue: " + hello + " 5 IN AAAA fd00:243::1\n" + hello + " 5 IN SRV 0 100 80 " + hello},
 		"SRV at the name, ports of one number are one": {two, SRV, "NOERROR\nglue: " + two + " 5 IN A 243.0.0.3\n" + two + " 5 IN SRV 0 50 42 " + two + "\n" + two + " 5 IN SRV 0 50 43 " + two},
 		"SRV of a named port":                          {"_http._tcp." + hello, SRV, "NOERROR\n_http._tcp." + hello + " 5 IN SRV 0 100 80 " + hello + "\nglue: " + hello + " 5 IN A 243.0.0.1\nglue: " + hello + " 5 IN AAAA fd00:243::1"},
 		"SRV of another port's proto":                  {"_dns._tcp." + two, SRV, nxDomain},
@@ -212,7 +214,7 @@ func TestSchema(t *testing.T) {
 		"outside the zone":       {"hello.demo.svc.cluster.local.", A, "REFUSED"},
 		"the root":               {".", A, "REFUSED"},
 		"parent":                 {"local.", SOA, "REFUSED"},
-		"sibling with our end":   {"xclusterset.local.", A, "REFUSED"},
+		"suffix within a label":  {"xclusterset.local.", A, "REFUSED"},
 		"label with a dot":       {`x\.clusterset.local.`, A, "REFUSED"},
 		"label with a backslash": {`x\\.clusterset.local.`, A, nxDomain},
 		"escaped service dot":    {`hello\.demo.svc.clusterset.local.`, A, nxDomain},
@@ -238,7 +240,7 @@ func TestSchema(t *testing.T) {
 		"a cluster's port without":     {"pg.tcp.c." + plain, SRV, nxDomain, "NOERROR\nglue: c." + plain + " 5 IN A 10.103.0.1\npg.tcp.c." + plain + " 5 IN SRV 0 100 5432 c." + plain},
 		"reverse of a vip":             {"1.0.0.243.in-addr.arpa.", PTR, "REFUSED", "NOERROR\n1.0.0.243.in-addr.arpa. 5 IN PTR " + hello},
 		"reverse of a vip v6":          {dns.Fqdn(must(dns.ReverseAddr("fd00:243::1"))), PTR, "REFUSED", "NOERROR\n" + must(dns.ReverseAddr("fd00:243::1")) + " 5 IN PTR " + hello},
-		"reverse of nobody":            {"77.0.0.243.in-addr.arpa.", PTR, "REFUSED", "NXDOMAIN\nauthority: 243.in-addr.arpa." + strings.TrimPrefix(soaLine, "clusterset.local.")},
+		"unused address":               {"77.0.0.243.in-addr.arpa.", PTR, "REFUSED", "NXDOMAIN\nauthority: 243.in-addr.arpa." + strings.TrimPrefix(soaLine, "clusterset.local.")},
 		"reverse between":              {"0.0.243.in-addr.arpa.", PTR, "REFUSED", "NOERROR\nauthority: 243.in-addr.arpa." + strings.TrimPrefix(soaLine, "clusterset.local.")},
 		"reverse of a strange network": {"1.0.0.10.in-addr.arpa.", PTR, "REFUSED", "REFUSED"},
 		"the top of the reverse names": {"243.in-addr.arpa.", NS, "REFUSED", "NOERROR\n243.in-addr.arpa. 5 IN NS ns.dns.clusterset.local."},
@@ -248,12 +250,13 @@ func TestSchema(t *testing.T) {
 		t.Run(profile, func(t *testing.T) {
 			t.Parallel()
 			c.Local = "a"
-			z := build(t, world(), c)
+			z := build(t, allKinds(), c)
 			for name, tc := range both {
 				if diff := cmp.Diff(tc.want, ask(t, z, tc.name, tc.typ, 0, 4096)); diff != "" {
 					t.Errorf("%s: %s %s (-want +have):\n%s", name, tc.name, tc.typ, diff)
 				}
 			}
+			conformance.Holds(t, "N38", "N39", "N40", "N41", "N42", "N43", "N44", "C19", "C21", "C22", "C23", "L53", "L54", "L58", "L61")
 			for name, tc := range byProfile {
 				want := tc.kep
 				if profile == "lighthouse" {
@@ -263,6 +266,7 @@ func TestSchema(t *testing.T) {
 					t.Errorf("%s: %s %s (-want +have):\n%s", name, tc.name, tc.typ, diff)
 				}
 			}
+			conformance.Holds(t, "N45", "N46", "L59", "L60")
 		})
 	}
 }
@@ -274,16 +278,17 @@ func must(s string, err error) string {
 	return s
 }
 
-// A Service without a ClusterSetIP is its own cluster's while that serves, and else each live one's in turn.
+// A Service without a ClusterSetIP resolves to the local cluster while that serves, and otherwise to each serving cluster in
+// turn.
 func TestServiceWithoutIPByChoice(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		local   clusterset.ClusterID
 		drained map[clusterset.ClusterID]bool
-		want    []string // in four turns
+		want    []string // of four successive answers
 	}{
 		"own cluster":              {"a", nil, []string{"10.101.0.1", "10.101.0.1", "10.101.0.1", "10.101.0.1"}},
-		"own cluster does not":     {"c", nil, []string{"10.101.0.1", "10.102.0.1", "10.101.0.1", "10.102.0.1"}},
+		"own cluster has none":     {"c", nil, []string{"10.101.0.1", "10.102.0.1", "10.101.0.1", "10.102.0.1"}},
 		"own cluster is no member": {"x", nil, []string{"10.101.0.1", "10.102.0.1", "10.101.0.1", "10.102.0.1"}},
 		"own cluster drained":      {"a", map[clusterset.ClusterID]bool{"a": true}, []string{"10.102.0.1", "10.102.0.1", "10.102.0.1", "10.102.0.1"}},
 		"other cluster drained":    {"c", map[clusterset.ClusterID]bool{"b.eu": true}, []string{"10.101.0.1", "10.101.0.1", "10.101.0.1", "10.101.0.1"}},
@@ -294,14 +299,14 @@ func TestServiceWithoutIPByChoice(t *testing.T) {
 			t.Parallel()
 			c := kep
 			c.Local, c.Drained = tc.local, tc.drained
-			z := build(t, world(), c)
+			z := build(t, allKinds(), c)
 			var have []string
-			for turn := range uint32(4) {
-				answer := ask(t, z, "plain.demo.svc.clusterset.local.", A, turn, 512)
+			for rotation := range uint32(4) {
+				answer := ask(t, z, "plain.demo.svc.clusterset.local.", A, rotation, 512)
 				_, addr, _ := strings.Cut(answer, " IN A ")
 				have = append(have, addr)
 				if addr == "" && !strings.HasPrefix(answer, "NOERROR\nauthority:") {
-					t.Errorf("nobody serves: %s", answer)
+					t.Errorf("no cluster serves: %s", answer)
 				}
 			}
 			if diff := cmp.Diff(tc.want, have); diff != "" {
@@ -309,30 +314,31 @@ func TestServiceWithoutIPByChoice(t *testing.T) {
 			}
 		})
 	}
+	conformance.Holds(t, "N21", "L57")
 }
 
-// Clusters take turns smoothly, as all weigh the same: of as many answers in a row as there are clusters each has one,
-// wherever the row begins and whoever came or went before, and an equal share of a hundred.
-func TestClustersTakeTurnsSmoothly_L57(t *testing.T) {
+// Clusters have equal weights and take turns smoothly: of as many successive answers as there are clusters, each cluster
+// gets one, wherever the sequence begins and whichever clusters were drained before. Of 100 answers each gets its share.
+func TestClustersTakeTurnsSmoothly(t *testing.T) {
 	t.Parallel()
-	byTurns := vip("demo", "plain")
-	byTurns.UseIP = clusterset.Disabled
+	rotating := vip("demo", "plain")
+	rotating.UseIP = clusterset.Disabled
 	for i := range 5 {
-		byTurns.Slices = append(byTurns.Slices, slice(clusterset.ClusterID('a'+rune(i)), fmt.Sprintf("10.10%d.0.1", i)))
+		rotating.Slices = append(rotating.Slices, slice(clusterset.ClusterID('a'+rune(i)), fmt.Sprintf("10.10%d.0.1", i)))
 	}
-	s := &clusterset.Snapshot{Services: []clusterset.Service{byTurns}}
+	s := &clusterset.Snapshot{Services: []clusterset.Service{rotating}}
 	b := new(Builder)
-	turn := uint32(0)
+	rotation := uint32(0)
 	for _, drained := range []map[clusterset.ClusterID]bool{nil, {"b": true}, {"b": true, "e": true}, nil} {
 		c := kep
 		c.Local, c.Drained = "x", drained
 		z, _ := b.Build(s, c, 7)
-		live := len(byTurns.Slices) - len(drained)
+		live := len(rotating.Slices) - len(drained)
 		var row []string
 		all := map[string]int{}
 		for range 100 {
-			_, addr, _ := strings.Cut(ask(t, z, "plain.demo.svc.clusterset.local.", A, turn, 512), " IN A ")
-			turn++
+			_, addr, _ := strings.Cut(ask(t, z, "plain.demo.svc.clusterset.local.", A, rotation, 512), " IN A ")
+			rotation++
 			all[addr]++
 			row = append(row, addr)
 			if len(row) < live {
@@ -349,14 +355,15 @@ func TestClustersTakeTurnsSmoothly_L57(t *testing.T) {
 			}
 		}
 	}
+	conformance.Holds(t, "L57")
 }
 
-// Endpoints of a drained member are left out of what others serve too, and keep their own names.
+// A drained member's endpoints leave the names that several members share, and keep their own names.
 func TestDrainedMemberOfHeadlessService(t *testing.T) {
 	t.Parallel()
 	c := kep
 	c.Drained = map[clusterset.ClusterID]bool{"a": true}
-	z := build(t, world(), c)
+	z := build(t, allKinds(), c)
 	const pg = "pg.db.svc.clusterset.local."
 	for name, want := range map[string]string{
 		pg:             "NOERROR\n" + pg + " 5 IN A 10.1.0.1\n" + pg + " 5 IN A 10.2.0.1",
@@ -366,6 +373,7 @@ func TestDrainedMemberOfHeadlessService(t *testing.T) {
 			t.Errorf("%s (-want +have):\n%s", name, diff)
 		}
 	}
+	conformance.Holds(t, "L61")
 }
 
 func TestTruncation(t *testing.T) {
@@ -378,9 +386,9 @@ func TestTruncation(t *testing.T) {
 	z := build(t, &clusterset.Snapshot{Services: []clusterset.Service{headless("db", "many", many)}}, kep)
 	const name = "many.db.svc.clusterset.local."
 	for limit := 512; limit < 1300; limit += 7 {
-		for turn := range uint32(41) {
+		for rotation := range uint32(41) {
 			for _, typ := range []Type{A, SRV} {
-				answer := strings.Split(ask(t, z, name, typ, turn, limit), "\n")
+				answer := strings.Split(ask(t, z, name, typ, rotation, limit), "\n")
 				records := map[string]bool{}
 				glue := 0
 				for _, l := range answer[1:] {
@@ -390,17 +398,17 @@ func TestTruncation(t *testing.T) {
 					records[l] = true
 				}
 				if len(records) != len(answer)-1 {
-					t.Fatalf("limit %d, turn %d, %s: a record comes twice", limit, turn, typ)
+					t.Fatalf("limit %d, rotation %d, %s: a record appears twice", limit, rotation, typ)
 				}
 				if truncated := strings.HasSuffix(answer[0], "truncated"); truncated == (len(records)-glue == 40) || truncated && glue > 0 {
-					t.Fatalf("limit %d, turn %d, %s: %s with %d records and %d of glue", limit, turn, typ, answer[0], len(records)-glue, glue)
+					t.Fatalf("limit %d, rotation %d, %s: %s with %d records and %d of glue", limit, rotation, typ, answer[0], len(records)-glue, glue)
 				}
 			}
 		}
 	}
 }
 
-func TestBuildSkipsWhatCannotBeNamed(t *testing.T) {
+func TestBuildReportsServicesWithoutName(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 64)
 	deep := headless("demo", "deep", slice(clusterset.ClusterID(strings.Repeat("c", 31)+"."+strings.Repeat("d", 31)), strings.Repeat("h", 63)+"=10.0.0.1"))
@@ -429,22 +437,23 @@ func TestBuildSkipsWhatCannotBeNamed(t *testing.T) {
 	if diff := cmp.Diff(want, have[:5]); diff != "" {
 		t.Errorf("problems (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L53", "N48")
 	for name, addr := range map[string]string{"hello.demo.svc.clusterset.local.": "243.0.0.4", "odd.demo.svc.clusterset.local.": "10.0.0.1", "down.a.odd.demo.svc.clusterset.local.": "10.0.0.2"} {
 		if got := ask(t, z, name, A, 0, 512); !strings.Contains(got, addr) {
-			t.Errorf("a bad neighbour cost %s its record: %s", name, got)
+			t.Errorf("an invalid Service removed the record of %s: %s", name, got)
 		}
 	}
 	if z, _ = b.Build(&clusterset.Snapshot{}, kep, 2); len(b.Problems()) != 0 {
-		t.Errorf("problems of Services that went: %v", b.Problems())
+		t.Errorf("problems of removed Services: %v", b.Problems())
 	}
 	if z.Len() != build(t, &clusterset.Snapshot{}, kep).Len() {
-		t.Errorf("records of Services that went:\n%s", z)
+		t.Errorf("records of removed Services:\n%s", z)
 	}
 }
 
 func TestZoneAsFile(t *testing.T) {
 	t.Parallel()
-	s := world()
+	s := allKinds()
 	s.Services = s.Services[3:4] // demo/hello
 	want := soaLine + `
 clusterset.local. 5 IN NS ns.dns.clusterset.local.
@@ -472,7 +481,7 @@ _http._tcp.hello.demo.svc.clusterset.local. 5 IN SRV 0 100 80 hello.demo.svc.clu
 	}
 }
 
-// anyService draws a Service whose names may collide with those of others in every way that names allow.
+// anyService draws a Service whose names may collide with other Services' names in every possible way.
 func anyService(t *rapid.T, i int) clusterset.Service {
 	label := rapid.StringMatching(`[a-c]`)
 	s := clusterset.Service{Import: clusterset.Import{
@@ -497,7 +506,7 @@ func anyService(t *rapid.T, i int) clusterset.Service {
 	return s
 }
 
-func anyWorld(t *rapid.T) *clusterset.Snapshot {
+func anySnapshot(t *rapid.T) *clusterset.Snapshot {
 	s := &clusterset.Snapshot{}
 	for i := range rapid.IntRange(0, 8).Draw(t, "services") {
 		s.Services = append(s.Services, anyService(t, i))
@@ -507,20 +516,20 @@ func anyWorld(t *rapid.T) *clusterset.Snapshot {
 	return s
 }
 
-// Whatever the way to a snapshot was, its zone is the one built from nothing; it says whether it changed; and every
+// A zone built by updates equals the zone built from its last snapshot alone. Build reports whether it changed, and every
 // parent of a name exists (RFC 8020).
-func TestZonesByWayOfOthers(t *testing.T) {
+func TestIncrementalBuildEqualsFullBuild(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		b := new(Builder)
 		var last *Zone
-		told := map[string][2]netip.Addr{}
+		taken := map[string][2]netip.Addr{}
 		for range rapid.IntRange(1, 4).Draw(rt, "steps") {
-			s, c := anyWorld(rt), rapid.SampledFrom([]Config{kep, lighthouse}).Draw(rt, "config")
+			s, c := anySnapshot(rt), rapid.SampledFrom([]Config{kep, lighthouse}).Draw(rt, "config")
 			z, changed := b.Build(s, c, 7)
 			fresh, _ := new(Builder).Build(s, c, z.Serial())
 			if diff := cmp.Diff(fresh.String(), z.String()); diff != "" {
-				rt.Fatalf("-from nothing +by way of others:\n%s", diff)
+				rt.Fatalf("-built at once +built by updates:\n%s", diff)
 			}
 			if z.Len() != fresh.Len() || z.Names() != fresh.Names() {
 				rt.Fatalf("%d records of %d names, want %d of %d", z.Len(), z.Names(), fresh.Len(), fresh.Names())
@@ -533,22 +542,22 @@ func TestZonesByWayOfOthers(t *testing.T) {
 			}
 			last = z
 			for name, addrs := range b.TakeAddresses() {
-				if told[name] = addrs; addrs == [2]netip.Addr{} {
-					delete(told, name)
+				if taken[name] = addrs; addrs == [2]netip.Addr{} {
+					delete(taken, name)
 				}
 			}
-			if diff := cmp.Diff(onlyAddresses(fresh), told, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-				rt.Fatalf("addresses as told (-want +got):\n%s", diff)
+			if diff := cmp.Diff(onlyAddresses(fresh), taken, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+				rt.Fatalf("taken addresses (-want +got):\n%s", diff)
 			}
 			for e := range z.entries() {
 				if !isWellFormed(string(e)) {
 					rt.Fatalf("entry %q", e)
 				}
 				name := e.name()
-				for top, _ := z.apexOf([]byte(name)); name != top.name; {
+				for a, _ := z.apexOf([]byte(name)); name != a.name; {
 					name = parent(name)
 					if _, code := z.Append(make([]byte, HeaderLen, 512), Question{[]byte(name), TXT}, 0, 512); code != NoError {
-						rt.Fatalf("%s exists, its parent %s does not", Text(e.name()), Text(name))
+						rt.Fatalf("%s exists and its parent %s does not", Text(e.name()), Text(name))
 					}
 				}
 			}
@@ -556,9 +565,8 @@ func TestZonesByWayOfOthers(t *testing.T) {
 	})
 }
 
-// Questions go on while a zone is built from the one they are answered from.
-// onlyAddresses are the names below clusterset.local that have one address of a family or two, and none that has more,
-// read off the zone as people see it.
+// onlyAddresses returns the names below clusterset.local with at most one address of each family, read from the zone's
+// presentation format.
 func onlyAddresses(z *Zone) map[string][2]netip.Addr {
 	all := map[string][2]netip.Addr{}
 	many := map[string]bool{}
@@ -579,16 +587,17 @@ func onlyAddresses(z *Zone) map[string][2]netip.Addr {
 	return all
 }
 
+// Updating a zone leaves the previous one unchanged, as questions are still answered from it.
 func TestZoneIsImmutable(t *testing.T) {
 	t.Parallel()
 	b := new(Builder)
-	z, _ := b.Build(world(), kep, 7)
+	z, _ := b.Build(allKinds(), kep, 7)
 	before := z.String()
 	if _, changed := b.Build(&clusterset.Snapshot{}, kep, 8); !changed {
-		t.Error("a world that ended is no change")
+		t.Error("an emptied snapshot is not reported as changed")
 	}
 	if diff := cmp.Diff(before, z.String()); diff != "" {
-		t.Errorf("the zone before (-want +have):\n%s", diff)
+		t.Errorf("the previous zone (-want +have):\n%s", diff)
 	}
 }
 

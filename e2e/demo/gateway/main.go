@@ -1,12 +1,11 @@
-// Gateway is the main job of Isthmus' gateways on a real cluster and a real Neutron: a Service gets a floating IP, which a
-// client behind a router curls. Then the gateway that the packets go through dies, in the middle of a download and of many
-// short connections.
+// Command gateway demonstrates the gateways on a real cluster with a real Neutron: a Service gets a floating IP, which a
+// client behind a router curls. Then the gateway with the traffic dies, during a download and many short connections.
 //
 //	go run ./e2e/demo/gateway         # ends with "demo-gateway: ok", exit 0; a failing step says which and why
-//	go run ./e2e/demo/gateway down    # removes the cluster, which the demo leaves; all else it removes itself
+//	go run ./e2e/demo/gateway down    # removes the cluster, which the demo leaves; it removes the rest itself
 //
-// The Neutron has no agents, so nobody would translate floating IPs: the lab's router does, from what it reads from
-// Neutron alone, and refuses an address that no allowed address pair lets pass.
+// This Neutron has no agents to translate floating IPs. The lab's router does it instead, from what it reads from
+// Neutron, and refuses addresses without an allowed address pair.
 package main
 
 import (
@@ -25,20 +24,20 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/tools/testbed"
-	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
 //go:embed web.yaml
 var web string
 
 const (
-	// download is how long the client's download takes, death when within it the gateway dies.
+	// download is the duration of the client's download, and death the time within it at which the gateway dies.
 	download = 60 * time.Second
 	death    = 20 * time.Second
-	// rate is of short connections, a second.
+	// rate is the number of short connections per second.
 	rate = 200
 )
 
@@ -67,12 +66,12 @@ func main() {
 	}
 }
 
-// demonstration is the demo under way.
+// demonstration is a running demo.
 type demonstration struct {
 	*gateways.Installation
 
 	begin    time.Time
-	client   string // the program that makes connections
+	client   string // program that opens connections
 	floating netip.Addr
 }
 
@@ -80,10 +79,10 @@ func (d *demonstration) step(format string, args ...any) {
 	fmt.Fprintf(os.Stdout, "[%4.0fs] %s\n", time.Since(d.begin).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// demo runs all steps. The error says which one failed.
+// demo runs all steps. The error names the failed one.
 func demo(ctx context.Context, lab *cluster.Lab) (err error) {
 	d := &demonstration{begin: time.Now()}
-	d.step("a Kubernetes cluster with one node; beside it, what all the rest needs")
+	d.step("a Kubernetes cluster with one node; at the same time, packages, programs and the cloud are prepared")
 	dir := filepath.Join(lab.Dir(), "edge")
 	cfg := gateways.Config{Lab: lab, Dir: dir, Progress: os.Stdout}
 	preparing, preparingCtx := errgroup.WithContext(ctx)
@@ -113,7 +112,7 @@ func demo(ctx context.Context, lab *cluster.Lab) (err error) {
 		{"a Service of type LoadBalancer, with three pods, that asks for a floating IP", d.deploy},
 		{"curl it from the client behind the router", d.curl},
 		{fmt.Sprintf("a gateway dies %s into a download of %s, beside %d connections a second", death, download, rate), d.kill},
-		{"delete the Service: its port and its floating IP go", d.clean},
+		{"delete the Service: its port and its floating IP are deleted", d.clean},
 	} {
 		d.step("%s", step.title)
 		if err := step.run(ctx); err != nil {
@@ -126,7 +125,7 @@ func demo(ctx context.Context, lab *cluster.Lab) (err error) {
 }
 
 func (d *demonstration) deploy(ctx context.Context) error {
-	// A demo that failed has left one, with addresses of a cloud that is no more.
+	// A failed demo leaves a Service with addresses of a cloud that no longer exists.
 	if _, err := d.Kubectl(ctx, "delete", "service", "web", "--namespace", "demo", "--ignore-not-found", "--timeout", "60s"); err != nil {
 		return err
 	}
@@ -164,14 +163,14 @@ func (d *demonstration) curl(ctx context.Context) error {
 	})
 }
 
-// report is what the demo reads of what the client of package echo prints.
+// report is the part of the echo client's output that the demo reads.
 type report struct {
 	Connections, Failures     int
 	Errors                    map[string]int
-	FirstFailure, LastFailure time.Time // when those that failed began
+	FirstFailure, LastFailure time.Time // when the failed ones began
 }
 
-// kill lets the gateway that the router prefers die, agent and cable, while the client is busy.
+// kill kills the gateway that the router prefers, agent and cable, while the client is busy.
 func (d *demonstration) kill(ctx context.Context) error {
 	type result struct {
 		said string
@@ -219,13 +218,13 @@ func (d *demonstration) kill(ctx context.Context) error {
 		return fmt.Errorf("short connections: %w", err)
 	}
 	if c.Failures > 0 {
-		fmt.Fprintf(os.Stdout, "  the first of these began %s before the death, the last %s: what is so young the other gateway has not been told of\n",
+		fmt.Fprintf(os.Stdout, "  the first of these began %s before the death, the last %s: the other gateway did not know such young connections yet\n",
 			died.Sub(c.FirstFailure).Round(time.Millisecond), died.Sub(c.LastFailure).Round(time.Millisecond))
 	}
 	return nil
 }
 
-// clean deletes the Service and waits until nobody answers at its address. Then Neutron has nothing of it any more.
+// clean deletes the Service and waits until its address no longer answers. Then Neutron has no object of it left.
 func (d *demonstration) clean(ctx context.Context) error {
 	had, err := d.Objects(ctx)
 	if err != nil {

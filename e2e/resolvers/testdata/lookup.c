@@ -1,6 +1,6 @@
 /*
- * Lookup asks as a program does: by getaddrinfo for the addresses of a name, and by res_query for its SRV records, of
- * which C libraries know no other way. It prints an address, or priority, weight, port and target, on a line each.
+ * lookup resolves a name through the C library: addresses with getaddrinfo, and SRV records with res_query, the only way
+ * that C libraries offer for these. It prints one address, or priority, weight, port and target, on each line.
  *
  *	lookup A|AAAA|SRV NAME
  */

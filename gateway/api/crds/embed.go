@@ -1,5 +1,5 @@
-// Package crds holds the CustomResourceDefinitions of the gateways, generated from gateway/api/v1alpha1. A cluster
-// without gateways needs none of them.
+// Package crds holds the CustomResourceDefinitions of the gateways, generated from gateway/api/v1alpha1. Clusters without
+// gateways do not need them.
 package crds
 
 import (
@@ -13,8 +13,7 @@ import (
 //go:embed gateway.isthmus.dev_gatewaynodes.yaml
 var gatewayNodes []byte
 
-// GatewayNodes returns the definition of GatewayNode, a fresh object with every call. An error means that this build is
-// broken.
+// GatewayNodes returns a new copy of the definition of GatewayNode. An error means that this build is broken.
 func GatewayNodes() (*apiextensionsv1.CustomResourceDefinition, error) {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.UnmarshalStrict(gatewayNodes, crd); err != nil {

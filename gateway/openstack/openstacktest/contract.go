@@ -14,257 +14,282 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/openstack"
 )
 
-// Cloud is a project in which nothing is ours yet.
+// Cloud is a project without objects of ours.
 type Cloud struct {
 	// Connect returns a client of a cluster.
 	Connect func(t testing.TB, cluster string) *openstack.Client
-	// Network, and its subnets, an IPv4 one first, that a router joins with External.
+	// Network and its subnets, IPv4 first, are joined with External by a router.
 	Network  string
 	Subnets  []string
 	External string
-	// Gateway and Second are the ports of machines, with no address pairs, and GatewayAddrs their IPv4 addresses.
+	// Gateway and Second are ports of machines without address pairs, and GatewayAddrs their IPv4 addresses.
 	Gateway, Second string
 	GatewayAddrs    [2]netip.Addr
-	// Discard deletes a floating IP of the project, whosever it is.
+	// Discard deletes a floating IP of the project, of any owner.
 	Discard func(t testing.TB, id string)
-	// MaxPairs is how many address pairs a port may have.
+	// MaxPairs is the maximum number of address pairs of a port.
 	MaxPairs int
 }
 
-// Contract holds what the gateway's controller relies on, of a cloud and the client together. It leaves nothing behind.
-func Contract(t *testing.T, c Cloud) {
+// Contract tests what the gateway controller relies on, of a cloud and the client together. It leaves nothing behind.
+func Contract(t *testing.T, cloud Cloud) {
 	t.Helper()
+	c := contract{Cloud: cloud, mine: cloud.Connect(t, "cluster-a"), other: cloud.Connect(t, "cluster-b")}
+	t.Run("creates one port per purpose, with an address of each subnet", c.ports)
+	t.Run("keeps clusters of one project apart", c.isolation)
+	t.Run("creates a floating IP once, moves it, and keeps it when its port is deleted", c.floatingIPs)
+	t.Run("reserves a floating IP once and moves it between gateway ports", c.reservations)
+	t.Run("keeps the association of a retained floating IP and never deletes it", c.retained)
+	t.Run("leaves foreign address pairs in place", c.addressPairs)
+	t.Run("reads the quota", c.quota)
+	t.Run("refuses an unknown network", c.unknownNetwork)
+}
+
+// contract holds clients of two clusters that share a project.
+type contract struct {
+	Cloud
+	mine, other *openstack.Client
+}
+
+// compareAddrs lets cmp compare addresses.
+var compareAddrs = cmpopts.EquateComparable(netip.Addr{})
+
+func (c contract) request(purpose string) openstack.PortRequest {
+	return openstack.PortRequest{Network: c.Network, Subnets: c.Subnets, Purpose: purpose}
+}
+
+// create creates a port, which the end of the test deletes.
+func (c contract) create(t *testing.T, by *openstack.Client, purpose string) openstack.Port {
+	t.Helper()
+	p, err := by.CreatePort(t.Context(), c.request(purpose))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := by.DeletePort(context.WithoutCancel(t.Context()), p.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func (c contract) ports(t *testing.T) {
+	p := c.create(t, c.mine, "uid-1")
+	if len(p.Addrs) != len(c.Subnets) || !p.Addrs[0].Is4() || p.Purpose != "uid-1" {
+		t.Errorf("port %+v", p)
+	}
+	again := c.create(t, c.mine, "uid-1")
+	if diff := cmp.Diff(p, again, compareAddrs); diff != "" {
+		t.Errorf("created again (-first +second):\n%s", diff)
+	}
+	if second := c.create(t, c.mine, "uid-2"); second.ID == p.ID {
+		t.Error("two purposes share a port")
+	}
+}
+
+func (c contract) isolation(t *testing.T) {
 	ctx := t.Context()
-	mine, other := c.Connect(t, "cluster-a"), c.Connect(t, "cluster-b")
-	compareAddrs := cmpopts.EquateComparable(netip.Addr{})
-	request := func(purpose string) openstack.PortRequest {
-		return openstack.PortRequest{Network: c.Network, Subnets: c.Subnets, Purpose: purpose}
+	p := c.create(t, c.mine, "uid-1")
+	f, err := c.mine.CreateFloatingIP(ctx, c.External, p.ID, p.Addrs[0])
+	if err != nil {
+		t.Fatal(err)
 	}
-	create := func(t *testing.T, by *openstack.Client, purpose string) openstack.Port {
-		t.Helper()
-		p, err := by.CreatePort(ctx, request(purpose))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := by.DeletePort(context.WithoutCancel(ctx), p.ID); err != nil {
-				t.Error(err)
-			}
-		})
-		return p
+	theirs, err := c.other.Ports(ctx)
+	if err != nil || len(theirs) != 0 {
+		t.Errorf("the other cluster has ports %v, %v", theirs, err)
 	}
+	if theirs, err := c.other.FloatingIPs(ctx); err != nil || len(theirs) != 0 {
+		t.Errorf("the other cluster has floating IPs %v, %v", theirs, err)
+	}
+	if err := c.other.DeletePort(ctx, p.ID); err == nil {
+		t.Error("the other cluster deleted a port of ours")
+	}
+	if err := c.other.DeleteFloatingIP(ctx, f.ID); err == nil {
+		t.Error("the other cluster deleted a floating IP of ours")
+	}
+	if err := c.mine.DeletePort(ctx, c.Gateway); err == nil {
+		t.Error("the port of a gateway was deleted")
+	}
+	lent, err := c.other.FindFloatingIP(ctx, f.Addr.String())
+	if err != nil || lent.ID != f.ID || lent.Ours {
+		t.Errorf("found %+v, %v by the address", lent, err)
+	}
+	if err := c.mine.DeleteFloatingIP(ctx, f.ID); err != nil {
+		t.Error(err)
+	}
+	for _, id := range []string{f.ID, f.Addr.String()} {
+		if _, err := c.mine.FindFloatingIP(ctx, id); !errors.Is(err, openstack.ErrGone) {
+			t.Errorf("after it was deleted, %s: %v", id, err)
+		}
+	}
+	if err := errors.Join(c.mine.DeleteFloatingIP(ctx, f.ID), c.mine.DeletePort(ctx, p.ID), c.mine.DeletePort(ctx, p.ID)); err != nil {
+		t.Errorf("delete missing objects: %v", err)
+	}
+}
 
-	t.Run("a port has an address of each subnet, and is made once for a purpose", func(t *testing.T) {
-		p := create(t, mine, "uid-1")
-		if len(p.Addrs) != len(c.Subnets) || !p.Addrs[0].Is4() || p.Purpose != "uid-1" {
-			t.Errorf("port %+v", p)
-		}
-		again := create(t, mine, "uid-1")
-		if diff := cmp.Diff(p, again, compareAddrs); diff != "" {
-			t.Errorf("asked again (-first +second):\n%s", diff)
-		}
-		if second := create(t, mine, "uid-2"); second.ID == p.ID {
-			t.Error("two purposes share a port")
-		}
-	})
-
-	t.Run("clusters of one project do not touch each other", func(t *testing.T) {
-		p := create(t, mine, "uid-1")
-		f, err := mine.CreateFloatingIP(ctx, c.External, p.ID, p.Addrs[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		theirs, err := other.Ports(ctx)
-		if err != nil || len(theirs) != 0 {
-			t.Errorf("the other cluster has ports %v, %v", theirs, err)
-		}
-		if theirs, err := other.FloatingIPs(ctx); err != nil || len(theirs) != 0 {
-			t.Errorf("the other cluster has floating IPs %v, %v", theirs, err)
-		}
-		if err := other.DeletePort(ctx, p.ID); err == nil {
-			t.Error("the other cluster deleted a port of ours")
-		}
-		if err := other.DeleteFloatingIP(ctx, f.ID); err == nil {
-			t.Error("the other cluster deleted a floating IP of ours")
-		}
-		if err := mine.DeletePort(ctx, c.Gateway); err == nil {
-			t.Error("the port of a gateway was deleted")
-		}
-		lent, err := other.FindFloatingIP(ctx, f.Addr.String())
-		if err != nil || lent.ID != f.ID || lent.Ours {
-			t.Errorf("found %+v, %v by the address", lent, err)
-		}
-		if err := mine.DeleteFloatingIP(ctx, f.ID); err != nil {
+func (c contract) floatingIPs(t *testing.T) {
+	ctx := t.Context()
+	one, two := c.create(t, c.mine, "uid-1"), c.create(t, c.mine, "uid-2")
+	f, err := c.mine.CreateFloatingIP(ctx, c.External, one.ID, one.Addrs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.mine.DeleteFloatingIP(ctx, f.ID); err != nil {
 			t.Error(err)
 		}
-		for _, id := range []string{f.ID, f.Addr.String()} {
-			if _, err := mine.FindFloatingIP(ctx, id); !errors.Is(err, openstack.ErrGone) {
-				t.Errorf("after it was deleted, %s: %v", id, err)
-			}
-		}
-		if err := errors.Join(mine.DeleteFloatingIP(ctx, f.ID), mine.DeletePort(ctx, p.ID), mine.DeletePort(ctx, p.ID)); err != nil {
-			t.Errorf("delete what is gone: %v", err)
-		}
-	})
-
-	t.Run("a floating IP is made once, moves, and survives its port", func(t *testing.T) {
-		one, two := create(t, mine, "uid-1"), create(t, mine, "uid-2")
-		f, err := mine.CreateFloatingIP(ctx, c.External, one.ID, one.Addrs[0])
-		if err != nil {
+	}()
+	again, err := c.mine.CreateFloatingIP(ctx, c.External, one.ID, one.Addrs[0])
+	if diff := cmp.Diff(f, again, compareAddrs); diff != "" || err != nil {
+		t.Errorf("created again: %v (-first +second):\n%s", err, diff)
+	}
+	for range 2 { // the second call changes nothing
+		if err := c.mine.AssociateFloatingIP(ctx, f.ID, two.ID, two.Addrs[0]); err != nil {
 			t.Fatal(err)
 		}
-		defer func() {
-			if err := mine.DeleteFloatingIP(ctx, f.ID); err != nil {
-				t.Error(err)
-			}
-		}()
-		again, err := mine.CreateFloatingIP(ctx, c.External, one.ID, one.Addrs[0])
+	}
+	want := openstack.FloatingIP{ID: f.ID, Addr: f.Addr, Port: two.ID, Fixed: two.Addrs[0], Ours: true}
+	if got, err := c.mine.FloatingIPs(ctx); err != nil || !slices.Equal(got, []openstack.FloatingIP{want}) {
+		t.Errorf("floating IPs %+v, %v, want %+v", got, err, want)
+	}
+	if err := c.mine.AssociateFloatingIP(ctx, f.ID, one.ID, two.Addrs[0]); err == nil {
+		t.Error("it was associated with an address that the port does not have")
+	}
+	if err := c.mine.DeletePort(ctx, two.ID); err != nil {
+		t.Fatal(err)
+	}
+	want.Port, want.Fixed = "", netip.Addr{}
+	if got, err := c.mine.FloatingIPs(ctx); err != nil || !slices.Equal(got, []openstack.FloatingIP{want}) {
+		t.Errorf("with its port deleted %+v, %v, want %+v", got, err, want)
+	}
+	if err := c.mine.AssociateFloatingIP(ctx, f.ID, "", netip.Addr{}); err != nil {
+		t.Errorf("disassociate a floating IP without a port: %v", err)
+	}
+}
+
+func (c contract) reservations(t *testing.T) {
+	ctx := t.Context()
+	f, err := c.mine.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
+	if err != nil || f.Port != "" || f.Purpose != "pool.uid-1" || !f.Ours {
+		t.Fatalf("reserved %+v, %v", f, err)
+	}
+	defer func() {
+		if err := c.mine.DeleteFloatingIP(ctx, f.ID); err != nil {
+			t.Error(err)
+		}
+	}()
+	for i, port := range []string{c.Gateway, c.Second} {
+		if err := c.mine.AssociateFloatingIP(ctx, f.ID, port, c.GatewayAddrs[i]); err != nil {
+			t.Fatal(err)
+		}
+		f.Port, f.Fixed = port, c.GatewayAddrs[i]
+		again, err := c.mine.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
 		if diff := cmp.Diff(f, again, compareAddrs); diff != "" || err != nil {
-			t.Errorf("asked again: %v (-first +second):\n%s", err, diff)
+			t.Errorf("reserved again: %v (-want +have):\n%s", err, diff)
 		}
-		for range 2 { // the second time changes nothing
-			if err := mine.LeadFloatingIP(ctx, f.ID, two.ID, two.Addrs[0]); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want := openstack.FloatingIP{ID: f.ID, Addr: f.Addr, Port: two.ID, Fixed: two.Addrs[0], Ours: true}
-		if got, err := mine.FloatingIPs(ctx); err != nil || !slices.Equal(got, []openstack.FloatingIP{want}) {
-			t.Errorf("floating IPs %+v, %v, want %+v", got, err, want)
-		}
-		if err := mine.LeadFloatingIP(ctx, f.ID, one.ID, two.Addrs[0]); err == nil {
-			t.Error("it leads to an address that the port has not")
-		}
-		if err := mine.DeletePort(ctx, two.ID); err != nil {
-			t.Fatal(err)
-		}
-		want.Port, want.Fixed = "", netip.Addr{}
-		if got, err := mine.FloatingIPs(ctx); err != nil || !slices.Equal(got, []openstack.FloatingIP{want}) {
-			t.Errorf("with its port gone %+v, %v, want %+v", got, err, want)
-		}
-		if err := mine.LeadFloatingIP(ctx, f.ID, "", netip.Addr{}); err != nil {
-			t.Errorf("lead to nothing what does so: %v", err)
-		}
-	})
+	}
+	second, err := c.other.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
+	if err != nil || second.ID == f.ID {
+		t.Fatalf("the other cluster reserved %+v, %v", second, err)
+	}
+	if err := c.other.AssociateFloatingIP(ctx, second.ID, c.Second, c.GatewayAddrs[1]); !errors.Is(err, openstack.ErrTaken) {
+		t.Errorf("two floating IPs of one address: %v", err)
+	}
+	if err := c.mine.DeleteFloatingIP(ctx, second.ID); err == nil {
+		t.Error("a floating IP of the other cluster was deleted")
+	}
+	if err := c.other.DeleteFloatingIP(ctx, second.ID); err != nil {
+		t.Error(err)
+	}
+}
 
-	t.Run("a reserved floating IP is made once, and moves between the ports of gateways", func(t *testing.T) {
-		f, err := mine.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
-		if err != nil || f.Port != "" || f.Purpose != "pool.uid-1" || !f.Ours {
-			t.Fatalf("reserved %+v, %v", f, err)
+func (c contract) retained(t *testing.T) {
+	ctx := t.Context()
+	p := c.create(t, c.mine, "uid-1")
+	f, err := c.mine.CreateFloatingIP(ctx, c.External, p.ID, p.Addrs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.mine.RetainFloatingIP(ctx, f.ID), c.mine.RetainFloatingIP(ctx, f.ID)); err != nil {
+		t.Fatal(err)
+	}
+	f.Ours = false
+	if is, err := c.mine.FindFloatingIP(ctx, f.ID); err != nil || is != f {
+		t.Errorf("it is %+v, %v, want %+v", is, err, f)
+	}
+	if all, err := c.mine.AllFloatingIPs(ctx); err != nil || !slices.Contains(all, f) {
+		t.Errorf("all floating IPs: %+v, %v", all, err)
+	}
+	if ours, err := c.mine.FloatingIPs(ctx); err != nil || len(ours) != 0 {
+		t.Errorf("ours: %+v, %v", ours, err)
+	}
+	if err := c.mine.DeleteFloatingIP(ctx, f.ID); err == nil {
+		t.Error("it was deleted")
+	}
+	c.Discard(t, f.ID)
+}
+
+func (c contract) addressPairs(t *testing.T) {
+	ctx := t.Context()
+	foreign := netip.MustParsePrefix("198.51.100.7/32")
+	vips := func(n int) (all []netip.Prefix) {
+		for i := range n {
+			all = append(all, netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/32", i+1)))
 		}
-		defer func() {
-			if err := mine.DeleteFloatingIP(ctx, f.ID); err != nil {
-				t.Error(err)
-			}
-		}()
-		for i, port := range []string{c.Gateway, c.Second} {
-			if err := mine.LeadFloatingIP(ctx, f.ID, port, c.GatewayAddrs[i]); err != nil {
-				t.Fatal(err)
-			}
-			f.Port, f.Fixed = port, c.GatewayAddrs[i]
-			again, err := mine.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
-			if diff := cmp.Diff(f, again, compareAddrs); diff != "" || err != nil {
-				t.Errorf("asked again: %v (-want +have):\n%s", err, diff)
-			}
-		}
-		second, err := other.ReserveFloatingIP(ctx, c.External, "pool.uid-1")
-		if err != nil || second.ID == f.ID {
-			t.Fatalf("the other cluster reserved %+v, %v", second, err)
-		}
-		if err := other.LeadFloatingIP(ctx, second.ID, c.Second, c.GatewayAddrs[1]); !errors.Is(err, openstack.ErrTaken) {
-			t.Errorf("two lead to one address: %v", err)
-		}
-		if err := mine.DeleteFloatingIP(ctx, second.ID); err == nil {
-			t.Error("one of the other cluster was deleted")
-		}
-		if err := other.DeleteFloatingIP(ctx, second.ID); err != nil {
+		return append(all, netip.MustParsePrefix("2001:db8::/64"))
+	}
+	// Pairs that another client set look like ours; only that we never set them makes them foreign.
+	set := func(had, want []netip.Prefix) error { return c.mine.SetAddressPairs(ctx, c.Gateway, had, want) }
+	if err := set(nil, []netip.Prefix{foreign}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := set(append(vips(c.MaxPairs+3), foreign), nil); err != nil {
 			t.Error(err)
 		}
-	})
+	}()
+	if err := errors.Join(set(nil, vips(3)), set(vips(3), vips(1)), set(vips(1), vips(1))); err != nil {
+		t.Fatal(err)
+	}
+	pairs, err := c.mine.AddressPairs(ctx, c.Gateway)
+	if want := append(vips(1), foreign); err != nil || !sameSet(pairs, want) {
+		t.Errorf("pairs %v, %v, want %v", pairs, err, want)
+	}
+	many := vips(c.MaxPairs + 3)
+	err = set(vips(1), many[1:]) // one of the existing pairs is no longer wanted
+	room, ok := errors.AsType[*openstack.PairsExhausted](err)
+	if !ok || !errors.Is(err, openstack.ErrPairs) || len(room.Missing) != 4 || slices.Contains(room.Missing, many[len(many)-1]) {
+		t.Fatalf("too many pairs: %v", err)
+	}
+	pairs, err = c.mine.AddressPairs(ctx, c.Gateway)
+	if want := append(slices.DeleteFunc(slices.Clone(many[1:]), func(p netip.Prefix) bool { return slices.Contains(room.Missing, p) }), foreign); err != nil || !sameSet(pairs, want) {
+		t.Errorf("of too many pairs %v, %v, want %v", pairs, err, want)
+	}
+	if err := c.mine.SetAddressPairs(ctx, "11111111-2222-3333-4444-555555555555", nil, vips(1)); !errors.Is(err, openstack.ErrGone) {
+		t.Errorf("an unknown port: %v", err)
+	}
+}
 
-	t.Run("a kept floating IP leads where it led, and is nobody's to delete", func(t *testing.T) {
-		p := create(t, mine, "uid-1")
-		f, err := mine.CreateFloatingIP(ctx, c.External, p.ID, p.Addrs[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(mine.KeepFloatingIP(ctx, f.ID), mine.KeepFloatingIP(ctx, f.ID)); err != nil {
-			t.Fatal(err)
-		}
-		f.Ours = false
-		if is, err := mine.FindFloatingIP(ctx, f.ID); err != nil || is != f {
-			t.Errorf("it is %+v, %v, want %+v", is, err, f)
-		}
-		if all, err := mine.AllFloatingIPs(ctx); err != nil || !slices.Contains(all, f) {
-			t.Errorf("all floating IPs: %+v, %v", all, err)
-		}
-		if ours, err := mine.FloatingIPs(ctx); err != nil || len(ours) != 0 {
-			t.Errorf("ours: %+v, %v", ours, err)
-		}
-		if err := mine.DeleteFloatingIP(ctx, f.ID); err == nil {
-			t.Error("it was deleted")
-		}
-		c.Discard(t, f.ID)
-	})
+func (c contract) quota(t *testing.T) {
+	ctx := t.Context()
+	before, err := c.mine.Quota(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.create(t, c.mine, "uid-1")
+	after, err := c.mine.Quota(ctx)
+	if err != nil || after.Ports.Used != before.Ports.Used+1 || after.Ports.Limit != before.Ports.Limit {
+		t.Errorf("before a port %+v, with it %+v, %v", before, after, err)
+	}
+}
 
-	t.Run("address pairs of others stay", func(t *testing.T) {
-		foreign := netip.MustParsePrefix("198.51.100.7/32")
-		vips := func(n int) (all []netip.Prefix) {
-			for i := range n {
-				all = append(all, netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/32", i+1)))
-			}
-			return append(all, netip.MustParsePrefix("2001:db8::/64"))
-		}
-		// What another client had set looks just as ours does; that we never set it makes it foreign.
-		set := func(had, want []netip.Prefix) error { return mine.SetAddressPairs(ctx, c.Gateway, had, want) }
-		if err := set(nil, []netip.Prefix{foreign}); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := set(append(vips(c.MaxPairs+3), foreign), nil); err != nil {
-				t.Error(err)
-			}
-		}()
-		if err := errors.Join(set(nil, vips(3)), set(vips(3), vips(1)), set(vips(1), vips(1))); err != nil {
-			t.Fatal(err)
-		}
-		pairs, err := mine.AddressPairs(ctx, c.Gateway)
-		if want := append(vips(1), foreign); err != nil || !sameSet(pairs, want) {
-			t.Errorf("pairs %v, %v, want %v", pairs, err, want)
-		}
-		many := vips(c.MaxPairs + 3)
-		err = set(vips(1), many[1:]) // one of those that it has is wanted no more
-		room, ok := errors.AsType[*openstack.NoRoom](err)
-		if !ok || !errors.Is(err, openstack.ErrPairs) || len(room.Left) != 4 || slices.Contains(room.Left, many[len(many)-1]) {
-			t.Fatalf("too many pairs: %v", err)
-		}
-		pairs, err = mine.AddressPairs(ctx, c.Gateway)
-		if want := append(slices.DeleteFunc(slices.Clone(many[1:]), func(p netip.Prefix) bool { return slices.Contains(room.Left, p) }), foreign); err != nil || !sameSet(pairs, want) {
-			t.Errorf("of too many pairs %v, %v, want %v", pairs, err, want)
-		}
-		if err := mine.SetAddressPairs(ctx, "11111111-2222-3333-4444-555555555555", nil, vips(1)); !errors.Is(err, openstack.ErrGone) {
-			t.Errorf("a port that is none: %v", err)
-		}
-	})
-
-	t.Run("the quota is known", func(t *testing.T) {
-		before, err := mine.Quota(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		create(t, mine, "uid-1")
-		after, err := mine.Quota(ctx)
-		if err != nil || after.Ports.Used != before.Ports.Used+1 || after.Ports.Limit != before.Ports.Limit {
-			t.Errorf("before a port %+v, with it %+v, %v", before, after, err)
-		}
-	})
-
-	t.Run("a network that is none", func(t *testing.T) {
-		r := request("uid-1")
-		r.Network = "11111111-2222-3333-4444-555555555555"
-		if _, err := mine.CreatePort(ctx, r); !errors.Is(err, openstack.ErrGone) {
-			t.Errorf("%v", err)
-		}
-	})
+func (c contract) unknownNetwork(t *testing.T) {
+	ctx := t.Context()
+	r := c.request("uid-1")
+	r.Network = "11111111-2222-3333-4444-555555555555"
+	if _, err := c.mine.CreatePort(ctx, r); !errors.Is(err, openstack.ErrGone) {
+		t.Errorf("%v", err)
+	}
 }
 
 func sameSet(a, b []netip.Prefix) bool {

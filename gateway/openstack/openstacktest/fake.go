@@ -1,4 +1,4 @@
-// Package openstacktest is a Neutron that can be broken at will, and what holds of it and of a real one alike.
+// Package openstacktest provides a fake Neutron with fault injection, and a contract test for the fake and a real one.
 package openstacktest
 
 import (
@@ -19,10 +19,11 @@ import (
 	"time"
 )
 
-// Fake is a Keystone and a Neutron, as far as package openstack uses them, in memory. What it answers is what a real one
-// of the release Zed answered.
+// Fake is an in-memory Keystone and Neutron, as far as package openstack uses them. Its responses are those of a real one
+// of the release Zed.
 type Fake struct {
-	// Fault is asked before each request of the network service and may break it. Set it with nothing under way.
+	// Fault is called before each request of the network service and may inject a fault. Set it while no request is
+	// running.
 	Fault func(*http.Request) Fault
 
 	server *httptest.Server
@@ -31,29 +32,29 @@ type Fake struct {
 	token  int
 	ports  map[string]object
 	fips   map[string]object
-	quota  map[string]int // -1: none
+	quota  map[string]int // -1: no limit
 }
 
-// Fault is a way to break a request.
+// Fault is an injected fault.
 type Fault int
 
-// The ways.
+// The faults.
 const (
 	None   Fault = iota
-	Refuse       // 503, and nothing happened
-	Hang         // no answer until the client gives up, and nothing happened
-	Lose         // it happened, and the connection ends without an answer
-	Expire       // 401: the token is no longer valid
-	Deny         // 401 by an access rule, whatever the token
-	Stale        // 412: somebody has changed the object since it was read
-	Taken        // 409: an address is somebody else's, which is not a quota
+	Refuse       // 503, without effect
+	Hang         // no response until the client gives up, without effect
+	Lose         // the request takes effect, and the connection closes without a response
+	Expire       // 401: the token has expired
+	Deny         // 401 by an access rule, with any token
+	Stale        // 412: the object was changed since it was read
+	Taken        // 409: an address is in use; not a quota
 )
 
 // object is a resource as Neutron shows it.
 type object = map[string]any
 
-// The ids of what is there from the beginning: a network with a subnet of each family and two gateways' ports, an
-// external network.
+// Ids of the initial objects: a network with a subnet of each family and the ports of two gateways, and an external
+// network.
 const (
 	Project  = "project-1"
 	Network  = "network-1"
@@ -64,7 +65,7 @@ const (
 	Gateway2 = "gateway-2"
 )
 
-// GatewayAddrs are those of the gateways' ports.
+// GatewayAddrs are the addresses of the gateway ports.
 var GatewayAddrs = [2]netip.Addr{netip.MustParseAddr("10.9.255.1"), netip.MustParseAddr("10.9.255.2")}
 
 var subnets = map[string]netip.Addr{Subnet4: netip.MustParseAddr("10.9.0.0"), Subnet6: netip.MustParseAddr("fd09::")}
@@ -75,7 +76,7 @@ const (
 	externalNet = "198.18.%d.%d"
 )
 
-// NewFake starts one, which ends with the test.
+// NewFake starts a fake that stops with the test.
 func NewFake(t testing.TB) *Fake {
 	t.Helper()
 	f := &Fake{ports: map[string]object{}, fips: map[string]object{}, quota: map[string]int{"port": -1, "floatingip": -1}}
@@ -91,7 +92,7 @@ func NewFake(t testing.TB) *Fake {
 	return f
 }
 
-// CloudsYAML writes a clouds.yaml for it and returns its path.
+// CloudsYAML writes a clouds.yaml for the fake and returns its path.
 func (f *Fake) CloudsYAML(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "clouds.yaml")
@@ -110,14 +111,14 @@ func (f *Fake) CloudsYAML(t testing.TB) string {
 	return path
 }
 
-// SetQuota limits how many there may be of "port" or "floatingip"; -1 is no limit.
+// SetQuota sets the limit of "port" or "floatingip"; -1 is no limit.
 func (f *Fake) SetQuota(resource string, limit int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.quota[resource] = limit
 }
 
-// Edit changes a port or a floating IP, as somebody else would.
+// Edit changes a port or a floating IP, as another client would.
 func (f *Fake) Edit(id string, change func(map[string]any)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -129,7 +130,7 @@ func (f *Fake) Edit(id string, change func(map[string]any)) {
 	}
 }
 
-// Remove deletes a port or a floating IP, as somebody else would.
+// Remove deletes a port or a floating IP, as another client would.
 func (f *Fake) Remove(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -138,7 +139,7 @@ func (f *Fake) Remove(id string) {
 	f.disassociate(id)
 }
 
-// Objects returns the ids of all ports and floating IPs, but for those of gateways, sorted.
+// Objects returns the ids of all ports and floating IPs, sorted, without the ports of gateways.
 func (f *Fake) Objects() (ports, floatingIPs []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +147,7 @@ func (f *Fake) Objects() (ports, floatingIPs []string) {
 	return ports, slices.Sorted(maps.Keys(f.fips))
 }
 
-// disassociate lets floating IPs that led to a port lead to nothing: they survive it, which is how they leak.
+// disassociate removes a port from its floating IPs. Floating IPs survive their port, which is how they leak.
 func (f *Fake) disassociate(port string) {
 	for _, o := range f.fips {
 		if o["port_id"] == port {
@@ -191,14 +192,14 @@ func (f *Fake) authenticate(w http.ResponseWriter, _ *http.Request) {
 	}})
 }
 
-// refusal is an answer that is an error.
+// refusal is an error response.
 type refusal struct {
 	status int
 	kind   string
 	text   string
 }
 
-// guard lets a request through that has a valid token and no fault, one at a time.
+// guard serves requests with a valid token and no fault, one at a time.
 func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusal)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		fault := None
@@ -208,7 +209,7 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if fault == Expire {
-			f.token++ // and so no longer the client's
+			f.token++ // the client's token is now old
 		}
 		switch {
 		case r.Header.Get("X-Auth-Token") != "token-"+strconv.Itoa(f.token):
@@ -230,7 +231,7 @@ func (f *Fake) guard(serve func(*http.Request) (status int, body any, no *refusa
 			return
 		case fault == Hang:
 			f.mu.Unlock()
-			_, _ = io.Copy(io.Discard, r.Body) // a server notices that its client went only when it has read everything
+			_, _ = io.Copy(io.Discard, r.Body) // the server notices a closed connection only after reading the body
 			<-r.Context().Done()
 			f.mu.Lock()
 			return
@@ -250,7 +251,7 @@ func reply(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	if body != nil {
-		_ = json.NewEncoder(w).Encode(body) // a client that has gone is its own affair
+		_ = json.NewEncoder(w).Encode(body) // an error means that the client has gone
 	}
 }
 
@@ -351,7 +352,7 @@ func (f *Fake) completePort(o object) *refusal {
 	return nil
 }
 
-// checkFloatingIP holds that where a floating IP leads there is something, and nothing else leads there.
+// checkFloatingIP verifies that the target of a floating IP exists and that no other one leads there.
 func (f *Fake) checkFloatingIP(o object) *refusal {
 	if o["floating_network_id"] != External {
 		return &refusal{http.StatusNotFound, "NetworkNotFound", fmt.Sprintf("Network %v could not be found.", o["floating_network_id"])}
@@ -404,7 +405,7 @@ func (h *resourceHandler) update(r *http.Request) (int, any, *refusal) {
 	return http.StatusOK, object{h.name: next}, nil
 }
 
-// checkPairs fills in the MAC addresses that were left out.
+// checkPairs fills in missing MAC addresses.
 func checkPairs(o object) *refusal {
 	pairs := o["allowed_address_pairs"].([]any)
 	if len(pairs) > maxPairs {

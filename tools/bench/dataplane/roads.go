@@ -150,7 +150,7 @@ func (b *testbed) buildPacket(ctx context.Context, l *lane, name string, fast bo
 	if err != nil {
 		return err
 	}
-	cfg.Devices, cfg.FastRoad = l.devices, fast
+	cfg.Devices, cfg.FastPath = l.devices, fast
 	b.undo = append(b.undo, func() error { return l.node.Do(func() error { return datapath.Remove(cfg) }) })
 	d, err := packetpath.Serve(ctx, l.node, cfg, lb.Input{Snapshot: b.many.Snapshot(), Ranges: []netip.Prefix{services.Range}})
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// many is how many VIPs a gateway has when it is changed, each with serverCount backends.
+	// many is the number of VIPs during changes, each with serverCount backends.
 	many = 1000
-	// changeCount is how often it is changed in each round.
+	// changeCount is the number of changes per round.
 	changeCount = 60
 	// alive is the gateway that is changed.
 	alive = 1
 )
 
-// manyVIPs are what a gateway has when it is changed.
+// manyVIPs returns the VIPs of a gateway during changes.
 func manyVIPs() []desired.VIP {
 	var numbers []int
 	for n := range serverCount {
@@ -33,8 +33,8 @@ func manyVIPs() []desired.VIP {
 	return all
 }
 
-// changes gives the gateway that lives many VIPs, and then changes a backend of one, again and again. The result are the times
-// that it took, from a state to the gateway's answer, the shortest first.
+// changes applies many VIPs to the surviving gateway, and then changes a backend of one VIP again and again. It returns
+// the times from a state to the gateway's answer, sorted.
 func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
 	all := manyVIPs()
 	if _, err := g.reconfigure(ctx, alive, all); err != nil {
@@ -43,7 +43,7 @@ func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
 	for n := range changeCount {
 		f := &all[n*len(all)/changeCount].Frontends[0]
 		f.Backends = slices.Clone(f.Backends)
-		f.Backends[serverCount-1].Addr = serverAddr(serverCount) // the one in reserve
+		f.Backends[serverCount-1].Addr = serverAddr(serverCount) // the spare server
 		d, err := g.reconfigure(ctx, alive, all)
 		if err != nil {
 			return nil, fmt.Errorf("change %d: %w", n, err)
@@ -54,7 +54,7 @@ func (g *group) changes(ctx context.Context) (took []time.Duration, err error) {
 	return took, nil
 }
 
-// changeRows are how long changes took, and what an agent with many VIPs needs.
+// changeRows returns the times of changes, and the memory of an agent with many VIPs.
 func changeRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 	const bar = 50
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -18,44 +18,44 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// What a connection does while it is open.
+// Traffic of a connection while it is open.
 const (
-	silent   = "idle"     // nobody says anything
-	download = "download" // the server alone says something
-	upload   = "upload"   // the client alone does
+	silent   = "idle"     // no side sends
+	download = "download" // only the server sends
+	upload   = "upload"   // only the client sends
 )
 
 var habits = []string{silent, download, upload}
 
 const (
-	// beat is between two words of who speaks.
+	// beat is the time between two messages of a sender.
 	beat = 250 * time.Millisecond
-	// recovery is how long a connection may take to go on, which is for TCP to send again what got lost.
+	// recovery is how long a connection may take to continue, with time for TCP retransmissions.
 	recovery = 20 * time.Second
 )
 
-// connection is one of a client with a server, both of which are in this process. A word is the time at which it was said, in
-// ns since 1970, in 8 bytes.
+// connection is a connection between a client and a server, both in this process. A message is its sending time, in ns
+// since 1970, in 8 bytes.
 type connection struct {
 	net.Conn
 	way, habit string
-	heard      atomic.Int64 // the last word that came to who listens
+	heard      atomic.Int64 // the last message received
 	ended      chan struct{}
-	err        error // why it ended; to be read afterwards
+	err        error // why it ended; read after the end
 }
 
-// connections are a server, and the client's connections with it.
+// connections are a server and the client's connections to it.
 type connections struct {
 	client  *netlab.Namespace
 	serving sync.WaitGroup
-	stop    func() error // listening
+	stop    func() error // stops listening
 
 	mu   sync.Mutex // guards what follows
 	all  []*connection
-	ends []net.Conn // the server's
+	ends []net.Conn // ends at the server
 }
 
-// newConnections lets the server answer, at all of its addresses.
+// newConnections starts the server at all of its addresses.
 func newConnections(ctx context.Context, client, server *netlab.Namespace) (*connections, error) {
 	s := &connections{client: client}
 	var l net.Listener
@@ -96,8 +96,8 @@ func (s *connections) close() error {
 	return err
 }
 
-// talk is the server's end of a connection, of which the client says the number first. What fails here fails at the client,
-// which counts it.
+// talk serves a connection, on which the client first sends its number. A failure here also fails at the client, which
+// counts it.
 func (s *connections) talk(end net.Conn) {
 	var number int64
 	if binary.Read(end, binary.BigEndian, &number) != nil {
@@ -119,12 +119,12 @@ func (s *connections) talk(end net.Conn) {
 	}
 }
 
-// say says a word.
+// say sends a message.
 func say(to io.Writer) error {
 	return binary.Write(to, binary.BigEndian, time.Now().UnixNano())
 }
 
-// speak says a word with every beat, until it cannot.
+// speak sends a message with every beat until it fails.
 func speak(to io.Writer) error {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
@@ -136,7 +136,7 @@ func speak(to io.Writer) error {
 	return nil
 }
 
-// listen notes the last word that came, until none can come.
+// listen records the last message until reading fails.
 func listen(to io.Reader, last *atomic.Int64) error {
 	for words := bufio.NewReader(to); ; {
 		var word int64
@@ -147,7 +147,7 @@ func listen(to io.Reader, last *atomic.Int64) error {
 	}
 }
 
-// open opens n connections to an address, in turns of each habit. Every one of them has been answered.
+// open opens n connections to an address, with the kinds of traffic in turn. All of them have been answered.
 func (s *connections) open(ctx context.Context, way string, to netip.AddrPort, n int) error {
 	return s.client.Do(func() error {
 		for i := range n {
@@ -184,7 +184,7 @@ func (s *connections) begin(c *connection) error {
 	return nil
 }
 
-// goesOn returns nil when what is said after a moment, by who speaks, comes to the other end. Who was idle speaks now.
+// goesOn returns nil if a message sent after a time arrives at the other end. An idle client sends one now.
 func (c *connection) goesOn(after time.Time) error {
 	if c.habit == silent {
 		var word int64
@@ -205,7 +205,7 @@ func (c *connection) goesOn(after time.Time) error {
 	return nil
 }
 
-// broken returns those that do not go on after a moment.
+// broken returns the connections that do not continue after a time.
 func (s *connections) broken(after time.Time) (all []broken) {
 	var mu sync.Mutex // guards all
 	var group errgroup.Group
@@ -219,11 +219,11 @@ func (s *connections) broken(after time.Time) (all []broken) {
 			return nil
 		})
 	}
-	_ = group.Wait() // none has an error
+	_ = group.Wait() // no function returns an error
 	return all
 }
 
-// broken is a connection that does not go on, and why.
+// broken is a connection that does not continue, with the reason.
 type broken struct {
 	*connection
 	why error

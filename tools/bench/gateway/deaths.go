@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	// open is how many connections there are when a gateway dies, of each way back.
+	// open is the number of connections per return path when a gateway dies.
 	open = 1000
-	// old is how long they are open by then, at least: what a gateway did not tell the other one of, that one cannot go on with.
+	// old is how long they are open by then, at least: a gateway can only continue connections that its peer has sent it.
 	old = 250 * time.Millisecond
 )
 
-// ways are how the servers' packets find back, and the VIP of each.
+// ways are the return paths, each with a VIP.
 var ways = []struct {
 	name string
 	way  desired.Return
 	vip  netip.Addr
 }{{"source kept", desired.Routed, keptVIP}, {"SNAT from the VIP", desired.SNAT, snatVIP}}
 
-// vips are those of ways, over servers by number.
+// vips returns the VIPs of ways, with servers by number.
 func vips(numbers ...int) (all []desired.VIP) {
 	for _, w := range ways {
 		all = append(all, desired.VIP{Addr: w.vip, Announce: desired.ByBGP, Return: w.way, Frontends: frontend(numbers...)})
@@ -33,8 +33,9 @@ func vips(numbers ...int) (all []desired.VIP) {
 	return all
 }
 
-// death opens connections of each way and habit through the preferred gateway of a group; then two servers come, and one
-// drains; then the gateway dies, agent and cable. The result is what does not go on through the other one.
+// death opens connections of each return path and kind through the preferred gateway of a group. Then two servers are
+// added, one drains, and the gateway dies, agent and cable. It returns the connections that do not continue through the
+// other gateway.
 func (g *group) death(ctx context.Context) (all []broken, err error) {
 	if err := g.reconfigureAll(ctx, vips(0, 1, 2, 3, 4, 5, 6, 7)); err != nil {
 		return nil, err
@@ -65,7 +66,7 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 		return nil, ctx.Err()
 	case <-time.After(time.Until(opened.Add(old))):
 	}
-	// Under way through it, and not because it was taken for dead before.
+	// The traffic must pass it now, and must not have moved before.
 	if err := g.leads(ctx, 0); err != nil {
 		return nil, err
 	}
@@ -76,7 +77,7 @@ func (g *group) death(ctx context.Context) (all []broken, err error) {
 	return all, g.leads(ctx, 1)
 }
 
-// deathRows are what was broken.
+// deathRows returns the broken connections.
 func deathRows(seen map[desired.Balancer]*whole) (rows []metric.Metric) {
 	for _, b := range balancers {
 		for _, w := range ways {

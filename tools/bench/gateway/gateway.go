@@ -1,11 +1,13 @@
-// Package gateway measures the gateways, in phases: how soon traffic goes on when one dies; what is lost when one is cordoned, or
-// drained, or its agent crashes or starts anew; what the balancers can do, each in turns with rules that a person would write; which open
-// connections a death breaks, and how long a gateway with many VIPs takes for a change; and how soon a new Service
-// answers, on a cluster with a real Neutron.
+// Package gateway measures the gateways, in phases:
+// - how soon traffic continues when a gateway dies;
+// - what is lost when one is cordoned or drained, or its agent crashes or restarts;
+// - the throughput of the balancers, each in turns with hand-written rules;
+// - which open connections break when a gateway dies, and how long a change of a gateway with many VIPs takes;
+// - how soon a new Service answers, on a cluster with a real Neutron.
 //
-// The gateways, their router (FRR) and a client that asks a VIP every 5 ms are network namespaces of this machine. A dead
-// gateway is one whose cable is cut behind a switch, so that its router hears of it by silence alone. The clock runs from
-// the cut to the first answer of the other gateway.
+// The gateways, their router (FRR) and a client that sends a request to a VIP every 5 ms are network namespaces of this
+// machine. A gateway dies when its cable is cut behind a switch, so that its router only notices the silence. The clock
+// runs from the cut to the first answer of the other gateway.
 package gateway
 
 import (
@@ -25,14 +27,14 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
 
-// Phases are the parts of the table, each of which can be measured alone.
+// Phases are the parts of the table; each can be measured alone.
 var Phases = []struct {
 	Name string
 	Run  func(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error)
 }{{"failover", announcers}, {"planned", planned}, {"balancers", throughputs}, {"groups", groups}, {"services", services}}
 
-// Run measures for the given number of rounds and returns the rows of the table. It needs root. Nothing of it outlives
-// the call.
+// Run measures for the given number of rounds and returns the rows of the table. It needs root, and leaves nothing
+// behind.
 func Run(ctx context.Context, rounds int, progress io.Writer) (rows []metric.Metric, err error) {
 	for _, phase := range Phases {
 		more, err := phase.Run(ctx, rounds, progress)
@@ -44,7 +46,7 @@ func Run(ctx context.Context, rounds int, progress io.Writer) (rows []metric.Met
 	return rows, nil
 }
 
-// install makes sure that packages are there.
+// install installs missing packages.
 func install(ctx context.Context, progress io.Writer, packages ...string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("measuring needs root: it makes network namespaces")
@@ -52,7 +54,7 @@ func install(ctx context.Context, progress io.Writer, packages ...string) error 
 	return debian.Ensure(ctx, progress, packages...)
 }
 
-// announcers measures what announces, by BGP and by VRRP.
+// announcers measures BGP and VRRP.
 func announcers(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	if err := install(ctx, progress, frr.Package, "keepalived"); err != nil {
 		return nil, err
@@ -84,13 +86,13 @@ func build(ctx context.Context, pkg, program string) error {
 	return nil
 }
 
-// failover is what was seen of one way to announce, in all rounds.
+// failover is the result of one announcer over all rounds.
 type failover struct {
 	deaths               []time.Duration // from the cut to the first answer
-	cordon, drain, crash requests        // with VRRP alone: the phase "planned" has whole gateways with BGP
+	cordon, drain, crash requests        // only with VRRP: the phase "planned" has complete gateways with BGP
 }
 
-// requests are those of a time in which something was done to a gateway.
+// requests are the requests during one disturbance.
 type requests struct{ asked, lost int }
 
 func (q *requests) add(r edge.Result) {
@@ -98,8 +100,8 @@ func (q *requests) add(r edge.Result) {
 	q.lost += r.Lost()
 }
 
-// failovers measures one way to announce. In each round gateway 0 has the traffic. It dies, and returns; before that, with VRRP,
-// its agent crashes and starts again; it is cordoned, and is not any more; it is drained and then dead, and returns.
+// failovers measures one announcer. Gateway 0 has the traffic in each round. With VRRP, its agent first crashes and
+// restarts, it is cordoned and uncordoned, and it is drained, dies and comes back. Then it dies and comes back.
 func failovers(ctx context.Context, rounds int, progress io.Writer, make func() (*testbed, error)) (all failover, err error) {
 	b, err := make()
 	if err != nil {
@@ -167,7 +169,7 @@ func rows(byBGP, byVRRP failover) []metric.Metric {
 	}
 }
 
-// lost is a row of what may not be lost.
+// lost returns a row of something that must not be lost.
 func lost(what string, of requests) metric.Metric {
 	return metric.Metric{
 		Name: fmt.Sprintf("%s: requests lost of %d", what, of.asked), Value: float64(of.lost), Unit: "requests", Bar: new(0.0), Better: metric.Lower,

@@ -18,33 +18,33 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/gateway/certs"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/ebpf"
+	"github.com/isthmus-net/isthmus/tools/gateways"
 	"github.com/isthmus-net/isthmus/tools/netlab"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
 
-// The addresses of a group. Servers are one machine behind the router, which answers at all of theirs.
+// Addresses of a group. The servers are one machine behind the router, which has all of their addresses.
 var (
 	clients    = netip.MustParsePrefix("10.98.0.0/24") // those of package edge
 	trunk      = [2]netip.Prefix{netip.MustParsePrefix("10.96.0.1/30"), netip.MustParsePrefix("10.96.0.2/30")}
 	serverNet  = netip.MustParsePrefix("10.96.1.0/24")
-	keptVIP    = netip.MustParseAddr("203.0.113.10") // servers see the client
+	keptVIP    = netip.MustParseAddr("203.0.113.10") // servers see the client's address
 	snatVIP    = netip.MustParseAddr("203.0.113.11") // servers see the VIP
-	fillerVIPs = netip.MustParseAddr("198.18.0.0")   // and on
+	fillerVIPs = netip.MustParseAddr("198.18.0.0")   // and the following addresses
 )
 
 const (
 	agentPort = 9479
-	// wayBack is the router's table for what servers send to clients.
+	// wayBack is the router's table for packets from servers to clients.
 	wayBack     = 100
 	serverCount = 10
 )
 
-// programs are what a group runs, compiled, and its certificates.
+// programs are the compiled programs of a group, with certificates.
 type programs struct {
 	dir   string
 	certs certs.Folder
@@ -52,7 +52,7 @@ type programs struct {
 
 func gatewayName(i int) string { return fmt.Sprintf("gateway-%d", i+1) }
 
-// newPrograms compiles the gateway into dir, and makes certificates there.
+// newPrograms compiles the gateway into dir, and creates certificates there.
 func newPrograms(ctx context.Context, dir string) (*programs, error) {
 	if err := build(ctx, "github.com/isthmus-net/isthmus/cmd/isthmus-gateway", filepath.Join(dir, "isthmus-gateway")); err != nil {
 		return nil, err
@@ -62,8 +62,8 @@ func newPrograms(ctx context.Context, dir string) (*programs, error) {
 	return p, err
 }
 
-// group is an edge with two gateways, each the whole program as it runs on a machine of its own, which this process tells what
-// to do as a controller would. Its router leads what comes from servers to clients through the gateway that has keptVIP.
+// group is an edge with two complete gateways, as on machines of their own. This process is their controller. The router
+// sends packets from servers to clients through the gateway with keptVIP.
 type group struct {
 	*edge.Lab
 	*programs
@@ -71,13 +71,13 @@ type group struct {
 	router     *frr.Router
 	servers    *netlab.Namespace
 	agents     [2]*gateways.Process
-	folders    [2]string // what agents keep
+	folders    [2]string // files of the agents
 	controller [2]*http.Client
 	generation uint64
 	undo       []func() error
 }
 
-// newGroup starts a group. Nobody has told its gateways anything yet.
+// newGroup starts a group whose gateways have no state yet.
 func newGroup(ctx context.Context, p *programs, balancer desired.Balancer) (_ *group, err error) {
 	g := &group{programs: p, balancer: balancer}
 	defer func() {
@@ -116,14 +116,14 @@ func (g *group) close() error {
 	return errors.Join(errs...)
 }
 
-// joinServers puts the servers behind the router.
+// joinServers connects the servers behind the router.
 func (g *group) joinServers() (err error) {
 	if g.servers, err = netlab.NewNamespace(); err != nil {
 		return err
 	}
 	g.undo = append(g.undo, g.servers.Close)
 	err = errors.Join(g.Router.Connect(g.servers, trunk[0], trunk[1]), g.Router.RouteTo(serverNet, trunk[1].Addr()), g.servers.Route(trunk[0].Addr()))
-	for n := range serverCount + 1 { // one more is in reserve
+	for n := range serverCount + 1 { // with one spare
 		err = errors.Join(err, g.servers.Own(serverAddr(n)))
 	}
 	back := netlink.NewRule()
@@ -131,14 +131,14 @@ func (g *group) joinServers() (err error) {
 	return errors.Join(err, g.Router.Do(func() error { return netlink.RuleAdd(back) }))
 }
 
-// serverAddr is the address of a server, from 0 on.
+// serverAddr returns the address of a server, from 0 on.
 func serverAddr(n int) netip.Addr {
 	a := serverNet.Addr().As4()
 	a[3] = byte(n + 1)
 	return netip.AddrFrom4(a)
 }
 
-// prepare makes what a gateway's agent needs, and a controller for it.
+// prepare creates what a gateway's agent and its controller need.
 func (g *group) prepare(i int) (err error) {
 	if g.folders[i], err = os.MkdirTemp(g.dir, gatewayName(i)+"-"); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (g *group) prepare(i int) (err error) {
 		})
 		return c, err
 	}}
-	g.controller[i] = &http.Client{Transport: transport, Timeout: patience}
+	g.controller[i] = &http.Client{Transport: transport, Timeout: timeout}
 	g.undo = append(g.undo, func() error {
 		transport.CloseIdleConnections()
 		if g.agents[i] == nil {
@@ -179,7 +179,7 @@ func (g *group) bpffs(i int) string { return filepath.Join(g.folders[i], "bpf") 
 
 func (g *group) program() string { return filepath.Join(g.dir, "isthmus-gateway") }
 
-// start starts a gateway's agent, or starts it again, and returns when it answers a controller.
+// start starts or restarts a gateway's agent, and returns when it answers.
 func (g *group) start(ctx context.Context, i int) (err error) {
 	files, folder := g.certs.Files(gatewayName(i)), g.folders[i]
 	args := []string{
@@ -194,7 +194,7 @@ func (g *group) start(ctx context.Context, i int) (err error) {
 	}
 	return await(ctx, func() (string, error) {
 		if !g.agents[i].Runs() {
-			return "", fmt.Errorf("%s has ended:\n%s", gatewayName(i), g.agents[i].Said())
+			return "", fmt.Errorf("%s has ended:\n%s", gatewayName(i), g.agents[i].Log())
 		}
 		return missing(g.ask(ctx, i, http.MethodGet, "/v1/state", nil, new(desired.Status))), nil
 	})
@@ -204,7 +204,7 @@ func (*group) endpoint(i int) string {
 	return netip.AddrPortFrom(edge.Gateways[i][0], agentPort).String()
 }
 
-// ask sends a gateway a request, as its controller.
+// ask sends a request to a gateway, as its controller.
 func (g *group) ask(ctx context.Context, i int, method, path string, body []byte, answer any) error {
 	request, err := http.NewRequestWithContext(ctx, method, "https://"+g.endpoint(i)+path, bytes.NewReader(body))
 	if err != nil {
@@ -225,18 +225,18 @@ func (g *group) ask(ctx context.Context, i int, method, path string, body []byte
 	return json.Unmarshal(said, answer)
 }
 
-// reconfigure tells a gateway what it is to be, and returns how long that took: from the state to the answer.
+// reconfigure applies VIPs to a gateway, and returns the time from the state to the answer.
 func (g *group) reconfigure(ctx context.Context, i int, vips []desired.VIP) (time.Duration, error) {
-	return g.tell(ctx, i, vips, false)
+	return g.apply(ctx, i, vips, false)
 }
 
-// tell is reconfigure of a gateway that may be cordoned.
-func (g *group) tell(ctx context.Context, i int, vips []desired.VIP, cordoned bool) (time.Duration, error) {
+// apply is reconfigure for a gateway that may be cordoned.
+func (g *group) apply(ctx context.Context, i int, vips []desired.VIP, cordoned bool) (time.Duration, error) {
 	g.generation++
 	other := 1 - i
 	s := desired.State{
 		Cluster: "bench", Group: "bench", Balancer: g.balancer, VIPs: vips, BGP: speaker(i), Cordoned: cordoned,
-		Mates: []desired.Mate{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
+		Peers: []desired.PeerGateway{{URL: "https://" + g.endpoint(other), Name: gatewayName(other)}},
 	}
 	begin := time.Now()
 	request := desired.NewRequest(g.generation, s)
@@ -247,7 +247,7 @@ func (g *group) tell(ctx context.Context, i int, vips []desired.VIP, cordoned bo
 	return time.Since(begin), nil
 }
 
-// reconfigureAll tells both gateways.
+// reconfigureAll applies VIPs to both gateways.
 func (g *group) reconfigureAll(ctx context.Context, vips []desired.VIP) error {
 	for i := range g.agents {
 		if _, err := g.reconfigure(ctx, i, vips); err != nil {
@@ -257,12 +257,12 @@ func (g *group) reconfigureAll(ctx context.Context, vips []desired.VIP) error {
 	return nil
 }
 
-// leads waits until the router leads all packets to VIPs through a gateway, and not because it keeps what is stale.
+// leads waits until the router sends all packets to VIPs through a gateway, and not by a stale route.
 func (g *group) leads(ctx context.Context, gateway int) error {
 	if err := g.hasRoutes(ctx, gateway, "the router does not lead %s through %s", func(r frr.Route) bool { return r.Best }); err != nil {
 		return err
 	}
-	return await(ctx, func() (text string, err error) { // the kernel does so a moment after the router says it
+	return await(ctx, func() (text string, err error) { // the kernel applies a route a moment after FRR reports it
 		err = g.Router.Do(func() error {
 			for _, w := range ways {
 				routes, err := netlink.RouteGet(w.vip.AsSlice())
@@ -276,7 +276,7 @@ func (g *group) leads(ctx context.Context, gateway int) error {
 	})
 }
 
-// could waits until the router could lead packets through a gateway.
+// could waits until the router has a route through a gateway.
 func (g *group) could(ctx context.Context, gateway int) error {
 	return g.hasRoutes(ctx, gateway, "the router has no route to %s through %s", func(frr.Route) bool { return true })
 }
@@ -296,7 +296,7 @@ func (g *group) hasRoutes(ctx context.Context, gateway int, otherwise string, is
 	})
 }
 
-// frontend is a VIP's one, for TCP, of some servers by number.
+// frontend returns a TCP frontend with servers by number.
 func frontend(numbers ...int) []desired.Frontend {
 	f := desired.Frontend{Service: "bench/web", Protocol: "TCP", Port: served}
 	for _, n := range numbers {

@@ -14,15 +14,15 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
 )
 
-// whole is what was seen of a group, in all rounds.
+// whole is the result of a group over all rounds.
 type whole struct {
-	broken  map[string]int // connections, by way
-	opened  int            // of each way
+	broken  map[string]int // connections, by return path
+	opened  int            // per return path
 	changes []time.Duration
-	memory  []float64 // of the agent that was changed, in MiB
+	memory  []float64 // of the changed agent, in MiB
 }
 
-// groups lets gateways die, and changes what they are to be, with each balancer.
+// groups kills gateways and changes their states, with each balancer.
 func groups(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	seen := map[desired.Balancer]*whole{}
 	for _, b := range balancers {
@@ -36,7 +36,7 @@ func groups(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metri
 	return slices.Concat(deathRows(seen), changeRows(seen)), nil
 }
 
-// eachBalancer does something with each balancer, in every round. It installs what groups need.
+// eachBalancer calls do with each balancer, in every round. It installs the packages that groups need.
 func eachBalancer(ctx context.Context, rounds int, progress io.Writer, do func(p *programs, kind desired.Balancer, say func(string, ...any)) error) error {
 	if err := install(ctx, progress, frr.Package); err != nil {
 		return err
@@ -62,7 +62,7 @@ func eachBalancer(ctx context.Context, rounds int, progress io.Writer, do func(p
 	return nil
 }
 
-// once is one round of one balancer.
+// once runs one round of one balancer.
 func once(ctx context.Context, p *programs, balancer desired.Balancer, seen *whole, say func(string, ...any)) (err error) {
 	g, err := newGroup(ctx, p, balancer)
 	if err != nil {

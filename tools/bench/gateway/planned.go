@@ -20,17 +20,17 @@ import (
 )
 
 const (
-	// resting is how long clients ask before, between and after what is done to a gateway.
+	// resting is how long clients send requests before, between and after the disturbances.
 	resting = time.Second
-	// restartAfter is when systemd starts a gateway again (RestartSec of its unit).
+	// restartAfter is when systemd restarts a gateway (RestartSec of its unit).
 	restartAfter = 100 * time.Millisecond
-	// lasting is how many connections are open all the time, of each way.
+	// lasting is the number of long-lived connections per return path.
 	lasting = 120
-	// asked and questions are where servers answer whoever asks steadily: by TCP, and by UDP, where edge.Probe asks.
+	// asked and questions are the ports of steady requests: TCP, and UDP for edge.Probe.
 	asked, questions = 8082, 9000
 )
 
-// work is what is done to the gateway that has the traffic, which is to have it again afterwards.
+// work is a planned disturbance of the gateway with the traffic, which has it again afterwards.
 type work struct {
 	name string
 	do   func(*group, context.Context) error
@@ -51,7 +51,7 @@ func (g *group) crash(ctx context.Context) error {
 	return g.again(ctx)
 }
 
-// reload starts an agent anew, as systemctl reload does.
+// reload restarts an agent, as systemctl reload does.
 func (g *group) reload(ctx context.Context) error {
 	if err := g.agents[0].Reload(); err != nil {
 		return err
@@ -59,7 +59,7 @@ func (g *group) reload(ctx context.Context) error {
 	return g.again(ctx)
 }
 
-// again starts an agent that has ended, as systemd does.
+// again starts an agent that ended, as systemd does.
 func (g *group) again(ctx context.Context) error {
 	if err := pauseFor(ctx, restartAfter); err != nil {
 		return err
@@ -70,21 +70,21 @@ func (g *group) again(ctx context.Context) error {
 	return g.leads(ctx, 0)
 }
 
-// cordon cordons a gateway, until it has no traffic for a while.
+// cordon cordons a gateway until it had no traffic for a while.
 func (g *group) cordon(ctx context.Context) error {
-	if _, err := g.tell(ctx, 0, plannedVIPs(), true); err != nil {
+	if _, err := g.apply(ctx, 0, plannedVIPs(), true); err != nil {
 		return err
 	}
 	if err := errors.Join(g.leads(ctx, 1), pauseFor(ctx, resting)); err != nil {
 		return err
 	}
-	if _, err := g.tell(ctx, 0, plannedVIPs(), false); err != nil {
+	if _, err := g.apply(ctx, 0, plannedVIPs(), false); err != nil {
 		return err
 	}
 	return g.leads(ctx, 0)
 }
 
-// drain ends an agent as systemctl stop does, then switches its machine off, which forgets all but its disk, and on again.
+// drain stops an agent as systemctl stop does. It then reboots the machine, which keeps only its disk.
 func (g *group) drain(ctx context.Context) error {
 	if err := g.agents[0].Stop(); err != nil {
 		return err
@@ -95,14 +95,14 @@ func (g *group) drain(ctx context.Context) error {
 	return g.again(ctx)
 }
 
-// forget makes a gateway without an agent forget what a reboot does.
+// forget removes from a gateway without an agent what a reboot removes.
 func (g *group) forget(i int) error {
 	return g.Gateways[i].Do(func() error {
 		args := []string{"cleanup"}
 		if g.balancer == desired.EBPF {
 			args = append(args, "--bpffs", g.bpffs(i))
 		}
-		if said, err := exec.Command(g.program(), args...).CombinedOutput(); err != nil { //nolint:noctx // it waits for nobody
+		if said, err := exec.Command(g.program(), args...).CombinedOutput(); err != nil { //nolint:noctx // it needs no cancellation
 			return fmt.Errorf("clean up: %w: %s", err, said)
 		}
 		return netlink.ConntrackTableFlush(netlink.ConntrackTable)
@@ -118,7 +118,7 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// plannedVIPs are those of ways, at which servers answer asked and questions, too.
+// plannedVIPs are the VIPs of ways, at which servers also answer asked and questions.
 func plannedVIPs() []desired.VIP {
 	var numbers []int
 	for n := range serverCount {
@@ -141,7 +141,7 @@ func plannedVIPs() []desired.VIP {
 	return all
 }
 
-// answering lets the servers answer who asks steadily. It ends when the result is called.
+// answering makes the servers answer steady requests until the returned function is called.
 func (g *group) answering(ctx context.Context) (stop func() error, err error) {
 	var ends []io.Closer
 	var serving sync.WaitGroup
@@ -183,14 +183,14 @@ func echoStreams(l net.Listener, serving *sync.WaitGroup) {
 			return
 		}
 		serving.Go(func() {
-			_ = c.SetDeadline(time.Now().Add(2 * longest)) // a client that is cut off says nothing
+			_ = c.SetDeadline(time.Now().Add(2 * longest)) // a client that was cut off sends nothing
 			_, _ = io.Copy(c, c)
 			_ = c.Close()
 		})
 	}
 }
 
-// echoDatagrams answers as a gateway of package edge would: the question, and a number, of which there is one.
+// echoDatagrams answers like a gateway of package edge: the request, and the only number.
 func echoDatagrams(c *net.UDPConn) {
 	b := make([]byte, 64)
 	for {
@@ -199,20 +199,21 @@ func echoDatagrams(c *net.UDPConn) {
 			return
 		}
 		if err == nil {
-			_, _ = c.WriteToUDPAddrPort(append(b[:n:n], 0), from) // a client that hears nothing counts it
+			_, _ = c.WriteToUDPAddrPort(append(b[:n:n], 0), from) // a client counts missing answers
 		}
 	}
 }
 
 const (
-	// askers is how many ask one VIP by TCP, each every askEvery unless it waits.
+	// askers is the number of TCP clients per VIP, each of which sends a request every askEvery unless it waits.
 	askers   = 4
 	askEvery = 40 * time.Millisecond
-	// longest is how long an answer by TCP may take, in which TCP sends again what got lost: what takes longer is lost.
+	// longest bounds an answer by TCP, with time for retransmissions. A slower request counts as lost.
 	longest = 5 * time.Second
 )
 
-// steady is a client that asks at all VIPs all the time: by UDP from one socket every 5 ms, and with short TCP connections.
+// steady is a client that sends requests to all VIPs all the time: by UDP from one socket every 5 ms, and by short TCP
+// connections.
 type steady struct {
 	probes []*edge.Probe
 	cancel context.CancelFunc
@@ -220,7 +221,7 @@ type steady struct {
 
 	mu  sync.Mutex // guards what follows
 	all requests   // by TCP
-	why []error    // some was lost
+	why []error    // errors of lost requests
 	err error
 }
 
@@ -249,7 +250,7 @@ func (g *group) asking(ctx context.Context) (*steady, error) {
 	return s, nil
 }
 
-// ask asks until ctx is done. It stays on its thread, whose network is the client's.
+// ask sends requests until ctx is done. It stays on its thread, which is in the client's namespace.
 func (s *steady) ask(ctx context.Context, to netip.AddrPort) {
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
@@ -269,7 +270,7 @@ func (s *steady) ask(ctx context.Context, to netip.AddrPort) {
 	}
 }
 
-// askOnce is one question, in a connection of its own.
+// askOnce sends one request, in its own connection.
 func askOnce(to netip.AddrPort) error {
 	end := time.Now().Add(longest)
 	c, err := (&net.Dialer{Deadline: end}).Dial("tcp4", to.String())
@@ -291,7 +292,7 @@ func askOnce(to netip.AddrPort) error {
 	return nil
 }
 
-// stop asks no more, and returns what was seen.
+// stop sends no more requests, and returns the result.
 func (s *steady) stop() (all requests, why []error, err error) {
 	s.cancel()
 	s.asking.Wait()
@@ -306,15 +307,15 @@ func (s *steady) stop() (all requests, why []error, err error) {
 	return all, why, s.err
 }
 
-// disturbed is what was seen of a group, in all rounds.
+// disturbed is the result of a group over all rounds.
 type disturbed struct {
-	lost           []requests // by work
+	lost           []requests // requests by work
 	opened, broken int        // connections, by round
 }
 
 func newDisturbed() *disturbed { return &disturbed{lost: make([]requests, len(works))} }
 
-// planned does to gateways what nobody is to notice, with each balancer.
+// planned runs every work that clients should not notice, with each balancer.
 func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	seen := map[desired.Balancer]*disturbed{}
 	for _, b := range balancers {
@@ -328,7 +329,7 @@ func planned(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metr
 	return plannedRows(seen), nil
 }
 
-// disturb is one round of one balancer.
+// disturb runs one round of one balancer.
 func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *disturbed, say func(string, ...any)) (err error) {
 	g, err := newGroup(ctx, p, balancer)
 	if err != nil {
@@ -379,7 +380,7 @@ func disturb(ctx context.Context, p *programs, balancer desired.Balancer, seen *
 	return nil
 }
 
-// during does a work while clients ask.
+// during runs a work while clients send requests.
 func (g *group) during(ctx context.Context, w work) (all requests, why []error, err error) {
 	s, err := g.asking(ctx)
 	if err != nil {
@@ -395,7 +396,7 @@ func (g *group) during(ctx context.Context, w work) (all requests, why []error, 
 	return all, why, errors.Join(err, asking)
 }
 
-// plannedRows are what was lost.
+// plannedRows returns the lost requests.
 func plannedRows(seen map[desired.Balancer]*disturbed) (rows []metric.Metric) {
 	for _, b := range balancers {
 		s := seen[b.kind]

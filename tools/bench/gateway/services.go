@@ -19,11 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/isthmus-net/isthmus/tools/gateways"
-	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 	"github.com/isthmus-net/isthmus/gateway/service"
 	"github.com/isthmus-net/isthmus/tools/bench/metric"
+	"github.com/isthmus-net/isthmus/tools/gateways"
+	"github.com/isthmus-net/isthmus/tools/lab/cluster"
 )
 
 //go:embed service.yaml
@@ -31,14 +31,14 @@ var serviceServers string
 
 const (
 	serviceNamespace = "bench"
-	// serviceCount is how many Services are made in each round, one after the other.
+	// serviceCount is the number of Services created per round, one after another.
 	serviceCount = 5
-	// attempt is how long the client waits for an answer before it asks again.
+	// attempt is how long the client waits for an answer before it retries.
 	attempt = 250 * time.Millisecond
 )
 
-// services measures how long a client waits for a new Service. The cluster is a lab's, Keystone and Neutron are real, and
-// the lab's router applies the L3 agent's NAT, for which it looks at Neutron every 250 ms.
+// services measures how long a client waits for a new Service. The cluster is a lab, Keystone and Neutron are real, and
+// the lab's router applies the NAT of the L3 agent, for which it polls Neutron every 250 ms.
 func services(ctx context.Context, rounds int, progress io.Writer) (_ []metric.Metric, err error) {
 	lab, err := cluster.Open(cluster.Config{Name: "bench-gateway", Topology: "a:1", Progress: progress})
 	if err != nil {
@@ -90,10 +90,10 @@ func services(ctx context.Context, rounds int, progress io.Writer) (_ []metric.M
 	return serviceRows(took), nil
 }
 
-// firstAnswer makes a Service and returns how long it took until it answered the client, at its floating IP. It removes the
+// firstAnswer creates a Service and returns the time until it answered the client at its floating IP. It deletes the
 // Service again.
 func firstAnswer(ctx context.Context, i *gateways.Installation, client kubernetes.Interface, name string) (took time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
 	defer cancel()
 	api := client.CoreV1().Services(serviceNamespace)
 	begin := time.Now()
@@ -112,7 +112,7 @@ func firstAnswer(ctx context.Context, i *gateways.Installation, client kubernete
 		return 0, err
 	}
 	if err := await(ctx, func() (string, error) { return missing(get(ctx, i, at)), nil }); err != nil {
-		return 0, fmt.Errorf("ask Service %s at %s: %w\n%s", name, at, err, i.Controller.Said())
+		return 0, fmt.Errorf("ask Service %s at %s: %w\n%s", name, at, err, i.Controller.Log())
 	}
 	took = time.Since(begin)
 	if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
@@ -123,7 +123,7 @@ func firstAnswer(ctx context.Context, i *gateways.Installation, client kubernete
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
-		return fmt.Sprintf("Service %s does not go\n%s", name, i.Controller.Said()), err
+		return fmt.Sprintf("Service %s does not go\n%s", name, i.Controller.Log()), err
 	})
 }
 
@@ -148,7 +148,7 @@ func addressOf(ctx context.Context, client kubernetes.Interface, name string) (n
 	return netip.Addr{}, fmt.Errorf("wait for a floating IP of Service %s: %w", name, ctx.Err())
 }
 
-// get asks a server once, from the client's network.
+// get sends one request to a server, from the client's network.
 func get(ctx context.Context, i *gateways.Installation, at netip.Addr) error {
 	ctx, cancel := context.WithTimeout(ctx, attempt)
 	defer cancel()
@@ -170,7 +170,7 @@ func get(ctx context.Context, i *gateways.Installation, at netip.Addr) error {
 	return response.Body.Close()
 }
 
-// serviceRows are how long clients waited.
+// serviceRows returns the waiting times of clients.
 func serviceRows(took []time.Duration) []metric.Metric {
 	slices.Sort(took)
 	at := func(share float64) float64 { return took[int(share*float64(len(took)-1))].Seconds() }

@@ -14,19 +14,19 @@ import (
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
 	"github.com/isthmus-net/isthmus/tools/netlab/edge"
 	"github.com/isthmus-net/isthmus/tools/netlab/frr"
-	"github.com/isthmus-net/isthmus/tools/netlab/part"
+	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
 )
 
-// testbed is an edge whose gateways announce a VIP in one way. Gateway 0 is preferred.
+// testbed is an edge whose gateways announce a VIP by one protocol. Gateway 0 is preferred.
 type testbed struct {
 	*edge.Lab
 	name    string
 	program string
 	vip     netip.Addr
-	router  *frr.Router // nil: none that speaks
-	parts   [2]*part.Process
+	router  *frr.Router // nil without BGP
+	parts   [2]*subprocess.Process
 
-	argument func(gateway int) string // of a part
+	argument func(gateway int) string // of the announcer's process
 	state    func(gateway int) *desired.State
 	undo     []func() error
 }
@@ -37,7 +37,7 @@ const (
 	millis     = 100
 )
 
-// newBGP makes a testbed with a router, BFD and graceful restart.
+// newBGP creates a testbed with a router, BFD and graceful restart.
 func newBGP(ctx context.Context, program string) (*testbed, error) {
 	b := &testbed{name: "BGP", program: program, vip: netip.MustParseAddr("203.0.113.10")}
 	b.argument = func(int) string { return "bgp" }
@@ -60,7 +60,7 @@ func newBGP(ctx context.Context, program string) (*testbed, error) {
 	return b, nil
 }
 
-// speaker is a gateway's part in BGP. The first one is preferred.
+// speaker returns the BGP configuration of a gateway. The first one is preferred.
 func speaker(gateway int) *desired.BGP {
 	return &desired.BGP{
 		ASN: gatewayASN, RouterID: edge.Gateways[gateway][0], MED: new(uint32(gateway * 50)), GracefulRestart: 10,
@@ -68,7 +68,7 @@ func speaker(gateway int) *desired.BGP {
 	}
 }
 
-// newVRRP makes a testbed with keepalived, whose files are below dir.
+// newVRRP creates a testbed with keepalived, whose files are below dir.
 func newVRRP(ctx context.Context, program, dir string) (*testbed, error) {
 	b := &testbed{name: "VRRP", program: program, vip: netip.MustParseAddr("10.99.0.100")}
 	folder := func(gateway int) string { return filepath.Join(dir, fmt.Sprint(gateway)) }
@@ -84,7 +84,7 @@ func newVRRP(ctx context.Context, program, dir string) (*testbed, error) {
 	}
 	for i, gw := range b.Gateways {
 		b.undo = append(b.undo, func() error {
-			return gw.Do(func() error { return vrrp.Sweep(context.WithoutCancel(ctx), folder(i)) })
+			return gw.Do(func() error { return vrrp.Cleanup(context.WithoutCancel(ctx), folder(i)) })
 		})
 	}
 	return b, nil
@@ -126,9 +126,9 @@ func (b *testbed) close() error {
 	return errors.Join(errs...)
 }
 
-// begin starts a gateway's part and waits until it has nothing to complain about.
+// begin starts the announcer of a gateway and waits until it has no drift.
 func (b *testbed) begin(ctx context.Context, gateway int) error {
-	p, err := part.Start(ctx, b.Gateways[gateway], b.program, b.argument(gateway), os.Stderr)
+	p, err := subprocess.Start(ctx, b.Gateways[gateway], b.program, b.argument(gateway), os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -136,24 +136,24 @@ func (b *testbed) begin(ctx context.Context, gateway int) error {
 	if err := p.Apply(b.state(gateway)); err != nil {
 		return err
 	}
-	return b.settled(ctx, gateway)
+	return b.converged(ctx, gateway)
 }
 
 const (
-	patience = 30 * time.Second
-	poll     = 20 * time.Millisecond
+	timeout = 30 * time.Second
+	poll    = 20 * time.Millisecond
 )
 
-// await polls until what returns "", which is what is missing.
-func await(ctx context.Context, what func() (string, error)) error {
+// await polls condition until it returns "" instead of what is missing.
+func await(ctx context.Context, condition func() (string, error)) error {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for begin := time.Now(); ; {
-		missing, err := what()
+		missing, err := condition()
 		if err != nil || missing == "" {
 			return err
 		}
-		if time.Since(begin) > patience {
+		if time.Since(begin) > timeout {
 			return errors.New(missing)
 		}
 		select {
@@ -164,7 +164,7 @@ func await(ctx context.Context, what func() (string, error)) error {
 	}
 }
 
-// missing is what an error says that time may mend.
+// missing returns the text of a temporary error.
 func missing(err error) string {
 	if err == nil {
 		return ""
@@ -172,8 +172,8 @@ func missing(err error) string {
 	return err.Error()
 }
 
-// settled waits until a gateway is as its state says, and the router, if there is one, has its fresh route.
-func (b *testbed) settled(ctx context.Context, gateway int) error {
+// converged waits until a gateway matches its state, and the router, if any, has its current route.
+func (b *testbed) converged(ctx context.Context, gateway int) error {
 	return await(ctx, func() (string, error) {
 		_, drift, err := b.parts[gateway].Status()
 		if err != nil || len(drift) > 0 {
@@ -192,7 +192,7 @@ func (b *testbed) settled(ctx context.Context, gateway int) error {
 	})
 }
 
-// answered waits until a gateway answers questions of now.
+// answered waits until a gateway answers requests sent from now on.
 func answered(ctx context.Context, p *edge.Probe, gateway int) error {
 	begin := time.Now()
 	return await(ctx, func() (string, error) {
@@ -203,14 +203,14 @@ func answered(ctx context.Context, p *edge.Probe, gateway int) error {
 	})
 }
 
-// asking runs do while the VIP is asked, which gateway 0 answers at first, and last in the end.
+// asking runs do while a client probes the VIP. Gateway 0 answers at first, and last at the end.
 func (b *testbed) asking(ctx context.Context, last int, do func(*edge.Probe) error) (edge.Result, error) {
 	p, err := b.Probe(b.vip)
 	if err != nil {
 		return edge.Result{}, err
 	}
 	err = answered(ctx, p, 0)
-	p.Stop() // until then somebody else may have answered, or nobody
+	p.Stop() // until then any gateway may have answered
 	if err != nil {
 		return edge.Result{}, err
 	}
@@ -234,7 +234,7 @@ func (b *testbed) crash(ctx context.Context) (edge.Result, error) {
 	})
 }
 
-// cordon cordons gateway 0, and undoes that when the other one has the traffic.
+// cordon cordons gateway 0, and uncordons it when the other one has the traffic.
 func (b *testbed) cordon(ctx context.Context) (edge.Result, error) {
 	return b.asking(ctx, 0, func(p *edge.Probe) error {
 		cordoned := b.state(0)
@@ -248,11 +248,11 @@ func (b *testbed) cordon(ctx context.Context) (edge.Result, error) {
 		if err := b.parts[0].Apply(b.state(0)); err != nil {
 			return err
 		}
-		return b.settled(ctx, 0)
+		return b.converged(ctx, 0)
 	})
 }
 
-// drain drains gateway 0, and then it is dead; it returns afterwards.
+// drain drains gateway 0 and then kills it. It comes back afterwards.
 func (b *testbed) drain(ctx context.Context) (edge.Result, error) {
 	r, err := b.asking(ctx, 1, func(p *edge.Probe) error {
 		err := b.parts[0].Close(true)
@@ -274,8 +274,8 @@ func (b *testbed) drain(ctx context.Context) (edge.Result, error) {
 	return r, b.begin(ctx, 0)
 }
 
-// death cuts gateway 0 off, which returns afterwards. The result is the time from the cut to the first answer of the other
-// gateway.
+// death cuts gateway 0 off, which comes back afterwards. It returns the time from the cut to the first answer of the
+// other gateway.
 func (b *testbed) death(ctx context.Context) (time.Duration, error) {
 	var cut time.Time
 	r, err := b.asking(ctx, 1, func(*edge.Probe) error {
@@ -288,5 +288,5 @@ func (b *testbed) death(ctx context.Context) (time.Duration, error) {
 	if err := b.Mend(0); err != nil {
 		return 0, err
 	}
-	return r.From(1, cut).Sub(cut), b.settled(ctx, 0)
+	return r.From(1, cut).Sub(cut), b.converged(ctx, 0)
 }

@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// phase is how long one lane is measured without a break, turns how often in each round. Two phases side by side differ by a
-	// tenth where nothing does: the median of 100 is right within a hundredth or two.
+	// phase is how long one lane is measured without a break, and turns how often per round. Two adjacent phases differ
+	// by ten percent where nothing differs; the median of 100 is right within one or two percent.
 	phase = 50 * time.Millisecond
 	turns = 50
-	// served is the port of VIPs and of the server.
+	// served is the port of the VIPs and of the server.
 	served = 80
 )
 
@@ -38,19 +38,19 @@ type lane struct {
 	ends    [2]end
 }
 
-// end is that of a lane's cable at the client or the server.
+// end is one end of a lane's cable, at the client or the server.
 type end struct {
 	ns     *netlab.Namespace
 	device string
 }
 
-// serverOf is the server as a lane's gateway knows it.
+// serverOf is the address of the server for the gateways of lanes.
 var serverOf = netip.MustParseAddr("10.96.0.1")
 
-// throughput is what the client can do through each lane: what every phase brought, by lane and kind of traffic.
+// throughput holds the results of all phases, by lane and kind of traffic.
 type throughput map[string]map[string][]pace
 
-// throughputs measures the balancers against rules that a person would write, in turns.
+// throughputs measures the balancers against hand-written rules, in turns.
 func throughputs(ctx context.Context, rounds int, progress io.Writer) ([]metric.Metric, error) {
 	if err := install(ctx, progress, "nftables"); err != nil {
 		return nil, err
@@ -62,8 +62,8 @@ func throughputs(ctx context.Context, rounds int, progress io.Writer) ([]metric.
 	return balancerRows(seen), nil
 }
 
-// lanes measures in rounds. Each makes all lanes anew and another one first: rules that are the same bring a hundredth more on
-// the first lane than on the others.
+// lanes measures in rounds. Each round creates all lanes again and starts with another one: identical rules reach one
+// percent more on the first lane.
 func lanes(ctx context.Context, rounds int, progress io.Writer) (throughput, error) {
 	seen := throughput{}
 	for r := range rounds {
@@ -77,7 +77,7 @@ func lanes(ctx context.Context, rounds int, progress io.Writer) (throughput, err
 	return seen, nil
 }
 
-// round measures each of all lanes, which it makes and removes, in many turns.
+// round creates all lanes, measures each in many turns, and removes them.
 func (t throughput) round(ctx context.Context, all []*lane) (err error) {
 	var undo []func() error
 	defer func() {
@@ -113,7 +113,7 @@ func (t throughput) round(ctx context.Context, all []*lane) (err error) {
 	}
 	for turn := range turns {
 		for i := range all {
-			l := all[(i+turn)%len(all)] // nobody is always first
+			l := all[(i+turn)%len(all)] // another lane is first in each turn
 			for _, k := range kinds {
 				var n pace
 				if err := client.Do(func() (err error) { n, err = k.run(l.vip); return err }); err != nil {
@@ -129,7 +129,7 @@ func (t throughput) round(ctx context.Context, all []*lane) (err error) {
 	return nil
 }
 
-// connect makes the lane of a number, with a cable to the client and one to the server.
+// connect creates lane number i, with a cable to the client and one to the server.
 func (l *lane) connect(i int, client, server *netlab.Namespace) (err error) {
 	if l.gateway, err = netlab.NewNamespace(); err != nil {
 		return err
@@ -191,8 +191,8 @@ func balanceEBPF(ctx context.Context, l *lane) (undo func() error, err error) {
 	return l.balanceBy(ctx, ebpf.XDPOff)
 }
 
-// balanceXDP has the gateway's drivers send. The client's and the server's take frames from them, and give them only what has
-// its checksum, as what comes over a wire.
+// balanceXDP sends from the gateway's drivers. Client and server accept their frames, and send only packets with a
+// checksum, as over a wire.
 func balanceXDP(ctx context.Context, l *lane) (undo func() error, err error) {
 	for _, e := range l.ends {
 		if err := e.ns.Do(func() error {
@@ -230,25 +230,25 @@ func (l *lane) balanceBy(ctx context.Context, xdp ebpf.XDP) (undo func() error, 
 	return undo, err
 }
 
-// The lanes.
+// Names of the lanes.
 const (
 	byHand   = "nft DNAT by hand"
 	withNFT  = "nftables balancer"
 	withEBPF = "eBPF balancer"
-	withXDP  = "eBPF balancer with XDP on veth" // which is not what XDP is for
+	withXDP  = "eBPF balancer with XDP on veth" // XDP is not meant for veth
 )
 
-// contender is a balancer of ours.
+// contender is a balancer of Isthmus.
 type contender struct {
 	name string
 	kind desired.Balancer
-	bar  float64 // what it is to reach of what rules by hand do, 0 when that is left open
+	bar  float64 // the ratio to the hand-written rules that it must reach; 0: none
 }
 
-// balancers are ours.
+// balancers are those of Isthmus.
 var balancers = []contender{{withEBPF, desired.EBPF, 1.1}, {withNFT, desired.NFTables, 0.95}}
 
-// balancerRows are what our balancers reach of what rules by hand do.
+// balancerRows returns the results of the balancers relative to the hand-written rules.
 func balancerRows(seen throughput) []metric.Metric {
 	var rows []metric.Metric
 	for _, l := range append(slices.Clone(balancers), contender{withXDP, desired.EBPF, 0}) {
@@ -278,7 +278,7 @@ func balancerRows(seen throughput) []metric.Metric {
 	return rows
 }
 
-// resets is how many connections of a lane were reset, and how many were made.
+// resets returns how many connections of a lane were reset, and how many were opened.
 func (t throughput) resets(lane string) (reset, of int) {
 	for _, all := range t[lane] {
 		for _, p := range all {

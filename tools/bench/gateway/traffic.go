@@ -13,15 +13,15 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// kind is one kind of traffic. Client and server run on one CPU, so that what is measured is the cost of the whole road.
+// kind is one kind of traffic. Client and server run on one CPU, so the result is the cost of the whole path.
 type kind struct {
 	name string
 	run  func(to netip.AddrPort) (pace, error)
 }
 
-// pace is what a phase brought.
+// pace is the result of a phase.
 type pace struct {
-	perSecond   float64 // of the CPU that all sides share: what else the machine does in the meantime does not count
+	perSecond   float64 // per second of the CPU that all sides share, which excludes other work of the machine
 	done, reset int     // operations
 }
 
@@ -32,7 +32,7 @@ var kinds = []kind{
 	{"UDP replies", udpReplies},
 }
 
-// repeat repeats an operation for a phase. One that is reset cost its time and is of no use.
+// repeat repeats an operation for a phase. A reset operation costs time, but does not count.
 func repeat(operate func() error) (p pace, err error) {
 	if err := pin(); err != nil {
 		return pace{}, err
@@ -53,14 +53,14 @@ func repeat(operate func() error) (p pace, err error) {
 	return p, nil
 }
 
-// cpuTime is what this process has used.
+// cpuTime returns the CPU time of this process.
 func cpuTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) // every Linux has it
 	return time.Duration(t.Nano())
 }
 
-// pin puts this thread, which ends with the goroutine, on the last CPU that it may use, before everything else there.
+// pin pins this thread, which ends with its goroutine, to the last CPU that it may use, with the highest priority there.
 func pin() error {
 	var cpus unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
@@ -77,8 +77,7 @@ func pin() error {
 	return errors.Join(unix.SchedSetaffinity(0, &cpus), unix.Setpriority(unix.PRIO_PROCESS, 0, -20))
 }
 
-// loss is how long a lost packet can hold the run up; nap is how long the server waits before it looks whether it is
-// to end.
+// loss bounds the delay by a lost packet. nap is how long the server waits before it checks whether to stop.
 const (
 	loss = 5 * time.Second
 	nap  = 100 * time.Millisecond
@@ -107,7 +106,7 @@ func dial(kind int, to netip.AddrPort) (int, error) {
 	return fd, nil
 }
 
-// connectOnce connects, asks, is answered, and waits for the server to close.
+// connectOnce connects, sends a request, reads the answer, and waits for the server to close.
 func connectOnce(to netip.AddrPort) error {
 	fd, err := dial(unix.SOCK_STREAM, to)
 	if err != nil {
@@ -123,10 +122,10 @@ func connectOnce(to netip.AddrPort) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// window is how many questions are under way at a time.
+// window is the number of requests in flight.
 const window = 32
 
-// read is read(2). A signal ends one that waits for so long at most, and is no reason to stop.
+// read calls read(2). Its timeout is often reported as a signal, which is no reason to stop.
 func read(fd int, b []byte) (n int, err error) {
 	for {
 		if n, err = unix.Read(fd, b); !errors.Is(err, unix.EINTR) {
@@ -178,7 +177,7 @@ func serve(ns *netlab.Namespace) (stop func() error, err error) {
 			return nil, fmt.Errorf("listen: %w", err)
 		}
 		go func() {
-			runtime.LockOSThread() // pinned, it ends with the goroutine
+			runtime.LockOSThread() // the pinned thread ends with the goroutine
 			err := pin()
 			if err == nil {
 				err = loop.run(ctx, fd)
@@ -192,7 +191,7 @@ func serve(ns *netlab.Namespace) (stop func() error, err error) {
 	}, nil
 }
 
-// idle reports whether an error only says that nothing came.
+// idle reports whether an error only says that nothing arrived.
 func idle(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) }
 
 func acceptAll(ctx context.Context, l int) error {
@@ -208,7 +207,7 @@ func acceptAll(ctx context.Context, l int) error {
 		if err != nil {
 			return fmt.Errorf("accept: %w", err)
 		}
-		// What fails here fails at the client, which reports it.
+		// A failure here also fails at the client, which reports it.
 		if n, err := unix.Read(fd, b[:]); err == nil {
 			_, _ = unix.Write(fd, b[:n])
 		}
@@ -227,7 +226,7 @@ func answerAll(ctx context.Context, fd int) error {
 		if err == nil {
 			err = unix.Sendto(fd, b[:n], 0, from)
 		}
-		if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // a client that has gone
+		if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // the client has gone
 			return fmt.Errorf("answer: %w", err)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// helm runs the pinned Helm at the root and returns what it said.
+// helm runs the pinned Helm at the root and returns its output.
 func helm(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -29,7 +29,7 @@ func helm(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	return out.String(), errs.String(), err
 }
 
-// object is as much of a Kubernetes object as the tests look at.
+// object holds the fields of a Kubernetes object that the tests read.
 type object struct {
 	Kind     string
 	Metadata struct {
@@ -99,7 +99,7 @@ func render(t *testing.T, args ...string) map[string]object {
 	for doc := range strings.SplitSeq(out, "\n---\n") {
 		var o object
 		if err := yaml.Unmarshal([]byte(doc), &o); err != nil && !errors.Is(err, io.EOF) {
-			t.Fatalf("parse what helm rendered: %v\n%s", err, doc)
+			t.Fatalf("parse the output of helm: %v\n%s", err, doc)
 		}
 		if o.Kind != "" {
 			objects[o.Kind+" "+o.Metadata.Name] = o
@@ -115,7 +115,7 @@ func TestChartLints(t *testing.T) {
 	}
 }
 
-// TestChartRefusesTypos holds that a value nobody reads, or of the wrong kind, is refused by its name.
+// The chart refuses an unknown value, and a value of the wrong type, and names it.
 func TestChartRefusesTypos(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -206,7 +206,7 @@ func TestChartRights(t *testing.T) {
 			}
 			for _, r := range objects["ClusterRole isthmus-agent"].Rules {
 				if slices.Equal(r.Resources, []string{"tokenreviews"}) {
-					continue // to create one is to ask
+					continue // creating one asks a question
 				}
 				for _, verb := range r.Verbs {
 					if !slices.Contains([]string{"get", "list", "watch"}, verb) {
@@ -221,7 +221,7 @@ func TestChartRights(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(map[string][]string{"members": {"get"}, "nodereports": {"create", "get", "patch"}}, writes); diff != "" {
-				t.Errorf("what an agent may in its namespace (-want +have):\n%s", diff)
+				t.Errorf("rights of the agent in its namespace (-want +have):\n%s", diff)
 			}
 			if len(objects["ClusterRole isthmus-controller"].Rules) == 0 {
 				t.Error("the controller's role is empty")
@@ -230,7 +230,7 @@ func TestChartRights(t *testing.T) {
 	}
 }
 
-// TestChartNamesNoHost holds that the defaults leave it to the node where images come from.
+// With default values the node chooses the registry of the images.
 func TestChartNamesNoHost(t *testing.T) {
 	t.Parallel()
 	var images []string
@@ -252,7 +252,7 @@ func TestChartNamesNoHost(t *testing.T) {
 	}
 }
 
-// TestChartDNS holds that each value of the name server becomes a flag, and that none is given where the profile says it.
+// Each value of the name server becomes a flag. A value that the profile decides becomes none.
 func TestChartDNS(t *testing.T) {
 	t.Parallel()
 	defaults := []string{"--dns-profile=kep", "--dns-ttl=5", "--dns-neighbour-port=53", "--dns-zone-file=/var/lib/isthmus/zone"}
@@ -266,11 +266,11 @@ func TestChartDNS(t *testing.T) {
 			[]string{
 				"profile=lighthouse", "emptyHeadless=nxdomain", "clusterScoped=false", "ttl=0", "neighbourPort=5353", "service=false",
 				"listen={192.0.2.1,192.0.2.1:5353}", "reverse={243.0.0.0/8}", "stateDir=", "clusterDNS=10.96.0.10", "queryLog=10000000", "fastPath={10.96.0.10}",
-				"guests.listen={192.0.2.53}", "guests.allow={198.51.100.0/24}",
+				"externalClients.listen={192.0.2.53}", "externalClients.allow={198.51.100.0/24}",
 			},
 			[]string{
 				"--dns-profile=lighthouse", "--dns-empty-headless=nxdomain", "--dns-cluster-scoped=false", "--dns-ttl=0", "--dns-neighbour-port=5353",
-				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-guest-listen=192.0.2.53", "--dns-guest-allow=198.51.100.0/24", "--dns-reverse=243.0.0.0/8", "--dns-fastpath=10.96.0.10", "--dns-query-log=10000000", "--cluster-dns=10.96.0.10",
+				"--dns-listen=192.0.2.1", "--dns-listen=192.0.2.1:5353", "--dns-external-listen=192.0.2.53", "--dns-external-allow=198.51.100.0/24", "--dns-reverse=243.0.0.0/8", "--dns-fast-path=10.96.0.10", "--dns-query-log=10000000", "--cluster-dns=10.96.0.10",
 			},
 			false,
 		},
@@ -299,11 +299,11 @@ func TestChartDNS(t *testing.T) {
 	}
 }
 
-// TestChartMachines holds that a cluster of a federation, and no other, may write Services, and gets its clouds.
+// Only a cluster of a federation may write Services, and gets the credentials of its clouds.
 func TestChartMachines(t *testing.T) {
 	t.Parallel()
 	if _, ok := render(t)["ClusterRole isthmus-machines"]; ok {
-		t.Error("the role is there without a federation")
+		t.Error("the role exists without a federation")
 	}
 	objects := render(t, "--set", "controller.federation.enabled=true,controller.federation.cloudsSecret=clouds,controller.federation.machines.clouds[0].name=east")
 	pod := objects["Deployment isthmus-controller"].Spec.Template.Spec
@@ -319,13 +319,12 @@ func TestChartMachines(t *testing.T) {
 	}
 }
 
-// TestChartGateway holds that the gateways' controller is there when it is asked for, with no more rights than it needs, and
-// that its settings come along.
+// The chart installs the gateway controller on request, with its settings and with no more rights than it needs.
 func TestChartGateway(t *testing.T) {
 	t.Parallel()
 	const name = "isthmus-gateway-controller"
 	if _, ok := render(t)["Deployment "+name]; ok {
-		t.Error("it is there without being asked for")
+		t.Error("the chart installs it unasked")
 	}
 	objects := render(t, "--set", "gatewayController.enabled=true,gatewayController.settings.cluster=east,gatewayController.cloudsSecret=clouds,gatewayController.cloud=lbaas")
 	pod := objects["Deployment "+name].Spec.Template.Spec
@@ -338,7 +337,7 @@ func TestChartGateway(t *testing.T) {
 		}
 	}
 	if _, ok := objects["ConfigMap "+name]; !ok {
-		t.Error("there are no settings")
+		t.Error("its settings are missing")
 	}
 	p := objects["NetworkPolicy "+name].Spec
 	if !slices.Equal(p.PolicyTypes, []string{"Ingress", "Egress"}) || len(p.Ingress) != 1 || p.Ingress[0].Ports[0].Port != 9472 || len(p.Egress) != 1 {
@@ -346,15 +345,15 @@ func TestChartGateway(t *testing.T) {
 	}
 	out := []port{{"UDP", 53, 0}, {"TCP", 53, 0}, {"TCP", 443, 0}, {"TCP", 6443, 0}, {"TCP", 9479, 0}, {"TCP", 5000, 0}, {"TCP", 9696, 0}}
 	if diff := cmp.Diff(out, p.Egress[0].Ports); diff != "" {
-		t.Errorf("where it may connect to (-want +have):\n%s", diff)
+		t.Errorf("egress ports (-want +have):\n%s", diff)
 	}
 	ports := render(t, "--set", "gatewayController.enabled=true,gatewayController.networkPolicy.ports={8443,30000-32767}")
 	if diff := cmp.Diff([]port{{"UDP", 53, 0}, {"TCP", 53, 0}, {"TCP", 8443, 0}, {"TCP", 30000, 32767}}, ports["NetworkPolicy "+name].Spec.Egress[0].Ports); diff != "" {
-		t.Errorf("where it may connect to with other ports (-want +have):\n%s", diff)
+		t.Errorf("egress ports, set by hand (-want +have):\n%s", diff)
 	}
 	closed := render(t, "--set-json", `gatewayController={"enabled":true,"networkPolicy":{"egress":[{"ports":[{"port":8443,"protocol":"TCP"}]}]}}`)
 	if p := closed["NetworkPolicy "+name].Spec; len(p.Egress) != 1 || !slices.Equal(p.Egress[0].Ports, []port{{"TCP", 8443, 0}}) {
-		t.Errorf("the network policy with rules of one's own for what goes out: %+v", p)
+		t.Errorf("the network policy with egress rules set by hand: %+v", p)
 	}
 	secrets := func(objects map[string]object) (named []string) {
 		for key, o := range objects {
@@ -367,11 +366,11 @@ func TestChartGateway(t *testing.T) {
 		return named
 	}
 	if may := secrets(objects); len(may) > 0 {
-		t.Errorf("no Secret was named, and it may %v", may)
+		t.Errorf("without a named Secret it may %v", may)
 	}
 	with := render(t, "--set", "gatewayController.enabled=true,gatewayController.passwordSecrets={router-1,router-2}")
 	if diff := cmp.Diff([]string{"Role " + name + " [get] [router-1 router-2]"}, secrets(with)); diff != "" {
-		t.Errorf("what it may of Secrets (-want +have):\n%s", diff)
+		t.Errorf("rights to Secrets (-want +have):\n%s", diff)
 	}
 	may := map[string][]string{}
 	for _, kind := range []string{"ClusterRole ", "Role "} {
@@ -390,23 +389,23 @@ func TestChartGateway(t *testing.T) {
 		"services": {"patch"}, "services/status": {"patch"}, "gatewaynodes": {"patch"}, "gatewaynodes/status": {"patch"},
 	}
 	if diff := cmp.Diff(want, may); diff != "" {
-		t.Errorf("what it may change (-want +have):\n%s", diff)
+		t.Errorf("rights to write (-want +have):\n%s", diff)
 	}
 }
 
-// TestChartGatewayNodes holds that gateways are on nodes when they are asked for, each with its own certificate, with no right
-// at the API server and with few on its node; that they have the time to tell neighbours, and go one after the other.
+// The chart installs gateways on request. Each has its own certificate, no right at the API server and few on its node, and
+// time to tell its neighbours before it ends. An update replaces them one at a time.
 func TestChartGatewayNodes(t *testing.T) {
 	t.Parallel()
 	const name = "isthmus-gateway"
 	if _, ok := render(t)["DaemonSet "+name]; ok {
-		t.Error("it is there without being asked for")
+		t.Error("the chart installs it unasked")
 	}
 	const on = "gateway.enabled=true,gateway.cluster=east"
 	tests := map[string]struct {
 		set   string
 		add   []string
-		paths []string // of the node
+		paths []string // on the node
 		flags []string
 		init  int
 		probe string
@@ -439,7 +438,7 @@ func TestChartGatewayNodes(t *testing.T) {
 			objects := render(t, "--set", tc.set)
 			set := objects["DaemonSet "+name].Spec
 			if s := set.UpdateStrategy; s.Type != "RollingUpdate" || s.RollingUpdate.MaxUnavailable != 1 || set.MinReadySeconds != 15 {
-				t.Errorf("how it is replaced: %+v, after %d s", s, set.MinReadySeconds)
+				t.Errorf("update strategy: %+v, after %d s", s, set.MinReadySeconds)
 			}
 			pod := set.Template.Spec
 			if !pod.HostNetwork || pod.HostPID || len(pod.Containers) != 1 || len(pod.InitContainers) != tc.init {
@@ -449,7 +448,7 @@ func TestChartGatewayNodes(t *testing.T) {
 				t.Errorf("on nodes with %v", pod.NodeSelector)
 			}
 			if pod.TerminationGracePeriodSeconds <= 20 { // closeTimeout of the program
-				t.Errorf("neighbours have %d s to go elsewhere", pod.TerminationGracePeriodSeconds)
+				t.Errorf("neighbours have %d s to choose another next hop", pod.TerminationGracePeriodSeconds)
 			}
 			if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
 				t.Error("it has a token of the API server")
@@ -481,7 +480,7 @@ func TestChartGatewayNodes(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(tc.paths, paths); diff != "" {
-				t.Errorf("what it has of its node (-want +have):\n%s", diff)
+				t.Errorf("paths of its node (-want +have):\n%s", diff)
 			}
 			for _, mount := range gateway.VolumeMounts {
 				if mount.MountPropagation == "Bidirectional" || (mount.Name == "certs") != mount.ReadOnly {
@@ -489,13 +488,13 @@ func TestChartGatewayNodes(t *testing.T) {
 				}
 			}
 			if gateway.LivenessProbe.HTTPGet.Host != tc.probe || gateway.ReadinessProbe.HTTPGet.Host != tc.probe || gateway.ReadinessProbe.HTTPGet.Path != "/readyz" {
-				t.Errorf("asked at %+v, %+v, want host %q", gateway.LivenessProbe, gateway.ReadinessProbe, tc.probe)
+				t.Errorf("probes: %+v, %+v, want host %q", gateway.LivenessProbe, gateway.ReadinessProbe, tc.probe)
 			}
 		})
 	}
 }
 
-// TestChartTakesInstallDocs holds that the chart takes the values of docs/gateway-install.md.
+// The chart accepts the values of docs/gateway-install.md.
 func TestChartTakesInstallDocs(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join(root, "docs/gateway-install.md"))

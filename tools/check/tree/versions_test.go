@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What other modules of the tree need too is of our versions there: else a new machine compiles all of client-go once for each.
-// Kubernetes itself has the versions of its release, and the linters have theirs.
+// The tree's other modules require the same versions as go.mod, so that a new machine compiles client-go once. Kubernetes
+// keeps the versions of its release, and the linters keep theirs.
 func TestModulesShareVersions(t *testing.T) {
 	t.Parallel()
 	ours := versions(t, root)
@@ -22,16 +22,16 @@ func TestModulesShareVersions(t *testing.T) {
 			}
 			shared++
 			if version != want {
-				t.Errorf("%s/go.mod needs %s %s, go.mod %s: go get the newer one where the older one is, and go mod tidy", dir, path, version, want)
+				t.Errorf("%s/go.mod requires %s %s, go.mod %s: go get the newer version in the module with the older one, and run go mod tidy", dir, path, version, want)
 			}
 		}
 		if shared == 0 {
-			t.Errorf("%s/go.mod shares nothing with go.mod", dir)
+			t.Errorf("%s/go.mod shares no module with go.mod", dir)
 		}
 	}
 }
 
-// versions returns what a module requires.
+// versions returns the versions that a module requires, by path.
 func versions(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "mod", "edit", "-json")

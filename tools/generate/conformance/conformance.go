@@ -1,12 +1,13 @@
-// Package conformance writes docs/conformance.md: for every line of what Isthmus promises, the tests that
-// hold it, or why there is none.
+// Package conformance writes docs/conformance.md: for every line that Isthmus promises, the tests that show it, or the
+// reason why none does.
 //
-// The lines stand in docs/conformance/*.yaml, a [Chapter] a file. The tests are found by name in the whole
-// repository: a test whose name ends in numbers, such as TestUnionOfPorts_N26_N27, holds those lines. A line
-// without a test, and without a reason for that, is an error; so is a test of a line that nobody wrote.
+// The lines stand in docs/conformance/*.yaml, one [Chapter] a file. Tests name them by calls of conformance.Holds (package
+// tools/conformance), which [Marks] reads from the source. A line without a test needs a reason. A mark for a line that
+// does not exist is an error.
 package conformance
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -18,56 +19,47 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Chapter is one text whose lines are kept.
+// Chapter is one text that Isthmus follows, line by line.
 type Chapter struct {
 	Title string `json:"title"`
-	// About tells readers what the text is, in Markdown.
+	// About introduces the text to readers, in Markdown.
 	About string `json:"about"`
-	// Letter begins the number of each of its lines.
+	// Letter begins the ID of each line.
 	Letter string `json:"letter"`
 	Lines  []Line `json:"lines"`
 }
 
-// Line is one thing that is promised, in words of our own.
+// Line is one promise, in our own words.
 type Line struct {
 	// ID is the chapter's letter and a number.
 	ID    string `json:"id"`
 	About string `json:"about"`
-	// Kind is how binding the line is, or where it comes from.
+	// Kind says how binding the line is, or its source.
 	Kind string `json:"kind,omitempty"`
-	// Switch says by which setting the line holds, where settings lead to different behaviour.
+	// Switch names the setting under which the line holds, where settings change the behaviour.
 	Switch string `json:"switch,omitempty"`
-	// Tests names tests that hold the line although their names do not say so.
-	Tests []string `json:"tests,omitempty"`
-	// See names lines that say the same and have the tests; they see no others themselves.
+	// See names lines that say the same and have the tests. Those lines refer to no others.
 	See []string `json:"see,omitempty"`
-	// Waits names the part of Isthmus that the line, or the rest of it, waits for; Why says what is left.
-	Waits string `json:"waits,omitempty"`
-	// Outside says why the line is nothing for us to do.
+	// Outside says why the line asks nothing of Isthmus.
 	Outside string `json:"outside,omitempty"`
-	// Missing says which test is still to be written.
+	// Missing describes the test that remains to be written.
 	Missing string `json:"missing,omitempty"`
-	Why     string `json:"why,omitempty"`
 
-	found []test  // that hold the line
-	refs  []*Line // of See
+	marks []Mark  // of the tests that show the line
+	refs  []*Line // the lines of See
 }
 
-// parts are what a line may wait for.
-var parts = []string{"dns", "dataplane"}
-
-// Page returns docs/conformance.md for the repository at root. Its error joins everything that is wrong
-// with the lines and with the names of tests.
+// Page returns docs/conformance.md for the repository at root. Its error joins all faults of the lines and of the marks.
 func Page(root string) ([]byte, error) {
 	chapters, err := load(filepath.Join(root, "docs/conformance"))
 	if err != nil {
 		return nil, err
 	}
-	tests, err := findTests(root)
+	marks, err := Marks(root)
 	if err != nil {
 		return nil, err
 	}
-	if err := link(chapters, tests); err != nil {
+	if err := link(chapters, marks); err != nil {
 		return nil, err
 	}
 	return page(chapters), nil
@@ -94,58 +86,60 @@ func load(dir string) ([]Chapter, error) {
 	return chapters, nil
 }
 
-// link gives every line its tests and reports all faults.
-func link(chapters []Chapter, tests []test) error {
-	var errs []error
-	lines := map[string]*Line{}
-	for i := range chapters {
-		c := &chapters[i]
-		last := 0
-		for j := range c.Lines {
-			l := &c.Lines[j]
-			n, err := strconv.Atoi(strings.TrimPrefix(l.ID, c.Letter))
-			switch {
-			case err != nil || !strings.HasPrefix(l.ID, c.Letter):
-				errs = append(errs, fmt.Errorf("line %q of %q: its number must be %s and digits", l.ID, c.Title, c.Letter))
-			case n <= last:
-				errs = append(errs, fmt.Errorf("line %s: its number must be larger than the one before", l.ID))
-			}
-			if lines[l.ID] != nil {
-				errs = append(errs, fmt.Errorf("line %s is there twice", l.ID))
-			}
-			last = n
-			lines[l.ID] = l
+// link gives every line its marks and reports all faults.
+func link(chapters []Chapter, marks []Mark) error {
+	lines, err := index(chapters)
+	errs := []error{err}
+	for _, m := range marks {
+		l, ok := lines[m.Line]
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s: %s names line %s, which does not exist", m.file, m.name(), m.Line))
+			continue
 		}
-	}
-	byName := map[string][]test{}
-	for _, t := range tests {
-		byName[t.name] = append(byName[t.name], t)
-		for _, id := range t.holds {
-			l, ok := lines[id]
-			if !ok {
-				errs = append(errs, fmt.Errorf("%s: %s names line %s, which there is not", t.file, t.name, id))
-				continue
-			}
-			l.found = append(l.found, t)
-		}
+		l.marks = append(l.marks, m)
 	}
 	for _, c := range chapters {
 		for i := range c.Lines {
 			l := &c.Lines[i]
-			for _, name := range l.Tests {
-				if len(byName[name]) == 0 {
-					errs = append(errs, fmt.Errorf("line %s: no test is called %s", l.ID, name))
-				}
-				l.found = append(l.found, byName[name]...)
-			}
-			slices.SortFunc(l.found, test.compare)
+			slices.SortFunc(l.marks, compareMarks)
+			l.marks = slices.Compact(l.marks)
 			errs = append(errs, l.check(lines)...)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// check reports what is wrong with a line whose tests are known, and finds the lines it refers to.
+// compareMarks orders marks of one line by file and test.
+func compareMarks(a, b Mark) int {
+	return cmp.Or(strings.Compare(a.file, b.file), strings.Compare(a.name(), b.name()))
+}
+
+// index returns all lines by ID, and reports IDs that do not rise within their chapter or that occur twice.
+func index(chapters []Chapter) (map[string]*Line, error) {
+	var errs []error
+	lines := map[string]*Line{}
+	for _, c := range chapters {
+		last := 0
+		for i := range c.Lines {
+			l := &c.Lines[i]
+			n, err := strconv.Atoi(strings.TrimPrefix(l.ID, c.Letter))
+			switch {
+			case err != nil || !strings.HasPrefix(l.ID, c.Letter):
+				errs = append(errs, fmt.Errorf("line %q of %q: its ID must be %s and digits", l.ID, c.Title, c.Letter))
+			case n <= last:
+				errs = append(errs, fmt.Errorf("line %s: its number must be larger than that of the line before", l.ID))
+			}
+			if lines[l.ID] != nil {
+				errs = append(errs, fmt.Errorf("line %s occurs twice", l.ID))
+			}
+			last = n
+			lines[l.ID] = l
+		}
+	}
+	return lines, errors.Join(errs...)
+}
+
+// check reports the faults of a line that has its marks, and finds the lines it refers to.
 func (l *Line) check(lines map[string]*Line) []error {
 	var errs []error
 	fault := func(format string, args ...any) {
@@ -157,7 +151,7 @@ func (l *Line) check(lines map[string]*Line) []error {
 	for _, id := range l.See {
 		ref, ok := lines[id]
 		if !ok {
-			fault("it refers to line %s, which there is not", id)
+			fault("it refers to line %s, which does not exist", id)
 			continue
 		}
 		if len(ref.See) > 0 {
@@ -165,61 +159,49 @@ func (l *Line) check(lines map[string]*Line) []error {
 		}
 		l.refs = append(l.refs, ref)
 	}
-	if l.Waits != "" && !slices.Contains(parts, l.Waits) {
-		fault("it waits for %q, which is none of %v", l.Waits, parts)
-	}
-	if (l.Waits != "") != (l.Why != "") {
-		fault("waits and why belong together")
-	}
-	held := len(l.found) > 0 || len(l.See) > 0
+	shown := len(l.marks) > 0 || len(l.See) > 0
 	switch {
-	case l.Outside != "" && (held || l.Waits != "" || l.Missing != ""):
-		fault("it is outside, and yet it has tests, waits or is missing")
-	case l.Missing != "" && len(l.found) > 0:
-		fault("it has tests now (%s); take missing out", l.found[0].name)
-	case !held && l.Waits == "" && l.Outside == "" && l.Missing == "":
-		fault("no test holds it; write one whose name ends in _%s", l.ID)
+	case l.Outside != "" && (shown || l.Missing != ""):
+		fault("it is outside, yet it has tests or is missing")
+	case l.Missing != "" && len(l.marks) > 0:
+		fault("%s shows it; remove missing", l.marks[0].name())
+	case !shown && l.Outside == "" && l.Missing == "":
+		fault(`no test shows it; write one that calls conformance.Holds(t, %q)`, l.ID)
 	}
 	return errs
 }
 
-// state is how far a line is held.
+// state is how far tests show a line.
 type state int
 
 // The columns of the summary.
 const (
 	tested state = iota
-	partly       // tested, and the rest waits
-	waiting
 	outside
 	missing
 	states
 )
 
-// state returns how far l is held. Where it refers to others, the least of what they and its own tests are.
+// state returns the state of l. A line that refers to others is missing where one of them is, and outside where all are.
 func (l *Line) state() state {
-	switch {
-	case l.Missing != "":
+	if l.Missing != "" {
 		return missing
-	case l.Outside != "":
+	}
+	if l.Outside != "" {
 		return outside
-	case l.Waits != "" && len(l.found)+len(l.refs) == 0:
-		return waiting
 	}
-	seen := map[state]bool{tested: len(l.found) > 0, waiting: l.Waits != ""}
+	least := outside
+	if len(l.marks) > 0 {
+		least = tested
+	}
 	for _, ref := range l.refs {
-		seen[ref.state()] = true
+		switch ref.state() {
+		case missing:
+			return missing
+		case tested:
+			least = tested
+		case outside, states:
+		}
 	}
-	delete(seen, outside) // what is left is what there is to hold
-	switch {
-	case seen[missing]:
-		return missing
-	case seen[partly], seen[waiting] && seen[tested]:
-		return partly
-	case seen[waiting]:
-		return waiting
-	case seen[tested]:
-		return tested
-	}
-	return outside
+	return least
 }

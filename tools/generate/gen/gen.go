@@ -1,5 +1,5 @@
-// Package gen knows which files of the repository are generated, and how. A step reads and writes below
-// a root, so a check may run it on a copy.
+// Package gen generates files of the repository, in named steps. A step reads and writes below a root, so a check may run
+// it on a copy.
 package gen
 
 import (
@@ -24,18 +24,17 @@ import (
 type Step struct {
 	Name  string
 	About string
-	// Outputs are patterns of path.Match, relative to the root, that match all files of the step and
-	// nothing else.
+	// Outputs are patterns of path.Match, relative to the root. They match the files of the step and no others.
 	Outputs []string
 
 	packages []string // Debian packages that it needs
 	run      func(ctx context.Context, root string) error
 }
 
-// reference is the folder of the programs that the benchmark of the dataplane holds ours against.
+// reference is the folder of the baseline programs of the dataplane benchmark.
 const reference = "tools/bench/dataplane/internal/reference"
 
-// Steps are all steps, in an order in which each finds what it reads.
+// Steps lists all steps. Each follows those whose output it reads.
 var Steps = []Step{
 	{
 		Name:     "bpf",
@@ -59,7 +58,7 @@ var Steps = []Step{
 	},
 	{
 		Name:    "rbac",
-		About:   "the roles of the controllers and the agent, from the markers beside what asks the API",
+		About:   "the roles of the controllers and the agent, from the markers beside the calls to the API",
 		Outputs: []string{"controlplane/rbac/*.yaml", "cmd/*/rbac/*.yaml", "gateway/controller/rbac/*.yaml"},
 		run: func(ctx context.Context, root string) error {
 			return errors.Join(
@@ -96,7 +95,7 @@ var Steps = []Step{
 	},
 	{
 		Name:    "conformance",
-		About:   "docs/conformance.md, from docs/conformance/*.yaml and the names of tests",
+		About:   "docs/conformance.md, from docs/conformance/*.yaml and the tests that call conformance.Holds",
 		Outputs: []string{"docs/conformance.md"},
 		run: func(_ context.Context, root string) error {
 			page, err := conformance.Page(root)
@@ -108,12 +107,12 @@ var Steps = []Step{
 	},
 }
 
-// Run runs the named steps, or all, on the repository at root, and installs what they need. It stops at
-// the first that cannot be done.
+// Run runs the named steps, or all, on the repository at root, and installs the packages they need. It stops at the first
+// that fails.
 func Run(ctx context.Context, root string, progress io.Writer, names ...string) error {
 	for _, name := range names {
 		if !slices.ContainsFunc(Steps, func(s Step) bool { return s.Name == name }) {
-			return fmt.Errorf("no step is called %q; -list shows them", name)
+			return fmt.Errorf("there is no step %q; -list shows all", name)
 		}
 	}
 	for _, s := range Steps {
@@ -153,7 +152,7 @@ func (s Step) Files(root string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// chart copies into the chart what Helm wants to find inside of it.
+// chart copies CRDs and roles into the chart, where Helm expects them.
 func chart(ctx context.Context, root string) error {
 	mcs, err := output(ctx, root, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/mcs-api")
 	if err != nil {
@@ -226,7 +225,7 @@ func manifests(ctx context.Context, root string) error {
 	return write(filepath.Join(root, "deploy/manifests/isthmus.yaml"), append([]byte(note), rendered...))
 }
 
-// write writes a file, and its folder where there is none.
+// write writes a file, and makes its folder.
 func write(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -239,7 +238,7 @@ func controllerGen(ctx context.Context, root string, args ...string) error {
 	return command(ctx, root, "go", append([]string{"tool", "-modfile=tools/lint/go.mod", "controller-gen"}, args...)...)
 }
 
-// command runs a program in root and gives what it said when it fails.
+// command runs a program in root. Its error carries the output.
 func command(ctx context.Context, root, name string, args ...string) error {
 	_, err := output(ctx, root, name, args...)
 	return err

@@ -64,7 +64,7 @@ func (w *world) servePackets(ctx context.Context, fast bool) error {
 		}
 		w.packets = nil
 	}
-	w.packetCfg.FastRoad = fast
+	w.packetCfg.FastPath = fast
 	d, err := packetpath.Serve(ctx, w.node, w.packetCfg, lb.Input{Snapshot: snapshot(), Ranges: ranges})
 	if err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Package edge makes the edge of a cluster in network namespaces: a client, a router, and two gateways on one switch, so
-// that the router does not see when a gateway's cable is cut. In go VIPs that both gateways answer; out come counts of
-// what a client that asks all the time saw.
+// Package edge builds the edge of a cluster from network namespaces: a client, a router, and two gateways on one switch,
+// so that the router does not notice when a gateway's cable is cut. Both gateways can answer at VIPs; a probe counts what
+// a client sees.
 package edge
 
 import (
@@ -15,30 +15,30 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// The addresses; each device has one of both families.
+// Addresses; each device has one of both families.
 var (
-	Router   = [2]netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd99::1")} // on the gateways' side
+	Router   = [2]netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd99::1")} // on the side of the gateways
 	Gateways = [2][2]netip.Addr{
 		{netip.MustParseAddr("10.99.0.11"), netip.MustParseAddr("fd99::11")},
 		{netip.MustParseAddr("10.99.0.12"), netip.MustParseAddr("fd99::12")},
 	}
-	// Device is what gateways have towards the router.
+	// Device is the gateways' device towards the router.
 	Device = "eth0"
 
 	client   = [2]netip.Addr{netip.MustParseAddr("10.98.0.2"), netip.MustParseAddr("fd98::2")}
-	upstream = [2]netip.Addr{netip.MustParseAddr("10.98.0.1"), netip.MustParseAddr("fd98::1")} // the router's, on the client's side
+	upstream = [2]netip.Addr{netip.MustParseAddr("10.98.0.1"), netip.MustParseAddr("fd98::1")} // the router's address on the side of the client
 )
 
-// subnet is how long the prefixes of all networks are.
+// subnet is the prefix length of all networks.
 var subnet = [2]int{24, 64}
 
-// Lab is the edge. It is the caller's to close.
+// Lab is an edge. The caller closes it.
 type Lab struct {
 	Client, Router *netlab.Namespace
 	Gateways       [2]*netlab.Namespace
 }
 
-// New makes an edge in which nobody announces anything.
+// New builds an edge without announcements.
 func New() (*Lab, error) {
 	l := &Lab{}
 	for _, ns := range []**netlab.Namespace{&l.Client, &l.Router, &l.Gateways[0], &l.Gateways[1]} {
@@ -58,7 +58,7 @@ func New() (*Lab, error) {
 	return l, nil
 }
 
-// Close lets go of everything.
+// Close removes the edge.
 func (l *Lab) Close() error {
 	var errs []error
 	for _, ns := range []*netlab.Namespace{l.Client, l.Router, l.Gateways[0], l.Gateways[1]} {
@@ -69,7 +69,7 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// forwardIPv6 makes the namespace that it runs in a router, whose addresses work at once.
+// forwardIPv6 enables IPv6 forwarding in the current namespace, with addresses that work at once.
 func forwardIPv6() error {
 	for path, value := range map[string]string{
 		"all/forwarding": "1", "all/accept_dad": "0", "default/accept_dad": "0",
@@ -134,7 +134,7 @@ func (l *Lab) cable(other *netlab.Namespace, there, here string) error {
 	})
 }
 
-// address gives addresses to a device and brings it up.
+// address adds addresses to a device and brings it up.
 func address(device string, addrs [2]netip.Addr) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
@@ -183,10 +183,10 @@ func routeAll(via [2]netip.Addr) error {
 	return nil
 }
 
-// Cut takes a gateway's cable out of the switch: to the router it is as dead as can be.
+// Cut cuts a gateway's cable at the switch: to the router the gateway is dead.
 func (l *Lab) Cut(gateway int) error { return l.setPort(gateway, netlink.LinkSetDown) }
 
-// Mend plugs it in again.
+// Mend connects it again.
 func (l *Lab) Mend(gateway int) error { return l.setPort(gateway, netlink.LinkSetUp) }
 
 func (l *Lab) setPort(gateway int, set func(netlink.Link) error) error {
@@ -215,11 +215,11 @@ func (l *Lab) Has(gateway int, addr netip.Addr) (has bool, err error) {
 	return has, err
 }
 
-// take lets a gateway take packets to an address that no device of it has, as a balancer does, which translates them before the
-// kernel asks where they go. Nobody is told of the address who asks for it.
+// take makes a gateway accept packets to an address that none of its devices has, as a balancer does, which translates
+// them before routing. The gateway does not answer ARP or neighbour discovery for it.
 func (l *Lab) take(gateway int, addr netip.Addr) error {
 	return l.Gateways[gateway].Do(func() error {
-		// A device answers for its own addresses, and not for all that are local.
+		// A device answers only for its own addresses, not for all local ones.
 		if err := os.WriteFile("/proc/sys/net/ipv4/conf/all/arp_ignore", []byte("1"), 0); err != nil {
 			return fmt.Errorf("set arp_ignore: %w", err)
 		}

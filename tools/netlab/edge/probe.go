@@ -16,11 +16,11 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// echoPort is where gateways answer.
+// echoPort is the port at which gateways answer.
 const echoPort = 9000
 
-// Echo answers datagrams to vip on a gateway, whether or not a device of it has the address. The answer is the question and
-// the gateway's number. It ends when the result is closed.
+// Echo answers datagrams to vip on a gateway, whether or not one of its devices has the address. The answer is the
+// request and the gateway's number. The caller stops it.
 func (l *Lab) Echo(gateway int, vip netip.Addr) (stop func() error, err error) {
 	if err := l.take(gateway, vip); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (l *Lab) Echo(gateway int, vip netip.Addr) (stop func() error, err error) {
 			if err != nil {
 				return
 			}
-			_, _ = conn.WriteTo(append(buf[:n:n], byte(gateway)), from) // a client that hears nothing counts it
+			_, _ = conn.WriteTo(append(buf[:n:n], byte(gateway)), from) // a client counts missing answers
 		}
 	}()
 	return func() error {
@@ -64,10 +64,10 @@ func freebind(c syscall.RawConn, vip netip.Addr) error {
 	return errors.Join(err, set)
 }
 
-// interval is between two questions of a probe.
+// interval is the time between two requests of a probe.
 const interval = 5 * time.Millisecond
 
-// Probe is a client that asks a VIP every 5 ms.
+// Probe is a client that sends a request to a VIP every 5 ms.
 type Probe struct {
 	conn   *net.UDPConn
 	stop   context.CancelFunc
@@ -76,22 +76,22 @@ type Probe struct {
 
 	mu      sync.Mutex
 	sent    []time.Time
-	answers []Answer // by question
+	answers []Answer // by request
 }
 
-// Answer is what a question got.
+// Answer is the answer to a request.
 type Answer struct {
 	Gateway int
-	At      time.Time // zero: none
+	At      time.Time // zero: no answer
 }
 
-// Probe starts to ask vip. The result is the caller's to stop.
+// Probe starts sending requests to vip. The caller stops it.
 func (l *Lab) Probe(vip netip.Addr) (*Probe, error) { return probe(l.Client, vip) }
 
 func probe(from *netlab.Namespace, vip netip.Addr) (*Probe, error) {
 	p := &Probe{}
 	if err := from.Do(func() error {
-		// Unconnected, so that what routers say of a lost route ends nothing.
+		// Unconnected, so that an ICMP error of a router does not end it.
 		c, err := net.ListenUDP("udp", nil)
 		p.conn = c
 		return err
@@ -113,7 +113,7 @@ func (p *Probe) ask(ctx context.Context, to netip.AddrPort) {
 		question := binary.BigEndian.AppendUint64(nil, uint64(len(p.sent)))
 		p.sent, p.answers = append(p.sent, time.Now()), append(p.answers, Answer{})
 		p.mu.Unlock()
-		_, _ = p.conn.WriteToUDPAddrPort(question, to) // what is not sent is not answered
+		_, _ = p.conn.WriteToUDPAddrPort(question, to) // an unsent request has no answer
 		select {
 		case <-ctx.Done():
 			return
@@ -143,10 +143,10 @@ func (p *Probe) hear() {
 	}
 }
 
-// last is how long answers may be under way.
+// last is how long an answer may take.
 const last = 500 * time.Millisecond
 
-// Stop asks no more, and returns what was seen.
+// Stop sends no more requests, and returns the result.
 func (p *Probe) Stop() Result {
 	p.stop()
 	p.asking.Wait()
@@ -156,23 +156,23 @@ func (p *Probe) Stop() Result {
 	return Result{sent: p.sent, answers: p.answers}
 }
 
-// From returns when gateway answered a question that was sent after a moment, first; zero: not yet.
+// From returns when gateway first answered a request sent after a time; zero: not yet.
 func (p *Probe) From(gateway int, after time.Time) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return Result{sent: p.sent, answers: p.answers}.From(gateway, after)
 }
 
-// Result is what a probe saw.
+// Result is the result of a probe.
 type Result struct {
 	sent    []time.Time
 	answers []Answer
 }
 
-// Sent is how many questions there were.
+// Sent returns the number of requests.
 func (r Result) Sent() int { return len(r.sent) }
 
-// Lost is how many questions had no answer.
+// Lost returns the number of requests without an answer.
 func (r Result) Lost() int {
 	lost := 0
 	for _, a := range r.answers {
@@ -183,7 +183,7 @@ func (r Result) Lost() int {
 	return lost
 }
 
-// By is how many questions a gateway answered.
+// By returns the number of requests that a gateway answered.
 func (r Result) By(gateway int) int {
 	n := 0
 	for _, a := range r.answers {
@@ -194,7 +194,7 @@ func (r Result) By(gateway int) int {
 	return n
 }
 
-// From returns when gateway answered a question that was sent after a moment, first; zero: never.
+// From returns when gateway first answered a request sent after a time; zero: never.
 func (r Result) From(gateway int, after time.Time) time.Time {
 	for i, a := range r.answers {
 		if r.sent[i].After(after) && !a.At.IsZero() && a.Gateway == gateway {

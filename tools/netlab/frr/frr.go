@@ -1,5 +1,5 @@
-// Package frr runs a router in a network namespace: FRR's zebra, bgpd and bfdd, configured by what goes in, asked by vtysh.
-// The daemons belong to Debian's package frr; nothing of the machine's own is started or used.
+// Package frr runs a router in a network namespace: FRR's zebra, bgpd and bfdd, configured by a Config and queried by
+// vtysh. The daemons come from Debian's package frr; the machine's own FRR is neither started nor used.
 package frr
 
 import (
@@ -20,41 +20,41 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// Package is the Debian package that has the daemons.
+// Package is the Debian package with the daemons.
 const Package = "frr"
 
-// Config is a router.
+// Config describes a router.
 type Config struct {
 	ASN      uint32
 	RouterID netip.Addr
 	Peers    []Peer
-	// Paths is how many equal routes share traffic; 0: one.
+	// Paths is the maximum number of equal-cost routes; 0: one.
 	Paths int
-	// Followers are routes that go where those to VIPs go.
+	// Followers are routes that follow those to VIPs.
 	Followers []Follower
 }
 
-// Follower leads what goes to a network, in a routing table besides the main one, where the route to a VIP leads: so packets back to
-// clients pass the gateway that has the VIP. While none has it they are dropped: by the main table they would get to clients
-// untranslated, which answer them with a reset.
+// Follower routes packets to a network like packets to a VIP, in a separate routing table. So replies to clients pass the
+// gateway that has the VIP. Without a gateway they are dropped: by the main table they would reach clients untranslated,
+// and clients would answer with a reset.
 type Follower struct {
 	To    netip.Prefix
 	VIP   netip.Addr
 	Table int
 }
 
-// Peer is a neighbour that dials.
+// Peer is a neighbour that dials this router.
 type Peer struct {
 	Addr     netip.Addr
 	ASN      uint32
 	Password string
-	// BFDMillis is between two packets of BFD, of which three may be lost; 0: no BFD.
+	// BFDMillis is the interval of BFD packets, of which three may be lost; 0: no BFD.
 	BFDMillis int
 	// Hold is the hold time that the router proposes, 9 s by default. The shorter one of both ends counts.
 	Hold time.Duration
 }
 
-// Router is a running router. It is the caller's to close.
+// Router is a running router. The caller closes it.
 type Router struct {
 	ns      *netlab.Namespace
 	dir     string
@@ -71,11 +71,11 @@ type daemon struct {
 const defaultHold = 9 * time.Second
 
 const (
-	patience = 20 * time.Second
-	poll     = 20 * time.Millisecond
+	timeout = 20 * time.Second
+	poll    = 20 * time.Millisecond
 )
 
-// Start runs a router in ns and returns when it answers.
+// Start starts a router in ns and returns when it answers.
 func Start(ctx context.Context, ns *netlab.Namespace, cfg Config) (*Router, error) {
 	dir, err := folder(ctx)
 	if err != nil {
@@ -94,7 +94,7 @@ func Start(ctx context.Context, ns *netlab.Namespace, cfg Config) (*Router, erro
 	return r, nil
 }
 
-// folder makes a folder that the daemons, which are no root, can use.
+// folder creates a folder that the daemons, which do not run as root, can use.
 func folder(ctx context.Context) (string, error) {
 	dir, err := os.MkdirTemp("", "isthmus-frr-")
 	if err != nil {
@@ -106,7 +106,7 @@ func folder(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// Close ends the daemons.
+// Close stops the daemons.
 func (r *Router) Close() error {
 	var errs []error
 	for _, name := range []string{"staticd", "bgpd", "bfdd", "zebra"} {
@@ -144,7 +144,7 @@ func (r *Router) start(ctx context.Context, name string) error {
 	if name == "bfdd" {
 		args = append(args, "--bfdctl", r.dir+"/bfdd.sock")
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/usr/lib/frr/"+name, args...) // Close ends it
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/usr/lib/frr/"+name, args...) // Close stops it
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := r.ns.Do(cmd.Start); err != nil {
 		return fmt.Errorf("start %s of Debian's package %s: %w", name, Package, err)
@@ -152,7 +152,7 @@ func (r *Router) start(ctx context.Context, name string) error {
 	d := &daemon{cmd: cmd, ended: make(chan struct{})}
 	r.daemons[name] = d
 	go func() {
-		_ = cmd.Wait() // how it ended is in its log
+		_ = cmd.Wait() // its log has the reason
 		close(d.ended)
 	}()
 	return r.await(ctx, name, d)
@@ -160,7 +160,7 @@ func (r *Router) start(ctx context.Context, name string) error {
 
 // await returns when a daemon answers.
 func (r *Router) await(ctx context.Context, name string, d *daemon) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
@@ -190,12 +190,12 @@ func (r *Router) end(name string, signal syscall.Signal) error {
 	select {
 	case <-d.ended:
 		return nil
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		return errors.Join(fmt.Errorf("%s does not end", name), d.cmd.Process.Kill())
 	}
 }
 
-// bgp is the configuration of bgpd.
+// bgp returns the configuration of bgpd.
 func (c Config) bgp() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -228,7 +228,7 @@ func (c Config) bgp() string {
 	return b.String()
 }
 
-// followers is the configuration of staticd.
+// followers returns the configuration of staticd.
 func (c Config) followers() string {
 	var b strings.Builder
 	for _, f := range c.Followers {
@@ -241,7 +241,7 @@ func (c Config) followers() string {
 	return b.String()
 }
 
-// Ask runs a command of vtysh and returns what it says.
+// Ask runs a vtysh command and returns its output.
 func (r *Router) Ask(ctx context.Context, command string) ([]byte, error) {
 	return r.vtysh(ctx, "-c", command)
 }
@@ -257,19 +257,19 @@ func (r *Router) vtysh(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// Route is one way to a prefix, as bgpd has it.
+// Route is one path to a prefix, as bgpd has it.
 type Route struct {
 	From        netip.Addr // the peer
 	NextHops    []netip.Addr
 	MED         int
 	LocalPref   int
-	Communities []string // as FRR writes them
+	Communities []string // in FRR's notation
 	Large       []string
 	Best, Stale bool
 	Multipath   bool
 }
 
-// Routes returns all ways to a VIP.
+// Routes returns all paths to a VIP.
 func (r *Router) Routes(ctx context.Context, vip netip.Addr) ([]Route, error) {
 	family := "ipv4"
 	if vip.Is6() {

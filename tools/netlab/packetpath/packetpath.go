@@ -1,4 +1,4 @@
-// Package packetpath makes a network namespace a node that translates packets to VIPs.
+// Package packetpath turns a network namespace into a node that translates packets to VIPs.
 package packetpath
 
 import (
@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// patience is how long it may take until the programs are on the devices.
-	patience = 30 * time.Second
-	poll     = 20 * time.Millisecond
+	// timeout bounds the wait until the programs are attached.
+	timeout = 30 * time.Second
+	poll    = 20 * time.Millisecond
 )
 
-// Serve opens a datapath in ns, programs what in asks for, and returns when its programs are on all devices
-// that cfg names; there must be one, and patterns will not do. The result is the caller's to close.
+// Serve opens a datapath in ns, applies in, and returns when its programs are attached to all devices that cfg names.
+// There must be at least one, and patterns are not supported. The caller closes the result.
 func Serve(ctx context.Context, ns *netlab.Namespace, cfg datapath.Config, in lb.Input) (d *datapath.Datapath, err error) {
 	cfg.Packets = true
 	if err := ns.Do(func() error {
@@ -42,7 +42,7 @@ func serve(ctx context.Context, ns *netlab.Namespace, d *datapath.Datapath, devi
 		return err
 	}
 	plan, problems := lb.NewPlanner(have).Plan(in)
-	// What only packets may use is fine here.
+	// Frontends that only packets can use are fine here.
 	problems = slices.DeleteFunc(problems, func(p lb.Problem) bool { return p.Reason == lb.UnsupportedProtocol })
 	if len(problems) > 0 {
 		return fmt.Errorf("cannot be served: %v", problems)
@@ -50,7 +50,7 @@ func serve(ctx context.Context, ns *netlab.Namespace, d *datapath.Datapath, devi
 	if err := d.Apply(ctx, plan); err != nil {
 		return err
 	}
-	// Devices are looked at in the namespace of the thread that follows them.
+	// The watch of devices uses the namespace of its thread.
 	following, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- ns.Do(func() error { return d.Follow(following) }) }()
@@ -59,15 +59,15 @@ func serve(ctx context.Context, ns *netlab.Namespace, d *datapath.Datapath, devi
 	return errors.Join(err, <-ended)
 }
 
-// await waits until programs are on all devices.
+// await waits until the programs are attached to all devices.
 func await(ctx context.Context, ns *netlab.Namespace, d *datapath.Datapath, devices []string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
 		served := map[string]bool{}
-		if err := ns.Do(func() error { // where filters are asked for, too
+		if err := ns.Do(func() error { // the namespace whose filters are listed
 			for _, h := range d.Hooks() {
 				served[h.Device] = served[h.Device] || h.Attached
 			}

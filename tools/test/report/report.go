@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 )
 
 // slow is how long a test must take for its end to be shown before that of its package.
@@ -23,6 +25,7 @@ type event struct {
 	Test        string
 	Elapsed     float64 // seconds
 	Output      string
+	Key, Value  string // of attr
 	FailedBuild string // of a package that failed since this one could not be built
 }
 
@@ -42,18 +45,25 @@ type Report struct {
 	Passed, Failed, Skipped int
 	// Skips says which tests were skipped, and why.
 	Skips []string
+	// Unreached names the tests that passed without reaching a line of docs/conformance.md that they name.
+	Unreached []string
 
 	took    []took // packages and tests, of all runs
 	out     io.Writer
 	said    map[key][]string // output of tests that have not passed
 	results map[key]string   // "pass", "fail" or "skip"
 	build   map[string][]string
+	marks   map[string][]conformance.Mark // by package, as Expect got them
+	reached map[reached]bool
 }
 
 // New returns an empty report that shows progress on out: a line for each package, and everything that a
 // failed test said.
 func New(out io.Writer) *Report {
-	return &Report{out: out, said: map[key][]string{}, results: map[key]string{}, build: map[string][]string{}}
+	return &Report{
+		out: out, said: map[key][]string{}, results: map[key]string{}, build: map[string][]string{},
+		marks: map[string][]conformance.Mark{}, reached: map[reached]bool{},
+	}
 }
 
 // Read follows one run until its output ends. Lines that are no events are shown as they are.
@@ -85,6 +95,8 @@ func (r *Report) take(e event) {
 		r.build[e.ImportPath] = append(r.build[e.ImportPath], e.Output)
 	case "output":
 		r.said[k] = append(r.said[k], e.Output)
+	case "attr":
+		r.reach(e)
 	case "pass", "fail", "skip":
 		r.results[k] = e.Action
 		if !strings.Contains(e.Test, "/") {
@@ -126,6 +138,7 @@ func (r *Report) finish(e event) {
 		elapsed := time.Duration(e.Elapsed * float64(time.Second)).Round(10 * time.Millisecond)
 		fmt.Fprintf(r.out, "%s %-44s %8s  %d passed, %d failed, %d skipped\n", result, short(e.Package), elapsed, passed, failed, skipped)
 	}
+	r.checkMarks(e.Package)
 	for _, k := range append(r.of(e.Package), key{e.Package, ""}) {
 		delete(r.results, k)
 		delete(r.said, k)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-net/isthmus/tools/generate/conformance"
 )
 
 func TestReport(t *testing.T) {
@@ -127,5 +129,40 @@ func TestSlowest(t *testing.T) {
 	}
 	if all := r.Slowest(100); len(all) != 5 {
 		t.Errorf("all are %v, want 5", all)
+	}
+}
+
+func TestUnreached(t *testing.T) {
+	t.Parallel()
+	mark := func(pkg, test, line string) conformance.Mark {
+		return conformance.Mark{Package: pkg, Test: test, Line: line}
+	}
+	r := New(&bytes.Buffer{})
+	r.Expect([]conformance.Mark{
+		mark("p", "TestA", "N1"), mark("p", "TestA", "N2"), mark("p", "TestA", "N3"), mark("p", "TestA", "N3"),
+		mark("p", "TestFailed", "N1"), mark("p", "TestPartlySkipped", "N1"), mark("p", "TestNotRun", "N1"),
+		mark("q", "TestA", "N2"),
+	})
+	err := r.Read(strings.NewReader(`{"Action":"attr","Package":"p","Test":"TestA","Key":"conformance","Value":"N1"}
+{"Action":"attr","Package":"p","Test":"TestA/x","Key":"conformance","Value":"N2"}
+{"Action":"attr","Package":"p","Test":"TestA","Key":"other","Value":"N3"}
+{"Action":"pass","Package":"p","Test":"TestA/x"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p","Test":"TestFailed"}
+{"Action":"skip","Package":"p","Test":"TestPartlySkipped/x"}
+{"Action":"pass","Package":"p","Test":"TestPartlySkipped"}
+{"Action":"fail","Package":"p"}
+{"Action":"pass","Package":"q","Test":"TestA"}
+{"Action":"pass","Package":"q"}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		`p TestA passed and did not reach conformance.Holds(t, "N3")`,
+		`q TestA passed and did not reach conformance.Holds(t, "N2")`,
+	}
+	if diff := cmp.Diff(want, r.Unreached); diff != "" {
+		t.Errorf("unreached (-want +have):\n%s", diff)
 	}
 }

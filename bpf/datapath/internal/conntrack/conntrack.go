@@ -1,5 +1,5 @@
-// Package conntrack reads from the kernel's table of connections those whose source the node replaces on their way
-// out. That is how masquerading is seen whoever does it: nftables, iptables of either kind, or a program.
+// Package conntrack reads the connections whose source the node translates from the kernel's connection tracking table.
+// It detects masquerading by nftables, by both kinds of iptables and by other programs.
 package conntrack
 
 import (
@@ -19,25 +19,25 @@ const (
 	dstNAT     = 1 << 5 // IPS_DST_NAT
 )
 
-// Flow is a connection whose source is replaced and whose destination is not.
+// Flow is a connection whose source is translated and whose destination is not.
 type Flow struct {
-	Source   netip.Addr     // who began it
-	Shown    netip.Addr     // whom the destination sees instead
-	To       netip.AddrPort // the destination
-	Protocol uint8
+	Source     netip.Addr     // of the client
+	Translated netip.Addr     // what the destination sees instead
+	To         netip.AddrPort // the destination
+	Protocol   uint8
 }
 
-// ErrUnsupported says that the kernel does not tell of its connections.
+// ErrUnsupported means that the kernel does not list its connections.
 var ErrUnsupported = errors.New("no connection tracking over netlink")
 
-// Supported returns nil when the kernel tells of its connections, else ErrUnsupported or why that is not known.
+// Supported returns nil when the kernel lists its connections, else ErrUnsupported or the error of asking.
 func Supported() error {
 	return dump(func([]byte) bool { return false })
 }
 
-// Masqueraded calls tell with every Flow of the calling thread's network namespace, until tell returns false. It
-// reads the whole table inside of the kernel, which takes milliseconds for each 100,000 connections.
-func Masqueraded(tell func(Flow) bool) error {
+// Masqueraded calls visit with every Flow of the calling thread's network namespace, until visit returns false. The
+// kernel walks the whole table, which takes milliseconds for each 100,000 connections.
+func Masqueraded(visit func(Flow) bool) error {
 	var bad error
 	err := dump(func(message []byte) bool {
 		f, ok, err := parse(message)
@@ -45,12 +45,12 @@ func Masqueraded(tell func(Flow) bool) error {
 			bad = err
 			return false
 		}
-		return !ok || tell(f)
+		return !ok || visit(f)
 	})
 	return errors.Join(err, bad)
 }
 
-// dump asks for the connections of both families whose source is replaced, which the kernel sorts out.
+// dump lists the connections of both families whose source is translated; the kernel filters them.
 func dump(each func(message []byte) bool) error {
 	const get = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	req := nl.NewNetlinkRequest(get, unix.NLM_F_DUMP)
@@ -61,7 +61,7 @@ func dump(each func(message []byte) bool) error {
 	err := req.ExecuteIter(unix.NETLINK_NETFILTER, 0, each)
 	switch {
 	case errors.Is(err, nl.ErrDumpInterrupted):
-		return nil // connections come and go; those that stay are told
+		return nil // the table changed during the dump; lasting connections are listed all the same
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("list connections: %w", errors.Join(ErrUnsupported, err))
 	case err != nil:
@@ -70,7 +70,7 @@ func dump(each func(message []byte) bool) error {
 	return nil
 }
 
-// parse reads one connection. ok is false for those that are no Flow.
+// parse decodes one connection. ok is false if it is not a Flow.
 func parse(message []byte) (f Flow, ok bool, err error) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return Flow{}, false, fmt.Errorf("list connections: message of %d bytes", len(message))
@@ -83,7 +83,7 @@ func parse(message []byte) (f Flow, ok bool, err error) {
 	if len(status) != 4 {
 		return Flow{}, false, nil
 	}
-	// Kernels that know no filter by status tell of every connection.
+	// Kernels without the filter by status list every connection.
 	if bits := binary.BigEndian.Uint32(status); bits&srcNAT == 0 || bits&dstNAT != 0 {
 		return Flow{}, false, nil
 	}
@@ -91,15 +91,15 @@ func parse(message []byte) (f Flow, ok bool, err error) {
 	if err != nil {
 		return Flow{}, false, err
 	}
-	_, shown, _, err := parseTuple(attrs[nl.CTA_TUPLE_REPLY]) // replies go to whom the destination sees
+	_, shown, _, err := parseTuple(attrs[nl.CTA_TUPLE_REPLY]) // replies go to the translated source
 	if err != nil {
 		return Flow{}, false, err
 	}
-	f = Flow{Source: source, Shown: shown.Addr(), To: to, Protocol: protocol}
-	return f, f.Shown != f.Source, nil // else only its port was replaced
+	f = Flow{Source: source, Translated: shown.Addr(), To: to, Protocol: protocol}
+	return f, f.Translated != f.Source, nil // false: only the port is translated
 }
 
-// parseTuple reads one direction of a connection.
+// parseTuple decodes one direction of a connection.
 func parseTuple(tuple []byte) (source netip.Addr, to netip.AddrPort, protocol uint8, err error) {
 	parts, err := attributes(tuple)
 	if err != nil {
@@ -126,8 +126,8 @@ func parseTuple(tuple []byte) (source netip.Addr, to netip.AddrPort, protocol ui
 	return source, netip.AddrPortFrom(addr, port), proto[nl.CTA_PROTO_NUM][0], nil
 }
 
-// attributes returns the attributes of a message, or of another attribute, by type. They are rtnetlink's: a length
-// of two bytes, which counts itself, a type of two bytes, and a value, padded to four bytes (netlink(7)).
+// attributes returns the attributes of a message, or of another attribute, by type. They have the format of rtnetlink: a
+// length of two bytes, which includes the header, a type of two bytes, and a value, padded to four bytes (netlink(7)).
 func attributes(b []byte) (map[uint16][]byte, error) {
 	const header = 4
 	found := map[uint16][]byte{}

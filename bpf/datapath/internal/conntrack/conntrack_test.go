@@ -17,8 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
 
-// Datagrams of both families through a node: only those are told whose source is replaced and whose destination is
-// not.
+// Masqueraded lists only the flows whose source is translated and whose destination is not, in both families.
 func TestMasqueraded(t *testing.T) {
 	netlab.Privileged(t)
 	var ns [3]*netlab.Namespace
@@ -75,8 +74,8 @@ func TestMasqueraded(t *testing.T) {
 		}
 	}
 	want := []Flow{
-		{Source: a("10.9.1.2"), Shown: a("10.9.2.1"), To: netip.MustParseAddrPort("10.9.2.2:1"), Protocol: unix.IPPROTO_UDP},
-		{Source: a("fd09:1::1:2"), Shown: a("fd09:2::2:1"), To: netip.MustParseAddrPort("[fd09:2::2:2]:2"), Protocol: unix.IPPROTO_UDP},
+		{Source: a("10.9.1.2"), Translated: a("10.9.2.1"), To: netip.MustParseAddrPort("10.9.2.2:1"), Protocol: unix.IPPROTO_UDP},
+		{Source: a("fd09:1::1:2"), Translated: a("fd09:2::2:1"), To: netip.MustParseAddrPort("[fd09:2::2:2]:2"), Protocol: unix.IPPROTO_UDP},
 	}
 	var have []Flow
 	if err := node.Do(func() error {
@@ -90,7 +89,7 @@ func TestMasqueraded(t *testing.T) {
 	}
 	n := 0
 	if err := node.Do(func() error { return Masqueraded(func(Flow) bool { n++; return false }) }); err != nil || n != 1 {
-		t.Errorf("told %d after enough, %v", n, err)
+		t.Errorf("visited %d after the visitor returned false, %v", n, err)
 	}
 	if err := client.Do(func() error { return Masqueraded(func(f Flow) bool { t.Errorf("elsewhere: %v", f); return true }) }); err != nil {
 		t.Fatal(err)
@@ -102,7 +101,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 3, 0, 0, 0, 0, 16})
 	f.Add([]byte("0000\x0e\x00000000000000")) // an attribute whose padding is missing
 	f.Fuzz(func(t *testing.T, message []byte) {
-		if flow, ok, err := parse(message); ok && (err != nil || !flow.Source.IsValid() || !flow.Shown.IsValid() || !flow.To.IsValid()) {
+		if flow, ok, err := parse(message); ok && (err != nil || !flow.Source.IsValid() || !flow.Translated.IsValid() || !flow.To.IsValid()) {
 			t.Errorf("%v, %v", flow, err)
 		}
 	})

@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// Severity says what comes of a Finding.
+// Severity is the consequence of a Finding.
 type Severity int
 
-// A Warning costs some packets in some cases, a Fault all of a kind.
+// A Warning loses some packets in some cases, a Fault loses all packets of a kind.
 const (
 	Warning Severity = iota
 	Fault
@@ -28,28 +28,28 @@ func (s Severity) String() string {
 	return "warning"
 }
 
-// Finding is something about a node that does not go well with what the dataplane does there.
+// Finding is a fault of the node's configuration that affects the dataplane.
 type Finding struct {
-	Name     string // what kind of thing, such as "rp_filter"
+	Name     string // the kind of fault, such as "rp_filter"
 	Severity Severity
-	Message  string // one sentence: what is so, and what comes of it
-	Fix      string // what to do, a command where one does it
+	Message  string // one sentence: the fault and its consequence
+	Fix      string // what to do, as a command if there is one
 }
 
-// Node is what Check looks at.
+// Node is the input of Check.
 type Node struct {
-	Devices []Device // all
-	Served  []Device // those that the packet path is on; none without one
-	Ways    []Way    // to backends
-	Sysctl  string   // where the settings of the kernel's network stack are, /proc/sys/net but in tests
+	Devices []Device // all devices
+	Served  []Device // the devices of the packet path, none without one
+	Routes  []Route  // to backends
+	Sysctl  string   // the folder of the kernel's network settings: /proc/sys/net, except in tests
 }
 
-// Check returns what stands in the way of packets to backends and of their replies. Families and directions in which
-// there are no backends are not looked at.
+// Check returns the faults that affect packets to backends and their replies. It skips families and members without
+// backends.
 func (n Node) Check() ([]Finding, error) {
 	found := n.checkRoutes()
 	if len(n.Served) == 0 {
-		return found, nil // what pods send to pods is the business of the cluster's own network
+		return found, nil // without a packet path, packets go from pod to pod, which the cluster's own network carries
 	}
 	forwarding, err := n.checkForwarding()
 	if err != nil {
@@ -65,11 +65,11 @@ func (n Node) Check() ([]Finding, error) {
 // checkRoutes finds members whose backends the node cannot reach.
 func (n Node) checkRoutes() []Finding {
 	var found []Finding
-	for _, w := range n.Ways {
+	for _, w := range n.Routes {
 		if w.Device == 0 {
 			found = append(found, Finding{
 				"route", Fault,
-				fmt.Sprintf("there is no route to %s, a backend of cluster %s: who is sent to it gets an error", w.To, w.Cluster),
+				fmt.Sprintf("there is no route to %s, a backend of cluster %s: clients that are sent to it get an error", w.To, w.Cluster),
 				fmt.Sprintf("route the pod networks of cluster %s on this node", w.Cluster),
 			})
 		}
@@ -77,29 +77,29 @@ func (n Node) checkRoutes() []Finding {
 	return found
 }
 
-// checkForwarding finds settings that keep the kernel from routing translated packets. For IPv4 that of the device
-// they come by decides, for IPv6 that for all; see ip-sysctl, forwarding.
+// checkForwarding finds settings that keep the kernel from routing translated packets. For IPv4 the setting of the device
+// that they arrive at decides, for IPv6 the global one; see "forwarding" in the kernel's ip-sysctl.
 func (n Node) checkForwarding() ([]Finding, error) {
-	type place struct{ name, file, key string }
-	var places []place
+	type sysctl struct{ name, file, key string }
+	var sysctls []sysctl
 	for _, d := range n.Devices {
 		if d.Master == 0 && (n.serves(d) || n.leadsOut(d)) && n.uses(netip.Addr.Is4) {
-			places = append(places, place{"ip_forward", filepath.Join("ipv4/conf", d.Name, "forwarding"), "net.ipv4.conf." + sysctlName(d) + ".forwarding"})
+			sysctls = append(sysctls, sysctl{"ip_forward", filepath.Join("ipv4/conf", d.Name, "forwarding"), "net.ipv4.conf." + sysctlName(d) + ".forwarding"})
 		}
 	}
 	if n.uses(netip.Addr.Is4) {
 		const file, key = "ipv4/ip_forward", "net.ipv4.ip_forward"
 		if on, err := n.setting(file); err != nil {
 			return nil, err
-		} else if on == "0" { // switching it on switches every device on
-			places = []place{{"ip_forward", file, key}}
+		} else if on == "0" { // enabling it enables every device
+			sysctls = []sysctl{{"ip_forward", file, key}}
 		}
 	}
 	if n.uses(netip.Addr.Is6) {
-		places = append(places, place{"ipv6_forward", "ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"})
+		sysctls = append(sysctls, sysctl{"ipv6_forward", "ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"})
 	}
 	var found []Finding
-	for _, p := range places {
+	for _, p := range sysctls {
 		on, err := n.setting(p.file)
 		if err != nil {
 			return nil, err
@@ -115,24 +115,24 @@ func (n Node) checkForwarding() ([]Finding, error) {
 
 // uses reports whether there are backends of a family.
 func (n Node) uses(family func(netip.Addr) bool) bool {
-	return slices.ContainsFunc(n.Ways, func(w Way) bool { return family(w.To) })
+	return slices.ContainsFunc(n.Routes, func(w Route) bool { return family(w.To) })
 }
 
 func (n Node) serves(d Device) bool {
 	return slices.ContainsFunc(n.Served, func(s Device) bool { return s.Index == d.Index })
 }
 
-// leadsOut reports whether packets to backends leave the node by a device, or replies may come by it.
+// leadsOut reports whether packets to backends leave the node through a device, or replies may arrive at it.
 func (n Node) leadsOut(d Device) bool {
 	if d.Uplink() {
 		return true
 	}
 	local := d.Client() || d.Kind == "bridge" || d.Name == "lo"
-	return !local && slices.ContainsFunc(n.Ways, func(w Way) bool { return w.Device == d.Index })
+	return !local && slices.ContainsFunc(n.Routes, func(w Route) bool { return w.Device == d.Index })
 }
 
-// checkReversePath finds devices by which replies may come that the kernel drops, because it would send by another one.
-// The filter that holds is the stricter one of a device's own and that for all; see ip-sysctl, rp_filter.
+// checkReversePath finds devices where the kernel drops replies because their requests left through another device. The
+// setting that applies is the stricter of the device's own and the global one; see "rp_filter" in the kernel's ip-sysctl.
 func (n Node) checkReversePath() ([]Finding, error) {
 	var out []Device
 	for _, d := range n.Devices {
@@ -141,7 +141,7 @@ func (n Node) checkReversePath() ([]Finding, error) {
 		}
 	}
 	if len(out) < 2 || !n.uses(netip.Addr.Is4) {
-		return nil, nil // one road: what comes by it also goes by it; and IPv6 has no such filter
+		return nil, nil // a single device cannot be asymmetric, and IPv6 has no such filter
 	}
 	all, err := n.setting("ipv4/conf/all/rp_filter")
 	if err != nil {
@@ -153,10 +153,10 @@ func (n Node) checkReversePath() ([]Finding, error) {
 		if err != nil {
 			return nil, err
 		}
-		if max(all, own) == "1" { // they are "", "0", "1" or "2", and the larger one holds
+		if max(all, own) == "1" { // each is "", "0", "1" or "2", and the larger one applies
 			found = append(found, Finding{
 				"rp_filter", Warning,
-				fmt.Sprintf("rp_filter is strict on %s and %d devices lead out of the node: a reply that comes by another one than its request left by is dropped", d.Name, len(out)),
+				fmt.Sprintf("rp_filter is strict on %s and %d devices lead out of the node: a reply is dropped if it arrives at another device than its request left through", d.Name, len(out)),
 				fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", sysctlName(d)),
 			})
 		}
@@ -164,7 +164,7 @@ func (n Node) checkReversePath() ([]Finding, error) {
 	return found, nil
 }
 
-// checkMTU finds ways that carry less than clients may send.
+// checkMTU finds routes whose MTU is below that of clients' devices.
 func (n Node) checkMTU() []Finding {
 	var largest Device
 	for _, d := range n.Served {
@@ -173,7 +173,7 @@ func (n Node) checkMTU() []Finding {
 		}
 	}
 	var found []Finding
-	for _, w := range n.Ways {
+	for _, w := range n.Routes {
 		if w.Device == 0 || w.MTU == 0 || w.MTU >= largest.MTU {
 			continue
 		}
@@ -191,10 +191,10 @@ func (n Node) checkMTU() []Finding {
 	return found
 }
 
-// sysctlName is the name of a device in the key of a setting, where dots and slashes change places.
+// sysctlName is the name of a device in the key of a setting, where dots and slashes are swapped.
 func sysctlName(d Device) string { return strings.ReplaceAll(d.Name, ".", "/") }
 
-// setting returns a setting of the kernel, "" when this kernel or device has none.
+// setting returns a setting of the kernel, "" when the kernel or device does not have it.
 func (n Node) setting(file string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(n.Sysctl, file))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -1,5 +1,5 @@
-// Package device finds the network devices of a node on which the packet path must see packets, follows them as
-// they come and go, and checks what the packet path needs of them.
+// Package device selects the network devices of a node that the packet path runs on, watches them for changes, and
+// checks the node's configuration.
 package device
 
 import (
@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is a network device of this network namespace, cut down to what decides.
+// Device is a network device of this network namespace, reduced to the needed attributes.
 type Device struct {
 	Index  int
 	Name   string
 	Kind   string // as `ip -d link` calls it: "veth", "bridge", "tuntap"; "device" for hardware
 	MTU    int
 	Master int // index of the bridge or bond it is a port of, 0 without one
-	// PeerElsewhere is true for a veth whose other end is in another network namespace: a pod's.
+	// PeerElsewhere is true for the veth of a pod: its other end is in another network namespace.
 	PeerElsewhere bool
-	// Default is true when a default route leaves by it.
+	// Default is true when a default route uses it.
 	Default bool
 	// Addressed is true when it has an address that others can reach.
 	Addressed bool
-	// Bare is true when its packets do not begin with an Ethernet header: tun, WireGuard, PPP. The programs read none.
+	// Bare is true when its packets have no Ethernet header (tun, WireGuard, PPP). The programs cannot read such packets.
 	Bare bool
 }
 
@@ -61,7 +61,7 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// defaultRoutes returns the devices by which default routes of the main table leave.
+// defaultRoutes returns the devices of the default routes of the main table.
 func defaultRoutes() (map[int]bool, error) {
 	found := map[int]bool{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -84,7 +84,7 @@ func defaultRoutes() (map[int]bool, error) {
 	return found, nil
 }
 
-// hardware are the kinds of devices by which a node is connected to others.
+// hardware lists the kinds of devices that connect a node to others.
 var hardware = []string{"device", "vlan", "bond", "team"}
 
 // Uplink reports whether d connects the node to others.
@@ -93,7 +93,7 @@ func (d Device) Uplink() bool { return d.Default || d.Addressed && slices.Contai
 // Client reports whether a pod or a virtual machine is at the other end of d.
 func (d Device) Client() bool { return d.PeerElsewhere || d.Kind == "tuntap" }
 
-// Validate returns what is wrong with a pattern for names of devices, nil if nothing is.
+// Validate returns an error if a pattern for device names is invalid.
 func Validate(pattern string) error {
 	if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
 		return fmt.Errorf("device %q is neither a name nor a pattern such as eth*: %w", pattern, path.ErrBadPattern)
@@ -101,31 +101,31 @@ func Validate(pattern string) error {
 	return nil
 }
 
-// Select returns those of devices whose names match one of patterns. Without patterns it returns the uplinks, the
-// veths of pods, the taps of virtual machines, and the bridges that have such ports. The loopback device, where
-// every packet would be seen twice, only comes when it is named, and one that is Bare never.
+// Select returns the devices whose names match one of the patterns. Without patterns it returns uplinks, veths of pods,
+// taps of virtual machines, and bridges that have such ports. The loopback device, where the programs would see every
+// packet twice, must be named. Bare devices are never selected.
 //
-// Patterns are those of path.Match and must be valid.
+// Patterns have the syntax of path.Match and must be valid.
 func Select(devices []Device, patterns []string) []Device {
 	return slices.DeleteFunc(fitting(devices, patterns), func(d Device) bool { return d.Bare })
 }
 
-// CheckBare returns a Finding for every device that Select leaves out for being Bare alone.
+// CheckBare returns a Finding for every device that Select leaves out only because it is Bare.
 func CheckBare(devices []Device, patterns []string) []Finding {
 	var found []Finding
 	for _, d := range fitting(devices, patterns) {
 		if d.Bare {
 			found = append(found, Finding{
 				"device", Warning,
-				fmt.Sprintf("packets of %s have no Ethernet header: the packet path is not on it, and does not serve clients behind it", d.Name),
-				"use a device with Ethernet, a tap in place of a tun for instance; or name the others with --device",
+				fmt.Sprintf("packets of %s have no Ethernet header: the packet path does not run on it and does not serve clients behind it", d.Name),
+				"use an Ethernet device, for instance a tap in place of a tun, or name the other devices with --device",
 			})
 		}
 	}
 	return found
 }
 
-// fitting is Select, those that are Bare included.
+// fitting is Select with Bare devices.
 func fitting(devices []Device, patterns []string) []Device {
 	bridged := map[int]bool{}
 	for _, d := range devices {
@@ -146,9 +146,9 @@ func fitting(devices []Device, patterns []string) []Device {
 	return chosen
 }
 
-// Watch calls changed after devices or default routes have changed, until ctx ends: then it returns nil. Changes
-// that come together may be told as one. It calls changed once at the beginning, when no change can be
-// missed any more.
+// Watch calls changed after devices, addresses or default routes have changed, until ctx ends; then it returns nil.
+// Changes that come together may cause one call. The first call comes once Watch has subscribed to changes, so that none
+// is missed.
 func Watch(ctx context.Context, changed func()) error {
 	done := make(chan struct{})
 	defer close(done)
@@ -166,7 +166,7 @@ func Watch(ctx context.Context, changed func()) error {
 		netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{ErrorCallback: report}),
 	)
 	if err != nil {
-		return fmt.Errorf("follow devices: %w", err)
+		return fmt.Errorf("watch devices: %w", err)
 	}
 	for {
 		changed()
@@ -174,14 +174,14 @@ func Watch(ctx context.Context, changed func()) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("follow devices: %w", err)
+			return fmt.Errorf("watch devices: %w", err)
 		}
 	}
 }
 
-// next waits for something that matters, and takes everything that has come with it.
+// next waits for a relevant change, and drains the changes that have come with it.
 func next(ctx context.Context, links <-chan netlink.LinkUpdate, routes <-chan netlink.RouteUpdate, addrs <-chan netlink.AddrUpdate, broken <-chan error) error {
-	for matters := false; !matters; {
+	for relevant := false; !relevant; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -191,17 +191,17 @@ func next(ctx context.Context, links <-chan netlink.LinkUpdate, routes <-chan ne
 			if !ok {
 				return errClosed
 			}
-			matters = true
+			relevant = true
 		case r, ok := <-routes:
 			if !ok {
 				return errClosed
 			}
-			matters = r.Table == unix.RT_TABLE_MAIN && isDefault(r.Route)
+			relevant = r.Table == unix.RT_TABLE_MAIN && isDefault(r.Route)
 		case _, ok := <-addrs:
 			if !ok {
 				return errClosed
 			}
-			matters = true
+			relevant = true
 		}
 	}
 	for len(links)+len(routes)+len(addrs) > 0 {

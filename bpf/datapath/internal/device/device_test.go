@@ -30,7 +30,7 @@ func TestSelect(t *testing.T) {
 		{Index: 1, Name: "lo", Kind: "device", Addressed: true},
 		{Index: 2, Name: "eth0", Kind: "device", Default: true, Addressed: true},
 		{Index: 3, Name: "eth1", Kind: "device", Addressed: true},
-		{Index: 4, Name: "eth2", Kind: "device"}, // a port of something, or unused
+		{Index: 4, Name: "eth2", Kind: "device"}, // a port, or unused
 		{Index: 5, Name: "cni0", Kind: "bridge", Addressed: true},
 		{Index: 6, Name: "veth1", Kind: "veth", PeerElsewhere: true, Master: 5},
 		{Index: 7, Name: "veth2", Kind: "veth"}, // both ends are here
@@ -46,10 +46,10 @@ func TestSelect(t *testing.T) {
 		want     []string
 		bare     int // devices that are named as left out
 	}{
-		"found":          {nil, []string{"eth0", "eth1", "cni0", "veth1", "tap0", "bond0.7"}, 1},
+		"automatic":      {nil, []string{"eth0", "eth1", "cni0", "veth1", "tap0", "bond0.7"}, 1},
 		"by name":        {[]string{"veth2", "absent"}, []string{"veth2"}, 0},
 		"by pattern":     {[]string{"eth*", "br?"}, []string{"eth0", "eth1", "eth2", "br0"}, 0},
-		"even loopback":  {[]string{"lo"}, []string{"lo"}, 0},
+		"loopback":       {[]string{"lo"}, []string{"lo"}, 0},
 		"dots are plain": {[]string{"bond0.*"}, []string{"bond0.7"}, 0},
 		"bare":           {[]string{"tun0", "wg0"}, nil, 2},
 	} {
@@ -72,7 +72,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// What the kernel says about real devices of each kind.
+// List describes real devices of each kind.
 func TestList(t *testing.T) {
 	netlab.Privileged(t)
 	ns, err := netlab.NewNamespace()
@@ -147,18 +147,18 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Each kind of change is told: a device that comes, one that goes, an address, a default route.
+// Watch reports each kind of change: a new device, a removed one, an address, a default route.
 func TestWatch(t *testing.T) {
 	netlab.Privileged(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	changed, ended := make(chan struct{}, 100), make(chan error, 1)
 	go func() { ended <- Watch(ctx, func() { changed <- struct{}{} }) }()
-	told := func(what string) {
+	reported := func(what string) {
 		t.Helper()
 		select {
 		case <-changed:
 		case <-time.After(time.Minute):
-			t.Fatalf("%s is not told", what)
+			t.Fatalf("%s is not reported", what)
 		}
 		quiet := time.NewTimer(50 * time.Millisecond) // more of it may follow
 		defer quiet.Stop()
@@ -170,7 +170,7 @@ func TestWatch(t *testing.T) {
 			}
 		}
 	}
-	told("the beginning")
+	reported("the beginning")
 	a := netlink.NewLinkAttrs()
 	a.Name = "watched"
 	l := &netlink.Bridge{LinkAttrs: a}
@@ -183,13 +183,13 @@ func TestWatch(t *testing.T) {
 	must(netlink.LinkAdd(l))
 	must(os.WriteFile("/proc/sys/net/ipv6/conf/watched/disable_ipv6", []byte("1"), 0)) // it would get addresses later
 	must(netlink.LinkSetUp(l))
-	told("a device")
+	reported("a device")
 	must(netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 8, 0, 1), Mask: net.CIDRMask(24, 32)}}))
-	told("an address")
+	reported("an address")
 	must(netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.IPv4(10, 8, 0, 9)}))
-	told("a default route")
+	reported("a default route")
 	must(netlink.LinkDel(l))
-	told("a device that goes")
+	reported("a removed device")
 	cancel()
 	must(<-ended)
 }
@@ -197,42 +197,42 @@ func TestWatch(t *testing.T) {
 func TestCheck(t *testing.T) {
 	uplink, second := Device{Index: 1, Name: "eth0", Kind: "device", Default: true, MTU: 1500}, Device{Index: 2, Name: "eth1.7", Kind: "vlan", Addressed: true, MTU: 1400}
 	pod, jumbo := Device{Index: 3, Name: "veth1", Kind: "veth", PeerElsewhere: true, MTU: 1500}, Device{Index: 4, Name: "veth2", Kind: "veth", PeerElsewhere: true, MTU: 9000}
-	tunnel := Device{Index: 5, Name: "wg0", Kind: "wireguard", MTU: 1420} // where no program is
+	tunnel := Device{Index: 5, Name: "wg0", Kind: "wireguard", MTU: 1420} // without a program
 	port := Device{Index: 6, Name: "tap0", Kind: "tuntap", Master: 7, MTU: 1500}
-	b := func(device, mtu int) Way { return Way{"b", netip.MustParseAddr("10.2.0.1"), device, mtu} }
-	six := func(device, mtu int) Way { return Way{"c", netip.MustParseAddr("fd00::1"), device, mtu} }
+	b := func(device, mtu int) Route { return Route{"b", netip.MustParseAddr("10.2.0.1"), device, mtu} }
+	six := func(device, mtu int) Route { return Route{"c", netip.MustParseAddr("fd00::1"), device, mtu} }
 	good := map[string]string{
 		"ipv4/ip_forward": "1\n", "ipv6/conf/all/forwarding": "1\n", "ipv4/conf/all/rp_filter": "0\n",
 		"ipv4/conf/eth0/rp_filter": "0\n", "ipv4/conf/eth1.7/rp_filter": "2\n",
 		"ipv4/conf/eth0/forwarding": "1\n", "ipv4/conf/veth1/forwarding": "1\n",
 	}
-	type ways = []Way
+	type ways = []Route
 	for name, c := range map[string]struct {
 		served   []Device
-		ways     []Way
-		settings map[string]string // other than good
+		ways     []Route
+		settings map[string]string // that differ from the good ones
 		want     []string          // name, severity, fix
 	}{
-		"all is well":               {[]Device{uplink, second, pod}, ways{b(1, 1500), six(1, 1500)}, nil, nil},
-		"no forwarding":             {[]Device{uplink}, ways{b(1, 1500)}, map[string]string{"ipv4/ip_forward": "0\n", "ipv4/conf/eth0/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.ip_forward=1"}},
-		"none on one device":        {[]Device{uplink, pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/veth1/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.conf.veth1.forwarding=1"}},
-		"none where replies come":   {[]Device{pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.conf.eth0.forwarding=1"}},
-		"none on a port":            {[]Device{uplink, port}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/tap0/forwarding": "0\n"}, nil},
-		"no forwarding, no packets": {nil, ways{b(1, 1500)}, map[string]string{"ipv4/ip_forward": "0\n"}, nil},
-		"no forwarding of IPv6":     {[]Device{uplink}, ways{six(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": "0\n"}, []string{"ipv6_forward fault sysctl -w net.ipv6.conf.all.forwarding=1"}},
-		"IPv6 is not used":          {[]Device{uplink}, ways{b(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": "0\n"}, nil},
-		"no IPv6":                   {[]Device{uplink}, ways{six(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": ""}, nil},
-		"strict, one road":          {[]Device{uplink, pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n", "ipv4/conf/eth1.7/rp_filter": "0\n"}, nil},
-		"strict, two roads":         {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
-		"strict beside a tunnel":    {[]Device{uplink, tunnel}, ways{b(5, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
-		"strict, IPv6 alone":        {[]Device{uplink, second}, ways{six(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, nil},
-		"strict for all":            {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/all/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
-		"loose for all":             {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/all/rp_filter": "2\n", "ipv4/conf/eth0/rp_filter": "1\n"}, nil},
-		"a name with a dot":         {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth1.7/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth1/7.rp_filter=2"}},
-		"larger than the way":       {[]Device{uplink, pod, jumbo}, ways{b(1, 1500)}, nil, []string{"mtu warning set the MTU of the pod network to 1500 in its CNI's configuration"}},
-		"a tunnel on the way":       {[]Device{uplink, pod}, ways{b(5, 1420), six(1, 1500)}, nil, []string{"mtu warning set the MTU of the pod network to 1420 in its CNI's configuration"}},
-		"no route":                  {[]Device{uplink, pod}, ways{b(0, 0)}, nil, []string{"route fault route the pod networks of cluster b on this node"}},
-		"no route, no packets":      {nil, ways{b(0, 0)}, nil, []string{"route fault route the pod networks of cluster b on this node"}},
+		"no fault":                           {[]Device{uplink, second, pod}, ways{b(1, 1500), six(1, 1500)}, nil, nil},
+		"no forwarding":                      {[]Device{uplink}, ways{b(1, 1500)}, map[string]string{"ipv4/ip_forward": "0\n", "ipv4/conf/eth0/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.ip_forward=1"}},
+		"no forwarding on one device":        {[]Device{uplink, pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/veth1/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.conf.veth1.forwarding=1"}},
+		"no forwarding where replies arrive": {[]Device{pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/forwarding": "0\n"}, []string{"ip_forward fault sysctl -w net.ipv4.conf.eth0.forwarding=1"}},
+		"no forwarding on a port":            {[]Device{uplink, port}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/tap0/forwarding": "0\n"}, nil},
+		"no forwarding, no packet path":      {nil, ways{b(1, 1500)}, map[string]string{"ipv4/ip_forward": "0\n"}, nil},
+		"no forwarding of IPv6":              {[]Device{uplink}, ways{six(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": "0\n"}, []string{"ipv6_forward fault sysctl -w net.ipv6.conf.all.forwarding=1"}},
+		"IPv6 is not used":                   {[]Device{uplink}, ways{b(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": "0\n"}, nil},
+		"no IPv6":                            {[]Device{uplink}, ways{six(1, 1500)}, map[string]string{"ipv6/conf/all/forwarding": ""}, nil},
+		"strict, one device out":             {[]Device{uplink, pod}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n", "ipv4/conf/eth1.7/rp_filter": "0\n"}, nil},
+		"strict, two devices out":            {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
+		"strict beside a tunnel":             {[]Device{uplink, tunnel}, ways{b(5, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
+		"strict, IPv6 only":                  {[]Device{uplink, second}, ways{six(1, 1500)}, map[string]string{"ipv4/conf/eth0/rp_filter": "1\n"}, nil},
+		"strict for all":                     {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/all/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth0.rp_filter=2"}},
+		"loose for all":                      {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/all/rp_filter": "2\n", "ipv4/conf/eth0/rp_filter": "1\n"}, nil},
+		"a name with a dot":                  {[]Device{uplink, second}, ways{b(1, 1500)}, map[string]string{"ipv4/conf/eth1.7/rp_filter": "1\n"}, []string{"rp_filter warning sysctl -w net.ipv4.conf.eth1/7.rp_filter=2"}},
+		"MTU above the route's":              {[]Device{uplink, pod, jumbo}, ways{b(1, 1500)}, nil, []string{"mtu warning set the MTU of the pod network to 1500 in its CNI's configuration"}},
+		"MTU above the tunnel's":             {[]Device{uplink, pod}, ways{b(5, 1420), six(1, 1500)}, nil, []string{"mtu warning set the MTU of the pod network to 1420 in its CNI's configuration"}},
+		"no route":                           {[]Device{uplink, pod}, ways{b(0, 0)}, nil, []string{"route fault route the pod networks of cluster b on this node"}},
+		"no route, no packet path":           {nil, ways{b(0, 0)}, nil, []string{"route fault route the pod networks of cluster b on this node"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -257,7 +257,7 @@ func TestCheck(t *testing.T) {
 			if !slices.ContainsFunc(devices, func(d Device) bool { return d.Index == uplink.Index }) {
 				devices = append([]Device{uplink}, devices...)
 			}
-			found, err := Node{Devices: devices, Served: c.served, Ways: c.ways, Sysctl: dir}.Check()
+			found, err := Node{Devices: devices, Served: c.served, Routes: c.ways, Sysctl: dir}.Check()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,5 +1,5 @@
-// Package netns finds the network namespaces of a node and visits them: an iterator over sockets shows those of one
-// namespace.
+// Package netns finds the network namespaces of a node and runs functions in them: an iterator over sockets lists those
+// of one namespace.
 package netns
 
 import (
@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Places are where a node's network namespaces can be found.
-type Places struct {
+// Dirs are the folders in which the node's network namespaces are found.
+type Dirs struct {
 	Proc string // of the node's processes, such as /proc
-	Run  string // where they are kept by name, such as /run/netns
+	Run  string // of named namespaces, such as /run/netns
 }
 
-// Namespaces returns a path to each network namespace that a process of the node is in or that has a name, but not
-// the one of this process. What goes while it looks, and what this process may not see, is left out.
-func (p Places) Namespaces() ([]string, error) {
-	// Of this thread: that of the process is the main thread's, which may be one that was elsewhere and never came back.
+// Namespaces returns a path to each network namespace of the node that has a process or a name, except that of this
+// process. Namespaces that end meanwhile, or that this process may not see, are left out.
+func (p Dirs) Namespaces() ([]string, error) {
+	// The thread's namespace, not the process's: the latter is that of the main thread, which may have left it for good.
 	own, err := inode("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, fmt.Errorf("find own network namespace: %w", err)
@@ -50,7 +50,7 @@ func (p Places) Namespaces() ([]string, error) {
 	return found, nil
 }
 
-// inode returns the number that a namespace is known by.
+// inode returns the inode number that identifies a namespace.
 func inode(path string) (uint64, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -59,10 +59,10 @@ func inode(path string) (uint64, error) {
 	return st.Sys().(*syscall.Stat_t).Ino, nil
 }
 
-// Visit calls f here and in every other network namespace of the node, one after the other. f must do its work on
-// the thread it is called on, and starts no goroutine. Namespaces that go in the meantime are no error; ones
-// that this process may not enter, for which it would need the capability SYS_ADMIN, are counted.
-func (p Places) Visit(ctx context.Context, f func() error) (refused int, err error) {
+// Visit calls f in the current and in every other network namespace of the node, one after the other. f must work on
+// the thread that it is called on, and start no goroutine. Namespaces that end meanwhile are no error. refused counts
+// those that this process may not enter for lack of the capability SYS_ADMIN.
+func (p Dirs) Visit(ctx context.Context, f func() error) (refused int, err error) {
 	errs := []error{f()}
 	paths, err := p.Namespaces()
 	if err != nil {
@@ -72,7 +72,7 @@ func (p Places) Visit(ctx context.Context, f func() error) (refused int, err err
 		if err := ctx.Err(); err != nil {
 			return refused, errors.Join(append(errs, err)...)
 		}
-		switch err := within(path, f); {
+		switch err := runIn(path, f); {
 		case errors.Is(err, errRefused):
 			refused++
 		case err != nil:
@@ -84,11 +84,11 @@ func (p Places) Visit(ctx context.Context, f func() error) (refused int, err err
 
 var errRefused = errors.New("may not enter the network namespace")
 
-// within calls f in the network namespace at path, on a thread that ends with it.
-func within(path string, f func() error) error {
+// runIn calls f in the network namespace at path, on a thread that ends afterwards.
+func runIn(path string, f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlock: nothing else must run on this thread afterwards
+		runtime.LockOSThread() // never unlocked: no other goroutine may run on this thread afterwards
 		result <- func() error {
 			fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			if err != nil {
@@ -104,13 +104,13 @@ func within(path string, f func() error) error {
 	return <-result
 }
 
-// ignoreGone sorts the errors of entering a namespace.
+// ignoreGone drops the errors that mean that a namespace has ended.
 func ignoreGone(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return errRefused
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL):
-		return nil // the process ended; EINVAL is for a name whose namespace is not there any more
+		return nil // the process ended; EINVAL is of a name without its namespace
 	}
 	return fmt.Errorf("enter network namespace: %w", err)
 }

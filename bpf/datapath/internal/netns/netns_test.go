@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m)) }
 
-// sleeper starts a process in a network namespace of its own, if so told, and returns its number.
+// sleeper starts a process, in its own network namespace if flags say so, and returns its PID.
 func sleeper(t *testing.T, flags uintptr) int {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "cat")
@@ -36,7 +36,7 @@ func sleeper(t *testing.T, flags uintptr) int {
 	return cmd.Process.Pid
 }
 
-// Each namespace is visited once, however many processes and names it has; what is gone is passed over.
+// Each namespace is visited once, however many processes and names it has. Ended namespaces are skipped.
 func TestVisit(t *testing.T) {
 	netlab.Privileged(t)
 	proc, run := t.TempDir(), t.TempDir()
@@ -70,7 +70,7 @@ func TestVisit(t *testing.T) {
 		want = append(want, n)
 	}
 	var visited []uint64
-	refused, err := Places{proc, run}.Visit(t.Context(), func() error {
+	refused, err := Dirs{proc, run}.Visit(t.Context(), func() error {
 		n, err := inode("/proc/thread-self/ns/net")
 		visited = append(visited, n)
 		return err
@@ -85,7 +85,7 @@ func TestVisit(t *testing.T) {
 		t.Errorf("the test ends up in namespace %d, %v", here, err)
 	}
 	broken := errors.New("broken")
-	if _, err := (Places{proc, run}).Visit(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
+	if _, err := (Dirs{proc, run}).Visit(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("error %v, want %v", err, broken)
 	}
 }

@@ -1,6 +1,5 @@
-// Package sockdiag lists and closes UDP sockets over netlink, as sock_diag(7) describes it. It is for kernels on which
-// no BPF program can close a socket. Sockets are known by their cookies: never is one closed that has
-// taken another's address meanwhile.
+// Package sockdiag lists and closes UDP sockets over netlink (sock_diag(7)), on kernels without a BPF helper that closes
+// sockets. Sockets are identified by their cookies, so a new socket with the same address is never closed by mistake.
 package sockdiag
 
 import (
@@ -24,11 +23,11 @@ const (
 
 // Socket is a connected UDP socket.
 type Socket struct {
-	// Cookie is the number that the kernel knows it by, as bpf_get_socket_cookie returns it.
+	// Cookie identifies the socket, as returned by bpf_get_socket_cookie.
 	Cookie uint64
 
 	family uint8
-	id     [sizeOfID]byte // as the kernel gave it
+	id     [sizeOfID]byte // as the kernel sent it
 }
 
 // request is struct inet_diag_req_v2.
@@ -40,7 +39,7 @@ type request struct {
 // Len and Serialize make a request part of a netlink message.
 func (r request) Len() int { return sizeOfReq }
 
-// Serialize returns the request as the kernel reads it.
+// Serialize returns the request in the kernel's format.
 func (r request) Serialize() []byte {
 	b := make([]byte, sizeOfReq)
 	b[0], b[1] = r.family, unix.IPPROTO_UDP
@@ -49,8 +48,8 @@ func (r request) Serialize() []byte {
 	return b
 }
 
-// List returns the connected UDP sockets of the calling thread's network namespace. Every one that it returns has a
-// cookie from then on.
+// List returns the connected UDP sockets of the calling thread's network namespace. Listing a socket gives it its
+// cookie.
 func List() ([]Socket, error) {
 	var found []Socket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -73,8 +72,8 @@ func List() ([]Socket, error) {
 	return found, nil
 }
 
-// Close closes a socket of the calling thread's network namespace: its program gets ECONNABORTED. It reports false
-// when the socket is gone already.
+// Close closes a socket of the calling thread's network namespace: its program gets ECONNABORTED. It returns false
+// when the socket no longer exists.
 func (s Socket) Close() (bool, error) {
 	req := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
 	req.AddData(request{family: s.family, id: s.id})

@@ -42,7 +42,7 @@ func isClosed(t *testing.T, fd int) bool {
 	return errors.Is(err, unix.ECONNABORTED)
 }
 
-// A listed socket has its own cookie, and closing it closes no other one, not to the same address either.
+// Each listed socket has its own cookie. Closing it closes no other socket, not even one to the same address.
 func TestListAndClose(t *testing.T) {
 	netlab.Privileged(t)
 	for name, family := range map[string]int{"IPv4": unix.AF_INET, "IPv6": unix.AF_INET6} {

@@ -1,5 +1,5 @@
-// Package election elects who leads a member: the holder of a Lease in that member's own API server, by the rules of
-// client-go. How often the Lease changed hands is the epoch.
+// Package election elects the leader of a member: the holder of a Lease in the member's own API server, by the rules of
+// client-go. The epoch counts how often the Lease changed hands.
 package election
 
 import (
@@ -17,21 +17,21 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
 )
 
-// Times are those of an election. Lease is how long a leader that is not heard of still leads; Renew, how long one
-// tries to renew before it leads no more; Retry, the time between two tries. Lease > Renew > 1.2 times Retry.
+// Times are the times of an election. Lease is how long a silent leader keeps the Lease, Renew how long a leader tries to
+// renew the Lease before it stops leading, and Retry the time between two attempts. Lease > Renew > 1.2 times Retry.
 type Times struct{ Lease, Renew, Retry time.Duration }
 
-// DefaultTimes are those of Kubernetes' own controllers.
+// DefaultTimes are the times of Kubernetes' own controllers.
 var DefaultTimes = Times{Lease: 15 * time.Second, Renew: 10 * time.Second, Retry: 2 * time.Second}
 
-// Candidate is one process that may lead by one Lease.
+// Candidate is a process that competes for one Lease.
 type Candidate struct {
 	lock  *lock
 	times Times
 	notes *notes
 }
 
-// New returns a candidate that names itself identity, which no other process ever does.
+// New returns a candidate for a Lease. No other process ever has the same identity.
 func New(leases coordinationv1client.LeasesGetter, lease types.NamespacedName, identity string, times Times) *Candidate {
 	noted := &notes{LeasesGetter: leases, say: func() string { return "" }}
 	return &Candidate{times: times, notes: noted, lock: &lock{duration: times.Lease, Interface: &resourcelock.LeaseLock{
@@ -41,25 +41,25 @@ func New(leases coordinationv1client.LeasesGetter, lease types.NamespacedName, i
 	}}}
 }
 
-// Seen returns who held the Lease when it was last read or written, "" for nobody, and its epoch.
+// Seen returns the holder of the Lease when it was last read or written, "" for none, and its epoch.
 func (c *Candidate) Seen() (holder string, epoch int64) {
 	c.lock.mu.Lock()
 	defer c.lock.mu.Unlock()
 	return c.lock.holder, c.lock.epoch
 }
 
-// Say makes the candidate say on the Lease, whenever it renews it, what say returns then. It is called before Run.
+// Say makes the candidate write the result of say to the Lease as a note, at each renewal. It is called before Run.
 func (c *Candidate) Say(say func() string) { c.notes.say = say }
 
-// Said returns what the holder of the Lease says on it, as it was when it was last read or written.
+// Said returns the note of the Lease's holder when the Lease was last read or written.
 func (c *Candidate) Said() string {
 	c.notes.mu.Lock()
 	defer c.notes.mu.Unlock()
 	return c.notes.said
 }
 
-// Run takes part in the election until ctx ends. Whenever it is won it calls work, whose ctx ends when leadership may
-// do; it takes part again when work has returned. The Lease is given back when ctx ends, after work has returned.
+// Run takes part in the election until ctx ends. Each time it wins, it calls work, whose ctx ends when the leadership may
+// end; it competes again after work has returned. It gives the Lease back when ctx ends, after work has returned.
 func (c *Candidate) Run(ctx context.Context, work func(context.Context, fenced.Term)) error {
 	for ctx.Err() == nil {
 		if err := c.once(ctx, work); err != nil {
@@ -69,7 +69,7 @@ func (c *Candidate) Run(ctx context.Context, work func(context.Context, fenced.T
 	return nil
 }
 
-// once takes part until leadership was won and lost, or ctx ends.
+// once takes part until it has won and lost the leadership, or until ctx ends.
 func (c *Candidate) once(ctx context.Context, work func(context.Context, fenced.Term)) error {
 	won := make(chan context.Context, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -83,7 +83,7 @@ func (c *Candidate) once(ctx context.Context, work func(context.Context, fenced.
 	if err != nil {
 		return fmt.Errorf("elect by Lease %s: %w", c.lock.Describe(), err)
 	}
-	// The elector gives the Lease back as soon as its ctx ends, so that of work has to end before.
+	// The elector gives the Lease back as soon as its ctx ends, so the ctx of work ends first.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -105,21 +105,21 @@ func (c *Candidate) once(ctx context.Context, work func(context.Context, fenced.
 	return nil
 }
 
-// lock is a lock that remembers what was seen of it, and until when it surely is held.
+// lock is a resource lock that remembers its last observed record, and until when this process certainly holds it.
 type lock struct {
 	resourcelock.Interface
 
 	duration time.Duration
 
 	mu     sync.Mutex
-	until  time.Time // zero if it is not held
+	until  time.Time // zero while it is not held
 	holder string
 	epoch  int64
-	floor  int // the epoch of a Lease that was created after another one had been seen
+	floor  int // the lowest epoch of a Lease that is created after an earlier one was seen
 }
 
-// Get notes who holds the Lease. By the text that it returns a candidate knows that the Lease was renewed, and counts its
-// duration from then; client-go's own text has whole seconds, in which one renewal of several would be all that is seen.
+// Get records the holder of the Lease. A candidate recognises a renewal by a change of the returned bytes, and counts the
+// duration of the Lease from then. The bytes of client-go have whole seconds, which hide all but one renewal within a second.
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	if err != nil {
@@ -131,7 +131,7 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return record, record.RenewTime.AppendFormat(raw, time.RFC3339Nano), nil
 }
 
-// Create creates the Lease. When this process knows of an earlier one, epochs go on from there.
+// Create creates the Lease. If this process has seen an earlier one, its epoch continues from there.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	l.mu.Lock()
 	if l.holder != "" || l.epoch > 0 {
@@ -141,19 +141,19 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 	return l.write(ctx, record, l.Interface.Create)
 }
 
-// Update renews the Lease, takes it, or gives it back.
+// Update renews the Lease, takes it over, or gives it back.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(ctx, record, l.Interface.Update)
 }
 
-// write notes until when the Lease is held: others count its duration from when they saw the write, which is later
-// than it began.
+// write records until when the Lease is held, counted from the start of the write. Other candidates count from when they see
+// the write, which is later.
 func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionRecord, send func(context.Context, resourcelock.LeaderElectionRecord) error) error {
 	began := time.Now()
 	l.mu.Lock()
 	record.LeaderTransitions = max(record.LeaderTransitions, l.floor)
 	if record.HolderIdentity != l.Identity() {
-		l.until = time.Time{} // it is being given back
+		l.until = time.Time{} // the Lease is being given back
 	}
 	l.mu.Unlock()
 	if err := send(ctx, record); err != nil {

@@ -193,10 +193,10 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 	frozen := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asA, nil)
 	// The same of a process that shares the account with the one that leads now.
 	sibling := fenced.New(anybody{}, fenced.Term{Epoch: first.Epoch}, asB, nil)
-	for name, late := range map[string]reconcile.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
+	for name, late := range map[string]reconcile.Writer{"another supervisor": frozen, "the same supervisor": sibling} {
 		for verb, err := range map[string]error{
 			"create":   late.Create(ctx, object("late")),
-			"own":      late.Own(ctx, object("mine")),
+			"apply":    late.Apply(ctx, object("mine")),
 			"replace":  late.Replace(ctx, mine.DeepCopy()),
 			"annotate": late.Annotate(ctx, mine, map[string]string{"example.org/by": "a"}),
 		} {
@@ -215,14 +215,14 @@ func TestALeaderThatIsCutOffWritesNoMore(t *testing.T) {
 		return told
 	}
 	left := kept.DeepCopy()
-	for name, late := range map[string]reconcile.Leader{"another supervisor": frozen, "the same supervisor": sibling} {
-		for verb, err := range map[string]error{"delete": late.Delete(ctx, left.DeepCopy()), "status": late.OwnStatus(ctx, status(left))} {
+	for name, late := range map[string]reconcile.Writer{"another supervisor": frozen, "the same supervisor": sibling} {
+		for verb, err := range map[string]error{"delete": late.Delete(ctx, left.DeepCopy()), "status": late.ApplyStatus(ctx, status(left))} {
 			if !apierrors.IsForbidden(err) {
 				t.Errorf("%s: a late %s of what was left alone: %v, want it refused", name, verb, err)
 			}
 		}
 	}
-	if err := next.OwnStatus(ctx, status(left)); err != nil {
+	if err := next.ApplyStatus(ctx, status(left)); err != nil {
 		t.Errorf("the leader tells: %v", err)
 	}
 	if err := sibling.Delete(ctx, left); !apierrors.IsConflict(err) {

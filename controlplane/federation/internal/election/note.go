@@ -9,14 +9,14 @@ import (
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 )
 
-// annotationNote on a Lease is what its holder says to all other candidates.
+// annotationNote on a Lease is a message from its holder to all other candidates.
 const annotationNote = "federation.isthmus.dev/note"
 
-// notes are Leases on which the holder says something, each time that it writes one. It is read with the Lease.
+// notes adds a note to each Lease that its holder writes, and remembers the note of each Lease that is read.
 type notes struct {
 	coordinationv1client.LeasesGetter
 
-	say func() string // "" for nothing
+	say func() string // the note to write, "" for none
 
 	mu   sync.Mutex
 	said string
@@ -26,7 +26,7 @@ func (n *notes) Leases(namespace string) coordinationv1client.LeaseInterface {
 	return &notedLeases{n.LeasesGetter.Leases(namespace), n}
 }
 
-// read notes what a Lease says.
+// read remembers the note of a Lease.
 func (n *notes) read(lease *coordinationv1.Lease, err error) (*coordinationv1.Lease, error) {
 	if err == nil {
 		n.mu.Lock()
@@ -36,7 +36,7 @@ func (n *notes) read(lease *coordinationv1.Lease, err error) (*coordinationv1.Le
 	return lease, err
 }
 
-// noted returns a lease that says what is to be said: nothing when it is given back.
+// noted returns the Lease with the note, or without one when it is given back.
 func (n *notes) noted(lease *coordinationv1.Lease) *coordinationv1.Lease {
 	text := ""
 	if lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != "" {

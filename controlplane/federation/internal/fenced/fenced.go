@@ -1,5 +1,9 @@
-// Package fenced writes into a member as its leader: each write carries the epoch, and none is sent when the Lease is
-// not surely held.
+// Package fenced writes into a member as its leader. Each write carries the epoch of the leadership, and no write is sent
+// while it is not certain that this process holds the Lease.
+//
+// For example, a leader that was suspended for a minute wakes up and deletes a Service that it read before. Another process
+// has become the leader in epoch 8 and changed the Service, which is therefore of epoch 8, and the member's admission policy
+// refuses the delete.
 package fenced
 
 import (
@@ -20,18 +24,19 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/admission"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/apply"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
 // Term is one leadership of one member.
 type Term struct {
 	// Epoch is that of the Lease.
 	Epoch int64
-	// Held reports whether the Lease is surely held now. nil is for ever.
+	// Held reports whether this process certainly holds the Lease now. Nil means that it always does.
 	Held func() bool
 }
 
-// leader is a reconcile.Leader.
-type leader struct {
+// writer is a reconcile.Writer.
+type writer struct {
 	reconcile.Member
 
 	term   Term
@@ -39,86 +44,87 @@ type leader struct {
 	events events.EventRecorder
 }
 
-// New returns who leads a member for a term, by a client of the member's API server.
-func New(m reconcile.Member, term Term, c client.Client, recorder events.EventRecorder) reconcile.Leader {
-	return &leader{Member: m, term: term, client: c, events: recorder}
+// New returns a Writer for one term, which uses a client of the member's API server.
+func New(m reconcile.Member, term Term, c client.Client, recorder events.EventRecorder) reconcile.Writer {
+	return &writer{Member: m, term: term, client: c, events: recorder}
 }
 
-func (l *leader) Epoch() int64 { return l.term.Epoch }
+func (w *writer) Epoch() int64 { return w.term.Epoch }
 
-// check reports why nothing may be written now.
-func (l *leader) check() error {
-	if l.term.Held != nil && !l.term.Held() {
-		return fmt.Errorf("write into member %s: %w", l.ID(), reconcile.ErrNotLeader)
+// check returns why no write may be sent now.
+func (w *writer) check() error {
+	if w.term.Held != nil && !w.term.Held() {
+		return fmt.Errorf("write into member %s: %w", w.ID(), reconcile.ErrNotLeader)
 	}
 	return nil
 }
 
-// stamp puts the epoch on obj, once it is known that obj may be written.
-func (l *leader) stamp(obj client.Object) error {
-	if err := l.check(); err != nil {
+// stamp annotates obj with the epoch, if obj may be written.
+func (w *writer) stamp(obj client.Object) error {
+	if err := w.check(); err != nil {
 		return err
 	}
 	annotations := obj.GetAnnotations()
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	annotations[federationv1alpha1.AnnotationEpoch] = strconv.FormatInt(l.term.Epoch, 10)
+	annotations[federationv1alpha1.AnnotationEpoch] = strconv.FormatInt(w.term.Epoch, 10)
 	obj.SetAnnotations(annotations)
 	return nil
 }
 
-// explain adds reconcile.ErrKindMissing to the error of a kind that the member does not have.
+// explain adds objectcache.ErrKindMissing to the error of a write of a kind that the member does not have.
 func explain(err error) error {
 	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w: %w", reconcile.ErrKindMissing, err)
+		return fmt.Errorf("%w: %w", objectcache.ErrKindMissing, err)
 	}
 	return err
 }
 
-func (l *leader) Create(ctx context.Context, obj client.Object) error {
-	if err := l.stamp(obj); err != nil {
+func (w *writer) Create(ctx context.Context, obj client.Object) error {
+	if err := w.stamp(obj); err != nil {
 		return err
 	}
-	return explain(l.client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner)))
+	return explain(w.client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner)))
 }
 
-func (l *leader) Replace(ctx context.Context, obj client.Object) error {
-	if err := l.stamp(obj); err != nil {
+func (w *writer) Replace(ctx context.Context, obj client.Object) error {
+	if err := w.stamp(obj); err != nil {
 		return err
 	}
-	return explain(l.client.Update(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner)))
+	return explain(w.client.Update(ctx, obj, client.FieldOwner(v1alpha1.FieldOwner)))
 }
 
-func (l *leader) Own(ctx context.Context, obj client.Object, keep ...string) error {
-	if err := l.stamp(obj); err != nil {
+func (w *writer) Apply(ctx context.Context, obj client.Object, keep ...string) error {
+	if err := w.stamp(obj); err != nil {
 		return err
 	}
-	return explain(apply.Own(ctx, l.client, obj, keep...))
+	return explain(apply.Own(ctx, w.client, obj, keep...))
 }
 
-func (l *leader) OwnStatus(ctx context.Context, obj client.Object) error {
-	return l.fenced(ctx, obj, func() error { return apply.ApplyStatus(ctx, l.client, obj) })
+func (w *writer) ApplyStatus(ctx context.Context, obj client.Object) error {
+	return w.fenced(ctx, obj, func() error { return apply.ApplyStatus(ctx, w.client, obj) })
 }
 
-func (l *leader) Delete(ctx context.Context, obj client.Object) error {
-	return client.IgnoreNotFound(l.fenced(ctx, obj, func() error {
+func (w *writer) Delete(ctx context.Context, obj client.Object) error {
+	return client.IgnoreNotFound(w.fenced(ctx, obj, func() error {
 		uid, version := obj.GetUID(), obj.GetResourceVersion()
-		return l.client.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version})
+		return w.client.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version})
 	}))
 }
 
-// fenced sends a write that cannot carry an epoch, and has the resourceVersion of obj as a precondition. The member
-// takes it if the object itself is of this epoch; one that is older, the fence says, is first made to be, if it still
-// is what was read. So whatever a leader that was has read, it can neither delete nor describe.
-func (l *leader) fenced(ctx context.Context, obj client.Object, send func() error) error {
-	if err := l.check(); err != nil {
+// fenced sends a write that cannot carry an epoch and has the resourceVersion of obj as a precondition. The member accepts
+// it only if the object itself is of this epoch. The policy refuses it for an object of an earlier epoch; fenced then first
+// writes the epoch to the object, if that is still the one that was read. A former leader can therefore neither delete an
+// object nor update its status, however stale its reads are.
+func (w *writer) fenced(ctx context.Context, obj client.Object, send func() error) error {
+	if err := w.check(); err != nil {
 		return err
 	}
 	err := send()
 	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), admission.FenceName) {
 		now := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
-		if err := l.annotate(ctx, now, map[string]any{"resourceVersion": obj.GetResourceVersion()}, nil); err != nil {
+		if err := w.annotate(ctx, now, map[string]any{"resourceVersion": obj.GetResourceVersion()}, nil); err != nil {
 			return err
 		}
 		obj.SetResourceVersion(now.GetResourceVersion())
@@ -127,17 +133,17 @@ func (l *leader) fenced(ctx context.Context, obj client.Object, send func() erro
 	return explain(err)
 }
 
-func (l *leader) Annotate(ctx context.Context, obj client.Object, annotations map[string]string) error {
+func (w *writer) Annotate(ctx context.Context, obj client.Object, annotations map[string]string) error {
 	target := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy of an object is one
-	return client.IgnoreNotFound(l.annotate(ctx, target, map[string]any{}, annotations))
+	return client.IgnoreNotFound(w.annotate(ctx, target, map[string]any{}, annotations))
 }
 
-// annotate writes annotations and the epoch, with more metadata as preconditions. obj becomes what stands there then.
-func (l *leader) annotate(ctx context.Context, obj client.Object, metadata map[string]any, annotations map[string]string) error {
-	if err := l.check(); err != nil {
+// annotate writes annotations and the epoch, with further metadata as preconditions. It sets obj to the stored object.
+func (w *writer) annotate(ctx context.Context, obj client.Object, metadata map[string]any, annotations map[string]string) error {
+	if err := w.check(); err != nil {
 		return err
 	}
-	set := map[string]any{federationv1alpha1.AnnotationEpoch: strconv.FormatInt(l.term.Epoch, 10)}
+	set := map[string]any{federationv1alpha1.AnnotationEpoch: strconv.FormatInt(w.term.Epoch, 10)}
 	for k, v := range annotations {
 		set[k] = v
 		if v == "" {
@@ -152,9 +158,9 @@ func (l *leader) annotate(ctx context.Context, obj client.Object, metadata map[s
 	if err != nil {
 		return err
 	}
-	return explain(l.client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.FieldOwner)))
+	return explain(w.client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.FieldOwner)))
 }
 
-func (l *leader) Event(o client.Object, eventtype, reason, note string) {
-	l.events.Eventf(o, nil, eventtype, reason, reason, "%s", note)
+func (w *writer) Event(o client.Object, eventtype, reason, note string) {
+	w.events.Eventf(o, nil, eventtype, reason, reason, "%s", note)
 }

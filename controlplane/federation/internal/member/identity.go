@@ -13,17 +13,17 @@ import (
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 )
 
-// ErrAnotherCluster is of an API server that is not the member's.
+// ErrAnotherCluster is returned when the API server at the member's address belongs to another cluster.
 var ErrAnotherCluster = errors.New("it is another cluster")
 
-// identity is what a cluster says of itself.
+// identity is the identity of a cluster and its claims.
 type identity struct {
-	uid        string // of its namespace kube-system
-	id         string // "" if it claims none
+	uid        string // of the namespace kube-system
+	id         string // "" without a claim
 	supervisor bool
 }
 
-// statusError is an answer other than 200.
+// statusError is a response with another status than 200.
 type statusError struct {
 	code int
 	path string
@@ -33,35 +33,35 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("GET %s: %d %s", e.path, e.code, http.StatusText(e.code))
 }
 
-// identify asks the cluster behind send who it is.
+// identify returns the identity of the cluster that send reaches.
 func identify(ctx context.Context, send func(*http.Request) (*http.Response, error)) (identity, error) {
-	var who identity
+	var found identity
 	var namespace metav1.PartialObjectMetadata
 	if err := get(ctx, send, "/api/v1/namespaces/"+metav1.NamespaceSystem, &namespace); err != nil {
-		return who, err
+		return found, err
 	}
-	who.uid = string(namespace.UID)
+	found.uid = string(namespace.UID)
 	var claims federationv1alpha1.ClusterClaimList
 	err := get(ctx, send, "/apis/"+federationv1alpha1.GroupVersion.String()+"/clusterclaims", &claims)
 	var status *statusError
 	if errors.As(err, &status) && status.code == http.StatusNotFound {
-		return who, nil // no such kind yet, so no claim
+		return found, nil // the kind is not installed, so there is no claim
 	}
 	if err != nil {
-		return who, err
+		return found, err
 	}
 	for _, claim := range claims.Items {
 		switch claim.Spec.Name {
 		case federationv1alpha1.ClaimID:
-			who.id = claim.Spec.Value
+			found.id = claim.Spec.Value
 		case federationv1alpha1.ClaimSupervisor:
-			who.supervisor = claim.Spec.Value == "true"
+			found.supervisor = claim.Spec.Value == "true"
 		}
 	}
-	return who, nil
+	return found, nil
 }
 
-// get decodes the answer at path, in JSON, to into.
+// get decodes the JSON response of path into into.
 func get(ctx context.Context, send func(*http.Request) (*http.Response, error), path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://member"+path, http.NoBody)
 	if err != nil {
@@ -83,8 +83,7 @@ func get(ctx context.Context, send func(*http.Request) (*http.Response, error), 
 	return json.Unmarshal(content, into)
 }
 
-// explain returns what err means for the member and what to do about it, in words that do not change from one try to
-// the next.
+// explain returns the cause of err and the remedy, in a text that stays the same between two attempts.
 func explain(err error, m federationv1alpha1.MemberCluster, namespace string) string {
 	var status *statusError
 	switch {
@@ -94,9 +93,9 @@ func explain(err error, m federationv1alpha1.MemberCluster, namespace string) st
 		return fmt.Sprintf("Secret %s/%s does not exist, or its %s or %s cannot be used; run isthmusctl federation rotate",
 			namespace, m.Secret, federationv1alpha1.SecretToken, federationv1alpha1.SecretCA)
 	case errors.As(err, &status) && status.code == http.StatusUnauthorized:
-		return fmt.Sprintf("%s does not know the token in Secret %s/%s, which may have expired; run isthmusctl federation rotate", m.Server, namespace, m.Secret)
+		return fmt.Sprintf("%s does not accept the token in Secret %s/%s, which may have expired; run isthmusctl federation rotate", m.Server, namespace, m.Secret)
 	case errors.As(err, &status) && status.code == http.StatusForbidden:
-		return fmt.Sprintf("%s denies the account of Secret %s/%s to read %s; run isthmusctl federation add again", m.Server, namespace, m.Secret, status.path)
+		return fmt.Sprintf("%s does not let the account of Secret %s/%s read %s; run isthmusctl federation add again", m.Server, namespace, m.Secret, status.path)
 	default:
 		return fmt.Sprintf("%s does not answer; check spec.members[clusterID=%s].server of the Federation, and the network", m.Server, m.ClusterID)
 	}

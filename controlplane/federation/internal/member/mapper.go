@@ -11,9 +11,9 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// mapper asks an API server for a kind when a client needs it first, and keeps nothing but the answer. What a client has
-// otherwise keeps all kinds of all groups, 0.8 MiB for each member, and reads them anew for each kind that is missing.
-// RESTMapping is the one method that clients of controller-runtime use; the others find nothing.
+// mapper looks a kind up when a client first needs it, and keeps only that result. The usual mapper keeps all kinds of all
+// groups, 0.8 MiB for each member, and reads them again for each missing kind. Clients of controller-runtime use only
+// RESTMapping; the other methods find nothing.
 type mapper struct {
 	meta.MultiRESTMapper
 
@@ -27,7 +27,7 @@ func newMapper(server discovery.ServerResourcesInterface) *mapper {
 	return &mapper{server: server, known: map[schema.GroupVersionKind]*meta.RESTMapping{}}
 }
 
-// RESTMapping is meta.RESTMapper's. A kind that is missing is asked for again the next time.
+// RESTMapping is part of meta.RESTMapper. A missing kind is looked up again at the next call.
 func (m *mapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
 	for _, version := range versions {
 		mapping, err := m.find(gk.WithVersion(version))
@@ -51,7 +51,7 @@ func (m *mapper) find(gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
 		return nil, missing
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask for the kinds of %s: %w", gvk.GroupVersion(), err)
+		return nil, fmt.Errorf("look up the kinds of %s: %w", gvk.GroupVersion(), err)
 	}
 	for i := range list.APIResources {
 		r := &list.APIResources[i]

@@ -20,14 +20,14 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, &server))
 }
 
-// TestMapper finds kinds with where they are, those of a group and version that the API server has not as well as not.
+// The mapper finds kinds with their scope, and reports missing kinds and missing groups.
 func TestMapper(t *testing.T) {
 	t.Parallel()
-	asked, err := discovery.NewDiscoveryClientForConfig(server.Config(t))
+	lookup, err := discovery.NewDiscoveryClientForConfig(server.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMapper(asked)
+	m := newMapper(lookup)
 	for _, tc := range []struct {
 		gvk      schema.GroupVersionKind
 		resource string // "" is none
@@ -37,14 +37,14 @@ func TestMapper(t *testing.T) {
 		{schema.GroupVersionKind{Version: "v1", Kind: "Node"}, "nodes", meta.RESTScopeRoot},
 		{schema.GroupVersionKind{Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice"}, "endpointslices", meta.RESTScopeNamespace},
 		{schema.GroupVersionKind{Group: "discovery.k8s.io", Version: "v1", Kind: "Nothing"}, "", nil},
-		{schema.GroupVersionKind{Group: "nobody.example", Version: "v1", Kind: "Service"}, "", nil},
-		{schema.GroupVersionKind{Version: "v1", Kind: "Service"}, "services", meta.RESTScopeNamespace}, // as it is known
+		{schema.GroupVersionKind{Group: "unknown.example", Version: "v1", Kind: "Service"}, "", nil},
+		{schema.GroupVersionKind{Version: "v1", Kind: "Service"}, "services", meta.RESTScopeNamespace}, // from the earlier lookup
 	} {
 		found, err := m.RESTMapping(tc.gvk.GroupKind(), tc.gvk.Version)
 		switch {
 		case tc.resource == "":
 			if !meta.IsNoMatchError(err) {
-				t.Errorf("%v: %v, want that there is none", tc.gvk, err)
+				t.Errorf("%v: %v, want a missing kind", tc.gvk, err)
 			}
 		case err != nil:
 			t.Errorf("%v: %v", tc.gvk, err)
@@ -53,20 +53,20 @@ func TestMapper(t *testing.T) {
 		}
 	}
 	if len(m.known) != 3 {
-		t.Errorf("%d kinds are kept, want the 3 that are there", len(m.known))
+		t.Errorf("%d kinds are kept, want the 3 that exist", len(m.known))
 	}
 }
 
-// TestMapperOfNobody says why, and not that the kind is missing.
-func TestMapperOfNobody(t *testing.T) {
+// A silent API server is an error, not a missing kind.
+func TestMapperOfSilentServer(t *testing.T) {
 	t.Parallel()
 	config := server.Config(t)
 	config.Host = "https://127.0.0.1:1"
-	asked, err := discovery.NewDiscoveryClientForConfig(config)
+	lookup, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found, err := newMapper(asked).RESTMapping(schema.GroupKind{Kind: "Service"}, "v1"); err == nil || meta.IsNoMatchError(err) {
-		t.Errorf("an API server that does not answer says %v, %v", found, err)
+	if found, err := newMapper(lookup).RESTMapping(schema.GroupKind{Kind: "Service"}, "v1"); err == nil || meta.IsNoMatchError(err) {
+		t.Errorf("a silent API server returns %v, %v", found, err)
 	}
 }

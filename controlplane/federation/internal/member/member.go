@@ -1,6 +1,5 @@
-// Package member has the connections of a supervisor to members. A [Member] is one: it goes on with what it has read
-// when its API server is silent, when its credentials change, and when another cluster answers in its place, whose
-// answers it does not believe.
+// Package member connects a supervisor to the members of its federation. A [Member] keeps its caches when the API server is
+// silent and when its credentials change. It discards the answers of another cluster that responds at the member's address.
 package member
 
 import (
@@ -19,31 +18,31 @@ import (
 
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// probeTimeout is how long a member may take to say who it is.
+// probeTimeout limits how long a member may take to prove its identity.
 const probeTimeout = 4 * time.Second
 
-// Config says who connects.
+// Config describes a connection.
 type Config struct {
 	Scheme    *runtime.Scheme
 	Namespace string        // of the Secrets; for messages
-	Interval  time.Duration // how often a member is asked whether it is there
+	Interval  time.Duration // between two probes of the member
 	// Changed is called when a member's State changed.
 	Changed func(*Member)
 	Log     *slog.Logger
 }
 
-// State is how a member is.
+// State is the state of a member after its last probe.
 type State struct {
-	Asked      bool   // whether it was asked, so that the rest means something
-	Problem    string // why it is not reachable, and what to do; "" while it is
-	UID        string // of the cluster that is the member
+	Probed     bool   // the member was probed once; the other fields are empty before
+	Problem    string // why the member is not reachable, and the remedy; "" while it is
+	UID        string // of the member's cluster
 	Supervisor bool
 }
 
-// Member is one member. It is connected while Run runs.
+// Member is the connection to one member. It is connected while Run runs.
 type Member struct {
 	cfg       Config
 	id        clusterset.ClusterID
@@ -55,27 +54,27 @@ type Member struct {
 	mu     sync.Mutex
 	spec   federationv1alpha1.MemberCluster
 	target *Target
-	uid    string // what is expected, "" for anything
+	uid    string // the expected uid, "" for any
 	state  State
-	woken  chan struct{} // closed and replaced when it is worth to try again
+	woken  chan struct{} // closed and replaced when requests may succeed again
 }
 
-// NewMember returns a member that is not connected. uid is that of the cluster that was seen under its id, "" if none
-// was; the spec's goes before.
-func NewMember(cfg Config, spec federationv1alpha1.MemberCluster, uid string) (*Member, error) {
+// New returns a member that is not connected. uid is that of the cluster that was last seen under the member's id, "" if
+// there was none; a uid in the spec takes precedence.
+func New(cfg Config, spec federationv1alpha1.MemberCluster, uid string) (*Member, error) {
 	m := &Member{cfg: cfg, id: clusterset.ClusterID(spec.ClusterID), spec: spec, uid: uid, woken: make(chan struct{})}
 	m.transport = &transport{verify: m.verify}
-	// Requests name the member, so errors do; where it is only the transport knows.
+	// Requests carry the member's id, so errors name it. Only the transport knows the address.
 	m.config = &rest.Config{Host: "https://" + spec.ClusterID, Transport: m.transport, QPS: -1, UserAgent: "isthmus-federation"}
 	httpClient, err := rest.HTTPClientFor(m.config)
 	if err != nil {
 		return nil, err
 	}
-	asked, err := discovery.NewDiscoveryClientForConfigAndClient(m.config, httpClient)
+	server, err := discovery.NewDiscoveryClientForConfigAndClient(m.config, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("member %s: %w", spec.ClusterID, err)
 	}
-	m.client, err = client.NewWithWatch(m.config, client.Options{Scheme: cfg.Scheme, HTTPClient: httpClient, Mapper: newMapper(asked)})
+	m.client, err = client.NewWithWatch(m.config, client.Options{Scheme: cfg.Scheme, HTTPClient: httpClient, Mapper: newMapper(server)})
 	if err != nil {
 		return nil, fmt.Errorf("member %s: %w", spec.ClusterID, err)
 	}
@@ -83,40 +82,40 @@ func NewMember(cfg Config, spec federationv1alpha1.MemberCluster, uid string) (*
 	return m, err
 }
 
-// ID is part.Member's, as the next two.
+// ID is part of reconcile.Member.
 func (m *Member) ID() clusterset.ClusterID { return m.id }
 
-// Reachable is described with ID.
+// Reachable is part of reconcile.Member.
 func (m *Member) Reachable() bool {
 	s := m.State()
-	return s.Asked && s.Problem == ""
+	return s.Probed && s.Problem == ""
 }
 
-// Supervisor is described with ID.
+// Supervisor is part of reconcile.Member.
 func (m *Member) Supervisor() bool { return m.State().Supervisor }
 
-// State returns how the member is.
+// State returns the state after the last probe.
 func (m *Member) State() State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state
 }
 
-// Client is of the API server of the member, wherever that is, as Leases and Config are.
+// Client returns a client of the member's API server, which stays valid when the address or the credentials change.
 func (m *Member) Client() client.WithWatch { return m.client }
 
-// Leases is described with Client.
+// Leases returns such a client for Leases.
 func (m *Member) Leases() coordinationv1client.CoordinationV1Interface { return m.leases }
 
-// Config is described with Client.
+// Config returns the configuration of such a client.
 func (m *Member) Config() *rest.Config { return m.config }
 
-// Set takes what the Federation says of the member, and its credentials, nil for none. What was read stays.
+// Set sets the member's entry in the Federation and its credentials, nil for none. The caches stay.
 func (m *Member) Set(spec federationv1alpha1.MemberCluster, target *Target) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	same := target == nil && m.target == nil || target != nil && m.target != nil && *target == *m.target
-	if same && spec == m.spec && m.state.Asked {
+	if same && spec == m.spec && m.state.Probed {
 		return
 	}
 	if spec.ClusterUID != "" {
@@ -137,7 +136,7 @@ func (m *Member) Set(spec federationv1alpha1.MemberCluster, target *Target) {
 	m.wake()
 }
 
-// wake makes everybody who waits for the member try now. The lock is held.
+// wake ends all pauses, so that requests are tried at once. The caller holds the lock.
 func (m *Member) wake() {
 	close(m.woken)
 	m.woken = make(chan struct{})
@@ -149,34 +148,34 @@ func (m *Member) awake() <-chan struct{} {
 	return m.woken
 }
 
-// verify asks the cluster behind send who it is, and returns why it is not the member.
+// verify identifies the cluster that send reaches, and returns an error unless it is the member.
 func (m *Member) verify(ctx context.Context, send func(*http.Request) (*http.Response, error)) error {
-	who, err := identify(ctx, send)
+	found, err := identify(ctx, send)
 	if err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.uid != "" && who.uid != m.uid:
+	case m.uid != "" && found.uid != m.uid:
 		return fmt.Errorf("%w: %s is the cluster %s, and %s was %s; if it was replaced on purpose, set spec.members[clusterID=%s].clusterUID of the Federation to the new one",
-			ErrAnotherCluster, m.spec.Server, who.uid, m.spec.ClusterID, m.uid, m.spec.ClusterID)
-	case who.id == "":
+			ErrAnotherCluster, m.spec.Server, found.uid, m.spec.ClusterID, m.uid, m.spec.ClusterID)
+	case found.id == "":
 		return fmt.Errorf("%w: %s has no ClusterClaim %s; create it with the value %s", ErrAnotherCluster, m.spec.Server, federationv1alpha1.ClaimID, m.spec.ClusterID)
-	case who.id != m.spec.ClusterID:
+	case found.id != m.spec.ClusterID:
 		return fmt.Errorf("%w: %s claims to be %s, not %s; correct spec.members of the Federation, or the claim %s there",
-			ErrAnotherCluster, m.spec.Server, who.id, m.spec.ClusterID, federationv1alpha1.ClaimID)
+			ErrAnotherCluster, m.spec.Server, found.id, m.spec.ClusterID, federationv1alpha1.ClaimID)
 	}
-	m.uid, m.state.UID, m.state.Supervisor = who.uid, who.uid, who.supervisor
+	m.uid, m.state.UID, m.state.Supervisor = found.uid, found.uid, found.supervisor
 	return nil
 }
 
-// Run asks the member again and again whether it is there, and keeps memories current, until ctx ends.
-func (m *Member) Run(ctx context.Context, memories ...*memory.Memory) {
+// Run probes the member and fills caches until ctx ends.
+func (m *Member) Run(ctx context.Context, caches ...*objectcache.Cache) {
 	var running sync.WaitGroup
-	for _, mem := range memories {
-		for _, k := range mem.Kinds() {
-			running.Go(func() { m.follow(ctx, k) })
+	for _, c := range caches {
+		for _, i := range c.Informers() {
+			running.Go(func() { m.follow(ctx, i) })
 		}
 	}
 	for ctx.Err() == nil {
@@ -189,9 +188,9 @@ func (m *Member) Run(ctx context.Context, memories ...*memory.Memory) {
 }
 
 func (m *Member) probe(ctx context.Context) {
-	asking, cancel := context.WithTimeout(ctx, probeTimeout)
+	probing, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	err := m.transport.ask(asking)
+	err := m.transport.probe(probing)
 	if ctx.Err() != nil {
 		return
 	}
@@ -200,8 +199,8 @@ func (m *Member) probe(ctx context.Context) {
 	if err != nil {
 		problem = explain(err, m.spec, m.cfg.Namespace)
 	}
-	m.state.Asked, m.state.Problem = true, problem
-	changed := !before.Asked || m.state != before
+	m.state.Probed, m.state.Problem = true, problem
+	changed := !before.Probed || m.state != before
 	if changed && err == nil {
 		m.wake()
 	}
@@ -211,34 +210,34 @@ func (m *Member) probe(ctx context.Context) {
 		return
 	}
 	if err != nil {
-		m.cfg.Log.Error("a member cannot be reached; what was read of it counts on, and trying goes on", "member", id, "problem", problem, "err", err)
+		m.cfg.Log.Error("a member cannot be reached; its last known objects stay in effect; retrying", "member", id, "problem", problem, "err", err)
 	} else {
-		m.cfg.Log.Info("a member answers", "member", id)
+		m.cfg.Log.Info("a member is reachable", "member", id)
 	}
 	m.cfg.Changed(m)
 }
 
-// again is how long to wait until a kind is read again after an error, which also is how long a kind that is missing
-// may stay unnoticed when it comes.
-const again = 5 * time.Second
+// retryInterval is how long an informer waits after an error, and so how late a missing kind may be noticed after it was
+// installed.
+const retryInterval = 5 * time.Second
 
-// follow keeps a kind current until ctx ends.
-func (m *Member) follow(ctx context.Context, k *memory.Kind) {
-	follow := k.Follower(m.client)
-	said := ""
+// follow fills an informer until ctx ends.
+func (m *Member) follow(ctx context.Context, i *objectcache.ObjectInformer) {
+	follow := i.Follower(m.client)
+	logged := ""
 	for ctx.Err() == nil {
 		awake := m.awake()
 		err := follow(ctx)
-		// While the member is away, the probe says so.
-		if err != nil && m.Reachable() && err.Error() != said {
-			said = err.Error()
+		// While the member is unreachable, the probe logs it.
+		if err != nil && m.Reachable() && err.Error() != logged {
+			logged = err.Error()
 			m.cfg.Log.Error("a member cannot be read", "member", m.ID(), "err", err)
 		}
-		m.pause(ctx, again, awake)
+		m.pause(ctx, retryInterval, awake)
 	}
 }
 
-// pause waits for a while, or until the member is worth another try.
+// pause waits for a duration, or until requests may succeed again.
 func (m *Member) pause(ctx context.Context, d time.Duration, awake <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -16,41 +16,41 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Target is how a member's API server is reached.
+// Target is the address and the credentials of a member's API server.
 type Target struct {
 	Server string // an https URL
 	Token  string
 	CA     string // PEM
 }
 
-// errNoTarget is of a member whose Secret is missing or broken.
+// errNoTarget is returned for a member whose Secret is missing or broken.
 var errNoTarget = errors.New("there are no credentials")
 
-// transport sends requests to wherever the member is now. It lets no answer through from a connection on which the
-// cluster has not shown that it is the member.
+// transport sends requests to the member's current address. It returns no response from a connection on which the cluster
+// has not proved that it is the member.
 type transport struct {
-	verify func(ctx context.Context, send func(*http.Request) (*http.Response, error)) error
-	line   atomic.Pointer[line]
+	verify  func(ctx context.Context, send func(*http.Request) (*http.Response, error)) error
+	current atomic.Pointer[session]
 }
 
-// receiveBuffer is how many bytes of a watch may wait for this process. The library's 4 MiB come to hundreds for all members when
-// the processor is busy; the rest waits at the API server.
+// receiveBuffer limits the bytes of a watch that wait for this process. The library's 4 MiB would add up to hundreds of MiB
+// for all members while the processor is busy; the rest waits at the API server.
 const receiveBuffer = 256 << 10
 
-// line is what a transport has for one Target.
-type line struct {
+// session is the state of a transport for one Target.
+type session struct {
 	base   *url.URL
 	token  string
 	rt     *http.Transport
-	ctx    context.Context //nolint:containedctx // it ends with the line, and so do requests on it
+	ctx    context.Context //nolint:containedctx // requests of the session end with it
 	cancel context.CancelFunc
 
-	dials atomic.Int64
-	mu    sync.Mutex
-	shown atomic.Int64 // how many dials there were when the cluster last showed who it is
+	dials    atomic.Int64
+	mu       sync.Mutex
+	verified atomic.Int64 // the number of dials when the cluster last proved its identity
 }
 
-// set makes requests go to a target from now on, and ends those that are under way to another one.
+// set directs requests to a target from now on, and ends the requests to the former one.
 func (t *transport) set(target Target) error {
 	base, err := url.Parse(target.Server)
 	if err != nil {
@@ -60,95 +60,95 @@ func (t *transport) set(target Target) error {
 	if !pool.AppendCertsFromPEM([]byte(target.CA)) {
 		return errors.New("ca.crt has no certificate in PEM")
 	}
-	l := &line{base: base, token: target.Token}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
+	s := &session{base: base, token: target.Token}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var dialer net.Dialer
-	l.rt = utilnet.SetTransportDefaults(&http.Transport{
+	s.rt = utilnet.SetTransportDefaults(&http.Transport{
 		HTTP2:           &http.HTTP2Config{MaxReceiveBufferPerStream: receiveBuffer},
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dialer.DialContext(ctx, network, address)
 			if err == nil {
-				l.dials.Add(1)
+				s.dials.Add(1)
 			}
 			return conn, err
 		},
 	})
-	t.replace(l)
+	t.replace(s)
 	return nil
 }
 
 // unset makes requests fail.
 func (t *transport) unset() { t.replace(nil) }
 
-func (t *transport) replace(l *line) {
-	if was := t.line.Swap(l); was != nil {
+func (t *transport) replace(s *session) {
+	if was := t.current.Swap(s); was != nil {
 		was.cancel()
 		was.rt.CloseIdleConnections()
 	}
 }
 
-// doubt makes the cluster show again who it is, before any other answer of it counts.
+// doubt requires the cluster to prove its identity again before its next response is returned.
 func (t *transport) doubt() {
-	if l := t.line.Load(); l != nil {
-		l.shown.Store(-1)
+	if s := t.current.Load(); s != nil {
+		s.verified.Store(-1)
 	}
 }
 
-// ask lets the cluster show who it is, whether or not it has.
-func (t *transport) ask(ctx context.Context) error {
-	l := t.line.Load()
-	if l == nil {
+// probe requires the cluster to prove its identity now.
+func (t *transport) probe(ctx context.Context) error {
+	s := t.current.Load()
+	if s == nil {
 		return errNoTarget
 	}
-	l.shown.Store(-1)
-	return t.show(ctx, l)
+	s.verified.Store(-1)
+	return t.prove(ctx, s)
 }
 
-// show returns nil once the cluster on all connections of l so far has shown to be the member.
-func (t *transport) show(ctx context.Context, l *line) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for l.shown.Load() != l.dials.Load() || l.dials.Load() == 0 {
-		if err := t.verify(ctx, l.send); err != nil {
+// prove returns nil once the cluster has proved its identity on all connections of s so far.
+func (t *transport) prove(ctx context.Context, s *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.verified.Load() != s.dials.Load() || s.dials.Load() == 0 {
+		if err := t.verify(ctx, s.send); err != nil {
 			return err
 		}
-		l.shown.Store(l.dials.Load())
+		s.verified.Store(s.dials.Load())
 	}
 	return nil
 }
 
-// RoundTrip is http.RoundTripper's.
+// RoundTrip is part of http.RoundTripper.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	l := t.line.Load()
-	if l == nil {
+	s := t.current.Load()
+	if s == nil {
 		return nil, errNoTarget
 	}
-	if req.Method != http.MethodGet { // it cannot be taken back afterwards
-		if err := t.show(req.Context(), l); err != nil {
+	if req.Method != http.MethodGet { // a write cannot be undone afterwards
+		if err := t.prove(req.Context(), s); err != nil {
 			return nil, err
 		}
 	}
-	resp, err := l.send(req)
+	resp, err := s.send(req)
 	if err != nil {
 		return nil, err
 	}
-	if err := t.show(req.Context(), l); err != nil {
+	if err := t.prove(req.Context(), s); err != nil {
 		_ = resp.Body.Close()
 		return nil, err
 	}
 	return resp, nil
 }
 
-// send sends a request by this line, with its token. The request and its answer end with the line.
-func (l *line) send(req *http.Request) (*http.Response, error) {
+// send sends a request with the token of the session. The request and its response end with the session.
+func (s *session) send(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(req.Context())
-	release := context.AfterFunc(l.ctx, cancel)
+	release := context.AfterFunc(s.ctx, cancel)
 	req = req.Clone(ctx)
-	req.URL.Scheme, req.URL.Host, req.Host = l.base.Scheme, l.base.Host, ""
-	req.URL.Path = l.base.Path + req.URL.Path
-	req.Header.Set("Authorization", "Bearer "+l.token)
-	resp, err := l.rt.RoundTrip(req)
+	req.URL.Scheme, req.URL.Host, req.Host = s.base.Scheme, s.base.Host, ""
+	req.URL.Path = s.base.Path + req.URL.Path
+	req.Header.Set("Authorization", "Bearer "+s.token)
+	resp, err := s.rt.RoundTrip(req)
 	if err != nil {
 		release()
 		cancel()
@@ -158,7 +158,7 @@ func (l *line) send(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// body is an answer's body that lets go of its request's context.
+// body is the body of a response. Close releases the context of the request.
 type body struct {
 	io.ReadCloser
 

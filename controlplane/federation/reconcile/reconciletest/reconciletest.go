@@ -1,5 +1,5 @@
-// Package reconciletest runs a Part over real API servers without elections: a test says who leads what, which members
-// are away, and when to sync. What members are read by and written by is what the federation uses.
+// Package reconciletest runs a Reconciler against real API servers without elections. A test sets which member is led in
+// which epoch, which members are silent, and when to reconcile. It uses the federation's real cache and writer.
 package reconciletest
 
 import (
@@ -20,27 +20,28 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
-	"github.com/isthmus-net/isthmus/controlplane/internal/kube/memory"
 	"github.com/isthmus-net/isthmus/controlplane/federation/reconcile"
+	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// Fleet is a Part and members that it is tried on.
-type Fleet struct {
-	part    reconcile.Part
-	members []*Member // sorted by id
+// Federation is a Reconciler with the members that it runs against.
+type Federation struct {
+	reconciler reconcile.Reconciler
+	watches    []reconcile.Watch
+	members    []*Member // sorted by id
 }
 
-// New returns a Fleet of members behind API servers, all supervisors that answer. Nothing is read yet.
-func New(t testing.TB, scheme *runtime.Scheme, p reconcile.Part, servers map[clusterset.ClusterID]*rest.Config) *Fleet {
+// New returns a Federation of members with the given API servers. All are reachable supervisors, and none is read yet.
+func New(t testing.TB, scheme *runtime.Scheme, r reconcile.Reconciler, servers map[clusterset.ClusterID]*rest.Config) *Federation {
 	t.Helper()
-	f := &Fleet{part: p}
+	f := &Federation{reconciler: r, watches: r.Watches()}
 	for id, config := range servers {
 		c, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
 		if err != nil {
 			t.Fatal(err)
 		}
 		m := &Member{id: id, client: c}
-		if m.Memory, err = memory.New(scheme, p.Watches(), func(reconcile.Watch, client.Object, client.Object) {}, nil); err != nil {
+		if m.Cache, err = objectcache.NewCache(scheme, reconcile.Kinds(f.watches), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		f.members = append(f.members, m)
@@ -50,87 +51,107 @@ func New(t testing.TB, scheme *runtime.Scheme, p reconcile.Part, servers map[clu
 }
 
 // Member returns a member.
-func (f *Fleet) Member(id clusterset.ClusterID) *Member {
+func (f *Federation) Member(id clusterset.ClusterID) *Member {
 	i := slices.IndexFunc(f.members, func(m *Member) bool { return m.id == id })
 	return f.members[i]
 }
 
-// Leave takes a member out of the federation; what it knows of Services stays as it is.
-func (f *Fleet) Leave(id clusterset.ClusterID) {
+// Leave removes a member from the federation. Its objects stay.
+func (f *Federation) Leave(id clusterset.ClusterID) {
 	f.members = slices.DeleteFunc(f.members, func(m *Member) bool { return m.id == id })
 }
 
-// Sync reads all members that are not away and calls Sync for every key that matters in a member, in an order of its own, in each of
-// into, or in all members that are not away. It returns what failed.
-func (f *Fleet) Sync(ctx context.Context, into ...clusterset.ClusterID) error {
+// Reconcile reads all members that are not silent. It then reconciles every key, in an arbitrary order, in each member of
+// into, or in all members that are not silent. It returns all errors.
+func (f *Federation) Reconcile(ctx context.Context, into ...clusterset.ClusterID) error {
 	var all []reconcile.Member
 	var errs []error
 	for _, m := range f.members {
-		if !m.away.Load() {
+		if !m.silent.Load() {
 			errs = append(errs, m.read(ctx))
 		}
 		all = append(all, m)
 	}
-	keys, local := map[reconcile.Key]bool{}, map[*Member]map[reconcile.Key]bool{}
+	shared, local := f.keys()
 	for _, m := range f.members {
-		local[m] = map[reconcile.Key]bool{}
-		m.Each(func(w reconcile.Watch, o client.Object) {
-			matter := keys
-			if w.Local != nil && w.Local(o) {
-				matter = local[m]
-			}
-			for _, key := range w.Keys(m, o) {
-				matter[key] = true
-			}
-		})
-	}
-	for _, m := range f.members {
-		if m.away.Load() || len(into) > 0 && !slices.Contains(into, m.id) {
+		if m.silent.Load() || len(into) > 0 && !slices.Contains(into, m.id) {
 			continue
 		}
 		leader := m.Lead(1)
-		maps.Copy(local[m], keys)
+		maps.Copy(local[m], shared)
 		for key := range local[m] {
-			if err := f.part.Sync(ctx, key, leader, all); err != nil {
-				errs = append(errs, fmt.Errorf("sync %v in %s: %w", key, m.id, err))
+			if err := f.reconciler.Reconcile(ctx, key, leader, all); err != nil {
+				errs = append(errs, fmt.Errorf("reconcile %v in %s: %w", key, m.id, err))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Member is one member of a Fleet. It is a reconcile.Member.
+// keys returns the keys that matter in all members, and those that matter in one.
+func (f *Federation) keys() (shared map[reconcile.Key]bool, local map[*Member]map[reconcile.Key]bool) {
+	shared, local = map[reconcile.Key]bool{}, map[*Member]map[reconcile.Key]bool{}
+	for _, m := range f.members {
+		local[m] = map[reconcile.Key]bool{}
+		m.Each(func(kind int, o client.Object) {
+			w, keys := f.watches[kind], shared
+			if w.Local != nil && w.Local(o) {
+				keys = local[m]
+			}
+			for _, key := range w.Keys(m, o) {
+				keys[key] = true
+			}
+		})
+	}
+	return shared, local
+}
+
+// Member is one member of a Federation. It is a reconcile.Member.
 type Member struct {
-	*memory.Memory
+	*objectcache.Cache
 
 	id     clusterset.ClusterID
 	client client.WithWatch
-	away   atomic.Bool
+	silent atomic.Bool
 
 	mu     sync.Mutex
 	events []string
 }
 
-// Client writes and reads the member's API server as a user does.
+// Count returns how many objects the Reconciler counts in a member.
+func (f *Federation) Count(id clusterset.ClusterID) (n int) {
+	for kind, w := range f.watches {
+		if w.Counted != nil {
+			f.Member(id).EachOf(kind, func(o client.Object) {
+				if w.Counted(o) {
+					n++
+				}
+			})
+		}
+	}
+	return n
+}
+
+// Client returns a client of the member's API server with a user's rights.
 func (m *Member) Client() client.WithWatch { return m.client }
 
-// Away makes the member silent: it is neither read nor written, and what was read of it stays.
-func (m *Member) Away() { m.away.Store(true) }
+// Silence makes the member unreachable: it is neither read nor written, and its cache stays.
+func (m *Member) Silence() { m.silent.Store(true) }
 
-// Back ends Away.
-func (m *Member) Back() { m.away.Store(false) }
+// Back ends Silence.
+func (m *Member) Back() { m.silent.Store(false) }
 
-// ID is reconcile.Member's, as the next two.
+// ID is part of reconcile.Member.
 func (m *Member) ID() clusterset.ClusterID { return m.id }
 
-// Reachable is false while the member is away.
-func (m *Member) Reachable() bool { return !m.away.Load() }
+// Reachable reports whether the member is not silent.
+func (m *Member) Reachable() bool { return !m.silent.Load() }
 
-// Supervisor is true.
+// Supervisor returns true.
 func (m *Member) Supervisor() bool { return true }
 
-// Lead returns who leads the member in an epoch, and does not ask whether somebody else does.
-func (m *Member) Lead(epoch int64) reconcile.Leader {
+// Lead returns a Writer into the member for an epoch. No Lease is held.
+func (m *Member) Lead(epoch int64) reconcile.Writer {
 	return fenced.New(m, fenced.Term{Epoch: epoch}, m.client, (*recorder)(m))
 }
 
@@ -143,17 +164,17 @@ func (m *Member) Events() []string {
 	return events
 }
 
-// read makes what is known of the member what its API server says now.
+// read fills the cache with the current objects of the API server.
 func (m *Member) read(ctx context.Context) error {
-	for _, k := range m.Kinds() {
-		if err := k.Load(ctx, m.client, m.client.Scheme()); err != nil {
+	for _, i := range m.Informers() {
+		if err := i.Load(ctx, m.client, m.client.Scheme()); err != nil {
 			return fmt.Errorf("read member %s: %w", m.id, err)
 		}
 	}
 	return nil
 }
 
-// recorder keeps events of a Member.
+// recorder records the events of a Member.
 type recorder Member
 
 var _ events.EventRecorder = (*recorder)(nil)

@@ -1,101 +1,203 @@
 package agents
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
-	"net/url"
+	"reflect"
+	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/gateway/desired"
 )
 
-// answerLimit is how long an answer may be, in bytes.
-const answerLimit = 4 << 20
+// firstRetry is the pause after the first failure. Each further failure doubles it, up to Config.Retry.
+const firstRetry = 50 * time.Millisecond
 
-// ErrOlder means that the gateway has a newer generation, or another state of the same one.
-var ErrOlder = errors.New("the gateway has a newer generation")
+// client keeps one gateway at its desired state.
+type client struct {
+	clients  *Clients
+	gateway  string
+	url      string
+	identity string
+	api      *api
+	stop     context.CancelFunc
+	wake     signal.Signal
 
-// Refused is an answer of a gateway that could not, or would not, apply a state. It has what it had before.
-type Refused struct {
-	Status int
-	desired.Refusal
+	mu      sync.Mutex
+	request *desired.Request // the desired state; nil: none yet
+	waiting []chan struct{}  // closed when request was tried
+	report  Report
 }
 
-func (r *Refused) Error() string {
-	if len(r.Faults) > 0 {
-		return fmt.Sprintf("refused with status %d: %s", r.Status, desired.Faults(r.Faults).Error())
+func (f *Clients) newClient(gateway string, t Target) *client {
+	ctx, stop := context.WithCancel(f.ctx)
+	l := &client{
+		clients: f, gateway: gateway, url: t.URL, identity: t.Identity, api: newAPI(t.URL, f.cfg.TLS(t.Identity), f.cfg.Timeout),
+		stop: stop, wake: signal.New(),
 	}
-	return fmt.Sprintf("refused with status %d: %s", r.Status, r.Message)
+	f.group.Go(func() { l.run(ctx) })
+	return l
 }
 
-// peer is one gateway's agent.
-type peer struct {
-	url  string
-	http *http.Client
+// set replaces the desired state. The returned channel is closed when it was tried. It is nil if waiting makes no sense:
+// the gateway already has the state, or did not answer last time. The lock of Clients is held.
+func (l *client) set(s desired.State) <-chan struct{} {
+	request := desired.NewRequest(0, s) // the generation is set when it is sent
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.request != nil && l.request.Hash == request.Hash {
+		return nil
+	}
+	l.request = &request
+	l.report.Applied, l.report.Refused = l.report.Asked && l.report.Err == nil && l.report.Status.Hash == request.Hash, nil
+	l.wake.Notify()
+	if l.report.Err != nil {
+		return nil
+	}
+	done := make(chan struct{})
+	l.waiting = append(l.waiting, done)
+	return done
 }
 
-// newPeer returns the agent at a URL.
-func newPeer(url string, config *tls.Config, timeout time.Duration) *peer {
-	return &peer{url: url, http: &http.Client{
-		Timeout:       timeout,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport:     &http.Transport{TLSClientConfig: config, TLSHandshakeTimeout: timeout, IdleConnTimeout: time.Minute, MaxIdleConns: 2},
-	}}
+func (l *client) current() Report {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.report
 }
 
-func (p *peer) close() { p.http.CloseIdleConnections() }
-
-// state asks what the gateway has.
-func (p *peer) state(ctx context.Context) (desired.Status, error) {
-	var s desired.Status
-	return s, p.do(ctx, http.MethodGet, "v1/state", nil, &s)
-}
-
-// reconfigure tells the gateway what it is to have, and returns what it has then.
-func (p *peer) reconfigure(ctx context.Context, r desired.Request) (desired.Status, error) {
-	var s desired.Status
-	return s, p.do(ctx, http.MethodPost, "v1/reconfigure", r.JSON(), &s)
-}
-
-func (p *peer) do(ctx context.Context, method, path string, body []byte, into any) error {
-	where, err := url.JoinPath(p.url, path)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, method, where, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	resp, err := p.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
-	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, where, err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		refused := &Refused{Status: resp.StatusCode}
-		if json.Unmarshal(answer, &refused.Refusal) != nil || refused.Message == "" {
-			refused.Message = http.StatusText(resp.StatusCode)
+// run works until ctx ends.
+func (l *client) run(ctx context.Context) {
+	defer l.api.close()
+	defer l.release()
+	retry := time.Duration(0)
+	for ctx.Err() == nil {
+		err := l.once(ctx)
+		pause := l.clients.cfg.Poll
+		if err != nil {
+			retry = min(max(firstRetry, 2*retry), l.clients.cfg.Retry)
+			pause = retry
+		} else {
+			retry = 0
 		}
-		if resp.StatusCode == http.StatusConflict {
-			return fmt.Errorf("%w: %s", ErrOlder, refused.Message)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-l.wake.C():
+		case <-ctx.Done():
 		}
-		return refused
+		timer.Stop()
 	}
-	if err := json.Unmarshal(answer, into); err != nil {
-		return fmt.Errorf("%s %s: %w", method, where, err)
+}
+
+// once reads the status of the gateway, and sends the desired state if the gateway has another one.
+func (l *client) once(ctx context.Context) error {
+	l.mu.Lock()
+	request, before := l.request, l.report
+	l.mu.Unlock()
+	status, err := l.api.state(ctx)
+	after := Report{Err: err, Status: status, Asked: true}
+	if err != nil {
+		after.Status = before.Status
 	}
-	return nil
+	if err == nil && request != nil {
+		if after.Applied = status.Hash == request.Hash; !after.Applied {
+			after = l.send(ctx, request, after)
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	l.publish(request, before, after)
+	if after.Refused != nil && after.Refused.Status >= http.StatusInternalServerError {
+		return after.Refused // a retry may help, unlike with an invalid state
+	}
+	return after.Err
+}
+
+// send sends a request with a higher generation than the gateway has.
+func (l *client) send(ctx context.Context, request *desired.Request, is Report) Report {
+	if is.Status.Generation > l.clients.currentGeneration() {
+		// Another controller has written while this one could not reach the gateway, or still does.
+		if err := l.clients.cfg.Fence(ctx); err != nil {
+			is.Err = err
+			return is
+		}
+		l.clients.raiseGeneration(is.Status.Generation)
+	}
+	send := *request
+	send.Generation = l.clients.nextGeneration()
+	status, err := l.api.reconfigure(ctx, send)
+	var refused *Refused
+	switch {
+	case errors.As(err, &refused):
+		is.Refused = refused
+	case err != nil: // includes ErrOlder: the next attempt asks the fence first
+		is.Err = err
+	default:
+		is.Applied = true
+		is.Status = status
+		l.clients.cfg.Log.Info("gateway reconfigured", "gateway", l.gateway, "generation", send.Generation, "vips", len(send.State.VIPs))
+	}
+	return is
+}
+
+// currentGeneration returns the highest known generation.
+func (f *Clients) currentGeneration() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.generation
+}
+
+// publish publishes the result of a request, unless another state is desired meanwhile.
+func (l *client) publish(request *desired.Request, before, after Report) {
+	l.mu.Lock()
+	if l.request != request {
+		after.Applied, after.Refused = false, nil
+		l.wake.Notify() // try again at once
+	}
+	l.report = after
+	l.mu.Unlock()
+	if after.Err == nil && before.Err != nil {
+		l.clients.cfg.Log.Info("gateway answers again", "gateway", l.gateway)
+	}
+	if after.Err != nil && (before.Err == nil || !before.Asked) {
+		l.clients.cfg.Log.Warn("gateway does not answer", "gateway", l.gateway, "err", after.Err)
+	}
+	if !same(before, after) {
+		l.clients.cfg.Changed()
+	}
+	l.releaseIfCurrent(request)
+}
+
+// releaseIfCurrent releases the waiters of a request, if it is still the desired one.
+func (l *client) releaseIfCurrent(request *desired.Request) {
+	l.mu.Lock()
+	current := l.request == request
+	l.mu.Unlock()
+	if current {
+		l.release()
+	}
+}
+
+// release releases all waiters.
+func (l *client) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, done := range l.waiting {
+		close(done)
+	}
+	l.waiting = nil
+}
+
+// same reports whether two reports look the same to a person.
+func same(a, b Report) bool {
+	text := func(err error) string {
+		if err == nil {
+			return ""
+		}
+		return err.Error()
+	}
+	return a.Asked == b.Asked && a.Applied == b.Applied && text(a.Err) == text(b.Err) && reflect.DeepEqual(a.Refused, b.Refused) && reflect.DeepEqual(a.Status, b.Status)
 }

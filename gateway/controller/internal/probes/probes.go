@@ -1,6 +1,6 @@
-// Package probes asks nodes, at the health check port of a Service, whether they take its connections. With
-// externalTrafficPolicy Local those do that have endpoints of it (Kubernetes API, spec.healthCheckNodePort). A node
-// that died is noticed here within seconds, while the API server waits for its Lease to grow old.
+// Package probes asks nodes, at the health check port of a Service, whether they accept its connections. With
+// externalTrafficPolicy Local, only nodes with endpoints do (Kubernetes API, spec.healthCheckNodePort). A dead node is
+// noticed within seconds here, while the API server waits for its Lease to expire.
 package probes
 
 import (
@@ -17,58 +17,58 @@ import (
 )
 
 const (
-	// DefaultPeriod is from one question to the next.
+	// DefaultPeriod is the time between two probes of a node.
 	DefaultPeriod = 2 * time.Second
-	// DefaultTimeout is how long an answer may take.
+	// DefaultTimeout bounds one probe.
 	DefaultTimeout = time.Second
-	// patience is after how many questions in a row without an answer a node is silent.
-	patience = 3
-	// atOnce bounds the questions under way.
-	atOnce = 64
+	// missedLimit is the number of consecutive failed probes after which a node is silent.
+	missedLimit = 3
+	// maxConcurrent bounds the concurrent probes.
+	maxConcurrent = 64
 )
 
-// Answer is what a node said last.
+// Answer is the last result for a node.
 type Answer int
 
 const (
-	// Unknown is that of a node which has not answered yet.
+	// Unknown nodes have not answered yet.
 	Unknown Answer = iota
-	// Serving takes connections.
+	// Serving nodes accept connections.
 	Serving
-	// Refusing has no endpoints that do.
+	// Refusing nodes have no endpoints.
 	Refusing
-	// Silent has not answered several times.
+	// Silent nodes missed several probes.
 	Silent
 )
 
-// Config says how to ask.
+// Config holds the settings of a Prober.
 type Config struct {
-	// Period and Timeout are the defaults where they are 0.
+	// Period and Timeout have defaults for 0.
 	Period, Timeout time.Duration
-	// Changed is called after an answer became another one. It may be called from several goroutines at a time.
+	// Changed is called after an answer changed, perhaps from several goroutines at a time.
 	Changed func()
 }
 
-// Prober asks nodes. Its methods may be called from any goroutine.
+// Prober probes nodes. Its methods may be called from any goroutine.
 type Prober struct {
 	ctx    context.Context
 	cfg    Config
 	client *http.Client
-	places chan struct{}
+	slots  chan struct{}
 	group  sync.WaitGroup
 
 	mu    sync.Mutex
 	nodes map[netip.AddrPort]*node
 }
 
-// node is one that is asked.
+// node is a probed node.
 type node struct {
 	stop   context.CancelFunc
 	answer Answer
-	missed int // questions in a row
+	missed int // consecutive failed probes
 }
 
-// New returns a prober that asks nobody yet. It ends with ctx; Wait returns when it has.
+// New returns a prober without nodes. It ends with ctx; Wait returns when it has ended.
 func New(ctx context.Context, cfg Config) *Prober {
 	if cfg.Period == 0 {
 		cfg.Period = DefaultPeriod
@@ -76,9 +76,9 @@ func New(ctx context.Context, cfg Config) *Prober {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = DefaultTimeout
 	}
-	transport := &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 3 * cfg.Period} // of its own: no proxy of the environment
+	transport := &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 3 * cfg.Period} // its own, without the proxy of the environment
 	p := &Prober{
-		ctx: ctx, cfg: cfg, places: make(chan struct{}, atOnce), nodes: map[netip.AddrPort]*node{},
+		ctx: ctx, cfg: cfg, slots: make(chan struct{}, maxConcurrent), nodes: map[netip.AddrPort]*node{},
 		client: &http.Client{
 			Transport: transport, Timeout: cfg.Timeout,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -88,8 +88,9 @@ func New(ctx context.Context, cfg Config) *Prober {
 	return p
 }
 
-// Ask makes these the nodes that are asked, each at the health check port of a Service. What others said is forgotten.
-func (p *Prober) Ask(all map[netip.AddrPort]bool) {
+// Set replaces the probed nodes, each an address with the health check port of a Service. Answers of other nodes are
+// forgotten.
+func (p *Prober) Set(all map[netip.AddrPort]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.nodes, func(at netip.AddrPort, n *node) bool {
@@ -106,12 +107,12 @@ func (p *Prober) Ask(all map[netip.AddrPort]bool) {
 		n := &node{stop: stop}
 		p.nodes[at] = n
 		p.group.Go(func() {
-			wait.JitterUntilWithContext(ctx, func(ctx context.Context) { p.ask(ctx, n, at) }, p.cfg.Period, 0.1, true)
+			wait.JitterUntilWithContext(ctx, func(ctx context.Context) { p.probe(ctx, n, at) }, p.cfg.Period, 0.1, true)
 		})
 	}
 }
 
-// Answers are what the nodes that are asked said last.
+// Answers returns the last answers of the probed nodes.
 func (p *Prober) Answers() map[netip.AddrPort]Answer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,26 +123,26 @@ func (p *Prober) Answers() map[netip.AddrPort]Answer {
 	return all
 }
 
-// Wait returns when nothing is asked any more, which is after the end of New's context.
+// Wait returns when all probes have ended, after the end of New's context.
 func (p *Prober) Wait() { p.group.Wait() }
 
-// ask puts the question once.
-func (p *Prober) ask(ctx context.Context, n *node, at netip.AddrPort) {
+// probe probes a node once.
+func (p *Prober) probe(ctx context.Context, n *node, at netip.AddrPort) {
 	select {
-	case p.places <- struct{}{}:
-		defer func() { <-p.places }()
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
 	case <-ctx.Done():
 		return
 	}
 	code, err := p.get(ctx, at)
 	if ctx.Err() != nil {
-		return // it was cut short
+		return // it was cancelled
 	}
 	p.mu.Lock()
 	was := n.answer
 	switch {
 	case err != nil:
-		if n.missed++; n.missed >= patience {
+		if n.missed++; n.missed >= missedLimit {
 			n.answer = Silent
 		}
 	case code == http.StatusOK:
@@ -166,7 +167,7 @@ func (p *Prober) get(ctx context.Context, at netip.AddrPort) (code int, err erro
 		return 0, err
 	}
 	defer resp.Body.Close()
-	_, err = io.CopyN(io.Discard, resp.Body, 4096) // its end lets the connection be used again
+	_, err = io.CopyN(io.Discard, resp.Body, 4096) // the connection can be reused once the body is read
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}

@@ -1,4 +1,4 @@
-// Announcer is a part of a gateway that announces, without the rest. The benchmark of the gateway starts it, as bgp or
+// Command announcer runs one announcer of a gateway without the rest. The gateway benchmark starts it, as bgp or
 // vrrp:FOLDER.
 package main
 
@@ -10,11 +10,11 @@ import (
 
 	"github.com/isthmus-net/isthmus/gateway/bgp"
 	"github.com/isthmus-net/isthmus/gateway/vrrp"
-	"github.com/isthmus-net/isthmus/tools/netlab/part"
+	"github.com/isthmus-net/isthmus/tools/netlab/subprocess"
 )
 
 func main() {
-	part.Main(func(argument string) part.Part {
+	subprocess.Main(func(argument string) subprocess.Announcer {
 		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 		kind, how, _ := strings.Cut(argument, ":")
 		if kind == "bgp" {

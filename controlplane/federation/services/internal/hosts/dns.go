@@ -17,12 +17,11 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// timeout is how long a name server may take for one answer.
+// timeout limits the time for one response of a name server.
 const timeout = 3 * time.Second
 
-// System returns a Query by the name servers of a file such as /etc/resolv.conf, which is read anew each time. The
-// standard library's resolver does not tell for how long an answer is good. A host is a full name: search domains do
-// not count.
+// System returns a Query that uses the name servers of a file such as /etc/resolv.conf, which it reads each time. The
+// standard library's resolver does not return TTLs. A host is a full name: search domains do not apply.
 func System(resolvConf string) Query {
 	return func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
 		servers, err := nameServers(resolvConf)
@@ -35,7 +34,7 @@ func System(resolvConf string) Query {
 			if err == nil {
 				return addrs, ttl, nil
 			}
-			errs = append(errs, fmt.Errorf("ask %s for %s: %w", server, host, err))
+			errs = append(errs, fmt.Errorf("query %s for %s: %w", server, host, err))
 		}
 		return nil, 0, errors.Join(errs...)
 	}
@@ -65,12 +64,12 @@ func nameServers(path string) ([]netip.AddrPort, error) {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	if len(servers) == 0 {
-		return nil, fmt.Errorf("%s names no nameserver", path)
+		return nil, fmt.Errorf("%s has no nameserver", path)
 	}
 	return servers, nil
 }
 
-// resolve returns the addresses of both families, and the shortest time to live of all records on the way.
+// resolve returns the addresses of both families, and the lowest TTL of all records of the responses.
 func resolve(ctx context.Context, server netip.AddrPort, host string) ([]netip.Addr, time.Duration, error) {
 	var all []netip.Addr
 	ttl := longest
@@ -92,7 +91,7 @@ func resolve(ctx context.Context, server netip.AddrPort, host string) ([]netip.A
 	return all, ttl, nil
 }
 
-// ask sends one question, by UDP and, where the answer does not fit, by TCP. A name that does not exist has no records.
+// ask sends one question, by UDP and, if the response is truncated, by TCP. A name that does not exist has no records.
 func ask(ctx context.Context, server netip.AddrPort, host string, t dnsmessage.Type) ([]dnsmessage.Resource, error) {
 	name, err := dnsmessage.NewName(strings.TrimSuffix(host, ".") + ".")
 	if err != nil {
@@ -116,14 +115,14 @@ func ask(ctx context.Context, server netip.AddrPort, host string, t dnsmessage.T
 		case answer.Truncated && network == "udp":
 			continue
 		case answer.RCode != dnsmessage.RCodeSuccess && answer.RCode != dnsmessage.RCodeNameError:
-			return nil, fmt.Errorf("the answer is %s", answer.RCode)
+			return nil, fmt.Errorf("the response is %s", answer.RCode)
 		}
 		return answer.Answers, nil
 	}
-	return nil, errors.New("the answer is cut off")
+	return nil, errors.New("the response is truncated")
 }
 
-// exchange sends a query and returns the answer to it.
+// exchange sends a query and returns its response.
 func exchange(ctx context.Context, network string, server netip.AddrPort, question dnsmessage.Message, query []byte) (answer dnsmessage.Message, err error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, network, server.String())
@@ -154,7 +153,7 @@ func exchange(ctx context.Context, network string, server netip.AddrPort, questi
 			return answer, nil
 		}
 		if network == "tcp" {
-			return answer, errors.New("the answer is to another question")
+			return answer, errors.New("the response is to another question")
 		}
 	}
 }

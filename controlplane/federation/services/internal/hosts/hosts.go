@@ -1,6 +1,6 @@
-// Package hosts knows the addresses of load balancers that have a host name only. In go the names that Services use,
-// out come addresses and word of every change. Each is asked for again when its time to live is over; while nobody
-// answers, what was answered last stays.
+// Package hosts resolves the host names of load balancers. Callers register the names that Services use; Run reports each
+// change of their addresses. A name is resolved again when its TTL ends; while no name server responds, its last addresses
+// stay.
 package hosts
 
 import (
@@ -15,47 +15,48 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 const (
-	// shortest and longest bound a time to live: one of 0 is not asked for without pause, and one of a week is not
-	// believed for a week, because the answer moves traffic.
+	// shortest and longest limit a TTL: a TTL of 0 does not cause a busy loop, and one of a week does not delay a change of
+	// the addresses, which moves traffic, for a week.
 	shortest, longest = 5 * time.Second, 5 * time.Minute
-	// retry is when to ask again where nobody answered.
+	// retry is the pause after a query without a response.
 	retry = 10 * time.Second
-	// atOnce is how many names are asked for at a time.
-	atOnce = 8
+	// parallel limits the concurrent queries.
+	parallel = 8
 )
 
-// Query asks for the addresses of a host and for how long they are good. No address is an answer too: there is none.
-// An error means that nothing was learned.
+// Query returns the addresses of a host and their TTL. A result without addresses is valid. An error means that the addresses
+// are unknown.
 type Query func(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error)
 
-// Hosts is made by New. Its methods may be called by several goroutines at a time.
+// Hosts resolves host names. Make it with New. Safe for concurrent use.
 type Hosts struct {
 	query Query
 	log   *slog.Logger
-	wake  chan struct{} // holds a token while there is a name that was never asked for
+	wake  signal.Signal // pending while a name was never resolved
 
 	mu    sync.Mutex
 	known map[string]*host
 }
 
-// host is one name. The lock of Hosts covers it.
+// host is one name, guarded by the lock of Hosts.
 type host struct {
-	users map[clusterset.ServiceName]bool
-	known bool         // somebody has answered
-	addrs []netip.Addr // sorted
-	due   time.Time    // when to ask; zero is now
-	quiet bool         // nobody answered last time
+	users  map[clusterset.ServiceName]bool
+	known  bool         // a name server has responded
+	addrs  []netip.Addr // sorted
+	due    time.Time    // of the next query; zero is now
+	failed bool         // the last query had no response
 }
 
-// New returns Hosts that ask by query.
+// New returns Hosts that resolve names with query.
 func New(query Query, log *slog.Logger) *Hosts {
-	return &Hosts{query: query, log: log, wake: make(chan struct{}, 1), known: map[string]*host{}}
+	return &Hosts{query: query, log: log, wake: signal.New(), known: map[string]*host{}}
 }
 
-// Use says which names a federated Service uses now. Those that nobody uses any more are forgotten.
+// Use sets the names that a federated Service uses. Names without users are forgotten.
 func (h *Hosts) Use(service clusterset.ServiceName, names []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,17 +73,14 @@ func (h *Hosts) Use(service clusterset.ServiceName, names []string) {
 		if known == nil {
 			known = &host{users: map[clusterset.ServiceName]bool{}}
 			h.known[name] = known
-			select {
-			case h.wake <- struct{}{}:
-			default: // there is a token already
-			}
+			h.wake.Notify()
 		}
 		known.users[service] = true
 	}
 }
 
-// Lookup returns the addresses of a name that is in use, sorted, and whether anybody has answered yet: before that,
-// which may be for as long as no name server answers, nothing is known, and a name without addresses is another thing.
+// Lookup returns the sorted addresses of a name in use, and whether a name server has responded yet. A name without
+// addresses is known.
 func (h *Hosts) Lookup(name string) (addrs []netip.Addr, known bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,7 +90,8 @@ func (h *Hosts) Lookup(name string) (addrs []netip.Addr, known bool) {
 	return nil, false
 }
 
-// Run asks, and tells which Services use a name whose addresses became known or changed, until ctx ends; then it returns nil.
+// Run resolves names until ctx ends, then returns nil. It calls changed for each Service that uses a name whose addresses
+// became known or changed.
 func (h *Hosts) Run(ctx context.Context, changed func(clusterset.ServiceName)) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -100,11 +99,11 @@ func (h *Hosts) Run(ctx context.Context, changed func(clusterset.ServiceName)) e
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-h.wake:
+		case <-h.wake.C():
 		case <-timer.C:
 		}
 		var group errgroup.Group
-		group.SetLimit(atOnce)
+		group.SetLimit(parallel)
 		for _, name := range h.due(time.Now()) {
 			group.Go(func() error {
 				for _, service := range h.ask(ctx, name) {
@@ -113,7 +112,7 @@ func (h *Hosts) Run(ctx context.Context, changed func(clusterset.ServiceName)) e
 				return nil
 			})
 		}
-		_ = group.Wait() // they return none
+		_ = group.Wait() // no error is returned
 		timer.Stop()
 		if next, ok := h.next(); ok {
 			timer.Reset(time.Until(next))
@@ -121,7 +120,7 @@ func (h *Hosts) Run(ctx context.Context, changed func(clusterset.ServiceName)) e
 	}
 }
 
-// due returns the names to ask for.
+// due returns the names to resolve now.
 func (h *Hosts) due(now time.Time) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -134,7 +133,7 @@ func (h *Hosts) due(now time.Time) []string {
 	return names
 }
 
-// next returns when something is due, and whether anything ever is.
+// next returns the time of the next query, and whether there is one.
 func (h *Hosts) next() (time.Time, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -147,23 +146,23 @@ func (h *Hosts) next() (time.Time, bool) {
 	return next, len(h.known) > 0
 }
 
-// ask asks for a name, and returns the Services that use it if its addresses changed, or were not known before.
+// ask resolves a name. It returns the Services that use it if its addresses changed or became known.
 func (h *Hosts) ask(ctx context.Context, name string) []clusterset.ServiceName {
 	addrs, ttl, err := h.query(ctx, name)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := h.known[name]
 	if known == nil || ctx.Err() != nil {
-		return nil // nobody uses it any more
+		return nil // no Service uses the name any more
 	}
 	if err != nil {
-		if !known.quiet {
-			h.log.Warn("the host name of a load balancer is not resolved; its last addresses stay", "host", name, "err", err)
+		if !known.failed {
+			h.log.Warn("the host name of a load balancer cannot be resolved; its last addresses stay in effect", "host", name, "err", err)
 		}
-		known.quiet, known.due = true, time.Now().Add(retry)
+		known.failed, known.due = true, time.Now().Add(retry)
 		return nil
 	}
-	known.quiet, known.due = false, time.Now().Add(min(max(ttl, shortest), longest))
+	known.failed, known.due = false, time.Now().Add(min(max(ttl, shortest), longest))
 	addrs = slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare))
 	if known.known && slices.Equal(addrs, known.addrs) {
 		return nil

@@ -1,6 +1,6 @@
-// Package offers says what a federated Service is: in goes what every member offers of it, out come its ports and
-// the endpoints by which each cluster reaches it. Nothing is asked of anybody: all functions are pure.
+// Package offers computes a federated Service from its members: the offers of all clusters go in; its ports, and the
+// EndpointSlices by which each cluster reaches it, come out. All functions are pure.
 //
-// [Name] reads which federated Service a Service is a member of, [Of] what it offers to other clusters and [Offer.Local]
-// what to its own, [Merge] what all offers come to together, and [Federated.Slices] the EndpointSlices of one of them.
+// [Name] returns the federated Service that a Service is a member of, [Of] its offer to other clusters and [Offer.Local] to
+// its own. [Merge] joins all offers, and [Federated.Slices] returns the EndpointSlices of one of them.
 package offers

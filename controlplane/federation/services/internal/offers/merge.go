@@ -9,28 +9,28 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Federated is a federated Service, as all clusters have it.
+// Federated is a federated Service, the same in all clusters.
 type Federated struct {
-	Ports     []clusterset.Port // of different names; all have one when there are several
+	Ports     []clusterset.Port // with distinct names; one port alone may have none
 	Families  []clusterset.Family
 	Affinity  clusterset.SessionAffinity
-	Clusters  []clusterset.ClusterID // that offer something, sorted
+	Clusters  []clusterset.ClusterID // with offers, sorted
 	Conflicts []Conflict
 }
 
-// Conflict is a port of a member Service that is not part of the federated one, because an older member Service has
-// it otherwise.
+// Conflict is a port of a member Service that the federated Service leaves out, because it contradicts a port of an older
+// member Service.
 type Conflict struct {
 	Cluster clusterset.ClusterID
 	Service clusterset.ServiceName
 	Port    clusterset.Port
-	// Winner is the older port, of the Service By of the cluster In.
+	// Winner is the older port, of the Service By in the cluster In.
 	Winner clusterset.Port
 	In     clusterset.ClusterID
 	By     clusterset.ServiceName
 }
 
-// Message is a sentence for users, the same for the same conflict.
+// Message returns a sentence for users. It is the same for the same conflict.
 func (c Conflict) Message() string {
 	return fmt.Sprintf("port %s of service %s in cluster %s is left out: service %s in cluster %s is older and has %s; make them the same",
 		portText(c.Port), c.Service, c.Cluster, c.By, c.In, portText(c.Winner))
@@ -43,7 +43,7 @@ func portText(p clusterset.Port) string {
 	return fmt.Sprintf("%d/%s (%s)", p.Port, p.Protocol, p.Name)
 }
 
-// number is by what clients know a port.
+// number identifies a port to clients.
 type number struct {
 	port     uint16
 	protocol clusterset.Protocol
@@ -51,10 +51,10 @@ type number struct {
 
 func numberOf(p clusterset.Port) number { return number{p.Port, p.Protocol} }
 
-// Merge says what offers of one name come to together, in whatever order they come. A port is its number and
-// protocol; names, session affinity and the first family are those of the oldest member Service, ties going to the
-// lower cluster id and then the lower name. Members may each add ports. One is left out, and is a Conflict, when an
-// older member Service has its number with another protocol only, or its name for another number or protocol.
+// Merge joins the offers of one name; their order does not matter. A port is identified by its number and protocol. Names,
+// session affinity and the first family come from the oldest member Service; ties go to the lower cluster id and then to
+// the lower name. Each member may add ports. A port is left out, as a Conflict, when an older member Service has its number
+// only with another protocol, or has its name for another number or protocol.
 func Merge(all []Offer) Federated {
 	byAge := slices.SortedFunc(slices.Values(all), func(a, b Offer) int {
 		return cmp.Or(a.ExportedAt.Compare(b.ExportedAt), strings.Compare(string(a.Cluster), string(b.Cluster)), a.Service.Compare(b.Service))
@@ -70,7 +70,7 @@ func Merge(all []Offer) Federated {
 		if i == 0 {
 			fed.Affinity = o.SessionAffinity
 		}
-		older := len(taken) // ports of one Service are in no conflict with one another
+		older := len(taken) // ports of one Service do not conflict with each other
 		for _, p := range o.Ports {
 			same := func(q origin) bool { return numberOf(q.Port) == numberOf(p) }
 			if slices.ContainsFunc(taken[:older], same) {
@@ -104,7 +104,7 @@ func Merge(all []Offer) Federated {
 	return fed
 }
 
-// nameAll gives names to ports without one when there are several, which Kubernetes asks for.
+// nameAll names unnamed ports if there are several, as Kubernetes requires.
 func nameAll(ports []clusterset.Port) {
 	if len(ports) < 2 {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Annotations of member Services, each in all its spellings. Of several on one Service the first one here counts.
+// Annotations of member Services, each in all its spellings. If a Service has several, the first one here takes precedence.
 var (
 	globalNames = []string{
 		v1alpha1.AnnotationGlobalServiceAntreaTanzu, v1alpha1.AnnotationGlobalServiceAntrea, v1alpha1.AnnotationGlobalService,
@@ -23,9 +23,9 @@ var (
 	}
 )
 
-// Name returns the federated Service that svc is a member of: a global one, which stands in the namespace system, or
-// one of svc's own namespace. ok is false without any, and of a federated Service, which is no member of another. The
-// error is for the Service's owner.
+// Name returns the federated Service that svc is a member of: a global one, whose namespace is system, or one in the
+// namespace of svc. ok is false if there is none; a federated Service is never a member of another. The error is for the
+// owner of the Service.
 func Name(svc metav1.Object, system string) (name clusterset.ServiceName, ok bool, err error) {
 	if IsFederated(svc) {
 		return name, false, nil
@@ -35,7 +35,7 @@ func Name(svc metav1.Object, system string) (name clusterset.ServiceName, ok boo
 	name = clusterset.ServiceName{Namespace: system, Name: text}
 	switch {
 	case isGlobal && isOwn:
-		return name, false, fmt.Errorf("annotations %s and %s: a Service is a member of one federated Service; take one of them away", global, annotation)
+		return name, false, fmt.Errorf("annotations %s and %s: a Service is a member of one federated Service; remove one of them", global, annotation)
 	case isGlobal:
 		annotation = global
 	case isOwn:
@@ -47,12 +47,12 @@ func Name(svc metav1.Object, system string) (name clusterset.ServiceName, ok boo
 		return name, false, fmt.Errorf("annotation %s: %q cannot name a Service (%s); write one such as %s", annotation, name.Name, strings.Join(faults, ", "), svc.GetName())
 	}
 	if isOwn && !clusterset.IsShared(name.Namespace) {
-		return name, false, fmt.Errorf("annotation %s: namespace %s is each cluster's own; use %s instead", annotation, name.Namespace, globalNames[0])
+		return name, false, fmt.Errorf("annotation %s: namespace %s is different in each cluster; use %s instead", annotation, name.Namespace, globalNames[0])
 	}
 	return name, true, nil
 }
 
-// IsFederated reports whether svc says that it is a federated Service, ours or not.
+// IsFederated reports whether svc is marked as a federated Service, ours or not.
 func IsFederated(svc metav1.Object) bool {
 	_, marked := svc.GetAnnotations()[v1alpha1.MarkFederatedService]
 	return marked
@@ -63,13 +63,13 @@ func IsOurs(o metav1.Object) bool {
 	return o.GetLabels()[isthmus.LabelManagedBy] == v1alpha1.ManagedBy || o.GetLabels()[discoveryv1.LabelManagedBy] == v1alpha1.ManagedBy
 }
 
-// isVM reports whether virtual machines are behind svc.
+// isVM reports whether svc is marked as a Service of virtual machines.
 func isVM(svc metav1.Object) bool {
 	_, marked := svc.GetAnnotations()[v1alpha1.MarkVirtualMachines]
 	return marked
 }
 
-// first returns the first of spellings that o is annotated with, and its value.
+// first returns the first of spellings among the annotations of o, and its value.
 func first(o metav1.Object, spellings []string) (key, value string, ok bool) {
 	for _, key := range spellings {
 		if value, ok := o.GetAnnotations()[key]; ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// nodeGroups returns the addresses of nodes at which e's Service has node ports, of the families of the Service.
+// nodeGroups returns the addresses of the nodes that serve the node ports of a Service, in the families of the Service.
 func nodeGroups(src Source, e clusterset.Export) []Group {
 	var targets []Target
 	for i, p := range src.Service.Spec.Ports {
@@ -44,7 +44,7 @@ func nodeGroups(src Source, e clusterset.Export) []Group {
 	return groups
 }
 
-// NodeReady reports whether a node says that it is ready.
+// NodeReady reports whether a node is ready.
 func NodeReady(node *corev1.Node) bool {
 	return node.DeletionTimestamp == nil && slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -64,7 +64,7 @@ func nodeAddr(node *corev1.Node, family clusterset.Family) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// readyNodes returns the names of nodes with an endpoint that takes new traffic.
+// readyNodes returns the names of the nodes with a ready endpoint.
 func readyNodes(all []*discoveryv1.EndpointSlice) map[string]bool {
 	names := map[string]bool{}
 	for _, es := range all {

@@ -16,52 +16,51 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// Source is a member Service and all that says where it can be reached. It is only read.
+// Source is a member Service with the objects that hold its addresses. It is not modified.
 type Source struct {
 	Cluster clusterset.ClusterID
 	Service *corev1.Service
 	Slices  []*discoveryv1.EndpointSlice // of the Service
 	Nodes   []*corev1.Node               // of the cluster; needed for node ports
-	// Lookup returns the addresses of a load balancer's host name, and whether they are known.
+	// Lookup returns the addresses of a load balancer's host name, and whether it was resolved.
 	Lookup func(host string) (addrs []netip.Addr, known bool)
 }
 
-// Offer is what one member Service adds to a federated one: what it says of itself, and where it is reached.
+// Offer is the contribution of one member Service to a federated one: its properties and its endpoints.
 type Offer struct {
 	clusterset.Export // Service is the member Service; the oldest takes precedence
 
 	Groups []Group
-	// Unresolved says that the addresses of a host name are not known: Families are not all, nor what others than its own
-	// cluster are offered.
+	// Unresolved states that a host name was not resolved. Families, and the groups for other clusters, are then incomplete.
 	Unresolved bool
 }
 
-// Group is endpoints of one family and with the same target ports.
+// Group is a set of endpoints of one family with the same target ports.
 type Group struct {
-	Name      string // tells the group from the others of its offer, and stays
+	Name      string // unique in the offer, and stable
 	Family    clusterset.Family
 	Targets   []Target
 	Endpoints []discoveryv1.Endpoint // of one address each
 }
 
-// Target is where a port of the member Service is served.
+// Target is the port number at which endpoints serve a port of the member Service.
 type Target struct {
 	Port   clusterset.Port
 	Number int32
 }
 
-// Of returns what a member Service offers to other clusters. The error says why it offers nothing, ever: it is the
-// Service's owner's to mend.
+// Of returns the offer of a member Service to other clusters. The error is a permanent fault that the Service's owner has to
+// correct.
 //
-//   - A ClusterIP Service, headless ones included, offers its pods and their ports; one with external IPs, these
-//     and its own ports.
+//   - A ClusterIP Service, headless or not, offers its pods and their ports. With external IPs, it offers these and its
+//     own ports.
 //   - A NodePort Service offers the addresses of ready nodes, external ones first, and its node ports; with
 //     externalTrafficPolicy Local only those of nodes that have a ready endpoint.
-//   - A LoadBalancer Service offers the addresses in its status, host names resolved, and the ports that stand there
-//     or else its own.
+//   - A LoadBalancer Service offers the addresses in its status, with host names resolved, and the ports in its status,
+//     or its own ports if there are none.
 //   - A Service of virtual machines offers its slices, whatever its type.
 //
-// Addresses that are not a pod's are ready when anything behind the Service is.
+// Addresses of other kinds than pods are ready when any endpoint of the Service is.
 func Of(src Source) (Offer, error) {
 	o, err := offer(src)
 	if err != nil {
@@ -83,14 +82,14 @@ func Of(src Source) (Offer, error) {
 	return o, nil
 }
 
-// Local returns o as it is offered to the cluster of src, of which it is: its endpoints as they are, whatever its type.
-// What it says of itself stays, so that the federated Service is the same in all clusters.
+// Local returns o as the cluster of src itself gets it: with its endpoints unchanged, whatever the type of the Service. Its
+// properties stay, so that the federated Service is the same in all clusters.
 func (o Offer) Local(src Source) Offer {
 	o.Groups = podGroups(src, o.Ports)
 	return o
 }
 
-// offer returns what the Service says of itself.
+// offer returns the properties of a member Service.
 func offer(src Source) (Offer, error) {
 	svc := src.Service
 	e, err := mcs.Export(svc, &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{
@@ -105,7 +104,7 @@ func offer(src Source) (Offer, error) {
 	return Offer{Export: e}, nil
 }
 
-// families returns the families of an offer: those that the Service says, and those of what it offers beside.
+// families returns the families of an offer: those of the Service, and those of its groups.
 func families(o Offer) []clusterset.Family {
 	all := o.Families
 	for _, g := range o.Groups {
@@ -116,13 +115,13 @@ func families(o Offer) []clusterset.Family {
 	return all
 }
 
-// podGroups returns the slices of the Service as they are.
+// podGroups returns the slices of the Service unchanged.
 func podGroups(src Source, ports []clusterset.Port) []Group {
 	var groups []Group
 	for _, es := range src.Slices {
 		family, ok := familyOf(es.AddressType)
 		if !ok {
-			continue // host names: no Service can have them behind it
+			continue // host names cannot be endpoints of a Service
 		}
 		g := Group{Name: es.Name, Family: family, Endpoints: make([]discoveryv1.Endpoint, 0, len(es.Endpoints))}
 		for _, p := range es.Ports {
@@ -147,8 +146,8 @@ func podGroups(src Source, ports []clusterset.Port) []Group {
 	return groups
 }
 
-// portable removes from endpoints what means something in their own cluster only: a node here may have the name of
-// one there, and hints are about the zones of one cluster's endpoints.
+// portable removes the fields of endpoints that are meaningful only in their own cluster: nodes of two clusters may have the
+// same name, and hints refer to the zones of one cluster.
 func portable(groups []Group) []Group {
 	for _, g := range groups {
 		for i := range g.Endpoints {
@@ -163,8 +162,8 @@ func externalGroups(src Source, ports []clusterset.Port) []Group {
 	return addressGroups("external", parseAddrs(src.Service.Spec.ExternalIPs), ownTargets(ports), backed(src))
 }
 
-// balancerGroups returns the addresses of the Service's load balancers, those with the same ports together, and whether
-// some are not known.
+// balancerGroups returns the addresses of the Service's load balancers, grouped by their ports, and whether a host name was
+// not resolved.
 func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unresolved bool) {
 	addrs, targets := map[string][]netip.Addr{}, map[string][]Target{}
 	for _, in := range src.Service.Status.LoadBalancer.Ingress {
@@ -199,7 +198,7 @@ func balancerGroups(src Source, ports []clusterset.Port) (groups []Group, unreso
 	return groups, unresolved
 }
 
-// addressGroups returns addrs as groups, one a family.
+// addressGroups returns addrs as one group for each family.
 func addressGroups(name string, addrs []netip.Addr, targets []Target, ready bool) []Group {
 	var groups []Group
 	for _, f := range []clusterset.Family{clusterset.IPv4, clusterset.IPv6} {
@@ -216,7 +215,7 @@ func addressGroups(name string, addrs []netip.Addr, targets []Target, ready bool
 	return groups
 }
 
-// endpoint returns an endpoint that is no pod.
+// endpoint returns an endpoint that is not a pod.
 func endpoint(a netip.Addr, ready bool) discoveryv1.Endpoint {
 	return discoveryv1.Endpoint{
 		Addresses:  []string{a.String()},
@@ -233,14 +232,14 @@ func ownTargets(ports []clusterset.Port) []Target {
 	return targets
 }
 
-// backed reports whether anything behind the Service takes traffic. Of one without a selector and without slices
-// Kubernetes knows nothing, and its word is taken.
+// backed reports whether any endpoint of the Service accepts traffic. Kubernetes has no endpoints of a Service without a
+// selector and without slices; it is assumed to accept traffic.
 func backed(src Source) bool {
 	return len(src.Slices) == 0 && len(src.Service.Spec.Selector) == 0 ||
 		slices.ContainsFunc(src.Slices, func(es *discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(es.Endpoints, ready) })
 }
 
-// ready reports whether an endpoint takes new traffic.
+// ready reports whether an endpoint accepts new traffic.
 func ready(e discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
 
 func familyOf(t discoveryv1.AddressType) (clusterset.Family, bool) {

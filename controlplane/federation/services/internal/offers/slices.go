@@ -15,23 +15,22 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// AnnotationSource tells on a slice of a federated Service which member Service it leads to: NAMESPACE/NAME, in the
-// cluster that the slice tells too.
+// AnnotationSource on a slice of a federated Service names the member Service that it leads to, as NAMESPACE/NAME in the
+// cluster that another annotation of the slice names.
 const AnnotationSource = "federation.isthmus.dev/source"
 
-// perSlice is how many endpoints a slice has at most, as Kubernetes' own controllers have it.
+// perSlice limits the endpoints of a slice, as in Kubernetes' own controllers.
 const perSlice = 100
 
-// Slices returns the EndpointSlices by which the federated Service called name, of which o is an offer, leads to it.
-// They have no owner and are sorted by name. What is in them depends on
-// o and fed's ports alone: whoever computes them comes to the same slices, and one more endpoint changes one of them,
-// or makes two of one.
+// Slices returns the EndpointSlices of the federated Service name that lead to the offer o. They have no owner and are
+// sorted by name. Their content depends only on o and the ports of fed, so every leader computes the same slices, and one
+// more endpoint changes one of them or splits it in two.
 func (fed Federated) Slices(name clusterset.ServiceName, o Offer) []*discoveryv1.EndpointSlice {
 	var all []*discoveryv1.EndpointSlice
 	for _, g := range o.Groups {
 		ports := fed.endpointPorts(g.Targets)
 		if len(ports) == 0 {
-			continue // they lost all conflicts
+			continue // all ports lost their conflicts
 		}
 		addressType := discoveryv1.AddressTypeIPv4
 		if g.Family == clusterset.IPv6 {
@@ -60,7 +59,7 @@ func (fed Federated) Slices(name clusterset.ServiceName, o Offer) []*discoveryv1
 	return all
 }
 
-// endpointPorts returns targets under the names of fed's ports, in their order.
+// endpointPorts returns targets under the names of fed's ports, in the order of these.
 func (fed Federated) endpointPorts(targets []Target) []discoveryv1.EndpointPort {
 	var ports []discoveryv1.EndpointPort
 	for _, p := range fed.Ports {
@@ -78,8 +77,8 @@ func (fed Federated) endpointPorts(targets []Target) []discoveryv1.EndpointPort 
 	return ports
 }
 
-// split returns endpoints in parts of at most perSlice, each sorted. Where there are too many, a bit of a hash of the
-// address decides into which half one goes, and so on: a part's name is these bits.
+// split returns endpoints in parts of at most perSlice, each sorted. While there are too many, a bit of the hash of each
+// address selects its half; the bits so far are the name of a part.
 func split(endpoints []discoveryv1.Endpoint, depth int, path string) map[string][]discoveryv1.Endpoint {
 	const bits = 64
 	if len(endpoints) == 0 {

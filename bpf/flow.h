@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Flow tracking. A flow has two entries in `conns`, one for each direction, and each entry holds the key of the other.
+ * A packet needs only the entry of its own direction. Once a second it also refreshes the other entry, so that both
+ * have the same age, the LRU evicts neither long before the other, and an evicted entry is created again. A state
+ * change is written to both entries.
+ */
+#ifndef ISTHMUS_FLOW_H
+#define ISTHMUS_FLOW_H
+
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "evidence.h"
+#include "flow_maps.h"
+#include "maps.h"
+#include "net.h"
+#include "packet_parse.h"
+
+/* Idle timeouts, in seconds. */
+#define OPENING_S 60 /* half again as long as a Linux client retransmits its SYN */
+#define OPEN_S 21600 /* TCP, SCTP: RFC 5382 section 5 requires at least 2 h 4 min */
+#define HALF_S 3600  /* TCP that still sends in one direction */
+#define CLOSING_S 60 /* for retransmissions at the end */
+#define CLOSED_S 10  /* after a reset, for packets still on the way */
+#define UDP_OPENING_S 60
+#define UDP_OPEN_S 300 /* RFC 4787 section 4.3 */
+#define FRAGMENT_S 30  /* as long as Linux waits for the other fragments */
+
+/* A SYN that is repeated sooner was duplicated by the network: a client's first timeout is 1 s (RFC 6298). */
+#define SYN_AGAIN_NS (NS_PER_S / 2)
+
+/* 2^6 kernel ticks (jiffies) are one coarse tick: 1.6 to 16 of them make a second. */
+#define COARSE_TICK_SHIFT 6
+/* A packet looks at the clock again after so many coarse ticks. */
+#define CHECK_TICKS 2
+
+/* The coarse clock is exact to a kernel tick, which is enough here, and costs a tenth. */
+static __always_inline __u64 now_ns(void)
+{
+	return bpf_ktime_get_coarse_ns();
+}
+
+/* Counts coarse ticks. Unlike a clock it is read without a call. */
+static __always_inline __u32 coarse_ticks(void)
+{
+	return bpf_jiffies64() >> COARSE_TICK_SHIFT;
+}
+
+/* Reports whether a flow's packet must look at the clock: at most some ten times a second, and once after any silence.
+ * The counter wraps around after an hour or more, which delays the check by one packet. */
+static __always_inline bool is_due(const struct conn *c)
+{
+	return (__u16)(coarse_ticks() - c->checked_at) >= CHECK_TICKS;
+}
+
+/* Returns the time since then; 0 if the clock of another CPU is ahead. */
+static __always_inline __u64 since(__u64 then, __u64 now)
+{
+	return (__s64)(now - then) > 0 ? now - then : 0;
+}
+
+static __always_inline __u64 idle_timeout_ns(__u8 proto, enum conn_state state)
+{
+	if (proto == IPPROTO_UDP)
+		return (state == CONN_OPENING ? UDP_OPENING_S : UDP_OPEN_S) * NS_PER_S;
+	switch (state) {
+	case CONN_OPEN:
+		return OPEN_S * NS_PER_S;
+	case CONN_HALF:
+		return HALF_S * NS_PER_S;
+	case CONN_CLOSING:
+		return CLOSING_S * NS_PER_S;
+	case CONN_CLOSED:
+		return CLOSED_S * NS_PER_S;
+	default:
+		return OPENING_S * NS_PER_S;
+	}
+}
+
+static __always_inline bool is_alive(__u8 proto, const struct conn *c, __u64 now)
+{
+	return since(c->seen, now) <= idle_timeout_ns(proto, c->state);
+}
+
+/* Returns the key of the other direction. */
+static __always_inline struct conn_key other_key(const struct conn_key *key, const struct conn *c)
+{
+	bool self = c->flags & CONN_SELF;
+	struct conn_key other = {
+		.client_port = self ? c->server_port : c->client_port,
+		.server_port = self ? c->client_port : c->server_port,
+		.proto = key->proto,
+		.reply = self ? 0 : !key->reply,
+	};
+
+	__builtin_memcpy(other.client, key->client, sizeof(other.client));
+	__builtin_memcpy(other.server, ADDR(self ? key->server : c->addr), sizeof(other.server));
+	return other;
+}
+
+/* Exchanges client and server in a key, which then describes the same packet as one of the other direction. */
+static __always_inline void reverse_key(struct conn_key *key)
+{
+	__u16 port = key->client_port;
+
+	for (int i = 0; i < 16; i += 4) { /* word by word, to save stack */
+		__u32 client, server;
+
+		__builtin_memcpy(&client, key->client + i, sizeof(client));
+		__builtin_memcpy(&server, key->server + i, sizeof(server));
+		__builtin_memcpy(key->client + i, &server, sizeof(server));
+		__builtin_memcpy(key->server + i, &client, sizeof(client));
+	}
+	key->client_port = key->server_port;
+	key->server_port = port;
+	key->reply = !key->reply;
+}
+
+/* Reports whether a flow's packet came from the backend. */
+static __always_inline bool is_from_backend(const struct conn_key *key, const struct conn *c)
+{
+	return key->reply || c->flags & CONN_BACK;
+}
+
+/* Fills in the entry of the other direction, without what only the fast path needs. */
+static __always_inline void fill_other(const struct conn_key *key, const struct conn *c, struct conn *other)
+{
+	bool self = c->flags & CONN_SELF;
+
+	__builtin_memset(other, 0, sizeof(*other));
+	__builtin_memcpy(other->addr, ADDR(self ? key->client : key->server), sizeof(other->addr));
+	other->seen = c->seen;
+	other->checked_at = c->checked_at;
+	other->backend_id = c->backend_id;
+	other->service = c->service;
+	other->server_port = self ? key->client_port : key->server_port;
+	other->client_port = self ? key->server_port : key->client_port;
+	other->cluster = c->cluster;
+	other->state = c->state;
+	other->flags = (c->flags & ~(CONN_FAST | CONN_VIA6)) ^ (self ? CONN_BACK : 0);
+}
+
+/* Makes the entry of the other direction as young as this one, or creates it again. client_device is the client's
+ * device, 0 if it is unknown. Returns the flags of the other entry.
+ *
+ * A new entry of the direction to the backend is dated back: its next packet refreshes it and looks up its route. */
+static __noinline enum conn_flags refresh_other(const struct conn_key *key, const struct conn *c, __u32 client_device)
+{
+	struct conn_key reverse = other_key(key, c);
+	struct conn *other = bpf_map_lookup_elem(&conns, &reverse);
+	struct conn fresh;
+
+	if (other) {
+		other->seen = c->seen;
+		return other->flags;
+	}
+	fill_other(key, c, &fresh);
+	if (client_device) {
+		fresh.ifindex = client_device;
+		fresh.flags |= c->flags & CONN_FAST;
+	} else {
+		fresh.seen -= NS_PER_S;
+	}
+	bpf_map_update_elem(&conns, &reverse, &fresh, BPF_NOEXIST);
+	return fresh.flags;
+}
+
+/* Reports whether two entries translate to the same server and ports. */
+static __always_inline bool is_same_translation(const struct conn *a, const struct conn *b)
+{
+	return same_addr(a->addr, b->addr) && a->server_port == b->server_port && a->client_port == b->client_port;
+}
+
+/* Reports whether a new entry may replace an existing one: that has timed out, has reached the state `over`, or
+ * translates to the same. */
+static __always_inline bool may_replace(__u8 proto, const struct conn *new, const struct conn *existing,
+					enum conn_state over)
+{
+	return existing->state >= over || !is_alive(proto, existing, new->seen) || is_same_translation(existing, new);
+}
+
+/* Returns the cluster of a flow's backend, NULL if it has none. */
+static __always_inline struct cluster *cluster_of(const struct conn *c)
+{
+	__u32 index = c->cluster;
+
+	return index ? bpf_map_lookup_elem(&clusters, &index) : NULL;
+}
+
+static __always_inline bool is_reset(const struct packet *p)
+{
+	if (p->key.proto == IPPROTO_TCP)
+		return p->kind & TCP_RST;
+	return p->key.proto == IPPROTO_SCTP && (p->kind == SCTP_ABORT || p->kind == SCTP_SHUTDOWN_COMPLETE);
+}
+
+/* Reports whether a packet may open a flow: a SYN, an INIT, or any UDP datagram. */
+static __always_inline bool is_opening(const struct packet *p)
+{
+	if (p->key.proto == IPPROTO_TCP)
+		return (p->kind & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	return p->key.proto == IPPROTO_UDP || p->kind == SCTP_INIT;
+}
+
+/* Reports whether a packet answers a SYN or INIT. */
+static __always_inline bool is_accepting(const struct packet *p)
+{
+	if (p->key.proto == IPPROTO_TCP)
+		return (p->kind & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
+	return p->key.proto == IPPROTO_SCTP && p->kind == SCTP_INIT_ACK;
+}
+
+/* Reports whether a SYN or INIT on a known flow opens a new one: the client has reused the port, or retransmits because
+ * the first packet got no answer. */
+static __always_inline bool is_reopening(const struct packet *p, const struct conn *c)
+{
+	if (p->key.proto == IPPROTO_UDP || p->part == PART_LATER || !is_opening(p))
+		return false;
+	if (c->state == CONN_OPENING)
+		return since(c->seen, now_ns()) >= SYN_AGAIN_NS;
+	return c->state != CONN_ANSWERED;
+}
+
+/* Reports whether a packet may change the state of its flow. Few packets do. */
+static __always_inline bool may_change_state(const struct packet *p, const struct conn *c)
+{
+	if (p->part == PART_LATER)
+		return false;
+	return c->state < CONN_OPEN || (p->key.proto == IPPROTO_TCP && p->kind & (TCP_FIN | TCP_RST)) ||
+	       p->key.proto == IPPROTO_SCTP;
+}
+
+/* Updates a flow's state in both entries. Call it if may_change_state allows. */
+__noinline int update_state(const struct packet *p, struct conn *c)
+{
+	enum conn_state state;
+	enum conn_flags flags;
+	struct conn_key reverse;
+	struct conn *other;
+	bool back;
+
+	if (!p || !c)
+		return 0;
+	back = is_from_backend(&p->key, c);
+	state = c->state;
+	flags = c->flags;
+	if (is_reset(p)) {
+		if (state == CONN_OPENING && back)
+			count_outcome(cluster_of(c), true);
+		state = CONN_CLOSED;
+	} else if (state == CONN_OPENING && back) {
+		count_outcome(cluster_of(c), false);
+		state = p->key.proto == IPPROTO_UDP ? CONN_OPEN : CONN_ANSWERED;
+	} else if (state == CONN_ANSWERED && !back && !is_opening(p)) {
+		state = CONN_OPEN;
+	}
+	if (p->key.proto == IPPROTO_TCP && p->kind & TCP_FIN && state != CONN_CLOSED) {
+		flags |= back ? CONN_FIN_SERVER : CONN_FIN_CLIENT;
+		state = flags & CONN_FIN_SERVER && flags & CONN_FIN_CLIENT ? CONN_CLOSING : CONN_HALF;
+	}
+	if (state == c->state && flags == c->flags)
+		return 0;
+	reverse = other_key(&p->key, c);
+	c->state = state;
+	c->flags = flags;
+	other = bpf_map_lookup_elem(&conns, &reverse);
+	if (!other)
+		return 0;
+	other->state = state;
+	other->flags |= flags & (CONN_FIN_SERVER | CONN_FIN_CLIENT);
+	return 0;
+}
+
+static __always_inline struct fragment_key fragment_of(const struct packet *p)
+{
+	struct fragment_key key = { .id = p->id, .proto = p->key.proto };
+
+	__builtin_memcpy(key.source, ADDR(p->key.reply ? p->key.server : p->key.client), sizeof(key.source));
+	__builtin_memcpy(key.destination, ADDR(p->key.reply ? p->key.client : p->key.server), sizeof(key.destination));
+	return key;
+}
+
+/* Stores the ports of a first fragment. */
+__noinline int remember_fragment(const struct packet *p)
+{
+	struct fragment value = {};
+	struct fragment_key key;
+
+	if (!p)
+		return 0;
+	key = fragment_of(p);
+	value.seen = now_ns();
+	value.client_port = p->key.client_port;
+	value.server_port = p->key.server_port;
+	return bpf_map_update_elem(&fragments, &key, &value, BPF_ANY);
+}
+
+/* Gives a later fragment the ports of its first. Returns false if that was not seen. Only first fragments of
+ * translated flows are stored. */
+__noinline int recall_fragment(struct packet *p)
+{
+	struct fragment_key key;
+	struct fragment *first;
+
+	if (!p)
+		return false;
+	key = fragment_of(p);
+	first = bpf_map_lookup_elem(&fragments, &key);
+	if (!first || since(first->seen, now_ns()) > FRAGMENT_S * NS_PER_S)
+		return false;
+	p->key.client_port = first->client_port;
+	p->key.server_port = first->server_port;
+	return true;
+}
+
+#endif

@@ -1,0 +1,93 @@
+// Package cli holds what the main packages of the controllers share: the logger, the client configuration of the cluster,
+// and the HTTP server for probes, metrics and status.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// shutdownTimeout is the time that running requests have to finish when the process ends.
+const shutdownTimeout = 5 * time.Second
+
+// Logger returns the logger of the process, and makes client-go and controller-runtime use it too. The format is the value
+// of --log-format: text or json.
+func Logger(format string, level slog.Level, w io.Writer) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: level}
+	var handler slog.Handler
+	switch format {
+	case "text":
+		handler = slog.NewTextHandler(w, options)
+	case "json":
+		handler = slog.NewJSONHandler(w, options)
+	default:
+		return nil, fmt.Errorf("--log-format=%s is unknown; use text or json", format)
+	}
+	klog.SetLogger(logr.FromSlogHandler(handler))
+	ctrl.SetLogger(logr.FromSlogHandler(handler).V(-int(slog.LevelDebug)))
+	return slog.New(handler), nil
+}
+
+// Cluster returns the client configuration of this cluster: from the kubeconfig at path, or, if path is empty, from the
+// ServiceAccount of the pod.
+func Cluster(path string) (*rest.Config, error) {
+	if path == "" {
+		cfg, err := rest.InClusterConfig()
+		switch {
+		case errors.Is(err, rest.ErrNotInCluster):
+			return nil, errors.New("this process does not run in a pod; give the kubeconfig of this cluster with --kubeconfig")
+		case err != nil:
+			return nil, fmt.Errorf("the ServiceAccount of this pod is not mounted completely; mount its token, or give --kubeconfig: %w", err)
+		}
+		return cfg, nil
+	}
+	cfg, err := clientcmd.BuildConfigFromFlags("", path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("--kubeconfig=%s does not exist; give the path of this cluster's kubeconfig", path)
+	case err != nil:
+		return nil, fmt.Errorf("--kubeconfig=%s is not valid; correct it or give another file: %w", path, err)
+	}
+	return cfg, nil
+}
+
+// Listen opens the address of the flag --listen.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s; choose another address with --listen: %w", address, err)
+	}
+	return listener, nil
+}
+
+// Serve answers HTTP requests until ctx is done.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: shutdownTimeout}
+	stopped := make(chan error, 1)
+	go func() {
+		<-ctx.Done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		stopped <- server.Shutdown(ctx)
+	}()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	}
+	if err := <-stopped; err != nil {
+		return fmt.Errorf("finish http requests: %w", err)
+	}
+	return nil
+}

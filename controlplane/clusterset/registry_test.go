@@ -1,0 +1,113 @@
+package clusterset_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+)
+
+func prefixes(texts ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, t := range texts {
+		all = append(all, netip.MustParsePrefix(t))
+	}
+	return all
+}
+
+// registryOfThree knows a, which joined first, b, which claims a part of a's addresses too, and left, which has
+// left and whose addresses c has now.
+func registryOfThree() *clusterset.MemberRegistry {
+	day := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	return clusterset.NewMemberRegistry(prefixes("243.0.0.0/8", "fd00:243::/48"), []clusterset.Member{
+		{ID: "c", JoinedAt: day.Add(3 * time.Hour), Routed: prefixes("10.9.0.0/16"), Blocks: prefixes("243.3.0.0/16")},
+		{ID: "b", JoinedAt: day.Add(time.Hour), Routed: prefixes("10.2.0.0/16", "10.1.128.0/17", "243.2.0.0/16"), Services: prefixes("10.96.0.0/16"), Blocks: prefixes("243.2.0.0/16")},
+		{ID: "a", JoinedAt: day, Routed: prefixes("10.1.0.0/16", "fd00:1::/64"), Services: prefixes("10.96.0.0/16"), Blocks: prefixes("243.1.0.0/16", "fd00:243:0:1::/64")},
+		{ID: "left", JoinedAt: day, LeftAt: day.Add(2 * time.Hour), Routed: prefixes("10.9.0.0/16"), Blocks: prefixes("243.9.0.0/16")},
+	})
+}
+
+func TestRegistryChecksEndpoints(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		id      clusterset.ClusterID
+		address string
+		refused string // part of the reason; empty: it is believed
+	}{
+		"a pod":                          {"a", "10.1.2.3", ""},
+		"a pod, IPv6":                    {"a", "fd00:1::7", ""},
+		"a mapped address":               {"a", "::ffff:10.1.2.3", ""},
+		"a Service":                      {"a", "10.96.0.1", ""},
+		"the same Service CIDR":          {"b", "10.96.0.1", ""},
+		"outside":                        {"a", "10.3.0.1", "outside of the CIDRs"},
+		"of another member":              {"b", "10.1.2.3", "outside of the CIDRs"},
+		"claimed, but an older member's": {"b", "10.1.128.1", "joined earlier"},
+		"and the older member keeps it":  {"a", "10.1.128.1", ""},
+		"what a member that left had":    {"c", "10.9.0.1", ""},
+		"of a member that left":          {"left", "10.9.0.1", "not a member"},
+		"of a stranger":                  {"evil", "10.1.2.3", "not a member"},
+		"a ClusterSetIP, though claimed": {"b", "243.2.0.1", "range of ClusterSetIPs"},
+		"loopback":                       {"a", "127.0.0.1", "loopback"},
+		"metadata service":               {"a", "169.254.169.254", "link-local"},
+		"multicast":                      {"a", "224.0.0.1", "multicast"},
+		"unspecified":                    {"a", "::", "unspecified"},
+	}
+	registry := registryOfThree()
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkRefusal(t, registry.CheckEndpoint(tt.id, netip.MustParseAddr(tt.address)), tt.refused)
+		})
+	}
+}
+
+func checkRefusal(t *testing.T, err error, want string) {
+	t.Helper()
+	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+}
+
+func TestRegistryChecksAddresses(t *testing.T) {
+	t.Parallel()
+	registry := registryOfThree()
+	tests := map[string]struct {
+		by                  clusterset.ClusterID
+		address             string
+		refused, remembered string // parts of the reasons
+	}{
+		"of its block":                     {"a", "243.1.0.1", "", ""},
+		"of its IPv6 block":                {"a", "fd00:243:0:1::1", "", ""},
+		"of another's block":               {"a", "243.2.0.1", "outside of the block", "block of cluster b"},
+		"of nobody's block":                {"a", "243.77.0.1", "outside of the block", ""},
+		"allocated by one that left":       {"left", "243.9.0.1", "", ""},
+		"outside of the range":             {"a", "10.1.0.1", "outside of the ranges", "outside of the ranges"},
+		"loopback":                         {"a", "127.0.0.1", "loopback", "loopback"},
+		"allocated by one that left, kept": {"b", "243.9.0.1", "outside of the block", ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkRefusal(t, registry.CheckIP(tt.by, netip.MustParseAddr(tt.address)), tt.refused)
+			checkRefusal(t, registry.CheckRemembered(tt.by, netip.MustParseAddr(tt.address)), tt.remembered)
+		})
+	}
+}
+
+func TestNobodyExportedBeforeHeJoined(t *testing.T) {
+	t.Parallel()
+	registry := registryOfThree()
+	a, ok := registry.Member("a")
+	if !ok {
+		t.Fatal("a is not a member")
+	}
+	if got := registry.ExportedAt("a", time.Unix(0, 0)); !got.Equal(a.JoinedAt) {
+		t.Errorf("an export from 1970 counts from %s", got)
+	}
+	later := a.JoinedAt.Add(time.Minute)
+	if got := registry.ExportedAt("a", later); !got.Equal(later) {
+		t.Errorf("an export from %s counts from %s", later, got)
+	}
+}

@@ -1,0 +1,246 @@
+package workloads_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/workloads"
+	"github.com/isthmus-net/isthmus/tools/apitest"
+)
+
+var server apitest.Server
+
+func TestMain(m *testing.M) {
+	klog.SetLogger(logr.Discard())
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(apitest.Run(m, &server))
+}
+
+// cloud is one of servers in memory.
+type cloud struct {
+	mu      sync.Mutex
+	away    bool
+	servers []workloads.Server
+	asked   int // how often it was
+}
+
+func (c *cloud) Servers(context.Context) ([]workloads.Server, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked++
+	if c.away {
+		return nil, errors.New("the cloud is away")
+	}
+	return slices.Clone(c.servers), nil
+}
+
+// set changes the cloud, and returns when it was asked twice since: what the first answer led to has been written or has
+// begun to be.
+func (c *cloud) set(t *testing.T, change func(*cloud)) {
+	t.Helper()
+	c.mu.Lock()
+	change(c)
+	asked := c.asked
+	c.mu.Unlock()
+	eventually(t, "the cloud is asked", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.asked >= asked+2
+	})
+}
+
+// vm returns a server of the Service web that runs.
+func vm(id string, addr string, labels ...string) workloads.Server {
+	s := workloads.Server{ID: id, Name: "name-" + id, Running: true, Created: time.Unix(1, 0), Labels: map[string]string{v1alpha1.MachineServiceAntrea: "web"}}
+	if addr != "" {
+		s.Addrs = []netip.Addr{netip.MustParseAddr(addr)}
+	}
+	for _, l := range labels {
+		key, value, _ := strings.Cut(l, "=")
+		s.Labels[key] = value
+	}
+	return s
+}
+
+// world is a namespace of its own, and a cloud whose servers' Services are there.
+type testbed struct {
+	client.Client
+
+	t         *testing.T
+	namespace string
+	cloud     *cloud
+}
+
+func newTestbed(t *testing.T) *testbed {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(server.Config(t), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "vms-"}}
+	if err := c.Create(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	return &testbed{Client: c, t: t, namespace: ns.Name, cloud: &cloud{}}
+}
+
+// run runs a VMs until the returned function is called, or the test ends.
+func (w *testbed) run() (*workloads.Controller, func()) {
+	w.t.Helper()
+	settings := workloads.Settings{Clouds: []workloads.CloudSettings{{Name: "east", Namespace: w.namespace, Interval: metav1.Duration{Duration: time.Second}}}}
+	if err := settings.Complete(); err != nil {
+		w.t.Fatal(err)
+	}
+	settings.Clouds[0].Interval.Duration = 20 * time.Millisecond
+	v, err := workloads.New(workloads.Config{Local: server.Config(w.t), Settings: settings, Clouds: map[string]workloads.Cloud{"east": w.cloud}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := v.Run(ctx); err != nil {
+			w.t.Error(err)
+		}
+	})
+	stop := func() { cancel(); running.Wait() }
+	w.t.Cleanup(stop)
+	return v, stop
+}
+
+// service returns a Service, nil if it is not there.
+func (w *testbed) service(name string) *corev1.Service {
+	w.t.Helper()
+	svc := &corev1.Service{}
+	err := w.Get(w.t.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, svc)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return svc
+}
+
+// endpoints returns those of a Service, sorted: ADDRESS:PORT, with "down" before it if it is not ready. versions are
+// those of its slices.
+func (w *testbed) endpoints(name string) (all, versions []string) {
+	w.t.Helper()
+	var list discoveryv1.EndpointSliceList
+	if err := w.List(w.t.Context(), &list, client.InNamespace(w.namespace), client.MatchingLabels{discoveryv1.LabelServiceName: name}); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, es := range list.Items {
+		versions = append(versions, es.Name+" "+es.ResourceVersion)
+		for _, e := range es.Endpoints {
+			for _, p := range es.Ports {
+				a := netip.AddrPortFrom(netip.MustParseAddr(e.Addresses[0]), uint16(*p.Port)).String()
+				if !*e.Conditions.Ready {
+					a = "down " + a
+				}
+				all = append(all, a)
+			}
+		}
+	}
+	slices.Sort(all)
+	return all, versions
+}
+
+// await waits until a Service leads to endpoints; it is there even without any.
+func (w *testbed) await(name string, endpoints ...string) {
+	w.t.Helper()
+	eventually(w.t, name+" leads to "+strings.Join(endpoints, ", "), func() bool {
+		have, _ := w.endpoints(name)
+		return slices.Equal(have, endpoints) && w.service(name) != nil
+	})
+}
+
+// awaitGone waits until there is nothing of a Service.
+func (w *testbed) awaitGone(name string) {
+	w.t.Helper()
+	eventually(w.t, name+" is gone", func() bool {
+		_, versions := w.endpoints(name)
+		return len(versions) == 0 && w.service(name) == nil
+	})
+}
+
+// create creates an object in the namespace.
+func (w *testbed) create(o client.Object) {
+	w.t.Helper()
+	o.SetNamespace(w.namespace)
+	if err := w.Create(w.t.Context(), o); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// told returns what our events about a Service say. The API server has some of its own, when it is slow to see an address.
+func (w *testbed) told(name string) (notes []string) {
+	w.t.Helper()
+	var list eventsv1.EventList
+	if err := w.List(w.t.Context(), &list, client.InNamespace(w.namespace)); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range list.Items {
+		if e.Regarding.Name == name && e.ReportingController == v1alpha1.ManagedByMachines {
+			notes = append(notes, e.Reason)
+		}
+	}
+	return notes
+}
+
+// offered returns the condition of an ExternalWorkload: its status and message.
+func (w *testbed) offered(name string) (status metav1.ConditionStatus, message string) {
+	w.t.Helper()
+	o := &v1alpha1.ExternalWorkload{}
+	if err := w.Get(w.t.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, o); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, c := range o.Status.Conditions {
+		status, message = c.Status, c.Message
+	}
+	return status, message
+}
+
+// problems returns those of machines of this world. Those of others are in the same API server.
+func (w *testbed) problems(v *workloads.Controller) []string {
+	return slices.DeleteFunc(v.State().Problems, func(p string) bool {
+		return strings.HasPrefix(p, "externalworkload ") && !strings.HasPrefix(p, "externalworkload "+w.namespace+"/")
+	})
+}
+
+// eventually waits until done is true.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); !done(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited a minute for: %s", what)
+		}
+	}
+}

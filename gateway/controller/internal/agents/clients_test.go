@@ -1,0 +1,326 @@
+package agents
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/gateway/agent"
+	"github.com/isthmus-net/isthmus/gateway/certs"
+	"github.com/isthmus-net/isthmus/gateway/desired"
+)
+
+// part is a balancer that does nothing, or refuses.
+type balancer struct {
+	fault atomic.Pointer[desired.Faults]
+}
+
+func (*balancer) Name() string { return desired.ComponentBalancer }
+
+func (p *balancer) Apply(context.Context, *desired.State) error {
+	if f := p.fault.Load(); f != nil {
+		return *f
+	}
+	return nil
+}
+func (*balancer) Drift(context.Context) ([]desired.Fault, error) { return nil, nil }
+func (*balancer) Close(context.Context, bool) error              { return nil }
+
+// lab is an authority with its gateways.
+type lab struct {
+	t         *testing.T
+	authority *certs.Authority
+}
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	a, err := certs.NewAuthority("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &lab{t, a}
+}
+
+// source returns a certificate of an identity, issued by an authority.
+func (l *lab) source(identity string, by *certs.Authority) *certs.Source {
+	l.t.Helper()
+	dir := l.t.TempDir()
+	pair, err := by.Issue(identity, time.Now(), time.Hour)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	files := certs.Files{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), CA: filepath.Join(dir, "ca.crt")}
+	for name, text := range map[string][]byte{files.Cert: pair.Cert, files.Key: pair.Key, files.CA: l.authority.Cert} {
+		if err := os.WriteFile(name, text, 0o600); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	s, err := certs.Open(files, slog.New(slog.DiscardHandler))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return s
+}
+
+// gateway is a real agent with a balancer that does nothing.
+type gateway struct {
+	lab     *lab
+	name    string
+	addr    string
+	dir     string
+	part    balancer
+	agent   *agent.Agent
+	stopped chan error
+	stop    context.CancelFunc
+}
+
+func (l *lab) gateway(name string) *gateway {
+	l.t.Helper()
+	g := &gateway{lab: l, name: name, addr: "127.0.0.1:0", dir: l.t.TempDir()}
+	g.start()
+	l.t.Cleanup(g.end)
+	return g
+}
+
+func (g *gateway) start() {
+	g.lab.t.Helper()
+	listener, err := net.Listen("tcp", g.addr)
+	if err != nil {
+		g.lab.t.Fatal(err)
+	}
+	g.addr = listener.Addr().String()
+	g.agent, err = agent.New(agent.Config{
+		Cluster: "cluster-a", Balancer: &g.part, StatePath: filepath.Join(g.dir, "state.json"), Version: "test", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		g.lab.t.Fatal(err)
+	}
+	own := g.lab.source(g.name, g.lab.authority)
+	ctx, stop := context.WithCancel(g.lab.t.Context())
+	g.stop, g.stopped = stop, make(chan error, 1)
+	go func() { g.stopped <- g.agent.Serve(ctx, listener, own, certs.Controller) }()
+}
+
+func (g *gateway) end() {
+	if g.stop == nil {
+		return
+	}
+	g.stop()
+	if err := <-g.stopped; err != nil {
+		g.lab.t.Error(err)
+	}
+	g.stop = nil
+}
+
+func (g *gateway) target(vip string) Target {
+	return Target{URL: "https://" + g.addr, Identity: g.name, State: desired.State{
+		Cluster: "cluster-a", Group: "default", Balancer: desired.NFTables,
+		VIPs: []desired.VIP{{Addr: netip.MustParseAddr(vip), Announce: desired.ByNone, Return: desired.SNAT}},
+	}}
+}
+
+// hash returns the hash of the gateway's state, "" for none.
+func (g *gateway) hash() string { return g.agent.Stats().Status.Hash }
+
+func (l *lab) clients(change func(*Config)) *Clients {
+	l.t.Helper()
+	ctx, stop := context.WithCancel(l.t.Context())
+	c := Config{TLS: l.source(certs.Controller, l.authority).Client, Poll: 20 * time.Millisecond, Retry: 20 * time.Millisecond, Log: slog.New(slog.DiscardHandler)}
+	if change != nil {
+		change(&c)
+	}
+	f := New(ctx, c)
+	l.t.Cleanup(func() { stop(); f.Wait() })
+	return f
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(20 * time.Second)
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("it never happened that %s", what)
+		}
+	}
+}
+
+func hashOf(t Target) string { return t.State.Hash() }
+
+func TestSet(t *testing.T) {
+	l := newLab(t)
+	one, two := l.gateway("gw1"), l.gateway("gw2")
+	f := l.clients(nil)
+	want := map[string]Target{"gw1": one.target("192.0.2.1"), "gw2": two.target("192.0.2.1")}
+	f.ReadGenerations(t.Context(), want)
+	f.Set(t.Context(), want)
+	if one.hash() != hashOf(want["gw1"]) || two.hash() != hashOf(want["gw2"]) {
+		t.Fatal("Set returned before the gateways had it")
+	}
+	await(t, "the reports say so", func() bool { r := f.Reports(); return r["gw1"].Applied && r["gw2"].Applied })
+	generation := one.agent.Stats().Status.Generation
+	f.Set(t.Context(), want)
+	if one.agent.Stats().Status.Generation != generation {
+		t.Error("what a gateway has was sent again")
+	}
+}
+
+// A gateway without a valid state keeps its current one and is polled. An unknown one is not contacted.
+func TestHold(t *testing.T) {
+	l := newLab(t)
+	one, two := l.gateway("gw1"), l.gateway("gw2")
+	f := l.clients(nil)
+	has := one.target("192.0.2.1")
+	f.Set(t.Context(), map[string]Target{"gw1": has})
+	hold := func(t Target) Target {
+		t.State, t.Hold = desired.State{}, true
+		return t
+	}
+	f.Set(t.Context(), map[string]Target{"gw1": hold(has), "gw2": hold(two.target("192.0.2.1"))})
+	if r, ok := f.Reports()["gw1"]; !ok || !r.Applied || one.hash() != hashOf(has) {
+		t.Errorf("%+v, and it has %s, want %s", r, one.hash(), hashOf(has))
+	}
+	if r, ok := f.Reports()["gw2"]; ok || two.hash() != "" {
+		t.Errorf("one that was not known: %+v, and it has %q", r, two.hash())
+	}
+	one.end()
+	await(t, "the report says that it does not answer", func() bool { return f.Reports()["gw1"].Err != nil })
+}
+
+// An unreachable gateway delays no other, and receives its state when it is back.
+func TestGatewayAway(t *testing.T) {
+	l := newLab(t)
+	one, two := l.gateway("gw1"), l.gateway("gw2")
+	f := l.clients(func(c *Config) { c.SetTimeout, c.Timeout = time.Hour, time.Hour })
+	f.Set(t.Context(), map[string]Target{"gw1": one.target("192.0.2.1"), "gw2": two.target("192.0.2.1")})
+	two.end()
+	await(t, "the report says that it is away", func() bool { return f.Reports()["gw2"].Err != nil })
+	want := map[string]Target{"gw1": one.target("192.0.2.2"), "gw2": two.target("192.0.2.2")}
+	hole, err := net.Listen("tcp", two.addr) // a listener that never answers: a request there lasts an hour
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := make(chan struct{})
+	go func() {
+		f.Set(t.Context(), want)
+		close(set)
+	}()
+	await(t, "Set returns, which would be patient for an hour", func() bool {
+		select {
+		case <-set:
+			return true
+		default:
+			return false
+		}
+	})
+	if err := hole.Close(); err != nil {
+		t.Error(err)
+	}
+	if one.hash() != hashOf(want["gw1"]) {
+		t.Error("the other gateway did not receive its state")
+	}
+	two.start()
+	await(t, "it has it", func() bool { return two.hash() == hashOf(want["gw2"]) })
+	await(t, "the report says so", func() bool { return f.Reports()["gw2"].Applied })
+}
+
+// A controller that takes over continues from the highest generation, also from one that it learns later.
+func TestGenerations(t *testing.T) {
+	l := newLab(t)
+	one, two := l.gateway("gw1"), l.gateway("gw2")
+	before := l.clients(nil)
+	for _, vip := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"} {
+		before.Set(t.Context(), map[string]Target{"gw1": one.target(vip), "gw2": two.target(vip)})
+	}
+	high := two.agent.Stats().Status.Generation
+	two.end()
+	f := l.clients(nil)
+	want := map[string]Target{"gw1": one.target("192.0.2.4"), "gw2": two.target("192.0.2.4")}
+	f.ReadGenerations(t.Context(), want)
+	f.Set(t.Context(), want)
+	if one.hash() != hashOf(want["gw1"]) {
+		t.Error("gw1 did not receive its state")
+	}
+	two.start()
+	await(t, "gw2 has it", func() bool { return two.hash() == hashOf(want["gw2"]) })
+	if two.agent.Stats().Status.Generation <= high {
+		t.Errorf("generation %d after %d", two.agent.Stats().Status.Generation, high)
+	}
+}
+
+// A controller that lost its Lease cannot roll a gateway back.
+func TestTwoControllers(t *testing.T) {
+	l := newLab(t)
+	g := l.gateway("gw1")
+	lost := errors.New("the Lease is another's")
+	old := l.clients(func(c *Config) {
+		c.Poll = time.Hour
+		c.Fence = func(context.Context) error { return lost }
+	})
+	old.Set(t.Context(), map[string]Target{"gw1": g.target("192.0.2.1")})
+	current := l.clients(nil)
+	want := map[string]Target{"gw1": g.target("192.0.2.2")}
+	current.ReadGenerations(t.Context(), want)
+	current.Set(t.Context(), want)
+	old.Set(t.Context(), map[string]Target{"gw1": g.target("192.0.2.3")})
+	await(t, "the old one knows", func() bool { return errors.Is(old.Reports()["gw1"].Err, lost) })
+	if g.hash() != hashOf(want["gw1"]) {
+		t.Error("the old one was obeyed")
+	}
+}
+
+// A refusal is reported by component, and a state that may be accepted later is retried.
+func TestRefused(t *testing.T) {
+	l := newLab(t)
+	g := l.gateway("gw1")
+	g.part.fault.Store(&desired.Faults{{Component: desired.ComponentBalancer, Services: []string{"demo/a"}, Message: "the map is full"}})
+	f := l.clients(nil)
+	want := map[string]Target{"gw1": g.target("192.0.2.1")}
+	f.Set(t.Context(), want)
+	await(t, "it is refused", func() bool {
+		r := f.Reports()["gw1"].Refused
+		return r != nil && len(r.Faults) == 1 && r.Faults[0].Message == "the map is full" && r.Faults[0].Services[0] == "demo/a"
+	})
+	g.part.fault.Store(nil)
+	await(t, "it is applied", func() bool { return f.Reports()["gw1"].Applied && g.hash() == hashOf(want["gw1"]) })
+}
+
+// Gateways and controllers refuse peers with a wrong certificate.
+func TestUnknownClients(t *testing.T) {
+	l := newLab(t)
+	g := l.gateway("gw1")
+	other, err := certs.NewAuthority("other", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		own      *certs.Source
+		identity string
+	}{
+		"a controller of another authority": {l.source(certs.Controller, other), "gw1"},
+		"a gateway as a controller":         {l.source("gw2", l.authority), "gw1"},
+		"another gateway than named":        {l.source(certs.Controller, l.authority), "gw2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := l.clients(func(c *Config) { c.TLS = tc.own.Client })
+			target := g.target("192.0.2.1")
+			target.Identity = tc.identity
+			f.Set(t.Context(), map[string]Target{"gw1": target})
+			await(t, "it fails", func() bool { r := f.Reports()["gw1"]; return r.Asked && r.Err != nil })
+			if g.hash() != "" {
+				t.Error("it was obeyed")
+			}
+		})
+	}
+}
