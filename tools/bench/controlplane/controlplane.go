@@ -129,7 +129,7 @@ func (p *place) close() error {
 
 // pair measures from a real exporter to a real importer, in turns with the bare relay.
 func pair(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, error) {
-	roads := []func(context.Context, float64, time.Duration) (world.Propagation, error){w.Churn, w.ChurnRelay}
+	paths := []func(context.Context, float64, time.Duration) (world.Propagation, error){w.Churn, w.ChurnRelay}
 	order := []int{0, 1}
 	var all [2][]world.Propagation
 	for round := range rounds + 1 { // round 0 warms up: connections, caches, the relay's first copies
@@ -138,7 +138,7 @@ func pair(ctx context.Context, w *place, s sizes, rounds int) ([]metric.Metric, 
 			turn = min(turn, 5*time.Second)
 		}
 		for _, i := range order {
-			p, err := roads[i](ctx, s.pairRate, turn)
+			p, err := paths[i](ctx, s.pairRate, turn)
 			if err := errors.Join(err, arrived(p)); err != nil {
 				return nil, err
 			}

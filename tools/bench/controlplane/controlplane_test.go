@@ -46,7 +46,7 @@ func TestRatioIsOfRounds(t *testing.T) {
 		return p
 	}
 	if have := ratio(at(20, 200, 30), at(10, 100, 10), p50); have != 2 {
-		t.Errorf("ratio %v, want 2: a round that is slow on both roads does not count twice", have)
+		t.Errorf("ratio %v, want 2: a round that is slow on both paths does not count twice", have)
 	}
 	if have := over(at(20, 200, 30), p50); have != 30 {
 		t.Errorf("median %v, want 30", have)

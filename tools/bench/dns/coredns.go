@@ -196,9 +196,9 @@ func (c *cluster) start(ctx context.Context, cpu int, set names.Set) (*server, e
 	if err != nil {
 		return nil, err
 	}
-	at, sight := ports[0], ports[1]
+	at, metrics := ports[0], ports[1]
 	path := filepath.Join(c.dir, "Corefile")
-	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), sight, c.kubeconfig), 0o600); err != nil {
+	if err := os.WriteFile(path, fmt.Appendf(nil, corefile, at.Port(), metrics, c.kubeconfig), 0o600); err != nil {
 		return nil, err
 	}
 	s, err := start(ctx, coreDNS, at, cpu, c.program, "-conf", path)

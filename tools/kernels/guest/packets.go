@@ -26,23 +26,23 @@ func packetChecks() []check {
 		{"packets: a node serves its devices", func(ctx context.Context, w *world) error { return w.servePackets(ctx, false) }},
 		{"what the kernel lacks is told", lacksAreTold},
 	}
-	for _, road := range []string{"slow", "fast"} {
-		if road == "fast" {
-			all = append(all, check{"packets: a restart takes the fast road", func(ctx context.Context, w *world) error { return w.servePackets(ctx, true) }})
+	for _, path := range []string{"slow", "fast"} {
+		if path == "fast" {
+			all = append(all, check{"packets: a restart takes the fast path", func(ctx context.Context, w *world) error { return w.servePackets(ctx, true) }})
 		}
 		all = append(all,
-			check{"packets, " + road + " road: TCP over IPv4", outside(connects("tcp4", echoVIPs[0]))},
-			check{"packets, " + road + " road: TCP over IPv6", outside(connects("tcp6", echoVIPs[1]))},
-			check{"packets, " + road + " road: UDP over IPv4", outside(connects("udp4", echoVIPs[0]))},
-			check{"packets, " + road + " road: UDP over IPv6", outside(connects("udp6", echoVIPs[1]))},
-			check{"packets, " + road + " road: TCP over IPv4 is refused", outside(refusesTCP("tcp4", emptyVIPs[0]))},
-			check{"packets, " + road + " road: TCP over IPv6 is refused", outside(refusesTCP("tcp6", emptyVIPs[1]))},
-			check{"packets, " + road + " road: UDP over IPv4 is refused", outside(refusesUDP("udp4", emptyVIPs[0]))},
-			check{"packets, " + road + " road: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
-			check{"packets, " + road + " road: an address nobody serves is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
+			check{"packets, " + path + " path: TCP over IPv4", outside(connects("tcp4", echoVIPs[0]))},
+			check{"packets, " + path + " path: TCP over IPv6", outside(connects("tcp6", echoVIPs[1]))},
+			check{"packets, " + path + " path: UDP over IPv4", outside(connects("udp4", echoVIPs[0]))},
+			check{"packets, " + path + " path: UDP over IPv6", outside(connects("udp6", echoVIPs[1]))},
+			check{"packets, " + path + " path: TCP over IPv4 is refused", outside(refusesTCP("tcp4", emptyVIPs[0]))},
+			check{"packets, " + path + " path: TCP over IPv6 is refused", outside(refusesTCP("tcp6", emptyVIPs[1]))},
+			check{"packets, " + path + " path: UDP over IPv4 is refused", outside(refusesUDP("udp4", emptyVIPs[0]))},
+			check{"packets, " + path + " path: UDP over IPv6 is refused", outside(refusesUDP("udp6", emptyVIPs[1]))},
+			check{"packets, " + path + " path: an address nobody serves is refused", outside(refusesTCP("tcp4", netip.MustParseAddr("243.0.0.77")))},
 		)
 		if emulated() {
-			all = append(all, check{"packets, " + road + " road: SCTP over IPv4", outside(connectsSCTP)})
+			all = append(all, check{"packets, " + path + " path: SCTP over IPv4", outside(connectsSCTP)})
 		}
 	}
 	return all
