@@ -69,7 +69,7 @@ type Broker struct {
 
 	roster    roster
 	watched   watched
-	changes   objectcache.Signal
+	changes   objectcache.Trigger
 	exportsOf *withdrawal.Guard[clusterset.ServiceName] // records
 	slicesOf  *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
 	synced    []toolscache.ResourceEventHandlerRegistration

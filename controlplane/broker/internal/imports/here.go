@@ -30,7 +30,7 @@ type here struct {
 	client  client.WithWatch
 	imports *objectcache.Informer[*localImport, clusterset.ServiceName]
 	slices  *objectcache.Informer[*localSlice, clusterset.ServiceName]
-	changes objectcache.Signal
+	changes objectcache.Trigger
 
 	mu        sync.Mutex
 	addresses map[netip.Addr][]*localImport // imports that have them
