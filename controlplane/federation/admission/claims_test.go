@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, &server))
 }
 
-// TestAnIDThatAFederationRefersToStays walks through what a Federation may say of its cluster.
-func TestAnIDThatAFederationRefersToStays(t *testing.T) {
+// The policy follows the Federation: without one, with one that lists the id, and with one without members.
+func TestReferredClaimCannotChange(t *testing.T) {
 	ctx := t.Context()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{federationv1alpha1.AddToScheme, admissionv1.AddToScheme} {

@@ -14,7 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// policy is a NetworkPolicy demo/allow, as old as minutes say, with a spec that says text.
+// policy returns a NetworkPolicy demo/allow with an age in minutes and a spec that contains text.
 func policy(minutes int, text string, annotations map[string]string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"says": text}}}
 	o.SetAPIVersion("networking.k8s.io/v1")
@@ -30,7 +30,7 @@ func asked(minutes int, text string) *unstructured.Unstructured {
 	return policy(minutes, text, map[string]string{federationv1alpha1.AnnotationPolicyAntrea: "true", "kept": "yes", "kubectl.kubernetes.io/last-applied-configuration": "{}"})
 }
 
-// in is a member that answers and has o.
+// in returns the state of a reachable member that has o.
 func in(id clusterset.ClusterID, o *unstructured.Unstructured) observed {
 	return observed{member: id, read: true, reachable: true, served: true, namespace: true, object: o}
 }
@@ -123,7 +123,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestCopyFrom: what travels, and what stays with the original.
+// A copy has the content of its origin, without the marks that belong to the origin.
 func TestCopyFrom(t *testing.T) {
 	o := asked(1, "x")
 	o.SetLabels(map[string]string{"app": "shop", "argocd.argoproj.io/instance": "shop", "app.kubernetes.io/managed-by": "Helm"})
@@ -151,9 +151,9 @@ func TestCopyFrom(t *testing.T) {
 	}
 }
 
-// TestMembersAgree: whatever the order in which members are seen, all leaders do the same; a federation in which each
-// did what was decided has nothing more to do; and what is not a copy stays as it is.
-func TestMembersAgree(t *testing.T) {
+// Whatever the order of the members, all leaders decide the same. After every leader has acted, none has anything left to
+// do. Objects that are not copies stay unchanged.
+func TestLeadersAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(id string) observed {
 			h := in(clusterset.ClusterID(id), nil)

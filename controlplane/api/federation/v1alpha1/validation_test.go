@@ -50,7 +50,7 @@ func member(id string) v1alpha1.MemberCluster {
 	return v1alpha1.MemberCluster{ClusterID: id, Server: "https://192.0.2.11:6443", Secret: "member-" + id}
 }
 
-func TestWhatTheAPIServerAccepts(t *testing.T) {
+func TestValidation(t *testing.T) {
 	c := newClient(t)
 	for name, tc := range map[string]struct {
 		obj     client.Object
@@ -104,7 +104,7 @@ func TestWhatTheAPIServerAccepts(t *testing.T) {
 	}
 }
 
-func TestNameOfAClaimStays(t *testing.T) {
+func TestClaimNameCannotChange(t *testing.T) {
 	c := newClient(t)
 	obj := claim("clusterset.k8s.io", v1alpha1.ClaimClusterSet, "green")
 	if err := c.Create(t.Context(), obj); err != nil {

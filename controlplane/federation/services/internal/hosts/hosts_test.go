@@ -17,7 +17,7 @@ import (
 
 var shop = clusterset.ServiceName{Namespace: "demo", Name: "shop"}
 
-// answers is a resolver of one answer, which the test changes, and counts who was told.
+// answers is a resolver with one response, which the test changes. It counts the notified Services.
 type answers struct {
 	mu          sync.Mutex
 	addrs       []netip.Addr
@@ -45,7 +45,7 @@ func (a *answers) are(addrs []netip.Addr, ttl time.Duration, err error) {
 	a.addrs, a.ttl, a.err = addrs, ttl, err
 }
 
-func TestAddressesFollowTheirTimeToLive(t *testing.T) {
+func TestAddressesFollowTheirTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := []netip.Addr{netip.MustParseAddr("203.0.113.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.2")}
 		a := new(answers)
@@ -90,8 +90,8 @@ func TestAddressesFollowTheirTimeToLive(t *testing.T) {
 	})
 }
 
-// Nobody has answered, somebody has answered that there is nothing, somebody has answered: whoever uses the name is told of each.
-func TestANameWithoutAddressesIsNotAnUnknownOne(t *testing.T) {
+// The users of a name are notified when the first response has no addresses, and again when a response has some.
+func TestNameWithoutAddressesIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := new(answers)
 		a.are(nil, 0, errors.New("no answer"))
