@@ -72,9 +72,9 @@ func TestReferredClaimCannotChange(t *testing.T) {
 			}
 		}
 	}
-	refused("another id, in a cluster that leads nobody", true, change("west"))
-	refused("no id, in a cluster that leads nobody", true, remove)
-	refused("no claims at all, in a cluster that leads nobody", true, removeAll)
+	refused("another id, in a cluster without members", true, change("west"))
+	refused("no id, in a cluster without members", true, remove)
+	refused("no claims at all, in a cluster without members", true, removeAll)
 	refused("the same id", false, change("east"))
 
 	member := func(id string) []federationv1alpha1.MemberCluster {

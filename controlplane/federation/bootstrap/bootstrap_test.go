@@ -90,7 +90,7 @@ func TestLifecycle(t *testing.T) {
 		t.Errorf("supervisors know %s and %s", a, b)
 	}
 	if again := held(t, a, "c"); again != token {
-		t.Error("the token of a for c changed, though nobody rotated it")
+		t.Error("the token of a for c changed without a rotation")
 	}
 	if held(t, b, "c") == token {
 		t.Error("two supervisors have one token")
@@ -120,7 +120,7 @@ func TestLifecycle(t *testing.T) {
 		t.Error("the new token, or that of another supervisor, is worthless")
 	}
 
-	// What leaders wrote goes with the cluster, what is somebody else's stays.
+	// The objects of leaders are deleted, and those of users stay.
 	put(t, c, service("theirs", nil, nil))
 	put(t, c, service("ours", map[string]string{v1alpha1.LabelManagedBy: federationv1alpha1.ManagedBy}, map[string]string{federationv1alpha1.AnnotationEpoch: "1"}))
 	noted := []client.Object{
@@ -150,17 +150,17 @@ func TestLifecycle(t *testing.T) {
 		t.Errorf("c still says that it is %s: %v", made.Spec.Value, err)
 	}
 	if err := c.Client.Delete(t.Context(), own); err != nil {
-		t.Errorf("somebody's own ClusterProperty: %v", err)
+		t.Errorf("a user's ClusterProperty: %v", err)
 	}
 	await(t, "a supervisor that is none of c's is still let in", func() bool { return !accepts(t, token) })
 	for _, o := range noted {
 		if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil || len(o.GetAnnotations()) != 1 {
-			t.Errorf("somebody's %T: %v, %v", o, o.GetAnnotations(), err)
+			t.Errorf("a user's %T: %v, %v", o, o.GetAnnotations(), err)
 		}
 	}
 	for _, o := range append(noted, service("theirs", nil, nil)) {
 		if err := c.Client.Delete(t.Context(), o); err != nil {
-			t.Errorf("what was somebody's own: %v", err)
+			t.Errorf("a user's object: %v", err)
 		}
 	}
 	// A supervisor that cannot be reached any more; what is in it stays, until it is reached.

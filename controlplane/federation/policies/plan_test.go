@@ -67,7 +67,7 @@ func TestDecide(t *testing.T) {
 		edited bool
 		state  State
 	}{
-		"nobody has it":                {into: in("c", nil), others: []observed{in("b", nil)}, want: leave},
+		"no member has it":             {into: in("c", nil), others: []observed{in("b", nil)}, want: leave},
 		"new":                          {into: in("c", nil), others: []observed{in("b", asked(1, "x"))}, want: create, state: Pending},
 		"right":                        {into: in("c", made), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"origin has changed":           {into: in("c", made), others: []observed{in("b", asked(1, "y"))}, want: replace, state: Pending},
@@ -75,7 +75,7 @@ func TestDecide(t *testing.T) {
 		"copy lost a label":            {into: in("c", edit(made, annotate("kept", "no"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
 		"copy was asked to travel":     {into: in("c", edit(made, annotate(federationv1alpha1.AnnotationPolicy, "true"))), others: []observed{in("b", asked(1, "x"))}, want: replace, edited: true, state: Pending},
 		"copy was mended":              {into: in("c", edit(made, annotate(annotationRestored, "noon"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Drift},
-		"somebody notes on a copy":     {into: in("c", edit(made, annotate("note", "x"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
+		"a user annotates a copy":      {into: in("c", edit(made, annotate("note", "x"))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"server stores something else": {into: in("c", edit(edit(made, say("X")), annotate(annotationStored, digest(map[string]any{"spec": map[string]any{"says": "X"}})))), others: []observed{in("b", asked(1, "x"))}, want: leave, state: Applied},
 		"other origin now":             {into: in("c", made), others: []observed{in("a", asked(2, "x")), in("b", asked(1, "x"))}, want: replace, state: Pending},
 
@@ -100,7 +100,7 @@ func TestDecide(t *testing.T) {
 		"origin's cluster is silent":     {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.reachable = false })}, want: leave},
 		"origin's cluster is not known":  {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.read = false })}, want: leave},
 		"origin's cluster lost the kind": {into: in("c", made), others: []observed{with(in("b", nil), func(h *observed) { h.served = false })}, want: leave},
-		"silent origin counts on":        {into: in("c", nil), others: []observed{with(in("b", asked(1, "x")), func(h *observed) { h.reachable = false })}, want: create, state: Pending},
+		"silent origin stays":            {into: in("c", nil), others: []observed{with(in("b", asked(1, "x")), func(h *observed) { h.reachable = false })}, want: create, state: Pending},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestLeadersAgree(t *testing.T) {
 			}
 			if all[i].object != nil {
 				if _, ok := copyOf(all[i].object); !ok {
-					t.Fatalf("the leader of %s would %s somebody's own object", all[i].member, s.verb)
+					t.Fatalf("the leader of %s would %s a user's object", all[i].member, s.verb)
 				}
 			}
 			next[i].object = s.want // nil when it is removed

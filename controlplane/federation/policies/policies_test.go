@@ -74,7 +74,7 @@ func TestPolicyLifecycle(t *testing.T) {
 		t.Errorf("after the origin changed, b has %s and c %s", b, c)
 	}
 
-	// What somebody adds to a copy, a rule or a field that the origin does not have, is taken away.
+	// A rule or field that a user adds to a copy is removed.
 	b.Events()
 	change(t, b, origin, selects("mine"))
 	change(t, c, origin, func(o *unstructured.Unstructured) {
@@ -85,7 +85,7 @@ func TestPolicyLifecycle(t *testing.T) {
 		t.Errorf("an edit of b's copy stayed: %s", have)
 	}
 	if _, more, _ := unstructured.NestedSlice(get(t, c, origin).Object, "spec", "ingress"); more {
-		t.Error("a rule that somebody added to c's copy stayed")
+		t.Error("a rule that a user added to c's copy stayed")
 	}
 	if have := states(t, a, origin); have != "b drift, c drift" {
 		t.Errorf("status after edits: %s", have)
@@ -133,7 +133,7 @@ func TestSilenceRemovesNothing(t *testing.T) {
 		_ = anew.Reconcile(t.Context()) // says that a was never read
 	}
 	if get(t, b, origin) == nil {
-		t.Error("the copy is gone, and nobody said that the origin is")
+		t.Error("the copy is gone, although the origin was not withdrawn")
 	}
 	a.Back()
 	gone(t, f, b, origin)
@@ -162,10 +162,10 @@ func TestMassWithdrawal(t *testing.T) {
 	settle(t, f)
 	for _, o := range all {
 		if get(t, b, o) == nil {
-			t.Errorf("%s is gone, on the word of nobody", o.GetName())
+			t.Errorf("%s is gone, although it was not withdrawn", o.GetName())
 		}
 	}
-	// A copy that somebody deletes meanwhile is not made again.
+	// A copy that a user deletes meanwhile is not created again.
 	if err := b.Client().Delete(t.Context(), get(t, b, all[0])); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestUsersObjectsStay(t *testing.T) {
 		t.Errorf("status: %s", have)
 	}
 	if have := get(t, b, mine); appOf(have) != "mine" || have.GetResourceVersion() != mine.GetResourceVersion() {
-		t.Errorf("somebody's own policy was written: %v", have.Object)
+		t.Errorf("a user's policy was written: %v", have.Object)
 	}
 	if events := a.Events(); len(events) != 1 || !strings.Contains(events[0], "Warning NotReplicated demo/allow: member b: taken") {
 		t.Errorf("events in a: %q", events)
@@ -327,7 +327,7 @@ spec: {ports: [{port: 80}]}
 		t.Errorf("events in a: %q", events)
 	}
 
-	// The field that the member adds is still known from one that somebody adds.
+	// The member's default is still distinguished from a field that a user adds.
 	change(t, b, origin, func(o *unstructured.Unstructured) {
 		_ = unstructured.SetNestedField(o.Object, "mine", "spec", "tier") // of an object of JSON
 	})

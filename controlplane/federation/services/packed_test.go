@@ -25,7 +25,7 @@ func TestPackRoundTrip(t *testing.T) {
 	imported := own.DeepCopy()
 	imported.Labels[v1beta1.LabelServiceName], imported.Labels[v1beta1.LabelSourceCluster] = "web", "a"
 	labeled := own.DeepCopy()
-	labeled.Labels["somebody"] = "else's"
+	labeled.Labels["example.org/foreign"] = "yes"
 	odd := own.DeepCopy()
 	odd.UID, odd.AddressType = "of-no-api-server", discoveryv1.AddressTypeIPv6
 	theirs := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}

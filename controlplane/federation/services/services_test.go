@@ -269,7 +269,7 @@ func TestUnresolvedHostNameKeepsSlices(t *testing.T) {
 	w.sync()
 	w.sync()
 	if diff := cmp.Diff(before, w.versions()); diff != "" {
-		t.Errorf("something changes while nobody answers: %s", diff)
+		t.Errorf("something changes while no name server responds: %s", diff)
 	}
 	web.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.8"}}
 	web.ResourceVersion = ""
@@ -360,7 +360,7 @@ func TestHostnameTemplate(t *testing.T) {
 	w.offer("a", "web", global, "shop", nil, "10.1.0.1")
 	w.sync()
 	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
-		t.Errorf("it has %q and nobody asked", svc.Annotations[hostname])
+		t.Errorf("it has %q without a request", svc.Annotations[hostname])
 	}
 	w.edit("a", w.namespace, "web", func(s *corev1.Service) { s.Annotations["federation.isthmus.dev/hostname"] = "true" })
 	w.sync()
@@ -370,7 +370,7 @@ func TestHostnameTemplate(t *testing.T) {
 	w.edit("a", w.namespace, "web", func(s *corev1.Service) { delete(s.Annotations, "federation.isthmus.dev/hostname") })
 	w.sync()
 	if svc, _ := get[corev1.Service](w, "b", system, "shop"); svc.Annotations[hostname] != "" {
-		t.Errorf("it has %q and nobody asks any more", svc.Annotations[hostname])
+		t.Errorf("it has %q after the request was removed", svc.Annotations[hostname])
 	}
 }
 

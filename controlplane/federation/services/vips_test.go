@@ -210,6 +210,6 @@ func TestUsersServiceImportIsNotChanged(t *testing.T) {
 		t.Errorf("it is written: %+v", now)
 	}
 	if svc, _ := get[corev1.Service](w, "a", w.namespace, "web"); svc.Annotations[status] == "" {
-		t.Error("nobody is told")
+		t.Error("the conflict is not reported")
 	}
 }

@@ -64,7 +64,7 @@ func TestValidation(t *testing.T) {
 		"a ClusterSet by another object": {obj: claim("green", v1alpha1.ClaimClusterSet, "green"), refused: true},
 		"a supervisor":                   {obj: claim(v1alpha1.ClaimSupervisor, v1alpha1.ClaimSupervisor, "true")},
 		"perhaps a supervisor":           {obj: claim(v1alpha1.ClaimSupervisor, v1alpha1.ClaimSupervisor, "perhaps"), refused: true},
-		"a claim of somebody else":       {obj: claim("colour.example.org", "colour.example.org", "Blue, mostly")},
+		"a claim with an unknown name":   {obj: claim("colour.example.org", "colour.example.org", "Blue, mostly")},
 		"an empty value":                 {obj: claim("colour.example.org", "colour.example.org", ""), refused: true},
 		"a child's Federation":           {obj: federation(func(*v1alpha1.FederationSpec) {})},
 		"a Federation of another name": {obj: func() client.Object {

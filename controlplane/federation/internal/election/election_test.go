@@ -205,7 +205,8 @@ func TestFormerLeaderIsFenced(t *testing.T) {
 			}
 		}
 	}
-	// Neither can it delete or describe what it reads now, nor what the one that leads now left as it was.
+	// The former leader can neither delete an object that it reads now nor write its status, also if the new leader left the
+	// object unchanged.
 	if err := frozen.Delete(ctx, mine.DeepCopy()); !apierrors.IsForbidden(err) {
 		t.Errorf("a late delete: %v, want it refused", err)
 	}

@@ -82,7 +82,7 @@ func TestAddressesFollowTheirTTL(t *testing.T) {
 		check("a name without addresses has none", nil, 3, 6)
 		h.Use(shop, nil)
 		pass(time.Hour)
-		check("a name that nobody uses is not asked for", nil, 3, 6)
+		check("a name without users is not resolved", nil, 3, 6)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -110,7 +110,7 @@ func TestNameWithoutAddressesIsKnown(t *testing.T) {
 		}
 		check("before it is used", false, 0)
 		h.Use(shop, []string{"lb.example.org"})
-		check("while nobody answers", false, 0)
+		check("while no name server responds", false, 0)
 		a.are(nil, time.Minute, nil)
 		<-time.After(10 * time.Second)
 		check("with an answer", true, 1)

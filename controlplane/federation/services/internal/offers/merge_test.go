@@ -115,7 +115,7 @@ func TestMergeIgnoresOrder(t *testing.T) {
 			names[p.Name], numbers[number] = true, true
 		}
 		for _, o := range all {
-			for _, p := range o.Ports { // a port is served, or somebody is told why not
+			for _, p := range o.Ports { // a port is served, or a conflict reports it
 				lost := slices.ContainsFunc(want.Conflicts, func(c offers.Conflict) bool { return c.Cluster == o.Cluster && c.Port == p })
 				if served := numbers[fmt.Sprint(p.Port, p.Protocol)]; !served && !lost {
 					t.Fatalf("port %v of %s is neither served nor in conflict", p, o.Cluster)
