@@ -297,11 +297,11 @@ func TestAddressRests(t *testing.T) {
 	w.a.export("second")
 	vip := w.b.wants("first", helloOfA).Spec.IPs
 	w.b.wants("second", helloOfA)
+	w.a.export("third")
+	w.a.condition("third", "Ready", metav1.ConditionFalse, "Failed")
 	w.a.unexport("first")
 	freed := time.Now()
 	w.b.wantsNone("first")
-	w.a.export("third")
-	w.a.condition("third", "Ready", metav1.ConditionFalse, "Failed")
 	w.a.stop()
 	w.run(w.a)
 	var got time.Time

@@ -21,6 +21,12 @@ func withBFD(s *desired.State, millis uint32) *desired.State {
 	return s
 }
 
+// withHold sets the hold time that a state proposes.
+func withHold(s *desired.State, hold time.Duration) *desired.State {
+	s.BGP.Peers[0].HoldTime = uint16(hold.Seconds())
+	return s
+}
+
 // withRestart adds graceful restart to a state.
 func withRestart(s *desired.State) *desired.State {
 	s.BGP.GracefulRestart = 10
@@ -43,9 +49,11 @@ func (l *lab) awaitBFD(t *testing.T, gateway int) {
 // After the cable is back, its routes return once BFD is up, in one session and without a flap.
 func TestDeadGateway(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis})
+	// The hold time is longer than any wait of this test: only BFD can tell the router in time.
+	const hold = 10 * within
+	l := newLab(t, frr.Config{}, frr.Peer{BFDMillis: millis, Hold: hold})
 	for i := range l.speakers {
-		l.speak(t, i, freshStart, withRestart(withBFD(state(i, uint32(i*50)), millis)))
+		l.speak(t, i, freshStart, withHold(withRestart(withBFD(state(i, uint32(i*50)), millis)), hold))
 	}
 	l.awaitBFD(t, 0)
 	l.awaitBFD(t, 1)
@@ -65,9 +73,6 @@ func TestDeadGateway(t *testing.T) {
 	awaitAnswers(t, p, 1)
 	r := p.Stop()
 	t.Logf("the second gateway answered %s after the cut; %s", r.From(1, cut).Sub(cut), r)
-	if took := r.From(1, cut).Sub(cut); took > 5*time.Second {
-		t.Errorf("the second gateway answered %s after the cut, and the hold time is 9 s", took)
-	}
 	if err := l.Mend(0); err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func newTestbed(t *testing.T) *testbed {
 // waitFor waits for an answer of a node, driven by the reported changes.
 func (w *testbed) waitFor(at netip.AddrPort, want Answer) {
 	w.t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for w.Answers()[at] != want {
 		select {
 		case <-w.changes:
