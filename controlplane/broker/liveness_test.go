@@ -70,7 +70,7 @@ func TestDeadMemberIsDropped(t *testing.T) {
 			w.a.stop()
 			// The last renewal is the beginning of the time: on a busy machine it may be older than one beat.
 			lease := &coordinationv1.Lease{}
-			w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}, lease))
+			w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
 			died := lease.Spec.RenewTime.Time
 			onlyB := both
 			onlyB.endpoints = []string{"10.98.0.1:8080"}
