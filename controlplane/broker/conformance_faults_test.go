@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // roundTripper is a function between a client and its API server.
@@ -107,10 +108,10 @@ func (f *faults) failed() []string {
 }
 
 // TestErrorsThatPassLeaveNoTrace: every kind of call that a controller makes, to its own API server and to
-// the broker, fails in several ways before it works. The world becomes what it should, and nothing is left
+// the broker, fails in several ways before it works. The clusters become what they should, and nothing is left
 // over when all is unexported.
-func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
-	w := newWorld(t)
+func TestErrorsThatPassLeaveNoTrace(t *testing.T) {
+	w := newTestbed(t)
 	local, remote := inject(w.a.config), inject(w.a.via)
 	w.run()
 	svc := w.a.service("hello")
@@ -167,12 +168,13 @@ func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
 	w.a.unexport("hello")
 	w.b.unexport("hello")
 	w.brokerEmpty()
+	conformance.Holds(t, "L48")
 }
 
 // TestWhatIsStaleIsRemovedAtTheStart: while both controllers are down, Services and exports go, and objects
 // appear or stay that nobody stands behind any more. After the start all of that is gone.
-func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
-	w := newWorld(t).run()
+func TestWhatIsStaleIsRemovedAtTheStart(t *testing.T) {
+	w := newTestbed(t).run()
 	w.a.service("kept")
 	w.a.export("kept")
 	w.a.service("service-gone")
@@ -200,7 +202,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 	w.noError(w.a.Delete(t.Context(), gone))
 	// b lists itself on an aggregate without exporting the Service.
 	aggregate := &v1beta1.ServiceImport{}
-	aggregate.Namespace, aggregate.Name = w.brokers, "kept."+w.ns
+	aggregate.Namespace, aggregate.Name = w.brokerNS, "kept."+w.ns
 	w.noError(w.broker.Get(t.Context(), client.ObjectKeyFromObject(aggregate), aggregate))
 	aggregate.Status.Clusters = append(aggregate.Status.Clusters, v1beta1.ClusterStatus{Cluster: "b"})
 	w.noError(w.broker.Status().Update(t.Context(), aggregate))
@@ -213,7 +215,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		Cluster: "b", Service: clusterset.ServiceName{Namespace: w.ns, Name: "never"}, ExportedAt: time.Now(), Type: clusterset.ClusterSetIP,
 		Families: []clusterset.Family{clusterset.IPv4}, Ports: []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 80}},
 	})
-	never.Namespace, record.Namespace = w.brokers, w.brokers
+	never.Namespace, record.Namespace = w.brokerNS, w.brokerNS
 	w.create(w.broker, never, record)
 	// b has an import that nobody exports, and one slice too many of one that somebody does.
 	stale := &v1beta1.ServiceImport{
@@ -240,6 +242,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		}
 	}
 	w.a.condition("service-gone", "Valid", metav1.ConditionFalse, "NoService")
+	conformance.Holds(t, "L46")
 	w.eventually(func() error {
 		w.noError(w.broker.Get(t.Context(), client.ObjectKeyFromObject(aggregate), aggregate))
 		var clusters []string
@@ -248,6 +251,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		}
 		return same("clusters of the aggregate", []string{"a"}, clusters)
 	})
+	conformance.Holds(t, "L47")
 	w.a.unexport("service-gone")
 	w.a.unexport("kept")
 	w.a.unexport("slice-gone")

@@ -12,11 +12,12 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // TestWaysOfLighthouse plays what Submariner Lighthouse does: by its profile, and by each switch alone, as a
 // flag and as registered.
-func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
+func TestWaysOfLighthouse(t *testing.T) {
 	switches := v1alpha1.Settings{PortMerge: "intersection", TypeConflict: "exclude", Endpoints: "service-vip"}
 	for way, c := range map[string]struct {
 		registered v1alpha1.Settings
@@ -28,19 +29,22 @@ func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
 		"every switch as it joins": {registered: switches, addresses: 1},
 	} {
 		t.Run(way, func(t *testing.T) {
-			w := newWorld(t, func(m *v1alpha1.MemberSpec) { m.Settings = c.registered })
+			w := newTestbed(t, func(m *v1alpha1.MemberSpec) { m.Settings = c.registered })
 			w.a.settings, w.b.settings = c.flags, c.flags
 			w.run()
 			w.serviceAddresses(c.addresses)
+			conformance.Holds(t, "V4", "A3", "A32")
 			w.portIntersection(c.addresses)
+			conformance.Holds(t, "A10")
 			w.typeExclusion(c.addresses)
+			conformance.Holds(t, "L19")
 		})
 	}
 }
 
 // serviceAddresses: an exported Service offers its own address while any pod is ready; a headless one offers
 // its pods.
-func (w *world) serviceAddresses(addresses int) {
+func (w *testbed) serviceAddresses(addresses int) {
 	t := w.t
 	t.Helper()
 	svc := w.a.service("hello")
@@ -76,7 +80,7 @@ func (w *world) serviceAddresses(addresses int) {
 }
 
 // portIntersection: the import has the ports that both exporters have, and those of the other when one leaves.
-func (w *world) portIntersection(addresses int) {
+func (w *testbed) portIntersection(addresses int) {
 	w.t.Helper()
 	ofA := w.a.service("ports", port("only-a", corev1.ProtocolTCP, 42), port("number", corev1.ProtocolTCP, 43))
 	w.a.export("ports")
@@ -106,7 +110,7 @@ func (w *world) portIntersection(addresses int) {
 
 // typeExclusion: whose type is not that of the oldest export is not exported, until they agree or the oldest
 // leaves.
-func (w *world) typeExclusion(addresses int) {
+func (w *testbed) typeExclusion(addresses int) {
 	t := w.t
 	t.Helper()
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }

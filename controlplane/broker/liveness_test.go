@@ -12,6 +12,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/broker"
 	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // The times of these tests: long enough for a busy machine to beat in time, short enough to wait for.
@@ -26,20 +27,20 @@ var drill = broker.Settings{TimeScale: 0.1}
 
 // thinks waits until m thinks that the other member is in a state.
 func (m *member) thinks(id string, want liveness.State) {
-	m.world.t.Helper()
-	m.world.eventually(func() error {
-		for _, other := range m.plane.State().Members {
+	m.testbed.t.Helper()
+	m.testbed.eventually(func() error {
+		for _, other := range m.controller.State().Members {
 			if string(other.ID) == id && other.State == want {
 				return nil
 			}
 		}
-		return fmt.Errorf("in %s: %+v, want %s to be %s", m.id, m.plane.State().Members, id, want)
+		return fmt.Errorf("in %s: %+v, want %s to be %s", m.id, m.controller.State().Members, id, want)
 	})
 }
 
 // TestDeadMemberIsDropped lets a member die without a word. Its endpoints go from the other when they do not
 // answer either, at the latest after the hard TTL, the import stays, and all comes back with the member.
-func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
+func TestDeadMemberIsDropped(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode    string
 		verdict liveness.Verdict
@@ -50,7 +51,7 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 		"lease alone":    {"lease", liveness.Answering, stale},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.a.settings, w.b.settings = drill, drill
 			w.b.settings.Liveness = tt.mode
 			w.b.evidence = evidence{"a": tt.verdict}
@@ -67,7 +68,10 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 			enough := w.b.keeps("hello", "10.98.0.1")
 
 			w.a.stop()
-			died := time.Now()
+			// The last renewal is the beginning of the time: on a busy machine it may be older than one beat.
+			lease := &coordinationv1.Lease{}
+			w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
+			died := lease.Spec.RenewTime.Time
 			onlyB := both
 			onlyB.endpoints = []string{"10.98.0.1:8080"}
 			w.eventuallyWithin(2*hardTTL, func() error {
@@ -77,20 +81,21 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 				}
 				return onlyB.check("b", si, slices)
 			})
-			if gone := time.Since(died); gone < tt.after-2*beat {
+			if gone := time.Since(died); gone < tt.after {
 				t.Errorf("its endpoints went after %s, want at least %s", gone, tt.after)
 			}
 			w.b.thinks("a", liveness.Dead)
 			w.run(w.a)
 			w.b.wants("hello", both)
 			enough()
+			conformance.Holds(t, "N37", "L51")
 		})
 	}
 }
 
 // TestStaleMemberThatAnswersStays: an old Lease alone takes nothing away.
-func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
-	w := newWorld(t)
+func TestStaleMemberThatAnswersStays(t *testing.T) {
+	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Answering}
 	w.run()
@@ -104,12 +109,13 @@ func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
 	<-time.After(2 * stale)
 	w.b.thinks("a", liveness.Stale)
 	enough()
+	conformance.Holds(t, "N37", "L51")
 }
 
 // TestWhoIsCutOffJudgesNobody: a member that does not see the broker keeps all others, however long, and gives
 // them time when it sees the broker again.
-func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
-	w := newWorld(t)
+func TestWhoIsCutOffJudgesNobody(t *testing.T) {
+	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
@@ -124,12 +130,13 @@ func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
 	<-time.After(stale)
 	w.b.thinks("a", liveness.Live)
 	enough()
+	conformance.Holds(t, "L50", "L51")
 }
 
 // TestClocksMayDiffer gives a member a clock that is an hour ahead, and then one that is an hour behind: its
 // Lease is renewed with such times, and it lives.
-func TestClocksMayDiffer_L51(t *testing.T) {
-	w := newWorld(t)
+func TestClocksMayDiffer(t *testing.T) {
+	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
@@ -139,7 +146,7 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 	w.b.thinks("a", liveness.Live)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.a.stop()
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}}
 	for _, offset := range []time.Duration{time.Hour, -time.Hour} {
 		for range int(2 * stale / beat) {
 			edit(w, w.broker, lease, func(l *coordinationv1.Lease) {
@@ -150,11 +157,12 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 		w.b.thinks("a", liveness.Live)
 	}
 	enough()
+	conformance.Holds(t, "L51")
 }
 
 // TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
-func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
-	w := newWorld(t)
+func TestFlappingMemberDisturbsNobody(t *testing.T) {
+	w := newTestbed(t)
 	const slower = 4 // than the drill: a controller may need seconds to start
 	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*drill.TimeScale, slower*drill.TimeScale
 	w.b.evidence = evidence{"a": liveness.Silent}
@@ -168,7 +176,7 @@ func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
 	renewed := func() string {
 		t.Helper()
 		lease := &coordinationv1.Lease{}
-		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}, lease))
+		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
 		return lease.ResourceVersion
 	}
 	for range 4 {
@@ -187,4 +195,5 @@ func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
 		t.Errorf("b wrote %v", writes)
 	}
 	enough()
+	conformance.Holds(t, "L51")
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 	"github.com/isthmus-net/isthmus/tools/apitest"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // same reports how have differs from want, whatever the order.
@@ -49,7 +50,7 @@ var helloOfA = expect{
 }
 
 func TestExportIsImportedEverywhere(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 
@@ -86,7 +87,7 @@ func TestExportIsImportedEverywhere(t *testing.T) {
 }
 
 func TestEndpointsFollow(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -116,29 +117,30 @@ func TestEndpointsFollow(t *testing.T) {
 // that the API server of a member would take but nobody must send to, and one of another member's; and a
 // record that claims to be the oldest.
 func TestForgedEndpointsAreNotImported(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
 	record := mcs.ExportRecord(hostile(w.ns))
-	record.Namespace = w.brokers
+	record.Namespace = w.brokerNS
 	forged := mcs.BrokerSlice(&discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: "x", Labels: map[string]string{discoveryv1.LabelServiceName: "hello"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}, "evil")
-	forged.Namespace = w.brokers
+	forged.Namespace = w.brokerNS
 	forged.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.66.0.1"}}, {Addresses: []string{"0.0.0.7"}}, {Addresses: []string{"10.97.0.9"}}}
 	evil := registration("e")
 	evil.ClusterID, evil.PodCIDRs = "evil", []string{"10.66.0.0/16", "0.0.0.0/8"}
-	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "evil"}, Spec: evil}, record, forged)
+	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: "evil"}, Spec: evil}, record, forged)
 	want := helloOfA
 	want.clusters = []string{"a", "evil"}
 	want.endpoints = []string{"10.66.0.1:", "10.97.0.1:8080"}
 	w.b.wants("hello", want)
+	conformance.Holds(t, "L71")
 }
 
 func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.export("hello")
 	w.a.condition("hello", "Valid", metav1.ConditionFalse, "NoService")
 	w.a.condition("hello", "Ready", metav1.ConditionFalse, "Pending")
@@ -151,10 +153,11 @@ func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
 	w.a.condition("hello", "Valid", metav1.ConditionFalse, "NoService")
 	w.b.wantsNone("hello")
 	w.brokerEmpty()
+	conformance.Holds(t, "N8")
 }
 
 func TestExternalNameIsNotExported(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) {
 		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
 	})
@@ -162,20 +165,22 @@ func TestExternalNameIsNotExported(t *testing.T) {
 	w.a.condition("hello", "Valid", metav1.ConditionFalse, "InvalidServiceType")
 	w.quiet()
 	w.brokerEmpty()
+	conformance.Holds(t, "N7")
 }
 
 func TestNodePortAndLoadBalancerAreExported(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	for _, typ := range []corev1.ServiceType{corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer} {
 		name := strings.ToLower(string(typ))
 		w.a.service(name, func(s *corev1.Service) { s.Spec.Type = typ })
 		w.a.export(name)
 		w.b.wants(name, helloOfA)
 	}
+	conformance.Holds(t, "N5")
 }
 
 func TestHeadlessHasNoVIP(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 	w.a.export("hello")
 	want := helloOfA
@@ -190,10 +195,11 @@ func TestHeadlessHasNoVIP(t *testing.T) {
 			t.Errorf("the broker holds %v for a headless service", ips)
 		}
 	}
+	conformance.Holds(t, "N6")
 }
 
 func TestDualStackHasTwoVIPs(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", dualStack, func(s *corev1.Service) {
 		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
 	})
@@ -210,10 +216,11 @@ func TestDualStackHasTwoVIPs(t *testing.T) {
 			t.Errorf("VIP %d is %s", i, ip)
 		}
 	}
+	conformance.Holds(t, "N19", "L36")
 }
 
 func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	vip := w.b.wants("hello", helloOfA).Spec.IPs
@@ -226,6 +233,7 @@ func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
 		m.wants("hello", both)
 		m.condition("hello", "Conflict", metav1.ConditionFalse, "NoConflicts")
 	}
+	conformance.Holds(t, "N4", "N15", "L16")
 
 	// The VIP outlives the member that allocated it, and goes with the last export.
 	w.a.unexport("hello")
@@ -236,14 +244,16 @@ func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
 			t.Errorf("VIP in %s: %v, before %v", m.id, have, vip)
 		}
 	}
+	conformance.Holds(t, "L31")
 	w.b.unexport("hello")
 	w.a.wantsNone("hello")
 	w.b.wantsNone("hello")
 	w.brokerEmpty()
+	conformance.Holds(t, "N12")
 }
 
 func TestPortConflict(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	older, younger := port("tcp", corev1.ProtocolTCP, 42), port("tcp", corev1.ProtocolTCP, 4242)
 	w.a.service("hello", older)
 	w.a.export("hello")
@@ -266,6 +276,7 @@ func TestPortConflict(t *testing.T) {
 	if messages[0] != messages[1] {
 		t.Errorf("a says %q, b says %q", messages[0], messages[1])
 	}
+	conformance.Holds(t, "N28", "N29", "L18")
 
 	w.a.unexport("hello")
 	w.b.condition("hello", "Conflict", metav1.ConditionFalse, "NoConflicts")
@@ -275,7 +286,7 @@ func TestPortConflict(t *testing.T) {
 }
 
 // laterThan waits until an export created now is younger than m's: their times have whole seconds.
-func (w *world) laterThan(m *member, name string) {
+func (w *testbed) laterThan(m *member, name string) {
 	w.t.Helper()
 	var e v1beta1.ServiceExport
 	w.noError(m.Get(w.t.Context(), types.NamespacedName{Namespace: w.ns, Name: name}, &e))
@@ -288,7 +299,7 @@ func (w *world) laterThan(m *member, name string) {
 }
 
 func TestTypeConflictKeepsBothMembers(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -309,7 +320,7 @@ func TestTypeConflictKeepsBothMembers(t *testing.T) {
 }
 
 func TestHeadlessThatTurnsGetsAVIP(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 	w.a.export("hello")
 	want := helloOfA
@@ -330,7 +341,7 @@ func TestHeadlessThatTurnsGetsAVIP(t *testing.T) {
 }
 
 func TestExportedLabelsAndPolicies(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	distribution := corev1.ServiceTrafficDistributionPreferClose
 	timeout := int32(10)
 	w.a.service("hello", func(s *corev1.Service) {
@@ -350,6 +361,7 @@ func TestExportedLabelsAndPolicies(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"note": "x"}, si.Annotations); diff != "" {
 		t.Errorf("annotations (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "N9")
 	if si.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *si.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != 10 ||
 		*si.Spec.InternalTrafficPolicy != corev1.ServiceInternalTrafficPolicyCluster || *si.Spec.TrafficDistribution != distribution {
 		t.Errorf("spec %+v", si.Spec)
@@ -357,7 +369,7 @@ func TestExportedLabelsAndPolicies(t *testing.T) {
 }
 
 func TestNamespaceCreatedLater(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	late := w.ns + "-late"
 	w.create(w.a, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: late}})
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: late, Name: "hello"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -377,6 +389,7 @@ func TestNamespaceCreatedLater(t *testing.T) {
 		}
 		return nil
 	})
+	conformance.Holds(t, "N11", "L13")
 	w.noError(w.a.Delete(t.Context(), export))
 	w.eventually(func() error {
 		if si, _ := w.b.importedIn(late, "hello"); si != nil {
@@ -387,7 +400,7 @@ func TestNamespaceCreatedLater(t *testing.T) {
 }
 
 func TestTerminatingNamespaceDisturbsNobody(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	gone := w.ns + "-gone"
 	for _, m := range []*member{w.a, w.b} {
 		w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gone}})
@@ -409,7 +422,7 @@ func TestTerminatingNamespaceDisturbsNobody(t *testing.T) {
 }
 
 func TestBrokerInAMember(t *testing.T) {
-	w := newWorldOn(t, func(p *place) *apitest.Server { return &p.a }).run()
+	w := newTestbedOn(t, func(p *serverSet) *apitest.Server { return &p.a }).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	for _, m := range []*member{w.a, w.b} {
@@ -425,7 +438,7 @@ func TestBrokerInAMember(t *testing.T) {
 }
 
 func TestIDsOfTwoLabels(t *testing.T) {
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) { m.ClusterID += ".example" }).run()
+	w := newTestbed(t, func(m *v1alpha1.MemberSpec) { m.ClusterID += ".example" }).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.service("hello")
@@ -434,13 +447,14 @@ func TestIDsOfTwoLabels(t *testing.T) {
 	want.clusters = []string{"a.example", "b.example"}
 	want.endpoints = []string{"10.97.0.1:8080", "10.98.0.1:8080"}
 	w.b.wants("hello", want)
+	conformance.Holds(t, "K3")
 	w.a.unexport("hello")
 	w.b.unexport("hello")
 	w.brokerEmpty()
 }
 
 func TestNamesThatLookAlikeStayApart(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	// Service x-<ns> of namespace y and service x of namespace <ns>-y: joined by hyphens they are one.
 	other := w.ns + "-y"
 	for _, m := range []*member{w.a, w.b} {
@@ -472,10 +486,11 @@ func TestNamesThatLookAlikeStayApart(t *testing.T) {
 		return nil
 	})
 	w.b.wants(long, helloOfA)
+	conformance.Holds(t, "L10")
 }
 
 func TestSystemNamespacesAreNotShared(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "hello"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
 	export := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "hello"}}
 	w.create(w.a, svc, export)
@@ -493,10 +508,11 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 	})
 	w.quiet()
 	w.brokerEmpty()
+	conformance.Holds(t, "N10")
 
 	// A hostile member that publishes one is not believed.
 	record := mcs.ExportRecord(hostile("kube-system"))
-	record.Namespace = w.brokers
+	record.Namespace = w.brokerNS
 	w.create(w.broker, record)
 	w.a.service("hello")
 	w.a.export("hello")
@@ -504,13 +520,14 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 	if si, _ := w.b.importedIn("kube-system", "hello"); si != nil {
 		t.Errorf("imported into kube-system: %v", si)
 	}
+	conformance.Holds(t, "L70")
 }
 
 // heldOnBroker returns the addresses on every aggregate of the broker, by name.
-func (w *world) heldOnBroker() map[string][]string {
+func (w *testbed) heldOnBroker() map[string][]string {
 	w.t.Helper()
 	var list v1beta1.ServiceImportList
-	w.noError(w.broker.List(w.t.Context(), &list, client.InNamespace(w.brokers)))
+	w.noError(w.broker.List(w.t.Context(), &list, client.InNamespace(w.brokerNS)))
 	held := map[string][]string{}
 	for _, si := range list.Items {
 		held[si.Name] = si.Spec.IPs
@@ -527,7 +544,7 @@ func TestConcurrentFirstExport(t *testing.T) {
 		rounds, bits = 200, 24
 	}
 	addresses := 1<<(32-bits) - 2
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
+	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		m.ClusterSetIPCIDR = []string{fmt.Sprintf("%s/%d", map[string]string{"a": "243.10.1.0", "b": "243.20.1.0"}[m.ClusterID], bits)}
 	})
 	w.a.settings.Quarantine, w.b.settings.Quarantine = time.Second, time.Second
@@ -578,10 +595,11 @@ func TestConcurrentFirstExport(t *testing.T) {
 			m.condition(fmt.Sprintf("%s-full-%d", m.id, i), "Ready", metav1.ConditionTrue, "Exported")
 		}
 	}
+	conformance.Holds(t, "L34")
 }
 
 func TestExhaustedPoolHeals(t *testing.T) {
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
+	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		m.ClusterSetIPCIDR = map[string][]string{"a": {"243.10.2.0/30"}, "b": {"243.20.2.0/30"}}[m.ClusterID]
 	})
 	w.a.settings.Quarantine = time.Second
@@ -600,10 +618,11 @@ func TestExhaustedPoolHeals(t *testing.T) {
 	w.a.unexport("hello-0")
 	w.a.condition("hello-2", "Ready", metav1.ConditionTrue, "Exported")
 	w.b.wants("hello-2", helloOfA)
+	conformance.Holds(t, "L28")
 }
 
 func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	vip := w.b.wants("hello", helloOfA).Spec.IPs
@@ -617,7 +636,7 @@ func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
 	w.a.wants("hello", want)
 	w.quiet()
 	for range 3 {
-		w.noError(w.broker.DeleteAllOf(t.Context(), &v1beta1.ServiceImport{}, client.InNamespace(w.brokers)))
+		w.noError(w.broker.DeleteAllOf(t.Context(), &v1beta1.ServiceImport{}, client.InNamespace(w.brokerNS)))
 		w.eventually(func() error { return same("aggregate", vip, w.heldOnBroker()["hello."+w.ns]) })
 	}
 	w.quiet()
@@ -627,7 +646,7 @@ func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
 }
 
 func TestRestartWritesNothing(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	for _, m := range []*member{w.a, w.b} {
 		m.service("hello", dualStack)
 		m.export("hello")
@@ -650,7 +669,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	w.run()
 	w.eventually(func() error {
 		for _, m := range []*member{w.a, w.b} {
-			if s := m.plane.State(); !s.Leader || s.Broker.Err != nil {
+			if s := m.controller.State(); !s.Leader || s.Broker.Err != nil {
 				return fmt.Errorf("%s: %+v", m.id, s)
 			}
 		}
@@ -659,6 +678,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	if writes := w.changesWithin(4 * settle); len(writes) > 0 {
 		t.Errorf("after the restart: %v", writes)
 	}
+	conformance.Holds(t, "L45")
 
 	// And what the pool gave before the restart is not given again.
 	vips := map[string]string{}
@@ -670,10 +690,11 @@ func TestRestartWritesNothing(t *testing.T) {
 			vips[ip] = name
 		}
 	}
+	conformance.Holds(t, "L32")
 }
 
 func TestUnexportWhileDown(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -688,7 +709,7 @@ func TestUnexportWhileDown(t *testing.T) {
 }
 
 func TestBrokerAway(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := w.a.service("hello")
 	w.a.export("hello")
 	before := w.b.wants("hello", helloOfA)
@@ -701,7 +722,7 @@ func TestBrokerAway(t *testing.T) {
 	w.a.condition("later", "Ready", metav1.ConditionFalse, "Pending")
 	w.a.slice(svc, corev1.IPv4Protocol, 2)
 	w.eventually(func() error {
-		if s := w.b.plane.State(); s.Broker.Err == nil {
+		if s := w.b.controller.State(); s.Broker.Err == nil {
 			return fmt.Errorf("b thinks that the broker answers: %+v", s)
 		}
 		return nil
@@ -720,7 +741,7 @@ func TestBrokerAway(t *testing.T) {
 	w.quiet(w.b)
 	w.run(w.b)
 	w.eventually(func() error {
-		if s := w.b.plane.State(); !s.Leader {
+		if s := w.b.controller.State(); !s.Leader {
 			return fmt.Errorf("b does not lead yet")
 		}
 		return nil
@@ -736,10 +757,11 @@ func TestBrokerAway(t *testing.T) {
 	w.b.wants("hello", both)
 	w.b.wants("later", helloOfA)
 	w.a.condition("later", "Ready", metav1.ConditionTrue, "Exported")
+	conformance.Holds(t, "L50")
 }
 
 func TestForeignEditsAreReverted(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -780,14 +802,15 @@ func TestForeignEditsAreReverted(t *testing.T) {
 
 	// On the broker too: what a says about itself is what a's cluster says.
 	w.quiet()
-	w.noError(w.broker.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.brokers)))
+	w.noError(w.broker.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.brokerNS)))
 	w.b.wants("hello", helloOfA)
-	w.noError(w.broker.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.brokers)))
+	w.noError(w.broker.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.brokerNS)))
 	w.b.wants("hello", helloOfA)
+	conformance.Holds(t, "N13")
 }
 
 func TestQuietWorldWritesNothing(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -801,7 +824,7 @@ func TestQuietWorldWritesNothing(t *testing.T) {
 }
 
 func TestForeignImportIsNotRemoved(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	mine := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "by-hand"},
 		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.Headless, Ports: []v1beta1.ServicePort{}},

@@ -25,7 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 )
 
-// audited are all kinds that leaders write: what is the federation's, annotations on what is people's, and events.
+// audited are all kinds that leaders write: objects of the federation, annotations of users' objects, and events.
 var audited = []schema.GroupVersionKind{
 	{Version: "v1", Kind: "Service"},
 	{Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice"},
@@ -36,49 +36,48 @@ var audited = []schema.GroupVersionKind{
 	{Group: "events.k8s.io", Version: "v1", Kind: "Event"},
 }
 
-// What may be done to an object, beside ADDED, MODIFIED and DELETED, which are of the federation's own and of all that
-// they say.
+// Verbs of writes beside ADDED, MODIFIED and DELETED, which change the content of an object of the federation.
 const (
-	stamped = "STAMPED" // nothing but the epoch is new
-	status  = "STATUS"  // nothing but the status is
-	told    = "TOLD"    // an annotation says to people what became of their object
+	stamped = "STAMPED" // only the epoch changed
+	status  = "STATUS"  // only the status changed
+	told    = "TOLD"    // an annotation reports the state of a user's object
 	event   = "EVENT"
 )
 
-// audit is everything that leaders write into members, each write once, as the members' API servers tell it.
+// audit collects all writes of leaders into members, each once, as the members' API servers report them.
 type audit struct {
-	world   *testbed
+	testbed *testbed
 	members []clusterset.ClusterID
 
 	mu     sync.Mutex
-	stands map[clusterset.ClusterID]map[types.UID]*unstructured.Unstructured // as it was told last
+	stored map[clusterset.ClusterID]map[types.UID]*unstructured.Unstructured // as last reported
 	writes []write
 }
 
-// write is one of them.
+// write is one write of an audit.
 type write struct {
 	to          clusterset.ClusterID
-	verb, what  string // "KIND NAME"; of a slice and an event more
+	verb, what  string // "KIND NAME", with details for a slice and an event
 	uid         types.UID
 	before, has string // epochs
 }
 
 func (w write) String() string { return fmt.Sprintf("%s %s %s", w.to, w.verb, w.what) }
 
-// audit begins one when all that was to be written before is written, of all members if none is named.
+// audit starts an audit of members, of all if none is named, when no client writes into members any more.
 func (w *testbed) audit(of ...clusterset.ClusterID) *audit {
 	w.t.Helper()
 	w.awaitRest()
 	if len(of) == 0 {
 		of = ids
 	}
-	a := &audit{world: w, members: of, stands: map[clusterset.ClusterID]map[types.UID]*unstructured.Unstructured{}}
+	a := &audit{testbed: w, members: of, stored: map[clusterset.ClusterID]map[types.UID]*unstructured.Unstructured{}}
 	for _, id := range of {
-		a.stands[id] = map[types.UID]*unstructured.Unstructured{}
+		a.stored[id] = map[types.UID]*unstructured.Unstructured{}
 		for _, kind := range audited {
 			list := w.list(id, kind)
 			for i := range list.Items {
-				a.stands[id][list.Items[i].GetUID()] = &list.Items[i]
+				a.stored[id][list.Items[i].GetUID()] = &list.Items[i]
 			}
 			since := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}}
 			watcher, err := w.admin[id].Watch(w.t.Context(), list, since)
@@ -97,7 +96,7 @@ func (w *testbed) audit(of ...clusterset.ClusterID) *audit {
 	return a
 }
 
-// list returns what a member has of a kind.
+// list returns the objects of a kind in a member.
 func (w *testbed) list(id clusterset.ClusterID, kind schema.GroupVersionKind) *unstructured.UnstructuredList {
 	w.t.Helper()
 	list := &unstructured.UnstructuredList{}
@@ -108,7 +107,7 @@ func (w *testbed) list(id clusterset.ClusterID, kind schema.GroupVersionKind) *u
 	return list
 }
 
-// note takes what one watch tells.
+// note records one watch event.
 func (a *audit) note(id clusterset.ClusterID, e watch.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -117,17 +116,17 @@ func (a *audit) note(id clusterset.ClusterID, e watch.Event) {
 		a.writes = append(a.writes, write{to: id, verb: string(e.Type), what: "the audit has a gap"})
 		return
 	}
-	was := a.stands[id][now.GetUID()]
-	a.stands[id][now.GetUID()] = now
+	was := a.stored[id][now.GetUID()]
+	a.stored[id][now.GetUID()] = now
 	if e.Type == watch.Deleted {
-		delete(a.stands[id], now.GetUID())
+		delete(a.stored[id], now.GetUID())
 	}
 	if verb := verbOf(e.Type, was, now); verb != "" {
 		a.writes = append(a.writes, write{to: id, verb: verb, what: describe(now), uid: now.GetUID(), before: epochOf(was), has: epochOf(now)})
 	}
 }
 
-// verbOf returns what a leader did, "" if it was no leader.
+// verbOf returns the verb of a leader's write, "" for the write of another client.
 func verbOf(e watch.EventType, was, now *unstructured.Unstructured) string {
 	if now.GetKind() == "Event" {
 		if by, _, _ := unstructured.NestedString(now.Object, "reportingController"); by != "isthmus-federation" || e == watch.Deleted {
@@ -174,7 +173,7 @@ func epochOf(o *unstructured.Unstructured) string {
 	return o.GetAnnotations()[federationv1alpha1.AnnotationEpoch]
 }
 
-// content returns what o says, but for its epoch and for what the API server counts of it.
+// content returns the content of o, without its epoch and the fields that the API server maintains.
 func content(o *unstructured.Unstructured) map[string]any {
 	o = o.DeepCopy()
 	for _, field := range [][]string{{"resourceVersion"}, {"managedFields"}, {"generation"}, {"annotations", federationv1alpha1.AnnotationEpoch}} {
@@ -203,19 +202,19 @@ func describe(o *unstructured.Unstructured) string {
 	return text
 }
 
-// take waits until the audit has as many writes as are wanted and nobody asks members to change anything any more, and
-// fails when the writes are others, or of an epoch before those of since or after that of the Lease. It returns how many
-// objects were made to be of the epoch of a leader that came after the one that wrote them, and then, by this leader,
-// removed or given a status: that is the one thing which is written because a leader changed. What becomes of a policy
-// is told as it becomes known, and does not count where copies of it are written too. Where the leader changed meanwhile, as it may on a machine that is busy,
-// events may be missing, as those go with a leader that it has not written.
+// take waits until the audit has the wanted writes and no client writes into members any more. It fails if there are other
+// writes, or writes of an epoch before since or after the epoch of the Lease.
+// It returns how many objects a later leader first moved to its own epoch, to delete them or to write their status. That is
+// the only write because of a new leader. Reports on a policy are written as its state becomes known, and do not count
+// while its copies are written. If the leader changed meanwhile, as on a busy machine, events may be missing: a leader
+// loses the events that it has not written.
 func (a *audit) take(about string, since map[clusterset.ClusterID]int64, want ...string) int {
-	a.world.t.Helper()
+	a.testbed.t.Helper()
 	isEvent := func(line string) bool { return strings.Contains(line, " "+event+" ") }
 	mayMiss := func(line string) bool {
 		return isEvent(line) || strings.Contains(line, " "+told+" ") && strings.Contains(line, "Policy ")
 	}
-	eventually(a.world.t, about+": the writes "+strings.Join(want, ", "), func() bool {
+	eventually(a.testbed.t, about+": the writes "+strings.Join(want, ", "), func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		n := 0
@@ -226,14 +225,14 @@ func (a *audit) take(about string, since map[clusterset.ClusterID]int64, want ..
 		}
 		return n >= len(slices.DeleteFunc(slices.Clone(want), mayMiss))
 	})
-	a.world.awaitRest()
-	eventually(a.world.t, "the audit has been told everything", a.current)
+	a.testbed.awaitRest()
+	eventually(a.testbed.t, "the audit is complete", a.current)
 	a.mu.Lock()
 	writes := a.writes
 	a.writes = nil
 	a.mu.Unlock()
 
-	now := a.world.epochs()
+	now := a.testbed.epochs()
 	var have, wrong []string
 	restamped := 0
 	for i, w := range writes {
@@ -262,23 +261,23 @@ func (a *audit) take(about string, since map[clusterset.ClusterID]int64, want ..
 	slices.Sort(have)
 	slices.Sort(want)
 	if !slices.Equal(have, want) || len(wrong) > 0 {
-		a.world.t.Errorf("%s was written:\n%s\nwant:\n%s\nin wrong epochs:\n%s", about, strings.Join(have, "\n"), strings.Join(want, "\n"), strings.Join(wrong, "\n"))
+		a.testbed.t.Errorf("%s was written:\n%s\nwant:\n%s\nin wrong epochs:\n%s", about, strings.Join(have, "\n"), strings.Join(want, "\n"), strings.Join(wrong, "\n"))
 	}
 	return restamped
 }
 
-// current reports whether watches have told of everything that stands in members, and of everything that is gone.
+// current reports whether the watches have reported all existing and all deleted objects.
 func (a *audit) current() bool {
 	for _, id := range a.members {
 		versions := map[types.UID]string{}
 		for _, kind := range audited {
-			for _, o := range a.world.list(id, kind).Items {
+			for _, o := range a.testbed.list(id, kind).Items {
 				versions[o.GetUID()] = o.GetResourceVersion()
 			}
 		}
 		a.mu.Lock()
 		told := map[types.UID]string{}
-		for uid, o := range a.stands[id] {
+		for uid, o := range a.stored[id] {
 			told[uid] = o.GetResourceVersion()
 		}
 		a.mu.Unlock()
@@ -289,7 +288,7 @@ func (a *audit) current() bool {
 	return true
 }
 
-// written is what leaders do to the objects of a federated Service that one cluster offers, in members.
+// written returns the writes of leaders to the objects of a federated Service that one cluster offers.
 func (w *testbed) written(verb watch.EventType, name string, from clusterset.ClusterID, to ...clusterset.ClusterID) []string {
 	var want []string
 	for _, id := range to {
@@ -304,13 +303,13 @@ func (w *testbed) written(verb watch.EventType, name string, from clusterset.Clu
 	return want
 }
 
-// came is what is written in members when one federated Service comes that a cluster offers.
+// came returns the writes when a federated Service of one cluster is new.
 func (w *testbed) came(name string, from clusterset.ClusterID, to ...clusterset.ClusterID) []string {
 	return append(w.written(watch.Added, name, from, to...),
 		fmt.Sprintf("%s %s Service %s", from, told, name), fmt.Sprintf("%s %s Federated of Service %s", from, event, name))
 }
 
-// epochs are those of the members' Leases, as their API servers say.
+// epochs returns the epochs of the members' Leases.
 func (w *testbed) epochs() map[clusterset.ClusterID]int64 {
 	w.t.Helper()
 	epochs := map[clusterset.ClusterID]int64{}
@@ -323,8 +322,8 @@ func (w *testbed) epochs() map[clusterset.ClusterID]int64 {
 // asked is a line of the metrics of an API server that counts requests that change something.
 var asked = regexp.MustCompile(`^apiserver_request_total\{.*code="(\d+)".*resource="(\w+)".*verb="(POST|PUT|PATCH|APPLY|DELETE|DELETECOLLECTION)".*\} (\S+)$`)
 
-// requests returns how often all members were asked to change something, Leases apart, whoever asked and whatever the
-// answer was; but where something is refused in this world, what is refused.
+// requests returns the number of write requests to all members, Leases excluded, from any client and with any
+// response. In a testbed where a member refuses writes, refused requests are left out.
 func (w *testbed) requests() map[string]string {
 	w.t.Helper()
 	counts := map[string]string{}
@@ -346,7 +345,7 @@ func (w *testbed) requests() map[string]string {
 	return counts
 }
 
-// difference returns the requests that came since.
+// difference returns the requests since before.
 func difference(before, after map[string]string) []string {
 	var came []string
 	for _, request := range slices.Sorted(maps.Keys(after)) {

@@ -32,7 +32,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 )
 
-// lease returns who holds the Lease of a member, as CLUSTER/POD, and its epoch.
+// lease returns the holder of the Lease of a member, as CLUSTER/POD, and its epoch.
 func (w *testbed) lease(id clusterset.ClusterID) (holder string, epoch int64) {
 	w.t.Helper()
 	l := &coordinationv1.Lease{}
@@ -82,7 +82,7 @@ func (w *testbed) leadsTo(id clusterset.ClusterID, name string, addresses ...str
 	})
 }
 
-// awaitRest waits until nobody asks any member to change anything for longer than a Lease.
+// awaitRest waits until no client writes into any member for longer than a Lease.
 func (w *testbed) awaitRest() {
 	w.t.Helper()
 	const stillness = 3 * time.Second
@@ -97,10 +97,10 @@ func (w *testbed) awaitRest() {
 	w.t.Errorf("at rest was asked for:\n%s", strings.Join(came, "\n"))
 }
 
-// TestALeaderIsKilled: at rest nothing is written but Leases; when the leader of all members is killed, another one
-// leads once the Lease is over, of the next epoch. It writes nothing that is right already, and does not even ask to;
-// what is new it writes once, and what goes is the only thing that is first made to be of its epoch.
-func TestALeaderIsKilled(t *testing.T) {
+// At rest nothing is written but Leases. When the leader of all members is killed, another process leads after the Lease
+// has expired, in the next epoch. It writes no object that is already right, and sends no request for one. It writes new
+// objects once. Only objects that are deleted are first moved to its epoch.
+func TestKilledLeader(t *testing.T) {
 	w := newTestbed(t)
 	w.switchOnVIPs()
 	kill := w.spawn("a", "one")
@@ -117,7 +117,7 @@ func TestALeaderIsKilled(t *testing.T) {
 	}
 	w.policyStates("c", allow, policies.Applied, nil)
 	w.policyStates("a", edge, policies.Applied, nil)
-	eventually(t, "all is told", func() bool {
+	eventually(t, "all owners are told", func() bool {
 		return w.status("a", "c").Services == 5 && w.status("b", "c").Services == 5 && w.told("c", 5)
 	})
 
@@ -138,9 +138,9 @@ func TestALeaderIsKilled(t *testing.T) {
 		reigns.succession(id, "a/one", "b/two")
 	}
 	if len(led) == 0 {
-		t.Error("nobody was led by the one that was killed")
+		t.Error("the killed process led no member")
 	}
-	eventually(t, "b says who leads", func() bool { return w.status("b", "c").Leader == "b/two" })
+	eventually(t, "b reports the leader", func() bool { return w.status("b", "c").Leader == "b/two" })
 	if moved := writes.take("because of a new leader", before); moved > 0 {
 		t.Errorf("%d objects were stamped because of a new leader", moved)
 	}
@@ -168,16 +168,16 @@ func TestALeaderIsKilled(t *testing.T) {
 
 // reigns are all states of the Leases of members, as their API servers tell them.
 type reigns struct {
-	world *testbed
+	testbed *testbed
 
 	mu     sync.Mutex
 	leases map[string][]coordinationv1.LeaseSpec // by CLUSTER/NAME, in their order
 }
 
-// reigns follows them until the test ends.
+// reigns records all states of the Leases of members.
 func (w *testbed) reigns() *reigns {
 	w.t.Helper()
-	r := &reigns{world: w, leases: map[string][]coordinationv1.LeaseSpec{}}
+	r := &reigns{testbed: w, leases: map[string][]coordinationv1.LeaseSpec{}}
 	for _, id := range ids {
 		list := &coordinationv1.LeaseList{}
 		if err := w.admin[id].List(w.t.Context(), list, client.InNamespace(namespace)); err != nil {
@@ -211,11 +211,11 @@ func (r *reigns) note(id clusterset.ClusterID, l *coordinationv1.Lease) {
 	r.leases[key] = append(r.leases[key], l.Spec)
 }
 
-// succession checks that a process took over the Lease of a member when that of another one was over: not before, and
-// within the time of a Lease after. The latter is not told by a clock, which goes on when the machine does not: it is
-// counted in the renewals of another Lease, which the process has already and renews as often as it tries to get this one.
+// succession checks that a process took over the Lease of a member after the Lease of the former holder expired: not
+// earlier, and at most one Lease duration later. A clock goes on while the machine is suspended, so the time is counted in
+// renewals of another Lease, which the process already holds and renews as often as it tries to get this one.
 func (r *reigns) succession(id clusterset.ClusterID, from, to string) {
-	r.world.t.Helper()
+	r.testbed.t.Helper()
 	held := func(l coordinationv1.LeaseSpec, by string) bool {
 		return l.HolderIdentity != nil && strings.HasPrefix(*l.HolderIdentity, by+"_")
 	}
@@ -224,13 +224,13 @@ func (r *reigns) succession(id clusterset.ClusterID, from, to string) {
 	all := r.leases[string(id)+"/"+string(id)]
 	i := slices.IndexFunc(all, func(l coordinationv1.LeaseSpec) bool { return held(l, to) })
 	if i < 1 || !held(all[i-1], from) {
-		r.world.t.Errorf("the Lease of %s did not go from %s to %s: %v", id, from, to, all)
+		r.testbed.t.Errorf("the Lease of %s did not go from %s to %s: %v", id, from, to, all)
 		return
 	}
 	last, taken := all[i-1], all[i].AcquireTime.Time
 	lease := time.Duration(*last.LeaseDurationSeconds) * time.Second
 	if over := last.RenewTime.Add(lease); taken.Before(over) {
-		r.world.t.Errorf("%s took the Lease of %s at %s, and it was over at %s", to, id, taken, over)
+		r.testbed.t.Errorf("%s took the Lease of %s at %s, and it was over at %s", to, id, taken, over)
 	}
 	supervisor, pod, _ := strings.Cut(to, "/")
 	renewals := 0
@@ -241,12 +241,12 @@ func (r *reigns) succession(id clusterset.ClusterID, from, to string) {
 	}
 	most := int(2 * federation.Scaled(factor).Lease / federation.Scaled(factor).Retry)
 	if renewals == 0 || renewals > most {
-		r.world.t.Errorf("%s took the Lease of %s, of %s, after renewing another one %d times, want %d at most", to, id, lease, renewals, most)
+		r.testbed.t.Errorf("%s took the Lease of %s, of %s, after renewing another one %d times, want %d at most", to, id, lease, renewals, most)
 	}
-	r.world.t.Logf("%s took the Lease of %s %s after it was renewed last", to, id, taken.Sub(last.RenewTime.Time))
+	r.testbed.t.Logf("%s took the Lease of %s %s after it was renewed last", to, id, taken.Sub(last.RenewTime.Time))
 }
 
-// told reports whether as many member Services of a cluster say where they lead.
+// told reports whether n member Services of a cluster have a status.
 func (w *testbed) told(id clusterset.ClusterID, n int) bool {
 	var all corev1.ServiceList
 	if err := w.admin[id].List(w.t.Context(), &all, client.InNamespace(demo)); err != nil {
@@ -260,10 +260,10 @@ func (w *testbed) told(id clusterset.ClusterID, n int) bool {
 	return n <= 0
 }
 
-// TestSupervisorsThatDoNotReachEachOther: each leads itself, and one of them c; what is new in c gets everywhere, and
-// what is new in one supervisor not into the other. When the network is whole again everything is everywhere, written
-// once.
-func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
+// Two supervisors that do not reach each other each lead themselves, and one of them leads c. A new Service in c reaches
+// all members; one in a supervisor does not reach the other. When the network is whole again, everything reaches all
+// members, written once.
+func TestPartitionedSupervisors(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -302,9 +302,9 @@ func TestSupervisorsThatDoNotReachEachOther(t *testing.T) {
 		w.came("of-a", "a", ids...), w.came("of-b", "b", ids...), w.came("of-c", "c", ids...), w.came("last", "c", ids...), copies(watch.Added, allow, "b", "c"))...)
 }
 
-// TestASupervisorClusterIsGone: with all that was in it. The other supervisor leads the rest, and what the one that is
-// gone said last counts on; when it is back it gets what it missed.
-func TestASupervisorClusterIsGone(t *testing.T) {
+// The whole cluster of a supervisor is gone. The other supervisor leads the remaining members, and the last known objects
+// of the lost one stay in effect. When it is back, it gets what it missed.
+func TestLostSupervisorCluster(t *testing.T) {
 	w := newTestbed(t)
 	_, stop := w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -318,7 +318,7 @@ func TestASupervisorClusterIsGone(t *testing.T) {
 	}
 	stop()
 	w.awaitLeader("b/two", "b", "c")
-	eventually(t, "b says that a is away", func() bool { m := w.status("b", "a"); return !m.Reachable && m.Message != "" })
+	eventually(t, "b reports that a is unreachable", func() bool { m := w.status("b", "a"); return !m.Reachable && m.Message != "" })
 	w.offer("c", "late", "10.3.0.1")
 	w.leadsTo("b", "late", "10.3.0.1")
 	w.leadsTo("c", "late", "10.3.0.1")
@@ -337,7 +337,7 @@ func TestASupervisorClusterIsGone(t *testing.T) {
 	writes.take("while a was gone and came back", before, slices.Concat(w.came("late", "c", ids...), w.came("later", "c", ids...))...)
 }
 
-// away is how long a member is away: ten minutes, or in a test of every day longer than a Lease.
+// away is how long a member is silent: ten minutes, or in a daily test longer than a Lease.
 func away() time.Duration {
 	if os.Getenv("ISTHMUS_FULL_LENGTH") != "" {
 		return 10 * time.Minute
@@ -345,9 +345,9 @@ func away() time.Duration {
 	return 3 * time.Second
 }
 
-// TestAMemberIsAwayAndComesBackEmpty: while it is away what it said counts on and nothing is written elsewhere; it gets
-// what it missed. That all it offered is lost meanwhile is not believed before a person says so.
-func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
+// While a member is silent, its last known objects stay in effect and nothing is written elsewhere. When it is back it gets
+// what it missed. The loss of all its Services is held back until a person releases it.
+func TestMemberComesBackEmpty(t *testing.T) {
 	const many = 6
 	w := newTestbed(t)
 	w.supervise("a", "one")
@@ -363,7 +363,7 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	w.policyStates("a", allow, policies.Applied, nil)
 	writes, before := w.audit(), w.epochs()
 	w.gates["a c"].Shut()
-	eventually(t, "a says that c is away", func() bool { return !w.status("a", "c").Reachable })
+	eventually(t, "a reports that c is unreachable", func() bool { return !w.status("a", "c").Reachable })
 	w.policyStates("a", allow, policies.Applied, map[clusterset.ClusterID]policies.State{"c": policies.Unreachable})
 	w.offer("a", "late", "10.1.0.1")
 	for _, kind := range []client.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}} {
@@ -375,10 +375,10 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	w.gates["a c"].Open()
 	w.awaitEverywhere("late", "10.1.0.1")
 	w.policyStates("a", allow, policies.Applied, nil)
-	eventually(t, "what c lost is held", func() bool { return w.status("a", "c").Held == many })
-	writes.take("with c away, and back without what it offered", before,
+	eventually(t, "the withdrawals of c are held", func() bool { return w.status("a", "c").Held == many })
+	writes.take("with c silent, and back without its Services", before,
 		append(w.came("late", "a", ids...), "a EVENT MuchVanished of Federation federation",
-			"a TOLD NetworkPolicy allow", "a TOLD NetworkPolicy allow")...) // that c is away, and back
+			"a TOLD NetworkPolicy allow", "a TOLD NetworkPolicy allow")...) // c silent, and back
 
 	clusters := []bootstrap.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
 	released, err := bootstrap.Release(t.Context(), namespace, clusters, "c", time.Now())
@@ -391,10 +391,9 @@ func TestAMemberIsAwayAndComesBackEmpty(t *testing.T) {
 	eventually(t, "nothing is held", func() bool { return w.status("a", "c").Held == 0 })
 }
 
-// TestAMemberIsWiped: its API server lost everything, so it is another cluster that knows nobody. What it said last counts on,
-// nothing is written into it, nor is it made the member by the way; it is when a person says that the other one is gone,
-// and adds it.
-func TestAMemberIsWiped(t *testing.T) {
+// The API server of a member lost all data, so it is another cluster. Its last known objects stay in effect, and nothing is
+// written into it. It becomes the member only when a person removes the former cluster and adds it.
+func TestWipedMember(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -403,14 +402,14 @@ func TestAMemberIsWiped(t *testing.T) {
 	w.offer("a", "shop", "10.1.0.1")
 	w.awaitEverywhere("web", "10.3.0.1")
 	w.awaitEverywhere("shop", "10.1.0.1")
-	eventually(t, "it is known who c is", func() bool { return w.status("a", "c").ClusterUID != "" && w.status("b", "c").ClusterUID != "" })
+	eventually(t, "the uid of c is known", func() bool { return w.status("a", "c").ClusterUID != "" && w.status("b", "c").ClusterUID != "" })
 	was := w.status("a", "c").ClusterUID
 	writes, before := w.audit("a", "b"), w.epochs()
 
 	servers["c"].Wipe(t)
 	w.furnish("c")
 	for _, supervisor := range ids[:2] {
-		eventually(t, string(supervisor)+" says that c does not know it", func() bool {
+		eventually(t, string(supervisor)+" reports that c does not accept its token", func() bool {
 			m := w.status(supervisor, "c")
 			return !m.Reachable && strings.Contains(m.Message, "does not accept the token")
 		})
@@ -428,7 +427,7 @@ func TestAMemberIsWiped(t *testing.T) {
 	for _, kind := range audited {
 		for _, o := range w.list("c", kind).Items {
 			if isOurs(&o) || epochOf(&o) != "" {
-				t.Errorf("%s was written into what c is now", describe(&o))
+				t.Errorf("%s was written into the other cluster", describe(&o))
 			}
 		}
 	}
@@ -452,8 +451,8 @@ func TestAMemberIsWiped(t *testing.T) {
 	eventually(t, "another cluster is c", func() bool { uid := w.status("a", "c").ClusterUID; return uid != "" && uid != was })
 }
 
-// TestAMemberServiceChangesItsType: to external IPs, and then to what cannot be a member.
-func TestAMemberServiceChangesItsType(t *testing.T) {
+// A member Service gets external IPs, and then a type that cannot be federated.
+func TestMemberServiceChangesType(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -461,7 +460,7 @@ func TestAMemberServiceChangesItsType(t *testing.T) {
 	w.awaitEverywhere("web", "10.2.0.1")
 	w.offer("c", "web", "10.3.0.1")
 	w.awaitEverywhere("web", "10.2.0.1", "10.3.0.1")
-	eventually(t, "all is told", func() bool { return w.told("b", 1) && w.told("c", 1) })
+	eventually(t, "all owners are told", func() bool { return w.told("b", 1) && w.told("c", 1) })
 	writes, before := w.audit(), w.epochs()
 	change := func(spec string) {
 		t.Helper()
@@ -491,8 +490,8 @@ func TestAMemberServiceChangesItsType(t *testing.T) {
 	writes.take("as ExternalName", before, want...)
 }
 
-// TestANameIsTaken: somebody's own Service has the name of a federated one. It stays as it is, and everybody is told.
-func TestANameIsTaken(t *testing.T) {
+// A user's Service has the name of a federated one. It stays unchanged, and all owners are told.
+func TestTakenName(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -508,7 +507,7 @@ func TestANameIsTaken(t *testing.T) {
 		"b EVENT NameTaken of Service web", "c TOLD Service web", "c EVENT NameTaken of Service web")...)
 	now := &corev1.Service{}
 	if err := w.admin["b"].Get(t.Context(), client.ObjectKeyFromObject(own), now); err != nil || now.ResourceVersion != own.ResourceVersion {
-		t.Errorf("somebody's own Service was written: %+v (%v)", now, err)
+		t.Errorf("a user's Service was written: %+v (%v)", now, err)
 	}
 	if err := w.admin["b"].Delete(t.Context(), own); err != nil {
 		t.Fatal(err)
@@ -517,9 +516,9 @@ func TestANameIsTaken(t *testing.T) {
 	writes.take("when it is free", before, append(w.written(watch.Added, "web", "c", "b"), "c TOLD Service web", "c EVENT Federated of Service web")...)
 }
 
-// TestMembersComeAndGo: what a member offers goes when it leaves, everywhere but in itself, where nothing is written any
-// more; and comes again when it does.
-func TestMembersComeAndGo(t *testing.T) {
+// The Services of a leaving member are removed everywhere but in itself, where nothing more is written. They return when it
+// joins again.
+func TestMembersJoinAndLeave(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -549,8 +548,8 @@ func TestMembersComeAndGo(t *testing.T) {
 	writes.take("when c came back", before, w.written(watch.Added, "web", "c", "a", "b")...)
 }
 
-// TestAMemberIsReadSlowly: what a member offers is believed once all of it was read, whichever kind comes last.
-func TestAMemberIsReadSlowly(t *testing.T) {
+// The Services of a member take effect once all its kinds were read, whichever kind is last.
+func TestSlowlyReadMember(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.offer("c", "web", "10.3.0.1")
@@ -594,16 +593,16 @@ func TestAMemberIsReadSlowly(t *testing.T) {
 	w.leadsTo("a", "web", "10.3.0.1")
 }
 
-// TestAnotherClusterUnderTheSameID: a cluster that stands where a member was is not written into, nor believed, until a
-// person says that it is the member now; and one that has the id of another member never.
-func TestAnotherClusterUnderTheSameID(t *testing.T) {
+// A cluster that replaced a member is neither written into nor read until a person confirms that it is the member. A
+// cluster with the id of another member never is.
+func TestOtherClusterWithSameID(t *testing.T) {
 	w := newTestbed(t)
 	w.admit("a", "b")
 	claimed := &federationv1alpha1.ClusterClaim{}
 	if err := w.admin["b"].Delete(t.Context(), &federationv1alpha1.Federation{ObjectMeta: claim(federationv1alpha1.FederationName, "").ObjectMeta}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "b calls itself c", func() bool {
+	eventually(t, "b claims to be c", func() bool {
 		claimed = claim(federationv1alpha1.ClaimID, "c")
 		_ = w.admin["b"].Delete(t.Context(), claim(federationv1alpha1.ClaimID, ""))
 		return w.admin["b"].Create(t.Context(), claimed) == nil
@@ -634,7 +633,7 @@ func TestAnotherClusterUnderTheSameID(t *testing.T) {
 		c = *m
 		m.Server, m.Secret = b.Server, b.Secret
 	})
-	eventually(t, "a says that another cluster is in the place of c", func() bool {
+	eventually(t, "a reports another cluster in place of c", func() bool {
 		m := w.status("a", "c")
 		return !m.Reachable && strings.Contains(m.Message, "it is another cluster") && strings.Contains(m.Message, "clusterUID")
 	})
@@ -643,7 +642,7 @@ func TestAnotherClusterUnderTheSameID(t *testing.T) {
 		also.ClusterID = "d"
 		spec.Members = append(spec.Members, also)
 	})
-	eventually(t, "a says that d calls itself c", func() bool { return strings.Contains(w.status("a", "d").Message, "claims to be c, not d") })
+	eventually(t, "a reports that d claims to be c", func() bool { return strings.Contains(w.status("a", "d").Message, "claims to be c, not d") })
 	w.offer("a", "here", "10.1.0.1")
 	w.leadsTo("a", "here", "10.1.0.1")
 	writes.take("with others in the place of members", before, w.came("here", "a", "a")...)
@@ -658,8 +657,7 @@ func TestAnotherClusterUnderTheSameID(t *testing.T) {
 	w.leadsTo("a", "web") // which the new c does not offer
 }
 
-// admit lets a supervisor do in a cluster whatever it likes, until the test ends: what isthmusctl would let it do there, had
-// it made that cluster the member that it is going to be.
+// admit gives a supervisor all rights in a cluster until the test ends, as isthmusctl would for a member.
 func (w *testbed) admit(supervisor, id clusterset.ClusterID) {
 	w.t.Helper()
 	all := &rbacv1.ClusterRoleBinding{

@@ -31,6 +31,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/about"
 	federationv1alpha1 "github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/federation/engine"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/election"
 	"github.com/isthmus-net/isthmus/controlplane/federation/internal/fenced"
@@ -63,10 +64,10 @@ func init() {
 	}
 }
 
-// Scaled returns the default times, multiplied: a factor of 0.1 makes a federation ten times as fast, for drills.
+// Scaled returns the default times, multiplied by factor, for drills.
 func Scaled(factor float64) engine.Times {
-	f, d := timescale.Factor(factor), election.DefaultTimes
-	return engine.Times{Times: election.Times{Lease: f.Of(d.Lease), Renew: f.Of(d.Renew), Retry: f.Of(d.Retry)}, Probe: f.Of(5 * time.Second)}
+	scaled, d := timescale.Factor(factor).Of, election.DefaultTimes
+	return engine.Times{Times: election.Times{Lease: scaled(d.Lease), Renew: scaled(d.Renew), Retry: scaled(d.Retry)}, Probe: scaled(5 * time.Second)}
 }
 
 // Config describes the cluster and its process.
@@ -114,7 +115,7 @@ type Federation struct {
 	client client.WithWatch
 	leases coordinationv1client.CoordinationV1Interface
 	local  *objectcache.Cache
-	wake   chan struct{} // something in this cluster, or in a member, may have changed
+	wake   signal.Signal // something in this cluster, or in a member, may have changed
 
 	mu      sync.Mutex
 	engine  *engine.Engine
@@ -134,7 +135,7 @@ func New(cfg Config) (*Federation, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: make(chan struct{}, 1), released: withdrawal.Releases{}}
+	f := &Federation{cfg: cfg, unique: cfg.Pod + "_" + string(uuid.NewUUID()), wake: signal.New(), released: withdrawal.Releases{}}
 	var err error
 	if f.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -165,12 +166,7 @@ func trimSecret(o any) (any, error) {
 }
 
 // changed makes Run reconcile this cluster again.
-func (f *Federation) changed() {
-	select {
-	case f.wake <- struct{}{}:
-	default: // it is woken already
-	}
-}
+func (f *Federation) changed() { f.wake.Notify() }
 
 // Run works until ctx ends. The objects that it wrote stay, and it gives its Leases back.
 func (f *Federation) Run(ctx context.Context) error {
@@ -195,7 +191,7 @@ func (f *Federation) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-f.wake:
+		case <-f.wake.C():
 		}
 	}
 }

@@ -23,17 +23,17 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads/nova/novatest"
 )
 
-// TestAFederationLives goes through what happens to a federation of two supervisors and a child.
-func TestAFederationLives(t *testing.T) {
+// A federation of two supervisors and a child goes through leader changes, silence and new credentials.
+func TestFederationLifecycle(t *testing.T) {
 	w := newTestbed(t)
 	_, stopA := w.supervise("a", "one")
-	eventually(t, "a leads everybody", func() bool {
+	eventually(t, "a leads all members", func() bool {
 		return !slices.ContainsFunc(ids, func(id clusterset.ClusterID) bool { return w.status("a", id).Leader != "a/one" })
 	})
 	b, _ := w.supervise("b", "two")
 	w.offer("c", "web", "10.3.0.1", "10.3.0.2")
 	w.awaitEverywhere("web", "10.3.0.1", "10.3.0.2")
-	eventually(t, "b says so too", func() bool {
+	eventually(t, "b reports that too", func() bool {
 		m := w.status("b", "c")
 		return m.Reachable && m.Leader == "a/one" && m.Services == 1 && m.ClusterUID != ""
 	})
@@ -52,21 +52,21 @@ func TestAFederationLives(t *testing.T) {
 	}
 
 	property := &about.ClusterProperty{}
-	eventually(t, "the property says what the claim says", func() bool {
+	eventually(t, "the property has the value of the claim", func() bool {
 		return w.admin["a"].Get(t.Context(), client.ObjectKey{Name: about.ClusterID}, property) == nil && property.Spec.Value == "a"
 	})
 	property.Spec.Value = "x"
 	if err := w.admin["a"].Update(t.Context(), property); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a property that was made of a claim follows it", func() bool {
+	eventually(t, "a property that was created from a claim follows it", func() bool {
 		return w.admin["a"].Get(t.Context(), client.ObjectKey{Name: about.ClusterID}, property) == nil && property.Spec.Value == "a"
 	})
-	property.Labels, property.Spec.Value = nil, "x" // now it is somebody's own
+	property.Labels, property.Spec.Value = nil, "x" // now it is a user's
 	if err := w.admin["a"].Update(t.Context(), property); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the claim says that the property differs", func() bool {
+	eventually(t, "the claim reports that the property differs", func() bool {
 		id := claim(federationv1alpha1.ClaimID, "")
 		return w.admin["a"].Get(t.Context(), client.ObjectKeyFromObject(id), id) == nil &&
 			meta.IsStatusConditionFalse(id.Status.Conditions, federationv1alpha1.ConditionInStep) && id.Spec.Value == "a"
@@ -74,7 +74,7 @@ func TestAFederationLives(t *testing.T) {
 
 	epoch := w.status("b", "c").Epoch
 	stopA()
-	eventually(t, "b leads everybody, of a later epoch", func() bool {
+	eventually(t, "b leads all members in a later epoch", func() bool {
 		for _, m := range b.State().Members {
 			if !m.Leading || m.Epoch <= epoch {
 				return false
@@ -97,14 +97,14 @@ func TestAFederationLives(t *testing.T) {
 	bad := good.DeepCopy()
 	bad.Data[federationv1alpha1.SecretToken] = []byte("expired")
 	w.update("b", bad)
-	eventually(t, "b says that the token is no good", func() bool {
+	eventually(t, "b reports a refused token", func() bool {
 		m := w.status("b", "c")
 		return !m.Reachable && strings.Contains(m.Message, "token")
 	})
 	if err := w.admin["b"].Delete(t.Context(), bad); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "b says that the Secret is missing", func() bool { return strings.Contains(w.status("b", "c").Message, "does not exist") })
+	eventually(t, "b reports the missing Secret", func() bool { return strings.Contains(w.status("b", "c").Message, "does not exist") })
 	writes.take("without credentials", led)
 	w.create("b", good)
 	eventually(t, "b reaches c with the new token", func() bool { return w.status("b", "c").Reachable })
@@ -113,9 +113,9 @@ func TestAFederationLives(t *testing.T) {
 	unchanged("credentials came back")
 }
 
-// TestAServiceOfTwoFamilies: a cluster offers IPv4 and another one IPv6 addresses of one federated Service, which leads to
-// both in all clusters.
-func TestAServiceOfTwoFamilies(t *testing.T) {
+// One cluster offers IPv4 addresses of a federated Service and another one IPv6 addresses. The Service leads to both in all
+// clusters.
+func TestDualStackService(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -147,9 +147,9 @@ func TestAServiceOfTwoFamilies(t *testing.T) {
 	writes.take("for the second family", before, want...)
 }
 
-// TestAServerIsFederated: a server that Nova has asks for a Service of its cluster by its metadata, and for a federated one,
-// which leads to it in all clusters: made with the server, not ready while it is stopped, removed with it.
-func TestAServerIsFederated(t *testing.T) {
+// A Nova server asks for a Service of its cluster and for a federated one by its metadata. The federated Service leads to
+// it in all clusters: its endpoint comes with the server, is not ready while the server is stopped, and goes with it.
+func TestFederatedCloudServer(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -192,7 +192,7 @@ func TestAServerIsFederated(t *testing.T) {
 		}
 		return len(all.Items) != 1 || len(all.Items[0].Endpoints) != 1 || *all.Items[0].Endpoints[0].Conditions.Ready
 	}
-	eventually(t, "a server that is stopped is not ready", func() bool { return !slices.ContainsFunc(ids, ready) })
+	eventually(t, "a stopped server is not ready", func() bool { return !slices.ContainsFunc(ids, ready) })
 	writes.take("for a server that is stopped", before, "a MODIFIED EndpointSlice shop of c", "b MODIFIED EndpointSlice shop of c", "c MODIFIED EndpointSlice shop of c")
 
 	cloud.Remove(server)
@@ -200,7 +200,7 @@ func TestAServerIsFederated(t *testing.T) {
 	writes.take("for a server that is gone", before, w.written(watch.Deleted, "shop", "c", ids...)...)
 }
 
-// update writes a Secret of a supervisor anew.
+// update writes a supervisor's Secret.
 func (w *testbed) update(id clusterset.ClusterID, secret *corev1.Secret) {
 	w.t.Helper()
 	if err := w.admin[id].Update(w.t.Context(), secret); err != nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/bootstrap"
 )
 
-// TestWhatIsHeldIsToldByWhoeverWritesIt: a leads all members, and so learns alone what vanishes; b, which leads nobody, says so
-// too, by its status, a condition and events, and release says it of both.
-func TestWhatIsHeldIsToldByWhoeverWritesIt(t *testing.T) {
+// Supervisor a leads all members, so it alone notices withdrawals. Supervisor b leads none and reports the same holds, by
+// its status, a condition and events. A release reaches both.
+func TestHoldsReachAllSupervisors(t *testing.T) {
 	const many = 6
 	w := newTestbed(t)
 	w.supervise("a", "one")
@@ -58,7 +58,7 @@ func TestWhatIsHeldIsToldByWhoeverWritesIt(t *testing.T) {
 		return w.status(id, "c").Held == held && event && (held > 0) == meta.IsStatusConditionTrue(f.Status.Conditions, federationv1alpha1.ConditionHolding)
 	}
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
-		eventually(t, fmt.Sprintf("%s says what is held", id), func() bool { return says(id, many, "MuchVanished") })
+		eventually(t, fmt.Sprintf("%s reports the holds", id), func() bool { return says(id, many, "MuchVanished") })
 	}
 	clusters := []bootstrap.Cluster{{ID: "a", Supervisor: true, Client: w.admin["a"]}, {ID: "b", Supervisor: true, Client: w.admin["b"]}}
 	released, err := bootstrap.Release(t.Context(), namespace, clusters, "c", time.Now())
@@ -69,6 +69,6 @@ func TestWhatIsHeldIsToldByWhoeverWritesIt(t *testing.T) {
 		w.awaitEverywhere(fmt.Sprint("web-", i))
 	}
 	for _, id := range []clusterset.ClusterID{"a", "b"} {
-		eventually(t, fmt.Sprintf("%s says that nothing is held", id), func() bool { return says(id, 0, "HoldEnded") })
+		eventually(t, fmt.Sprintf("%s reports no more holds", id), func() bool { return says(id, 0, "HoldEnded") })
 	}
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 )
 
-// federatedPolicy returns an object of a kind that asks to be replicated, and says what it is about.
+// federatedPolicy returns an object of a kind that asks to be replicated.
 func federatedPolicy(kind schema.GroupVersionKind, namespace, name string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(kind)
@@ -46,8 +46,8 @@ func clusterPolicy(name string) *unstructured.Unstructured {
 	return federatedPolicy(schema.GroupVersionKind{Group: "crd.antrea.io", Version: "v1beta1", Kind: "ClusterNetworkPolicy"}, "", name)
 }
 
-// policyStates waits until a policy's status says of all other members that it is in a state there, and of those in except
-// that it is in another one.
+// policyStates waits until a policy's status has the state want for all other members, and the states of except for those
+// in it.
 func (w *testbed) policyStates(id clusterset.ClusterID, o *unstructured.Unstructured, want policies.State, except map[clusterset.ClusterID]policies.State) {
 	w.t.Helper()
 	eventually(w.t, fmt.Sprintf("%s %s is %s, but for %v", o.GetKind(), o.GetName(), want, except), func() bool {
@@ -69,7 +69,7 @@ func (w *testbed) policyStates(id clusterset.ClusterID, o *unstructured.Unstruct
 	})
 }
 
-// copies is what is done to copies of a policy in members.
+// copies returns the writes to copies of a policy in members.
 func copies(verb watch.EventType, o *unstructured.Unstructured, in ...clusterset.ClusterID) []string {
 	var want []string
 	for _, id := range in {
@@ -78,9 +78,9 @@ func copies(verb watch.EventType, o *unstructured.Unstructured, in ...clusterset
 	return want
 }
 
-// TestPoliciesTravel: policies that people federate are made, changed and removed in all other members, once each, by
-// leaders with the rights that they are given.
-func TestPoliciesTravel(t *testing.T) {
+// Replicated policies are created, changed and deleted in all other members, once each, by leaders with the rights of a
+// real installation.
+func TestReplicatedPolicies(t *testing.T) {
 	w := newTestbed(t)
 	w.supervise("a", "one")
 	w.awaitLeader("a/one")
@@ -106,7 +106,7 @@ func TestPoliciesTravel(t *testing.T) {
 	}
 	for _, o := range []*unstructured.Unstructured{allow, edge} {
 		for _, id := range ids[:2] {
-			eventually(t, "the copy says the same in "+string(id), func() bool {
+			eventually(t, "the copy has the same content in "+string(id), func() bool {
 				have := o.DeepCopy()
 				err := w.admin[id].Get(t.Context(), client.ObjectKeyFromObject(o), have)
 				return err == nil && reflect.DeepEqual(have.Object["spec"], o.Object["spec"])
@@ -123,9 +123,9 @@ func TestPoliciesTravel(t *testing.T) {
 	writes.take("for removed policies", before, everywhere(watch.Deleted)...)
 }
 
-// TestAMemberRefusesAPolicy: what a member's webhook refuses is in the other ones, is told once, and gets there when it is
-// allowed.
-func TestAMemberRefusesAPolicy(t *testing.T) {
+// A policy that a member's webhook refuses reaches the other members. The refusal is reported once, and the policy follows
+// when the webhook accepts it.
+func TestRefusedPolicy(t *testing.T) {
 	w := newTestbed(t)
 	w.refuses = true
 	w.supervise("a", "one")
@@ -141,8 +141,8 @@ func TestAMemberRefusesAPolicy(t *testing.T) {
 	writes.take("with one that allows", before, append(copies(watch.Added, o, "c"), "c DELETED ConfigMap of allow")...)
 }
 
-// refuseAll gives a member a webhook that refuses all NetworkPolicies, until the returned function is called, or the test
-// ends.
+// refuseAll installs a webhook in a member that refuses all NetworkPolicies, until the returned function is called or the
+// test ends.
 func (w *testbed) refuseAll(id clusterset.ClusterID) (allow func()) {
 	w.t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {

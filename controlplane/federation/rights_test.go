@@ -14,7 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/federation/policies"
 )
 
-// rights gives a supervisor rights in a member instead of those that it has.
+// rights replaces the rights of a supervisor in a member.
 func (w *testbed) rights(supervisor, member string, rules ...rbacv1.PolicyRule) {
 	w.t.Helper()
 	c, account := w.admin[ids[strings.Index("abc", member)]], "federation-"+supervisor
@@ -37,9 +37,9 @@ func (w *testbed) rights(supervisor, member string, rules ...rbacv1.PolicyRule) 
 	})
 }
 
-// TestARightIsMissing: a leader may not read kinds of policies. What has nothing to do with them goes on, policies of other
-// kinds, too; the Federation says what is missing, and policies follow when it is there.
-func TestARightIsMissing(t *testing.T) {
+// A leader may not read some kinds of policies. Everything else goes on, including policies of other kinds. The Federation
+// names the missing right, and the policies follow when it is there.
+func TestMissingRight(t *testing.T) {
 	w := newTestbed(t)
 	everything := func(group string, resources ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: []string{"*"}}
@@ -53,7 +53,7 @@ func TestARightIsMissing(t *testing.T) {
 	w.awaitLeader("a/one")
 	w.offer("a", "web", "10.1.0.1")
 	w.leadsTo("c", "web", "10.1.0.1")
-	eventually(t, "a says what is missing", func() bool {
+	eventually(t, "a reports the missing right", func() bool {
 		m := w.status("a", "c")
 		return m.Reachable && m.Leader != "" && strings.Contains(m.Message, "NetworkPolicy of networking.k8s.io/v1") && strings.Contains(m.Message, "federation create")
 	})

@@ -14,16 +14,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// spawnedPod is the variable by which this program is a supervisor's process and nothing else.
+// spawnedPod is the environment variable that turns this program into a supervisor process.
 const spawnedPod = "ISTHMUS_TEST_SUPERVISOR"
 
-// local is what a spawned process reads from its standard input: an administrator's way to its own API server.
+// local is the standard input of a spawned process: the configuration of an administrator of its own API server.
 type local struct {
 	Host          string
 	CA, Cert, Key []byte
 }
 
-// spawn runs a supervisor in a process of its own, and returns what kills it. It ends with the test at the latest.
+// spawn runs a supervisor as a separate process and returns a function that kills it. It ends with the test at the latest.
 func (w *testbed) spawn(id clusterset.ClusterID, pod string) (kill func()) {
 	w.t.Helper()
 	program, err := os.Executable()
@@ -52,7 +52,7 @@ func (w *testbed) spawn(id clusterset.ClusterID, pod string) (kill func()) {
 	return kill
 }
 
-// spawned is a supervisor's process. It ends with the test at the latest, when its standard input does.
+// spawned runs the supervisor process until its standard input ends.
 func spawned(pod string) {
 	var c local
 	if err := json.NewDecoder(os.Stdin).Decode(&c); err != nil {

@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 	os.Exit(apitest.Run(m, servers["a"], servers["b"], servers["c"]))
 }
 
-// world is a federation over the API servers of this package.
+// testbed is a federation over the API servers of this package.
 type testbed struct {
 	t       *testing.T
 	admin   map[clusterset.ClusterID]client.WithWatch
@@ -72,7 +72,7 @@ type testbed struct {
 	refuses bool                     // a member refuses something, which is tried for ever
 }
 
-// antrea is the kind ClusterNetworkPolicy as far as tests need it: a policy that is of no namespace.
+// antrea is the kind ClusterNetworkPolicy, reduced to the fields that tests need. It is cluster-scoped.
 const antrea = `
 metadata: {name: clusternetworkpolicies.crd.antrea.io}
 spec:
@@ -86,8 +86,8 @@ spec:
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
 `
 
-// newTestbed makes a, b and c a federation, as isthmusctl does: accounts have the rights that it gives them. Between
-// supervisors and members are gates. It ends with the test.
+// newTestbed forms a federation of a, b and c as isthmusctl does, with real accounts and rights. Between supervisors and
+// members are gates. The federation ends with the test.
 func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	scheme, err := membership.NewScheme()
@@ -119,7 +119,7 @@ func newTestbed(t *testing.T) *testbed {
 	return w
 }
 
-// furnish gives a cluster what people have in it.
+// furnish creates what users have in a cluster.
 func (w *testbed) furnish(id clusterset.ClusterID) {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
@@ -132,7 +132,7 @@ func (w *testbed) furnish(id clusterset.ClusterID) {
 	w.create(id, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: demo}})
 }
 
-// clusters are members as an administrator reaches them.
+// clusters returns members as an administrator reaches them.
 func (w *testbed) clusters(of ...clusterset.ClusterID) []bootstrap.Cluster {
 	w.t.Helper()
 	var all []bootstrap.Cluster
@@ -143,7 +143,7 @@ func (w *testbed) clusters(of ...clusterset.ClusterID) []bootstrap.Cluster {
 	return all
 }
 
-// form makes clusters a federation, or takes them into the one that is there, by isthmusctl federation create.
+// form makes clusters a federation, or adds them to it, like isthmusctl federation create.
 func (w *testbed) form(clusters ...bootstrap.Cluster) error {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -157,7 +157,7 @@ func (w *testbed) form(clusters ...bootstrap.Cluster) error {
 	return errors.Join(err, issuing.Wait())
 }
 
-// switchOnVIPs makes federated Services have ClusterSetIPs.
+// switchOnVIPs enables ClusterSetIPs.
 func (w *testbed) switchOnVIPs() {
 	w.t.Helper()
 	w.vips = true
@@ -168,7 +168,7 @@ func (w *testbed) switchOnVIPs() {
 	}
 }
 
-// end removes what a federation has in its clusters, and what people have.
+// end deletes the objects of the federation and of users in its clusters.
 func (w *testbed) end() {
 	ctx := context.Background()
 	for _, id := range ids {
@@ -193,7 +193,7 @@ func (w *testbed) end() {
 	}
 }
 
-// claim is a ClusterClaim, all of whose names here are in lower case.
+// claim returns a ClusterClaim. All names here are in lower case.
 func claim(name, value string) *federationv1alpha1.ClusterClaim {
 	return &federationv1alpha1.ClusterClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: federationv1alpha1.ClusterClaimSpec{Name: name, Value: value}}
 }
@@ -205,7 +205,7 @@ func (w *testbed) create(id clusterset.ClusterID, obj client.Object) {
 	}
 }
 
-// secret returns what a supervisor has for a member, as it can be written anew.
+// secret returns a supervisor's Secret for a member, ready to be written.
 func (w *testbed) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 	w.t.Helper()
 	have := &corev1.Secret{}
@@ -215,7 +215,7 @@ func (w *testbed) secret(supervisor, id clusterset.ClusterID) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: have.Namespace, Name: have.Name}, Data: have.Data}
 }
 
-// supervise runs a supervisor's process until the returned function is called, or the test ends.
+// supervise runs a supervisor process until the returned function is called or the test ends.
 func (w *testbed) supervise(id clusterset.ClusterID, pod string) (*federation.Federation, func()) {
 	w.t.Helper()
 	log := w.log(id)
@@ -226,7 +226,7 @@ func (w *testbed) supervise(id clusterset.ClusterID, pod string) (*federation.Fe
 	return f, w.run(f)
 }
 
-// log is for the process of a cluster.
+// log returns the log of a process.
 func (*testbed) log(id clusterset.ClusterID) *slog.Logger {
 	if testing.Verbose() {
 		return slog.New(slog.NewTextHandler(os.Stderr, nil)).With("process", id)
@@ -234,7 +234,7 @@ func (*testbed) log(id clusterset.ClusterID) *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-// run runs a process until the returned function is called, or the test ends.
+// run runs a process until the returned function is called or the test ends.
 func (w *testbed) run(f *federation.Federation) (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var running sync.WaitGroup
@@ -248,7 +248,7 @@ func (w *testbed) run(f *federation.Federation) (stop func()) {
 	return stop
 }
 
-// newFederation is the federation's part of a process.
+// newFederation returns the federation of a process.
 func newFederation(local *rest.Config, pod string, log *slog.Logger) (*federation.Federation, error) {
 	return federation.New(configOf(local, pod, log))
 }
@@ -260,8 +260,8 @@ func configOf(local *rest.Config, pod string, log *slog.Logger) federation.Confi
 	}
 }
 
-// offer makes a Service of a member one of the global federated Service name, with endpoints of one family, which are
-// there first, so that all of it comes at once.
+// offer creates a Service that is a member of the global federated Service name, with endpoints of one family. The
+// endpoints come first, so that everything becomes visible at once.
 func (w *testbed) offer(id clusterset.ClusterID, name string, addresses ...string) {
 	w.t.Helper()
 	slice := &discoveryv1.EndpointSlice{
@@ -283,13 +283,13 @@ func (w *testbed) offer(id clusterset.ClusterID, name string, addresses ...strin
 	w.create(id, svc)
 }
 
-// decline makes a Service of a member one of no federated Service any more, as its owner does.
+// decline removes the annotation of a member Service, as its owner does.
 func (w *testbed) decline(id clusterset.ClusterID, name string) {
 	w.t.Helper()
 	w.annotate(id, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: demo, Name: name}}, federationv1alpha1.AnnotationGlobalService, nil)
 }
 
-// annotate writes an annotation, as its owner does; nil takes it away.
+// annotate writes an annotation, as its owner does; nil removes it.
 func (w *testbed) annotate(id clusterset.ClusterID, obj client.Object, key string, value *string) {
 	w.t.Helper()
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{key: value}}})
@@ -301,7 +301,7 @@ func (w *testbed) annotate(id clusterset.ClusterID, obj client.Object, key strin
 	}
 }
 
-// federated returns what stands in a member for a federated Service: the addresses, and each object's name with its
+// federated returns the objects of a federated Service in a member: the addresses, and each object's name with its
 // resourceVersion.
 func (w *testbed) federated(id clusterset.ClusterID, name string) (addresses, versions []string) {
 	w.t.Helper()
@@ -338,7 +338,7 @@ func (w *testbed) awaitEverywhere(name string, addresses ...string) {
 	})
 }
 
-// status returns what the Federation of a supervisor says of a member.
+// status returns the status of a member in a supervisor's Federation.
 func (w *testbed) status(supervisor, id clusterset.ClusterID) federationv1alpha1.MemberStatus {
 	w.t.Helper()
 	f := &federationv1alpha1.Federation{}
@@ -353,7 +353,7 @@ func (w *testbed) status(supervisor, id clusterset.ClusterID) federationv1alpha1
 	return federationv1alpha1.MemberStatus{}
 }
 
-// eventually waits until done is true.
+// eventually waits until done returns true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -21,18 +21,18 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// annotationCarried lists on a Service the annotations that its machines gave it, which go with them; others are people's.
+// annotationCarried lists the annotations of a Service that come from its machines and go with them. Others are a user's.
 const annotationCarried = "federation.isthmus.dev/from-machines"
 
-// errTaken is of a name that a Service of somebody's own has.
+// errTaken is returned when a user's Service has the name.
 var errTaken = errors.New("the name is taken")
 
-// apply makes a Service and its slices be as o says. fault is why that cannot be, for people.
-func (c *Controller) apply(ctx context.Context, o offer, have stands, unread map[string]bool) (fault string, err error) {
+// apply creates or updates a Service and its slices. fault is a reason for users why that is impossible.
+func (c *Controller) apply(ctx context.Context, o offer, have observedService, unread map[string]bool) (fault string, err error) {
 	svc, err := c.applyService(ctx, o, have.service)
 	switch {
 	case errors.Is(err, errTaken):
-		const text = "service %s is not one of machines, and stays as it is; rename one of them"
+		const text = "service %s is not one of machines and stays unchanged; rename one of them"
 		return fmt.Sprintf(text, o.name), c.removeSlices(ctx, have, unread)
 	case apierrors.IsNotFound(err):
 		return fmt.Sprintf("there is no namespace %s; create it", o.name.Namespace), nil
@@ -50,12 +50,12 @@ func (c *Controller) apply(ctx context.Context, o offer, have stands, unread map
 		}
 		delete(old, es.Name)
 	}
-	return "", c.removeSlices(ctx, stands{slices: slices.Collect(maps.Values(old))}, unread)
+	return "", c.removeSlices(ctx, observedService{slices: slices.Collect(maps.Values(old))}, unread)
 }
 
-// applyService makes a Service be as o says, and returns it as it is then.
+// applyService creates or updates the Service of an offer, and returns it as stored.
 func (c *Controller) applyService(ctx context.Context, o offer, have *corev1.Service) (*corev1.Service, error) {
-	if have == nil { // or it was made a moment ago, and has not been seen yet
+	if have == nil { // or it was created a moment ago and is not in the cache yet
 		svc := &corev1.Service{}
 		err := c.client.Get(ctx, client.ObjectKey(o.name), svc)
 		if apierrors.IsNotFound(err) {
@@ -65,14 +65,14 @@ func (c *Controller) applyService(ctx context.Context, o offer, have *corev1.Ser
 			if err := c.client.Create(ctx, svc); err != nil {
 				return nil, err
 			}
-			c.cfg.Log.Info("a Service of machines made", "namespace", svc.Namespace, "service", svc.Name)
+			c.cfg.Log.Info("a Service of machines created", "namespace", svc.Namespace, "service", svc.Name)
 			return svc, nil
 		}
 		if err != nil {
 			return nil, err
 		}
 		if svc.Labels[isthmus.LabelManagedBy] != v1alpha1.ManagedByMachines {
-			if err := c.tellOwner(ctx, svc); err != nil {
+			if err := c.warnOwner(ctx, svc); err != nil {
 				return nil, err
 			}
 			return nil, errTaken
@@ -90,26 +90,26 @@ func (c *Controller) applyService(ctx context.Context, o offer, have *corev1.Ser
 	return svc, nil
 }
 
-// tellOwner tells a Service that machines ask for its name, once while the event is there.
-func (c *Controller) tellOwner(ctx context.Context, svc *corev1.Service) error {
-	if c.owners[svc.UID] {
+// warnOwner records an event on a Service that machines ask for its name, once for as long as the event exists.
+func (c *Controller) warnOwner(ctx context.Context, svc *corev1.Service) error {
+	if c.warned[svc.UID] {
 		return nil
 	}
 	err := c.client.Create(ctx, &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: fmt.Sprintf("%s.machines-%s", svc.Name, svc.UID)},
 		Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID},
 		Type:       corev1.EventTypeWarning, Reason: "NameTaken", Action: "OfferMachines",
-		Note:      "machines outside of the cluster ask to stand behind a service of this name, which stays as it is; rename one of them",
+		Note:      "machines outside of the cluster ask for a service of this name; this service stays unchanged; rename one of them",
 		EventTime: metav1.NowMicro(), ReportingController: v1alpha1.ManagedByMachines, ReportingInstance: name,
 	})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("tell service %s/%s that its name is asked for: %w", svc.Namespace, svc.Name, err)
+		return fmt.Errorf("write an event on service %s/%s that its name is wanted: %w", svc.Namespace, svc.Name, err)
 	}
-	c.owners[svc.UID] = true
+	c.warned[svc.UID] = true
 	return nil
 }
 
-// shape gives svc all that o says of it, and leaves the rest, which the API server or people added, as it is.
+// shape sets the fields of svc that o defines, and leaves the fields that the API server or users added.
 func (o offer) shape(svc *corev1.Service) {
 	metav1.SetMetaDataLabel(&svc.ObjectMeta, isthmus.LabelManagedBy, v1alpha1.ManagedByMachines)
 	for key := range strings.SplitSeq(svc.Annotations[annotationCarried], ",") {
@@ -127,14 +127,14 @@ func (o offer) shape(svc *corev1.Service) {
 	}
 }
 
-// applySlice makes a slice be as want.
+// applySlice creates or updates a slice.
 func (c *Controller) applySlice(ctx context.Context, want, have *discoveryv1.EndpointSlice) error {
 	if have == nil {
 		err := c.client.Create(ctx, want)
 		if !apierrors.IsAlreadyExists(err) {
 			return err
 		}
-		have = &discoveryv1.EndpointSlice{} // made a moment ago, and not seen yet
+		have = &discoveryv1.EndpointSlice{} // created a moment ago and not in the cache yet
 		if err := c.client.Get(ctx, client.ObjectKeyFromObject(want), have); err != nil {
 			return err
 		}
@@ -147,20 +147,20 @@ func (c *Controller) applySlice(ctx context.Context, want, have *discoveryv1.End
 	return c.client.Update(ctx, es)
 }
 
-// remove deletes a Service behind which no machine stands any more. While a cloud is unread one of its servers may, which
-// had no address.
-func (c *Controller) remove(ctx context.Context, name clusterset.ServiceName, have stands, unread map[string]bool) error {
+// remove deletes a Service without machines. It stays while a cloud is unread, because a server without an address may
+// belong to it.
+func (c *Controller) remove(ctx context.Context, name clusterset.ServiceName, have observedService, unread map[string]bool) error {
 	if have.service != nil && len(unread) == 0 {
 		if err := c.delete(ctx, have.service); err != nil {
 			return fmt.Errorf("delete service %s: %w", name, err)
 		}
-		c.cfg.Log.Info("a Service of machines removed", "namespace", name.Namespace, "service", name.Name)
+		c.cfg.Log.Info("a Service of machines deleted", "namespace", name.Namespace, "service", name.Name)
 	}
 	return c.removeSlices(ctx, have, unread)
 }
 
-// removeSlices deletes slices, but for those of unread clouds.
-func (c *Controller) removeSlices(ctx context.Context, have stands, unread map[string]bool) error {
+// removeSlices deletes slices, except for those of unread clouds.
+func (c *Controller) removeSlices(ctx context.Context, have observedService, unread map[string]bool) error {
 	for _, es := range have.slices {
 		if unread[es.Labels[labelCloud]] {
 			continue
@@ -172,7 +172,7 @@ func (c *Controller) removeSlices(ctx context.Context, have stands, unread map[s
 	return nil
 }
 
-// delete deletes o if it still is what was read. One that went meanwhile is no error.
+// delete deletes o if it is still the object that was read. An object that is already gone is not an error.
 func (c *Controller) delete(ctx context.Context, o client.Object) error {
 	uid, version := o.GetUID(), o.GetResourceVersion()
 	return client.IgnoreNotFound(c.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}))

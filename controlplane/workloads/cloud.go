@@ -9,8 +9,8 @@ import (
 
 // Cloud lists the servers of one project.
 type Cloud interface {
-	// Servers returns all servers of the project that there are. It is called by one goroutine at a time, and again
-	// after an error, with which nothing is known anew.
+	// Servers returns all servers of the project. It is not called concurrently. After an error the last result stays in
+	// effect, and it is called again.
 	Servers(ctx context.Context) ([]Server, error)
 }
 
@@ -18,29 +18,29 @@ type Cloud interface {
 type Server struct {
 	ID, Name string
 	Created  time.Time
-	// Running says whether it takes new connections, as far as the cloud knows.
+	// Running reports whether the cloud expects it to accept new connections.
 	Running bool
-	// Addrs are where others reach it, of each family one at most; none while it has none.
+	// Addrs are the addresses at which others reach it, at most one of each family.
 	Addrs []netip.Addr
-	// Labels are its metadata and its tags, those of the form KEY=VALUE, with a slash where they have a colon.
+	// Labels are its metadata, and its tags of the form KEY=VALUE, with slashes in place of colons.
 	Labels map[string]string
 }
 
-// follower asks one cloud again and again, and remembers what it said last.
-type follower struct {
+// cloudPoller lists the servers of one cloud periodically, and keeps the last result.
+type cloudPoller struct {
 	settings CloudSettings
 	cloud    Cloud
 	changed  func()
 
 	mu    sync.Mutex
-	read  bool // it has answered once
+	read  bool // the cloud has answered once
 	err   error
-	lasts []Server
-	good  map[string]machine // what each server was when it last made sense, by id
+	last  []Server
+	valid map[string]machine // the last valid machine of each server, by id
 }
 
-// run asks until ctx ends.
-func (f *follower) run(ctx context.Context) {
+// run lists servers until ctx ends.
+func (f *cloudPoller) run(ctx context.Context) {
 	tick := time.NewTicker(f.settings.Interval.Duration)
 	defer tick.Stop()
 	for {
@@ -50,7 +50,7 @@ func (f *follower) run(ctx context.Context) {
 		}
 		f.mu.Lock()
 		if f.err = err; err == nil {
-			f.read, f.lasts = true, servers
+			f.read, f.last = true, servers
 		}
 		f.mu.Unlock()
 		f.changed()
@@ -62,14 +62,14 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// machines returns those that the cloud listed last, and what is wrong with some. One whose labels make no sense any
-// more serves what it served before. ok is false while the cloud has never answered.
-func (f *follower) machines() (all []machine, wrong []problem, ok bool) {
+// machines returns the machines of the servers in the last list, and the problems of some. A server whose labels became
+// invalid keeps the Service that it had. ok is false until the cloud has answered.
+func (f *cloudPoller) machines() (all []machine, wrong []problem, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	before := f.good
-	f.good = map[string]machine{}
-	for _, s := range f.lasts {
+	before := f.valid
+	f.valid = map[string]machine{}
+	for _, s := range f.last {
 		m, asks, err := ofServer(s, f.settings)
 		if !asks {
 			continue
@@ -83,21 +83,21 @@ func (f *follower) machines() (all []machine, wrong []problem, ok bool) {
 			was.addrs, was.ready = m.addrs, m.ready
 			m = was
 		}
-		f.good[s.ID] = m
+		f.valid[s.ID] = m
 		all = append(all, m)
 	}
 	return all, wrong, f.read
 }
 
-// CloudState is how a cloud looks.
+// CloudState is the state of a cloud.
 type CloudState struct {
 	Name    string
-	Servers int   // that stand behind Services
-	Err     error // why it was not read when it was last asked; what it said before counts on
+	Servers int   // that serve Services
+	Err     error // of the last request; the result before it stays in effect
 }
 
-func (f *follower) state() CloudState {
+func (f *cloudPoller) state() CloudState {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return CloudState{Name: f.settings.Name, Servers: len(f.good), Err: f.err}
+	return CloudState{Name: f.settings.Name, Servers: len(f.valid), Err: f.err}
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// machine is a computer outside of the cluster, and the Service that it stands behind.
+// machine is a machine outside of the cluster and the Service that it serves.
 type machine struct {
-	cloud       string // "" of an ExternalWorkload
+	cloud       string // "" for an ExternalWorkload
 	name        string
-	id          string // tells it from all others of its cloud, or of its namespace
+	id          string // unique in its cloud, or in the cluster for an ExternalWorkload
 	since       time.Time
 	service     clusterset.ServiceName
 	ports       []port
-	addrs       []netip.Addr // of each family one at most; none while it has none
+	addrs       []netip.Addr // at most one of each family
 	ready       bool
 	annotations map[string]string // for its Service
 }
@@ -41,14 +41,14 @@ func (m machine) compare(o machine) int {
 	return cmp.Or(m.since.Compare(o.since), strings.Compare(m.cloud, o.cloud), strings.Compare(m.id, o.id))
 }
 
-// carried are the annotations that a machine may give its Service: they make it a member of a federated one.
+// carried are the annotations that a machine may pass to its Service. They make it a member of a federated one.
 var carried = []string{
 	v1alpha1.AnnotationGlobalService, v1alpha1.AnnotationGlobalServiceAntreaTanzu, v1alpha1.AnnotationGlobalServiceAntrea,
 	v1alpha1.AnnotationService, v1alpha1.AnnotationServiceAntreaTanzu, v1alpha1.AnnotationServiceAntrea,
 	v1alpha1.AnnotationAskHostname,
 }
 
-// carry returns those of labels that a Service gets.
+// carry returns the labels that a Service gets as annotations.
 func carry(labels map[string]string) map[string]string {
 	all := map[string]string{}
 	for _, key := range carried {
@@ -59,7 +59,7 @@ func carry(labels map[string]string) map[string]string {
 	return all
 }
 
-// ofWorkload returns the machine that an ExternalWorkload describes. The API server has checked it.
+// ofWorkload returns the machine of an ExternalWorkload, which the API server has validated.
 func ofWorkload(w *v1alpha1.ExternalWorkload) machine {
 	m := machine{
 		name: w.Name, id: w.Namespace + "/" + w.Name, since: w.CreationTimestamp.Time, annotations: carry(w.Annotations),
@@ -77,8 +77,8 @@ func ofWorkload(w *v1alpha1.ExternalWorkload) machine {
 	return m
 }
 
-// ofServer returns the machine that a server of a cloud is, ok is false of one that asks for no Service. The error is for
-// its owner.
+// ofServer returns the machine of a cloud server. ok is false if the server asks for no Service. The error is for the owner
+// of the server.
 func ofServer(s Server, c CloudSettings) (m machine, ok bool, err error) {
 	name, ok := either(s.Labels, v1alpha1.MachineService, v1alpha1.MachineServiceAntrea)
 	if !ok {
@@ -87,11 +87,11 @@ func ofServer(s Server, c CloudSettings) (m machine, ok bool, err error) {
 	m = machine{cloud: c.Name, name: s.Name, id: s.ID, since: s.Created, addrs: s.Addrs, ready: s.Running, annotations: carry(s.Labels)}
 	m.service = clusterset.ServiceName{Namespace: c.Namespace, Name: cmp.Or(name, labelOf(s))}
 	if faults := validation.IsDNS1035Label(m.service.Name); len(faults) > 0 {
-		return m, true, fmt.Errorf("%s: %q cannot name a Service (%s); write one such as web", v1alpha1.MachineServiceAntrea, m.service.Name, strings.Join(faults, ", "))
+		return m, true, fmt.Errorf("%s: %q cannot name a Service (%s); write a name such as web", v1alpha1.MachineServiceAntrea, m.service.Name, strings.Join(faults, ", "))
 	}
 	if namespace, _ := either(s.Labels, v1alpha1.MachineNamespace, v1alpha1.MachineNamespaceAntrea); namespace != "" && namespace != c.Namespace {
 		if !slices.Contains(c.Namespaces, namespace) {
-			return m, true, fmt.Errorf("%s: servers of cloud %s may not choose namespace %q; choose another, or let the cloud's namespaces have it", v1alpha1.MachineNamespaceAntrea, c.Name, namespace)
+			return m, true, fmt.Errorf("%s: servers of cloud %s may not choose namespace %q; choose another, or add it to the namespaces of the cloud", v1alpha1.MachineNamespaceAntrea, c.Name, namespace)
 		}
 		m.service.Namespace = namespace
 	}
@@ -102,7 +102,7 @@ func ofServer(s Server, c CloudSettings) (m machine, ok bool, err error) {
 	return m, true, nil
 }
 
-// either returns what labels say under one of two keys.
+// either returns the value of the first of two keys in labels.
 func either(labels map[string]string, first, second string) (string, bool) {
 	if value, ok := labels[first]; ok {
 		return value, true
@@ -111,7 +111,7 @@ func either(labels map[string]string, first, second string) (string, bool) {
 	return value, ok
 }
 
-// labelOf makes a name of a Service of a server's name, or of its id where nothing is left of that.
+// labelOf makes the name of a Service from a server's name, or from its id if the name has no valid character.
 func labelOf(s Server) string {
 	text := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {

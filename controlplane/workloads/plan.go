@@ -15,13 +15,13 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// labelCloud tells on an EndpointSlice the cloud whose servers are in it; those of ExternalWorkloads have none.
+// labelCloud names the cloud of the servers in an EndpointSlice. Slices of ExternalWorkloads do not have it.
 const labelCloud = "federation.isthmus.dev/cloud"
 
-// perSlice is how many endpoints a slice has at most, as Kubernetes' own controllers have it.
+// perSlice limits the endpoints of a slice, as in Kubernetes' own controllers.
 const perSlice = 100
 
-// offer is a Service of machines, as it is to be.
+// offer is a wanted Service of machines.
 type offer struct {
 	name        clusterset.ServiceName
 	ports       []port
@@ -30,15 +30,15 @@ type offer struct {
 	problems    []problem
 }
 
-// problem is why a machine is not offered, or not as it asks.
+// problem is the reason why a machine is not offered, or not as requested.
 type problem struct {
 	of   machine
 	text string
 }
 
-// build returns the Services that machines stand behind, sorted by name. kept are ports that a Service has of machines
-// of which nothing is known now; they go before all others. The order of machines does not matter: of two that say
-// different things of their Service the older one counts, and the younger has a problem.
+// build returns the Services of machines, sorted by name. kept are ports of Services whose machines are currently unknown;
+// they take precedence. The order of machines does not matter. If two machines contradict each other about their Service,
+// the older one counts and the younger one has a problem.
 func build(machines []machine, kept map[clusterset.ServiceName][]port) []offer {
 	byName := map[clusterset.ServiceName][]machine{}
 	for name := range kept {
@@ -74,7 +74,7 @@ func build(machines []machine, kept map[clusterset.ServiceName][]port) []offer {
 	return all
 }
 
-// annotate takes what m says of the Service.
+// annotate takes the annotations of m for the Service.
 func (o *offer) annotate(m machine) {
 	for key, value := range m.annotations {
 		if have, said := o.annotations[key]; !said {
@@ -85,7 +85,7 @@ func (o *offer) annotate(m machine) {
 	}
 }
 
-// admit returns the ports of m that clients can reach it by, under the Service's names for them.
+// admit returns the ports of m that clients can reach, under the Service's names for them.
 func (o *offer) admit(m machine) (ports []port) {
 	for _, p := range m.ports {
 		i := slices.IndexFunc(o.ports, p.is)
@@ -102,7 +102,7 @@ func (o *offer) admit(m machine) (ports []port) {
 	return ports
 }
 
-// group is endpoints that have their cloud, family and ports in common.
+// group holds endpoints with the same cloud, family and ports.
 type group struct {
 	cloud     string
 	family    clusterset.Family
@@ -110,10 +110,10 @@ type group struct {
 	endpoints []discoveryv1.Endpoint
 }
 
-// slicesOf returns the slices of a group. Their names follow from key, so that they stay.
+// slicesOf returns the slices of a group. Their names follow from key, so that they stay the same.
 func (o *offer) slicesOf(key string, g *group) (all []*discoveryv1.EndpointSlice) {
 	byAddress := func(a, b discoveryv1.Endpoint) int { return strings.Compare(a.Addresses[0], b.Addresses[0]) }
-	slices.SortStableFunc(g.endpoints, byAddress) // of two machines with one address the older one counts
+	slices.SortStableFunc(g.endpoints, byAddress) // of two machines with one address the older one is kept
 	endpoints := slices.CompactFunc(g.endpoints, func(a, b discoveryv1.Endpoint) bool { return byAddress(a, b) == 0 })
 	labels := map[string]string{discoveryv1.LabelServiceName: o.name.Name, discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines}
 	if g.cloud != "" {
@@ -136,7 +136,7 @@ func (o *offer) slicesOf(key string, g *group) (all []*discoveryv1.EndpointSlice
 	return all
 }
 
-// endpoint returns m at an address.
+// endpoint returns the endpoint of m at an address.
 func endpoint(m machine, a netip.Addr) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{
 		Addresses:  []string{a.String()},

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// port is a port of a Service, and where a machine serves it.
+// port is a port of a Service and the port of a machine that serves it.
 type port struct {
 	name     string
 	number   int32
@@ -19,7 +19,7 @@ type port struct {
 	target   int32
 }
 
-// newPort returns a port, which without a name is called by its protocol and number.
+// newPort returns a port. Without a name it is named after its protocol and number.
 func newPort(name string, number int32, protocol corev1.Protocol, target int32) port {
 	protocol = cmp.Or(protocol, corev1.ProtocolTCP)
 	return port{cmp.Or(name, fmt.Sprintf("%s-%d", strings.ToLower(string(protocol)), number)), number, protocol, target}
@@ -38,7 +38,7 @@ func (p port) servicePort() corev1.ServicePort {
 	return corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: p.number, TargetPort: intstr.FromInt32(p.number)}
 }
 
-// parsePorts reads [NAME:]PORT[/PROTOCOL][=TARGET], and more of them behind commas: 80, http:80=8080,dns:53/UDP.
+// parsePorts parses a comma-separated list of [NAME:]PORT[/PROTOCOL][=TARGET], such as 80, http:80=8080,dns:53/UDP.
 func parsePorts(text string) ([]port, error) {
 	var all []port
 	for word := range strings.SplitSeq(text, ",") {
@@ -48,7 +48,7 @@ func parsePorts(text string) ([]port, error) {
 		}
 		for _, q := range all {
 			if p.is(q) || p.name == q.name {
-				return nil, fmt.Errorf("ports %s and %s have one name or number; give each its own", q, p)
+				return nil, fmt.Errorf("ports %s and %s have the same name or number; make them different", q, p)
 			}
 		}
 		all = append(all, p)
@@ -68,13 +68,13 @@ func parsePort(word string) (port, error) {
 		target = number
 	}
 	if faults := validation.IsDNS1123Label(name); named && len(faults) > 0 {
-		return port{}, fmt.Errorf("%q: %q is no name of a port; %s", word, name, hint)
+		return port{}, fmt.Errorf("%q: %q is not a name of a port; %s", word, name, hint)
 	}
 	var numbers [2]int32
 	for i, digits := range []string{number, target} {
 		n, err := strconv.ParseUint(digits, 10, 16)
 		if err != nil || n == 0 {
-			return port{}, fmt.Errorf("%q: %q is no port from 1 to 65535; %s", word, digits, hint)
+			return port{}, fmt.Errorf("%q: %q is not a port from 1 to 65535; %s", word, digits, hint)
 		}
 		numbers[i] = int32(n)
 	}
@@ -82,6 +82,6 @@ func parsePort(word string) (port, error) {
 	case "", corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP:
 		return newPort(name, numbers[0], upper, numbers[1]), nil
 	default:
-		return port{}, fmt.Errorf("%q: protocol %q is none of TCP, UDP and SCTP; %s", word, protocol, hint)
+		return port{}, fmt.Errorf("%q: protocol %q is not TCP, UDP or SCTP; %s", word, protocol, hint)
 	}
 }

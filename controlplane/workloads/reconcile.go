@@ -23,13 +23,13 @@ import (
 // reconcile brings all Services of machines in line.
 func (c *Controller) reconcile(ctx context.Context) error {
 	if !c.cache.Synced() {
-		return nil // it is called again
+		return nil // the next change calls it again
 	}
 	var workloads v1alpha1.ExternalWorkloadList
 	if err := c.cache.List(ctx, &workloads); err != nil && !errors.Is(err, objectcache.ErrKindMissing) {
 		return err
 	}
-	have, err := c.standing(ctx)
+	have, err := c.observe(ctx)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (c *Controller) reconcile(ctx context.Context) error {
 	offers := build(machines, have.kept(unread))
 	for _, o := range offers {
 		fault, err := c.apply(ctx, o, have[o.name], unread)
-		errs = append(errs, lasting(err))
+		errs = append(errs, withoutConflict(err))
 		if fault != "" {
 			for _, m := range machines {
 				if m.service == o.name {
@@ -62,44 +62,44 @@ func (c *Controller) reconcile(ctx context.Context) error {
 	}
 	for name, s := range have {
 		if !slices.ContainsFunc(offers, func(o offer) bool { return o.name == name }) {
-			errs = append(errs, lasting(c.remove(ctx, name, s, unread)))
+			errs = append(errs, withoutConflict(c.remove(ctx, name, s, unread)))
 		}
 	}
-	c.tell(problems)
+	c.report(problems)
 	for i := range workloads.Items {
-		errs = append(errs, lasting(c.writeStatus(ctx, &workloads.Items[i], problems)))
+		errs = append(errs, withoutConflict(c.writeStatus(ctx, &workloads.Items[i], problems)))
 	}
 	return errors.Join(errs...)
 }
 
-// lasting returns err, unless it is a conflict: whoever changed the object meanwhile wakes us again.
-func lasting(err error) error {
+// withoutConflict returns err, unless it is a conflict: the change that caused it triggers another reconciliation.
+func withoutConflict(err error) error {
 	if apierrors.IsConflict(err) {
 		return nil
 	}
 	return err
 }
 
-// standing is what stands in the cluster, by the Service's name.
-type standing map[clusterset.ServiceName]stands
+// observed holds the existing objects by Service.
+type observed map[clusterset.ServiceName]observedService
 
-// stands is one Service of machines, nil without one, and its slices.
-type stands struct {
+// observedService is an existing Service of machines, nil if there is none, and its slices.
+type observedService struct {
 	service *corev1.Service
 	slices  []*discoveryv1.EndpointSlice
 }
 
-// standing returns what was written before.
-func (c *Controller) standing(ctx context.Context) (standing, error) {
+// observe returns the objects that were written before.
+func (c *Controller) observe(ctx context.Context) (observed, error) {
 	var services corev1.ServiceList
 	var list discoveryv1.EndpointSliceList
 	if err := errors.Join(c.cache.List(ctx, &services), c.cache.List(ctx, &list)); err != nil {
 		return nil, err
 	}
-	all := standing{}
+	all := observed{}
 	for i := range services.Items {
 		svc := &services.Items[i]
-		all[clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}] = stands{service: svc}
+		all[clusterset.ServiceName{Namespace: svc.Namespace, Name: svc.Name}] = observedService{service: svc}
 	}
 	for i := range list.Items {
 		es := &list.Items[i]
@@ -111,8 +111,8 @@ func (c *Controller) standing(ctx context.Context) (standing, error) {
 	return all, nil
 }
 
-// kept returns the ports of Services behind which machines of unread clouds stand.
-func (all standing) kept(unread map[string]bool) map[clusterset.ServiceName][]port {
+// kept returns the ports of Services that machines of unread clouds may serve.
+func (all observed) kept(unread map[string]bool) map[clusterset.ServiceName][]port {
 	kept := map[clusterset.ServiceName][]port{}
 	for name, s := range all {
 		if s.service == nil || !slices.ContainsFunc(s.slices, func(es *discoveryv1.EndpointSlice) bool { return unread[es.Labels[labelCloud]] }) {
@@ -125,35 +125,35 @@ func (all standing) kept(unread map[string]bool) map[clusterset.ServiceName][]po
 	return kept
 }
 
-// tell logs what is new of problems, and keeps all for State.
-func (c *Controller) tell(problems []problem) {
-	told := map[string]bool{}
+// report logs new problems, and publishes all of them for State.
+func (c *Controller) report(problems []problem) {
+	current := map[string]bool{}
 	for _, p := range problems {
 		text := fmt.Sprintf("%s: %s", p.of, p.text)
-		if told[text] = true; !c.told[text] {
-			c.cfg.Log.Warn("a machine is not offered as it asks", "problem", text)
+		if current[text] = true; !c.logged[text] {
+			c.cfg.Log.Warn("a machine is not offered as requested", "problem", text)
 		}
 	}
-	state := State{Problems: slices.Sorted(maps.Keys(told))}
+	state := State{Problems: slices.Sorted(maps.Keys(current))}
 	for _, f := range c.clouds {
 		state.Clouds = append(state.Clouds, f.state())
 	}
-	c.told = told
+	c.logged = current
 	c.publish(state)
 }
 
-// The reasons of the condition Offered.
+// Reasons of the condition Offered.
 const (
 	reasonOffered = "Offered"
 	reasonProblem = "NotAsAsked"
 )
 
-// writeStatus says on an ExternalWorkload what became of it.
+// writeStatus writes the state of an ExternalWorkload to it.
 func (c *Controller) writeStatus(ctx context.Context, w *v1alpha1.ExternalWorkload, problems []problem) error {
 	m := ofWorkload(w)
 	offered := metav1.Condition{
 		Type: v1alpha1.ConditionOffered, Status: metav1.ConditionTrue, Reason: reasonOffered, ObservedGeneration: w.Generation,
-		Message: fmt.Sprintf("service %s leads to it while it is ready", m.service),
+		Message: fmt.Sprintf("service %s leads to the machine while it is ready", m.service),
 	}
 	for _, p := range problems {
 		if p.of.cloud == "" && p.of.id == m.id {

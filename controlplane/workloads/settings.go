@@ -11,35 +11,35 @@ import (
 )
 
 const (
-	// DefaultPorts are those of a server that names none, where its cloud's settings name none either.
+	// DefaultPorts are the ports of a server if neither its metadata nor the settings of its cloud name any.
 	DefaultPorts = "80/TCP"
-	// DefaultInterval is how often a cloud is asked.
+	// DefaultInterval is the interval between two requests to a cloud.
 	DefaultInterval = 15 * time.Second
 )
 
-// Settings are what people choose, in a file.
+// Settings are the contents of the configuration file.
 type Settings struct {
-	// Clouds are the projects whose servers may stand behind Services.
+	// Clouds are the projects whose servers may serve Services.
 	Clouds []CloudSettings `json:"clouds"`
 }
 
-// CloudSettings are those of one project of a cloud.
+// CloudSettings configure one project of a cloud.
 type CloudSettings struct {
-	// Name is the entry of clouds.yaml that leads to the project. It stands on EndpointSlices, so it is a label value.
+	// Name is the entry of clouds.yaml for the project. It is a label of EndpointSlices, so it must be a label value.
 	Name string `json:"name"`
-	// Namespace is where Services of its servers are.
+	// Namespace is the namespace of the Services of its servers.
 	Namespace string `json:"namespace"`
-	// Namespaces are others that a server may choose for its own.
+	// Namespaces are other namespaces that a server may choose.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// Ports are those of servers that name none, as a server names them; empty: DefaultPorts.
+	// Ports are the ports of servers that name none, in the same form; empty means DefaultPorts.
 	Ports string `json:"ports,omitempty"`
-	// Network is the only network whose addresses count; empty: floating addresses before others, of any.
+	// Network is the only network whose addresses are used. Empty uses any network, floating addresses first.
 	Network string `json:"network,omitempty"`
-	// Interval is how often the cloud is asked; empty: DefaultInterval.
+	// Interval is the interval between two requests to the cloud; empty means DefaultInterval.
 	Interval metav1.Duration `json:"interval,omitzero"`
 }
 
-// Complete fills in what is not said and returns all that is wrong, each with its field.
+// Complete sets defaults and returns all faults, each with its field.
 func (s *Settings) Complete() error {
 	var errs []error
 	names := map[string]bool{}
@@ -51,15 +51,15 @@ func (s *Settings) Complete() error {
 		}
 		switch {
 		case c.Name == "" || len(validation.IsValidLabelValue(c.Name)) > 0:
-			wrong("name", "%q is no name of a cloud; give the entry of clouds.yaml one of at most 63 letters, digits, dots and dashes", c.Name)
+			wrong("name", "%q is not a valid name; rename the entry of clouds.yaml to at most 63 letters, digits, dots and dashes", c.Name)
 		case names[c.Name]:
-			wrong("name", "%q is there twice; name each project once", c.Name)
+			wrong("name", "%q is listed twice; list each project once", c.Name)
 		}
 		names[c.Name] = true
 		for field, namespaces := range map[string][]string{"namespace": {c.Namespace}, "namespaces": c.Namespaces} {
 			for _, n := range namespaces {
 				if len(validation.IsDNS1123Label(n)) > 0 {
-					wrong(field, "%q is no namespace; name the one that Services of its servers shall be in", n)
+					wrong(field, "%q is not a namespace; write the namespace for the Services of its servers", n)
 				}
 			}
 		}
@@ -67,7 +67,7 @@ func (s *Settings) Complete() error {
 			wrong("ports", "%w", err)
 		}
 		if c.Interval.Duration < time.Second {
-			wrong("interval", "%s is shorter than a second; leave it out for %s", c.Interval.Duration, DefaultInterval)
+			wrong("interval", "%s is shorter than a second; omit it for %s", c.Interval.Duration, DefaultInterval)
 		}
 	}
 	return errors.Join(errs...)

@@ -1,13 +1,13 @@
-// Package workloads makes Services of machines outside of the cluster: of servers of clouds, which ask for it by their
-// metadata or tags, and of those that an ExternalWorkload describes.
+// Package workloads maintains Services of machines outside of the cluster: of cloud servers, whose metadata or tags ask for
+// it, and of machines that an ExternalWorkload describes.
 //
-// In goes what clouds and the API server say, out come Services without a selector and their EndpointSlices. A Service
-// is made with its first machine and removed with the last; one that is marked [v1alpha1.MarkVirtualMachines] and is
-// annotated like any other is a member of a federated Service by its slices. A machine that does not run is an endpoint
-// that is not ready.
+// For example, a server with the metadata federation.isthmus.dev:machine=web becomes an endpoint of the Service web. The Service has
+// no selector; it is created with its first machine and deleted with the last. It carries [v1alpha1.MarkVirtualMachines], and
+// with the usual annotations it is a member of a federated Service. A machine that does not run is an endpoint that is not
+// ready.
 //
-// It fails static: what a silent cloud said last counts on, and while one has never answered, after a restart, what
-// stands in the cluster of it stays. A Service of somebody's own is never touched, and is told.
+// The package fails static. The last answer of a silent cloud stays in effect, and after a restart the existing endpoints of
+// a cloud stay until it answers. A user's Service is never changed; an event reports that its name is wanted.
 package workloads
 
 import (
@@ -29,42 +29,43 @@ import (
 
 	"github.com/isthmus-net/isthmus/controlplane/api/federation/v1alpha1"
 	isthmus "github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 	"github.com/isthmus-net/isthmus/controlplane/internal/kube/objectcache"
 )
 
-// retry is how long what failed waits.
+// retry is the pause after a failure.
 const retry = 2 * time.Second
 
-// name is that of this part of the controller, for events and for those who look who wrote something.
+// name identifies this part of the controller in events and in the managed fields of objects.
 const name = "isthmus-machines"
 
-// Config says where machines are, and where their Services.
+// Config describes the sources of machines and the cluster of their Services.
 type Config struct {
 	// Local is the cluster's API server.
 	Local *rest.Config
-	// Settings are complete.
+	// Settings have been completed by Complete.
 	Settings Settings
-	// Clouds has the cloud of each entry of the settings, by its name.
+	// Clouds has the cloud of each entry of the settings, by name.
 	Clouds map[string]Cloud
 	Log    *slog.Logger
 }
 
-// VMs keeps Services of machines in step with them. Make it with New.
+// Controller maintains the Services of machines. Make it with New.
 type Controller struct {
 	cfg    Config
 	client client.WithWatch
-	wake   chan struct{}
+	wake   signal.Signal
 
-	clouds []*follower
+	clouds []*cloudPoller
 	cache  *objectcache.Cache
-	told   map[string]bool    // problems that were logged
-	owners map[types.UID]bool // Services whose owners were told that machines ask for their names
+	logged map[string]bool    // problems that were logged
+	warned map[types.UID]bool // users' Services with an event that their name is wanted
 
 	mu    sync.Mutex
 	state State
 }
 
-// New prepares a VMs. It sends nothing.
+// New prepares a Controller. It sends nothing.
 func New(cfg Config) (*Controller, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
@@ -74,7 +75,7 @@ func New(cfg Config) (*Controller, error) {
 	if cfg.Local.QPS == 0 {
 		cfg.Local.QPS = -1
 	}
-	v := &Controller{cfg: cfg, wake: make(chan struct{}, 1)}
+	v := &Controller{cfg: cfg, wake: signal.New()}
 	var err error
 	if v.client, err = client.NewWithWatch(cfg.Local, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("prepare a client of %s: %w", cfg.Local.Host, err)
@@ -87,11 +88,11 @@ func New(cfg Config) (*Controller, error) {
 	return v, nil
 }
 
-// Run works until ctx ends. Only one process of a cluster should at a time. What it wrote stays.
+// Run works until ctx ends. Only one process of a cluster should run it at a time. The objects that it wrote stay.
 func (c *Controller) Run(ctx context.Context) error {
-	c.clouds, c.told, c.owners = nil, nil, map[types.UID]bool{}
+	c.clouds, c.logged, c.warned = nil, nil, map[types.UID]bool{}
 	for _, settings := range c.cfg.Settings.Clouds {
-		c.clouds = append(c.clouds, &follower{settings: settings, cloud: c.cfg.Clouds[settings.Name], changed: c.changed})
+		c.clouds = append(c.clouds, &cloudPoller{settings: settings, cloud: c.cfg.Clouds[settings.Name], changed: c.changed})
 	}
 	services := labels.SelectorFromSet(labels.Set{isthmus.LabelManagedBy: v1alpha1.ManagedByMachines})
 	slices := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByMachines})
@@ -117,9 +118,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	return nil
 }
 
-// work brings everything in line whenever something changed.
+// work reconciles everything whenever something changed.
 func (c *Controller) work(ctx context.Context) {
-	said := ""
+	logged := ""
 	for {
 		var again <-chan time.Time
 		err := c.reconcile(ctx)
@@ -127,35 +128,32 @@ func (c *Controller) work(ctx context.Context) {
 		if err != nil {
 			again, text = time.After(retry), err.Error()
 		}
-		if text != "" && text != said && ctx.Err() == nil {
-			c.cfg.Log.Error("Services of machines cannot be brought in line; trying again", "err", err)
+		if text != "" && text != logged && ctx.Err() == nil {
+			c.cfg.Log.Error("Services of machines cannot be reconciled; retrying", "err", err)
 		}
-		said = text
+		logged = text
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.wake:
+		case <-c.wake.C():
 		case <-again:
 		}
 	}
 }
 
-// changed makes work look at everything again.
+// changed makes work reconcile everything again.
 func (c *Controller) changed() {
-	select {
-	case c.wake <- struct{}{}:
-	default: // it will
-	}
+	c.wake.Notify()
 }
 
-// follow keeps a kind current.
+// follow fills an informer until ctx ends.
 func (c *Controller) follow(ctx context.Context, k *objectcache.ObjectInformer) {
 	follow := k.Follower(c.client)
-	said := ""
+	logged := ""
 	for ctx.Err() == nil {
-		if err := follow(ctx); err != nil && err.Error() != said {
-			said = err.Error()
-			c.cfg.Log.Warn("this cluster cannot be read; what was read of it counts on", "err", err)
+		if err := follow(ctx); err != nil && err.Error() != logged {
+			logged = err.Error()
+			c.cfg.Log.Warn("this cluster cannot be read; its last known objects stay in effect", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -164,20 +162,20 @@ func (c *Controller) follow(ctx context.Context, k *objectcache.ObjectInformer) 
 	}
 }
 
-// State is how machines are doing, as this process sees it; empty in one that does not work on them.
+// State is the state of machines as this process sees it. It is empty in a process that does not work on them.
 type State struct {
 	Clouds   []CloudState
-	Problems []string // of machines that are not offered as they ask, sorted, each with what to do
+	Problems []string // of machines that are not offered as requested, sorted, each with its remedy
 }
 
-// State may be called at any time, from any goroutine.
+// State returns the current state. It may be called at any time, from any goroutine.
 func (c *Controller) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state
 }
 
-// publish makes s what State returns.
+// publish sets the result of State.
 func (c *Controller) publish(s State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

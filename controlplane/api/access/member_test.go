@@ -274,9 +274,9 @@ func TestRightsOfAMember(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
 	own := map[string][]string{
-		"clustersetconfigs.isthmus.dev":                {"get", "list", "watch"},
-		"members.isthmus.dev":                          {"get", "list", "watch"},
-		"exportrecords.isthmus.dev":                    {"create", "delete", "get", "list", "patch", "update", "watch"},
+		"clustersetconfigs.isthmus.dev":               {"get", "list", "watch"},
+		"members.isthmus.dev":                         {"get", "list", "watch"},
+		"exportrecords.isthmus.dev":                   {"create", "delete", "get", "list", "patch", "update", "watch"},
 		"endpointslices.discovery.k8s.io":             {"create", "delete", "get", "list", "patch", "update", "watch"},
 		"endpointslices/restricted.discovery.k8s.io":  {"create"},
 		"serviceimports.multicluster.x-k8s.io":        {"create", "delete", "get", "list", "patch", "update", "watch"},

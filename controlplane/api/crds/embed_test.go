@@ -26,13 +26,13 @@ func TestAllServesEveryKindWeUse(t *testing.T) {
 	}
 	want := map[string][]string{
 		"clusterproperties.about.k8s.io":           {"v1alpha1", "v1beta1", "stored v1beta1"},
-		"clustersetconfigs.isthmus.dev":             {"v1alpha1", "stored v1alpha1"},
+		"clustersetconfigs.isthmus.dev":            {"v1alpha1", "stored v1alpha1"},
 		"externalworkloads.federation.isthmus.dev": {"v1alpha1", "stored v1alpha1"},
 		"clusterclaims.federation.isthmus.dev":     {"v1alpha1", "stored v1alpha1"},
-		"exportrecords.isthmus.dev":                 {"v1alpha1", "stored v1alpha1"},
+		"exportrecords.isthmus.dev":                {"v1alpha1", "stored v1alpha1"},
 		"federations.federation.isthmus.dev":       {"v1alpha1", "stored v1alpha1"},
-		"members.isthmus.dev":                       {"v1alpha1", "stored v1alpha1"},
-		"nodereports.isthmus.dev":                   {"v1alpha1", "stored v1alpha1"},
+		"members.isthmus.dev":                      {"v1alpha1", "stored v1alpha1"},
+		"nodereports.isthmus.dev":                  {"v1alpha1", "stored v1alpha1"},
 		"serviceexports.multicluster.x-k8s.io":     {"v1alpha1", "v1beta1", "stored v1beta1"},
 		"serviceimports.multicluster.x-k8s.io":     {"v1alpha1", "v1beta1", "stored v1beta1"},
 	}

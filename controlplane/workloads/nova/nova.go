@@ -1,4 +1,4 @@
-// Package nova reads the servers of one project of OpenStack, for controlplane/workloads. It only reads.
+// Package nova lists the servers of one OpenStack project for package workloads. It changes nothing in the cloud.
 package nova
 
 import (
@@ -23,23 +23,23 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
 
-// DefaultTimeout is how long it may take to read all servers.
+// DefaultTimeout limits the time to list all servers.
 const DefaultTimeout = 30 * time.Second
 
-// microversion is the first in which servers are listed with their tags:
+// microversion is the first one that lists servers with their tags:
 // https://docs.openstack.org/nova/latest/reference/api-microversion-history.html
 const microversion = "2.26"
 
-// Config says which project.
+// Config describes the project.
 type Config struct {
 	// Cloud is the name of an entry of clouds.yaml, whose credentials are for one project.
 	Cloud string
-	// File is a clouds.yaml, "" for where the environment says or the usual places. It is read whenever there is no
-	// session, so new credentials are found.
+	// File is a clouds.yaml; "" means the file that the environment names, or the usual places. It is read for each new
+	// session, so that new credentials take effect.
 	File string
-	// Network is the only network whose addresses count; "": all.
+	// Network is the only network whose addresses are used; "" means all.
 	Network string
-	// Timeout is how long it may take to read all servers; 0 is DefaultTimeout.
+	// Timeout limits the time to list all servers; 0 means DefaultTimeout.
 	Timeout time.Duration
 }
 
@@ -51,13 +51,13 @@ type Nova struct {
 
 var _ workloads.Cloud = (*Nova)(nil)
 
-// New returns a Nova that has not asked anything yet.
+// New returns a Nova. It sends nothing.
 func New(cfg Config) *Nova {
 	cfg.Timeout = cmp.Or(cfg.Timeout, DefaultTimeout)
 	return &Nova{cfg: cfg}
 }
 
-// Servers is part of workloads.Cloud. The first one signs in, as does one after an error.
+// Servers is part of workloads.Cloud. The first call opens a session, as does a call after an error.
 func (n *Nova) Servers(ctx context.Context) ([]workloads.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.Timeout)
 	defer cancel()
@@ -94,7 +94,7 @@ func (n *Nova) list(ctx context.Context) ([]workloads.Server, error) {
 	return all, nil
 }
 
-// signIn opens a session, by password or application credential. Later tokens are got by itself.
+// signIn opens a session by password or application credential. The session renews its tokens.
 func (n *Nova) signIn(ctx context.Context) error {
 	options := []clouds.ParseOption{clouds.WithCloudName(n.cfg.Cloud)}
 	if n.cfg.File != "" {
@@ -118,10 +118,10 @@ func (n *Nova) signIn(ctx context.Context) error {
 	return nil
 }
 
-// running are the states in which a server goes on serving: https://docs.openstack.org/api-guide/compute/server_concepts.html
+// running are the states in which a server continues to serve: https://docs.openstack.org/api-guide/compute/server_concepts.html
 var running = []string{"ACTIVE", "MIGRATING", "PASSWORD", "VERIFY_RESIZE"}
 
-// server is what is read of one.
+// server has the fields of a server that are read.
 type server struct {
 	ID         string            `json:"id"`
 	Name       string            `json:"name"`
@@ -137,7 +137,7 @@ type server struct {
 	} `json:"addresses"` // by the network's name
 }
 
-// labels returns the server's metadata and tags. Nova knows no slash in them, so a colon stands for it.
+// labels returns the server's metadata and tags. Nova does not allow slashes in them, so a colon stands for a slash.
 func (s server) labels() map[string]string {
 	labels := map[string]string{}
 	for _, tag := range s.Tags {
@@ -150,8 +150,8 @@ func (s server) labels() map[string]string {
 	return labels
 }
 
-// addrs returns by which address of each family others reach the server: of network, or, where that is "", what the
-// server says itself before others; of each, a floating one before those of the network.
+// addrs returns the addresses at which others reach the server, one of each family: those in network, or, if that is "",
+// the access addresses of the server before others. A floating address precedes the addresses of the network.
 func (s server) addrs(network string) []netip.Addr {
 	var floating, fixed, all []string
 	for _, name := range slices.Sorted(maps.Keys(s.Addresses)) {

@@ -2,8 +2,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// ClusterClaim is one thing that a cluster says about itself. Its object is named by spec.name in lower case, so a
-// cluster says each thing once.
+// ClusterClaim is one property of a cluster. Its object is named after spec.name in lower case, so a cluster has each
+// property once.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -21,24 +21,24 @@ type ClusterClaim struct {
 	Status ClusterClaimStatus `json:"status,omitempty"`
 }
 
-// ClusterClaimSpec is the claim.
+// ClusterClaimSpec is the name and the value of a claim.
 //
-// +kubebuilder:validation:XValidation:rule="self.name == oldSelf.name",message="name stays as it is; delete the claim and create another"
+// +kubebuilder:validation:XValidation:rule="self.name == oldSelf.name",message="name cannot change; delete the claim and create another"
 // +kubebuilder:validation:XValidation:rule="self.name != 'id.k8s.io' || self.value.size() <= 63 && self.value.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)?$')",message="value of id.k8s.io must be an RFC 1123 label, or two joined by a dot, of at most 63 characters"
 // +kubebuilder:validation:XValidation:rule="self.name != 'clusterSet.k8s.io' || self.value.size() <= 63",message="value of clusterSet.k8s.io must have at most 63 characters"
 // +kubebuilder:validation:XValidation:rule="self.name != 'supervisor.antreaplus.tanzu-vmware.com' || self.value in ['true', 'false']",message="value of supervisor.antreaplus.tanzu-vmware.com must be \"true\" or \"false\""
 type ClusterClaimSpec struct {
-	// Name says what is claimed: a DNS name, such as id.k8s.io. Upper case is told from lower case.
+	// Name is the name of the property: a DNS name such as id.k8s.io. It is case-sensitive.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
-	// Value is the claim.
+	// Value is the value of the property.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	Value string `json:"value"`
 }
 
-// ConditionInStep on a ClusterClaim says whether the ClusterProperty that means the same has the same value.
+// ConditionInStep on a ClusterClaim states whether the ClusterProperty with the same meaning has the same value.
 const ConditionInStep = "InStep"
 
 // ClusterClaimStatus is written by the cluster's controller.

@@ -2,8 +2,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// Federation says of a cluster to which others it belongs. A supervisor's names all members, its own cluster too;
-// that of any other cluster may name none. A cluster has one at most, because there is one name for it.
+// Federation lists the clusters that a cluster belongs to. In a supervisor it lists all members, including the cluster
+// itself; in any other cluster the list may be empty. A cluster has at most one, because its name is fixed.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -12,7 +12,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Members",type=string,JSONPath=`.spec.members[*].clusterID`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'federation'",message="metadata.name must be federation: a cluster belongs to one Federation at most"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'federation'",message="metadata.name must be federation: a cluster belongs to at most one Federation"
 type Federation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -21,28 +21,28 @@ type Federation struct {
 	Status FederationStatus `json:"status,omitempty"`
 }
 
-// FederationSpec is written by people, or by isthmusctl federation.
+// FederationSpec is written by users, or by isthmusctl federation.
 type FederationSpec struct {
 	// ClusterSet is the id of the ClusterSet, the same as the claim clusterSet.k8s.io of each member.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	ClusterSet string `json:"clusterSet"`
-	// Members are all clusters of the federation, this one included. Without any, this cluster leads nobody.
+	// Members are all clusters of the federation, including this one. If it is empty, this cluster leads no member.
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=map
 	// +listMapKey=clusterID
 	Members []MemberCluster `json:"members,omitempty"`
-	// SystemNamespace is where global federated Services are in every member. Empty means isthmus-system.
+	// SystemNamespace is the namespace of global federated Services in every member. Empty means isthmus-system.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$`
 	SystemNamespace string `json:"systemNamespace,omitempty"`
-	// ClusterSetIP says whether federated Services are offered as ServiceImports with a ClusterSetIP too.
+	// ClusterSetIP configures ServiceImports with a ClusterSetIP for federated Services.
 	ClusterSetIP ClusterSetIPSpec `json:"clusterSetIP,omitempty"`
-	// HostnameTemplate is the name outside of the cluster that a federated Service gets where its members ask for
-	// one: a Go template of .Name and .Namespace, such as {{.Name}}.example.org. Empty gives none.
+	// HostnameTemplate is the host name outside of the clusters of a federated Service whose members ask for one: a Go
+	// template of .Name and .Namespace, such as {{.Name}}.example.org. Empty means no host name.
 	// +kubebuilder:validation:MaxLength=512
 	HostnameTemplate string `json:"hostnameTemplate,omitempty"`
-	// Policies says which policies are replicated.
+	// Policies selects the policies that are replicated.
 	Policies PoliciesSpec `json:"policies,omitempty"`
 }
 
@@ -61,20 +61,20 @@ type MemberCluster struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Secret string `json:"secret"`
-	// ClusterUID, if not empty, is the uid of the member's namespace kube-system, and another cluster is refused.
-	// Empty means the cluster that was seen first under this id, which the status has. Whoever has replaced a
-	// cluster by another one under the same id says so by writing the new uid here.
+	// ClusterUID, if not empty, is the uid of the member's namespace kube-system; a cluster with another uid is refused.
+	// Empty means the cluster that was first seen under this id, which the status records. To replace a cluster by
+	// another one under the same id, write the new uid here.
 	// +kubebuilder:validation:MaxLength=64
 	ClusterUID string `json:"clusterUID,omitempty"`
 }
 
-// ClusterSetIPSpec is the switch of ClusterSetIPs.
+// ClusterSetIPSpec enables ClusterSetIPs and sets their ranges.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.enabled) || !self.enabled || has(self.ranges) && self.ranges.size() > 0",message="ranges must name at least one range while enabled is true"
 type ClusterSetIPSpec struct {
 	Enabled bool `json:"enabled,omitempty"`
-	// Ranges are where ClusterSetIPs come from, at most one a family. They are the same in all supervisors, and no
-	// range of anything else.
+	// Ranges are the CIDRs of ClusterSetIPs, at most one of each family. They are the same in all supervisors, and do not
+	// overlap other networks.
 	// +kubebuilder:validation:MaxItems=2
 	// +kubebuilder:validation:items:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) && cidr(r) == cidr(r).masked())",message="must be CIDRs without host bits, such as 243.0.0.0/16"
@@ -83,9 +83,9 @@ type ClusterSetIPSpec struct {
 	Ranges []string `json:"ranges,omitempty"`
 }
 
-// PoliciesSpec says which policies are replicated.
+// PoliciesSpec selects the policies that are replicated.
 type PoliciesSpec struct {
-	// Kinds are the kinds whose annotated objects are replicated. Without any: NetworkPolicy and
+	// Kinds are the kinds whose annotated objects are replicated. Any kind can be listed. Empty means NetworkPolicy and
 	// ClusterNetworkPolicy of crd.antrea.io/v1beta1, ClusterNetworkPolicy and AdminNetworkPolicy of
 	// policy.networking.k8s.io, and NetworkPolicy of networking.k8s.io/v1.
 	// +kubebuilder:validation:MaxItems=32
@@ -108,18 +108,18 @@ type PolicyKind struct {
 
 // Conditions of a Federation.
 const (
-	// ConditionReady says whether this cluster does its part: it knows who it is, and reaches every member.
+	// ConditionReady states whether this cluster has its claims and reaches every member.
 	ConditionReady = "Ready"
-	// ConditionHolding says that much of what members offered vanished, and is taken for there nevertheless. It is there
-	// only while that is so.
+	// ConditionHolding states that withdrawals of members are held back as a suspected accident. It is present only while
+	// there are any.
 	ConditionHolding = "Holding"
 )
 
-// FederationStatus is written by the controller of the cluster that the Federation is in. It changes only when
-// something happened.
+// FederationStatus is written by the controller of the cluster that has the Federation. It changes only when the state of a
+// member changes.
 type FederationStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Members are how the members look from this cluster.
+	// Members are the states of the members as this cluster sees them.
 	// +listType=map
 	// +listMapKey=clusterID
 	Members []MemberStatus `json:"members,omitempty"`
@@ -128,26 +128,26 @@ type FederationStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// MemberStatus is how one member looks from here.
+// MemberStatus is the state of one member as this cluster sees it.
 type MemberStatus struct {
 	ClusterID string `json:"clusterID"`
-	// ClusterUID is the uid of the namespace kube-system of the cluster that was seen first under this id.
+	// ClusterUID is the uid of the namespace kube-system of the cluster that was first seen under this id.
 	ClusterUID string `json:"clusterUID,omitempty"`
-	// Leader is who holds the member's Lease: CLUSTER/POD.
+	// Leader is the holder of the member's Lease, as CLUSTER/POD.
 	Leader string `json:"leader,omitempty"`
-	// Epoch is how often the leader changed.
+	// Epoch counts the changes of the leader.
 	Epoch int64 `json:"epoch,omitempty"`
-	// Reachable says whether the member's API server answers, and is that of the member.
+	// Reachable reports whether the member's API server answers and belongs to the member.
 	Reachable bool `json:"reachable"`
-	// Supervisor says whether the member claims to be one.
+	// Supervisor reports whether the member claims to be a supervisor.
 	Supervisor bool `json:"supervisor,omitempty"`
-	// Message is why the member is not reachable, or not led as it should be, and what to do.
+	// Message is the reason why the member is not reachable or not fully reconciled, and the remedy.
 	Message string `json:"message,omitempty"`
-	// Services and Policies are how many federated Services and replicated policies are in the member.
+	// Services and Policies count the federated Services and the replicated policies in the member.
 	Services int64 `json:"services"`
 	Policies int64 `json:"policies"`
-	// Held is how many federated Services and policies the member offered until they vanished, many at once and without
-	// a word. They are taken for there, whoever leads; isthmusctl federation release ends it.
+	// Held counts the federated Services and policies of the member that vanished, many at once, without being withdrawn.
+	// They stay in effect for a while; isthmusctl federation release accepts the withdrawals.
 	Held int64 `json:"held,omitempty"`
 }
 

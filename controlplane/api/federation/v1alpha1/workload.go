@@ -2,9 +2,9 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// ExternalWorkload is a machine that no cloud lists, and what it serves. With others of its namespace that name the
-// same Service it stands behind that one, which is made with the first and removed with the last of them. Its
-// annotations that make a Service a member of a federated one are put on the Service.
+// ExternalWorkload is a machine that no cloud lists, with its addresses and ports. It becomes an endpoint of the Service that
+// it names, which is created with the first ExternalWorkload of that name and deleted with the last. Its annotations for
+// membership of a federated Service are copied to the Service.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -22,13 +22,13 @@ type ExternalWorkload struct {
 	Status ExternalWorkloadStatus `json:"status,omitempty"`
 }
 
-// ExternalWorkloadSpec says where the machine is and what it serves.
+// ExternalWorkloadSpec holds the addresses and the ports of the machine.
 type ExternalWorkloadSpec struct {
-	// Service is the name of the Service that the machine stands behind. Empty means that of the ExternalWorkload.
+	// Service is the name of the Service that the machine serves. Empty means the name of the ExternalWorkload.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^([a-z]([-a-z0-9]*[a-z0-9])?)?$`
 	Service string `json:"service,omitempty"`
-	// Addresses are where clients reach the machine, at most one a family.
+	// Addresses are the addresses at which clients reach the machine, at most one of each family.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=2
 	// +kubebuilder:validation:items:MaxLength=45
@@ -36,7 +36,7 @@ type ExternalWorkloadSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.size() < 2 || isIP(self[0]) && isIP(self[1]) && ip(self[0]).family() != ip(self[1]).family()",message="must be of different families"
 	// +listType=atomic
 	Addresses []string `json:"addresses"`
-	// Ports are what the machine serves.
+	// Ports are the ports that the machine serves.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:XValidation:rule="self.all(p, !has(p.name) || self.exists_one(q, has(q.name) && q.name == p.name))",message="names must differ"
@@ -44,37 +44,37 @@ type ExternalWorkloadSpec struct {
 	// +listMapKey=port
 	// +listMapKey=protocol
 	Ports []ExternalPort `json:"ports"`
-	// Ready says whether the machine takes new connections.
+	// Ready states whether the machine accepts new connections.
 	// +kubebuilder:default=true
 	Ready *bool `json:"ready,omitempty"`
 }
 
-// ExternalPort is a port of a Service, and where a machine serves it.
+// ExternalPort is a port of a Service and the port of the machine that serves it.
 type ExternalPort struct {
-	// Name is the port's in the Service. Empty means the protocol and the number, such as tcp-80.
+	// Name is the name of the port in the Service. Empty means the protocol and the number, such as tcp-80.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name,omitempty"`
-	// Port is the Service's.
+	// Port is the port number of the Service.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port"`
 	// +kubebuilder:validation:Enum=TCP;UDP;SCTP
 	// +kubebuilder:default=TCP
 	Protocol string `json:"protocol,omitempty"`
-	// TargetPort is the machine's. Without one it is Port.
+	// TargetPort is the port number of the machine. Zero means Port.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
 	TargetPort int32 `json:"targetPort,omitempty"`
 }
 
-// ConditionOffered on an ExternalWorkload says whether its Service leads to it, as far as it is ready.
+// ConditionOffered on an ExternalWorkload states whether it is an endpoint of its Service.
 const ConditionOffered = "Offered"
 
 // ExternalWorkloadStatus is written by the cluster's controller.
 type ExternalWorkloadStatus struct {
-	// Service is the name of the Service that the machine stands behind.
+	// Service is the name of the Service that the machine serves.
 	Service string `json:"service,omitempty"`
 	// +listType=map
 	// +listMapKey=type

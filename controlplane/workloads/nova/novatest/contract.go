@@ -1,4 +1,4 @@
-// Package novatest has what tests of package nova share: the contract that any Nova has to keep, and a fake one.
+// Package novatest holds the contract that every Nova has to satisfy, and an in-memory fake of Nova.
 package novatest
 
 import (
@@ -8,16 +8,16 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/workloads"
 )
 
-// Cloud is two projects without servers.
+// Cloud is a cloud with two projects that have no servers.
 type Cloud struct {
 	Mine, Strange workloads.Cloud
-	// Boot makes a server in the project of Mine, and returns its id. It has an address of each family.
+	// Boot creates a server with an address of each family in the project of Mine, and returns its id.
 	Boot func(t testing.TB, name string, metadata map[string]string, tags ...string) (id string)
-	// Stop and Delete do that to a server; they need not wait for it.
+	// Stop and Delete stop and delete a server. They need not wait for it.
 	Stop, Delete func(t testing.TB, id string)
 }
 
-// Contract holds what Services of servers rely on, of a cloud and the client together. It leaves nothing behind.
+// Contract tests the behaviour of a cloud and its client that Services of servers rely on. It leaves no servers behind.
 func Contract(t *testing.T, c Cloud) {
 	t.Helper()
 	id := c.Boot(t, "web-1", map[string]string{"svc.antreaplus.vmware.com": "", "svc.antreaplus.vmware.com:ports": "http:80/TCP=8080"}, "role", "colour=blue")
@@ -45,10 +45,10 @@ func Contract(t *testing.T, c Cloud) {
 	await(t, c.Mine, "no server", func(all []workloads.Server) bool { return len(all) == 0 })
 }
 
-// await asks a cloud until its servers are as they should.
+// await lists servers until done accepts them.
 func await(t *testing.T, c workloads.Cloud, what string, done func([]workloads.Server) bool) {
 	t.Helper()
-	again := time.NewTicker(time.Second) // a real one has to ask others for each list
+	again := time.NewTicker(time.Second) // a list is expensive for a real cloud
 	defer again.Stop()
 	for deadline := time.Now().Add(5 * time.Minute); ; <-again.C {
 		all, err := c.Servers(t.Context())

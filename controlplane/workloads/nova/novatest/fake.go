@@ -13,22 +13,21 @@ import (
 	"testing"
 )
 
-// Object is something of the cloud, as it is sent.
+// Object is an object of the cloud in its JSON form.
 type Object = map[string]any
 
-// Fake is a Keystone and a Nova in memory with two projects, which are entries of its clouds.yaml: mine, which has the
-// servers, and strange.
+// Fake is an in-memory Keystone and Nova. Its clouds.yaml has two projects: mine, which has the servers, and strange.
 type Fake struct {
 	server *httptest.Server
 
 	mu      sync.Mutex
 	servers []Object
 	ids     int
-	status  int // what lists are answered with, 0 for OK
-	page    int // how many servers one has
+	status  int // of the response to a list, 0 for OK
+	page    int // servers on each page
 }
 
-// NewFake starts a Fake, which ends with the test. Its pages have two servers each.
+// NewFake starts a Fake that ends with the test. Its pages have two servers each.
 func NewFake(t testing.TB) *Fake {
 	t.Helper()
 	f := &Fake{page: 2}
@@ -53,7 +52,7 @@ func (f *Fake) CloudsYAML(t testing.TB) string {
 	return path
 }
 
-// Add adds a server, with what the cloud gives it where o does not say.
+// Add adds a server, with defaults for the fields that o does not set.
 func (f *Fake) Add(o Object) (id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,7 +87,7 @@ func (f *Fake) Remove(id string) {
 	f.servers = slices.DeleteFunc(f.servers, func(s Object) bool { return s["id"] == id })
 }
 
-// Fail answers lists with a status from now on, 0 for servers.
+// Fail sets the status of responses to lists, 0 for servers.
 func (f *Fake) Fail(status int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,13 +115,13 @@ func (f *Fake) signIn(w http.ResponseWriter, r *http.Request) {
 	}})
 }
 
-// version answers who asks what the API is.
+// version serves the version of the API.
 func (f *Fake) version(w http.ResponseWriter, r *http.Request) {
 	self := Object{"rel": "self", "href": f.server.URL + r.URL.Path}
 	reply(w, http.StatusOK, Object{"version": Object{"id": "v2.1", "status": "CURRENT", "version": "2.93", "min_version": "2.1", "links": []Object{self}}})
 }
 
-// list answers with a page of servers, those behind the one that marker names.
+// list serves a page of servers after the one that marker names.
 func (f *Fake) list(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -149,5 +148,5 @@ func (f *Fake) list(w http.ResponseWriter, r *http.Request) {
 func reply(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // a client that has gone is its own affair
+	_ = json.NewEncoder(w).Encode(body) // the client may have disconnected
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset/signal"
 )
 
 const (
@@ -35,7 +36,7 @@ type Query func(ctx context.Context, host string) (addrs []netip.Addr, ttl time.
 type Hosts struct {
 	query Query
 	log   *slog.Logger
-	wake  chan struct{} // holds a token while a name was never resolved
+	wake  signal.Signal // pending while a name was never resolved
 
 	mu    sync.Mutex
 	known map[string]*host
@@ -52,7 +53,7 @@ type host struct {
 
 // New returns Hosts that resolve names with query.
 func New(query Query, log *slog.Logger) *Hosts {
-	return &Hosts{query: query, log: log, wake: make(chan struct{}, 1), known: map[string]*host{}}
+	return &Hosts{query: query, log: log, wake: signal.New(), known: map[string]*host{}}
 }
 
 // Use sets the names that a federated Service uses. Names without users are forgotten.
@@ -72,10 +73,7 @@ func (h *Hosts) Use(service clusterset.ServiceName, names []string) {
 		if known == nil {
 			known = &host{users: map[clusterset.ServiceName]bool{}}
 			h.known[name] = known
-			select {
-			case h.wake <- struct{}{}:
-			default: // there is a token already
-			}
+			h.wake.Notify()
 		}
 		known.users[service] = true
 	}
@@ -101,7 +99,7 @@ func (h *Hosts) Run(ctx context.Context, changed func(clusterset.ServiceName)) e
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-h.wake:
+		case <-h.wake.C():
 		case <-timer.C:
 		}
 		var group errgroup.Group
