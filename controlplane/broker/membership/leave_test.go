@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
+	"github.com/isthmus-net/isthmus/tools/conformance"
 )
 
 // service is a name in namespace demo.
@@ -191,9 +192,9 @@ func (d *dyingStatus) Update(ctx context.Context, obj client.Object, opts ...cli
 	return d.SubResourceWriter.Update(ctx, obj, opts...)
 }
 
-// TestLeave_L49: a member that leaves takes along what is its own, here and on the broker, and nothing else;
+// TestLeave: a member that leaves takes along what is its own, here and on the broker, and nothing else;
 // wherever it is cut off, doing it again finishes it.
-func TestLeave_L49(t *testing.T) {
+func TestLeave(t *testing.T) {
 	const ns = "leave"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, ClusterSetID: "prod", Ranges: cidrs("243.0.0.0/8")})
 	member := cluster(t, &memberServer)
@@ -327,6 +328,7 @@ func TestLeave_L49(t *testing.T) {
 	if diff := cmp.Diff(want, contents(t, member, r.Namespace, "leave-demo", "leave-inner")); diff != "" {
 		t.Errorf("in the member (-want +have):\n%s", diff)
 	}
+	conformance.Holds(t, "L49")
 	if err := member.Get(t.Context(), client.ObjectKeyFromObject(exported), exported); err != nil {
 		t.Fatal(err)
 	}
@@ -442,9 +444,9 @@ func TestTombstones(t *testing.T) {
 	}
 }
 
-// TestInheritedBlock_L33: when the member that gave a ClusterSetIP has left, its block is free for another one,
+// TestInheritedBlock: when the member that gave a ClusterSetIP has left, its block is free for another one,
 // the address stays with the Service, and everybody can see that it is taken.
-func TestInheritedBlock_L33(t *testing.T) {
+func TestInheritedBlock(t *testing.T) {
 	const ns = "inherit"
 	info, asAdmin := deploy(t, Broker{Namespace: ns, Ranges: cidrs("243.0.0.0/15")})
 	a, b := clusterset.ClusterID("a"), clusterset.ClusterID("b")
@@ -484,6 +486,7 @@ func TestInheritedBlock_L33(t *testing.T) {
 	if err != nil || slices.Contains(got, parsedAggregate.IPs[0]) {
 		t.Errorf("the next Service gets %v, %v", got, err)
 	}
+	conformance.Holds(t, "L33")
 
 	// A new cluster under the id a could not have the old block, so that its own words would contradict it.
 	if _, err := reserve(t, asAdmin, "another", request(info, "a", 4)); err == nil {
