@@ -22,10 +22,10 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// clusterSetRanges are those the VIPs of roads are in.
+// clusterSetRanges holds the ranges of the VIPs of families.
 var clusterSetRanges = []netip.Prefix{netip.MustParsePrefix("243.0.0.0/8"), netip.MustParsePrefix("fd00:243::/32")}
 
-// cover makes the node refuse what nobody serves in clusterSetRanges.
+// cover adds clusterSetRanges, so that the node refuses their addresses without a frontend.
 func (n *node) cover() {
 	n.t.Helper()
 	n.change(func(s *lb.State) {
@@ -35,7 +35,7 @@ func (n *node) cover() {
 	})
 }
 
-// allRefusals returns what the node has counted.
+// allRefusals returns the node's refusal counters.
 func (n *node) allRefusals() map[datapath.Refusal]uint64 {
 	n.t.Helper()
 	counts, err := n.dp.Refusals()
@@ -45,8 +45,8 @@ func (n *node) allRefusals() map[datapath.Refusal]uint64 {
 	return counts
 }
 
-// An address of the ClusterSet that has no frontend is refused at once instead of being routed out, whatever it is
-// asked by and for; every other address is nobody's business.
+// An address of the ClusterSet without a frontend is refused at once instead of being routed out, for every port and
+// protocol. Every other address passes.
 func TestNoFrontendIsRefused(t *testing.T) {
 	connect := func(s socket, a netip.AddrPort) error { return s.connect(a) }
 	send := func(s socket, a netip.AddrPort) error { return s.send(a) }
@@ -79,7 +79,7 @@ func TestNoFrontendIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := n.allRefusals()[datapath.Refusal{Reason: bpf.DropNoFrontend}]
 			s := newSocket(t, test.family, test.kind, test.proto)
-			want, counted := unix.ENETUNREACH, uint64(0) // there is no network around the test
+			want, counted := unix.ENETUNREACH, uint64(0) // the test's namespace has no network
 			if test.refused {
 				want, counted = unix.ECONNREFUSED, 1
 			}
@@ -93,7 +93,7 @@ func TestNoFrontendIsRefused(t *testing.T) {
 	}
 }
 
-// Resolvers connect a UDP socket to port 0 to learn the source address of a destination, and send nothing.
+// Resolvers connect a UDP socket to port 0 to learn the source address for a destination, and send nothing.
 func TestUDPConnectToPort0(t *testing.T) {
 	for _, r := range clusterSetRanges {
 		route := &netlink.Route{
@@ -105,13 +105,13 @@ func TestUDPConnectToPort0(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = netlink.RouteDel(route) })
 	}
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			n.serve(vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{udpServer(t, road.backend)}})
+			n.serve(vip{on(way.vip, 53), cs.UDP, []netip.AddrPort{udpServer(t, way.backend)}})
 			n.cover()
-			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
-			s.mustConnect(on(road.vip, 0))
+			s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
+			s.mustConnect(on(way.vip, 0))
 			if sa, err := unix.Getsockname(s.fd); err != nil || addrPort(t, sa).Addr().IsUnspecified() {
 				t.Errorf("no source address: %v, %v", sa, err)
 			}
@@ -134,7 +134,7 @@ func loopback(t *testing.T) int {
 	return lo.Index
 }
 
-// Refusals are counted for the service they are about, and so are the clients that were served.
+// Refusals and choices are counted for their Service.
 func TestCountsByService(t *testing.T) {
 	n := newNode(t)
 	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}},
@@ -163,7 +163,7 @@ func TestCountsByService(t *testing.T) {
 	}
 }
 
-// chosen returns how often a client was given a backend of the i-th service.
+// chosen returns how often a backend of the i-th Service was chosen.
 func (n *node) chosen(i int) uint64 {
 	n.t.Helper()
 	var s bpf.Service
@@ -173,9 +173,9 @@ func (n *node) chosen(i int) uint64 {
 	return s.Chosen
 }
 
-// Without room to remember the VIP a UDP client would drop its answers, so it is told; TCP merely shows the backend.
+// Without memory for the VIP a UDP client would drop its replies, so its call fails. TCP merely shows the backend.
 func TestNoMemory(t *testing.T) {
-	const limit = "/proc/sys/net/core/optmem_max" // what one socket may have besides its buffers
+	const limit = "/proc/sys/net/core/optmem_max" // memory for a socket's options
 	before, err := os.ReadFile(limit)
 	if err != nil {
 		t.Fatal(err)
@@ -206,11 +206,11 @@ func TestNoMemory(t *testing.T) {
 	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
 	s.mustConnect("243.0.0.5:80")
 	if got := s.peer(); got != backend {
-		t.Errorf("getpeername says %s, want the backend %s", got, backend)
+		t.Errorf("getpeername returns %s, want the backend %s", got, backend)
 	}
 }
 
-// affinities returns who has which backend.
+// affinities returns the backend of each client.
 func (n *node) affinities() map[bpf.AffinityKey]bpf.Affinity {
 	n.t.Helper()
 	got := map[bpf.AffinityKey]bpf.Affinity{}
@@ -226,7 +226,7 @@ func (n *node) affinities() map[bpf.AffinityKey]bpf.Affinity {
 	return got
 }
 
-// changeAffinities rewrites what clients have.
+// changeAffinities rewrites the entries of clients.
 func (n *node) changeAffinities(f func(*bpf.Affinity)) {
 	n.t.Helper()
 	m := n.pinned(bpf.MapAffinities)
@@ -238,13 +238,13 @@ func (n *node) changeAffinities(f func(*bpf.Affinity)) {
 	}
 }
 
-// affinityServers is enough backends that a client does not find the same one by chance twice in a row often.
+// affinityServers is a number of backends with which repeated random choices of the same one are unlikely.
 const affinityServers = 8
 
-// asked returns who answers a client of a frontend with session affinity, twenty times.
-func (n *node) asked(road string, kind int) map[string]int {
+// asked returns the backend that a client of a frontend with session affinity reaches in twenty tries.
+func (n *node) asked(way string, kind int) map[string]int {
 	n.t.Helper()
-	r := roads[road]
+	r := families[way]
 	hits := map[string]int{}
 	for range 20 {
 		s := newSocket(n.t, r.family, kind, 0)
@@ -265,7 +265,7 @@ func (n *node) asked(road string, kind int) map[string]int {
 func only(t *testing.T, hits map[string]int) string {
 	t.Helper()
 	if len(hits) != 1 {
-		t.Fatalf("a client with session affinity met %v", hits)
+		t.Fatalf("a client with session affinity reached %v", hits)
 	}
 	for b := range hits {
 		return b
@@ -273,23 +273,24 @@ func only(t *testing.T, hits map[string]int) string {
 	return ""
 }
 
-// A client, on the socket path a network namespace, keeps its backend; without affinity it meets several.
+// A client keeps its backend; on the socket path a client is a network namespace. Without affinity it reaches
+// several.
 func TestAffinity(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		for what, kind := range map[string]int{"TCP": unix.SOCK_STREAM, "UDP": unix.SOCK_DGRAM} {
 			t.Run(name+"/"+what, func(t *testing.T) {
 				n := newNode(t)
-				v := vip{addr: on(road.vip, 80), proto: cs.TCP}
+				v := vip{addr: on(way.vip, 80), proto: cs.TCP}
 				start := tcpServer
 				if kind == unix.SOCK_DGRAM {
-					v, start = vip{addr: on(road.vip, 53), proto: cs.UDP}, udpServer
+					v, start = vip{addr: on(way.vip, 53), proto: cs.UDP}, udpServer
 				}
 				for range affinityServers {
-					v.backends = append(v.backends, start(t, road.backend))
+					v.backends = append(v.backends, start(t, way.backend))
 				}
 				n.serve(v)
 				if hits := n.asked(name, kind); len(hits) < 2 {
-					t.Errorf("without affinity a client met %v", hits) // by chance once in 10^17 runs
+					t.Errorf("without affinity a client reached %v", hits) // by chance once in 10^17 runs
 				}
 				n.changeFrontends(func(f *lb.Frontend) { f.Affinity = 10 })
 				only(t, n.asked(name, kind))
@@ -317,25 +318,25 @@ func netnsCookie(t *testing.T) uint64 {
 	return cookie
 }
 
-// What ends an affinity: the client then has a new one.
+// Each of these events ends a session affinity: the client then gets a new backend.
 func TestAffinityEnds(t *testing.T) {
 	tests := map[string]struct {
 		end  func(n *node, had lb.BackendID)
 		ends bool
 	}{
 		"nothing": {func(*node, lb.BackendID) {}, false},
-		"almost its time": {func(n *node, _ lb.BackendID) {
+		"shortly before the timeout": {func(n *node, _ lb.BackendID) {
 			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(9 * time.Second) })
 		}, false},
-		"its time, but used in between": {func(n *node, _ lb.BackendID) {
+		"timeout, but used in between": {func(n *node, _ lb.BackendID) {
 			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(9 * time.Second) })
 			only(n.t, n.asked("IPv4", unix.SOCK_STREAM))
 			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(9 * time.Second) })
 		}, false},
-		"its time": {func(n *node, _ lb.BackendID) {
+		"timeout": {func(n *node, _ lb.BackendID) {
 			n.changeAffinities(func(a *bpf.Affinity) { a.Last -= uint64(10 * time.Second) })
 		}, true},
-		"the backend drains": {func(n *node, had lb.BackendID) {
+		"draining backend": {func(n *node, had lb.BackendID) {
 			n.change(func(s *lb.State) {
 				b := s.Backends[had]
 				b.Draining = true
@@ -343,13 +344,13 @@ func TestAffinityEnds(t *testing.T) {
 				n.leave(s, had)
 			})
 		}, true},
-		"the backend is gone": {func(n *node, had lb.BackendID) {
+		"removed backend": {func(n *node, had lb.BackendID) {
 			n.change(func(s *lb.State) {
 				delete(s.Backends, had)
 				n.leave(s, had)
 			})
 		}, true},
-		// The map may give the place of a client to one of another frontend while the program looks at it.
+		// The map may reuse the entry of a client for another frontend while the program reads it.
 		"the entry has become another frontend's": {func(n *node, _ lb.BackendID) {
 			n.changeAffinities(func(a *bpf.Affinity) { a.FrontendId++ })
 		}, true},
@@ -371,7 +372,7 @@ func TestAffinityEnds(t *testing.T) {
 				}
 				return
 			}
-			// By chance the new one may be the old one, where that is still there.
+			// The new backend may be the old one by chance, if that still exists.
 			for range 20 {
 				if has := only(t, n.asked("IPv4", unix.SOCK_STREAM)); has != had {
 					return
@@ -398,8 +399,8 @@ func (n *node) leave(s *lb.State, gone lb.BackendID) {
 	}
 }
 
-// A client of a Maglev frontend whose affinity was forgotten finds the same backend again.
-func TestMaglevAffinityNeedsNoMemory(t *testing.T) {
+// A client of a Maglev frontend whose affinity entry was evicted gets the same backend again.
+func TestMaglevAffinityAfterEviction(t *testing.T) {
 	n := newNode(t)
 	v := vip{addr: "243.0.0.5:80", proto: cs.TCP}
 	for range affinityServers {
@@ -417,7 +418,7 @@ func TestMaglevAffinityNeedsNoMemory(t *testing.T) {
 }
 
 // Each network namespace is a client of its own.
-func TestAffinityIsByNamespace(t *testing.T) {
+func TestAffinityByNamespace(t *testing.T) {
 	n := newNode(t)
 	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{udpServer(t, "127.0.0.1")}})
 	n.changeFrontends(func(f *lb.Frontend) { f.Affinity = 10 })
@@ -443,8 +444,8 @@ func TestAffinityIsByNamespace(t *testing.T) {
 	}
 }
 
-// observe makes one of so many choices an event and returns a function that reads the next event, or reports that
-// there is none.
+// observe samples one of so many choices and returns a function that reads the next event, or reports that there is
+// none.
 func (n *node) observe(oneIn uint32) func() (bpf.Event, bool) {
 	n.t.Helper()
 	if err := n.pinned(bpf.MapSettings).Put(uint32(0), bpf.Settings{Observe: oneIn}); err != nil {
@@ -456,7 +457,7 @@ func (n *node) observe(oneIn uint32) func() (bpf.Event, bool) {
 	}
 	n.t.Cleanup(func() { _ = r.Close() })
 	return func() (bpf.Event, bool) {
-		r.SetDeadline(time.Now()) // what the programs wrote is there already
+		r.SetDeadline(time.Now()) // the programs have already written all events
 		var e bpf.Event
 		record, err := r.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -472,23 +473,23 @@ func (n *node) observe(oneIn uint32) func() (bpf.Event, bool) {
 	}
 }
 
-// An event tells all that is known: who asked for what, and what became of it.
+// An event holds the client, what it asked for, and the result.
 func TestEvents(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			tcp, udp := tcpServer(t, road.backend), udpServer(t, road.backend)
-			n.serve(vip{on(road.vip, 80), cs.TCP, []netip.AddrPort{tcp}}, vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{udp}},
-				vip{on(road.vip, 81), cs.TCP, nil})
+			tcp, udp := tcpServer(t, way.backend), udpServer(t, way.backend)
+			n.serve(vip{on(way.vip, 80), cs.TCP, []netip.AddrPort{tcp}}, vip{on(way.vip, 53), cs.UDP, []netip.AddrPort{udp}},
+				vip{on(way.vip, 81), cs.TCP, nil})
 			next := n.observe(1)
 			start := boot(t)
-			newSocket(t, road.family, unix.SOCK_STREAM, 0).mustConnect(on(road.vip, 80))
-			if err := newSocket(t, road.family, unix.SOCK_DGRAM, 0).send(netip.MustParseAddrPort(on(road.vip, 53))); err != nil {
+			newSocket(t, way.family, unix.SOCK_STREAM, 0).mustConnect(on(way.vip, 80))
+			if err := newSocket(t, way.family, unix.SOCK_DGRAM, 0).send(netip.MustParseAddrPort(on(way.vip, 53))); err != nil {
 				t.Fatal(err)
 			}
-			_ = newSocket(t, road.family, unix.SOCK_STREAM, 0).connect(netip.MustParseAddrPort(on(road.vip, 81)))
+			_ = newSocket(t, way.family, unix.SOCK_STREAM, 0).connect(netip.MustParseAddrPort(on(way.vip, 81)))
 
-			addr := bpf.Addr16(netip.MustParseAddr(road.vip))
+			addr := bpf.Addr16(netip.MustParseAddr(way.vip))
 			want := []bpf.Event{
 				{
 					Kind: bpf.EventChosen, Vip: addr, VipPort: 80, Proto: uint8(cs.TCP), Backend: bpf.Addr16(tcp.Addr()),
@@ -521,7 +522,7 @@ func TestEvents(t *testing.T) {
 				}
 			}
 			if e, ok := next(); ok {
-				t.Errorf("one event more: %+v", e)
+				t.Errorf("extra event: %+v", e)
 			}
 		})
 	}
@@ -538,17 +539,17 @@ func text(c []int8) string {
 	return b.String()
 }
 
-// Of choices a part is told, of refusals each; while nobody watches, nothing is.
+// Events report a sample of the choices and every refusal; without an observer there are none.
 func TestEventsAreSampled(t *testing.T) {
 	const tries = 400
 	tests := map[string]struct {
 		oneIn           uint32
-		atLeast, atMost int // choices told, of tries
+		atLeast, atMost int // reported choices, of tries
 		refusals        int
 	}{
-		"nobody watches": {0, 0, 0, 0},
-		"all":            {1, tries, tries, 10},
-		"one in ten":     {10, 5, 120, 10}, // 40 are expected: less or more happens once in 10^13 runs
+		"no observer": {0, 0, 0, 0},
+		"all":         {1, tries, tries, 10},
+		"one in ten":  {10, 5, 120, 10}, // 40 are expected: fewer or more happens once in 10^13 runs
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -571,7 +572,7 @@ func TestEventsAreSampled(t *testing.T) {
 				}
 			}
 			if chosen < test.atLeast || chosen > test.atMost || refused != test.refusals {
-				t.Errorf("%d choices and %d refusals were told, want %d to %d, and %d", chosen, refused, test.atLeast, test.atMost, test.refusals)
+				t.Errorf("%d choices and %d refusals are events, want %d to %d, and %d", chosen, refused, test.atLeast, test.atMost, test.refusals)
 			}
 		})
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// closeStale runs the iterator here and returns the backends whose sockets it closed.
+// closeStale runs the iterator in this namespace and returns the backends whose sockets it closed.
 func (n *node) closeStale() []lb.BackendID {
 	n.t.Helper()
 	spec, err := bpf.LoadCloseSpec()
@@ -58,7 +58,7 @@ func (n *node) closeStale() []lb.BackendID {
 	return ids
 }
 
-// ask reports what becomes of a question on a connected socket.
+// ask sends a query on a connected socket and returns the error.
 func (s socket) ask() error {
 	if err := again(s.t, func() error { return unix.Send(s.fd, []byte("?"), 0) }); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (s socket) ask() error {
 	return s.hear()
 }
 
-// hear waits for a datagram, or for an error.
+// hear waits for a datagram or an error.
 func (s socket) hear() error {
 	return again(s.t, func() error {
 		_, _, err := unix.Recvfrom(s.fd, make([]byte, 64), 0)
@@ -74,27 +74,27 @@ func (s socket) hear() error {
 	})
 }
 
-// Only sockets that are connected to a VIP, and to a backend of it that is gone, are closed: their owner gets an error.
+// Only sockets that are connected to a VIP and to a removed backend of it are closed: their owner gets an error.
 func TestCloseStale(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			gone, kept := udpServer(t, road.backend), udpServer(t, road.backend)
+			gone, kept := udpServer(t, way.backend), udpServer(t, way.backend)
 			serve := func(first netip.AddrPort) {
-				n.serve(vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{first}}, vip{on(road.vip, 54), cs.UDP, []netip.AddrPort{kept}})
+				n.serve(vip{on(way.vip, 53), cs.UDP, []netip.AddrPort{first}}, vip{on(way.vip, 54), cs.UDP, []netip.AddrPort{kept}})
 			}
 			serve(gone)
 			sockets := map[string]socket{}
 			for _, who := range []string{"stale", "stays", "direct", "unconnected", "disconnected", "elsewhere", "sent, then elsewhere"} {
-				sockets[who] = newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+				sockets[who] = newSocket(t, way.family, unix.SOCK_DGRAM, 0)
 			}
 			for _, who := range []string{"stale", "disconnected", "elsewhere"} {
-				sockets[who].mustConnect(on(road.vip, 53))
+				sockets[who].mustConnect(on(way.vip, 53))
 			}
-			sockets["stays"].mustConnect(on(road.vip, 54))
-			sockets["direct"].mustConnect(gone.String()) // the same address and port, and none of our business
+			sockets["stays"].mustConnect(on(way.vip, 54))
+			sockets["direct"].mustConnect(gone.String()) // the same address and port, without a VIP
 			for _, who := range []string{"unconnected", "sent, then elsewhere"} {
-				if err := sockets[who].send(netip.MustParseAddrPort(on(road.vip, 53))); err != nil {
+				if err := sockets[who].send(netip.MustParseAddrPort(on(way.vip, 53))); err != nil {
 					t.Fatal(err)
 				}
 				sockets[who].read()
@@ -103,14 +103,14 @@ func TestCloseStale(t *testing.T) {
 			if err := disconnect(sockets["disconnected"].fd); err != nil {
 				t.Fatal(err)
 			}
-			// A disconnected socket has no port, and no iterator sees it, until it sends again.
+			// A disconnected socket has no port, so no iterator sees it until it sends again.
 			if err := sockets["disconnected"].send(kept); err != nil {
 				t.Fatal(err)
 			}
 			sockets["elsewhere"].mustConnect(kept.String())
 
 			if got := n.closeStale(); len(got) > 0 {
-				t.Fatalf("sockets of backends %v closed while all are there", got)
+				t.Fatalf("sockets of backends %v closed although all backends exist", got)
 			}
 			id := n.backend(gone, cs.UDP)
 			serve(kept)
@@ -133,10 +133,10 @@ func TestCloseStale(t *testing.T) {
 					}
 				}
 			}
-			// Its owner connects anew and finds who is there now.
-			sockets["stale"].mustConnect(on(road.vip, 53))
+			// The owner connects again and gets a current backend.
+			sockets["stale"].mustConnect(on(way.vip, 53))
 			if err := sockets["stale"].ask(); err != nil {
-				t.Errorf("after connecting anew: %v", err)
+				t.Errorf("after connecting again: %v", err)
 			}
 		})
 	}

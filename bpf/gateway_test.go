@@ -16,7 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// loadGateway loads the program of a gateway once.
+// loadGateway loads a gateway's program once.
 var loadGateway = sync.OnceValues(func() (*ebpf.Collection, error) {
 	spec, err := bpf.LoadGatewaySpec()
 	if err != nil {
@@ -26,8 +26,8 @@ var loadGateway = sync.OnceValues(func() (*ebpf.Collection, error) {
 	return ebpf.NewCollection(spec)
 })
 
-// newGateway returns a gateway with empty maps. There is no route in its namespace, so what is translated goes on to the
-// kernel.
+// newGateway returns a gateway with empty maps. Its namespace has no route, so translated packets continue through
+// the kernel.
 func newGateway(t testing.TB) *path {
 	t.Helper()
 	netlab.Privileged(t)
@@ -44,7 +44,7 @@ func newGateway(t testing.TB) *path {
 	return p
 }
 
-// balance puts one backend behind a VIP. source takes the place of clients' addresses, unless it is not valid.
+// balance adds a VIP with one backend. source replaces the clients' addresses if it is valid.
 func (p *path) balance(id uint32, proto uint8, vip, backend netip.AddrPort, source netip.Addr) {
 	p.t.Helper()
 	v := bpf.GatewayVIP{}
@@ -61,7 +61,8 @@ func (p *path) balance(id uint32, proto uint8, vip, backend netip.AddrPort, sour
 		bpf.GatewayFrontend{Id: id, Slots: uint32(len(bpf.GatewayTable{}))})
 }
 
-// fillTable gives a frontend a table with one backend of its number. It stays, since to put one in takes long.
+// fillTable gives a frontend a table with one backend, whose id is the frontend's. The table stays, since adding one
+// takes long.
 func (p *path) fillTable(id uint32) {
 	p.t.Helper()
 	var known uint32
@@ -83,8 +84,8 @@ func (p *path) fillTable(id uint32) {
 	p.put(bpf.MapGatewayTables, id, table)
 }
 
-// Every packet of a flow is translated, to the bit, there and back, whether its source is kept or becomes the VIP; so are
-// errors about it.
+// Every packet of a flow is translated exactly, in both directions, whether its source is kept or becomes the VIP. So
+// are ICMP errors about it.
 func TestGatewayTranslates(t *testing.T) {
 	for family, s := range sides {
 		for transport, proto := range map[string]uint8{"TCP": tcp, "UDP": udp} {
@@ -113,7 +114,7 @@ func TestGatewayTranslates(t *testing.T) {
 	}
 }
 
-// Two clients who would look alike to a backend get different ports.
+// Two clients that a backend could not tell apart get different ports.
 func TestGatewayKeepsClientsApart(t *testing.T) {
 	for family, s := range sides {
 		t.Run(family, func(t *testing.T) {
@@ -127,7 +128,7 @@ func TestGatewayKeepsClientsApart(t *testing.T) {
 					t.Fatalf("verdict %d", int32(verdict))
 				}
 				seen[string(out[14+s.header():14+s.header()+2])] = true
-				s.client = netip.AddrPortFrom(s.router, s.client.Port()) // another client, the same port
+				s.client = netip.AddrPortFrom(s.router, s.client.Port()) // another client with the same port
 			}
 			if len(seen) != 2 {
 				t.Errorf("two clients have %d ports", len(seen))
@@ -136,8 +137,8 @@ func TestGatewayKeepsClientsApart(t *testing.T) {
 	}
 }
 
-// When a backend is gone no packet of its flows goes there any more, not even one that follows another at once.
-func TestGatewayBackendGone(t *testing.T) {
+// Once a backend is removed, no packet of its flows is sent to it, not even one that follows another at once.
+func TestGatewayRemovedBackend(t *testing.T) {
 	for family, s := range sides {
 		t.Run(family, func(t *testing.T) {
 			p := newGateway(t)
@@ -158,8 +159,8 @@ func TestGatewayBackendGone(t *testing.T) {
 	}
 }
 
-// A packet that ends anywhere does no harm.
-func TestGatewayCutShort(t *testing.T) {
+// A truncated packet does no harm.
+func TestGatewayTruncated(t *testing.T) {
 	for family, s := range sides {
 		t.Run(family, func(t *testing.T) {
 			p := newGateway(t)
@@ -180,7 +181,7 @@ func TestGatewayCutShort(t *testing.T) {
 	}
 }
 
-// FuzzGateway is FuzzPacket for the program of a gateway, with clients that keep their address in IPv4 and not in IPv6:
+// FuzzGateway is FuzzPacket for a gateway's program. Clients keep their address in IPv4 and not in IPv6:
 //
 //	go test -run '^$' -fuzz FuzzGateway -fuzztime 10m ./bpf
 func FuzzGateway(f *testing.F) {

@@ -18,28 +18,28 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// What an XDP program returns.
+// Return values of an XDP program.
 const (
 	xdpPass     = 2
 	xdpTx       = 3
 	xdpRedirect = 4
 )
 
-// own is the number of every namespace's loopback device.
+// own is the index of the loopback device in every namespace.
 const own = 1
 
-// driven is a gateway in a namespace of its own, whose routes know clients and backends. Test runs come in by its loopback
-// device, whose address is all zeros, and what the routes lead away leaves by its other device.
+// driven is a gateway in a namespace of its own, with routes to clients and backends. Test runs come in by its
+// loopback device, whose MAC address is zero. Routed packets leave by its other device.
 type driven struct {
 	*path
 	node *netlab.Namespace
-	out  int // index of that device
+	out  int // index of the other device
 	mac  []byte
 }
 
 var (
 	driverMTU = 1280
-	// nextHop is the address of every neighbour.
+	// nextHop is the MAC address of every neighbour.
 	nextHop = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 )
 
@@ -85,7 +85,7 @@ func (d *driven) connect() error {
 	return nil
 }
 
-// lead leads what goes to an address to a device, where its neighbour is known.
+// lead routes an address to a device and adds its neighbour entry.
 func (d *driven) lead(to netip.Addr, device int) {
 	d.t.Helper()
 	if err := d.node.Do(func() error {
@@ -98,7 +98,7 @@ func (d *driven) lead(to netip.Addr, device int) {
 	}
 }
 
-// drive runs a program there.
+// drive runs a program in the namespace.
 func (d *driven) drive(prog string, in []byte) (verdict uint32, out []byte) {
 	d.t.Helper()
 	opts := ebpf.RunOptions{Data: in, DataOut: make([]byte, len(in)+256)}
@@ -111,7 +111,8 @@ func (d *driven) drive(prog string, in []byte) (verdict uint32, out []byte) {
 	return verdict, opts.DataOut
 }
 
-// sent wants a frame to be sent as another one by the next hop. A flow that is due is tended first, by the program behind.
+// sent expects a frame to be forwarded as another one to the next hop. If its flow is due, the ingress program
+// refreshes it first.
 func (d *driven) sent(verdict uint32, in, want frame, mac []byte) {
 	d.t.Helper()
 	want.hops = 63
@@ -127,19 +128,19 @@ func (d *driven) sent(verdict uint32, in, want frame, mac []byte) {
 		}
 		return
 	}
-	d.t.Errorf("%v from %s to %s is never sent", in.proto, in.src, in.dst)
+	d.t.Errorf("%v from %s to %s is never forwarded", in.proto, in.src, in.dst)
 }
 
-// left wants a frame to be left as it is.
+// left expects a frame to be passed unchanged.
 func (d *driven) left(what string, in []byte) {
 	d.t.Helper()
 	if verdict, out := d.drive(bpf.ProgGatewayXDP, in); verdict != xdpPass || !bytes.Equal(in, out) {
-		d.t.Errorf("%s: verdict %d, changed %t; want it left as it is", what, verdict, !bytes.Equal(in, out))
+		d.t.Errorf("%s: verdict %d, changed %t; want it passed unchanged", what, verdict, !bytes.Equal(in, out))
 	}
 }
 
-// begin makes a flow known that was answered: by source, or with the client's address. Returns frames of it, and what
-// becomes of them.
+// begin creates a flow that was answered, with source or the client's own address. It returns frames of the flow and
+// their translations.
 func (d *driven) begin(s side, proto uint8, source netip.Addr) (there, thereWant, back, backWant frame) {
 	d.t.Helper()
 	d.balance(1, proto, s.vip, s.backend, source)
@@ -157,9 +158,9 @@ func (d *driven) begin(s side, proto uint8, source netip.Addr) (there, thereWant
 	return there, there.to(s.backend).from(known), back, back.from(s.vip).to(s.client)
 }
 
-// What is of a flow under way leaves by the driver with both addresses, ports and all checksums right, or as wrong as they
-// were, in both directions, whether its source is kept or becomes the VIP.
-func TestXDPSends(t *testing.T) {
+// A frame of an established flow leaves by the driver with the right addresses, ports and checksums, in both
+// directions, whether its source is kept or becomes the VIP. A wrong checksum stays wrong.
+func TestXDPForwards(t *testing.T) {
 	d := newDriven(t)
 	for family, s := range sides {
 		for transport, proto := range map[string]uint8{"TCP": tcp, "UDP": udp} {
@@ -180,7 +181,7 @@ func TestXDPSends(t *testing.T) {
 					before := d.counted()
 					d.left("a frame that is cut", there.bytes()[:40])
 					if n := d.counted() - before; n != 0 {
-						t.Errorf("%d frames are counted that were not sent", n)
+						t.Errorf("%d frames are counted that were not forwarded", n)
 					}
 					d.sent(xdpRedirect, back, backWant, d.mac)
 					if n := d.counted() - before; n != 1 {
@@ -192,7 +193,7 @@ func TestXDPSends(t *testing.T) {
 	}
 }
 
-// counted is how many frames were sent.
+// counted returns how many frames were forwarded.
 func (d *driven) counted() (n uint64) {
 	d.t.Helper()
 	var each []uint64
@@ -205,8 +206,8 @@ func (d *driven) counted() (n uint64) {
 	return n
 }
 
-// A frame whose way leads back out of its device is sent there.
-func TestXDPSendsBack(t *testing.T) {
+// A frame whose route leads back to its own device is sent there.
+func TestXDPForwardsBack(t *testing.T) {
 	d := newDriven(t)
 	for _, s := range sides {
 		d.lead(s.backend.Addr(), own)
@@ -215,8 +216,8 @@ func TestXDPSendsBack(t *testing.T) {
 	}
 }
 
-// What the program cannot do by itself, or might do wrong, it leaves as it is.
-func TestXDPLeaves(t *testing.T) {
+// Frames that the program cannot handle, or might handle wrongly, are passed unchanged.
+func TestXDPPasses(t *testing.T) {
 	d := newDriven(t)
 	for family, s := range sides {
 		for transport, proto := range map[string]uint8{"TCP": tcp, "UDP": udp} {
@@ -224,11 +225,11 @@ func TestXDPLeaves(t *testing.T) {
 			spoiled := map[string]func(*frame){
 				"no hop left": func(f *frame) { f.hops = 1 }, "a VLAN tag": func(f *frame) { f.vlan = []int{7} },
 				"a first fragment": func(f *frame) { f.more, f.id = true, 9 }, "a later fragment": func(f *frame) { f.offset, f.id = 8, 9 },
-				"extensions":  func(f *frame) { f.options, f.exts = []byte{1, 1, 1, 0}, []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} },
-				"larger":      func(f *frame) { f.payload = make([]byte, driverMTU) },
-				"of no flow":  func(f *frame) { f.src = netip.AddrPortFrom(f.src.Addr(), 1) },
-				"to nobody":   func(f *frame) { f.dst = s.elsewhere },
-				"another one": func(f *frame) { f.proto = sctp },
+				"extensions":         func(f *frame) { f.options, f.exts = []byte{1, 1, 1, 0}, []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} },
+				"larger":             func(f *frame) { f.payload = make([]byte, driverMTU) },
+				"of no flow":         func(f *frame) { f.src = netip.AddrPortFrom(f.src.Addr(), 1) },
+				"to another address": func(f *frame) { f.dst = s.elsewhere },
+				"another one":        func(f *frame) { f.proto = sctp },
 			}
 			if proto == tcp {
 				for name, flag := range map[string]uint8{"SYN": syn, "FIN": fin | ack, "RST": rst} {
@@ -249,9 +250,9 @@ func TestXDPLeaves(t *testing.T) {
 	}
 }
 
-// Options are not taken for what would stand there without them: here for the ports of a flow, before a port that could be
-// the length of a datagram.
-func TestXDPLeavesOptions(t *testing.T) {
+// Options are not mistaken for the fields that would follow without them: here the ports of a flow, before a port
+// that could be the length of a datagram.
+func TestXDPPassesOptions(t *testing.T) {
 	d := newDriven(t)
 	s := sides["IPv4"]
 	s.client = netip.AddrPortFrom(s.client.Addr(), 20)
@@ -261,7 +262,7 @@ func TestXDPLeavesOptions(t *testing.T) {
 	d.left("options", there.bytes())
 }
 
-// unsummed is a frame whose checksum the device is still to compute.
+// unsummed returns a frame whose checksum the device has yet to compute.
 func unsummed(f frame) []byte {
 	b := f.bytes()
 	l4 := f.transport()
@@ -273,17 +274,17 @@ func unsummed(f frame) []byte {
 	return b
 }
 
-// A flow is left to the program behind while it is not what it should be for this one, and so is a way.
-func TestXDPLeavesFlows(t *testing.T) {
+// A frame is passed to the ingress program if its flow or its route is not suitable.
+func TestXDPPassesFlows(t *testing.T) {
 	d := newDriven(t)
 	for family, s := range sides {
 		for what, spoil := range map[string]func(){
-			"not answered":      func() { d.change(func(c *bpf.Conn) { c.State = bpf.ConnOpening }) },
-			"due to be tended":  func() { d.change(func(c *bpf.Conn) { c.CheckedAt -= 2 }) },
-			"on the slow road":  func() { d.change(func(c *bpf.Conn) { c.Flags &^= bpf.ConnFast }) },
-			"device unknown":    func() { d.delete(bpf.MapXDPDevices, uint32(own)) },
-			"way not by XDP":    func() { d.delete(bpf.MapXDPDevices, uint32(d.out)) },
-			"driver sends none": func() { d.put(bpf.MapXDPDevices, uint32(d.out), bpf.GatewayXDPDevice{}) },
+			"not answered":            func() { d.change(func(c *bpf.Conn) { c.State = bpf.ConnOpening }) },
+			"due for a check":         func() { d.change(func(c *bpf.Conn) { c.CheckedAt -= 2 }) },
+			"on the slow path":        func() { d.change(func(c *bpf.Conn) { c.Flags &^= bpf.ConnFast }) },
+			"device unknown":          func() { d.delete(bpf.MapXDPDevices, uint32(own)) },
+			"route not by XDP":        func() { d.delete(bpf.MapXDPDevices, uint32(d.out)) },
+			"driver does not forward": func() { d.put(bpf.MapXDPDevices, uint32(d.out), bpf.GatewayXDPDevice{}) },
 			"no neighbour": func() {
 				if err := d.node.Do(func() error {
 					return netlink.NeighDel(&netlink.Neigh{LinkIndex: d.out, IP: s.backend.Addr().AsSlice()})
@@ -313,8 +314,8 @@ func (d *driven) change(how func(*bpf.Conn)) {
 	}
 }
 
-// A frame that ends anywhere does no harm, and none that says it is longer than it is is sent.
-func TestXDPCutShort(t *testing.T) {
+// A truncated frame does no harm, and a frame is never sent if its headers claim more than its length.
+func TestXDPTruncated(t *testing.T) {
 	d := newDriven(t)
 	for family, s := range sides {
 		for _, proto := range []uint8{tcp, udp} {

@@ -16,7 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// redirected is what a program returns for a packet that goes elsewhere (TC_ACT_REDIRECT).
+// redirected is the return value for a packet that is redirected (TC_ACT_REDIRECT).
 const redirected = 7
 
 const both, only4, only6 = "hello.demo.svc.clusterset.local.", "lazy.demo.svc.clusterset.local.", "six.demo.svc.clusterset.local."
@@ -39,7 +39,7 @@ var loadNames = sync.OnceValues(func() (*ebpf.Collection, error) {
 	return ebpf.NewCollection(spec)
 })
 
-// wireOf is a name as messages have it, uncompressed.
+// wireOf returns a name in uncompressed wire format.
 func wireOf(t testing.TB, name string) []byte {
 	t.Helper()
 	b := make([]byte, 256)
@@ -84,7 +84,7 @@ func newNames(t testing.TB) *path {
 	return p
 }
 
-// question is a message as resolvers of C libraries send it.
+// question returns a query as resolvers of C libraries send it.
 func question(name string, typ uint16) *dns.Msg {
 	m := new(dns.Msg).SetQuestion(name, typ)
 	m.Id = 0x1234
@@ -100,17 +100,17 @@ func (p *path) pack(m *dns.Msg) []byte {
 	return b
 }
 
-// ask is a frame with a question.
+// ask returns a frame with a query.
 func (p *path) ask(m *dns.Msg, from, to netip.AddrPort) frame {
 	p.t.Helper()
 	return frame{src: from, dst: to, proto: udp, payload: p.pack(m), hops: 63}
 }
 
-// nameTypes are all plain questions for what newNames knows, and the answers.
+// nameTypes holds all plain queries for the names of newNames, and their answers.
 var nameTypes = []struct {
 	name   string
 	typ    uint16
-	answer string // "" is no data
+	answer string // "" means no data
 }{
 	{both, dns.TypeA, both + " 5 IN A 243.1.0.7"},
 	{both, dns.TypeAAAA, both + " 5 IN AAAA fd99::7"},
@@ -122,15 +122,15 @@ var nameTypes = []struct {
 	{"LAZY.demo.svc.CLUSTERSET.local.", dns.TypeAAAA, ""},
 }
 
-// TestNamesAnswered compares whole packets: what goes back is what a correct resolver would have sent, checksums
-// included, to where the question came from.
+// Whole packets are compared: the program's reply is what a correct resolver would have sent, including checksums and
+// addresses.
 func TestNamesAnswered(t *testing.T) {
 	p := newNames(t)
 	for _, ends := range [][2]netip.AddrPort{{pod4, resolver4}, {pod6, resolver6}} {
 		for _, q := range nameTypes {
 			for _, noCheck := range []bool{false, true} {
 				if noCheck && ends[0].Addr().Is6() {
-					continue // RFC 8200, section 8.1
+					continue // RFC 8200 section 8.1
 				}
 				asked := p.ask(question(q.name, q.typ), ends[0], ends[1])
 				asked.noCheck = noCheck
@@ -157,7 +157,7 @@ func wantAnswer(t *testing.T, payload []byte, name string, typ uint16, answer st
 	t.Helper()
 	want := question(name, typ)
 	want.Response, want.Authoritative, want.RecursionAvailable = true, true, true
-	text, section := name[len(name)-len("clusterset.local."):]+dataSOA, &want.Ns // the question's own bytes are its owner
+	text, section := name[len(name)-len("clusterset.local."):]+dataSOA, &want.Ns // the SOA's owner is part of the query's name
 	if answer != "" {
 		text, section = answer, &want.Answer
 	}
@@ -174,14 +174,14 @@ func wantAnswer(t *testing.T, payload []byte, name string, typ uint16, answer st
 	}
 }
 
-// TestNamesPass wants everything else untouched.
-func TestNamesPass(t *testing.T) {
+// Every other packet passes unchanged.
+func TestNamesPassed(t *testing.T) {
 	p := newNames(t)
 	good := func() frame { return p.ask(question(both, dns.TypeA), pod4, resolver4) }
 	good6 := func() frame { return p.ask(question(both, dns.TypeA), pod6, resolver6) }
 	for name, f := range map[string]frame{"IPv4": good(), "IPv6": good6()} {
 		if verdict, _ := p.run(bpf.ProgAnswerNames, f.bytes()); verdict != redirected {
-			t.Fatalf("%s: what the others differ from is not answered: %d", name, int32(verdict))
+			t.Fatalf("%s: the unmodified query is not answered: verdict %d", name, int32(verdict))
 		}
 	}
 	asks := func(edit func(*dns.Msg)) frame {
@@ -207,7 +207,7 @@ func TestNamesPass(t *testing.T) {
 		"a first fragment":      with(good(), func(f *frame) { f.more = true }),
 		"a later fragment":      with(good(), func(f *frame) { f.offset = 8 }),
 		"an IPv6 fragment":      with(good6(), func(f *frame) { f.more = true }),
-		"unknown":               p.ask(question("nobody.demo.svc.clusterset.local.", dns.TypeA), pod4, resolver4),
+		"unknown":               p.ask(question("unknown.demo.svc.clusterset.local.", dns.TypeA), pod4, resolver4),
 		"below a name":          p.ask(question("a."+both, dns.TypeA), pod4, resolver4),
 		"another zone":          p.ask(question("hello.demo.svc.cluster.local.", dns.TypeA), pod4, resolver4),
 		"the root":              p.ask(question(".", dns.TypeA), pod4, resolver4),
@@ -221,18 +221,18 @@ func TestNamesPass(t *testing.T) {
 		"truncated flag":        asks(func(m *dns.Msg) { m.Truncated = true }),
 		"two questions":         asks(func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }),
 		"no question":           asks(func(m *dns.Msg) { m.Question = nil }),
-		"a record with it": asks(func(m *dns.Msg) {
+		"an additional record": asks(func(m *dns.Msg) {
 			m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: ".", Rrtype: 1, Class: 1}, A: vip4.AsSlice()}}
 		}),
-		"bytes behind it":       raw(func(b []byte) []byte { return append(b, 0) }),
-		"a byte too few":        raw(func(b []byte) []byte { return b[:len(b)-1] }),
+		"trailing bytes":        raw(func(b []byte) []byte { return append(b, 0) }),
+		"one byte missing":      raw(func(b []byte) []byte { return b[:len(b)-1] }),
 		"a letter as a length":  raw(func(b []byte) []byte { b[12] |= 0x40; return b }),
 		"a pointer":             raw(func(b []byte) []byte { b[12] = 0xc0; return b }),
 		"a count of answers":    raw(func(b []byte) []byte { b[7] = 1; return b }),
 		"a count of authority":  raw(func(b []byte) []byte { b[9] = 1; return b }),
 		"a count of additional": raw(func(b []byte) []byte { b[11] = 1; return b }),
-		"bytes behind UDP":      with(good(), func(f *frame) { f.payload, f.bare = append(f.transport(), 0), true }),
-		"a header alone":        raw(func(b []byte) []byte { return b[:12] }),
+		"bytes after UDP":       with(good(), func(f *frame) { f.payload, f.bare = append(f.transport(), 0), true }),
+		"only a header":         raw(func(b []byte) []byte { return b[:12] }),
 		"nothing":               raw(func([]byte) []byte { return nil }),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -242,9 +242,9 @@ func TestNamesPass(t *testing.T) {
 	}
 	p.t = t
 	claims := good().bytes()
-	claims[14]++ // what is the UDP header are options
+	claims[14]++ // the first bytes of the UDP header become options
 	p.untouched(bpf.ProgAnswerNames, claims)
-	for shortest, f := range map[int]frame{14 + 20: good(), 14 + 40: good6()} { // the kernel runs no shorter ones
+	for shortest, f := range map[int]frame{14 + 20: good(), 14 + 40: good6()} { // the kernel runs no shorter frames
 		whole := f.bytes()
 		for n := shortest; n < len(whole); n++ {
 			if verdict, out := p.run(bpf.ProgAnswerNames, whole[:n]); verdict != passed || len(out) != n {
@@ -254,7 +254,7 @@ func TestNamesPass(t *testing.T) {
 	}
 }
 
-// TestNamesLower holds the program's way to lower case against every byte.
+// The program converts every byte to lower case as Go does.
 func TestNamesLower(t *testing.T) {
 	p := newNames(t)
 	for c := range 256 {
@@ -272,7 +272,7 @@ func TestNamesLower(t *testing.T) {
 	}
 }
 
-// TestNamesCounted: every answer is counted by what was asked for.
+// Every answer is counted by query type.
 func TestNamesCounted(t *testing.T) {
 	p := newNames(t)
 	counts := func(index uint32) (sum uint64) {
@@ -291,6 +291,6 @@ func TestNamesCounted(t *testing.T) {
 	p.run(bpf.ProgAnswerNames, p.ask(question(only4, dns.TypeMX), pod4, resolver4).bytes())
 	p.run(bpf.ProgAnswerNames, p.ask(question(only6, dns.TypeA), pod4, resolver4).bytes())
 	if a, aaaa := counts(bpf.NamesA)-a, counts(bpf.NamesAAAA)-aaaa; a != 2 || aaaa != 1 {
-		t.Errorf("%d questions for A and %d for AAAA counted, want 2 and 1", a, aaaa)
+		t.Errorf("%d queries for A and %d for AAAA counted, want 2 and 1", a, aaaa)
 	}
 }

@@ -14,18 +14,18 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// BenchmarkPacket measures one run of each program by the kernel's own clock, without the statistics that add to it. What
-// a program that does nothing takes is part of each figure.
+// BenchmarkPacket measures one run of each program by the kernel's own clock, without the overhead of its statistics.
+// Each figure includes the cost of a program that does nothing.
 //
-// A test run repeats a program on what became of its packet. So two VIPs are each other's backends, and every run
-// translates; the flow's answers are made by turning its two entries into such a pair as well.
+// A test run repeats a program on its own output. So two VIPs are each other's backends, and every run translates.
+// For replies, the flow's two entries are turned into such a pair too.
 func BenchmarkPacket(b *testing.B) {
 	b.Run("nothing", func(b *testing.B) { repeat(b, nothing(b), make([]byte, 64)) })
 	b.Run("no IP", func(b *testing.B) { repeat(b, newPath(b).coll.Programs[bpf.ProgToClient], make([]byte, 64)) })
 	for family, s := range sides {
 		for name, proto := range map[string]uint8{"TCP": tcp, "UDP": udp} {
 			s := s
-			s.backend = s.vip // an address of the ranges that is a VIP, too
+			s.backend = s.vip // a VIP too
 			s.vip = mustAddrPort("243.0.0.6:81")
 			if s.backend.Addr().Is6() {
 				s.vip = mustAddrPort("[fd99::6]:81")
@@ -60,10 +60,10 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
-// inProduction is what an agent sets that knows its ranges.
+// inProduction holds the flags that an agent with known ranges sets.
 const inProduction = bpf.PacketVIPsInRanges | bpf.PacketOneRange
 
-// nothing is a program that lets everything pass.
+// nothing returns a program that passes every packet.
 func nothing(b *testing.B) *ebpf.Program {
 	b.Helper()
 	netlab.Privileged(b)
@@ -77,7 +77,7 @@ func nothing(b *testing.B) *ebpf.Program {
 	return prog
 }
 
-// pingPong makes open flows of s.vip and s.backend, each with the other behind it, both ways.
+// pingPong creates open flows between s.vip and s.backend, each with the other as backend, in both directions.
 func (p *path) pingPong(s side, proto uint8) {
 	p.t.Helper()
 	p.addRange(s.ranges)
@@ -94,7 +94,7 @@ func (p *path) pingPong(s side, proto uint8) {
 	}
 }
 
-// repeat reports the best of many short rows: whatever disturbs one only ever makes it longer.
+// repeat reports the fastest of many short runs, since interference only makes a run slower.
 func repeat(b *testing.B, prog *ebpf.Program, in []byte) {
 	b.Helper()
 	const row = 10_000
@@ -109,7 +109,7 @@ func repeat(b *testing.B, prog *ebpf.Program, in []byte) {
 	b.ReportMetric(float64(best.Nanoseconds()), "ns/run")
 }
 
-// firsts reports the middle of what the first packets of flows take, one a flow.
+// firsts reports the median time of the first packets of flows.
 func (p *path) firsts(b *testing.B, f frame) {
 	b.Helper()
 	const flows = 2000

@@ -28,14 +28,15 @@ import (
 //
 //	pod --- node --- router --- backend
 //
-// The programs are at both devices of the node. The pod is no child of any cgroup they know: all it has is packets.
+// The programs are at both devices of the node. The pod is in no cgroup that the socket path serves: it is only
+// served by packets.
 type lab struct {
 	t                          testing.TB
 	path                       *path
 	pod, node, router, backend *netlab.Namespace
 }
 
-// wire is one link of the lab, in one family: the addresses of its left and of its right end.
+// wire is one link of the lab in one family: the addresses of its left and its right end.
 type wire struct{ left, right string }
 
 var wires = map[string][3]wire{
@@ -61,7 +62,7 @@ func newLab(t testing.TB) *lab {
 		t.Cleanup(func() { _ = n.Close() })
 		*ns = n
 		l.in(n, func() error {
-			// Nobody has these addresses twice, and finding that out takes a second for each.
+			// The addresses are unique, and detecting duplicates takes a second for each.
 			return errors.Join(
 				os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0),
 				os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0),
@@ -87,7 +88,7 @@ func (l *lab) in(n *netlab.Namespace, f func() error) {
 	}
 }
 
-// join makes the wire number i between two namespaces.
+// join creates wire number i between two namespaces.
 func (l *lab) join(left, right *netlab.Namespace, leftName, rightName string, i int) {
 	l.t.Helper()
 	pair := [2]wire{wires["IPv4"][i], wires["IPv6"][i]}
@@ -111,7 +112,7 @@ func (l *lab) join(left, right *netlab.Namespace, leftName, rightName string, i 
 	l.in(right, func() error { return finish(rightName, pair[0].right, pair[1].right) })
 }
 
-// route leads to the subnet of dst, or everywhere, by via, whose prefix is ignored.
+// route adds a route by via to the subnet of dst, or a default route. The prefix of via is ignored.
 func (l *lab) route(n *netlab.Namespace, dst, via string) {
 	l.t.Helper()
 	r := &netlink.Route{Gw: net.IP(netip.MustParsePrefix(via).Addr().AsSlice())}
@@ -138,7 +139,7 @@ func (l *lab) device(n *netlab.Namespace, name string) (index int) {
 	return index
 }
 
-// hooks are where the programs belong on the node.
+// hooks holds the programs' places on the node.
 var hooks = []struct{ device, ingress, egress string }{
 	{hostDevice, bpf.ProgFromClient, bpf.ProgToClient},
 	{uplinkDevice, bpf.ProgFromNetwork, bpf.ProgToNetwork},
@@ -162,7 +163,7 @@ func (l *lab) attachTCX() {
 	}
 }
 
-// attachClsact attaches as older kernels need it.
+// attachClsact attaches as older kernels require.
 func (l *lab) attachClsact() {
 	l.t.Helper()
 	for _, h := range hooks {
@@ -191,7 +192,7 @@ func (l *lab) attachClsact() {
 	}
 }
 
-// speedUp tells the programs what the devices are, so that flows take the fast road.
+// speedUp stores the devices' roles, so that flows take the fast path.
 func (l *lab) speedUp() {
 	l.t.Helper()
 	l.path.set(bpf.PacketFast)
@@ -199,12 +200,12 @@ func (l *lab) speedUp() {
 	l.path.put(bpf.MapDevices, uint32(l.device(l.node, uplinkDevice)), bpf.Device{Flags: bpf.DeviceUplink})
 }
 
-// backendAddr is where the backend listens, on another port than the VIP's.
+// backendAddr is the address of the backend's listener, on another port than the VIP's.
 func backendAddr(family string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParsePrefix(wires[family][2].right).Addr(), 8080)
 }
 
-// echo serves TCP and UDP at the backend: what comes in goes back, on TCP until the client has said all.
+// echo serves TCP and UDP at the backend and returns what it receives, on TCP until the client closes its direction.
 func (l *lab) echo(family string) {
 	l.t.Helper()
 	l.echoAt(l.backend, backendAddr(family))
@@ -264,7 +265,7 @@ func (l *lab) dial(network string, to netip.AddrPort) (net.Conn, error) {
 	return c, c.SetDeadline(time.Now().Add(10 * time.Second))
 }
 
-// talk sends payload to a VIP over TCP and wants it back.
+// talk sends payload to a VIP over TCP and expects it back.
 func (l *lab) talk(to netip.AddrPort, payload []byte) {
 	l.t.Helper()
 	c, err := l.dial("tcp", to)
@@ -282,11 +283,11 @@ func (l *lab) talk(to netip.AddrPort, payload []byte) {
 		l.t.Fatalf("talk to %s: %v", to, err)
 	}
 	if !bytes.Equal(got, payload) {
-		l.t.Fatalf("%s: %d bytes came back wrong, of %d", to, len(got), len(payload))
+		l.t.Fatalf("%s: %d bytes differ, of %d", to, len(got), len(payload))
 	}
 }
 
-// ask sends a datagram to a VIP and wants it back.
+// ask sends a datagram to a VIP and expects it back.
 func (l *lab) ask(to netip.AddrPort, payload []byte) {
 	l.t.Helper()
 	c, err := l.dial("udp", to)
@@ -320,8 +321,8 @@ func (l *lab) flow(vip netip.AddrPort, proto uint8) bpf.Conn {
 
 func TestPacketEndToEnd(t *testing.T) {
 	for attachment, attach := range map[string]func(*lab){"TCX": (*lab).attachTCX, "clsact": (*lab).attachClsact} {
-		for road, fast := range map[string]bool{"slow": false, "fast": true} {
-			t.Run(attachment+"/"+road, func(t *testing.T) {
+		for speed, fast := range map[string]bool{"slow": false, "fast": true} {
+			t.Run(attachment+"/"+speed, func(t *testing.T) {
 				l := newLab(t)
 				attach(l)
 				if fast {
@@ -342,9 +343,9 @@ func TestPacketEndToEnd(t *testing.T) {
 	}
 }
 
-// Of a flow on the fast road the node's own netfilter sees nothing, however large the packets are that the pod lets its
-// device cut: half of a flow would be no connection to it.
-func TestPacketEndAllOfAFlowIsFast(t *testing.T) {
+// The node's netfilter sees no packet of a flow on the fast path, not even of large packets that the pod's device
+// segments: half a flow would be an invalid connection there.
+func TestPacketEndNetfilterSeesNoFastFlow(t *testing.T) {
 	l := newLab(t)
 	l.attachTCX()
 	l.speedUp()
@@ -371,12 +372,12 @@ func TestPacketEndAllOfAFlowIsFast(t *testing.T) {
 	}
 }
 
-// A pod that also talks to the backend itself uses ports again from which it has just talked to it through a VIP: with
-// few to choose from, nearly every time.
-func TestPacketEndBesideDirect(t *testing.T) {
+// A pod that also connects to the backend directly reuses ports that it just used through a VIP. The test leaves it
+// few ports, so that this happens nearly every time.
+func TestPacketEndDirectConnection(t *testing.T) {
 	const ports, connections = 64, 48
-	for road, fast := range map[string]bool{"slow": false, "fast": true} {
-		t.Run(road, func(t *testing.T) {
+	for speed, fast := range map[string]bool{"slow": false, "fast": true} {
+		t.Run(speed, func(t *testing.T) {
 			l := newLab(t)
 			l.attachTCX()
 			if fast {
@@ -401,9 +402,9 @@ func TestPacketEndBesideDirect(t *testing.T) {
 	}
 }
 
-// What a pod sends has a checksum that the device is still to compute, and so has an answer made of it. Where the way back
-// is a wire that computes none, the kernel does.
-func TestPacketRefusedOnWire(t *testing.T) {
+// A packet from a pod has a checksum that the device has yet to compute, and so has a reply made of it. If the way
+// back is a wire that computes none, the kernel does.
+func TestPacketEndRefusalOnWire(t *testing.T) {
 	l := newLab(t)
 	l.attachTCX()
 	l.in(l.node, func() error { return leaveChecksums(hostDevice) })
@@ -427,7 +428,7 @@ func TestPacketRefusedOnWire(t *testing.T) {
 	}
 }
 
-// New flows of a client take the way that one before them has found, and soon the one to which a route has changed.
+// New flows of a client take the route that an earlier flow found, and soon the new route after a change.
 func TestPacketEndOtherRouter(t *testing.T) {
 	others := map[string]string{"IPv4": "10.71.2.3/24", "IPv6": "fd71:2::3/64"}
 	l := newLab(t)
@@ -436,7 +437,7 @@ func TestPacketEndOtherRouter(t *testing.T) {
 	for family, s := range sides {
 		t.Run(family, func(t *testing.T) {
 			l.t, l.path.t = t, t
-			pin(t) // a CPU knows the ways that it has found itself
+			pin(t) // each CPU has its own route cache
 			l.path.addRange(s.ranges)
 			l.path.serve(1, udp, s.vip, backendAddr(family))
 			l.echo(family)
@@ -461,16 +462,16 @@ func TestPacketEndOtherRouter(t *testing.T) {
 			})
 			for deadline := time.Now().Add(10 * time.Second); !l.goes(s.vip, other); {
 				if time.Now().After(deadline) {
-					t.Fatalf("no new flow goes by %s", other)
+					t.Fatalf("no new flow is routed by %s", other)
 				}
-				l.path.clear(bpf.MapConns, l.path.coll.Maps[bpf.MapConns]) // known flows look for themselves
+				l.path.clear(bpf.MapConns, l.path.coll.Maps[bpf.MapConns]) // known flows look up their own route
 				l.ask(s.vip, []byte("by the other"))
 			}
 		})
 	}
 }
 
-// pin keeps the test and what it sends on one CPU.
+// pin keeps the test and its packets on one CPU.
 func pin(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -490,7 +491,7 @@ func pin(t *testing.T) {
 	t.Cleanup(func() { _ = unix.SchedSetaffinity(0, &before) })
 }
 
-// goes reports whether a flow to the VIP goes by a router.
+// goes reports whether a flow to the VIP is routed through a router.
 func (l *lab) goes(vip netip.AddrPort, router netip.Addr) bool {
 	l.t.Helper()
 	var key bpf.ConnKey
@@ -503,11 +504,11 @@ func (l *lab) goes(vip netip.AddrPort, router netip.Addr) bool {
 	return false
 }
 
-// A checksum that is still to be computed when a packet is translated is right when it is: here by the kernel, for the wire
-// to the backend and for the one back to the pod.
-func TestPacketEndOnWire(t *testing.T) {
-	for road, fast := range map[string]bool{"slow": false, "fast": true} {
-		t.Run(road, func(t *testing.T) {
+// A checksum that is incomplete during translation is correct once computed: here by the kernel, for the wire to the
+// backend and for the one back to the pod.
+func TestPacketEndChecksumOnWire(t *testing.T) {
+	for speed, fast := range map[string]bool{"slow": false, "fast": true} {
+		t.Run(speed, func(t *testing.T) {
 			l := newLab(t)
 			l.attachTCX()
 			if fast {
@@ -529,7 +530,7 @@ func TestPacketEndOnWire(t *testing.T) {
 	}
 }
 
-// leaveChecksums makes a device compute no checksums, so that the kernel must: `ethtool -K NAME tx off`.
+// leaveChecksums turns off checksum offload of a device, so that the kernel computes them: `ethtool -K NAME tx off`.
 func leaveChecksums(name string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -586,10 +587,10 @@ func TestPacketEndToItself(t *testing.T) {
 	}
 }
 
-// talkAndAsk is what works through a VIP, and what is refused.
+// talkAndAsk checks what works through a VIP, and what is refused.
 func (l *lab) talkAndAsk(family string, vip netip.AddrPort, fast bool) {
 	l.t.Helper()
-	l.ask(vip, []byte("first")) // also lets the neighbours find each other
+	l.ask(vip, []byte("first")) // also resolves the neighbours
 	l.talk(vip, []byte("hello"))
 	l.talk(vip, make([]byte, 4<<20))
 	l.ask(vip, []byte("again"))
@@ -605,7 +606,7 @@ func (l *lab) talkAndAsk(family string, vip netip.AddrPort, fast bool) {
 	l.ask(vip, make([]byte, 4000)) // in fragments
 	nowhere := netip.AddrPortFrom(vip.Addr(), 1)
 	if _, err := l.dial("tcp", nowhere); !errors.Is(err, unix.ECONNREFUSED) {
-		l.t.Errorf("TCP to a port nobody serves: %v", err)
+		l.t.Errorf("TCP to a port without a frontend: %v", err)
 	}
 	c, err := l.dial("udp", nowhere)
 	if err != nil {
@@ -614,9 +615,9 @@ func (l *lab) talkAndAsk(family string, vip netip.AddrPort, fast bool) {
 	defer c.Close()
 	_, _ = c.Write([]byte("?"))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
-		l.t.Errorf("UDP to a port nobody serves: %v", err)
+		l.t.Errorf("UDP to a port without a frontend: %v", err)
 	}
-	// A closed port of the backend: the error comes from it, as if from the VIP.
+	// For a closed port of the backend the error comes from the backend, as if from the VIP.
 	closed := netip.AddrPortFrom(vip.Addr(), 7)
 	l.path.serve(3, udp, closed, netip.AddrPortFrom(backendAddr(family).Addr(), 9))
 	if c, err = l.dial("udp", closed); err != nil {
@@ -630,9 +631,9 @@ func (l *lab) talkAndAsk(family string, vip netip.AddrPort, fast bool) {
 	l.narrow(vip)
 }
 
-// narrow makes the way from the router to the backend narrower than the pod can know: the router says so in ICMP errors
-// about packets to the backend, and the pod's sockets to the VIP must understand them. It is the route that is narrow and
-// not the device, which would also drop what comes from the backend and is larger.
+// narrow lowers the MTU between router and backend below what the pod can know. The router reports it in ICMP errors
+// about packets to the backend, and the pod's sockets to the VIP must understand them. The route is narrow and not
+// the device, which would also drop larger packets from the backend.
 func (l *lab) narrow(vip netip.AddrPort) {
 	l.t.Helper()
 	family := "IPv4"
@@ -645,11 +646,11 @@ func (l *lab) narrow(vip netip.AddrPort) {
 	l.in(l.router, func() error { return netlink.RouteAdd(way) })
 	l.talk(vip, make([]byte, 1<<20))
 	if got := l.routeMTU(vip.Addr()); got != 1300 {
-		l.t.Errorf("the pod believes that %d bytes fit on the way to the VIP, want 1300", got)
+		l.t.Errorf("the pod has a path MTU of %d to the VIP, want 1300", got)
 	}
 }
 
-// routeMTU is what the pod has learnt of the way to an address.
+// routeMTU returns the path MTU that the pod has learnt for an address.
 func (l *lab) routeMTU(to netip.Addr) (mtu int) {
 	l.t.Helper()
 	l.in(l.pod, func() error {

@@ -9,32 +9,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// frame is a packet to be built. What is not said is what a correct sender would write.
+// frame describes a packet to be built. Fields that are not set get the value that a correct sender would use.
 type frame struct {
 	src, dst netip.AddrPort
 	proto    uint8
 	flags    uint8  // TCP flags, or the type of the first SCTP chunk
 	seq, ack uint32 // TCP
-	payload  []byte // behind the transport header
+	payload  []byte // after the transport header
 
-	hops     uint8  // 64 when 0
+	hops     uint8  // 0 means 64
 	vlan     []int  // tags, the outer one first
 	options  []byte // IPv4
 	exts     []ext  // IPv6
 	id       uint32 // of a fragment's datagram
 	offset   int    // of a fragment, in bytes
 	more     bool   // fragments follow
-	wrong    uint16 // is added to every transport checksum
-	wrongIP  uint16 // is added to the checksum of the IPv4 header
+	wrong    uint16 // added to every transport checksum
+	wrongIP  uint16 // added to the IPv4 header's checksum
 	noCheck  bool   // a UDP checksum of zero
-	bare     bool   // the payload is all there is behind the IP header
+	bare     bool   // the payload follows the IP header directly
 	dontFrag bool
 }
 
 // ext is an extension header of IPv6.
 type ext struct {
 	kind uint8
-	body []byte // behind the length; 6 bytes, or 14
+	body []byte // after the length; 6 bytes, or 14
 }
 
 const (
@@ -47,7 +47,7 @@ const (
 	sctpData, sctpInit, sctpInitAck, sctpAbort = 0, 1, 2, 6
 )
 
-// sum is the ones' complement sum of b, on top of s.
+// sum adds b to the ones' complement sum s.
 func sum(s uint32, b []byte) uint32 {
 	for ; len(b) > 1; b = b[2:] {
 		s += uint32(binary.BigEndian.Uint16(b))
@@ -65,7 +65,7 @@ func (f frame) pseudo(length int) uint32 {
 	return sum(sum(uint32(f.proto)+uint32(length), f.src.Addr().AsSlice()), f.dst.Addr().AsSlice())
 }
 
-// transport is the transport header and payload of the whole datagram.
+// transport returns the transport header and payload of the whole datagram.
 func (f frame) transport() []byte {
 	if f.bare {
 		return f.payload
@@ -103,16 +103,16 @@ func (f frame) transport() []byte {
 	return b
 }
 
-// bytes is the frame as it is on the wire; a fragment ends with the payload.
+// bytes returns the frame as on the wire; a fragment ends with the payload.
 func (f frame) bytes() []byte {
-	b := make([]byte, 12, 128) // addresses of zero, as those of the loopback device
+	b := make([]byte, 12, 128) // MAC addresses of zero, as the loopback device has
 	for _, tag := range f.vlan {
 		b = append(b, 0x81, 0, byte(tag>>8), byte(tag))
 	}
 	return append(b, f.network()...)
 }
 
-// network is the frame from its ethertype on.
+// network returns the frame from its ethertype on.
 func (f frame) network() []byte {
 	if f.hops == 0 {
 		f.hops = 64
@@ -124,7 +124,7 @@ func (f frame) network() []byte {
 	return append([]byte{0x86, 0xdd}, f.ipv6(l4)...)
 }
 
-// ip is the frame from its IP header on.
+// ip returns the frame from its IP header on.
 func (f frame) ip() []byte { return f.network()[2:] }
 
 func (f frame) ipv4(l4 []byte) []byte {
@@ -177,7 +177,7 @@ func (f frame) ipv6(l4 []byte) []byte {
 	return append(append(b, headers...), l4...)
 }
 
-// icmp is an ICMP message of the frame's family.
+// icmp returns an ICMP message of the frame's family.
 func icmp(src, dst netip.Addr, kind, code uint8, rest uint32, body []byte) frame {
 	f := frame{src: netip.AddrPortFrom(src, 0), dst: netip.AddrPortFrom(dst, 0), bare: true, proto: unix.IPPROTO_ICMP}
 	if src.Is6() {
@@ -194,14 +194,14 @@ func icmp(src, dst netip.Addr, kind, code uint8, rest uint32, body []byte) frame
 	return f
 }
 
-// to and from are the frame with another destination or source.
+// to and from return the frame with another destination or source.
 func (f frame) to(dst netip.AddrPort) frame   { f.dst = dst; return f }
 func (f frame) from(src netip.AddrPort) frame { f.src = src; return f }
 
-// back is the answer to the frame.
+// back returns the reply to the frame.
 func (f frame) back() frame { f.src, f.dst = f.dst, f.src; return f }
 
-// fragment is n bytes of the frame's datagram, from offset on.
+// fragment returns n bytes of the frame's datagram, from offset on.
 func (f frame) fragment(offset, n int) frame {
 	l4 := f.transport()
 	f.offset, f.more, f.bare = offset, offset+n < len(l4), true

@@ -12,13 +12,13 @@ import (
 	"github.com/isthmus-net/isthmus/bpf"
 )
 
-// FuzzPacket gives any bytes to every program, with a flow of each protocol open, and wants what must hold for all of
-// them: a known verdict, a packet as long as before or a short answer, and no checksum wrong that was right. The seeds
-// run with the other tests; longer:
+// FuzzPacket passes arbitrary bytes to every program, with an open flow of each protocol. It checks the invariants: a
+// known verdict, an unchanged length or a short reply, and no right checksum that becomes wrong. The seeds run with
+// the other tests. For a longer run:
 //
 //	go test -run '^$' -fuzz FuzzPacket -fuzztime 10m ./bpf
 func FuzzPacket(f *testing.F) {
-	newPath(f) // loads, which takes longer than the fuzzer lets one input
+	newPath(f) // loading takes longer than the fuzzer allows for one input
 	for _, s := range sides {
 		for _, proto := range transports {
 			seed := func(fr frame) { f.Add(fr.bytes()) }
@@ -40,7 +40,7 @@ func FuzzPacket(f *testing.F) {
 			seed(whole.fragment(160, 80))
 		}
 	}
-	// The worst of it in one: lengths that lie.
+	// One seed with lengths that are all wrong.
 	for _, s := range sides {
 		whole := s.opening(udp).bytes()
 		for i := 14; i < len(whole); i++ {
@@ -62,7 +62,7 @@ func FuzzPacket(f *testing.F) {
 				p.run(bpf.ProgToClient, s.answer(proto).bytes())
 			}
 		}
-		copy(in, make([]byte, 12)) // to us, as far as the link layer knows
+		copy(in, make([]byte, 12)) // for this host, as far as the link layer knows
 		for _, prog := range []string{bpf.ProgFromClient, bpf.ProgFromNetwork, bpf.ProgToClient} {
 			verdict, out := p.run(prog, bytes.Clone(in))
 			lawful(t, prog, in, out, verdict)
@@ -70,7 +70,7 @@ func FuzzPacket(f *testing.F) {
 	})
 }
 
-// lawful checks what became of a packet.
+// lawful checks the invariants of a packet.
 func lawful(t *testing.T, prog string, in, out []byte, verdict uint32) {
 	t.Helper()
 	switch verdict {
@@ -99,14 +99,14 @@ func lawful(t *testing.T, prog string, in, out []byte, verdict uint32) {
 	}
 }
 
-// What is to be said of a packet's checksums.
+// States of a packet's checksums.
 const (
-	unknown = iota // not to be told: no IP, a fragment, a length that lies, another protocol
+	unknown = iota // cannot be checked: no IP, a fragment, a wrong length, another protocol
 	sound
 	unsound
 )
 
-// soundness checks a packet as its receiver would, by another road than the programs: over all its bytes.
+// soundness checks a packet as its receiver would: over all its bytes, unlike the programs.
 func soundness(b []byte) int {
 	kind := binary.BigEndian.Uint16(b[12:])
 	l3 := 14

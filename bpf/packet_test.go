@@ -22,7 +22,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// What the programs return.
+// Return values of the programs.
 const (
 	passed   = math.MaxUint32 // TC_ACT_UNSPEC
 	dropped  = 2              // TC_ACT_SHOT
@@ -38,7 +38,7 @@ var (
 var (
 	mustAddrPort = netip.MustParseAddrPort
 
-	// side is the same world in both families.
+	// side holds the addresses of the same setup in one family.
 	sides = map[string]side{
 		"IPv4": {
 			client: mustAddrPort("10.1.0.2:40000"), vip: mustAddrPort("243.0.0.5:80"), backend: mustAddrPort("10.2.0.9:8080"),
@@ -59,7 +59,7 @@ type side struct {
 	ranges               string
 }
 
-// opening is the first packet of a flow to the VIP.
+// opening returns the first packet of a flow to the VIP.
 func (s side) opening(proto uint8) frame {
 	f := frame{src: s.client, dst: s.vip, proto: proto, payload: []byte("hello, isthmus")}
 	switch proto {
@@ -71,7 +71,7 @@ func (s side) opening(proto uint8) frame {
 	return f
 }
 
-// answer is the backend's first packet of that flow.
+// answer returns the backend's first packet of that flow.
 func (s side) answer(proto uint8) frame {
 	f := s.opening(proto).to(s.backend).back()
 	switch proto {
@@ -91,8 +91,8 @@ func (s side) header() int {
 	return 20
 }
 
-// shortest is the length to which f can be cut: the kernel makes no test of a packet whose IP header is cut, unless
-// it cannot see it for a VLAN tag.
+// shortest returns the length to which f can be truncated: the kernel refuses a test run with a truncated IP header,
+// unless a VLAN tag hides that header.
 func (s side) shortest(f frame) int {
 	if len(f.vlan) > 0 {
 		return 15
@@ -112,7 +112,7 @@ var loadPath = sync.OnceValues(func() (*ebpf.Collection, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec.Maps[bpf.MapConns].MaxEntries = 4096 // the memory is there from the start
+	spec.Maps[bpf.MapConns].MaxEntries = 4096 // the map is preallocated
 	return ebpf.NewCollection(spec)
 })
 
@@ -134,7 +134,7 @@ func newPath(t testing.TB) *path {
 		p.put(bpf.MapClusters, i, bpf.Cluster{})
 	}
 	p.put(bpf.MapSettings, uint32(0), bpf.Settings{})
-	p.put(bpf.MapRoutedClients, uint32(0), uint32(1)) // ProgToNetwork does all it can
+	p.put(bpf.MapRoutedClients, uint32(0), uint32(1)) // ProgToNetwork translates from the start
 	p.set(0)
 	return p
 }
@@ -161,7 +161,7 @@ func (p *path) put(name string, key, value any) {
 	}
 }
 
-// set sets the flags of the packet path, and the nets of the ranges of all sides.
+// set sets the flags of the packet path, and the nets that cover the ranges of all sides.
 func (p *path) set(flags bpf.PacketFlags) {
 	p.t.Helper()
 	s := bpf.PacketSettings{
@@ -181,7 +181,7 @@ func (p *path) addRange(cidr string) {
 	p.put(bpf.MapRanges, bpf.RangeKey{Prefixlen: uint32(bits), Addr: bpf.Addr16(pre.Addr())}, uint32(1))
 }
 
-// serve puts backends behind a VIP: the frontend, its service and its cluster have the same number.
+// serve adds a VIP with backends. The frontend, its Service and its cluster have the same number.
 func (p *path) serve(id uint32, proto uint8, vip netip.AddrPort, backends ...netip.AddrPort) {
 	p.t.Helper()
 	for i, b := range backends {
@@ -206,7 +206,7 @@ func (p *path) run(prog string, in []byte) (verdict uint32, out []byte) {
 	return verdict, opts.DataOut
 }
 
-// want runs a program and compares what it returns and what became of the packet.
+// want runs a program and compares its verdict and the resulting packet.
 func (p *path) want(prog string, in []byte, verdict uint32, out []byte) {
 	p.t.Helper()
 	gotVerdict, got := p.run(prog, in)
@@ -218,19 +218,19 @@ func (p *path) want(prog string, in []byte, verdict uint32, out []byte) {
 	}
 }
 
-// translated wants a packet to pass as another.
+// translated expects a packet to pass as another one.
 func (p *path) translated(prog string, in, out frame) {
 	p.t.Helper()
 	p.want(prog, in.bytes(), passed, out.bytes())
 }
 
-// untouched wants a packet to pass as it is.
+// untouched expects a packet to pass unchanged.
 func (p *path) untouched(prog string, in []byte) {
 	p.t.Helper()
 	p.want(prog, in, passed, in)
 }
 
-// refusals are the counts of what was refused, in order.
+// refusals returns the refusal counters, sorted.
 func (p *path) refusals() map[string]uint64 {
 	p.t.Helper()
 	counts := map[string]uint64{}
@@ -256,7 +256,7 @@ func connKey(client, server netip.AddrPort, proto, reply uint8) bpf.ConnKey {
 	}
 }
 
-// states returns how far both directions of a flow have come.
+// states returns the states of both directions of a flow.
 func (p *path) states(s side, proto uint8) (there, back bpf.ConnState) {
 	p.t.Helper()
 	var a, b bpf.Conn
@@ -268,7 +268,7 @@ func (p *path) states(s side, proto uint8) (there, back bpf.ConnState) {
 	return a.State, b.State
 }
 
-// age makes all flows as if nothing had come for so long.
+// age makes all flows older, as if no packet had come for so long.
 func (p *path) age(by time.Duration) {
 	p.t.Helper()
 	conns := p.coll.Maps[bpf.MapConns]
@@ -296,7 +296,7 @@ type crossing struct {
 	proto uint8
 }
 
-// crossings are all of them, by name.
+// crossings returns all combinations by name.
 func crossings() map[string]crossing {
 	all := map[string]crossing{}
 	for family, s := range sides {
@@ -307,32 +307,32 @@ func crossings() map[string]crossing {
 	return all
 }
 
-func TestPacketThereAndBack(t *testing.T) {
+func TestPacketTranslation(t *testing.T) {
 	variants := map[string]struct {
 		change func(*frame)
-		only   uint8 // for this protocol
-		v6, v4 bool  // only for this family
+		only   uint8 // for this protocol only
+		v6, v4 bool  // for this family only
 	}{
-		"plain":           {change: func(*frame) {}},
-		"no payload":      {change: func(f *frame) { f.payload = nil }},
-		"odd payload":     {change: func(f *frame) { f.payload = []byte("odd") }},
-		"large":           {change: func(f *frame) { f.payload = make([]byte, 1400) }},
-		"wrong checksum":  {change: func(f *frame) { f.wrong = 0x1234 }},
-		"no checksum":     {change: func(f *frame) { f.noCheck = true }, only: udp},
-		"one hop left":    {change: func(f *frame) { f.hops = 1 }},
-		"VLAN":            {change: func(f *frame) { f.vlan = []int{7} }},
-		"VLAN in VLAN":    {change: func(f *frame) { f.vlan = []int{7, 8} }},
-		"options":         {change: func(f *frame) { f.options = []byte{1, 1, 1, 0} }, v4: true},
-		"all options":     {change: func(f *frame) { f.options = slices.Repeat([]byte{1}, 40) }, v4: true},
-		"hop by hop":      {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
-		"destination":     {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_DSTOPTS, make([]byte, 14)}} }, v6: true},
-		"routed already":  {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_ROUTING, []byte{4, 0, 0, 0, 0, 0}}} }, v6: true},
-		"atomic fragment": {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_FRAGMENT, make([]byte, 6)}} }, v6: true},
-		"six extensions":  {change: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 6) }, v6: true},
-		"one byte":        {change: func(f *frame) { f.payload = []byte{0} }},
-		"wrong header":    {change: func(f *frame) { f.wrongIP = 0x1234 }, v4: true},
-		"VLAN, options":   {change: func(f *frame) { f.vlan, f.options = []int{7}, []byte{1, 1, 1, 0} }, v4: true},
-		"VLAN, extension": {change: func(f *frame) { f.vlan, f.exts = []int{7}, []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
+		"plain":               {change: func(*frame) {}},
+		"no payload":          {change: func(f *frame) { f.payload = nil }},
+		"odd payload":         {change: func(f *frame) { f.payload = []byte("odd") }},
+		"large":               {change: func(f *frame) { f.payload = make([]byte, 1400) }},
+		"wrong checksum":      {change: func(f *frame) { f.wrong = 0x1234 }},
+		"no checksum":         {change: func(f *frame) { f.noCheck = true }, only: udp},
+		"one hop left":        {change: func(f *frame) { f.hops = 1 }},
+		"VLAN":                {change: func(f *frame) { f.vlan = []int{7} }},
+		"VLAN in VLAN":        {change: func(f *frame) { f.vlan = []int{7, 8} }},
+		"options":             {change: func(f *frame) { f.options = []byte{1, 1, 1, 0} }, v4: true},
+		"all options":         {change: func(f *frame) { f.options = slices.Repeat([]byte{1}, 40) }, v4: true},
+		"hop by hop":          {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
+		"destination":         {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_DSTOPTS, make([]byte, 14)}} }, v6: true},
+		"routing header done": {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_ROUTING, []byte{4, 0, 0, 0, 0, 0}}} }, v6: true},
+		"atomic fragment":     {change: func(f *frame) { f.exts = []ext{{unix.IPPROTO_FRAGMENT, make([]byte, 6)}} }, v6: true},
+		"six extensions":      {change: func(f *frame) { f.exts = slices.Repeat([]ext{{unix.IPPROTO_DSTOPTS, make([]byte, 6)}}, 6) }, v6: true},
+		"one byte":            {change: func(f *frame) { f.payload = []byte{0} }},
+		"wrong header":        {change: func(f *frame) { f.wrongIP = 0x1234 }, v4: true},
+		"VLAN, options":       {change: func(f *frame) { f.vlan, f.options = []int{7}, []byte{1, 1, 1, 0} }, v4: true},
+		"VLAN, extension":     {change: func(f *frame) { f.vlan, f.exts = []int{7}, []ext{{unix.IPPROTO_HOPOPTS, make([]byte, 6)}} }, v6: true},
 	}
 	p := newPath(t)
 	for name, of := range crossings() {
@@ -355,7 +355,7 @@ func TestPacketThereAndBack(t *testing.T) {
 					p.translated(bpf.ProgFromClient, there, there.to(s.backend))
 					p.translated(bpf.ProgFromNetwork, there, there.to(s.backend))
 					p.untouched(bpf.ProgFromClient, back.bytes())
-					p.untouched(bpf.ProgFromNetwork, back.bytes()) // the flow takes the slow road
+					p.untouched(bpf.ProgFromNetwork, back.bytes()) // the flow takes the slow path
 					p.translated(bpf.ProgToClient, back, back.from(s.vip))
 					p.translated(bpf.ProgToNetwork, back, back.from(s.vip))
 					for _, prog := range []string{bpf.ProgToClient, bpf.ProgToNetwork} {
@@ -370,9 +370,9 @@ func TestPacketThereAndBack(t *testing.T) {
 	}
 }
 
-// Answers to clients leave by an uplink only after one came from elsewhere than the other end of a client's device.
+// Replies to clients leave by an uplink only after a client came in by a device that is not a client's.
 func TestPacketRoutedClients(t *testing.T) {
-	const loopback = 1 // on which packets are tried
+	const loopback = 1 // the device of test runs
 	for name, of := range crossings() {
 		t.Run(name, func(t *testing.T) {
 			s, proto := of.side, of.proto
@@ -393,7 +393,7 @@ func TestPacketRoutedClients(t *testing.T) {
 	}
 }
 
-// A frame is padded to the shortest Ethernet allows: the padding is no part of the packet.
+// A frame is padded to the minimum length of Ethernet: the padding is not part of the packet.
 func TestPacketPadding(t *testing.T) {
 	p := newPath(t)
 	for name, of := range crossings() {
@@ -408,8 +408,8 @@ func TestPacketPadding(t *testing.T) {
 	}
 }
 
-// What is to no VIP passes as it is, whatever it is.
-func TestPacketToElsewhere(t *testing.T) {
+// A packet that is not to a VIP passes unchanged, whatever it is.
+func TestPacketToOtherAddress(t *testing.T) {
 	for name, flags := range map[string]bpf.PacketFlags{
 		"VIPs anywhere": 0, "VIPs in ranges": bpf.PacketVIPsInRanges,
 		"VIPs in one range": bpf.PacketVIPsInRanges | bpf.PacketOneRange, "fast": bpf.PacketVIPsInRanges | bpf.PacketFast,
@@ -444,8 +444,7 @@ func TestPacketToElsewhere(t *testing.T) {
 	}
 }
 
-// A packet that ends before its headers say is refused without an answer, and counted, from where it can be known to
-// be ours.
+// A truncated packet is refused without a reply and counted, once enough of it is there to recognize its destination.
 func TestPacketTruncated(t *testing.T) {
 	p := newPath(t)
 	for _, s := range sides {
@@ -483,7 +482,7 @@ func TestPacketTruncated(t *testing.T) {
 	}
 }
 
-// A header may lie about lengths as well.
+// A header may also contain wrong lengths.
 func TestPacketMalformed(t *testing.T) {
 	s4, s6 := sides["IPv4"], sides["IPv6"]
 	bend := func(f frame, at int, b byte) []byte {
@@ -523,7 +522,7 @@ func TestPacketMalformed(t *testing.T) {
 	}
 }
 
-// refusal is the answer that a refused frame gets.
+// refusal returns the reply to a refused frame.
 func refusal(f frame, next int) frame {
 	if f.proto == tcp {
 		r := frame{src: f.dst, dst: f.src, proto: tcp, flags: rst, dontFrag: f.src.Addr().Is4(), vlan: f.vlan}
@@ -560,7 +559,7 @@ func refusal(f frame, next int) frame {
 	return r
 }
 
-// next is where an IPv6 header without extensions names the protocol.
+// next is the offset of the protocol number in an IPv6 header without extensions.
 const next = 6
 
 func TestPacketRefused(t *testing.T) {
@@ -572,15 +571,15 @@ func TestPacketRefused(t *testing.T) {
 				frame   frame
 				reason  string
 			}{
-				"no frontend":    {func(p *path) { p.addRange(s.ranges) }, s.opening(proto), "0 no_frontend"},
-				"no backend":     {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
-				"backend gone":   {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
-				"slot gone":      {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
-				"another port":   {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
-				"tagged":         {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
-				"large":          {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
-				"nothing in it":  {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = nil; return f }(), "0 no_frontend"},
-				"wrong checksum": {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.wrong = 7; return f }(), "0 no_frontend"},
+				"no frontend":     {func(p *path) { p.addRange(s.ranges) }, s.opening(proto), "0 no_frontend"},
+				"no backend":      {func(p *path) { p.serve(3, proto, s.vip) }, s.opening(proto), "3 no_backend"},
+				"backend removed": {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("backends", uint32(300)) }, s.opening(proto), "3 backend_gone"},
+				"slot removed":    {func(p *path) { p.serve(3, proto, s.vip, s.backend); p.delete("slots", bpf.SlotKey{FrontendId: 3}) }, s.opening(proto), "3 backend_gone"},
+				"another port":    {func(p *path) { p.addRange(s.ranges); p.serve(3, proto, s.backend, s.backend) }, s.opening(proto), "0 no_frontend"},
+				"tagged":          {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.vlan = []int{9}; return f }(), "0 no_frontend"},
+				"large":           {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = make([]byte, 1200); return f }(), "0 no_frontend"},
+				"no payload":      {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.payload = nil; return f }(), "0 no_frontend"},
+				"wrong checksum":  {func(p *path) { p.addRange(s.ranges) }, func() frame { f := s.opening(proto); f.wrong = 7; return f }(), "0 no_frontend"},
 				"more headers": {func(p *path) { p.addRange(s.ranges) }, func() frame {
 					f := s.opening(proto)
 					if s.vip.Addr().Is6() {
@@ -613,14 +612,14 @@ func TestPacketRefused(t *testing.T) {
 	}
 }
 
-// A client that is its own backend gets its packets back from the VIP, and what it answers to the VIP again.
+// A client that is its own backend gets its packets back from the VIP, and its replies too.
 func TestPacketToItself(t *testing.T) {
 	for name, of := range crossings() {
 		for _, prog := range there {
 			t.Run(name+"/"+prog, func(t *testing.T) {
 				s, proto := of.side, of.proto
 				s.backend = netip.AddrPortFrom(s.client.Addr(), 8080)
-				standIn := netip.AddrPortFrom(s.vip.Addr(), s.client.Port())
+				vipAsClient := netip.AddrPortFrom(s.vip.Addr(), s.client.Port())
 				p := newPath(t)
 				p.addRange(s.ranges)
 				p.serve(3, proto, s.vip, s.backend)
@@ -631,8 +630,8 @@ func TestPacketToItself(t *testing.T) {
 						p.untouched(egress, out.bytes())
 					}
 				}
-				opening, seen := s.opening(proto), s.opening(proto).from(standIn).to(s.backend)
-				answer, known := s.answer(proto).to(standIn), s.answer(proto).from(s.vip)
+				opening, seen := s.opening(proto), s.opening(proto).from(vipAsClient).to(s.backend)
+				answer, known := s.answer(proto).to(vipAsClient), s.answer(proto).from(s.vip)
 				home(opening, seen)
 				home(opening, seen)
 				home(answer, known)
@@ -640,7 +639,7 @@ func TestPacketToItself(t *testing.T) {
 					t.Errorf("after an answer: %+v", got)
 				}
 				if proto == tcp {
-					home(s.tcp(ack), s.tcp(ack).from(standIn).to(s.backend))
+					home(s.tcp(ack), s.tcp(ack).from(vipAsClient).to(s.backend))
 				}
 				for _, shape := range []func(*frame){
 					func(f *frame) { f.vlan = []int{7} }, func(f *frame) { f.wrong = 0x1234 }, func(f *frame) { f.payload = []byte("odd") },
@@ -657,15 +656,15 @@ func TestPacketToItself(t *testing.T) {
 					shape(&out)
 					home(in, out)
 				}
-				// It cannot take what came, and says so.
+				// The client refuses what it received.
 				home(icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.vip.Addr(), s.client.Addr(), opening))
 				home(icmpUnreachable(s.client.Addr(), s.vip.Addr(), known), icmpUnreachable(s.vip.Addr(), s.client.Addr(), answer))
 				p.wantRefusals(map[string]uint64{})
 				lie := icmpUnreachable(s.router, s.vip.Addr(), seen).bytes()
 				p.want(prog, lie, dropped, lie)
 				p.wantRefusals(map[string]uint64{"0 no_connection": 1})
-				// Either half brings back the other.
-				for _, gone := range []bpf.ConnKey{connKey(s.client, s.vip, proto, 0), connKey(s.backend, standIn, proto, 0)} {
+				// Either direction recreates the entry of the other.
+				for _, gone := range []bpf.ConnKey{connKey(s.client, s.vip, proto, 0), connKey(s.backend, vipAsClient, proto, 0)} {
 					p.delete(bpf.MapConns, gone)
 					p.age(2 * time.Second)
 					first, second := answer, opening
@@ -689,7 +688,7 @@ func TestPacketToItself(t *testing.T) {
 	}
 }
 
-// In pieces, too.
+// The same works with fragments.
 func TestPacketToItselfInFragments(t *testing.T) {
 	for family, s := range sides {
 		t.Run(family, func(t *testing.T) {
@@ -708,9 +707,9 @@ func TestPacketToItselfInFragments(t *testing.T) {
 	}
 }
 
-// A flood of packets to nowhere does not become a flood of answers.
-func TestPacketUnanswered(t *testing.T) {
-	const most = 10_000 // a second and CPU
+// A flood of refused packets does not become a flood of replies.
+func TestPacketReplyRateLimit(t *testing.T) {
+	const most = 10_000 // per second and CPU
 	for name, of := range crossings() {
 		t.Run(name, func(t *testing.T) {
 			p := newPath(t)
@@ -752,7 +751,8 @@ func (p *path) delete(name string, key any) {
 	}
 }
 
-// What is neither TCP, UDP, SCTP nor an ICMP error is refused; echo requests on purpose: a VIP is no machine.
+// A packet that is neither TCP, UDP, SCTP nor an ICMP error is refused. So are echo requests, on purpose: a VIP is no
+// machine.
 func TestPacketOtherProtocols(t *testing.T) {
 	for family, s := range sides {
 		echo := icmp(s.client.Addr(), s.vip.Addr(), 8, 0, 77, []byte("ping"))
@@ -768,7 +768,7 @@ func TestPacketOtherProtocols(t *testing.T) {
 			next  int
 		}{"echo": {echo, 0}, "GRE": {gre, next}}
 		if s.vip.Addr().Is6() {
-			// The pointer tells the header that was not gone past.
+			// The pointer names the header that was not recognized.
 			cases["too many extensions"] = struct {
 				frame frame
 				next  int
@@ -832,17 +832,17 @@ func TestPacketNoConnection(t *testing.T) {
 	}
 }
 
-// tcp is a packet of the client with these flags.
+// tcp returns a packet of the client with these flags.
 func (s side) tcp(flags uint8) frame {
 	return frame{src: s.client, dst: s.vip, proto: tcp, flags: flags, seq: 100, ack: 200}
 }
 
-// tcpBack is one of the backend.
+// tcpBack returns a packet of the backend with these flags.
 func (s side) tcpBack(flags uint8) frame {
 	return frame{src: s.backend, dst: s.client, proto: tcp, flags: flags, seq: 200, ack: 100}
 }
 
-// Both directions of a flow know how far it has come, and it is forgotten after a silence that depends on that.
+// Both directions of a flow have the same state, and the idle timeout depends on it.
 func TestPacketStates(t *testing.T) {
 	s := sides["IPv4"]
 	type step struct {
@@ -888,7 +888,7 @@ func TestPacketStates(t *testing.T) {
 				}
 				p.age(c.silence - time.Second)
 				p.translated(bpf.ProgFromClient, more, more.to(s.backend))
-				// One direction keeps the other alive.
+				// A packet of one direction keeps the other alive.
 				p.age(c.silence - time.Second)
 				p.translated(bpf.ProgToClient, s.tcpBack(ack), s.tcpBack(ack).from(s.vip))
 				p.age(c.silence - time.Second)
@@ -898,8 +898,8 @@ func TestPacketStates(t *testing.T) {
 	}
 }
 
-// A datagram after a long silence, or when its backend is gone, may go elsewhere.
-func TestPacketDatagramMovesOn(t *testing.T) {
+// A datagram after a long silence, or after its backend was removed, may go to another backend.
+func TestPacketDatagramGetsNewBackend(t *testing.T) {
 	s := sides["IPv4"]
 	other := mustAddrPort("10.2.0.10:8080")
 	cases := map[string]struct {
@@ -908,12 +908,12 @@ func TestPacketDatagramMovesOn(t *testing.T) {
 		gone     bool
 		moves    bool
 	}{
-		"young":              {false, 59 * time.Second, false, false},
-		"old":                {false, 61 * time.Second, false, true},
-		"answered":           {true, 299 * time.Second, false, false},
-		"answered, old":      {true, 301 * time.Second, false, true},
-		"backend gone":       {true, 2 * time.Second, true, true},
-		"backend gone, busy": {true, 0, true, false}, // for less than a second
+		"young":                 {false, 59 * time.Second, false, false},
+		"old":                   {false, 61 * time.Second, false, true},
+		"answered":              {true, 299 * time.Second, false, false},
+		"answered, old":         {true, 301 * time.Second, false, true},
+		"backend removed":       {true, 2 * time.Second, true, true},
+		"backend removed, busy": {true, 0, true, false}, // for less than a second
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -940,7 +940,7 @@ func TestPacketDatagramMovesOn(t *testing.T) {
 	}
 }
 
-// A SYN on a known flow begins another, unless it is the same one doubled or its answer is on the way.
+// A SYN on a known flow opens a new one, unless it is a duplicate or its answer is in flight.
 func TestPacketReopened(t *testing.T) {
 	s := sides["IPv6"]
 	other := mustAddrPort("[fd02::10]:8080")
@@ -949,9 +949,9 @@ func TestPacketReopened(t *testing.T) {
 		moves   bool
 		silent  uint64
 	}{
-		"doubled":    {func(*path) {}, false, 0},
-		"sent again": {func(p *path) { p.age(time.Second) }, true, 1},
-		"answered":   {func(p *path) { p.run(bpf.ProgToClient, s.tcpBack(syn|ack).bytes()); p.age(time.Second) }, false, 0},
+		"duplicate":     {func(*path) {}, false, 0},
+		"retransmitted": {func(p *path) { p.age(time.Second) }, true, 1},
+		"answered":      {func(p *path) { p.run(bpf.ProgToClient, s.tcpBack(syn|ack).bytes()); p.age(time.Second) }, false, 0},
 		"open": {func(p *path) {
 			p.run(bpf.ProgToClient, s.tcpBack(syn|ack).bytes())
 			p.run(bpf.ProgFromClient, s.tcp(ack).bytes())
@@ -983,8 +983,8 @@ func TestPacketReopened(t *testing.T) {
 	}
 }
 
-// A flow that its client begins again is what a client's first one is, whatever that before it has left.
-func TestPacketBegunAgain(t *testing.T) {
+// A reopened flow equals a new one, whatever the previous flow left behind.
+func TestPacketReopenedFlowIsNew(t *testing.T) {
 	here, back := bpf.ProgFromClient, bpf.ProgToClient
 	other := mustAddrPort("[fd02::10]:8080")
 	for family, s := range sides {
@@ -1002,7 +1002,7 @@ func TestPacketBegunAgain(t *testing.T) {
 		} {
 			for change, do := range map[string]func(p *path){
 				"nothing":         func(*path) {},
-				"no way back":     func(*path) {},
+				"no reply entry":  func(*path) {},
 				"another address": func(p *path) { p.serve(1, tcp, s.vip, other) },
 				"another backend": func(p *path) { p.serve(2, tcp, s.vip, s.backend) },
 			} {
@@ -1041,9 +1041,9 @@ func TestPacketBegunAgain(t *testing.T) {
 	}
 }
 
-// An answer to an opening that comes when a flow is over is of a connection that the client has opened to the backend
-// itself from the same port, and from then on all of its packets are.
-func TestPacketBesideDirect(t *testing.T) {
+// A SYN+ACK or INIT ACK on a flow that is over belongs to a connection that the client opened to the backend
+// directly, from the same port. From then on all packets do.
+func TestPacketDirectConnection(t *testing.T) {
 	type step struct {
 		prog string
 		sent uint8 // flags or chunk
@@ -1066,7 +1066,7 @@ func TestPacketBesideDirect(t *testing.T) {
 			"a FIN after it":   {tcp, append(handshake[:3:3], step{here, fin | ack}, step{back, fin | ack}), fin | ack, false},
 			"reset":            {tcp, append(handshake[:3:3], step{here, rst}), syn | ack, true},
 			"refused":          {tcp, append(handshake[:1:1], step{back, rst | ack}), syn | ack, true},
-			"opened again":     {tcp, append(handshake[:3:3], step{here, rst}, step{here, syn}), syn | ack, false},
+			"reopened":         {tcp, append(handshake[:3:3], step{here, rst}, step{here, syn}), syn | ack, false},
 			"SCTP":             {sctp, []step{{here, sctpInit}, {back, sctpInitAck}}, sctpInitAck, false},
 			"SCTP, aborted":    {sctp, []step{{here, sctpInit}, {back, sctpAbort}}, sctpInitAck, true},
 			"SCTP, data after": {sctp, []step{{here, sctpInit}, {back, sctpAbort}}, sctpData, false},
@@ -1090,7 +1090,7 @@ func TestPacketBesideDirect(t *testing.T) {
 				}
 				p.untouched(back, in.bytes())
 				if n := len(p.flows()); n != 0 {
-					t.Errorf("%d entries of a flow that is over", n)
+					t.Errorf("%d entries of a finished flow", n)
 				}
 				in.flags = ack
 				p.untouched(back, in.bytes())
@@ -1099,7 +1099,7 @@ func TestPacketBesideDirect(t *testing.T) {
 	}
 }
 
-// flows are all entries of flows.
+// flows returns all entries of flows.
 func (p *path) flows() map[bpf.ConnKey]bpf.Conn {
 	p.t.Helper()
 	all := map[bpf.ConnKey]bpf.Conn{}
@@ -1146,8 +1146,9 @@ func TestPacketEvidence(t *testing.T) {
 	})
 }
 
-// Two VIPs of one client and port may meet at one backend: it sees two ports, and the answers find their way.
-func TestPacketStandInPort(t *testing.T) {
+// Two VIPs may lead the same client and port to one backend. The backend then sees two ports, and both replies
+// arrive.
+func TestPacketNATPort(t *testing.T) {
 	for name, of := range crossings() {
 		t.Run(name, func(t *testing.T) {
 			s, proto := of.side, of.proto
@@ -1165,22 +1166,22 @@ func TestPacketStandInPort(t *testing.T) {
 			if c.ClientPort == s.client.Port() || c.ClientPort < 32768 {
 				t.Fatalf("the second flow has port %d", c.ClientPort)
 			}
-			standIn := netip.AddrPortFrom(s.client.Addr(), c.ClientPort)
+			natted := netip.AddrPortFrom(s.client.Addr(), c.ClientPort)
 			f := second.opening(proto)
-			p.translated(bpf.ProgFromClient, f, f.to(s.backend).from(standIn))
+			p.translated(bpf.ProgFromClient, f, f.to(s.backend).from(natted))
 			back := s.answer(proto)
 			p.translated(bpf.ProgToClient, back, back.from(s.vip))
-			p.translated(bpf.ProgToClient, back.to(standIn), back.from(second.vip))
-			// Also in an error about the second flow.
+			p.translated(bpf.ProgToClient, back.to(natted), back.from(second.vip))
+			// An error about the second flow is translated too.
 			if proto != sctp {
-				lost, seen := icmpUnreachable(s.router, s.client.Addr(), f.to(s.backend).from(standIn)), icmpUnreachable(s.router, s.client.Addr(), f)
+				lost, seen := icmpUnreachable(s.router, s.client.Addr(), f.to(s.backend).from(natted)), icmpUnreachable(s.router, s.client.Addr(), f)
 				p.translated(bpf.ProgToClient, lost, seen)
 			}
 		})
 	}
 }
 
-// icmpUnreachable is an ICMP error about f. It quotes no TCP checksum, which nobody translates.
+// icmpUnreachable returns an ICMP error about f. It quotes no TCP checksum, which is never translated.
 func icmpUnreachable(from, to netip.Addr, f frame) frame {
 	quote := f.ip()
 	if f.proto != udp {
@@ -1206,28 +1207,28 @@ func TestPacketErrors(t *testing.T) {
 			p.run(bpf.ProgToClient, back.bytes())
 			lost := there.to(s.backend)
 
-			// To the client, about what it sent: from a router on the way, and from the backend itself.
+			// An error to the client, about its packet: from a router on the way, and from the backend itself.
 			p.translated(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost), icmpUnreachable(s.router, s.client.Addr(), there))
 			p.translated(bpf.ProgToClient, icmpUnreachable(s.backend.Addr(), s.client.Addr(), lost), icmpUnreachable(s.vip.Addr(), s.client.Addr(), there))
-			// To the backend, about what it sent: from the client, and from a router before it.
+			// An error to the backend, about its packet: from the client, and from a router before it.
 			seen := back.from(s.vip)
 			p.translated(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen), icmpUnreachable(s.client.Addr(), s.backend.Addr(), back))
 			p.translated(bpf.ProgFromClient, icmpUnreachable(s.router, s.vip.Addr(), seen), icmpUnreachable(s.router, s.backend.Addr(), back))
-			// About other flows.
-			stranger := netip.AddrPortFrom(s.client.Addr(), 4)
-			p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.from(stranger)).bytes())
-			p.untouched(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes())
+			// An error about another flow.
+			unknownClient := netip.AddrPortFrom(s.client.Addr(), 4)
+			p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.from(unknownClient)).bytes())
+			p.untouched(bpf.ProgFromClient, icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(unknownClient)).bytes())
 			p.untouched(bpf.ProgToClient, icmpUnreachable(s.router, s.client.Addr(), lost.to(s.elsewhere)).bytes())
 			p.wantRefusals(map[string]uint64{})
 			p.addRange(s.ranges)
-			unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(stranger)).bytes()
+			unknown := icmpUnreachable(s.client.Addr(), s.vip.Addr(), seen.to(unknownClient)).bytes()
 			p.want(bpf.ProgFromClient, unknown, dropped, unknown)
 			p.wantRefusals(map[string]uint64{"0 no_connection": 1})
 		})
 	}
 }
 
-// ICMP errors come in all shapes as well, and quote packets of all shapes.
+// ICMP errors, and the packets that they quote, may have options and extension headers.
 func TestPacketErrorShapes(t *testing.T) {
 	cases := map[string]struct {
 		outer, quoted func(*frame)
@@ -1291,9 +1292,9 @@ func spoil(f *frame) {
 	binary.BigEndian.PutUint16(f.payload[2:], uint16(sum(uint32(check), []byte{0x12, 0x34})))
 }
 
-// An ICMP error may end anywhere: that quotes enough of a packet is translated, any other passes as it is on the way to a
-// client and is dropped on the way to a VIP.
-func TestPacketErrorsCut(t *testing.T) {
+// An ICMP error may be truncated. If it quotes enough of a packet, it is translated. Otherwise it passes unchanged on
+// the way to a client, and is dropped on the way to a VIP.
+func TestPacketErrorsTruncated(t *testing.T) {
 	for name, of := range crossings() {
 		t.Run(name, func(t *testing.T) {
 			s, proto := of.side, of.proto
@@ -1334,7 +1335,7 @@ func TestPacketErrorsCut(t *testing.T) {
 				}
 			}
 			p.wantRefusals(want)
-			// And when it ends before its header says.
+			// The error ends before its header says.
 			whole := toVIP.bytes()
 			for n := 14 + s.header(); n < len(whole); n++ {
 				for _, prog := range there {
@@ -1350,7 +1351,7 @@ func TestPacketErrorsCut(t *testing.T) {
 	}
 }
 
-// Of a datagram in pieces only the first tells the ports.
+// Only the first fragment of a datagram has the ports.
 func TestPacketFragments(t *testing.T) {
 	for family, s := range sides {
 		t.Run(family, func(t *testing.T) {
@@ -1380,7 +1381,7 @@ func TestPacketFragments(t *testing.T) {
 			p.want(bpf.ProgFromClient, other.fragment(1000, 1000).bytes(), dropped, other.fragment(1000, 1000).bytes())
 			p.wantRefusals(map[string]uint64{"0 fragment": 2})
 
-			// A CRC over what is not here cannot follow a port.
+			// A CRC cannot follow a changed port if it covers bytes of other fragments.
 			p.serve(2, sctp, s.vip, s.backend)
 			init := s.opening(sctp)
 			init.payload, init.id = make([]byte, 200), 5
@@ -1396,8 +1397,8 @@ func TestPacketFragments(t *testing.T) {
 	}
 }
 
-// After a while a datagram's number is another's.
-func TestPacketFragmentOld(t *testing.T) {
+// The id of a datagram is reused after a while.
+func TestPacketOldFragment(t *testing.T) {
 	s := sides["IPv6"]
 	for name, c := range map[string]struct {
 		age     time.Duration
@@ -1413,7 +1414,7 @@ func TestPacketFragmentOld(t *testing.T) {
 			var key bpf.FragmentKey
 			var first bpf.Fragment
 			if it := p.coll.Maps[bpf.MapFragments].Iterate(); !it.Next(&key, &first) {
-				t.Fatal("no fragment is remembered")
+				t.Fatal("the first fragment is not stored")
 			}
 			first.Seen -= uint64(c.age)
 			p.put(bpf.MapFragments, key, first)
@@ -1424,7 +1425,7 @@ func TestPacketFragmentOld(t *testing.T) {
 	}
 }
 
-// A UDP checksum that comes out as zero is written as its other zero: none at all would be another packet.
+// A UDP checksum that becomes zero is written as 0xffff: zero would mean no checksum.
 func TestPacketZeroChecksum(t *testing.T) {
 	for family, s := range sides {
 		t.Run(family, func(t *testing.T) {
@@ -1441,7 +1442,7 @@ func TestPacketZeroChecksum(t *testing.T) {
 	}
 }
 
-// Of a packet of which the device told the sum over all of it, that sum stays right.
+// If the device delivered the sum over the whole packet, that sum stays correct.
 func TestPacketCompleteChecksum(t *testing.T) {
 	for name, of := range crossings() {
 		t.Run(name, func(t *testing.T) {
@@ -1467,13 +1468,13 @@ func TestPacketCompleteChecksum(t *testing.T) {
 	}
 }
 
-// complete wants a packet to become another, and the sum that the device told of it to follow.
+// complete expects a packet to become another one, and the device's sum to follow.
 func (p *path) complete(prog string, verdict uint32, in, out frame) {
 	p.t.Helper()
-	const flag = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE: EBADMSG says that it did not
+	const flag = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE: EBADMSG means that it did not
 	opts := ebpf.RunOptions{Data: in.bytes(), DataOut: make([]byte, 512), Flags: flag}
 	got, err := p.coll.Programs[prog].Run(&opts)
-	if errors.Is(err, unix.EINVAL) { // before Linux 6.17; the packet alone will do
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.17: only the packet is compared
 		p.want(prog, in.bytes(), verdict, out.bytes())
 		return
 	}
@@ -1485,7 +1486,7 @@ func (p *path) complete(prog string, verdict uint32, in, out frame) {
 	}
 }
 
-// zeroing is a payload with which the checksum of f comes out as zero.
+// zeroing returns a payload with which the checksum of f becomes zero.
 func zeroing(f frame) []byte {
 	for i := range 1 << 16 {
 		f.payload = []byte{byte(i >> 8), byte(i)}
@@ -1496,7 +1497,8 @@ func zeroing(f frame) []byte {
 	return f.payload
 }
 
-// Half of a flow that had to make room for others comes back with the next packet of the other half that tends it.
+// If one entry of a flow was evicted, the next packet of the other direction that refreshes the flow creates it
+// again.
 func TestPacketHalfEvicted(t *testing.T) {
 	for name, of := range crossings() {
 		t.Run(name, func(t *testing.T) {
@@ -1522,7 +1524,7 @@ func TestPacketHalfEvicted(t *testing.T) {
 	}
 }
 
-// Session affinity knows a client by its address; Maglev by the packet alone.
+// Session affinity identifies a client by its address. Maglev depends on the packet alone.
 func TestPacketChoice(t *testing.T) {
 	s := sides["IPv4"]
 	backends := make([]netip.AddrPort, 20)
@@ -1548,7 +1550,7 @@ func TestPacketChoice(t *testing.T) {
 		p := newPath(t)
 		p.serve(1, udp, s.vip, backends...)
 		if got := met(p, 400); len(got) != len(backends) {
-			t.Errorf("400 flows met %d of %d backends", len(got), len(backends))
+			t.Errorf("400 flows reached %d of %d backends", len(got), len(backends))
 		}
 		var svc bpf.Service
 		if err := p.coll.Maps[bpf.MapServices].Lookup(uint32(1), &svc); err != nil || svc.Chosen != 400 {
@@ -1560,7 +1562,7 @@ func TestPacketChoice(t *testing.T) {
 		p.serve(1, udp, s.vip, backends...)
 		p.put("frontends", front, bpf.Frontend{Id: 1, Count: 20, Service: 1, Affinity: 100})
 		if got := met(p, 100); len(got) != 1 {
-			t.Errorf("one client met %d backends", len(got))
+			t.Errorf("one client reached %d backends", len(got))
 		}
 	})
 	t.Run("Maglev", func(t *testing.T) {
@@ -1574,7 +1576,7 @@ func TestPacketChoice(t *testing.T) {
 				want = got
 			}
 			if diff := cmp.Diff(want, got); diff != "" || len(got) != len(backends) {
-				t.Errorf("two nodes differ, or %d backends are too few:\n%s", len(got), diff)
+				t.Errorf("two nodes differ, or only %d backends are used:\n%s", len(got), diff)
 			}
 		}
 	})
@@ -1595,7 +1597,7 @@ func TestPacketEvents(t *testing.T) {
 			defer events.Close()
 			nowhere := netip.AddrPortFrom(s.vip.Addr(), 1)
 			p.run(bpf.ProgFromClient, s.opening(proto).bytes())
-			p.run(bpf.ProgFromClient, s.opening(proto).bytes()) // of the same flow: no choice
+			p.run(bpf.ProgFromClient, s.opening(proto).bytes()) // of the same flow: no new choice
 			p.run(bpf.ProgFromClient, s.opening(proto).to(nowhere).bytes())
 			for _, want := range []bpf.Event{
 				{

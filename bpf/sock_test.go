@@ -30,8 +30,8 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// The kernel cannot run these programs in a test run (PROG_TEST_RUN knows no socket addresses), so the
-// tests below are real sockets in a cgroup of their own, on a loopback of their own.
+// The kernel cannot test-run these programs, because PROG_TEST_RUN has no socket addresses. The tests below therefore
+// use real sockets in a cgroup and a loopback device of their own.
 
 func TestMain(m *testing.M) {
 	if vip := os.Getenv(childDials); vip != "" {
@@ -46,7 +46,7 @@ type node struct {
 	dp   *datapath.Datapath
 	fs   string
 	want lb.State
-	ids  map[lb.Address]uint32 // of frontends and of backends
+	ids  map[lb.Address]uint32 // of frontends and backends
 }
 
 func newNode(t *testing.T) *node {
@@ -58,18 +58,18 @@ func newNode(t *testing.T) *node {
 	}
 	t.Cleanup(func() { _ = dp.Close() })
 	n.dp = dp
-	n.change(func(*lb.State) {}) // what has to be adopted is
+	n.change(func(*lb.State) {}) // adopts what the kernel's maps hold
 	return n
 }
 
-// vip is a service of one VIP and port, in front of backends.
+// vip is a Service with one VIP and port, and its backends.
 type vip struct {
 	addr     string // "243.0.0.5:80"
 	proto    cs.Protocol
 	backends []netip.AddrPort
 }
 
-// The services of vips are numbered from firstService, in order, and all backends are of testCluster.
+// The Services of vips are numbered from firstService on, in order, and all backends belong to testCluster.
 const (
 	firstService = lb.ServiceID(1)
 	testCluster  = lb.ClusterIndex(3)
@@ -96,7 +96,7 @@ func (n *node) serve(vips ...vip) {
 	})
 }
 
-// change makes the maps hold what f makes of what they should hold already.
+// change makes the maps hold what f makes of their current state.
 func (n *node) change(f func(*lb.State)) {
 	n.t.Helper()
 	f(&n.want)
@@ -109,7 +109,7 @@ func (n *node) change(f func(*lb.State)) {
 	}
 }
 
-// changeFrontends is change for every frontend.
+// changeFrontends calls change for every frontend.
 func (n *node) changeFrontends(f func(*lb.Frontend)) {
 	n.t.Helper()
 	n.change(func(s *lb.State) {
@@ -131,7 +131,7 @@ func (n *node) backend(b netip.AddrPort, proto cs.Protocol) lb.BackendID {
 	return lb.BackendID(n.id(lb.Address{AddrPort: b, Protocol: proto}))
 }
 
-// pinned opens a map of the node, beside the datapath.
+// pinned opens a map of the node directly.
 func (n *node) pinned(name string) *ebpf.Map {
 	n.t.Helper()
 	m, err := ebpf.LoadPinnedMap(mapPath(n.fs, name), nil)
@@ -205,15 +205,15 @@ func udpServer(t *testing.T, host string) netip.AddrPort {
 	return self
 }
 
-// socket is a plain file descriptor: net.Conn would hide what getpeername and recvfrom really say.
+// socket is a plain file descriptor: net.Conn would hide the results of getpeername and recvfrom.
 type socket struct {
 	t      *testing.T
 	fd     int
 	family int
-	close  func() // once
+	close  func() // safe to call twice
 }
 
-// newSocket makes a socket that gives up after a while instead of hanging the tests.
+// newSocket returns a socket with a timeout, so that no test hangs.
 func newSocket(t *testing.T, family, kind, proto int) socket {
 	t.Helper()
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, proto)
@@ -230,7 +230,7 @@ func newSocket(t *testing.T, family, kind, proto int) socket {
 	return s
 }
 
-// name turns addr into what a socket of s's family takes: IPv4 becomes IPv4-mapped on an IPv6 socket.
+// name returns addr in the form that the socket's family requires: IPv4 becomes IPv4-mapped on an IPv6 socket.
 func (s socket) name(addr netip.AddrPort) unix.Sockaddr {
 	if s.family == unix.AF_INET {
 		return &unix.SockaddrInet4{Addr: addr.Addr().As4(), Port: int(addr.Port())}
@@ -238,7 +238,7 @@ func (s socket) name(addr netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())}
 }
 
-// connect waits for the outcome also when a signal, of which Go sends many, cuts the call.
+// connect waits for the result even if a signal interrupts the call, which Go's runtime does often.
 func (s socket) connect(addr netip.AddrPort) error {
 	err := unix.Connect(s.fd, s.name(addr))
 	if !errors.Is(err, unix.EINTR) {
@@ -265,7 +265,7 @@ func (s socket) send(to netip.AddrPort) error {
 	return again(s.t, func() error { return unix.Sendto(s.fd, []byte("?"), 0, s.name(to)) })
 }
 
-// again calls f until no signal cuts it, a bounded number of times.
+// again calls f until no signal interrupts it, a bounded number of times.
 func again(t *testing.T, f func() error) error {
 	t.Helper()
 	for range 1000 {
@@ -293,7 +293,7 @@ func (s socket) peer() netip.AddrPort {
 	return addrPort(s.t, sa)
 }
 
-// read returns the next bytes and, for datagrams, who sent them.
+// read returns the next bytes and, for datagrams, their sender.
 func (s socket) read() (string, netip.AddrPort) {
 	s.t.Helper()
 	buf := make([]byte, 64)
@@ -325,8 +325,8 @@ func addrPort(t *testing.T, sa unix.Sockaddr) netip.AddrPort {
 	}
 }
 
-// roads are the ways in which an application can speak to a VIP.
-var roads = map[string]struct {
+// families holds the ways in which an application can address a VIP.
+var families = map[string]struct {
 	family  int
 	vip     string // without port
 	backend string
@@ -339,27 +339,27 @@ var roads = map[string]struct {
 func on(host string, port int) string { return net.JoinHostPort(host, fmt.Sprint(port)) }
 
 func TestTCPConnect(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			var backends []netip.AddrPort
 			for range 3 {
-				backends = append(backends, tcpServer(t, road.backend))
+				backends = append(backends, tcpServer(t, way.backend))
 			}
-			n.serve(vip{on(road.vip, 80), cs.TCP, backends})
+			n.serve(vip{on(way.vip, 80), cs.TCP, backends})
 
 			hits := map[string]int{}
 			for range 120 {
-				s := newSocket(t, road.family, unix.SOCK_STREAM, 0)
-				s.mustConnect(on(road.vip, 80))
-				if got := s.peer().String(); got != on(road.vip, 80) {
-					t.Fatalf("getpeername says %s, want the VIP", got)
+				s := newSocket(t, way.family, unix.SOCK_STREAM, 0)
+				s.mustConnect(on(way.vip, 80))
+				if got := s.peer().String(); got != on(way.vip, 80) {
+					t.Fatalf("getpeername returns %s, want the VIP", got)
 				}
 				answer, _ := s.read()
 				hits[answer]++
 			}
 			for _, b := range backends {
-				// 120 tries at a chance of 1/3: fewer than 10 happens once in a hundred million runs.
+				// 120 tries with a probability of 1/3: fewer than 10 hits happen once in a hundred million runs.
 				if hits[b.String()] < 10 {
 					t.Errorf("backend %s hit %d of 120 times: %v", b, hits[b.String()], hits)
 				}
@@ -369,22 +369,22 @@ func TestTCPConnect(t *testing.T) {
 }
 
 func TestUDPConnected(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			backend := udpServer(t, road.backend)
-			n.serve(vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{backend}})
-			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
-			s.mustConnect(on(road.vip, 53))
-			if got := s.peer().String(); got != on(road.vip, 53) {
-				t.Errorf("getpeername says %s, want the VIP", got)
+			backend := udpServer(t, way.backend)
+			n.serve(vip{on(way.vip, 53), cs.UDP, []netip.AddrPort{backend}})
+			s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
+			s.mustConnect(on(way.vip, 53))
+			if got := s.peer().String(); got != on(way.vip, 53) {
+				t.Errorf("getpeername returns %s, want the VIP", got)
 			}
 			for range 3 {
 				if err := again(t, func() error { return unix.Send(s.fd, []byte("?"), 0) }); err != nil {
 					t.Fatal(err)
 				}
 				answer, from := s.read()
-				if answer != backend.String() || from.String() != on(road.vip, 53) {
+				if answer != backend.String() || from.String() != on(way.vip, 53) {
 					t.Errorf("%s answered as %s, want %s as the VIP", answer, from, backend)
 				}
 			}
@@ -392,34 +392,34 @@ func TestUDPConnected(t *testing.T) {
 	}
 }
 
-// One socket speaks to two VIPs in turn, as a resolver does: each answer must name the VIP it was asked
-// at, and while the sets stay as they are each VIP keeps its backend.
+// One socket queries two VIPs in turn, as a resolver does. Each reply must name its VIP, and each VIP keeps its
+// backend while the sets of backends do not change.
 func TestUDPUnconnected(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			servers := map[int][]netip.AddrPort{53: nil, 54: nil}
 			for range 4 {
-				servers[53] = append(servers[53], udpServer(t, road.backend))
-				servers[54] = append(servers[54], udpServer(t, road.backend))
+				servers[53] = append(servers[53], udpServer(t, way.backend))
+				servers[54] = append(servers[54], udpServer(t, way.backend))
 			}
-			n.serve(vip{on(road.vip, 53), cs.UDP, servers[53]}, vip{on(road.vip, 54), cs.UDP, servers[54]})
+			n.serve(vip{on(way.vip, 53), cs.UDP, servers[53]}, vip{on(way.vip, 54), cs.UDP, servers[54]})
 
 			used := map[int]map[string]bool{53: {}, 54: {}}
 			for range 8 {
-				s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+				s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
 				sticky := map[int]string{}
 				for i := range 20 {
 					port := 53 + i%2
-					if err := s.send(netip.MustParseAddrPort(on(road.vip, port))); err != nil {
+					if err := s.send(netip.MustParseAddrPort(on(way.vip, port))); err != nil {
 						t.Fatal(err)
 					}
 					answer, from := s.read()
-					if from.String() != on(road.vip, port) {
-						t.Fatalf("the answer comes from %s, want %s", from, on(road.vip, port))
+					if from.String() != on(way.vip, port) {
+						t.Fatalf("the answer comes from %s, want %s", from, on(way.vip, port))
 					}
 					if before, ok := sticky[port]; ok && before != answer {
-						t.Fatalf("%s went to %s and then to %s", from, before, answer)
+						t.Fatalf("%s was served by %s and then by %s", from, before, answer)
 					}
 					sticky[port] = answer
 					used[port][answer] = true
@@ -434,7 +434,7 @@ func TestUDPUnconnected(t *testing.T) {
 	}
 }
 
-// pairs returns what udp_vips holds: how many entries, and how many were ever made.
+// pairs returns the number of entries in udp_vips, and how many were ever added.
 func (n *node) pairs() (held int, added uint64) {
 	n.t.Helper()
 	if err := n.pinned(bpf.MapUDPVIPsAdded).Lookup(uint32(0), &added); err != nil {
@@ -452,18 +452,18 @@ func (n *node) pairs() (held int, added uint64) {
 	return held, added
 }
 
-// Only sockets of more than one VIP need the table in which entries may have to make room for others, and what was
-// put there is counted: the difference to what is there is what made room. Such a socket merely enters it again.
+// Only sockets with more than one VIP use the LRU map udp_vips. Added entries are counted, so the difference to the
+// present ones is the number of evictions. A socket whose entry was evicted adds it again.
 func TestUDPPairs(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			var vips []vip
 			for port := 53; port < 57; port++ {
-				vips = append(vips, vip{on(road.vip, port), cs.UDP, []netip.AddrPort{udpServer(t, road.backend)}})
+				vips = append(vips, vip{on(way.vip, port), cs.UDP, []netip.AddrPort{udpServer(t, way.backend)}})
 			}
 			n.serve(vips...)
-			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
 			ask := func(to string) {
 				t.Helper()
 				if err := s.send(netip.MustParseAddrPort(to)); err != nil {
@@ -493,7 +493,7 @@ func TestUDPPairs(t *testing.T) {
 			if err := n.pinned(bpf.MapUDPVIPs).NextKey(nil, &k); err != nil {
 				t.Fatal(err)
 			}
-			if err := n.pinned(bpf.MapUDPVIPs).Delete(k); err != nil { // as if it had made room
+			if err := n.pinned(bpf.MapUDPVIPs).Delete(k); err != nil { // as if it had been evicted
 				t.Fatal(err)
 			}
 			want(2, 3)
@@ -505,16 +505,16 @@ func TestUDPPairs(t *testing.T) {
 	}
 }
 
-// Two VIPs may have one backend. A connected socket always says the one it is connected to; of an unconnected one the
-// later is shown, since the datagram does not say.
+// Two VIPs may have one backend. A connected socket always returns its own VIP. An unconnected one returns the later
+// one, since the datagram does not say.
 func TestTwoVIPsOfOneBackend(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			backend := udpServer(t, road.backend)
-			a, b := on(road.vip, 53), on(road.vip, 54)
+			backend := udpServer(t, way.backend)
+			a, b := on(way.vip, 53), on(way.vip, 54)
 			n.serve(vip{a, cs.UDP, []netip.AddrPort{backend}}, vip{b, cs.UDP, []netip.AddrPort{backend}})
-			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
 			for _, to := range []string{a, b, b, a, b} {
 				if err := s.send(netip.MustParseAddrPort(to)); err != nil {
 					t.Fatal(err)
@@ -529,7 +529,7 @@ func TestTwoVIPsOfOneBackend(t *testing.T) {
 					t.Fatal(err)
 				}
 				if _, from := s.read(); from.String() != to || s.peer().String() != to {
-					t.Errorf("connected: %s answers as %s, getpeername says %s", to, from, s.peer())
+					t.Errorf("connected: %s answers as %s, getpeername returns %s", to, from, s.peer())
 				}
 			}
 			if err := disconnect(s.fd); err != nil {
@@ -545,8 +545,7 @@ func TestTwoVIPsOfOneBackend(t *testing.T) {
 	}
 }
 
-// Before the first send was answered by a VIP, a plain address keeps its own name; and the same socket
-// may speak to both.
+// Until the first send to a VIP, a plain address keeps its own name, and the same socket may use both.
 func TestUDPToVIPAndToPlainAddress(t *testing.T) {
 	n := newNode(t)
 	behind, plain := udpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
@@ -562,24 +561,24 @@ func TestUDPToVIPAndToPlainAddress(t *testing.T) {
 	}
 }
 
-// A socket may be connected to a VIP and still name it in every send: its datagrams must go where it is
-// connected to, for the kernel drops what comes from anywhere else.
-func TestUDPConnectedThatNamesTheVIP(t *testing.T) {
-	for name, road := range roads {
+// A socket that is connected to a VIP may name it again in every send. Its datagrams must go to the connected
+// backend, since the kernel drops packets from any other.
+func TestUDPConnectedSendToVIP(t *testing.T) {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			var backends []netip.AddrPort
 			for range 4 {
-				backends = append(backends, udpServer(t, road.backend))
+				backends = append(backends, udpServer(t, way.backend))
 			}
-			n.serve(vip{on(road.vip, 53), cs.UDP, backends})
+			n.serve(vip{on(way.vip, 53), cs.UDP, backends})
 			for range 8 {
-				s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
-				s.mustConnect(on(road.vip, 53))
-				if err := s.send(netip.MustParseAddrPort(on(road.vip, 53))); err != nil {
+				s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
+				s.mustConnect(on(way.vip, 53))
+				if err := s.send(netip.MustParseAddrPort(on(way.vip, 53))); err != nil {
 					t.Fatal(err)
 				}
-				if _, from := s.read(); from.String() != on(road.vip, 53) {
+				if _, from := s.read(); from.String() != on(way.vip, 53) {
 					t.Errorf("the answer comes from %s, want the VIP", from)
 				}
 			}
@@ -587,8 +586,8 @@ func TestUDPConnectedThatNamesTheVIP(t *testing.T) {
 	}
 }
 
-// Being connected elsewhere in between does not make a socket forget whom its unconnected sends went to.
-func TestUDPUnconnectedAgain(t *testing.T) {
+// Connecting to another address in between does not make a socket forget the VIPs of its unconnected sends.
+func TestUDPUnconnectedAfterConnect(t *testing.T) {
 	n := newNode(t)
 	behind, plain := udpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
 	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{behind}})
@@ -610,15 +609,15 @@ func TestUDPUnconnectedAgain(t *testing.T) {
 	askVIP()
 }
 
-// An answer that waited in the socket while it was connected elsewhere still names whom it was asked of.
-func TestUDPAnswerFromBeforeTheConnect(t *testing.T) {
-	for name, road := range roads {
+// A reply that waits in the socket during a connect to another address still names its VIP.
+func TestUDPReplyFromBeforeConnect(t *testing.T) {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			asked, connected := on(road.vip, 53), on(road.vip, 54)
-			n.serve(vip{asked, cs.UDP, []netip.AddrPort{udpServer(t, road.backend)}},
-				vip{connected, cs.UDP, []netip.AddrPort{udpServer(t, road.backend)}})
-			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
+			asked, connected := on(way.vip, 53), on(way.vip, 54)
+			n.serve(vip{asked, cs.UDP, []netip.AddrPort{udpServer(t, way.backend)}},
+				vip{connected, cs.UDP, []netip.AddrPort{udpServer(t, way.backend)}})
+			s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
 			if err := s.send(netip.MustParseAddrPort(asked)); err != nil {
 				t.Fatal(err)
 			}
@@ -637,8 +636,8 @@ func TestUDPAnswerFromBeforeTheConnect(t *testing.T) {
 	}
 }
 
-// A socket that was connected to a VIP, and is not any more, gets a backend of the set as it is now.
-func TestUDPDisconnectedLeavesItsBackend(t *testing.T) {
+// A socket that was disconnected from a VIP gets a current backend.
+func TestUDPDisconnectedGetsNewBackend(t *testing.T) {
 	n := newNode(t)
 	old, current := udpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
 	n.serve(vip{"243.0.0.5:53", cs.UDP, []netip.AddrPort{old}})
@@ -663,7 +662,7 @@ func TestUDPDisconnectedLeavesItsBackend(t *testing.T) {
 	}
 }
 
-// disconnect undoes the connect of a datagram socket: an address of no family.
+// disconnect undoes the connect of a datagram socket, with an address of no family.
 func disconnect(fd int) error {
 	var none unix.RawSockaddr // of AF_UNSPEC
 	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)); errno != 0 {
@@ -706,9 +705,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A slot that leads nowhere cannot come from a Plan; a client that meets one anyway is refused, not
-// sent to the VIP itself.
-func TestVanishedBackendIsRefused(t *testing.T) {
+// A Plan never leaves a slot without a backend. If a client meets one all the same, it is refused and not sent to the
+// VIP itself.
+func TestMissingBackendIsRefused(t *testing.T) {
 	n := newNode(t)
 	fe := lb.Address{AddrPort: netip.MustParseAddrPort("243.0.0.5:80"), Protocol: cs.TCP}
 	broken := map[string]lb.Plan{
@@ -735,19 +734,18 @@ func TestVanishedBackendIsRefused(t *testing.T) {
 	}
 }
 
-// A socket that leaves a VIP has nothing to do with it any more, not even when it then connects to the
-// backend it was translated to.
+// A socket that connects to another address forgets the VIP, even if that address is its former backend.
 func TestConnectElsewhereForgetsTheVIP(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			backend, plain := udpServer(t, road.backend), udpServer(t, road.backend)
-			n.serve(vip{on(road.vip, 53), cs.UDP, []netip.AddrPort{backend}})
-			s := newSocket(t, road.family, unix.SOCK_DGRAM, 0)
-			for _, to := range []string{on(road.vip, 53), plain.String(), on(road.vip, 53), backend.String(), on(road.vip, 53)} {
+			backend, plain := udpServer(t, way.backend), udpServer(t, way.backend)
+			n.serve(vip{on(way.vip, 53), cs.UDP, []netip.AddrPort{backend}})
+			s := newSocket(t, way.family, unix.SOCK_DGRAM, 0)
+			for _, to := range []string{on(way.vip, 53), plain.String(), on(way.vip, 53), backend.String(), on(way.vip, 53)} {
 				s.mustConnect(to)
 				if got := s.peer().String(); got != to {
-					t.Errorf("connected to %s, getpeername says %s", to, got)
+					t.Errorf("connected to %s, getpeername returns %s", to, got)
 				}
 				if err := again(t, func() error { return unix.Send(s.fd, []byte("?"), 0) }); err != nil {
 					t.Fatal(err)
@@ -760,7 +758,7 @@ func TestConnectElsewhereForgetsTheVIP(t *testing.T) {
 	}
 }
 
-// A connect that fails must not leave the VIP behind either: here the backend's port is closed.
+// A failed connect leaves no VIP behind either: here the backend's port is closed.
 func TestTCPReconnectAfterFailure(t *testing.T) {
 	n := newNode(t)
 	plain := tcpServer(t, "127.0.0.1")
@@ -771,11 +769,11 @@ func TestTCPReconnectAfterFailure(t *testing.T) {
 	}
 	s.mustConnect(plain.String())
 	if got := s.peer(); got != plain {
-		t.Errorf("getpeername says %s, want %s", got, plain)
+		t.Errorf("getpeername returns %s, want %s", got, plain)
 	}
 }
 
-// tcpVIPs returns how many sockets have a place in tcp_vips.
+// tcpVIPs returns how many sockets have an entry in tcp_vips.
 func (n *node) tcpVIPs() int {
 	n.t.Helper()
 	taken := 0
@@ -793,7 +791,7 @@ func (n *node) tcpVIPs() int {
 	return taken
 }
 
-// awaitTCPVIPs polls until so many sockets have a place in tcp_vips.
+// awaitTCPVIPs polls until so many sockets have an entry in tcp_vips.
 func (n *node) awaitTCPVIPs(want int) {
 	n.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -807,12 +805,12 @@ func (n *node) awaitTCPVIPs(want int) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			n.t.Fatalf("%d sockets have a place in tcp_vips, want %d", got, want)
+			n.t.Fatalf("%d sockets have an entry in tcp_vips, want %d", got, want)
 		}
 	}
 }
 
-// takeAllTCPVIPs gives all places of tcp_vips to sockets that do not exist.
+// takeAllTCPVIPs gives all entries of tcp_vips to sockets that do not exist.
 func (n *node) takeAllTCPVIPs() {
 	n.t.Helper()
 	m := n.pinned(bpf.MapTCPVIPs)
@@ -825,7 +823,7 @@ func (n *node) takeAllTCPVIPs() {
 	}
 }
 
-// However a connection ends, the place of its socket is free afterwards.
+// However a connection ends, its socket's entry is free afterwards.
 func TestTCPVIPsAreFreed(t *testing.T) {
 	const open, refused, unreachable = "243.0.0.5:80", "243.0.0.5:81", "243.0.0.5:82"
 	for name, end := range map[string]func(t *testing.T, n *node, s socket){
@@ -849,7 +847,7 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"connected again after a failure": func(t *testing.T, n *node, s socket) {
+		"reconnected after a failure": func(t *testing.T, n *node, s socket) {
 			t.Helper()
 			if err := s.connect(netip.MustParseAddrPort(refused)); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Fatal(err)
@@ -857,7 +855,7 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 			s.mustConnect(open)
 			n.awaitTCPVIPs(1)
 			if got := s.peer().String(); got != open {
-				t.Errorf("getpeername says %s, want %s", got, open)
+				t.Errorf("getpeername returns %s, want %s", got, open)
 			}
 			s.close()
 		},
@@ -866,7 +864,7 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 			if err := s.connect(netip.MustParseAddrPort(unreachable)); !errors.Is(err, unix.ENETUNREACH) {
 				t.Fatal(err)
 			}
-			n.awaitTCPVIPs(1) // no hook tells of it before the socket is closed
+			n.awaitTCPVIPs(1) // no hook runs before the socket is closed
 			s.close()
 		},
 		"given up": func(t *testing.T, n *node, s socket) {
@@ -888,40 +886,40 @@ func TestTCPVIPsAreFreed(t *testing.T) {
 	}
 }
 
-// A socket without a place among the others has its own, and nothing else is different.
-func TestTCPVIPsWithoutRoom(t *testing.T) {
-	for name, road := range roads {
+// A socket without an entry in tcp_vips uses its own storage, and behaves the same.
+func TestTCPVIPsFull(t *testing.T) {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			plain := tcpServer(t, road.backend)
-			n.serve(vip{on(road.vip, 80), cs.TCP, []netip.AddrPort{tcpServer(t, road.backend)}},
-				vip{on(road.vip, 81), cs.TCP, []netip.AddrPort{netip.MustParseAddrPort(on(road.backend, 1))}})
+			plain := tcpServer(t, way.backend)
+			n.serve(vip{on(way.vip, 80), cs.TCP, []netip.AddrPort{tcpServer(t, way.backend)}},
+				vip{on(way.vip, 81), cs.TCP, []netip.AddrPort{netip.MustParseAddrPort(on(way.backend, 1))}})
 			n.takeAllTCPVIPs()
-			s := newSocket(t, road.family, unix.SOCK_STREAM, 0)
-			s.mustConnect(on(road.vip, 80))
-			if got := s.peer().String(); got != on(road.vip, 80) {
-				t.Errorf("getpeername says %s, want the VIP", got)
+			s := newSocket(t, way.family, unix.SOCK_STREAM, 0)
+			s.mustConnect(on(way.vip, 80))
+			if got := s.peer().String(); got != on(way.vip, 80) {
+				t.Errorf("getpeername returns %s, want the VIP", got)
 			}
 			if diff := cmp.Diff(counts{Established: 1}, countsOf(n.evidence())); diff != "" {
 				t.Errorf("evidence (-want +got):\n%s", diff)
 			}
-			s = newSocket(t, road.family, unix.SOCK_STREAM, 0)
-			if err := s.connect(netip.MustParseAddrPort(on(road.vip, 81))); !errors.Is(err, unix.ECONNREFUSED) {
+			s = newSocket(t, way.family, unix.SOCK_STREAM, 0)
+			if err := s.connect(netip.MustParseAddrPort(on(way.vip, 81))); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Fatal(err)
 			}
 			s.mustConnect(plain.String())
 			if got := s.peer(); got != plain {
-				t.Errorf("getpeername says %s, want %s", got, plain)
+				t.Errorf("getpeername returns %s, want %s", got, plain)
 			}
 		})
 	}
 }
 
 // Only the frontend's own port and protocol are translated.
-func TestOtherDestinationsAreLeftAlone(t *testing.T) {
+func TestOtherDestinationsPass(t *testing.T) {
 	n := newNode(t)
 	tcp, udp := tcpServer(t, "127.0.0.1"), udpServer(t, "127.0.0.1")
-	// The VIP is an address that exists, so that an untranslated connect shows where it went.
+	// The VIP is an existing address, so that an untranslated connect shows its destination.
 	n.serve(vip{on("127.0.0.1", int(tcp.Port())+1), cs.TCP, nil}, vip{on("127.0.0.1", int(udp.Port())), cs.TCP, nil})
 	s := newSocket(t, unix.AF_INET, unix.SOCK_STREAM, 0)
 	s.mustConnect(tcp.String())
@@ -931,16 +929,16 @@ func TestOtherDestinationsAreLeftAlone(t *testing.T) {
 	u := newSocket(t, unix.AF_INET, unix.SOCK_DGRAM, 0)
 	u.mustConnect(udp.String())
 	if got := u.peer(); got != udp {
-		t.Errorf("getpeername says %s, want %s", got, udp)
+		t.Errorf("getpeername returns %s, want %s", got, udp)
 	}
 }
 
-// An MPTCP socket finds the TCP service behind the VIP.
+// An MPTCP socket reaches the TCP Service behind the VIP.
 func TestMPTCP(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			fd, err := unix.Socket(road.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP)
+			fd, err := unix.Socket(way.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP)
 			if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOPROTOOPT) {
 				netlab.Skip(t, "this kernel has no MPTCP")
 			}
@@ -948,15 +946,15 @@ func TestMPTCP(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = unix.Close(fd)
-			backend := tcpServer(t, road.backend)
-			n.serve(vip{on(road.vip, 80), cs.TCP, []netip.AddrPort{backend}})
-			s := newSocket(t, road.family, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
-			s.mustConnect(on(road.vip, 80))
+			backend := tcpServer(t, way.backend)
+			n.serve(vip{on(way.vip, 80), cs.TCP, []netip.AddrPort{backend}})
+			s := newSocket(t, way.family, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
+			s.mustConnect(on(way.vip, 80))
 			if answer, _ := s.read(); answer != backend.String() {
 				t.Errorf("answered by %s, want %s", answer, backend)
 			}
-			if got := s.peer().String(); got != on(road.vip, 80) {
-				t.Errorf("getpeername says %s, want the VIP", got)
+			if got := s.peer().String(); got != on(way.vip, 80) {
+				t.Errorf("getpeername returns %s, want the VIP", got)
 			}
 		})
 	}
@@ -964,8 +962,7 @@ func TestMPTCP(t *testing.T) {
 
 const childDials = "ISTHMUS_TEST_CHILD_DIALS"
 
-// dialAsChild is another process of the same cgroup: it prints who answered and whom it thinks it
-// speaks to.
+// dialAsChild runs as another process of the same cgroup. It prints the backend that answered, and its peer's name.
 func dialAsChild(vip string) int {
 	c, err := net.Dial("tcp", vip)
 	if err != nil {
@@ -994,8 +991,8 @@ func TestOtherProcesses(t *testing.T) {
 	}
 }
 
-// People debug with bpftool: what it prints must be readable without this repository.
-func TestMapDumpReadsWell(t *testing.T) {
+// bpftool's output must be readable without this repository.
+func TestMapDumpIsReadable(t *testing.T) {
 	bpftool, err := exec.LookPath("bpftool")
 	if err != nil {
 		netlab.Skip(t, "needs bpftool")
@@ -1055,7 +1052,7 @@ func dumpMap(t *testing.T, bpftool, fs, name string) string {
 	return dump.String()
 }
 
-// Every reason has a name of its own: metrics and documents use it.
+// Every reason has a name of its own, which metrics and documents use.
 func TestDropReasonNames(t *testing.T) {
 	seen := map[string]bool{}
 	for r := range bpf.DropMax {

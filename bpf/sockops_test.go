@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/tools/netlab"
 )
 
-// evidence returns what is known of the cluster of all test backends.
+// evidence returns the evidence about the cluster of all test backends.
 func (n *node) evidence() bpf.Cluster {
 	n.t.Helper()
 	var c bpf.Cluster
@@ -28,7 +28,7 @@ func (n *node) evidence() bpf.Cluster {
 	return c
 }
 
-// counts is what evidence counts, without the times.
+// counts holds the counters of the evidence, without the times.
 type counts struct{ Established, TimedOut, Reset, Silent uint64 }
 
 func countsOf(c bpf.Cluster) counts {
@@ -54,7 +54,7 @@ func (n *node) await(what string, is func(bpf.Cluster) bool) bpf.Cluster {
 	}
 }
 
-// boot is the time of the programs, in ns.
+// boot returns the time of the programs' clock, in ns.
 func boot(t *testing.T) uint64 {
 	t.Helper()
 	var ts unix.Timespec
@@ -64,7 +64,7 @@ func boot(t *testing.T) uint64 {
 	return uint64(ts.Nano())
 }
 
-// blackhole drops whatever arrives on the loopback until the returned function is called.
+// blackhole drops packets on the loopback device until the returned function is called.
 func blackhole(t *testing.T) (end func()) {
 	t.Helper()
 	const drop = 2 // TC_ACT_SHOT
@@ -101,15 +101,15 @@ func (s socket) begin(addr string) {
 }
 
 func TestEvidenceOfHandshakes(t *testing.T) {
-	for name, road := range roads {
+	for name, way := range families {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			closed := netip.MustParseAddrPort(on(road.backend, 1))
-			n.serve(vip{on(road.vip, 80), cs.TCP, []netip.AddrPort{tcpServer(t, road.backend)}},
-				vip{on(road.vip, 81), cs.TCP, []netip.AddrPort{closed}})
+			closed := netip.MustParseAddrPort(on(way.backend, 1))
+			n.serve(vip{on(way.vip, 80), cs.TCP, []netip.AddrPort{tcpServer(t, way.backend)}},
+				vip{on(way.vip, 81), cs.TCP, []netip.AddrPort{closed}})
 
 			start := boot(t)
-			newSocket(t, road.family, unix.SOCK_STREAM, 0).mustConnect(on(road.vip, 80))
+			newSocket(t, way.family, unix.SOCK_STREAM, 0).mustConnect(on(way.vip, 80))
 			c := n.evidence()
 			if diff := cmp.Diff(counts{Established: 1}, countsOf(c)); diff != "" {
 				t.Errorf("after a connect (-want +got):\n%s", diff)
@@ -119,7 +119,7 @@ func TestEvidenceOfHandshakes(t *testing.T) {
 			}
 
 			start = boot(t)
-			err := newSocket(t, road.family, unix.SOCK_STREAM, 0).connect(netip.MustParseAddrPort(on(road.vip, 81)))
+			err := newSocket(t, way.family, unix.SOCK_STREAM, 0).connect(netip.MustParseAddrPort(on(way.vip, 81)))
 			if !errors.Is(err, unix.ECONNREFUSED) {
 				t.Fatalf("%v, want %v from a closed port", err, unix.ECONNREFUSED)
 			}
@@ -134,8 +134,8 @@ func TestEvidenceOfHandshakes(t *testing.T) {
 	}
 }
 
-// A handshake that nobody answers is known after its first second, and counted when somebody gives it up: the kernel or
-// the application.
+// A handshake without an answer is visible after its first second, and counted when the kernel or the application
+// gives up.
 func TestEvidenceOfSilence(t *testing.T) {
 	n := newNode(t)
 	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}})
@@ -150,7 +150,7 @@ func TestEvidenceOfSilence(t *testing.T) {
 
 	c := n.await("the two are silent", func(c bpf.Cluster) bool { return c.Silent >= 2 })
 	if after := time.Duration(c.SilentAt - start); after > 2*time.Second {
-		t.Errorf("silence is known after %v", after)
+		t.Errorf("silence is visible after %v", after)
 	}
 	if c.TimedOut != 0 || c.AnsweredAt != 0 {
 		t.Errorf("evidence of more than silence: %+v", countsOf(c))
@@ -159,12 +159,12 @@ func TestEvidenceOfSilence(t *testing.T) {
 	n.await("the application gave one up", func(c bpf.Cluster) bool { return c.TimedOut == 1 })
 	c = n.await("the kernel gave one up", func(c bpf.Cluster) bool { return c.TimedOut == 2 })
 	if c.Established+c.Reset != 0 || c.AnsweredAt != 0 {
-		t.Errorf("an answer out of nothing: %+v, at %d", countsOf(c), c.AnsweredAt)
+		t.Errorf("an answer without a packet: %+v, at %d", countsOf(c), c.AnsweredAt)
 	}
 }
 
-// Leaving a handshake in its first second says nothing about the other side.
-func TestNoEvidenceOfHaste(t *testing.T) {
+// Abandoning a handshake in its first second says nothing about the other side.
+func TestNoEvidenceOfAbandonedHandshakes(t *testing.T) {
 	n := newNode(t)
 	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}})
 	blackhole(t)
@@ -176,7 +176,7 @@ func TestNoEvidenceOfHaste(t *testing.T) {
 	}
 }
 
-// A connection that stands tells of silence, and of its end.
+// An open connection reports silence, and its end.
 func TestEvidenceOfConnections(t *testing.T) {
 	n := newNode(t)
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -200,8 +200,8 @@ func TestEvidenceOfConnections(t *testing.T) {
 	n.await("it answers again", func(c bpf.Cluster) bool { return c.AnsweredAt > silent.SilentAt })
 }
 
-// Sockets that met no VIP are nobody's evidence, whatever becomes of them.
-func TestNoEvidenceOfOthers(t *testing.T) {
+// Sockets that use no VIP are no evidence, whatever happens to them.
+func TestNoEvidenceWithoutVIP(t *testing.T) {
 	n := newNode(t)
 	server := tcpServer(t, "127.0.0.1")
 	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{server}})
@@ -234,9 +234,9 @@ func TestEvidenceOfMPTCP(t *testing.T) {
 	}
 }
 
-// Another vendor's program on the same hook keeps the callbacks it asked for. Programs of a cgroup run before those of
-// the one above it, so the other one comes first.
-func TestEvidenceBesideAnotherVendor(t *testing.T) {
+// Another vendor's program on the same hook keeps its callbacks. Programs of a cgroup run before those of its parent,
+// so the other one runs first.
+func TestEvidenceWithOtherProgram(t *testing.T) {
 	n := newNode(t)
 	n.serve(vip{"243.0.0.5:80", cs.TCP, []netip.AddrPort{tcpServer(t, "127.0.0.1")}})
 	below := netlab.NewTestCgroup(t)
@@ -266,14 +266,14 @@ func TestEvidenceBesideAnotherVendor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if count == 0 {
-		t.Error("the other program is not called any more")
+		t.Error("the other program is no longer called")
 	}
 	if diff := cmp.Diff(counts{Established: 1}, countsOf(n.evidence())); diff != "" {
 		t.Errorf("evidence (-want +got):\n%s", diff)
 	}
 }
 
-// countRTTs asks for a callback at every round trip of a connection, and counts them.
+// countRTTs requests a callback at every round trip of a connection, and counts them.
 func countRTTs(calls *ebpf.Map) asm.Instructions {
 	const connectCB, rttCB, rttFlag = 3, 12, 1 << 3 // BPF_SOCK_OPS_TCP_CONNECT_CB, _RTT_CB, _RTT_CB_FLAG
 	return asm.Instructions{

@@ -177,7 +177,7 @@ func TestOccupiedAboveIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), cfg, slog.New(slog.DiscardHandler))
-	if says := fmt.Sprint(err); !errors.Is(err, ErrOccupied) || !strings.Contains(says, "their_lb") || !strings.Contains(says, "attached to "+above+" ") {
+	if says := fmt.Sprint(err); !errors.Is(err, ErrOccupied) || !strings.Contains(says, "their_lb") || !strings.Contains(says, "attached exclusively to "+above+";") {
 		t.Errorf("Open: %v; it must name the program and %s", err, above)
 	}
 	if files := pinned(t, cfg); len(files) > 0 {

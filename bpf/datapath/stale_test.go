@@ -237,13 +237,13 @@ func startClient(t *testing.T) func() []bool {
 func TestMissing(t *testing.T) {
 	d := mustOpen(t, testConfig(t))
 	for _, m := range d.Missing() {
-		t.Errorf("here everything is there, but: %s", m)
+		t.Errorf("missing here, where nothing should be: %s", m)
 	}
 	no := errors.New("no such function")
 	for _, c := range []struct {
 		close, find error
 		says        string
-	}{{no, nil, "are closed over netlink"}, {no, no, "stay until their programs close them"}} {
+	}{{no, nil, "are closed over netlink"}, {no, no, "stay open until their programs close them"}} {
 		if all := missingFeatures(true, c.close, c.find); len(all) != 1 || !strings.Contains(all[0], c.says) {
 			t.Errorf("closing %v, finding %v: %v", c.close, c.find, all)
 		}

@@ -2,16 +2,16 @@ package lb
 
 import "encoding/binary"
 
-// maglevSizes are the sizes of Maglev tables: primes, each about twice the one before.
+// maglevSizes are the sizes of Maglev tables: primes, each about twice its predecessor.
 var maglevSizes = []int{101, 199, 401, 797, 1601, 3203, 6397, 12799, 25601, 51199}
 
-// maglevShare is how many slots there are at least for each unit of weight, as long as the sizes last: with
-// n slots for each, the shares of two backends differ by less than one part in n. It is as much as lets tables of
-// 10,000 Services with 10 backends each into the map of slots.
+// maglevShare is the least number of slots for each unit of weight, up to the largest size. With n slots each, the shares
+// of two backends differ by less than one part in n. A larger number would not let the tables of 10,000 Services
+// with 10 backends each fit into the map of slots.
 const maglevShare = 19
 
-// maglevSize returns the size of the table for so many units, 0 when the largest one is too small for a
-// table that would be worth its name.
+// maglevSize returns the size of a table for so many units of weight, 0 when even the largest size has fewer than two slots
+// for each.
 func maglevSize(units int) int {
 	for _, m := range maglevSizes {
 		if m >= maglevShare*units {
@@ -24,12 +24,11 @@ func maglevSize(units int) int {
 	return 0
 }
 
-// Maglev fills a table of a prime number of slots with the indices of addrs, each as often as its weight
-// says, 1 for everybody when weights is nil. It is the population of section 3.4 of Eisenbud et al.,
-// "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016): each backend walks the slots in
-// an order that follows from its own address alone, and they take turns. So nodes that know the same backends
-// have the same table, in whatever order they heard of them as long as addrs is sorted, and few slots change
-// hands when a backend comes or goes.
+// Maglev fills a table of size slots, a prime, with the indices of addrs. Each index occurs in proportion to its weight,
+// or equally often if weights is nil. It implements section 3.4 of Eisenbud et al., "Maglev: A Fast and Reliable Software
+// Network Load Balancer" (NSDI 2016): each backend walks the slots in an order that follows from its address alone, and
+// the backends take turns. So all nodes with the same backends, sorted, have the same table, and few slots change when a
+// backend is added or removed.
 func Maglev(addrs []Address, weights []uint32, size int) []int {
 	type walk struct{ at, step, credit uint64 }
 	m := uint64(size)
@@ -54,7 +53,7 @@ func Maglev(addrs []Address, weights []uint32, size int) []int {
 				w.credit += uint64(weights[i])
 			}
 			if w.credit < heaviest {
-				continue // not its turn yet
+				continue // it skips this turn
 			}
 			w.credit -= heaviest
 			for table[w.at] >= 0 {
@@ -69,8 +68,8 @@ func Maglev(addrs []Address, weights []uint32, size int) []int {
 	return table
 }
 
-// hash spreads addresses evenly. It is part of what all nodes of a ClusterSet, and all gateways, must have in
-// common: never change it. FNV-1a over the bytes, then the finalizer of SplitMix64 for the high bits.
+// hash spreads addresses evenly. All nodes of a ClusterSet, and all gateways, must compute the same hash: never change it.
+// It is FNV-1a over the bytes, then the finalizer of SplitMix64 for the high bits.
 func hash(a Address, seed byte) uint64 {
 	addr := a.AddrPort.Addr().As16()
 	bytes := binary.BigEndian.AppendUint16(addr[:], a.AddrPort.Port())

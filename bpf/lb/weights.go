@@ -2,19 +2,18 @@ package lb
 
 import "math"
 
-// maxSlots is about how many slots a table has at most that repeats backends by weight; a backend always has
-// one.
+// maxSlots is the approximate limit of a table that repeats backends by weight. Every backend has at least one slot.
 const maxSlots = 4096
 
 // group is the backends of one source cluster.
 type group struct {
-	size   int    // how many there are
-	weight uint32 // of all of them together
+	size   int    // number of backends
+	weight uint32 // of the whole group
 }
 
-// slotsPerBackend returns how many slots each backend of each group gets, so that groups have shares as their weights
-// say: exactly where that takes at most maxSlots, else as near as these allow. Groups without any weight
-// weigh the same. Every size is at least 1.
+// slotsPerBackend returns how many slots each backend of each group gets, so that the groups' shares follow their weights:
+// exactly if maxSlots are enough for that, else approximately. If all weights are 0, all groups weigh the same. Every size
+// must be at least 1.
 func slotsPerBackend(groups []group) []uint32 {
 	each := make([]uint32, len(groups))
 	weights := make([]uint64, len(groups))
@@ -45,8 +44,8 @@ func slotsPerBackend(groups []group) []uint32 {
 	return each
 }
 
-// exact sets each to the smallest whole numbers in the proportion of the weights, and reports whether they
-// need few enough slots. multiple is one of all sizes, or a number too large.
+// exact sets each to the smallest integers in the proportion of the weights, and reports whether maxSlots are enough for
+// them. multiple is a common multiple of all sizes, or too large a number.
 func exact(groups []group, weights []uint64, multiple uint64, each []uint32) bool {
 	if multiple > maxSlots*maxWeight {
 		return false

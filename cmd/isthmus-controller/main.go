@@ -170,13 +170,13 @@ func run(ctx context.Context, s settings, stderr io.Writer) error {
 
 // newPlane returns the control plane of a member of a broker, nil for a cluster that has none and does its part in a
 // federation.
-func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*broker.ControlPlane, error) {
+func newPlane(ctx context.Context, s settings, local *rest.Config, log *slog.Logger) (*broker.Controller, error) {
 	if _, err := os.Stat(s.brokerKubeconfig); s.federation && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // that there is none is the answer
 	}
 	cfg := broker.Config{Local: local, Namespace: s.namespace, Settings: s.plane, Log: log}
 	if s.kubeconfig == "" { // in a pod, whose resolver is that of all pods
-		cfg.AskNames = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
+		cfg.CheckDNS = func(ctx context.Context) error { return zoneask.Ask(ctx, net.DefaultResolver) }
 	}
 	var err error
 	if cfg.Broker, cfg.BrokerNamespace, err = broker.LoadBroker(s.brokerKubeconfig); err != nil {
@@ -218,7 +218,7 @@ func routes(current func() status.Controller) http.Handler {
 
 // parts are what runs in this process; one of plane and federation may be nil, and machines are with the latter.
 type parts struct {
-	plane      *broker.ControlPlane
+	plane      *broker.Controller
 	federation *federation.Federation
 	machines   *workloads.Controller
 }

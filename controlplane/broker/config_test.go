@@ -99,7 +99,7 @@ func TestNewRefusesABadRegistration(t *testing.T) {
 		"not a cluster id": func(m *v1alpha1.MemberSpec) { m.ClusterID = "Not_An_ID" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, edit)
+			w := newTestbed(t, edit)
 			_, err := broker.New(t.Context(), w.a.controllerConfig())
 			if err == nil || !strings.Contains(err.Error(), "isthmusctl join") {
 				t.Errorf("New: %v", err)
@@ -108,7 +108,7 @@ func TestNewRefusesABadRegistration(t *testing.T) {
 	}
 	for name, want := range map[string]string{"none": "has no Member, this cluster has not joined; run isthmusctl join", "two": "(a, other) and needs exactly one; delete all but"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			if name == "none" {
 				w.noError(w.a.DeleteAllOf(t.Context(), &v1alpha1.Member{}, inNamespace(w.a.install)))
 			} else {
@@ -125,7 +125,7 @@ func TestNewRefusesABadRegistration(t *testing.T) {
 // TestMemberKnowsTheRanges: nodes learn from their own API server which addresses are the ClusterSet's. A broker that
 // stops saying so takes nothing back.
 func TestMemberKnowsTheRanges(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	knows := func(want ...string) {
 		t.Helper()
 		w.eventually(func() error {
@@ -139,7 +139,7 @@ func TestMemberKnowsTheRanges(t *testing.T) {
 	}
 	knows("243.0.0.0/8", "fd00:243::/32")
 	w.quiet()
-	config := &v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.ClusterSetConfigName}}
+	config := &v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: v1alpha1.ClusterSetConfigName}}
 	edit(w, w.broker, config, func(c *v1alpha1.ClusterSetConfig) { c.Spec.ClusterSetIPCIDRRange = []string{"243.0.0.0/8"} })
 	knows("243.0.0.0/8")
 	w.wipe(&v1alpha1.ClusterSetConfig{})

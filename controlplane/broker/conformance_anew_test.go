@@ -10,7 +10,7 @@ import (
 // TestExportedAnewAtOnce: whoever unexports a Service everywhere, sees its import gone and exports it with
 // another choice gets what the new export asks for.
 func TestExportedAnewAtOnce_V26(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	for i := range 10 {
 		name := fmt.Sprint("hello-", i)
 		w.a.service(name)

@@ -19,17 +19,17 @@ import (
 
 // exportWith exports a Service that asks for an address ("true"), declines one ("false") or says nothing ("").
 func (m *member) exportWith(name, choice string) {
-	m.world.t.Helper()
-	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}
+	m.testbed.t.Helper()
+	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}
 	if choice != "" {
 		e.Annotations = map[string]string{v1alpha1.AnnotationUseClusterSetIP: choice}
 	}
-	m.world.create(m, e)
+	m.testbed.create(m, e)
 }
 
 // choose changes what an export says about an address.
 func (m *member) choose(name, choice string) {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	m.editExport(name, func(e *v1beta1.ServiceExport) {
 		delete(e.Annotations, v1alpha1.AnnotationUseClusterSetIP)
 		if choice != "" {
@@ -39,10 +39,10 @@ func (m *member) choose(name, choice string) {
 }
 
 // aggregate reads the aggregate of a Service.
-func (w *world) aggregate(name string) *v1beta1.ServiceImport {
+func (w *testbed) aggregate(name string) *v1beta1.ServiceImport {
 	w.t.Helper()
 	si := &v1beta1.ServiceImport{}
-	w.noError(w.broker.Get(w.t.Context(), client.ObjectKey{Namespace: w.brokers, Name: name + "." + w.ns}, si))
+	w.noError(w.broker.Get(w.t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: name + "." + w.ns}, si))
 	return si
 }
 
@@ -66,7 +66,7 @@ func (m *member) withoutAddress(svc *corev1.Service) expect {
 // TestWhoGetsAnAddress: who asks for one, by annotation or else by the member's default, gets one of its own
 // block; who declines is exported without, by the Service's own address; headless Services never get one.
 func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
-	w := newWorld(t, offOnA).run()
+	w := newTestbed(t, offOnA).run()
 	for name, c := range map[string]struct {
 		m        *member
 		choice   string
@@ -126,7 +126,7 @@ func TestWhoGetsAnAddress_N17_L26_L29_L35_V2(t *testing.T) {
 // all exports are deleted and made again.
 func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
 	const reason = "ClusterSetIPEnablementConflict"
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	services, ofB := map[string]*corev1.Service{}, map[string]*corev1.Service{}
 	first := map[string]string{"with": "true", "without": "false"}
 	other := map[string]string{"with": "false", "without": "true"}
@@ -217,7 +217,7 @@ func TestDisagreementAboutTheAddress_N33_L30_V26(t *testing.T) {
 // TestDefaultThatChanges: a member whose default changes and whose controller starts again treats new exports
 // accordingly. Those that are there stay as they are, and say Conflict if they did not ask.
 func TestDefaultThatChanges_V5_V27(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	for name, choice := range map[string]string{"plain": "", "asks": "true"} {
 		w.a.service(name)
 		w.a.exportWith(name, choice)
@@ -247,7 +247,7 @@ func TestDefaultThatChanges_V5_V27(t *testing.T) {
 // TestWithoutABlock: a member without a block exports without an address, and the Service gets one as soon as
 // somebody exports it who has one to give.
 func TestWithoutABlock_L27(t *testing.T) {
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
+	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		if m.ClusterID == "a" {
 			m.ClusterSetIPCIDR = nil
 		}
@@ -278,7 +278,7 @@ func TestWithoutABlock_L27(t *testing.T) {
 // restart within it, and then it is.
 func TestAddressRests_L26_L28_L32(t *testing.T) {
 	const quarantine = 3 * time.Second
-	w := newWorld(t, twoAddresses)
+	w := newTestbed(t, twoAddresses)
 	w.a.settings.Quarantine = quarantine
 	w.run()
 	for _, name := range []string{"first", "second", "third"} {
@@ -314,7 +314,7 @@ func TestAddressRests_L26_L28_L32(t *testing.T) {
 // TestInheritedBlock: the address of a Service outlives the membership of the one that gave it, and the
 // member that inherits the block does not give it again.
 func TestInheritedBlock_L31_L33(t *testing.T) {
-	w := newWorld(t, twoAddresses).run()
+	w := newTestbed(t, twoAddresses).run()
 	inherited := []string{"243.10.3.0/30"}
 	w.a.service("hello")
 	w.a.export("hello")
@@ -331,9 +331,9 @@ func TestInheritedBlock_L31_L33(t *testing.T) {
 	w.b.stop()
 	now := metav1.Now()
 	registered := func(id string) *v1alpha1.Member {
-		return &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: id}}
+		return &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: id}}
 	}
-	config := &v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.ClusterSetConfigName}}
+	config := &v1alpha1.ClusterSetConfig{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: v1alpha1.ClusterSetConfigName}}
 	edit(w, w.broker, config, func(c *v1alpha1.ClusterSetConfig) {
 		c.Spec.Members = []v1alpha1.MemberBlocks{{ClusterID: "b", ClusterSetIPCIDR: inherited}}
 	})

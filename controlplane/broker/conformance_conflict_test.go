@@ -160,17 +160,17 @@ var properties = map[string]property{
 
 // publish makes m have a Service with a variant, and an export of it.
 func (p property) publish(m *member, name string, variant int) {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	p.offer(m, name, variant)
-	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}
+	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}
 	if p.export != nil {
 		p.export(e, variant)
 	}
-	m.world.create(m, e)
+	m.testbed.create(m, e)
 }
 
 func (p property) offer(m *member, name string, variant int) {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	m.service(name, func(s *corev1.Service) {
 		if p.headless {
 			s.Spec.ClusterIP = corev1.ClusterIPNone
@@ -183,7 +183,7 @@ func (p property) offer(m *member, name string, variant int) {
 
 // change gives what m has another variant.
 func (p property) change(m *member, name string, variant int) {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	switch {
 	case p.export != nil:
 		m.editExport(name, func(e *v1beta1.ServiceExport) { p.export(e, variant) })
@@ -196,7 +196,7 @@ func (p property) change(m *member, name string, variant int) {
 }
 
 // has waits until every member's import says value, and comes from clusters.
-func (p property) has(w *world, name, value string, clusters ...string) {
+func (p property) has(w *testbed, name, value string, clusters ...string) {
 	w.t.Helper()
 	for _, m := range w.both() {
 		w.eventually(func() error {
@@ -220,7 +220,7 @@ func (p property) has(w *world, name, value string, clusters ...string) {
 // same words, the oldest one's variant is imported, and nothing that it serves is disturbed. The conflict
 // goes in each of three ways: the younger gives in, the older does, the older leaves.
 func TestConflictInEveryProperty_N20_N23_N24_N25_N26_N27_N30_N31_N32_L17_L18_L20_L24_C8_C9_C13_C16_C27(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	ways := []string{"younger", "older", "leaves"}
 	keys := slices.Sorted(maps.Keys(properties))
 	each := func(do func(p property, key, way, name string)) {
@@ -289,7 +289,7 @@ func TestConflictInEveryProperty_N20_N23_N24_N25_N26_N27_N30_N31_N32_L17_L18_L20
 
 // TestPortsReachWhoHasThem: of an import with the ports of two members, each one's slices have only its own.
 func TestPortsReachWhoHasThem_N29_C26_C27(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	for name, ports := range map[string][2]corev1.ServicePort{
 		"numbers": {{Name: "tcp", Port: 42}, {Name: "tcp", Port: 4242}},
 		"names":   {{Name: "tcp", Port: 42}, {Name: "tcp2", Port: 4242}},
@@ -315,10 +315,10 @@ func TestPortsReachWhoHasThem_N29_C26_C27(t *testing.T) {
 // wantsOrWithout is wants, satisfied too without one of the endpoints: one that has no port serves nothing,
 // whether or not it is listed.
 func (m *member) wantsOrWithout(name string, e expect, endpoint string) {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	without := e
 	without.endpoints = slices.DeleteFunc(slices.Clone(e.endpoints), func(s string) bool { return s == endpoint })
-	m.world.eventually(func() error {
+	m.testbed.eventually(func() error {
 		si, imported := m.imported(name)
 		if si == nil {
 			return fmt.Errorf("%s has no import %s", m.id, name)
@@ -333,7 +333,7 @@ func (m *member) wantsOrWithout(name string, e expect, endpoint string) {
 // TestTwoConflictsAtOnce: both stand in the reason and, a line each, in the message; one goes without the
 // other. Whoever never was in conflict is told so in the condition and by no event.
 func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -384,7 +384,7 @@ func TestTwoConflictsAtOnce_N23_L22_L23(t *testing.T) {
 
 // TestServiceOfTheSuite plays the upstream suite with its own Service.
 func TestServiceOfTheSuite_C1_C2_C3_C4_C5_C6_C7_C10_C11_C15_C17_N9_N19_N35(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	timeout, near, dual, protocol := int32(10), corev1.ServiceTrafficDistributionPreferClose, corev1.IPFamilyPolicyPreferDualStack, "example.org/hello"
 	hello := func(s *corev1.Service) {
 		s.Labels, s.Annotations = map[string]string{"test/of": "the-service"}, map[string]string{"test/of": "the-service"}

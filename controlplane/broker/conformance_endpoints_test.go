@@ -16,7 +16,7 @@ import (
 // TestEndpointsKeepWhatTheySay: readiness, hostname, zone, node and hints of an endpoint are the same
 // everywhere, also when they change; what means something in its own cluster alone is left out.
 func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := w.a.service("hello", dualStack)
 	w.a.export("hello")
 	w.b.wants("hello", expect{
@@ -66,7 +66,7 @@ func TestEndpointsKeepWhatTheySay_N34_N36_L38(t *testing.T) {
 // TestSlicesOfAServiceComeAndGo: the import has the endpoints of all slices of the Service, one imported slice
 // for each, whoever writes them and whether they are older or younger than the export.
 func TestSlicesOfAServiceComeAndGo_L39_L40_L41(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 	byHand := func(s *corev1.Service) {
 		single := corev1.IPFamilyPolicySingleStack // without a selector, both families would be the default
@@ -124,7 +124,7 @@ func TestLargeServicesHoldUpNobody_L75(t *testing.T) {
 		slicesOf = 10
 		ports    = 100
 	)
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("small")
 	w.a.export("small")
 	w.b.wants("small", helloOfA)
@@ -173,7 +173,7 @@ func TestLargeServicesHoldUpNobody_L75(t *testing.T) {
 // TestImportSaysWhatItIs: its status lists who exports it and that slices stand behind it, and says Ready only
 // once it can be used.
 func TestImportSaysWhatItIs_N14_N15_N16(t *testing.T) {
-	w := newWorld(t, twoAddresses).run()
+	w := newTestbed(t, twoAddresses).run()
 	for _, name := range []string{"first", "second"} {
 		w.a.service(name)
 		w.a.export(name)

@@ -22,7 +22,7 @@ import (
 // TestServiceAndExportInAnyOrder: whatever comes first, and whatever becomes of either, the Service is
 // exported exactly while both are there and the Service is one that can be.
 func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	exported := func(name string) {
 		t.Helper()
 		w.a.condition(name, "Valid", metav1.ConditionTrue, "Valid")
@@ -83,7 +83,7 @@ func TestServiceAndExportInAnyOrder_N2_N7_N8_L1_L2_L3_L4_L5_L6_C12(t *testing.T)
 // TestNobodyElseIsTouched: b has a Service of the same name and does not export it, and both have slices
 // that belong to nothing exported. None of that is exported, imported or changed.
 func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	local := w.b.service("hello")
 	plain := w.a.service("not-exported")
 	foreign := &discoveryv1.EndpointSlice{
@@ -118,7 +118,7 @@ func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
 	w.quiet()
 
 	var published discoveryv1.EndpointSliceList
-	w.noError(w.broker.List(t.Context(), &published, client.InNamespace(w.brokers)))
+	w.noError(w.broker.List(t.Context(), &published, client.InNamespace(w.brokerNS)))
 	if have := flatten(published.Items); !slices.Equal(have, helloOfA.endpoints) {
 		t.Errorf("the broker has the endpoints %v", have)
 	}
@@ -134,7 +134,7 @@ func TestNobodyElseIsTouched_N1_N3_L11(t *testing.T) {
 // TestSameNameInTwoNamespaces: they are two Services, with addresses and endpoints of their own, and one goes
 // without the other.
 func TestSameNameInTwoNamespaces_N4_L10(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	other := w.ns + "-other"
 	for _, m := range w.both() {
 		w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other}})
@@ -174,7 +174,7 @@ func TestSameNameInTwoNamespaces_N4_L10(t *testing.T) {
 
 // TestServiceIsFollowed: what changes about an exported Service changes in the import.
 func TestServiceIsFollowed_L7_L9(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -224,7 +224,7 @@ func TestServiceIsFollowed_L7_L9(t *testing.T) {
 // TestServiceLabelsReachSlices: a Service's labels stand on the imported slices, those of Kubernetes apart,
 // and change without the slice being made anew.
 func TestServiceLabelsReachSlices_L8_L44(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) {
 		s.Labels = map[string]string{"tier": "web", "app.kubernetes.io/name": "hello", "service.kubernetes.io/headless": "", v1beta1.LabelServiceName: "liar"}
 	})
@@ -260,7 +260,7 @@ func TestServiceLabelsReachSlices_L8_L44(t *testing.T) {
 
 // TestNamesThatAreTooLong: an export with a port that no SRV record can name says so by one event, and works.
 func TestNamesThatAreTooLong_N48(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.run(w.a)
 	long := strings.Repeat("p", 63)
 	w.a.service("hello", func(s *corev1.Service) { s.Spec.Ports[0].Name = long })
@@ -278,7 +278,7 @@ func TestNamesThatAreTooLong_N48(t *testing.T) {
 
 // TestOlderVersionOfTheAPI: exports written and imports read as v1alpha1 are the same as in v1beta1.
 func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	older := func(kind string) *unstructured.Unstructured {
 		obj := &unstructured.Unstructured{}
 		obj.SetAPIVersion("multicluster.x-k8s.io/v1alpha1")
@@ -311,7 +311,7 @@ func TestOlderVersionOfTheAPI_N16_N50(t *testing.T) {
 
 // TestConditionsAreWrittenAfterOthers: a status that somebody else wrote a moment before is written again.
 func TestConditionsAreWrittenAfterOthers_L14(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	name := types.NamespacedName{Namespace: w.ns, Name: "hello"}
 	const interruptions = 3
 	var done atomic.Int32
@@ -344,7 +344,7 @@ func TestConditionsAreWrittenAfterOthers_L14(t *testing.T) {
 
 // TestConditionOfLighthouseMakesRoom: what an old Lighthouse left on an export does not stand beside Ready.
 func TestConditionOfLighthouseMakesRoom_L15(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.a.service("hello")
 	export := w.a.export("hello")
 	export.Status.Conditions = []metav1.Condition{{Type: "Synced", Status: metav1.ConditionTrue, Reason: "Old", LastTransitionTime: metav1.Now()}}

@@ -107,10 +107,10 @@ func (f *faults) failed() []string {
 }
 
 // TestErrorsThatPassLeaveNoTrace: every kind of call that a controller makes, to its own API server and to
-// the broker, fails in several ways before it works. The world becomes what it should, and nothing is left
+// the broker, fails in several ways before it works. The clusters become what they should, and nothing is left
 // over when all is unexported.
 func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	local, remote := inject(w.a.config), inject(w.a.via)
 	w.run()
 	svc := w.a.service("hello")
@@ -172,7 +172,7 @@ func TestErrorsThatPassLeaveNoTrace_L48(t *testing.T) {
 // TestWhatIsStaleIsRemovedAtTheStart: while both controllers are down, Services and exports go, and objects
 // appear or stay that nobody stands behind any more. After the start all of that is gone.
 func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("kept")
 	w.a.export("kept")
 	w.a.service("service-gone")
@@ -200,7 +200,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 	w.noError(w.a.Delete(t.Context(), gone))
 	// b lists itself on an aggregate without exporting the Service.
 	aggregate := &v1beta1.ServiceImport{}
-	aggregate.Namespace, aggregate.Name = w.brokers, "kept."+w.ns
+	aggregate.Namespace, aggregate.Name = w.brokerNS, "kept."+w.ns
 	w.noError(w.broker.Get(t.Context(), client.ObjectKeyFromObject(aggregate), aggregate))
 	aggregate.Status.Clusters = append(aggregate.Status.Clusters, v1beta1.ClusterStatus{Cluster: "b"})
 	w.noError(w.broker.Status().Update(t.Context(), aggregate))
@@ -213,7 +213,7 @@ func TestWhatIsStaleIsRemovedAtTheStart_L46_L47(t *testing.T) {
 		Cluster: "b", Service: clusterset.ServiceName{Namespace: w.ns, Name: "never"}, ExportedAt: time.Now(), Type: clusterset.ClusterSetIP,
 		Families: []clusterset.Family{clusterset.IPv4}, Ports: []clusterset.Port{{Name: "http", Protocol: clusterset.TCP, Port: 80}},
 	})
-	never.Namespace, record.Namespace = w.brokers, w.brokers
+	never.Namespace, record.Namespace = w.brokerNS, w.brokerNS
 	w.create(w.broker, never, record)
 	// b has an import that nobody exports, and one slice too many of one that somebody does.
 	stale := &v1beta1.ServiceImport{

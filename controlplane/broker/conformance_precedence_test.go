@@ -21,18 +21,18 @@ import (
 const guestBlock = "243.99.0.0/16"
 
 // guest registers a member on the broker that no test runs a controller for; the test says what it says.
-func (w *world) guest(id string, joined time.Time) {
+func (w *testbed) guest(id string, joined time.Time) {
 	w.t.Helper()
 	spec := registration(id)
 	spec.ClusterSetIPCIDR, spec.JoinTime = []string{guestBlock}, metav1.NewTime(joined)
-	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: id}, Spec: spec})
+	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: id}, Spec: spec})
 }
 
 // says writes what a guest says about a Service to the broker, with one endpoint unless address is "".
-func (w *world) says(e clusterset.Export, address string) *v1alpha1.ExportRecord {
+func (w *testbed) says(e clusterset.Export, address string) *v1alpha1.ExportRecord {
 	w.t.Helper()
 	record := mcs.ExportRecord(e)
-	record.Namespace = w.brokers
+	record.Namespace = w.brokerNS
 	w.create(w.broker, record)
 	if address == "" {
 		return record
@@ -44,7 +44,7 @@ func (w *world) says(e clusterset.Export, address string) *v1alpha1.ExportRecord
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &target}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}}},
 	}, e.Cluster)
-	es.Namespace = w.brokers
+	es.Namespace = w.brokerNS
 	w.create(w.broker, es)
 	return record
 }
@@ -60,7 +60,7 @@ func TestForgedTimeDoesNotWin_N24_L72(t *testing.T) {
 		"by the time of the broker": {"broker-time", func() time.Time { return time.Unix(0, 0) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			for _, m := range w.both() {
 				m.settings = broker.Settings{Settings: v1alpha1.Settings{ConflictPrecedence: c.precedence}}
 			}
@@ -96,7 +96,7 @@ func TestWhoIsOldest_N24(t *testing.T) {
 		"by the time of the broker": {"broker-time", "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			for _, m := range w.both() {
 				m.settings = broker.Settings{Settings: v1alpha1.Settings{ConflictPrecedence: c.precedence}}
 			}
@@ -129,7 +129,7 @@ func TestWhoIsOldest_N24(t *testing.T) {
 	}
 
 	t.Run("of the same second", func(t *testing.T) {
-		w := newWorld(t).run()
+		w := newTestbed(t).run()
 		w.b.service("hello", func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{{Name: "tcp", Port: 4242}} })
 		export := w.b.export("hello")
 		w.b.condition("hello", "Ready", metav1.ConditionTrue, "Exported")

@@ -28,7 +28,7 @@ func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
 		"every switch as it joins": {registered: switches, addresses: 1},
 	} {
 		t.Run(way, func(t *testing.T) {
-			w := newWorld(t, func(m *v1alpha1.MemberSpec) { m.Settings = c.registered })
+			w := newTestbed(t, func(m *v1alpha1.MemberSpec) { m.Settings = c.registered })
 			w.a.settings, w.b.settings = c.flags, c.flags
 			w.run()
 			w.serviceAddresses(c.addresses)
@@ -40,7 +40,7 @@ func TestWaysOfLighthouse_L19_V4_A3_A10_A32(t *testing.T) {
 
 // serviceAddresses: an exported Service offers its own address while any pod is ready; a headless one offers
 // its pods.
-func (w *world) serviceAddresses(addresses int) {
+func (w *testbed) serviceAddresses(addresses int) {
 	t := w.t
 	t.Helper()
 	svc := w.a.service("hello")
@@ -76,7 +76,7 @@ func (w *world) serviceAddresses(addresses int) {
 }
 
 // portIntersection: the import has the ports that both exporters have, and those of the other when one leaves.
-func (w *world) portIntersection(addresses int) {
+func (w *testbed) portIntersection(addresses int) {
 	w.t.Helper()
 	ofA := w.a.service("ports", port("only-a", corev1.ProtocolTCP, 42), port("number", corev1.ProtocolTCP, 43))
 	w.a.export("ports")
@@ -106,7 +106,7 @@ func (w *world) portIntersection(addresses int) {
 
 // typeExclusion: whose type is not that of the oldest export is not exported, until they agree or the oldest
 // leaves.
-func (w *world) typeExclusion(addresses int) {
+func (w *testbed) typeExclusion(addresses int) {
 	t := w.t
 	t.Helper()
 	headless := func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }

@@ -23,8 +23,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// both are the members of a world.
-func (w *world) both() []*member { return []*member{w.a, w.b} }
+// both are the members of a testbed.
+func (w *testbed) both() []*member { return []*member{w.a, w.b} }
 
 // onBoth is the import of a Service of harness defaults as both members export it.
 var onBoth = expect{
@@ -33,7 +33,7 @@ var onBoth = expect{
 }
 
 // edit changes an object of c as its user would, again when somebody else was first.
-func edit[T client.Object](w *world, c client.Client, obj T, change func(T)) {
+func edit[T client.Object](w *testbed, c client.Client, obj T, change func(T)) {
 	w.t.Helper()
 	w.eventually(func() error {
 		w.noError(c.Get(w.t.Context(), client.ObjectKeyFromObject(obj), obj))
@@ -56,21 +56,21 @@ func (c statusClient) Update(ctx context.Context, obj client.Object, _ ...client
 }
 
 func (m *member) editService(name string, change func(*corev1.Service)) {
-	m.world.t.Helper()
-	edit(m.world, m.Client, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}, change)
+	m.testbed.t.Helper()
+	edit(m.testbed, m.Client, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}, change)
 }
 
 func (m *member) editExport(name string, change func(*v1beta1.ServiceExport)) {
-	m.world.t.Helper()
-	edit(m.world, m.Client, &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}, change)
+	m.testbed.t.Helper()
+	edit(m.testbed, m.Client, &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}, change)
 }
 
 // deleteService deletes a Service and its EndpointSlices, as a cluster's own controllers would.
 func (m *member) deleteService(name string) {
-	t := m.world.t
+	t := m.testbed.t
 	t.Helper()
-	m.world.noError(m.Delete(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}))
-	m.world.noError(m.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(m.world.ns),
+	m.testbed.noError(m.Delete(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}))
+	m.testbed.noError(m.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(m.testbed.ns),
 		client.MatchingLabels{discoveryv1.LabelServiceName: name}))
 }
 
@@ -79,17 +79,17 @@ func (m *member) address(host int) string { return fmt.Sprintf("10.%d.0.%d", m.i
 
 // admin returns a configuration of m's API server that no test tampers with.
 func (m *member) admin() *rest.Config {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	if m.id[0] == 'a' {
-		return m.world.place.a.Config(m.world.t)
+		return m.testbed.serverSet.a.Config(m.testbed.t)
 	}
-	return m.world.place.b.Config(m.world.t)
+	return m.testbed.serverSet.b.Config(m.testbed.t)
 }
 
 // keeps follows what m imports of a Service until the returned function is called, which fails the test if one
 // of addresses ever was in none of the imported slices.
 func (m *member) keeps(name string, addresses ...string) (enough func()) {
-	w := m.world
+	w := m.testbed
 	w.t.Helper()
 	c, err := client.NewWithWatch(m.admin(), client.Options{Scheme: scheme})
 	w.noError(err)
@@ -153,9 +153,9 @@ func addressesOf(es *discoveryv1.EndpointSlice) []string {
 
 // eventsOn returns the reasons of the events about m's export of a Service, oldest first.
 func (m *member) eventsOn(name string) []string {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	var list corev1.EventList
-	m.world.noError(m.List(m.world.t.Context(), &list, client.InNamespace(m.world.ns)))
+	m.testbed.noError(m.List(m.testbed.t.Context(), &list, client.InNamespace(m.testbed.ns)))
 	slices.SortStableFunc(list.Items, func(x, y corev1.Event) int { return x.CreationTimestamp.Compare(y.CreationTimestamp.Time) })
 	var reasons []string
 	for _, e := range list.Items {
@@ -173,9 +173,9 @@ func twoAddresses(m *v1alpha1.MemberSpec) {
 
 // importReady waits until the condition Ready of m's import has a status and reason, and returns its message.
 func (m *member) importReady(name string, status metav1.ConditionStatus, reason string) string {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	var message string
-	m.world.eventually(func() error {
+	m.testbed.eventually(func() error {
 		si, _ := m.imported(name)
 		if si == nil {
 			return fmt.Errorf("%s has no import %s", m.id, name)

@@ -17,15 +17,15 @@ import (
 
 // saysOfOld writes to the broker what a member of the first version says about Service name: a record without
 // the later fields, and its part of the aggregate, which is the first version's if nobody has made one.
-func (w *world) saysOfOld(id clusterset.ClusterID, name, vip, address string) *v1alpha1.ExportRecord {
+func (w *testbed) saysOfOld(id clusterset.ClusterID, name, vip, address string) *v1alpha1.ExportRecord {
 	t := w.t
 	t.Helper()
 	agreed := &v1beta1.ServiceImport{}
 	service := clusterset.ServiceName{Namespace: w.ns, Name: name}
-	err := w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokers, Name: mcs.AggregateName(service)}, agreed)
+	err := w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: mcs.AggregateName(service)}, agreed)
 	if err != nil {
 		agreed = mcs.Aggregate(clusterset.Aggregate{Service: service, Type: clusterset.ClusterSetIP, AllocatedBy: id})
-		agreed.Namespace, agreed.Spec.IPs, agreed.Spec.IPFamilies = w.brokers, []string{vip}, nil
+		agreed.Namespace, agreed.Spec.IPs, agreed.Spec.IPFamilies = w.brokerNS, []string{vip}, nil
 		w.create(w.broker, agreed)
 	}
 	agreed.Status.Clusters = append(agreed.Status.Clusters, v1beta1.ClusterStatus{Cluster: string(id)})
@@ -44,7 +44,7 @@ func (w *world) saysOfOld(id clusterset.ClusterID, name, vip, address string) *v
 // whoever is first. All have their address and all endpoints, nobody is told of a conflict, and nothing is
 // lost when the old one is upgraded, nor when it leaves the way it used to.
 func TestMembersOfTwoVersions_L52(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.guest("c", time.Now())
 	const vip, ofC = "243.99.0.7", "10.99.0.1"
 	want := expect{
@@ -75,7 +75,7 @@ func TestMembersOfTwoVersions_L52(t *testing.T) {
 		w.b.condition(name, "Conflict", metav1.ConditionFalse, "NoConflicts")
 		w.b.condition(name, "Ready", metav1.ConditionTrue, "Exported")
 		w.a.keeps(name, "10.98.0.1")
-		records[name] = &v1alpha1.ExportRecord{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "c." + name + "." + w.ns}}
+		records[name] = &v1alpha1.ExportRecord{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: "c." + name + "." + w.ns}}
 	}
 	if !slices.Equal(vips["old-first"], []string{vip}) {
 		t.Errorf("b changed the address from %s to %v", vip, vips["old-first"])
@@ -96,7 +96,7 @@ func TestMembersOfTwoVersions_L52(t *testing.T) {
 
 	// The first version took its record away, then its slices, then its name from the aggregate.
 	w.noError(w.broker.Delete(t.Context(), records["new-first"]))
-	w.noError(w.broker.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.brokers),
+	w.noError(w.broker.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.brokerNS),
 		client.MatchingLabels{v1alpha1.LabelCluster: "c", v1alpha1.LabelServiceName: "new-first"}))
 	edit(w, statusOf(w.broker), w.aggregate("new-first"), func(si *v1beta1.ServiceImport) {
 		si.Status.Clusters = slices.DeleteFunc(si.Status.Clusters, func(c v1beta1.ClusterStatus) bool { return c.Cluster == "c" })

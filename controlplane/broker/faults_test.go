@@ -24,7 +24,7 @@ import (
 const many = 8
 
 // exportMany makes m export many Services, and returns their names when all have an import in other.
-func (w *world) exportMany(m, other *member) []string {
+func (w *testbed) exportMany(m, other *member) []string {
 	w.t.Helper()
 	var names []string
 	for i := range many {
@@ -42,7 +42,7 @@ func (w *world) exportMany(m, other *member) []string {
 
 // vips returns the addresses of imports in m, by name.
 func (m *member) vips(names []string) map[string]string {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	vips := map[string]string{}
 	for _, name := range names {
 		if si, _ := m.imported(name); si != nil {
@@ -53,19 +53,19 @@ func (m *member) vips(names []string) map[string]string {
 }
 
 // wipe deletes from the broker all objects of the kinds given.
-func (w *world) wipe(kinds ...client.Object) {
+func (w *testbed) wipe(kinds ...client.Object) {
 	w.t.Helper()
 	for _, kind := range kinds {
-		w.noError(w.broker.DeleteAllOf(w.t.Context(), kind, client.InNamespace(w.brokers)))
+		w.noError(w.broker.DeleteAllOf(w.t.Context(), kind, client.InNamespace(w.brokerNS)))
 	}
 }
 
 // holds waits until the status of m's registration says, or does not say, that withdrawals are held.
 func (m *member) holds(want metav1.ConditionStatus) {
-	m.world.t.Helper()
-	m.world.eventually(func() error {
+	m.testbed.t.Helper()
+	m.testbed.eventually(func() error {
 		var self v1alpha1.Member
-		m.world.noError(m.Get(m.world.t.Context(), types.NamespacedName{Namespace: m.install, Name: m.id}, &self))
+		m.testbed.noError(m.Get(m.testbed.t.Context(), types.NamespacedName{Namespace: m.install, Name: m.id}, &self))
 		c := meta.FindStatusCondition(self.Status.Conditions, v1alpha1.ConditionWithdrawalsHeld)
 		if c == nil || c.Status != want {
 			return fmt.Errorf("condition of %s: %+v", m.id, c)
@@ -78,7 +78,7 @@ func (m *member) holds(want metav1.ConditionStatus) {
 // of them then. Nothing that was imported goes, and when the administrator has put the registrations back,
 // everything is published again, with the addresses it had.
 func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.b.settings.TimeScale = 0.5 // what takes the API server longer than half a second is not one step
 	w.run()
 	names := w.exportMany(w.a, w.b)
@@ -86,9 +86,9 @@ func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
 	enough := w.b.keeps(names[0], "10.97.0.1")
 
 	registered := v1alpha1.MemberList{}
-	w.noError(w.broker.List(t.Context(), &registered, client.InNamespace(w.brokers)))
+	w.noError(w.broker.List(t.Context(), &registered, client.InNamespace(w.brokerNS)))
 	config := &v1alpha1.ClusterSetConfig{}
-	key := types.NamespacedName{Namespace: w.brokers, Name: v1alpha1.ClusterSetConfigName}
+	key := types.NamespacedName{Namespace: w.brokerNS, Name: v1alpha1.ClusterSetConfigName}
 	w.noError(w.broker.Get(t.Context(), key, config))
 	w.wipe(&v1alpha1.ClusterSetConfig{}, &v1alpha1.Member{}, &v1alpha1.ExportRecord{}, &v1beta1.ServiceImport{},
 		&discoveryv1.EndpointSlice{}, &coordinationv1.Lease{})
@@ -96,7 +96,7 @@ func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
 	w.b.stop()
 	w.run(w.b)
 	w.eventually(func() error {
-		if !w.b.plane.State().Leader {
+		if !w.b.controller.State().Leader {
 			return fmt.Errorf("b does not lead yet")
 		}
 		return nil
@@ -129,7 +129,7 @@ func TestWipedBrokerLosesNothing_Faults(t *testing.T) {
 // but not all: too little is missing to be doubted for its number, and still nothing goes before the other had the
 // time to publish the rest. What does not come back in that time goes.
 func TestRestartAmidRecovery_Faults(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.b.settings.TimeScale = 0.5 // windows of half a second, 15 s for who publishes anew
 	w.run()
 	names := w.exportMany(w.a, w.b)
@@ -139,13 +139,13 @@ func TestRestartAmidRecovery_Faults(t *testing.T) {
 	for _, name := range missing {
 		about := client.MatchingLabels{v1alpha1.LabelServiceName: name}
 		for _, kind := range []client.Object{&v1alpha1.ExportRecord{}, &discoveryv1.EndpointSlice{}, &v1beta1.ServiceImport{}} {
-			w.noError(w.broker.DeleteAllOf(t.Context(), kind, client.InNamespace(w.brokers), about))
+			w.noError(w.broker.DeleteAllOf(t.Context(), kind, client.InNamespace(w.brokerNS), about))
 		}
 	}
 	enough := w.b.keeps(missing[0], "10.97.0.1")
 	w.run(w.b)
 	w.eventually(func() error {
-		if !w.b.plane.State().Leader {
+		if !w.b.controller.State().Leader {
 			return fmt.Errorf("b does not lead yet")
 		}
 		return nil
@@ -155,7 +155,7 @@ func TestRestartAmidRecovery_Faults(t *testing.T) {
 	for _, name := range missing {
 		w.eventually(func() error {
 			var records v1alpha1.ExportRecordList
-			w.noError(w.broker.List(t.Context(), &records, client.InNamespace(w.brokers), client.MatchingLabels{v1alpha1.LabelServiceName: name}))
+			w.noError(w.broker.List(t.Context(), &records, client.InNamespace(w.brokerNS), client.MatchingLabels{v1alpha1.LabelServiceName: name}))
 			if len(records.Items) == 0 {
 				return fmt.Errorf("a has not published %s anew", name)
 			}
@@ -168,7 +168,7 @@ func TestRestartAmidRecovery_Faults(t *testing.T) {
 	w.a.stop()
 	w.b.stop()
 	gone := missing[0]
-	w.noError(w.broker.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.brokers), client.MatchingLabels{v1alpha1.LabelServiceName: gone}))
+	w.noError(w.broker.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.brokerNS), client.MatchingLabels{v1alpha1.LabelServiceName: gone}))
 	w.run(w.b)
 	w.b.wantsNone(gone)
 	w.b.wants(missing[1], helloOfA)
@@ -189,7 +189,7 @@ func flat(m map[string]string) []string {
 func TestMassWithdrawalIsHeld_Faults(t *testing.T) {
 	for name, kind := range map[string]client.Object{"records": &v1alpha1.ExportRecord{}, "slices": &discoveryv1.EndpointSlice{}} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.b.settings.TimeScale = 0.5 // what takes the API server longer than half a second is not one step
 			w.run()
 			names := w.exportMany(w.a, w.b)
@@ -229,7 +229,7 @@ func TestMassWithdrawalIsHeld_Faults(t *testing.T) {
 
 // TestRealWithdrawalIsBelieved unexports everything at once.
 func TestRealWithdrawalIsBelieved_Faults(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	names := w.exportMany(w.a, w.b)
 	for _, name := range names {
 		w.a.unexport(name)
@@ -247,7 +247,7 @@ func TestRealWithdrawalIsBelieved_Faults(t *testing.T) {
 
 // TestTombstonesGo waits until nothing at all of a Service is left on the broker.
 func TestTombstonesGo_Faults(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -255,7 +255,7 @@ func TestTombstonesGo_Faults(t *testing.T) {
 	w.b.wantsNone("hello")
 	w.eventuallyWithin(2*patience, func() error {
 		var records v1alpha1.ExportRecordList
-		w.noError(w.broker.List(t.Context(), &records, client.InNamespace(w.brokers)))
+		w.noError(w.broker.List(t.Context(), &records, client.InNamespace(w.brokerNS)))
 		if n := len(records.Items); n > 0 {
 			return fmt.Errorf("%d records", n)
 		}
@@ -266,10 +266,10 @@ func TestTombstonesGo_Faults(t *testing.T) {
 // TestMemberThatLeftIsForgotten has an administrator declare that a member left, which its controller does not
 // know: everything of it goes from the other at once, and comes back when it joins again.
 func TestMemberThatLeftIsForgotten_Faults(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	names := w.exportMany(w.a, w.b)
 	w.a.stop()
-	registered := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "a"}}
+	registered := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: "a"}}
 	edit(w, w.broker, registered, func(m *v1alpha1.Member) { m.Spec.LeftAt = new(metav1.Now()) })
 	for _, name := range names {
 		w.b.wantsNone(name)
@@ -284,7 +284,7 @@ func TestMemberThatLeftIsForgotten_Faults(t *testing.T) {
 // restarts may refuse all writes of members for half a minute: until its admission looks again whether the
 // parameter of our policies is of a kind it knows.
 func TestAPIServersRestart_Faults(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.patience = 2 * time.Minute
 	w.a.restarts, w.b.restarts = true, true // who cannot renew its own Lease in time ends, and Kubernetes starts another one
 	w.run()
@@ -292,7 +292,7 @@ func TestAPIServersRestart_Faults(t *testing.T) {
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
 	want := helloOfA
-	for i, server := range []*apitest.Server{&w.place.broker, &w.place.a, &w.place.b} {
+	for i, server := range []*apitest.Server{&w.serverSet.broker, &w.serverSet.a, &w.serverSet.b} {
 		server.Restart(t, time.Second)
 		host := 2 + i
 		w.a.slice(svc, corev1.IPv4Protocol, host)

@@ -9,10 +9,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// LoadBroker reads the kubeconfig by which a member reaches the broker, and the broker's namespace, which
-// is that of its current context. It sends nothing. Its errors name the file and the fix.
+// LoadBroker reads the kubeconfig of the broker, and returns the namespace of its current context as the broker's
+// namespace. It sends no request. Its errors name the file and the remedy.
 func LoadBroker(path string) (*rest.Config, string, error) {
-	const fix = "run isthmusctl join, which writes it into the secret isthmus-broker"
+	const fix = "run isthmusctl join, which writes it into the Secret isthmus-broker"
 	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: path}
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)
 	raw, err := loader.RawConfig()
@@ -24,14 +24,14 @@ func LoadBroker(path string) (*rest.Config, string, error) {
 	}
 	context, ok := raw.Contexts[raw.CurrentContext]
 	if !ok || context.Namespace == "" {
-		return nil, "", fmt.Errorf("broker kubeconfig %s: its current context %q names no namespace; %s", path, raw.CurrentContext, fix)
+		return nil, "", fmt.Errorf("broker kubeconfig %s: the current context %q names no namespace; %s", path, raw.CurrentContext, fix)
 	}
 	if cluster := raw.Clusters[context.Cluster]; cluster == nil || cluster.Server == "" {
-		return nil, "", fmt.Errorf("broker kubeconfig %s: its current context %q names no server; %s", path, raw.CurrentContext, fix)
+		return nil, "", fmt.Errorf("broker kubeconfig %s: the current context %q names no server; %s", path, raw.CurrentContext, fix)
 	}
 	cfg, err := loader.ClientConfig()
 	if err != nil {
-		return nil, "", fmt.Errorf("broker kubeconfig %s is not complete; %s: %w", path, fix, err)
+		return nil, "", fmt.Errorf("broker kubeconfig %s is incomplete; %s: %w", path, fix, err)
 	}
 	return cfg, context.Namespace, nil
 }

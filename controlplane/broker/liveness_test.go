@@ -26,14 +26,14 @@ var drill = broker.Settings{TimeScale: 0.1}
 
 // thinks waits until m thinks that the other member is in a state.
 func (m *member) thinks(id string, want liveness.State) {
-	m.world.t.Helper()
-	m.world.eventually(func() error {
-		for _, other := range m.plane.State().Members {
+	m.testbed.t.Helper()
+	m.testbed.eventually(func() error {
+		for _, other := range m.controller.State().Members {
 			if string(other.ID) == id && other.State == want {
 				return nil
 			}
 		}
-		return fmt.Errorf("in %s: %+v, want %s to be %s", m.id, m.plane.State().Members, id, want)
+		return fmt.Errorf("in %s: %+v, want %s to be %s", m.id, m.controller.State().Members, id, want)
 	})
 }
 
@@ -50,7 +50,7 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 		"lease alone":    {"lease", liveness.Answering, stale},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTestbed(t)
 			w.a.settings, w.b.settings = drill, drill
 			w.b.settings.Liveness = tt.mode
 			w.b.evidence = evidence{"a": tt.verdict}
@@ -90,7 +90,7 @@ func TestDeadMemberIsDropped_N37_L51(t *testing.T) {
 
 // TestStaleMemberThatAnswersStays: an old Lease alone takes nothing away.
 func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Answering}
 	w.run()
@@ -109,7 +109,7 @@ func TestStaleMemberThatAnswersStays_N37_L51(t *testing.T) {
 // TestWhoIsCutOffJudgesNobody: a member that does not see the broker keeps all others, however long, and gives
 // them time when it sees the broker again.
 func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
@@ -129,7 +129,7 @@ func TestWhoIsCutOffJudgesNobody_L50_L51(t *testing.T) {
 // TestClocksMayDiffer gives a member a clock that is an hour ahead, and then one that is an hour behind: its
 // Lease is renewed with such times, and it lives.
 func TestClocksMayDiffer_L51(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	w.a.settings, w.b.settings = drill, drill
 	w.b.evidence = evidence{"a": liveness.Silent}
 	w.run()
@@ -139,7 +139,7 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 	w.b.thinks("a", liveness.Live)
 	enough := w.b.keeps("hello", "10.97.0.1")
 	w.a.stop()
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}}
 	for _, offset := range []time.Duration{time.Hour, -time.Hour} {
 		for range int(2 * stale / beat) {
 			edit(w, w.broker, lease, func(l *coordinationv1.Lease) {
@@ -154,7 +154,7 @@ func TestClocksMayDiffer_L51(t *testing.T) {
 
 // TestFlappingMemberDisturbsNobody stops and starts a member's controller faster than its Lease grows old.
 func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	const slower = 4 // than the drill: a controller may need seconds to start
 	w.a.settings.TimeScale, w.b.settings.TimeScale = slower*drill.TimeScale, slower*drill.TimeScale
 	w.b.evidence = evidence{"a": liveness.Silent}
@@ -168,7 +168,7 @@ func TestFlappingMemberDisturbsNobody_L51(t *testing.T) {
 	renewed := func() string {
 		t.Helper()
 		lease := &coordinationv1.Lease{}
-		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokers, Name: v1alpha1.MemberLease("a")}, lease))
+		w.noError(w.broker.Get(t.Context(), client.ObjectKey{Namespace: w.brokerNS, Name: v1alpha1.MemberLease("a")}, lease))
 		return lease.ResourceVersion
 	}
 	for range 4 {

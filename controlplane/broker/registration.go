@@ -29,7 +29,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
 )
 
-// registrar is what the registration needs of the broker.
+// registrar is the part of the broker client that a registration uses.
 type registrar interface {
 	Registrations(self reconcile.Request) []source.Source
 	Registration(context.Context) (v1alpha1.MemberSpec, bool, error)
@@ -38,20 +38,20 @@ type registrar interface {
 	Release(clusterset.ClusterID)
 }
 
-// registration keeps this member's copy of its Member: what the broker says of it goes in, what the member's
-// people should know stands in its status, and what they ask for by annotation is done.
+// registration reconciles this cluster's Member: it copies the spec from the broker, reports holds, DNS and the
+// ClusterSet's ranges in the status, and releases the holds that its annotation names.
 type registration struct {
-	self      types.NamespacedName
-	client    client.Client
-	broker    registrar
-	events    events.EventRecorder
-	log       *slog.Logger
-	decisions chan withdrawal.Decision
-	named     chan bool // whether the cluster's DNS answers for names of the ClusterSet, as it changes
+	self       types.NamespacedName
+	client     client.Client
+	broker     registrar
+	events     events.EventRecorder
+	log        *slog.Logger
+	decisions  chan withdrawal.Decision
+	dnsResults chan bool // whether the cluster's DNS answers for clusterset.local, at each change
 
-	mu       sync.Mutex
-	released withdrawal.Releases // what has been done of the annotation
-	names    *bool               // the last that came of named, nil before
+	mu         sync.Mutex
+	released   withdrawal.Releases // the handled requests of the annotation
+	dnsAnswers *bool               // the last of dnsResults, nil before the first
 }
 
 // +kubebuilder:rbac:groups=isthmus.dev,resources=members,verbs=get;list;watch;patch,namespace=isthmus-system
@@ -64,7 +64,7 @@ func (r *registration) setup(mgr ctrl.Manager, options controller.Options) error
 		Named("registration").
 		WithOptions(options).
 		For(&v1alpha1.Member{}).
-		WatchesRawSource(source.TypedFunc[reconcile.Request](r.follow))
+		WatchesRawSource(source.TypedFunc[reconcile.Request](r.forward))
 	for _, s := range r.broker.Registrations(self) {
 		b.WatchesRawSource(s)
 	}
@@ -74,7 +74,7 @@ func (r *registration) setup(mgr ctrl.Manager, options controller.Options) error
 	return nil
 }
 
-// Reconcile brings the Member in step.
+// Reconcile updates the Member, and releases holds on request.
 func (r *registration) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	if req.NamespacedName != r.self {
 		return ctrl.Result{}, nil
@@ -84,15 +84,14 @@ func (r *registration) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	r.release(&m)
-	err := errors.Join(r.copySpec(ctx, &m), r.tell(ctx, &m))
+	err := errors.Join(r.copySpec(ctx, &m), r.writeStatus(ctx, &m))
 	if apierrors.IsConflict(err) {
 		return ctrl.Result{RequeueAfter: firstRetry}, nil
 	}
 	return ctrl.Result{}, err
 }
 
-// copySpec makes the copy say what the broker says. What the controller reads of it only when it starts
-// takes effect then.
+// copySpec copies the spec from the broker. Fields that the controller reads only at start take effect after a restart.
 func (r *registration) copySpec(ctx context.Context, m *v1alpha1.Member) error {
 	spec, ok, err := r.broker.Registration(ctx)
 	if err != nil || !ok || equality.Semantic.DeepEqual(spec, m.Spec) {
@@ -103,11 +102,11 @@ func (r *registration) copySpec(ctx context.Context, m *v1alpha1.Member) error {
 	if err := r.client.Patch(ctx, want, client.MergeFromWithOptions(m, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldOwner)); err != nil {
 		return fmt.Errorf("update member %s: %w", m.Name, err)
 	}
-	r.log.Info("the registration changed; what is read at start takes effect when the controller restarts")
+	r.log.Info("the registration changed; restart the controller to apply fields that it reads at start")
 	return nil
 }
 
-// release does what the annotation asks for, once for each time that it is asked.
+// release releases the holds that the annotation names, once for each request.
 func (r *registration) release(m *v1alpha1.Member) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,13 +115,12 @@ func (r *registration) release(m *v1alpha1.Member) {
 	}
 }
 
-// tell writes into the status what is held, whether names are answered, and the ranges of the ClusterSet while they
-// are known.
-func (r *registration) tell(ctx context.Context, m *v1alpha1.Member) error {
+// writeStatus reports holds, the result of the DNS check, and the ranges of the ClusterSet while they are known.
+func (r *registration) writeStatus(ctx context.Context, m *v1alpha1.Member) error {
 	written := &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}, Spec: m.Spec, Status: *m.Status.DeepCopy()}
 	ranges, err := r.broker.Ranges(ctx)
 	if err != nil {
-		return fmt.Errorf("read the ClusterSet's ranges: %w", err)
+		return fmt.Errorf("read the ranges of the ClusterSet: %w", err)
 	}
 	if len(ranges) > 0 {
 		written.Status.ClusterSetIPCIDRRange = nil
@@ -131,18 +129,18 @@ func (r *registration) tell(ctx context.Context, m *v1alpha1.Member) error {
 		}
 	}
 	setChanged(&written.Status.Conditions, r.holdCondition(), m.Generation)
-	setChanged(&written.Status.Conditions, r.nameCondition(), m.Generation)
+	setChanged(&written.Status.Conditions, r.dnsCondition(), m.Generation)
 	if equality.Semantic.DeepEqual(written.Status, m.Status) {
 		return nil
 	}
 	if err := apply.ApplyStatus(ctx, r.client, written); err != nil {
 		return fmt.Errorf("write status of member %s: %w", m.Name, err)
 	}
-	r.reportNames(m, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionNamesResolve))
+	r.reportDNS(m, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionNamesResolve))
 	return nil
 }
 
-// setChanged sets a condition that says something new, which is neither that nothing was ever held nor what is not known.
+// setChanged sets a condition that changed. It skips an unknown one, and a first one that reports no hold.
 func setChanged(conditions *[]metav1.Condition, c metav1.Condition, generation int64) {
 	have := meta.FindStatusCondition(*conditions, c.Type)
 	if c.Status == metav1.ConditionUnknown || have == nil && c.Reason == v1alpha1.ReasonNothingHeld ||
@@ -153,13 +151,13 @@ func setChanged(conditions *[]metav1.Condition, c metav1.Condition, generation i
 	meta.SetStatusCondition(conditions, c)
 }
 
-// holdCondition says whether anything is held, and of whom.
+// holdCondition reports whether withdrawals are held, and of which members.
 func (r *registration) holdCondition() metav1.Condition {
 	holds := r.broker.Holds()
 	if len(holds) == 0 {
 		return metav1.Condition{
 			Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNothingHeld,
-			Message: "every withdrawal of other members is believed",
+			Message: "no withdrawal of another member is held",
 		}
 	}
 	var sources []string
@@ -170,18 +168,18 @@ func (r *registration) holdCondition() metav1.Condition {
 	}
 	return metav1.Condition{
 		Type: v1alpha1.ConditionWithdrawalsHeld, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonMassWithdrawal,
-		Message: fmt.Sprintf("so much of %s vanished from the broker at once, without a word, that it is kept here; if it is meant, run isthmusctl release-hold", strings.Join(sources, " and ")),
+		Message: fmt.Sprintf("many exports of %s vanished from the broker together without being withdrawn, so their imports stay; if this is intended, run isthmusctl release-hold", strings.Join(sources, " and ")),
 	}
 }
 
-// nameCondition says whether pods find names of the ClusterSet. It is Unknown before that is.
-func (r *registration) nameCondition() metav1.Condition {
+// dnsCondition reports whether the cluster's DNS answers for clusterset.local. It is Unknown before the first result.
+func (r *registration) dnsCondition() metav1.Condition {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.names == nil:
+	case r.dnsAnswers == nil:
 		return metav1.Condition{Type: v1alpha1.ConditionNamesResolve, Status: metav1.ConditionUnknown}
-	case *r.names:
+	case *r.dnsAnswers:
 		return metav1.Condition{
 			Type: v1alpha1.ConditionNamesResolve, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonNamesAnswered,
 			Message: "the cluster's DNS answers pods for clusterset.local",
@@ -189,13 +187,13 @@ func (r *registration) nameCondition() metav1.Condition {
 	default:
 		return metav1.Condition{
 			Type: v1alpha1.ConditionNamesResolve, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNamesNotAnswered,
-			Message: "the cluster's DNS does not answer pods for clusterset.local; isthmusctl dns status says why, and isthmusctl dns install mends it",
+			Message: "the cluster's DNS does not answer pods for clusterset.local; isthmusctl dns status shows the cause, and isthmusctl dns install repairs it",
 		}
 	}
 }
 
-// reportNames makes an event of a condition that turned since it stood on m.
-func (r *registration) reportNames(m *v1alpha1.Member, is *metav1.Condition) {
+// reportDNS records an event if the condition changed since m.
+func (r *registration) reportDNS(m *v1alpha1.Member, is *metav1.Condition) {
 	was := meta.FindStatusCondition(m.Status.Conditions, v1alpha1.ConditionNamesResolve)
 	if was == nil || is == nil || was.Status == is.Status {
 		return
@@ -207,16 +205,16 @@ func (r *registration) reportNames(m *v1alpha1.Member, is *metav1.Condition) {
 	r.events.Eventf(r.member(), nil, kind, is.Reason, "Resolve", "%s", is.Message)
 }
 
-// decided is told by the guards what they decide. It never waits.
+// decided receives the decisions of the withdrawal guards. It never waits.
 func (r *registration) decided(d withdrawal.Decision) {
 	select {
 	case r.decisions <- d:
-	default: // so many are on their way that one more tells nothing new
+	default: // 64 are queued already; one more adds nothing
 	}
 }
 
-// follow reports decisions to the people of the member, and has the status written of these and of names.
-func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+// forward records events for decisions, and enqueues the Member for decisions and DNS results.
+func (r *registration) forward(ctx context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	go func() {
 		for {
 			select {
@@ -224,9 +222,9 @@ func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimiting
 				return
 			case d := <-r.decisions:
 				r.report(d)
-			case answers := <-r.named:
+			case answers := <-r.dnsResults:
 				r.mu.Lock()
-				r.names = &answers
+				r.dnsAnswers = &answers
 				r.mu.Unlock()
 			}
 			q.Add(reconcile.Request{NamespacedName: r.self})
@@ -235,20 +233,20 @@ func (r *registration) follow(ctx context.Context, q workqueue.TypedRateLimiting
 	return nil
 }
 
-// report makes an event of what a person would want to know.
+// report records an event for a hold and for its end.
 func (r *registration) report(d withdrawal.Decision) {
 	about := r.member()
 	switch d.Outcome {
 	case withdrawal.Held:
 		r.events.Eventf(about, nil, corev1.EventTypeWarning, "WithdrawalsHeld", "Import",
-			"%d of %d things that member %s offered vanished from the broker without a word, and are kept here; if it is meant, run isthmusctl release-hold %s", d.Count, d.Of, d.Source, d.Source)
+			"%d of %d exports of member %s vanished from the broker without being withdrawn, so their imports stay; if this is intended, run isthmusctl release-hold %s", d.Count, d.Of, d.Source, d.Source)
 	case withdrawal.Released, withdrawal.Expired, withdrawal.Resolved, withdrawal.Left:
-		r.events.Eventf(about, nil, corev1.EventTypeNormal, "HoldEnded", "Import", "nothing of member %s is held any more: %s", d.Source, d.Outcome)
+		r.events.Eventf(about, nil, corev1.EventTypeNormal, "HoldEnded", "Import", "the hold on member %s ended: %s", d.Source, d.Outcome)
 	case withdrawal.Accepted:
 	}
 }
 
-// member is the Member that events are about.
+// member returns the Member as the object of events.
 func (r *registration) member() *v1alpha1.Member {
 	return &v1alpha1.Member{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Member"},

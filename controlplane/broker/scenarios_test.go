@@ -49,7 +49,7 @@ var helloOfA = expect{
 }
 
 func TestExportIsImportedEverywhere(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 
@@ -86,7 +86,7 @@ func TestExportIsImportedEverywhere(t *testing.T) {
 }
 
 func TestEndpointsFollow(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -116,21 +116,21 @@ func TestEndpointsFollow(t *testing.T) {
 // that the API server of a member would take but nobody must send to, and one of another member's; and a
 // record that claims to be the oldest.
 func TestForgedEndpointsAreNotImported(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
 	record := mcs.ExportRecord(hostile(w.ns))
-	record.Namespace = w.brokers
+	record.Namespace = w.brokerNS
 	forged := mcs.BrokerSlice(&discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: w.ns, Name: "x", Labels: map[string]string{discoveryv1.LabelServiceName: "hello"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}, "evil")
-	forged.Namespace = w.brokers
+	forged.Namespace = w.brokerNS
 	forged.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.66.0.1"}}, {Addresses: []string{"0.0.0.7"}}, {Addresses: []string{"10.97.0.9"}}}
 	evil := registration("e")
 	evil.ClusterID, evil.PodCIDRs = "evil", []string{"10.66.0.0/16", "0.0.0.0/8"}
-	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "evil"}, Spec: evil}, record, forged)
+	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: "evil"}, Spec: evil}, record, forged)
 	want := helloOfA
 	want.clusters = []string{"a", "evil"}
 	want.endpoints = []string{"10.66.0.1:", "10.97.0.1:8080"}
@@ -138,7 +138,7 @@ func TestForgedEndpointsAreNotImported(t *testing.T) {
 }
 
 func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.export("hello")
 	w.a.condition("hello", "Valid", metav1.ConditionFalse, "NoService")
 	w.a.condition("hello", "Ready", metav1.ConditionFalse, "Pending")
@@ -154,7 +154,7 @@ func TestServiceComesAndGoesUnderItsExport(t *testing.T) {
 }
 
 func TestExternalNameIsNotExported(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) {
 		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
 	})
@@ -165,7 +165,7 @@ func TestExternalNameIsNotExported(t *testing.T) {
 }
 
 func TestNodePortAndLoadBalancerAreExported(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	for _, typ := range []corev1.ServiceType{corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer} {
 		name := strings.ToLower(string(typ))
 		w.a.service(name, func(s *corev1.Service) { s.Spec.Type = typ })
@@ -175,7 +175,7 @@ func TestNodePortAndLoadBalancerAreExported(t *testing.T) {
 }
 
 func TestHeadlessHasNoVIP(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 	w.a.export("hello")
 	want := helloOfA
@@ -193,7 +193,7 @@ func TestHeadlessHasNoVIP(t *testing.T) {
 }
 
 func TestDualStackHasTwoVIPs(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", dualStack, func(s *corev1.Service) {
 		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
 	})
@@ -213,7 +213,7 @@ func TestDualStackHasTwoVIPs(t *testing.T) {
 }
 
 func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	vip := w.b.wants("hello", helloOfA).Spec.IPs
@@ -243,7 +243,7 @@ func TestExportsOfTwoMembersAreOneImport(t *testing.T) {
 }
 
 func TestPortConflict(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	older, younger := port("tcp", corev1.ProtocolTCP, 42), port("tcp", corev1.ProtocolTCP, 4242)
 	w.a.service("hello", older)
 	w.a.export("hello")
@@ -275,7 +275,7 @@ func TestPortConflict(t *testing.T) {
 }
 
 // laterThan waits until an export created now is younger than m's: their times have whole seconds.
-func (w *world) laterThan(m *member, name string) {
+func (w *testbed) laterThan(m *member, name string) {
 	w.t.Helper()
 	var e v1beta1.ServiceExport
 	w.noError(m.Get(w.t.Context(), types.NamespacedName{Namespace: w.ns, Name: name}, &e))
@@ -288,7 +288,7 @@ func (w *world) laterThan(m *member, name string) {
 }
 
 func TestTypeConflictKeepsBothMembers(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -309,7 +309,7 @@ func TestTypeConflictKeepsBothMembers(t *testing.T) {
 }
 
 func TestHeadlessThatTurnsGetsAVIP(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 	w.a.export("hello")
 	want := helloOfA
@@ -330,7 +330,7 @@ func TestHeadlessThatTurnsGetsAVIP(t *testing.T) {
 }
 
 func TestExportedLabelsAndPolicies(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	distribution := corev1.ServiceTrafficDistributionPreferClose
 	timeout := int32(10)
 	w.a.service("hello", func(s *corev1.Service) {
@@ -357,7 +357,7 @@ func TestExportedLabelsAndPolicies(t *testing.T) {
 }
 
 func TestNamespaceCreatedLater(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	late := w.ns + "-late"
 	w.create(w.a, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: late}})
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: late, Name: "hello"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -387,7 +387,7 @@ func TestNamespaceCreatedLater(t *testing.T) {
 }
 
 func TestTerminatingNamespaceDisturbsNobody(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	gone := w.ns + "-gone"
 	for _, m := range []*member{w.a, w.b} {
 		w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gone}})
@@ -409,7 +409,7 @@ func TestTerminatingNamespaceDisturbsNobody(t *testing.T) {
 }
 
 func TestBrokerInAMember(t *testing.T) {
-	w := newWorldOn(t, func(p *place) *apitest.Server { return &p.a }).run()
+	w := newTestbedOn(t, func(p *serverSet) *apitest.Server { return &p.a }).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	for _, m := range []*member{w.a, w.b} {
@@ -425,7 +425,7 @@ func TestBrokerInAMember(t *testing.T) {
 }
 
 func TestIDsOfTwoLabels(t *testing.T) {
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) { m.ClusterID += ".example" }).run()
+	w := newTestbed(t, func(m *v1alpha1.MemberSpec) { m.ClusterID += ".example" }).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.service("hello")
@@ -440,7 +440,7 @@ func TestIDsOfTwoLabels(t *testing.T) {
 }
 
 func TestNamesThatLookAlikeStayApart(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	// Service x-<ns> of namespace y and service x of namespace <ns>-y: joined by hyphens they are one.
 	other := w.ns + "-y"
 	for _, m := range []*member{w.a, w.b} {
@@ -475,7 +475,7 @@ func TestNamesThatLookAlikeStayApart(t *testing.T) {
 }
 
 func TestSystemNamespacesAreNotShared(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "hello"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
 	export := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "hello"}}
 	w.create(w.a, svc, export)
@@ -496,7 +496,7 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 
 	// A hostile member that publishes one is not believed.
 	record := mcs.ExportRecord(hostile("kube-system"))
-	record.Namespace = w.brokers
+	record.Namespace = w.brokerNS
 	w.create(w.broker, record)
 	w.a.service("hello")
 	w.a.export("hello")
@@ -507,10 +507,10 @@ func TestSystemNamespacesAreNotShared(t *testing.T) {
 }
 
 // heldOnBroker returns the addresses on every aggregate of the broker, by name.
-func (w *world) heldOnBroker() map[string][]string {
+func (w *testbed) heldOnBroker() map[string][]string {
 	w.t.Helper()
 	var list v1beta1.ServiceImportList
-	w.noError(w.broker.List(w.t.Context(), &list, client.InNamespace(w.brokers)))
+	w.noError(w.broker.List(w.t.Context(), &list, client.InNamespace(w.brokerNS)))
 	held := map[string][]string{}
 	for _, si := range list.Items {
 		held[si.Name] = si.Spec.IPs
@@ -527,7 +527,7 @@ func TestConcurrentFirstExport(t *testing.T) {
 		rounds, bits = 200, 24
 	}
 	addresses := 1<<(32-bits) - 2
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
+	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		m.ClusterSetIPCIDR = []string{fmt.Sprintf("%s/%d", map[string]string{"a": "243.10.1.0", "b": "243.20.1.0"}[m.ClusterID], bits)}
 	})
 	w.a.settings.Quarantine, w.b.settings.Quarantine = time.Second, time.Second
@@ -581,7 +581,7 @@ func TestConcurrentFirstExport(t *testing.T) {
 }
 
 func TestExhaustedPoolHeals(t *testing.T) {
-	w := newWorld(t, func(m *v1alpha1.MemberSpec) {
+	w := newTestbed(t, func(m *v1alpha1.MemberSpec) {
 		m.ClusterSetIPCIDR = map[string][]string{"a": {"243.10.2.0/30"}, "b": {"243.20.2.0/30"}}[m.ClusterID]
 	})
 	w.a.settings.Quarantine = time.Second
@@ -603,7 +603,7 @@ func TestExhaustedPoolHeals(t *testing.T) {
 }
 
 func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	vip := w.b.wants("hello", helloOfA).Spec.IPs
@@ -617,7 +617,7 @@ func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
 	w.a.wants("hello", want)
 	w.quiet()
 	for range 3 {
-		w.noError(w.broker.DeleteAllOf(t.Context(), &v1beta1.ServiceImport{}, client.InNamespace(w.brokers)))
+		w.noError(w.broker.DeleteAllOf(t.Context(), &v1beta1.ServiceImport{}, client.InNamespace(w.brokerNS)))
 		w.eventually(func() error { return same("aggregate", vip, w.heldOnBroker()["hello."+w.ns]) })
 	}
 	w.quiet()
@@ -627,7 +627,7 @@ func TestDeletedAggregateComesBackWithItsVIP(t *testing.T) {
 }
 
 func TestRestartWritesNothing(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	for _, m := range []*member{w.a, w.b} {
 		m.service("hello", dualStack)
 		m.export("hello")
@@ -650,7 +650,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	w.run()
 	w.eventually(func() error {
 		for _, m := range []*member{w.a, w.b} {
-			if s := m.plane.State(); !s.Leader || s.Broker.Err != nil {
+			if s := m.controller.State(); !s.Leader || s.Broker.Err != nil {
 				return fmt.Errorf("%s: %+v", m.id, s)
 			}
 		}
@@ -673,7 +673,7 @@ func TestRestartWritesNothing(t *testing.T) {
 }
 
 func TestUnexportWhileDown(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -688,7 +688,7 @@ func TestUnexportWhileDown(t *testing.T) {
 }
 
 func TestBrokerAway(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := w.a.service("hello")
 	w.a.export("hello")
 	before := w.b.wants("hello", helloOfA)
@@ -701,7 +701,7 @@ func TestBrokerAway(t *testing.T) {
 	w.a.condition("later", "Ready", metav1.ConditionFalse, "Pending")
 	w.a.slice(svc, corev1.IPv4Protocol, 2)
 	w.eventually(func() error {
-		if s := w.b.plane.State(); s.Broker.Err == nil {
+		if s := w.b.controller.State(); s.Broker.Err == nil {
 			return fmt.Errorf("b thinks that the broker answers: %+v", s)
 		}
 		return nil
@@ -720,7 +720,7 @@ func TestBrokerAway(t *testing.T) {
 	w.quiet(w.b)
 	w.run(w.b)
 	w.eventually(func() error {
-		if s := w.b.plane.State(); !s.Leader {
+		if s := w.b.controller.State(); !s.Leader {
 			return fmt.Errorf("b does not lead yet")
 		}
 		return nil
@@ -739,7 +739,7 @@ func TestBrokerAway(t *testing.T) {
 }
 
 func TestForeignEditsAreReverted(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -780,14 +780,14 @@ func TestForeignEditsAreReverted(t *testing.T) {
 
 	// On the broker too: what a says about itself is what a's cluster says.
 	w.quiet()
-	w.noError(w.broker.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.brokers)))
+	w.noError(w.broker.DeleteAllOf(t.Context(), &v1alpha1.ExportRecord{}, client.InNamespace(w.brokerNS)))
 	w.b.wants("hello", helloOfA)
-	w.noError(w.broker.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.brokers)))
+	w.noError(w.broker.DeleteAllOf(t.Context(), &discoveryv1.EndpointSlice{}, client.InNamespace(w.brokerNS)))
 	w.b.wants("hello", helloOfA)
 }
 
 func TestQuietWorldWritesNothing(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	svc := w.a.service("hello")
 	w.a.export("hello")
 	w.b.wants("hello", helloOfA)
@@ -801,7 +801,7 @@ func TestQuietWorldWritesNothing(t *testing.T) {
 }
 
 func TestForeignImportIsNotRemoved(t *testing.T) {
-	w := newWorld(t).run()
+	w := newTestbed(t).run()
 	mine := &v1beta1.ServiceImport{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "by-hand"},
 		Spec:       v1beta1.ServiceImportSpec{Type: v1beta1.Headless, Ports: []v1beta1.ServicePort{}},

@@ -21,64 +21,61 @@ const (
 	profileLighthouse = "lighthouse"
 )
 
-// Settings are how one member behaves, where it differs from what its registration says. The zero value
-// differs in nothing.
+// Settings override the registration of one member. The zero value overrides nothing.
 type Settings struct {
 	v1alpha1.Settings
 
-	// ClusterSetIP is enabled or disabled: whether a Service exported here gets a ClusterSetIP without asking.
+	// ClusterSetIP is enabled or disabled: whether an exported Service gets a ClusterSetIP by default.
 	ClusterSetIP string
-	// Liveness is evidence (a member is dead when its Lease is old and its endpoints do not answer, or after the
-	// hard TTL) or lease (when its Lease is old).
+	// Liveness is evidence or lease. With evidence a member is dead when its Lease is old and its endpoints do not
+	// answer, or after the hard TTL. With lease a member is dead when its Lease is old.
 	Liveness string
-	// RestrictedNamespaces are patterns (as of path.Match) of namespaces that belong to each cluster itself.
-	// Nothing is exported from them nor imported into them. None means DefaultRestrictedNamespaces; one that
-	// is empty restricts nothing.
+	// RestrictedNamespaces are patterns, as of path.Match, of namespaces that are neither exported nor imported. Nil
+	// means DefaultRestrictedNamespaces; an empty pattern matches no namespace.
 	RestrictedNamespaces []string
-	// Quarantine is how long a ClusterSetIP that nobody uses any more is given to nobody else. 0 means
-	// DefaultQuarantine.
+	// Quarantine is how long a released ClusterSetIP is not allocated again. 0 means DefaultQuarantine.
 	Quarantine time.Duration
-	// TimeScale multiplies every Lease, time to live, window and quarantine. 0 means 1.
+	// TimeScale multiplies every Lease duration, TTL, window and quarantine. 0 means 1.
 	TimeScale float64
 }
 
-// DefaultRestrictedNamespaces are those of Kubernetes and of OpenShift.
+// DefaultRestrictedNamespaces are the namespaces of Kubernetes and OpenShift.
 var DefaultRestrictedNamespaces = []string{"kube-*", "openshift", "openshift-*"}
 
-// Validate reports everything that is wrong, by the names of the controller's flags.
+// Validate reports every fault, by the names of the controller's flags.
 func (s Settings) Validate() error {
 	var errs []error
-	one := func(flag, value string, of ...string) {
-		if value != "" && !slices.Contains(of, value) {
-			errs = append(errs, fmt.Errorf("--%s=%s is unknown; use %s or %s", flag, value, of[0], of[1]))
+	oneOf := func(flag, value string, allowed ...string) {
+		if value != "" && !slices.Contains(allowed, value) {
+			errs = append(errs, fmt.Errorf("--%s=%s is unknown; use %s or %s", flag, value, allowed[0], allowed[1]))
 		}
 	}
-	one("profile", s.Profile, profileKEP, profileLighthouse)
-	one("port-merge", s.PortMerge, "union", "intersection")
-	one("type-conflict", s.TypeConflict, "merge", "exclude")
-	one("endpoints", s.Endpoints, "pods", "service-vip")
-	one("conflict-precedence", s.ConflictPrecedence, "export-time", "broker-time")
-	one("clusterset-ip", s.ClusterSetIP, "enabled", "disabled")
-	one("liveness", s.Liveness, "evidence", "lease")
+	oneOf("profile", s.Profile, profileKEP, profileLighthouse)
+	oneOf("port-merge", s.PortMerge, "union", "intersection")
+	oneOf("type-conflict", s.TypeConflict, "merge", "exclude")
+	oneOf("endpoints", s.Endpoints, "pods", "service-vip")
+	oneOf("conflict-precedence", s.ConflictPrecedence, "export-time", "broker-time")
+	oneOf("clusterset-ip", s.ClusterSetIP, "enabled", "disabled")
+	oneOf("liveness", s.Liveness, "evidence", "lease")
 	for _, p := range s.RestrictedNamespaces {
 		if _, err := path.Match(p, ""); err != nil {
-			errs = append(errs, fmt.Errorf("--restricted-namespaces: %q is no pattern, such as kube-*", p))
+			errs = append(errs, fmt.Errorf("--restricted-namespaces: %q is not a pattern; use one such as kube-*", p))
 		}
 	}
 	if s.Quarantine < 0 {
 		errs = append(errs, fmt.Errorf("--clusterset-ip-quarantine=%s is negative", s.Quarantine))
 	}
 	if s.TimeScale < 0 {
-		errs = append(errs, fmt.Errorf("--time-scale=%v is negative; 1 is as documented, 0.1 ten times as fast", s.TimeScale))
+		errs = append(errs, fmt.Errorf("--time-scale=%v is negative; use 1 for the documented times, 0.1 for a tenth of them", s.TimeScale))
 	}
 	return errors.Join(errs...)
 }
 
-// DefaultQuarantine is longer than anybody keeps a DNS answer, or uses a connection that was idle.
+// DefaultQuarantine is longer than clients cache a DNS answer or keep an idle connection.
 const DefaultQuarantine = 5 * time.Minute
 
-// chosen is what the Settings of a member and of its registration come to.
-type chosen struct {
+// effectiveSettings combine the Settings of a member with its registration.
+type effectiveSettings struct {
 	export     export.Settings
 	brokerTime bool
 	restricted []string
@@ -87,8 +84,8 @@ type chosen struct {
 	scale      timescale.Factor
 }
 
-// choose lets s overrule what the registration says.
-func (s Settings) choose(m v1alpha1.MemberSpec) chosen {
+// resolve combines s with the registration m, which s overrides.
+func (s Settings) resolve(m v1alpha1.MemberSpec) effectiveSettings {
 	profile := cmp.Or(s.Profile, m.Profile, profileKEP)
 	lighthouse := profile == profileLighthouse
 	pick := func(own, registered, kep, other string) string {
@@ -97,7 +94,7 @@ func (s Settings) choose(m v1alpha1.MemberSpec) chosen {
 			fallback = other
 		}
 		if s.Profile != "" {
-			registered = "" // a profile of one's own replaces all that was registered
+			registered = "" // a profile given here replaces the whole registration
 		}
 		return cmp.Or(own, registered, fallback)
 	}
@@ -108,7 +105,7 @@ func (s Settings) choose(m v1alpha1.MemberSpec) chosen {
 	if s.ClusterSetIP != "" {
 		useIP = s.ClusterSetIP == "enabled"
 	}
-	c := chosen{scale: timescale.Factor(s.TimeScale), restricted: s.RestrictedNamespaces}
+	c := effectiveSettings{scale: timescale.Factor(s.TimeScale), restricted: s.RestrictedNamespaces}
 	if c.restricted == nil {
 		c.restricted = DefaultRestrictedNamespaces
 	}
@@ -123,7 +120,7 @@ func (s Settings) choose(m v1alpha1.MemberSpec) chosen {
 			ExcludeTypes:   pick(s.TypeConflict, m.TypeConflict, "merge", "exclude") == "exclude",
 		},
 		UseIP: useIP,
-		// A profile without ClusterSetIPs exports Service addresses all the same, because its imports decline.
+		// A profile without ClusterSetIPs exports Service addresses all the same, because its imports decline the ClusterSetIP.
 		ServiceVIP: pick(s.Endpoints, m.Endpoints, "pods", "pods") == "service-vip",
 		Quarantine: s.Quarantine,
 	}
@@ -134,8 +131,8 @@ func (s Settings) choose(m v1alpha1.MemberSpec) chosen {
 	return c
 }
 
-// isRestricted reports whether nothing of a namespace is shared.
-func (c chosen) isRestricted(namespace string) bool {
+// isRestricted reports whether a namespace is neither exported nor imported.
+func (c effectiveSettings) isRestricted(namespace string) bool {
 	for _, p := range c.restricted {
 		if ok, err := path.Match(p, namespace); err == nil && ok {
 			return true

@@ -9,12 +9,12 @@ import (
 	"slices"
 )
 
-// ErrPoolExhausted says that a member's block has no free address left.
+// ErrPoolExhausted means that a member's block has no free address.
 var ErrPoolExhausted = errors.New("clusterset IP pool exhausted")
 
-// IPPool hands out ClusterSetIPs from one member's blocks, at most one block a family. It never
-// enumerates a block, so a /64 costs what a /28 does. The network address and, for IPv4, the broadcast
-// address are never given. Not safe for concurrent use.
+// IPPool allocates ClusterSetIPs from one member's blocks, at most one block per family. It never enumerates a block, so a
+// /64 costs as much as a /28. It never allocates the network address nor, for IPv4, the broadcast address. Not safe for
+// concurrent use.
 type IPPool struct {
 	blocks map[Family]netip.Prefix
 	byAddr map[netip.Addr]ServiceName
@@ -35,7 +35,7 @@ func NewIPPool(blocks ...netip.Prefix) (*IPPool, error) {
 		}
 		f := FamilyOf(b.Addr())
 		if other, ok := p.blocks[f]; ok {
-			return nil, fmt.Errorf("clusterset IP blocks %s and %s are both %s; give one a family", other, b, f)
+			return nil, fmt.Errorf("clusterset IP blocks %s and %s are both %s; give one per family", other, b, f)
 		}
 		if b.Addr().BitLen()-b.Bits() < 2 {
 			return nil, fmt.Errorf("clusterset IP block %s is too small; it needs at least 4 addresses", b)
@@ -45,7 +45,7 @@ func NewIPPool(blocks ...netip.Prefix) (*IPPool, error) {
 	return p, nil
 }
 
-// Families lists the families the pool has a block for, IPv4 first.
+// Families returns the families for which the pool has a block, IPv4 first.
 func (p *IPPool) Families() []Family {
 	var fs []Family
 	for _, f := range []Family{IPv4, IPv6} {
@@ -62,12 +62,12 @@ func (p *IPPool) Contains(a netip.Addr) bool {
 	return ok && b.Contains(a)
 }
 
-// Allocate returns one address for each of families, in that order, and holds them for name. It is
-// all or nothing. What name holds already is returned again. The error is ErrPoolExhausted when a
-// block is full, another one when the pool has no block for a family.
+// Allocate returns one address for each of families, in that order, and holds them for name; on an error it holds none. It
+// returns addresses that name already holds. The error is ErrPoolExhausted if a block is full, and another one if the
+// pool has no block for a family.
 //
-// The search starts at a hash of name, so two members that lost their memory tend to choose the same
-// address for the same Service again.
+// The search starts at a hash of name, so a member that lost its state tends to choose the same address for the same
+// Service again.
 func (p *IPPool) Allocate(name ServiceName, families []Family) ([]netip.Addr, error) {
 	held := p.Held(name)
 	addrs := make([]netip.Addr, 0, len(families))
@@ -90,9 +90,8 @@ func (p *IPPool) Allocate(name ServiceName, families []Family) ([]netip.Addr, er
 	return addrs, nil
 }
 
-// Reserve marks addresses of the pool as held by name, as found on aggregates after a restart.
-// Addresses outside the pool's blocks are ignored. It is all or nothing: an address that another name
-// holds is an error.
+// Reserve marks addresses as held by name, for example those of the aggregates after a restart. It ignores addresses
+// outside of the pool's blocks. If another name holds one of them, it returns an error and reserves none.
 func (p *IPPool) Reserve(name ServiceName, addrs ...netip.Addr) error {
 	var own []netip.Addr
 	for _, a := range addrs {
@@ -108,7 +107,7 @@ func (p *IPPool) Reserve(name ServiceName, addrs ...netip.Addr) error {
 	return nil
 }
 
-// hold records that name holds addrs, which nobody else does.
+// hold records that name holds addrs, which no other name holds.
 func (p *IPPool) hold(name ServiceName, addrs []netip.Addr) {
 	for _, a := range addrs {
 		if _, ok := p.byAddr[a]; !ok {
@@ -119,7 +118,7 @@ func (p *IPPool) hold(name ServiceName, addrs []netip.Addr) {
 	slices.SortFunc(p.byName[name], netip.Addr.Compare)
 }
 
-// Release returns all addresses of name to the pool. Releasing what holds nothing does nothing.
+// Release returns all addresses of name to the pool; a name without addresses changes nothing.
 func (p *IPPool) Release(name ServiceName) {
 	for _, a := range p.byName[name] {
 		delete(p.byAddr, a)
@@ -127,13 +126,13 @@ func (p *IPPool) Release(name ServiceName) {
 	delete(p.byName, name)
 }
 
-// Held lists the addresses name holds, IPv4 first.
+// Held returns the addresses that name holds, IPv4 first.
 func (p *IPPool) Held(name ServiceName) []netip.Addr { return slices.Clone(p.byName[name]) }
 
-// Len returns how many addresses are held.
+// Len returns the number of held addresses.
 func (p *IPPool) Len() int { return len(p.byAddr) }
 
-// free finds an unheld address of block, starting at a hash of name and walking upwards with wrap.
+// free finds an unheld address of block. It starts at a hash of name and wraps at the end of the block.
 func (p *IPPool) free(block netip.Prefix, name ServiceName) (netip.Addr, bool) {
 	hostBits := block.Addr().BitLen() - block.Bits()
 	first, last := uint64(1), uint64(1)<<min(hostBits, 32)-1 // offset 0 is the network address
@@ -144,7 +143,7 @@ func (p *IPPool) free(block netip.Prefix, name ServiceName) (netip.Addr, bool) {
 	h := fnv.New64a()
 	h.Write([]byte(name.String()))
 	start := h.Sum64() % span
-	// One address more than is held always suffices, if the block has that many.
+	// Trying one address more than are held always suffices, if the block has that many.
 	for i := range min(span, uint64(len(p.byAddr))+1) {
 		a := offset(block.Addr(), first+(start+i)%span)
 		if _, held := p.byAddr[a]; !held {

@@ -12,8 +12,8 @@ import (
 type ConflictField uint8
 
 // The properties that can conflict, in the order in which conflicts are reported. Each one maps to a
-// reason of the ServiceExport condition Conflict (KEP-1645, "Conflict resolution"); the last one is not of
-// the KEP but of the annotation lighthouse.submariner.io/use-clusterset-ip.
+// reason of the ServiceExport condition Conflict (KEP-1645, "Conflict resolution"). The last one is not in the KEP; it
+// concerns the annotation lighthouse.submariner.io/use-clusterset-ip.
 const (
 	ConflictPorts ConflictField = iota + 1
 	ConflictType
@@ -48,29 +48,28 @@ func (f ConflictField) String() string {
 	return fmt.Sprintf("conflict(%d)", uint8(f))
 }
 
-// Conflict says that Losers of all Clusters exporting the Service disagree with Winner in Field. Of
-// ConflictClusterSetIP all may be losers, because it is about what was agreed on before.
+// Conflict describes a disagreement: Losers differ from Winner in Field. With ConflictClusterSetIP every exporter may
+// be a loser, because they differ from an earlier agreement.
 type Conflict struct {
 	Field    ConflictField
 	Winner   ClusterID
 	Losers   []ClusterID // sorted, never empty
-	Clusters int         // how many members export the Service
-	Rule     string      // what is done about it, for users
+	Clusters int         // the number of members that export the Service
+	Rule     string      // the resolution, for users
 }
 
-// Message is a sentence for users. It is the same for the same conflict, so a condition that carries
-// it does not flap.
+// Message returns a sentence for users. Equal conflicts give equal messages, so a condition does not flap.
 func (c Conflict) Message() string {
 	losers := make([]string, len(c.Losers))
 	for i, l := range c.Losers {
 		losers[i] = string(l)
 	}
-	return fmt.Sprintf("%s not the same in %d of %d clusters (%s); %s",
+	return fmt.Sprintf("%s differs in %d of %d clusters (%s); %s",
 		c.Field, len(c.Losers), c.Clusters, strings.Join(losers, ", "), c.Rule)
 }
 
-// Policy is how exports that differ become one import. The zero value is KEP-1645; every member of a
-// ClusterSet should have the same one.
+// Policy selects how differing exports are merged. The zero value is KEP-1645. All members of a ClusterSet should use the
+// same one.
 type Policy struct {
 	// IntersectPorts gives an import only the ports that all its exporters have, instead of the union.
 	IntersectPorts bool
@@ -81,15 +80,15 @@ type Policy struct {
 // Merge is Policy.Merge by the rules of KEP-1645.
 func Merge(exports []Export) (Import, []Conflict) { return Policy{}.Merge(exports) }
 
-// Merge says what the exports of one Service mean together. All exports must name the same Service,
-// each member at most once. The order of the input does not matter: the oldest export takes precedence,
-// ties go to the lower member id. Ports are the union, by name first and then by protocol and port; a
-// port of a later export that collides with an earlier one in either is left out. Every other property is
-// the oldest export's. Merging nothing gives the zero Import.
+// Merge combines the exports of one Service. All exports must name the same Service, and each member may occur once. The
+// order of exports does not matter: the oldest one takes precedence, and ties go to the lower member id. Ports are the
+// union; a port of a later export is left out if its name, or its protocol and number, collides with an earlier one. For
+// example, east exports http/80 and west, later, http/8080: the import has http/80. Every other property is that of the
+// oldest export. Merging no exports gives the zero Import.
 //
-// Whether there is a ClusterSetIP is what any export remembers to be agreed on, the oldest first, or else
-// what the oldest asks for. IPs are those of the oldest export that remembers any; who allocates them is
-// decided elsewhere. Neither result shares memory with the input.
+// The import has a ClusterSetIP if the oldest export that remembers an agreement says so, or else if the oldest one with
+// a preference asks for one. IPs are those of the oldest export that remembers any; their allocation is decided
+// elsewhere. The results share no memory with the input.
 func (p Policy) Merge(exports []Export) (Import, []Conflict) {
 	if len(exports) == 0 {
 		return Import{}, nil
@@ -125,7 +124,7 @@ func (p Policy) Merge(exports []Export) (Import, []Conflict) {
 	return imp, p.conflicts(byAge, imp.UseIP)
 }
 
-// agreedChoice returns whether the Service has a ClusterSetIP.
+// agreedChoice returns the choice whether the Service has a ClusterSetIP.
 func agreedChoice(byAge []Export) Choice {
 	for _, e := range byAge {
 		if e.AgreedIP != Unknown {
@@ -140,13 +139,13 @@ func agreedChoice(byAge []Export) Choice {
 	return Unknown
 }
 
-// conflicts compares all exports with the oldest one, and with what was agreed on.
+// conflicts compares all exports with the oldest one and with the agreed choice.
 func (p Policy) conflicts(byAge []Export, agreed Choice) []Conflict {
 	oldest := byAge[0]
 	used := fmt.Sprintf("the oldest export, of cluster %s, is used", oldest.Cluster)
-	ports, types := fmt.Sprintf("the union is exposed, and cluster %s wins where ports collide", oldest.Cluster), used
+	ports, types := fmt.Sprintf("the union is exposed, and the ports of cluster %s win where they collide", oldest.Cluster), used
 	if p.IntersectPorts {
-		ports = "only ports that are the same in all of them are exposed"
+		ports = "only the ports that all of them have are exposed"
 	}
 	if p.ExcludeTypes {
 		types = used + ", and the others are not exported"
@@ -167,7 +166,7 @@ func (p Policy) conflicts(byAge []Export, agreed Choice) []Conflict {
 		{ConflictFamilies, used, func(e Export) bool { return !slices.Equal(sorted(e.Families), sorted(oldest.Families)) }},
 		{ConflictLabels, used, func(e Export) bool { return !maps.Equal(e.Labels, oldest.Labels) }},
 		{ConflictAnnotations, used, func(e Export) bool { return !maps.Equal(e.Annotations, oldest.Annotations) }},
-		{ConflictClusterSetIP, fmt.Sprintf("%q was chosen first and stays until nobody exports the service", agreed), func(e Export) bool {
+		{ConflictClusterSetIP, fmt.Sprintf("%q was chosen first and stays until no cluster exports the service", agreed), func(e Export) bool {
 			return e.WantsIP != Unknown && agreed != Unknown && e.WantsIP != agreed
 		}},
 	}
@@ -187,8 +186,8 @@ func (p Policy) conflicts(byAge []Export, agreed Choice) []Conflict {
 	return conflicts
 }
 
-// mergePorts merges ports in order of precedence: no name and no protocol and port occurs twice
-// (KEP-1645, "Service Port").
+// mergePorts merges ports in order of precedence: no name, and no pair of protocol and port, occurs twice (KEP-1645,
+// "Service Port").
 func (p Policy) mergePorts(byAge []Export) []Port {
 	type number struct {
 		protocol Protocol
@@ -212,8 +211,8 @@ func (p Policy) mergePorts(byAge []Export) []Port {
 	return merged
 }
 
-// Exposes reports whether the export really offers port p of the merged Service: same name,
-// protocol and number (KEP-1645: traffic goes only to Services that expose the port).
+// Exposes reports whether the export has port p of the merged Service, with the same name, protocol and number (KEP-1645:
+// traffic goes only to Services that expose the port).
 func (e Export) Exposes(p Port) bool {
 	return slices.ContainsFunc(e.Ports, func(o Port) bool {
 		return o.Name == p.Name && o.Protocol == p.Protocol && o.Port == p.Port

@@ -12,7 +12,7 @@ import (
 // (KEP-1645, "ClusterSet Membership"). At most 63 characters in all.
 type ClusterID string
 
-// Validate reports why id cannot name a member, or nil.
+// Validate returns the reason why id cannot name a member, or nil.
 func (id ClusterID) Validate() error {
 	if len(id) == 0 || len(id) > 63 {
 		return fmt.Errorf("cluster id %q must have 1 to 63 characters, has %d", string(id), len(id))
@@ -52,9 +52,8 @@ type ServiceName struct {
 // String returns "namespace/name".
 func (n ServiceName) String() string { return n.Namespace + "/" + n.Name }
 
-// IsShared reports whether a namespace of this name is the same one in all members. Those of Kubernetes
-// itself, kube-*, are each cluster's own: exporting from them, or importing into them, would let one member
-// speak for the vitals of another.
+// IsShared reports whether namespace is the same one in all members. The namespaces kube-* belong to each cluster alone: an
+// import into kube-system could replace the endpoints of a cluster's own DNS.
 func IsShared(namespace string) bool { return !strings.HasPrefix(namespace, "kube-") }
 
 // Compare orders names by namespace, then by name.
@@ -89,7 +88,7 @@ func (p Protocol) String() string {
 // Family is an IP address family.
 type Family uint8
 
-// The address families, in the order in which they are listed where order is ours to choose.
+// The address families, in the order in which lists have them.
 const (
 	IPv4 Family = 4
 	IPv6 Family = 6
@@ -115,8 +114,8 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// IsUnicast reports whether a can be the address of an endpoint or a ClusterSetIP: it is no loopback,
-// link-local, multicast, broadcast or unspecified address and has no zone. Class E (240.0.0.0/4) is fine.
+// IsUnicast reports whether a can be the address of an endpoint or a ClusterSetIP: it is no loopback, link-local,
+// multicast, broadcast or unspecified address and has no zone. Class E (240.0.0.0/4) is allowed.
 func IsUnicast(a netip.Addr) bool {
 	a = a.Unmap()
 	if !a.IsValid() || a.Zone() != "" || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() {
@@ -126,7 +125,7 @@ func IsUnicast(a netip.Addr) bool {
 	return !thisNetwork && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// ServiceType says how an imported Service is reached.
+// ServiceType is the way in which clients reach an imported Service.
 type ServiceType uint8
 
 // The types of an import (KEP-1645, "ServiceImport type").
@@ -147,11 +146,11 @@ func (t ServiceType) String() string {
 	}
 }
 
-// Choice says whether a Service has a ClusterSetIP. The first export decides, for as long as the import
-// lives; what an export says later is compared with that and no more.
+// Choice is the choice whether a Service has a ClusterSetIP. The first export decides for the lifetime of the import; later
+// exports that differ are reported as a conflict.
 type Choice uint8
 
-// The choices. Unknown is what members say whose version did not know of it, and headless exports.
+// The choices. Headless exports, and members of an older version, have Unknown.
 const (
 	Unknown Choice = iota
 	Enabled
@@ -166,7 +165,7 @@ func ChoiceOf(enabled bool) Choice {
 	return Disabled
 }
 
-// String returns the word of the annotation lighthouse.submariner.io/use-clusterset-ip, "" for Unknown.
+// String returns the value of the annotation lighthouse.submariner.io/use-clusterset-ip, "" for Unknown.
 func (c Choice) String() string {
 	switch c {
 	case Enabled:
@@ -186,14 +185,13 @@ type Port struct {
 	Port        uint16
 }
 
-// SessionAffinity says which connections of a client go to one backend.
+// SessionAffinity selects whether a client's connections go to one backend.
 type SessionAffinity struct {
 	ClientIP bool
 	Timeout  time.Duration // meaningful with ClientIP; whole seconds, 0 < Timeout <= 24h
 }
 
-// Export is what one member says about one of its exported Services. It is complete: everything
-// Merge needs comes from here and from nothing else.
+// Export describes one Service that a member exports. Merge needs nothing else.
 type Export struct {
 	Cluster               ClusterID
 	Service               ServiceName
@@ -206,26 +204,25 @@ type Export struct {
 	TrafficDistribution   string // "" means unset
 	Labels                map[string]string
 	Annotations           map[string]string
-	ServiceLabels         map[string]string // of the Service itself, for its endpoints; no matter of conflict
+	ServiceLabels         map[string]string // of the Service itself, for its endpoints; they never conflict
 
-	// IPs is the ClusterSetIP the member has seen for this Service, remembered so that a lost
-	// aggregate is re-created with the same address. Empty before the first allocation.
+	// IPs is the ClusterSetIP that the member has seen for this Service. It restores a lost aggregate with the same
+	// address. Empty before the first allocation.
 	IPs []netip.Addr
 
-	// WantsIP is what the export asks for, AgreedIP what the member has seen to be agreed on, remembered like
-	// the IPs.
+	// WantsIP is the choice of this export, AgreedIP the agreed choice that the member has seen, remembered like IPs.
 	WantsIP, AgreedIP Choice
 }
 
-// Import is one Service of the ClusterSet as every member sees it.
+// Import is one Service of the ClusterSet, the same in every member.
 type Import struct {
 	Service               ServiceName
 	Type                  ServiceType
-	IPs                   []netip.Addr // at most one a family; empty for Headless
-	UseIP                 Choice       // Disabled: it never gets an IP, by choice
+	IPs                   []netip.Addr // at most one per family; empty for Headless
+	UseIP                 Choice       // Disabled: it never gets an IP
 	Families              []Family
 	Ports                 []Port
-	Clusters              []ClusterID // exporters whose endpoints count, sorted
+	Clusters              []ClusterID // exporters whose endpoints are used, sorted
 	SessionAffinity       SessionAffinity
 	InternalTrafficPolicy string
 	TrafficDistribution   string

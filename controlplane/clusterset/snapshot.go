@@ -5,8 +5,8 @@ import (
 	"unique"
 )
 
-// Snapshot is everything a node needs to know about the ClusterSet: immutable, complete and sorted.
-// Whoever receives one may keep it and must not change it. Two equal worlds give equal Snapshots.
+// Snapshot is the complete, sorted and immutable view of the ClusterSet that a node works with. A receiver may keep it and
+// must not change it. Equal objects give equal Snapshots.
 type Snapshot struct {
 	Services []Service // by Import.Service
 }
@@ -18,7 +18,7 @@ type Service struct {
 }
 
 // Slice is a group of endpoints of one source member and one address family that share their ports
-// (an EndpointSlice of discovery.k8s.io/v1, reduced to what we use).
+// (the fields that Isthmus uses of a discovery.k8s.io/v1 EndpointSlice).
 type Slice struct {
 	Name      string
 	Cluster   ClusterID
@@ -27,31 +27,31 @@ type Slice struct {
 	Endpoints []Endpoint     // by first address
 }
 
-// EndpointPort is where the pods of a slice listen. It belongs to the Service port of the same
-// name and protocol.
+// EndpointPort is a port on which the pods of a slice listen. It belongs to the Service port of the same name and
+// protocol.
 type EndpointPort struct {
 	Name     string
 	Protocol Protocol
 	Port     uint16 // the target port
 }
 
-// Endpoint is one pod (or whatever stands behind a Service without a selector).
+// Endpoint is one pod, or another backend of a Service without a selector.
 type Endpoint struct {
-	Addrs       []netip.Addr // one or more of the slice's family; the first one takes traffic
-	Ready       bool         // new traffic may be sent here
+	Addrs       []netip.Addr // one or more of the slice's family; the first one receives traffic
+	Ready       bool         // it may receive new connections
 	Serving     bool         // it answers, ready or terminating
 	Terminating bool
 	Hostname    string
-	Pod         string // its pod's name, where it has no hostname and DNS may want one
+	Pod         string // the name of its pod, for DNS, if it has no hostname
 	NodeName    Shared // unique only within the slice's Cluster
 	Zone        Shared
 }
 
-// Shared is a text that many values have in common, such as the name of a node: all that are equal take memory
-// once. The zero value is the empty text.
+// Shared is a string that many values have in common, such as a node name: equal ones are stored once. The zero value is
+// the empty string.
 type Shared struct{ text unique.Handle[string] }
 
-// Share returns s in the memory that all equal texts share.
+// Share returns the shared copy of s.
 func Share(s string) Shared {
 	if s == "" {
 		return Shared{}
@@ -59,7 +59,7 @@ func Share(s string) Shared {
 	return Shared{unique.Make(s)}
 }
 
-// String returns the text.
+// String returns the string.
 func (s Shared) String() string {
 	if s == (Shared{}) {
 		return ""
@@ -67,5 +67,5 @@ func (s Shared) String() string {
 	return s.text.Value()
 }
 
-// Equal is ==, for those who compare by method.
+// Equal is ==, for libraries that compare by method.
 func (s Shared) Equal(o Shared) bool { return s == o }

@@ -68,11 +68,7 @@ func TestBesideKubeProxyAndCNI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(c.Close)
 	for _, plugin := range []string{"ptp", "bridge"} {
 		for _, mode := range []kubeproxy.Mode{"", kubeproxy.NFTables, kubeproxy.IPTables} {
 			name := plugin + " and kube-proxy " + string(mode)

@@ -66,7 +66,7 @@ func wantCalls(t *testing.T, m *machine, want ...string) {
 }
 
 // A VIP is balanced before it is announced, and as long as it is.
-func TestOrder(t *testing.T) {
+func TestBalancerBeforeAnnouncers(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
 	must(t, a, request(1, one))
@@ -115,7 +115,7 @@ func TestAllOrNothing(t *testing.T) {
 }
 
 // Going back ends with the balancer, as long as neighbours may lead packets here.
-func TestOrderBack(t *testing.T) {
+func TestRollbackOrder(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
 	must(t, a, request(1, one))
@@ -154,7 +154,7 @@ func TestDiskFails(t *testing.T) {
 }
 
 // What was refused because the disk might forget it is not what the gateway serves from when it starts again.
-func TestDiskForgets(t *testing.T) {
+func TestDiskSyncFails(t *testing.T) {
 	for _, before := range [][]netip.Addr{nil, {one}} {
 		m := newMachine()
 		path := statePath(t)
@@ -337,7 +337,7 @@ func TestFileMode(t *testing.T) {
 }
 
 // A disk that was in another cluster's gateway is refused, not obeyed.
-func TestOtherClustersFile(t *testing.T) {
+func TestStateOfAnotherCluster(t *testing.T) {
 	path := statePath(t)
 	must(t, newAgent(t, newMachine(), path), request(1, one))
 	cfg := newMachine().config()
@@ -359,7 +359,7 @@ func TestClose(t *testing.T) {
 }
 
 // Who leaves is told nothing any more, by a controller or by its own look around: that would bring traffic back.
-func TestClosedStaysClosed(t *testing.T) {
+func TestNothingAppliesAfterClose(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
 	must(t, a, request(1, one))

@@ -190,7 +190,7 @@ func TestAnswers(t *testing.T) {
 }
 
 // Nobody but a controller is heard, whatever it holds in its hands.
-func TestStrangers(t *testing.T) {
+func TestUnknownClients(t *testing.T) {
 	e := serveLocally(t)
 	other, err := certs.NewAuthority("test", time.Now())
 	if err != nil {
@@ -221,7 +221,7 @@ func TestStrangers(t *testing.T) {
 }
 
 // An authority that is believed no more takes its controllers with it, those that are connected too.
-func TestAuthorityGoes(t *testing.T) {
+func TestRemovedAuthority(t *testing.T) {
 	e := serveLocally(t)
 	c := e.client(e.source(certs.Controller, e.ca).Client("gw-1"))
 	if code, _, err := ask(t, c, "GET", "/v1/state", nil); err != nil || code != 200 {
@@ -295,7 +295,7 @@ func TestHeaderLimit(t *testing.T) {
 }
 
 // A controller that goes away in the middle leaves no half of a change.
-func TestClientGoesAway(t *testing.T) {
+func TestClientDisconnects(t *testing.T) {
 	m := newMachine()
 	a := newAgent(t, m, statePath(t))
 	ctx, cancel := context.WithCancel(t.Context())

@@ -249,7 +249,7 @@ func (l *lab) probe(t *testing.T, vip netip.Addr) *edge.Probe {
 
 // The router has what a state says, in both families over one session, and follows each change of it; a VIP without
 // backends and those of a cordoned gateway are withdrawn, and the session stays through all of it.
-func TestRouterHasWhatTheStateSays(t *testing.T) {
+func TestRoutesFollowState(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{})
 	s := state(0, 50)

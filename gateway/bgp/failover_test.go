@@ -75,7 +75,7 @@ func TestDeadGateway(t *testing.T) {
 }
 
 // Nothing is announced while BFD, which the state asks for, is not up; and the drift says so.
-func TestNothingIsAnnouncedBeforeBFD(t *testing.T) {
+func TestNoAnnouncementBeforeBFD(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{}) // a router without BFD
 	l.speak(t, 0, anew, withBFD(state(0, 0), millis))
@@ -242,7 +242,7 @@ func TestFlappingPeer(t *testing.T) {
 
 // With the router's password there is a session; with another one the drift names the peer and what to look at; a
 // router that knows us by another AS says so itself.
-func TestWhyThereIsNoSession(t *testing.T) {
+func TestReasonsForMissingSession(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, frr.Config{}, frr.Peer{Password: "s3cret"})
 	drifts := func(gateway int, want ...string) {

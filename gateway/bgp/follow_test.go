@@ -14,7 +14,7 @@ import (
 )
 
 // A peer whose session cannot begin anew is missed, and comes back with the next Apply.
-func TestPeerThatCannotBeAddedAgain(t *testing.T) {
+func TestRefusedPeer(t *testing.T) {
 	t.Parallel()
 	s := New(Config{Log: slog.New(slog.DiscardHandler)})
 	peer := netip.MustParseAddr("127.0.0.1")

@@ -78,7 +78,7 @@ func TestPlanRoutes(t *testing.T) {
 }
 
 // Each step is what happens to a session, at a second, and what follows from it.
-func TestWhoMayBeTold(t *testing.T) {
+func TestMayAnnounce(t *testing.T) {
 	t.Parallel()
 	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
 	without := neighbour{restart: 10 * time.Second}
@@ -123,7 +123,7 @@ func TestWhoMayBeTold(t *testing.T) {
 
 // A session that waits for BFD begins with it, without it after half the time that the neighbour remembers, and at once when there
 // is to be no BFD any more; meanwhile BFD runs.
-func TestWhoMayBegin(t *testing.T) {
+func TestMayBegin(t *testing.T) {
 	t.Parallel()
 	with := neighbour{restart: 10 * time.Second, bfd: desired.BFD{IntervalMillis: 100, Multiplier: 3}}
 	without := neighbour{restart: 10 * time.Second}
@@ -168,7 +168,7 @@ func TestSameSession(t *testing.T) {
 }
 
 // Routers are asked to go elsewhere before the routes of a gateway that is cordoned go.
-func TestCordonAsksFirst(t *testing.T) {
+func TestCordonShutsDownGracefully(t *testing.T) {
 	t.Parallel()
 	vip := netip.MustParseAddr("192.0.2.1")
 	state := &desired.State{BGP: &desired.BGP{ASN: 65001, RouterID: vip}, VIPs: []desired.VIP{

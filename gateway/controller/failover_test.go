@@ -141,7 +141,7 @@ func TestFailoverIP(t *testing.T) {
 }
 
 // What a pool had that the settings have no more is given back.
-func TestPoolsThatAreNoMore(t *testing.T) {
+func TestRemovedPools(t *testing.T) {
 	list := func() Settings {
 		s := testSettings()
 		s.Pools = s.Pools[1:]
@@ -214,7 +214,7 @@ func TestFailoverIPOfInvalidGateway(t *testing.T) {
 }
 
 // What fails at one gateway's port does not put off the moment at which another one is given up.
-func TestSilentGatewayBesideAnError(t *testing.T) {
+func TestSilentGatewayDespiteError(t *testing.T) {
 	w := failoverTestbed(t)
 	w.create(w.newService("a", annotation(service.AnnotationPool, "moving"), 80))
 	w.noError(w.converge())

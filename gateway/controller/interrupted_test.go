@@ -31,7 +31,7 @@ func (w *testbed) interrupt(kind string, change func()) *crasher {
 
 // AddFunc, managed and can not be managed, UnmapService: "initial sync will clear the managed flag and the usual recovery of an
 // interrupted UnmapService will clean up the rest". A controller that starts finds a Service which became so meanwhile.
-func TestInterruptedAddOfAServiceThatCannotBeManaged(t *testing.T) {
+func TestInterruptedAddOfUnmanageableService(t *testing.T) {
 	w := newTestbed(t)
 	w.create(w.newService("a", nil, 80))
 	w.recover()
@@ -43,7 +43,7 @@ func TestInterruptedAddOfAServiceThatCannotBeManaged(t *testing.T) {
 }
 
 // UpdateFunc, managed and can not be managed, UnmapService: the same words. The controller was there when it became so.
-func TestInterruptedUpdateOfAServiceThatCannotBeManaged(t *testing.T) {
+func TestInterruptedUpdateOfUnmanageableService(t *testing.T) {
 	w := newTestbed(t)
 	w.create(w.newService("a", nil, 80))
 	w.recover()

@@ -152,7 +152,7 @@ func (w *testbed) said(reason string) (n int) {
 }
 
 // Of two Services whose annotations claim the same, the older one keeps it.
-func TestClaimsThatCollide(t *testing.T) {
+func TestCollidingClaims(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	w.create(w.newService("old", nil, 80))
@@ -242,7 +242,7 @@ func TestFloatingIPByName(t *testing.T) {
 	}
 }
 
-func TestKeptFloatingIP(t *testing.T) {
+func TestRetainedFloatingIP(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	w.create(w.newService("a", annotation(service.AnnotationFloatingIPAfterwards, "retain"), 80))
@@ -422,7 +422,7 @@ func TestHangingCloud(t *testing.T) {
 }
 
 // A request that is wrong is said, and costs a Service nothing of what it has.
-func TestInvalidKeepsWhatWorked(t *testing.T) {
+func TestInvalidSpecKeepsAddresses(t *testing.T) {
 	in := func(pool, floating string) func(*corev1.Service) {
 		return func(s *corev1.Service) {
 			annotation(service.AnnotationPool, pool)(s)
@@ -576,7 +576,7 @@ func (w *testbed) gateway(name string) *v1alpha1.GatewayNode {
 }
 
 // What gateways make of it stands in the statuses of Services and GatewayNodes.
-func TestGatewaysThatFail(t *testing.T) {
+func TestFailingGateways(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	applied := func(of string) (reason string) {
@@ -651,7 +651,7 @@ func TestGatewaysThatFail(t *testing.T) {
 }
 
 // A Service that has what it asks for is not held up by a cloud that is away, nor does it ask it anything.
-func TestSettledServicesNeedNoCloud(t *testing.T) {
+func TestUnchangedServicesNeedNoCloud(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	w.create(w.newService("a", nil, 80))
@@ -670,7 +670,7 @@ func TestSettledServicesNeedNoCloud(t *testing.T) {
 }
 
 // Nor is it because another Service left something that cannot be given back now.
-func TestSettledServicesDoNotWaitForOthers(t *testing.T) {
+func TestUnchangedServicesDoNotWait(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	w.create(w.newService("a", nil, 80))
@@ -706,7 +706,7 @@ func TestSettledServicesDoNotWaitForOthers(t *testing.T) {
 }
 
 // A floating IP that leads to what Services have stays there, whoever names it.
-func TestFloatingIPThatServicesHave(t *testing.T) {
+func TestFloatingIPInUse(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Service){
 		"other families": func(s *corev1.Service) {
 			s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
@@ -749,7 +749,7 @@ func TestFloatingIPThatServicesHave(t *testing.T) {
 }
 
 // Sources that cannot be read let nobody in, when nobody remembers those before.
-func TestSourcesThatCannotBeRead(t *testing.T) {
+func TestUnreadableSources(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	w.create(w.newService("a", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} }, 80))
@@ -768,7 +768,7 @@ func TestSourcesThatCannotBeRead(t *testing.T) {
 }
 
 // A Service that goes while the cloud is away stays until what it had is given back.
-func TestGoneOnlyWhenAllIsGivenBack(t *testing.T) {
+func TestDeletedAfterCleanup(t *testing.T) {
 	w := newTestbed(t)
 	w.noError(w.Sync(t.Context()))
 	w.create(w.newService("a", nil, 80))
@@ -792,7 +792,7 @@ func TestGoneOnlyWhenAllIsGivenBack(t *testing.T) {
 
 // A port is made before the Service says that it has it. When that could not be written, and the Service asks for something
 // else by the next attempt, the port does not stay until everything is looked at again.
-func TestPortsThatNobodyWasToldOf(t *testing.T) {
+func TestUnrecordedPorts(t *testing.T) {
 	both := func(s *corev1.Service) {
 		s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
 		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
@@ -853,7 +853,7 @@ func TestPortsThatNobodyWasToldOf(t *testing.T) {
 }
 
 // A Service with externalTrafficPolicy Local says so where its servers do not see clients' addresses, as long as it is so.
-func TestLocalWithoutClientsAddresses(t *testing.T) {
+func TestLocalWithoutClientAddresses(t *testing.T) {
 	w := newTestbed(t)
 	w.startWith(func() Settings {
 		s := testSettings()

@@ -174,7 +174,7 @@ func (s stale) List(ctx context.Context, list client.ObjectList, opts ...client.
 }
 
 // What a cache does not know yet, that a pair is ours, is not forgotten.
-func TestPairsOfACacheThatIsLate(t *testing.T) {
+func TestPairsWithStaleCache(t *testing.T) {
 	w, foreign := pairedWorld(t)
 	late := stale{Client: w.client}
 	for _, name := range []string{"gw1", "gw2"} {
@@ -198,7 +198,7 @@ func TestPairsOfACacheThatIsLate(t *testing.T) {
 }
 
 // Nor is it when the gateway gets another port meanwhile, or goes.
-func TestPairsOfACacheThatIsLateForAChange(t *testing.T) {
+func TestChangedPairsWithStaleCache(t *testing.T) {
 	for name, change := range map[string]func(*testbed){
 		"another port": func(w *testbed) {
 			n := w.gateway("gw1")

@@ -100,7 +100,7 @@ func TestServes(t *testing.T) {
 }
 
 // What a person reads names the part and the field.
-func TestFaultsRead(t *testing.T) {
+func TestFaultsText(t *testing.T) {
 	have := Faults{{Component: ComponentBGP, Message: "no route"}, {Component: ComponentRequest, Field: "group", Message: "is missing"}}.Error()
 	if want := "bgp: no route; group: is missing"; have != want {
 		t.Errorf("have %q, want %q", have, want)

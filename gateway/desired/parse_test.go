@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-func TestParseReadsWhatNewRequestMade(t *testing.T) {
+func TestParseRoundTrip(t *testing.T) {
 	made := NewRequest(7, example())
 	r, err := Parse(made.JSON(), nil)
 	if err != nil {
@@ -29,7 +29,7 @@ func TestParseReadsWhatNewRequestMade(t *testing.T) {
 }
 
 // The hash is of the state as it came, however it is written.
-func TestParseHashesWhatCame(t *testing.T) {
+func TestParseHashesReceivedBytes(t *testing.T) {
 	b := []byte(`{"state": {"balancer": "nftables", "group": "edge", "cluster": "a"} , "hash": "HASH", "generation": 1}`)
 	sum := sha256.Sum256([]byte(`{"balancer": "nftables", "group": "edge", "cluster": "a"}`))
 	b = bytes.Replace(b, []byte("HASH"), []byte(hex.EncodeToString(sum[:])), 1)
@@ -68,7 +68,7 @@ func TestParseRefuses(t *testing.T) {
 }
 
 // VIPs that were read before are the same ones, and those that changed are read.
-func TestParseTakesWhatItKnows(t *testing.T) {
+func TestParseReusesVIPs(t *testing.T) {
 	s := example()
 	odd := s.VIPs[0]
 	odd.Addr = netip.MustParseAddr("198.51.100.8")

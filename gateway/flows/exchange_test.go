@@ -201,7 +201,7 @@ func TestExchange(t *testing.T) {
 
 // A gateway that starts anew, having forgotten everything, hears at once of what there is, though nothing opens: before its router
 // leads packets of it here.
-func TestGatewayComesBack(t *testing.T) {
+func TestPeerRestarts(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[0].balancer.has = []Flow{flow(1)}
@@ -221,7 +221,7 @@ func TestGatewayComesBack(t *testing.T) {
 }
 
 // Whoever starts knows what there is when Hear returns, before anybody has told it, and waits for nobody who is away.
-func TestHear(t *testing.T) {
+func TestPullAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	g[0].balancer.has = []Flow{flow(1), flow(2)}
@@ -249,7 +249,7 @@ func TestHear(t *testing.T) {
 }
 
 // Others know everything when TellAll returns, which waits for nobody who is away.
-func TestTellAll(t *testing.T) {
+func TestPushAll(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "gateway-3")
 	if err := g[2].server.Close(); err != nil {
@@ -269,7 +269,7 @@ func TestTellAll(t *testing.T) {
 }
 
 // A flow whose backend is not there yet is known as soon as it is, and the gateway that told of it need not live so long.
-func TestFlowComesBeforeItsBackend(t *testing.T) {
+func TestFlowArrivesBeforeItsBackend(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2")
 	g[1].balancer.late = map[netip.AddrPort]bool{flow(1).Backend: true}
@@ -288,7 +288,7 @@ func TestFlowComesBeforeItsBackend(t *testing.T) {
 }
 
 // A backend that comes while flows with it are looked at is not missed, and flows do not wait for ever.
-func TestEarlyFlows(t *testing.T) {
+func TestPendingFlows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &meanwhile{}
@@ -342,7 +342,7 @@ func (m *meanwhile) Import(all []Flow) ([]Flow, error) {
 }
 
 // Only the group is heard, and only with flows that can be.
-func TestWhoAndWhatIsRefused(t *testing.T) {
+func TestRefusedRequests(t *testing.T) {
 	t.Parallel()
 	g := newGateways(t, "gateway-1", "gateway-2", "stranger")
 	g[0].SetPeers([]desired.PeerGateway{g[1].mate})

@@ -21,7 +21,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Another gateway hears at once of one that starts. A flow is told at once; those that come while another gateway is told of it, or just after, go together.
-func TestFlowsAreToldAtOnce(t *testing.T) {
+func TestFlowsAreSentAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const road = 2 * time.Millisecond // to the other gateway and back

@@ -19,7 +19,7 @@ import (
 )
 
 // Every backend gets its share, and both gateways choose the same one for the same client.
-func TestGatewaysChooseAlike(t *testing.T) {
+func TestGatewaysChooseSameBackend(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.apply(w.state())
@@ -206,7 +206,7 @@ func TestAffinityEnds(t *testing.T) {
 }
 
 // Of another gateway's clients those become known that are not, whoever else comes with them.
-func TestClientsOfOthers(t *testing.T) {
+func TestAffinityOfPeers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.state(each(func(f *desired.Frontend) { f.Affinity = 60 }))
@@ -276,7 +276,7 @@ func (w *testbed) restart(gateway int) {
 }
 
 // What backends see as the client is as Return says.
-func TestReturn(t *testing.T) {
+func TestReturnPaths(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serve()
@@ -299,7 +299,7 @@ func TestReturn(t *testing.T) {
 }
 
 // A backend that drains keeps what it has and gets nothing new; one that is gone loses what it has, at once.
-func TestBackendsGo(t *testing.T) {
+func TestRemovedBackends(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.apply(w.state())
@@ -333,7 +333,7 @@ func TestBackendsGo(t *testing.T) {
 }
 
 // While no agent was there a backend went, or a whole frontend: when one starts their connections end, and no others.
-func TestBackendsGoUnseen(t *testing.T) {
+func TestBackendsRemovedWithoutAgent(t *testing.T) {
 	t.Parallel()
 	for _, way := range []desired.Return{desired.Routed, desired.SNAT} {
 		w := newWorld(t)
@@ -390,7 +390,7 @@ func (f *flow) echoes() error {
 }
 
 // A gateway that cannot forward says so, and what it takes to mend that.
-func TestSurroundings(t *testing.T) {
+func TestSysctls(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateways[0]

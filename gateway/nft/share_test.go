@@ -65,7 +65,7 @@ func eachWay(t *testing.T, test func(w *testbed, returns func(*desired.VIP))) {
 
 // A backend comes and another one drains, and then the gateway dies: with what it has told no connection breaks, whichever
 // end speaks first and however the backends see clients.
-func TestSharedConnectionsGoOn(t *testing.T) {
+func TestImportedConnectionsContinue(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns, each(func(f *desired.Frontend) { f.Backends = f.Backends[:2] })))
@@ -114,7 +114,7 @@ func (f *flow) hears(want error) error {
 }
 
 // A connection may end with the first packet that the survivor sees of it: the other end hears so, whichever it is.
-func TestSharedConnectionsEnd(t *testing.T) {
+func TestImportedConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns))
@@ -154,7 +154,7 @@ func (w *testbed) tracked(gateway int) (n int) {
 }
 
 // What another gateway told of is not told back, and ends when nothing more is heard of it; what has a packet here is ours.
-func TestStandbyIsNotOurs(t *testing.T) {
+func TestUnusedImportIsNotExported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.apply(w.state())
@@ -192,7 +192,7 @@ func TestStandbyIsNotOurs(t *testing.T) {
 
 // An answer that is under way when another gateway takes over comes there before any question does. Of UDP that is known when all
 // is told, and is not told back before it has been used.
-func TestAnswersUnderWay(t *testing.T) {
+func TestRepliesInFlight(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		const port = 7777
@@ -232,7 +232,7 @@ func TestAnswersUnderWay(t *testing.T) {
 
 // A connection that goes on at another gateway may come back after more bytes than a window has: to the gateway where it began,
 // which did not see them.
-func TestConnectionsComeBack(t *testing.T) {
+func TestConnectionsReturn(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(w *testbed, returns func(*desired.VIP)) {
 		w.apply(w.state(returns))

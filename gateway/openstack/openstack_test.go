@@ -152,7 +152,7 @@ func TestQuotaExhausted(t *testing.T) {
 }
 
 // Somebody writes to a gateway's port just when we do: neither loses.
-func TestPairsBesideAnother(t *testing.T) {
+func TestConcurrentPairs(t *testing.T) {
 	f := openstacktest.NewFake(t)
 	c := connect(t, f, openstack.Config{Cluster: "a"})
 	var puts atomic.Int32

@@ -74,7 +74,7 @@ func TestChoose(t *testing.T) {
 }
 
 // Whatever happens, nobody has what another one has, and nothing is lost or kept for nobody.
-func TestBookIsRight(t *testing.T) {
+func TestAllocationsModel(t *testing.T) {
 	l4s := []L4{http, dns, tdns, {"TCP", 443}}
 	ports := []string{"p1", "p2", "p3"}
 	rapid.Check(t, func(rt *rapid.T) {

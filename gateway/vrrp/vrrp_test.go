@@ -329,7 +329,7 @@ func TestCordonAndDrain(t *testing.T) {
 }
 
 // A gateway that is the only one of its group has no peers, until another one comes.
-func TestAlone(t *testing.T) {
+func TestSingleGateway(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	l.begin(t, 0)
@@ -344,7 +344,7 @@ func TestAlone(t *testing.T) {
 
 // A master that leaves loses nothing, though clients learn late who has a VIP, and both gateways know of each other from before.
 // When nobody is there to take the VIPs it leaves all the same.
-func TestLeavingLosesNothing(t *testing.T) {
+func TestWithdrawalLosesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	l.begin(t, 0, vip, vip6)

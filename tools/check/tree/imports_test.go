@@ -205,7 +205,7 @@ var rules = map[string]rule{
 	// Pure packages.
 	"balancing is pure": {
 		who: []string{"bpf/lb"}, ban: []string{"github.com/cilium/ebpf/...", "github.com/vishvananda/...", "bpf/datapath", "std:net", "std:os"}, direct: true,
-		why: "property tests prove Build and Diff, and need functions without a kernel behind them",
+		why: "property tests prove the plans of a Planner, and need functions without a kernel behind them",
 	},
 	"zones are pure": {
 		who: []string{"dns/internal/zone"}, ban: []string{"std:net", "std:os", "std:time", "github.com/miekg/..."}, direct: true,

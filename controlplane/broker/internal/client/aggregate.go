@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// Aggregate returns what the members agreed on about a Service, and whether there is an aggregate.
+// Aggregate returns the aggregate of a Service from the cache, and whether it exists.
 func (b *Broker) Aggregate(name clusterset.ServiceName) (clusterset.Aggregate, bool, error) {
 	a := b.aggregates.Get(b.cfg.Namespace, mcs.AggregateName(name))
 	switch {
@@ -27,10 +27,10 @@ func (b *Broker) Aggregate(name clusterset.ServiceName) (clusterset.Aggregate, b
 	case a.err != nil:
 		return clusterset.Aggregate{}, false, a.err
 	}
-	return b.believed(a.Aggregate), true, nil
+	return b.vetAggregate(a.Aggregate), true, nil
 }
 
-// LiveAggregate is Aggregate, asked from the broker itself.
+// LiveAggregate is Aggregate by a request to the broker.
 func (b *Broker) LiveAggregate(ctx context.Context, name clusterset.ServiceName) (clusterset.Aggregate, bool, error) {
 	a, _, err := b.read(ctx, name)
 	if apierrors.IsNotFound(err) {
@@ -39,7 +39,7 @@ func (b *Broker) LiveAggregate(ctx context.Context, name clusterset.ServiceName)
 	return a, err == nil, err
 }
 
-// read asks the broker for an aggregate.
+// read requests an aggregate from the broker.
 func (b *Broker) read(ctx context.Context, name clusterset.ServiceName) (clusterset.Aggregate, *v1beta1.ServiceImport, error) {
 	si := &v1beta1.ServiceImport{}
 	key := types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.AggregateName(name)}
@@ -50,15 +50,15 @@ func (b *Broker) read(ctx context.Context, name clusterset.ServiceName) (cluster
 	if err != nil {
 		return a, si, err
 	}
-	return b.believed(a), si, nil
+	return b.vetAggregate(a), si, nil
 }
 
-// believed returns a without addresses that its allocator may not give.
-func (b *Broker) believed(a clusterset.Aggregate) clusterset.Aggregate {
-	roster := b.Roster()
+// vetAggregate returns a without addresses that its allocator may not allocate.
+func (b *Broker) vetAggregate(a clusterset.Aggregate) clusterset.Aggregate {
+	registry := b.Registry()
 	for _, ip := range a.IPs {
-		if err := roster.CheckIP(a.AllocatedBy, ip); err != nil {
-			b.roster.complain(fmt.Sprint(a.Service, a.IPs), fmt.Errorf("the ClusterSetIPs of aggregate %s are not believed: %w", a.Service, err))
+		if err := registry.CheckIP(a.AllocatedBy, ip); err != nil {
+			b.registry.warnOnce(fmt.Sprint(a.Service, a.IPs), fmt.Errorf("the ClusterSetIPs of aggregate %s are ignored: %w", a.Service, err))
 			a.IPs = nil
 			break
 		}
@@ -66,10 +66,9 @@ func (b *Broker) believed(a clusterset.Aggregate) clusterset.Aggregate {
 	return a
 }
 
-// Claim makes sure that there is an aggregate for want.Service, that it lists this member, and that it has
-// want.IPs and want.UseIP if it says nothing of them yet. It returns the aggregate as it stands, whose IPs are
-// another member's when that one was faster: creating the object, and giving addresses to one without, succeed
-// for one member alone. An error leaves open what was done.
+// Claim creates the aggregate of want.Service if it is missing, lists this member in it, and sets want.IPs and want.UseIP
+// where it has none. It returns the resulting aggregate. Its IPs are another member's if that one was faster: only one
+// member can create the object, or add addresses to one without. After an error some of this may be done.
 func (b *Broker) Claim(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, error) {
 	have, ok, err := b.Aggregate(want.Service)
 	if err != nil {
@@ -109,8 +108,8 @@ func lacksChoice(have, want clusterset.Aggregate) bool {
 	return have.UseIP == clusterset.Unknown && want.UseIP != clusterset.Unknown
 }
 
-// Restore gives the aggregate of a Service back the addresses of this member's block that it had, if there is
-// one without: nobody but the owner of a block may.
+// Restore adds ips, which are of this member's block, to an aggregate that has lost its addresses. Only the owner of a
+// block may do so.
 func (b *Broker) Restore(ctx context.Context, name clusterset.ServiceName, ips []netip.Addr) error {
 	have, si, err := b.read(ctx, name)
 	if err != nil {
@@ -120,7 +119,7 @@ func (b *Broker) Restore(ctx context.Context, name clusterset.ServiceName, ips [
 	return err
 }
 
-// complete gives the aggregate what it lacks and want has.
+// complete sets the addresses and the choice of want where the aggregate has none.
 func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1beta1.ServiceImport, want clusterset.Aggregate) (clusterset.Aggregate, error) {
 	addresses := lacksAddresses(have, want) && len(si.Spec.IPs) == 0
 	choice := lacksChoice(have, want)
@@ -140,7 +139,7 @@ func (b *Broker) complete(ctx context.Context, have clusterset.Aggregate, si *v1
 	return have, wrap("update aggregate", si.Name, b.client.Update(ctx, si))
 }
 
-// create creates the aggregate, or reads the one that somebody else has just created.
+// create creates the aggregate, or reads the one that another member has just created.
 func (b *Broker) create(ctx context.Context, want clusterset.Aggregate) (clusterset.Aggregate, *v1beta1.ServiceImport, error) {
 	si := mcs.Aggregate(want)
 	si.Namespace = b.cfg.Namespace
@@ -156,12 +155,12 @@ func (b *Broker) create(ctx context.Context, want clusterset.Aggregate) (cluster
 	return want, si, nil
 }
 
-// leave takes this member off the aggregate and deletes it when nobody else is listed. Both carry the
-// version that was read, so a member that joins meanwhile is never run over.
+// leave removes this member from the aggregate, and deletes the aggregate if no other member is listed. Both writes carry
+// the version that was read, so they fail if another member joins meanwhile.
 func (b *Broker) leave(ctx context.Context, name clusterset.ServiceName) error {
 	known, ok, err := b.Aggregate(name)
 	if err == nil && (!ok || !slices.Contains(known.Clusters, b.cfg.Self) && (len(known.Clusters) > 0 || known.AllocatedBy != b.cfg.Self)) {
-		return nil // as far as is known; if there is more to it, that comes as a change
+		return nil // according to the cache; a change that it lacks triggers another reconcile
 	}
 	a, si, err := b.read(ctx, name)
 	if err != nil {

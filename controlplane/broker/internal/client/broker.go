@@ -1,9 +1,9 @@
-// Package client is a member's view of the broker: one namespace of a Kubernetes API server that all
-// members reach. What goes in are the domain's Exports and Aggregates, what comes out is the same, of all
-// members; the kinds and names that carry them stay inside.
+// Package client reads and writes a broker: one namespace of a Kubernetes API server that all members reach. It takes
+// this member's Exports and Aggregates, and returns those of all members; the Kubernetes kinds and names that carry them
+// stay inside.
 //
-// Reads come from a cache that keeps its last content while the broker is away and is never asked before
-// it is complete. Writes go to the broker and are only made where something differs.
+// Reads come from caches that keep their content while the broker is away, and that no caller reads before they are
+// complete. Writes go to the broker, and only where something differs.
 package client
 
 import (
@@ -38,17 +38,17 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// Config says where the broker is, who asks, and how much is believed.
+// Config identifies the broker and this member.
 type Config struct {
 	REST      *rest.Config
 	Namespace string
 	Self      clusterset.ClusterID
-	// BrokerTime makes an export as old as its record on the broker, instead of as it claims to be.
+	// BrokerTime dates an export by the creation of its record on the broker instead of by its own claim.
 	BrokerTime bool
-	// Renewed is called with the Leases of members, whenever one is written, and Gone when one vanishes.
-	Renewed func(clusterset.ClusterID, time.Time)
-	Gone    func(clusterset.ClusterID)
-	// Left is called with a member that left, or joined again after that.
+	// LeaseRenewed receives the renewTime of each Lease that a member writes, LeaseDeleted a member whose Lease is gone.
+	LeaseRenewed func(clusterset.ClusterID, time.Time)
+	LeaseDeleted func(clusterset.ClusterID)
+	// Left receives a member that left, or that joined again after that.
 	Left func(id clusterset.ClusterID, left bool)
 	// Hold are the times of the withdrawal guards, and Decided receives their decisions.
 	Hold    withdrawal.Times
@@ -56,47 +56,46 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Broker reads and writes the broker's objects for one member. What it knows fills while Start runs. Safe for
-// concurrent use.
+// Broker reads and writes the broker's objects for one member. Start fills its caches. Safe for concurrent use.
 type Broker struct {
 	cfg     Config
-	cluster cluster.Cluster // of the few small kinds
+	cluster cluster.Cluster // caches the small kinds
 	client  client.WithWatch
 
 	records    *objectcache.Informer[*record, clusterset.ServiceName]
 	slices     *objectcache.Informer[*mcs.Packed, clusterset.ServiceName]
 	aggregates *objectcache.Informer[*aggregate, clusterset.ServiceName]
 
-	roster    roster
-	watched   watched
-	changes   objectcache.Trigger
-	exportsOf *withdrawal.Guard[clusterset.ServiceName] // records
-	slicesOf  *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
-	synced    []toolscache.ResourceEventHandlerRegistration
+	registry    registry
+	sliceEvents sliceEvents
+	changes     objectcache.Trigger
+	exportsOf   *withdrawal.Guard[clusterset.ServiceName] // records
+	slicesOf    *withdrawal.Guard[ImportedSlice]          // slices that have endpoints
+	synced      []toolscache.ResourceEventHandlerRegistration
 }
 
-// record is what is kept of an ExportRecord.
+// record is the cached form of an ExportRecord.
 type record struct {
 	owner     clusterset.ClusterID
 	service   clusterset.ServiceName
 	uid       types.UID
 	created   time.Time
-	withdrawn time.Time // zero if it is no tombstone
+	withdrawn time.Time // zero unless it is a tombstone
 	export    clusterset.Export
-	err       error // why there is no export
+	err       error // the reason why export is not valid
 	digest    mcs.Digest
 }
 
 func (r *record) isWithdrawn() bool { return r != nil && !r.withdrawn.IsZero() }
 
-// aggregate is what is kept of a ServiceImport of the broker.
+// aggregate is the cached form of a ServiceImport on the broker.
 type aggregate struct {
 	clusterset.Aggregate
 
-	err error // why nothing else is known
+	err error // the reason why Aggregate is not valid
 }
 
-// New prepares a Broker. It sends nothing, so it also succeeds while the broker is away.
+// New prepares a Broker. It sends no request, so it succeeds while the broker is away.
 func New(ctx context.Context, cfg Config) (*Broker, error) {
 	scheme := runtime.NewScheme()
 	err := errors.Join(v1alpha1.AddToScheme(scheme), v1beta1.Install(scheme), discoveryv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme))
@@ -104,7 +103,7 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("register the broker's kinds: %w", err)
 	}
 	b := &Broker{cfg: cfg}
-	b.roster.log = cfg.Log
+	b.registry.log = cfg.Log
 	b.cluster, err = cluster.New(cfg.REST, func(o *cluster.Options) {
 		o.Scheme = scheme
 		o.MapperProvider = staticMapper
@@ -126,14 +125,14 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 			b.changes.Send(s.Service)
 		}
 	})
-	if err := b.watchLarge(scheme); err != nil {
+	if err := b.createCaches(scheme); err != nil {
 		return nil, err
 	}
 	return b, b.watch(ctx)
 }
 
-// watchLarge prepares the caches of the kinds that there are many objects of.
-func (b *Broker) watchLarge(scheme *runtime.Scheme) error {
+// createCaches prepares the caches of the large kinds.
+func (b *Broker) createCaches(scheme *runtime.Scheme) error {
 	var errs [3]error
 	b.records, errs[0] = objectcache.New(scheme, objectcache.Config[*record, clusterset.ServiceName]{
 		Source:  objectcache.Source{Object: &v1alpha1.ExportRecord{}, Namespace: b.cfg.Namespace},
@@ -164,7 +163,7 @@ func compactRecord(r *v1alpha1.ExportRecord) *record {
 		c.withdrawn = r.Spec.WithdrawnAt.UTC()
 	}
 	if c.export, c.err = mcs.ParseRecord(r); c.err == nil {
-		c.export.Cluster, c.export.Service = c.owner, c.service // the same texts, once in memory
+		c.export.Cluster, c.export.Service = c.owner, c.service // share the strings
 	}
 	return c
 }
@@ -184,8 +183,7 @@ func newGuard[K comparable](cfg Config, changed func(clusterset.ClusterID, []K))
 	})
 }
 
-// staticMapper knows the few kinds of a broker and their lists, so that nothing has to be discovered
-// before the caches can start.
+// staticMapper maps the kinds of a broker and their lists, so that the caches start without discovery.
 func staticMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	m := meta.NewDefaultRESTMapper(nil)
 	for _, kind := range []schema.GroupVersionKind{
@@ -202,8 +200,8 @@ func staticMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	return m, nil
 }
 
-// Start fills the cache and keeps it current until ctx ends. A manager runs it like any other work, not
-// as one of its caches: those it waits for before anything else, and while it waits it cannot be stopped.
+// Start fills the caches and keeps them current until ctx ends. A manager runs it as a runnable rather than as a cache: it
+// waits for its caches before anything else, and cannot be stopped while it waits.
 func (b *Broker) Start(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return b.exportsOf.Run(ctx) })
@@ -218,37 +216,36 @@ func (b *Broker) Start(ctx context.Context) error {
 	return nil
 }
 
-// Client writes to the broker.
+// Client returns the client of the broker.
 func (b *Broker) Client() client.Client { return b.client }
 
-// NeedLeaderElection tells the manager that a standby fills its cache too, so that it can take over at
-// once.
+// NeedLeaderElection tells the manager that a standby fills its caches too, so that it can take over at once.
 func (b *Broker) NeedLeaderElection() bool { return false }
 
-// Exports returns what all members say about a Service, in no particular order. A record that cannot be
-// read counts as absent and is logged once: its member harms only itself. Of nobody who is not in the roster
-// anything is looked at. Nobody's export is older than his membership.
+// Exports returns the exports of a Service by all members, in no particular order. It logs an invalid record once and
+// treats it as absent, so that its member harms only itself. It ignores records of clusters outside of the member
+// registry. No export is older than its member's join time.
 func (b *Broker) Exports(name clusterset.ServiceName) []clusterset.Export {
-	roster := b.Roster()
+	registry := b.Registry()
 	var exports []clusterset.Export
 	for _, r := range b.recordsOf(name) {
-		if _, ok := roster.Member(r.owner); !ok || r.isWithdrawn() {
+		if _, ok := registry.Member(r.owner); !ok || r.isWithdrawn() {
 			continue
 		}
 		if r.err != nil {
-			b.roster.complain(string(r.uid)+r.err.Error(), r.err)
+			b.registry.warnOnce(string(r.uid)+r.err.Error(), r.err)
 			continue
 		}
-		exports = append(exports, b.vetted(roster, r))
+		exports = append(exports, b.vetExport(registry, r))
 	}
 	return exports
 }
 
-// recordsOf returns the records of everybody who was ever a member about a Service. Their names say whose they
-// are, which the broker's policies hold, and so does mcs.ParseRecord.
+// recordsOf returns the records of present and former members about a Service. A record's name contains its owner, which
+// the broker's admission policies and mcs.ParseRecord enforce.
 func (b *Broker) recordsOf(name clusterset.ServiceName) []*record {
 	var all []*record
-	for _, id := range b.everybody() {
+	for _, id := range b.allMembers() {
 		if r := b.record(id, name); r != nil {
 			all = append(all, r)
 		}
@@ -256,25 +253,25 @@ func (b *Broker) recordsOf(name clusterset.ServiceName) []*record {
 	return all
 }
 
-// record returns what member id says about a Service, nil when that is nothing.
+// record returns the record of member id about a Service, or nil.
 func (b *Broker) record(id clusterset.ClusterID, name clusterset.ServiceName) *record {
 	return b.records.Get(b.cfg.Namespace, mcs.RecordName(id, name))
 }
 
-// vetted returns of a record what its member may say.
-func (b *Broker) vetted(roster *clusterset.Roster, r *record) clusterset.Export {
+// vetExport returns the export of a record without claims that its member may not make.
+func (b *Broker) vetExport(registry *clusterset.MemberRegistry, r *record) clusterset.Export {
 	e := r.export
 	if b.cfg.BrokerTime {
 		e.ExportedAt = r.created
 	}
-	e.ExportedAt = roster.ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = registry.ExportedAt(e.Cluster, e.ExportedAt)
 	if e.Cluster != b.cfg.Self {
-		e.IPs = slices.DeleteFunc(slices.Clone(e.IPs), func(a netip.Addr) bool { return roster.CheckRemembered(e.Cluster, a) != nil })
+		e.IPs = slices.DeleteFunc(slices.Clone(e.IPs), func(a netip.Addr) bool { return registry.CheckRemembered(e.Cluster, a) != nil })
 	}
 	return e
 }
 
-// Vet returns e, what this member is about to publish, as the others will take it.
+// Vet returns e, which this member is about to publish, as the other members will read it.
 func (b *Broker) Vet(e clusterset.Export) clusterset.Export {
 	if b.cfg.BrokerTime {
 		e.ExportedAt = time.Now().UTC()
@@ -282,16 +279,16 @@ func (b *Broker) Vet(e clusterset.Export) clusterset.Export {
 			e.ExportedAt = r.created
 		}
 	}
-	e.ExportedAt = b.Roster().ExportedAt(e.Cluster, e.ExportedAt)
+	e.ExportedAt = b.Registry().ExportedAt(e.Cluster, e.ExportedAt)
 	return e
 }
 
-// Services returns the Services of a namespace about which there is a record.
+// Services returns the Services of a namespace that have a record.
 func (b *Broker) Services(namespace string) []clusterset.ServiceName {
 	return b.services(func(r *record) bool { return r.service.Namespace == namespace })
 }
 
-// services returns the Services of the records that match, sorted.
+// services returns the Services of the matching records, sorted.
 func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 	var names []clusterset.ServiceName
 	for _, r := range b.records.All() {
@@ -303,36 +300,36 @@ func (b *Broker) services(match func(*record) bool) []clusterset.ServiceName {
 	return slices.Compact(names)
 }
 
-// Slices returns the EndpointSlices of all members for a Service, as mcs.BrokerSlice made them and as far as
-// their member may speak for the addresses. They are the caller's.
+// Slices returns the EndpointSlices of all members for a Service, as made by mcs.BrokerSlice, without endpoints that their
+// member may not publish. The caller owns them.
 func (b *Broker) Slices(name clusterset.ServiceName) []*discoveryv1.EndpointSlice {
-	roster := b.Roster()
+	registry := b.Registry()
 	var all []*discoveryv1.EndpointSlice
 	for _, p := range b.packed(name) {
 		es := p.Unpack()
-		check := func(a netip.Addr) error { return roster.CheckEndpoint(p.Owner, a) }
+		check := func(a netip.Addr) error { return registry.CheckEndpoint(p.Owner, a) }
 		if refused := mcs.Vet(es, check); len(refused) > 0 {
-			b.roster.complain(fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are not believed: %w", len(refused), p.Name, refused[0]))
+			b.registry.warnOnce(fmt.Sprint(p.Name, p.Digest), fmt.Errorf("%d endpoints of broker slice %s are ignored: %w", len(refused), p.Name, refused[0]))
 		}
 		all = append(all, es)
 	}
 	return all
 }
 
-// packed returns the slices of all members for a Service whose names are those of their owners.
+// packed returns the slices of all members for a Service, without those whose name does not match their owner.
 func (b *Broker) packed(name clusterset.ServiceName) []*mcs.Packed {
 	return slices.DeleteFunc(b.slices.Indexed(name), func(p *mcs.Packed) bool {
 		return !strings.HasPrefix(p.Name, mcs.RecordName(p.Owner, name)+"-")
 	})
 }
 
-// foreignClaims is how many addresses of this member's blocks another member may hold by records alone,
-// without an aggregate: enough for what somebody deleted by mistake, too few to use the blocks up.
+// foreignClaims is how many addresses of this member's blocks another member may hold by records alone, without an
+// aggregate: enough to restore aggregates deleted by mistake, too few to exhaust the blocks.
 const foreignClaims = 256
 
-// Held calls hold for each Service with the addresses that an aggregate or a record says it has, tombstones
-// among them: what must not be given to anybody else. A Service may be reported several times.
-func (b *Broker) Held(hold func(clusterset.ServiceName, []netip.Addr)) {
+// ReservedIPs calls reserve for each Service with the addresses that its aggregate or a record names, tombstones included:
+// no other Service may get them. It may report a Service several times.
+func (b *Broker) ReservedIPs(reserve func(clusterset.ServiceName, []netip.Addr)) {
 	known := map[clusterset.ServiceName]bool{}
 	for _, a := range b.aggregates.All() {
 		if a.err != nil {
@@ -340,7 +337,7 @@ func (b *Broker) Held(hold func(clusterset.ServiceName, []netip.Addr)) {
 			continue
 		}
 		known[a.Service] = true
-		hold(a.Service, a.IPs)
+		reserve(a.Service, a.IPs)
 	}
 	claims := map[clusterset.ClusterID]int{}
 	for _, r := range b.records.All() {
@@ -350,19 +347,19 @@ func (b *Broker) Held(hold func(clusterset.ServiceName, []netip.Addr)) {
 		if claims[r.owner]++; r.owner != b.cfg.Self && claims[r.owner] > foreignClaims {
 			continue
 		}
-		hold(r.service, r.export.IPs)
+		reserve(r.service, r.export.IPs)
 	}
 }
 
-// Tombstone returns until when the addresses of a Service that nobody exports are kept from others, given
-// how long that is after a withdrawal. It is the zero time when nobody has withdrawn it lately.
+// Tombstone returns the end of the quarantine of a Service's addresses, given the quarantine after a withdrawal. It is zero
+// if the Service has no tombstone.
 func (b *Broker) Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time {
 	var until time.Time
 	for _, r := range b.recordsOf(name) {
 		if !r.isWithdrawn() {
 			continue
 		}
-		// Whose clock runs ahead does not keep an address for longer than anybody else.
+		// A member whose clock is ahead must not extend the quarantine.
 		if end := earlier(r.withdrawn, time.Now()).Add(quarantine); end.After(until) {
 			until = end
 		}
@@ -377,7 +374,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// wrap names the action and the object in a non-nil error.
+// wrap adds the action and the object to a non-nil error.
 func wrap(action, name string, err error) error {
 	if err == nil {
 		return nil

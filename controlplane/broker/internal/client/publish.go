@@ -15,9 +15,8 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// Publish makes the broker say what this member says: e, and endpoints as mcs.BrokerSlice made them.
-// Nothing is written where the broker says so already, and wrote says whether anything was; what is written
-// carries since, when the change began.
+// Publish writes this member's export e, and its endpoints as made by mcs.BrokerSlice, to the broker. It writes only what
+// differs, and reports whether it wrote anything. Written objects carry since, the beginning of the change.
 func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
 	wrote, err = b.publishSlices(ctx, e.Service, endpoints, since)
 	if err != nil {
@@ -28,7 +27,7 @@ func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*
 	switch have := b.record(b.cfg.Self, e.Service); {
 	case have == nil:
 	case have.isWithdrawn():
-		// What comes back is a new export, not as old as the one before.
+		// A withdrawn export that returns is a new one, with a new creation time.
 		err := b.client.Delete(ctx, want.DeepCopy(), client.Preconditions{UID: &have.uid})
 		if client.IgnoreNotFound(err) != nil {
 			return wrote, wrap("delete tombstone", want.Name, err)
@@ -40,9 +39,9 @@ func (b *Broker) Publish(ctx context.Context, e clusterset.Export, endpoints []*
 	return true, wrap("write export record", want.Name, apply.Own(ctx, b.client, want))
 }
 
-// publishSlices makes endpoints this member's slices for a Service. New ones come before old ones go, so
-// a pod that moves between slices is never missing, and what goes is emptied first, by which everybody knows
-// that it is meant.
+// publishSlices makes endpoints this member's slices for a Service. It writes new slices before it deletes old ones, so
+// that a pod that moves between slices is never missing. It empties a slice before it deletes it, which tells the other
+// members that the deletion is intended.
 func (b *Broker) publishSlices(ctx context.Context, name clusterset.ServiceName, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error) {
 	have := b.ownSlices(name)
 	for _, want := range endpoints {
@@ -72,10 +71,10 @@ func (b *Broker) publishSlices(ctx context.Context, name clusterset.ServiceName,
 	return wrote, nil
 }
 
-func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, anew bool, since time.Time) error {
+func (b *Broker) writeSlice(ctx context.Context, es *discoveryv1.EndpointSlice, create bool, since time.Time) error {
 	es.Namespace = b.cfg.Namespace
 	mcs.SetChangedAt(es, since)
-	if anew {
+	if create {
 		return wrap("create broker slice", es.Name, apply.Create(ctx, b.client, es))
 	}
 	return wrap("write broker slice", es.Name, apply.Own(ctx, b.client, es))
@@ -97,10 +96,10 @@ func (b *Broker) ownSlices(name clusterset.ServiceName) map[string]*mcs.Packed {
 	return own
 }
 
-// Withdraw takes back everything this member says about a Service: first its record becomes a tombstone, by
-// which the others know; then its slices go, then its place on the aggregate, and the aggregate itself when
-// nobody else is listed there. The tombstone goes after life; until then Withdraw returns how long that is
-// off, and has to be called again. Withdrawing what is not there succeeds and writes nothing.
+// Withdraw removes this member's export of a Service. It first turns the record into a tombstone, which tells the other
+// members that the removal is intended; then it deletes the slices, leaves the aggregate, and deletes that if no other
+// member is listed. It deletes the tombstone after life; until then it returns the remaining time, after which the caller
+// must call it again. Without an export it succeeds and writes nothing.
 func (b *Broker) Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error) {
 	have := b.record(b.cfg.Self, name)
 	withdrawn := time.Now()
@@ -108,7 +107,7 @@ func (b *Broker) Withdraw(ctx context.Context, name clusterset.ServiceName, life
 	case have.isWithdrawn():
 		withdrawn = have.withdrawn
 	case have != nil:
-		if err := b.bury(ctx, name, withdrawn); err != nil {
+		if err := b.writeTombstone(ctx, name, withdrawn); err != nil {
 			return 0, err
 		}
 	}
@@ -128,15 +127,15 @@ func (b *Broker) Withdraw(ctx context.Context, name clusterset.ServiceName, life
 	return 0, wrap("delete tombstone", tombstone.Name, client.IgnoreNotFound(err))
 }
 
-// bury makes this member's record a tombstone.
-func (b *Broker) bury(ctx context.Context, name clusterset.ServiceName, t time.Time) error {
+// writeTombstone turns this member's record into a tombstone.
+func (b *Broker) writeTombstone(ctx context.Context, name clusterset.ServiceName, t time.Time) error {
 	have := &v1alpha1.ExportRecord{}
 	key := types.NamespacedName{Namespace: b.cfg.Namespace, Name: mcs.RecordName(b.cfg.Self, name)}
 	if err := b.client.Get(ctx, key, have); err != nil {
 		return wrap("read export record", key.Name, client.IgnoreNotFound(err))
 	}
 	if have.Spec.WithdrawnAt != nil {
-		return nil // done; it is only not seen yet
+		return nil // done; the cache lags
 	}
 	want := &v1alpha1.ExportRecord{
 		ObjectMeta: metav1.ObjectMeta{Namespace: have.Namespace, Name: have.Name, Labels: have.Labels, Annotations: have.Annotations},
@@ -146,5 +145,7 @@ func (b *Broker) bury(ctx context.Context, name clusterset.ServiceName, t time.T
 	return wrap("withdraw export record", have.Name, apply.Own(ctx, b.client, want))
 }
 
-// Forgot reports whether the broker has no record of this member about a Service, not even a tombstone.
-func (b *Broker) Forgot(name clusterset.ServiceName) bool { return b.record(b.cfg.Self, name) == nil }
+// HasNoRecord reports whether the broker has no record of this member about a Service, not even a tombstone.
+func (b *Broker) HasNoRecord(name clusterset.ServiceName) bool {
+	return b.record(b.cfg.Self, name) == nil
+}

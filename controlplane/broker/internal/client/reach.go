@@ -15,7 +15,7 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/api/v1alpha1"
 )
 
-// How often the broker is asked whether it is there, and how long it may take to answer.
+// The interval of the probes, and the timeout of one.
 const (
 	probeInterval = 5 * time.Second
 	probeTimeout  = 4 * time.Second
@@ -28,40 +28,40 @@ var reachable = prometheus.NewGauge(prometheus.GaugeOpts{
 
 func init() { metrics.Registry.MustRegister(reachable) }
 
-// Reach says how a member gets on with the broker.
+// Reach describes the connection of a member to the broker.
 type Reach struct {
-	Seen time.Time // the last time it answered as it should; zero if never
-	Err  error     // why it does not answer now, and what to do; nil while it does
+	Seen time.Time // the last successful answer; zero without one
+	Err  error     // the current fault and its remedy; nil while the broker answers
 
-	fix string // the part of Err that does not change from one try to the next
+	remedy string // the part of Err that is equal from probe to probe
 }
 
-// Probe asks the broker again and again until ctx ends, keeps the answer for Reach, and logs when it
-// changes. It needs no leadership: a standby says too whether it could take over.
+// Probe sends a request to the broker at an interval, keeps the result for Reach, and logs changes. It needs no
+// leadership: a standby also reports whether it could take over.
 type Probe struct {
 	broker  *Broker
 	current atomic.Pointer[Reach]
 }
 
-// NewProbe returns a Probe that has not asked yet.
+// NewProbe returns a Probe without a result.
 func NewProbe(b *Broker) *Probe {
 	p := &Probe{broker: b}
-	p.current.Store(&Reach{Err: fmt.Errorf("broker %s has not been asked yet", b.cfg.REST.Host)})
+	p.current.Store(&Reach{Err: fmt.Errorf("broker %s has not been probed yet", b.cfg.REST.Host)})
 	return p
 }
 
-// Reach returns the last answer.
+// Reach returns the last result.
 func (p *Probe) Reach() Reach { return *p.current.Load() }
 
 // NeedLeaderElection tells the manager to start the probe at once.
 func (p *Probe) NeedLeaderElection() bool { return false }
 
-// Start probes until ctx ends. It always returns nil: an unreachable broker is a state, not an end.
+// Start probes until ctx ends, and always returns nil: an unreachable broker is no reason to stop.
 func (p *Probe) Start(ctx context.Context) error {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		p.ask(ctx, first)
+		p.probe(ctx, first)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -70,7 +70,7 @@ func (p *Probe) Start(ctx context.Context) error {
 	}
 }
 
-func (p *Probe) ask(ctx context.Context, first bool) {
+func (p *Probe) probe(ctx context.Context, first bool) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var one v1alpha1.ExportRecordList
@@ -78,8 +78,8 @@ func (p *Probe) ask(ctx context.Context, first bool) {
 	before := p.Reach()
 	now := Reach{Seen: before.Seen}
 	if err != nil {
-		now.fix = p.explain(err)
-		now.Err = fmt.Errorf("%s: %w", now.fix, err)
+		now.remedy = p.explain(err)
+		now.Err = fmt.Errorf("%s: %w", now.remedy, err)
 	}
 	log := p.broker.cfg.Log.With("server", p.broker.cfg.REST.Host)
 	if now.Err == nil {
@@ -90,23 +90,23 @@ func (p *Probe) ask(ctx context.Context, first bool) {
 		}
 	} else {
 		reachable.Set(0)
-		if first || before.fix != now.fix {
-			log.Error("the broker does not work for this member; what is imported stays as it is, and trying goes on", "err", now.Err)
+		if first || before.remedy != now.remedy {
+			log.Error("the broker does not serve this member; imports stay as they are, retrying", "err", now.Err)
 		}
 	}
 	p.current.Store(&now)
 }
 
-// explain returns one sentence about the error of a probe that names the thing and the fix.
+// explain returns a sentence about the error of a probe that names the broker and the remedy.
 func (p *Probe) explain(err error) string {
 	where := fmt.Sprintf("broker %s, namespace %s,", p.broker.cfg.REST.Host, p.broker.cfg.Namespace)
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return where + " does not know this member's credentials; run isthmusctl join again"
+		return where + " does not accept this member's credentials; run isthmusctl join again"
 	case apierrors.IsForbidden(err):
-		return where + " denies this member what it needs; run isthmusctl join again"
+		return where + " denies this member its rights; run isthmusctl join again"
 	case apierrors.IsNotFound(err):
-		return where + " is no broker yet; run isthmusctl deploy-broker there"
+		return where + " is not a broker yet; run isthmusctl deploy-broker there"
 	default:
 		return where + " does not answer; check its address and the network"
 	}

@@ -22,20 +22,19 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// ImportedSlice names the slice that a member makes of one of the broker.
+// ImportedSlice names the slice that a member imports for a slice of the broker.
 type ImportedSlice struct {
 	Service clusterset.ServiceName
 	Name    string
 }
 
-// Changes is a source that asks to reconcile a Service, as namespace and name, whenever something about it
-// changes on the broker, or in what is believed of it. A controller that has it works only when everything is
-// known and has been taken note of.
+// Changes returns a source that enqueues a Service when its objects on the broker change, or when the withdrawal guards
+// decide about them. A controller with this source starts only when all caches are complete.
 func (b *Broker) Changes() source.Source {
-	return b.changes.Source(b.known, b.records.WaitForSync, b.slices.WaitForSync, b.aggregates.WaitForSync, b.waitForRoster)
+	return b.changes.Source(b.known, b.records.WaitForSync, b.slices.WaitForSync, b.aggregates.WaitForSync, b.waitForRegistry)
 }
 
-// known returns every Service that the broker says anything about.
+// known returns every Service that has an object on the broker.
 func (b *Broker) known() []clusterset.ServiceName {
 	names := map[clusterset.ServiceName]bool{}
 	for _, r := range b.records.All() {
@@ -51,7 +50,7 @@ func (b *Broker) known() []clusterset.ServiceName {
 	return slices.Collect(maps.Keys(names))
 }
 
-func (b *Broker) waitForRoster(ctx context.Context) error {
+func (b *Broker) waitForRegistry(ctx context.Context) error {
 	for _, registration := range b.synced {
 		if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
 			return fmt.Errorf("wait for the broker's registrations: %w", ctx.Err())
@@ -60,16 +59,16 @@ func (b *Broker) waitForRoster(ctx context.Context) error {
 	return nil
 }
 
-// Reconsider asks to reconcile everything that member id has to do with.
-func (b *Broker) Reconsider(id clusterset.ClusterID) {
+// ReconcileMember enqueues every Service that member id exports.
+func (b *Broker) ReconcileMember(id clusterset.ClusterID) {
 	b.changes.Send(b.services(func(r *record) bool { return r.owner == id })...)
 }
 
-// watched is what is remembered of events: when slices came, and which of them went before their record did.
-type watched struct {
-	mu   sync.Mutex
-	seen map[ImportedSlice]time.Time
-	lost map[offer][]ImportedSlice
+// sliceEvents remembers when slices arrived, and which slices vanished before their record did.
+type sliceEvents struct {
+	mu       sync.Mutex
+	seen     map[ImportedSlice]time.Time
+	vanished map[offer][]ImportedSlice
 }
 
 // offer is one Service of one member.
@@ -78,15 +77,15 @@ type offer struct {
 	service clusterset.ServiceName
 }
 
-// watch follows the small kinds.
+// watch watches the small kinds.
 func (b *Broker) watch(ctx context.Context) error {
 	for _, w := range []struct {
 		obj     client.Object
 		handler toolscache.ResourceEventHandler
 	}{
-		{&v1alpha1.Member{}, each(b.member, b.memberGone)},
+		{&v1alpha1.Member{}, each(b.member, b.memberDeleted)},
 		{&v1alpha1.ClusterSetConfig{}, each(b.config, func(*v1alpha1.ClusterSetConfig) {})},
-		{&coordinationv1.Lease{}, each(b.lease, b.leaseGone)},
+		{&coordinationv1.Lease{}, each(b.lease, b.leaseDeleted)},
 	} {
 		informer, err := b.cluster.GetCache().GetInformer(ctx, w.obj, cache.BlockUntilSynced(false))
 		if err != nil {
@@ -101,7 +100,7 @@ func (b *Broker) watch(ctx context.Context) error {
 	return nil
 }
 
-// each calls have with an object that came or changed, and gone with the last known state of one that went.
+// each calls have with an added or changed object, and gone with the last known state of a deleted one.
 func each[T client.Object](have func(obj T, first bool), gone func(T)) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, first bool) {
@@ -127,17 +126,17 @@ func each[T client.Object](have func(obj T, first bool), gone func(T)) toolscach
 
 func (b *Broker) lease(l *coordinationv1.Lease, _ bool) {
 	if id := mcs.OwnerOf(l); l.Name == v1alpha1.MemberLease(string(id)) && l.Spec.RenewTime != nil {
-		b.cfg.Renewed(id, l.Spec.RenewTime.Time)
+		b.cfg.LeaseRenewed(id, l.Spec.RenewTime.Time)
 	}
 }
 
-func (b *Broker) leaseGone(l *coordinationv1.Lease) {
+func (b *Broker) leaseDeleted(l *coordinationv1.Lease) {
 	if id := mcs.OwnerOf(l); l.Name == v1alpha1.MemberLease(string(id)) {
-		b.cfg.Gone(id)
+		b.cfg.LeaseDeleted(id)
 	}
 }
 
-// recordChanges tells the guard of a record before anybody else can see what became of it.
+// recordChanges reports a change of a record to the guard, before the cache shows it to readers.
 func (b *Broker) recordChanges(was, is *record, listed bool) {
 	r := objectcache.Either(was, is)
 	switch {
@@ -149,34 +148,34 @@ func (b *Broker) recordChanges(was, is *record, listed bool) {
 		return
 	}
 	b.exportsOf.Withdrawn(r.owner, r.service)
-	for _, s := range b.watched.found(offer{r.owner, r.service}) {
+	for _, s := range b.sliceEvents.takeVanished(offer{r.owner, r.service}) {
 		b.slicesOf.Withdrawn(r.owner, s)
 	}
 }
 
-// sliceChanges tells the guard of a slice before anybody else can see what became of it.
+// sliceChanges reports a change of a slice to the guard, before the cache shows it to readers.
 func (b *Broker) sliceChanges(was, is *mcs.Packed, listed bool) {
 	p := objectcache.Either(was, is)
 	o, s := offer{p.Owner, p.Service}, importedOf(p)
 	switch {
 	case is != nil:
-		b.watched.came(o, s, listed)
+		b.sliceEvents.added(o, s, listed)
 		if !is.Empty() {
 			b.slicesOf.Offered(p.Owner, s)
 			return
 		}
 		b.slicesOf.Withdrawn(p.Owner, s)
-	// A member empties a slice before it deletes it, unless it has said that the whole Service is withdrawn.
+	// A member empties a slice before it deletes it, unless it has withdrawn the whole Service.
 	case was.Empty(), b.record(p.Owner, p.Service).isWithdrawn():
-		b.watched.went(o, s, false)
+		b.sliceEvents.removed(o, s, false)
 		b.slicesOf.Withdrawn(p.Owner, s)
 	default:
-		b.watched.went(o, s, true)
+		b.sliceEvents.removed(o, s, true)
 		vanished(b.slicesOf, listed)(p.Owner, s)
 	}
 }
 
-// vanished returns how to tell a guard of what vanished without a word: seen to, or found by listing anew.
+// vanished returns the method that reports a deletion without a tombstone: one seen by the watch, or one found by a list.
 func vanished[K comparable](g *withdrawal.Guard[K], listed bool) func(clusterset.ClusterID, K) {
 	if listed {
 		return g.VanishedUnseen
@@ -188,8 +187,8 @@ func importedOf(p *mcs.Packed) ImportedSlice {
 	return ImportedSlice{p.Service, mcs.ImportedSliceName(p.Owner, p.Service.Name, p.Name)}
 }
 
-// came notes that a slice is there: seen to come, or found by listing.
-func (w *watched) came(o offer, s ImportedSlice, listed bool) {
+// added records that a slice exists: seen by the watch, or found by a list.
+func (w *sliceEvents) added(o offer, s ImportedSlice, listed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !listed {
@@ -198,50 +197,50 @@ func (w *watched) came(o offer, s ImportedSlice, listed bool) {
 		}
 		w.seen[s] = time.Now()
 	}
-	if len(w.lost[o]) > 0 {
-		w.lost[o] = without(w.lost[o], s)
+	if len(w.vanished[o]) > 0 {
+		w.vanished[o] = without(w.vanished[o], s)
 	}
 }
 
-// went notes that a slice is not there any more, and whether it is to be doubted.
-func (w *watched) went(o offer, s ImportedSlice, lost bool) {
+// removed records that a slice is gone, and whether it vanished without a tombstone.
+func (w *sliceEvents) removed(o offer, s ImportedSlice, unexplained bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.seen, s)
-	if !lost {
+	if !unexplained {
 		return
 	}
-	if w.lost == nil {
-		w.lost = map[offer][]ImportedSlice{}
+	if w.vanished == nil {
+		w.vanished = map[offer][]ImportedSlice{}
 	}
-	w.lost[o] = append(without(w.lost[o], s), s)
+	w.vanished[o] = append(without(w.vanished[o], s), s)
 }
 
-// found returns the slices of an offer that went before it was known to be withdrawn, and forgets them.
-func (w *watched) found(o offer) []ImportedSlice {
+// takeVanished removes and returns the slices of an offer that vanished before its tombstone arrived.
+func (w *sliceEvents) takeVanished(o offer) []ImportedSlice {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	lost := w.lost[o]
-	delete(w.lost, o)
-	return lost
+	slices := w.vanished[o]
+	delete(w.vanished, o)
+	return slices
 }
 
 func without(list []ImportedSlice, s ImportedSlice) []ImportedSlice {
 	return slices.DeleteFunc(list, func(o ImportedSlice) bool { return o == s })
 }
 
-// SeenAt returns when the last change of what a slice is made of came from the broker, and whether one came
-// since the last call.
+// SeenAt returns when the last change of a slice's source arrived from the broker, and whether one arrived since the last
+// call.
 func (b *Broker) SeenAt(s ImportedSlice) (time.Time, bool) {
-	b.watched.mu.Lock()
-	defer b.watched.mu.Unlock()
-	t, ok := b.watched.seen[s]
-	delete(b.watched.seen, s)
+	b.sliceEvents.mu.Lock()
+	defer b.sliceEvents.mu.Unlock()
+	t, ok := b.sliceEvents.seen[s]
+	delete(b.sliceEvents.seen, s)
 	return t, ok
 }
 
-// Baseline tells what a member has imported from before it started: by Service from whom, and by slice. What of
-// it the broker no longer offers has gone while nobody looked.
+// Baseline records the imports from before the process started: the exporters of each Service, and the source of each
+// slice. Those that the broker no longer has vanished unseen.
 func (b *Broker) Baseline(offers map[clusterset.ServiceName][]clusterset.ClusterID, imported map[ImportedSlice]clusterset.ClusterID) {
 	for name, from := range offers {
 		for _, id := range from {
@@ -257,24 +256,24 @@ func (b *Broker) Baseline(offers map[clusterset.ServiceName][]clusterset.Cluster
 	}
 	for s, id := range missing {
 		if !b.record(id, s.Service).isWithdrawn() {
-			b.watched.went(offer{id, s.Service}, s, true)
+			b.sliceEvents.removed(offer{id, s.Service}, s, true)
 			b.slicesOf.Offered(id, s)
 			b.slicesOf.VanishedUnseen(id, s)
 		}
 	}
 }
 
-// Kept returns those of from that the broker says nothing about, or nothing that counts, although nobody has
-// seen them withdraw the Service or leave: what is here of them must be left as it is.
+// Kept returns those of from whose imports must stay as they are: their record vanished and the guard keeps it, or their
+// registration vanished without leftAt.
 func (b *Broker) Kept(name clusterset.ServiceName, from []clusterset.ClusterID) []clusterset.ClusterID {
 	var kept []clusterset.ClusterID
 	for _, id := range from {
 		r := b.record(id, name)
 		switch {
-		case b.roster.left(id), r.isWithdrawn():
+		case b.registry.left(id), r.isWithdrawn():
 		case r != nil:
-			if _, member := b.Roster().Member(id); !member {
-				kept = append(kept, id) // its registration is lost, and it has not left
+			if _, member := b.Registry().Member(id); !member {
+				kept = append(kept, id) // its registration vanished, and it has not left
 			}
 		case b.exportsOf.Keeps(id, name):
 			kept = append(kept, id)
@@ -283,25 +282,24 @@ func (b *Broker) Kept(name clusterset.ServiceName, from []clusterset.ClusterID) 
 	return kept
 }
 
-// KeepsSlice reports whether an imported slice of a member that still exports the Service must be left as it
-// is, although the broker does not have what it was made of.
+// KeepsSlice reports whether an imported slice of a present exporter must stay as it is, although its source vanished from
+// the broker.
 func (b *Broker) KeepsSlice(id clusterset.ClusterID, s ImportedSlice) bool {
 	return b.slicesOf.Keeps(id, s)
 }
 
-// Holds returns what is held back of the withdrawals of each member, Services first.
+// Holds returns the holds of each member, those of Services first.
 func (b *Broker) Holds() []withdrawal.Hold { return append(b.exportsOf.Holds(), b.slicesOf.Holds()...) }
 
-// Release believes everything that is held of a member.
+// Release releases all holds of a member.
 func (b *Broker) Release(id clusterset.ClusterID) {
 	b.exportsOf.Release(id)
 	b.slicesOf.Release(id)
 }
 
-// Endpoints returns where up to n of a member's ready endpoints accept TCP, of different slices if it has as
-// many.
+// Endpoints returns up to n TCP addresses of a member's ready endpoints, of different slices if it has that many.
 func (b *Broker) Endpoints(id clusterset.ClusterID, n int) []netip.AddrPort {
-	roster := b.Roster()
+	registry := b.Registry()
 	var found []netip.AddrPort
 	for _, p := range b.slices.All() {
 		if len(found) == n {
@@ -310,7 +308,7 @@ func (b *Broker) Endpoints(id clusterset.ClusterID, n int) []netip.AddrPort {
 		if p.Owner != id {
 			continue
 		}
-		if a, ok := p.TCP(); ok && roster.CheckEndpoint(id, a.Addr()) == nil {
+		if a, ok := p.TCP(); ok && registry.CheckEndpoint(id, a.Addr()) == nil {
 			found = append(found, a)
 		}
 	}

@@ -1,7 +1,7 @@
-// Package export makes the broker say what this member exports: it follows every ServiceExport, its
-// Service and its EndpointSlices, and tells the user on the ServiceExport how that went.
+// Package export publishes this member's exports to the broker. It watches every ServiceExport with its Service and
+// EndpointSlices, and reports the result in the conditions of the ServiceExport.
 //
-// When the broker is away, what was published stays, and everything is tried again until it works.
+// While the broker is away, published objects stay, and the reconciler retries until it succeeds.
 package export
 
 import (
@@ -34,25 +34,24 @@ import (
 )
 
 const (
-	// conflictRetry is when to look again after somebody else wrote the same object first. The cache
-	// needs a moment to learn what they wrote.
+	// conflictRetry is the delay after another client wrote the same object first: the cache needs a moment to see it.
 	conflictRetry = 50 * time.Millisecond
-	// lastRites is how long members that withdrew a Service may need to leave its aggregate, before a new export
-	// takes it as it is.
-	lastRites = 10 * time.Second
-	// exhaustedRetry is when to ask a full pool again. Nothing tells when another Service frees one.
+	// withdrawalGrace is how long members that withdrew a Service have to leave its aggregate, before a new export
+	// adopts it.
+	withdrawalGrace = 10 * time.Second
+	// exhaustedRetry is the delay after a full pool. No event tells when another Service frees an address.
 	exhaustedRetry = 5 * time.Second
 )
 
 // bySlices indexes the member's EndpointSlices by the Service they belong to.
 const bySlices = "service"
 
-// broker is what this package needs of the broker.
+// broker is the part of the broker client that this package uses.
 type broker interface {
 	Changes() source.Source
-	Roster() *clusterset.Roster
+	Registry() *clusterset.MemberRegistry
 	Exports(clusterset.ServiceName) []clusterset.Export
-	Held(func(clusterset.ServiceName, []netip.Addr))
+	ReservedIPs(func(clusterset.ServiceName, []netip.Addr))
 	LiveAggregate(context.Context, clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Aggregate(clusterset.ServiceName) (clusterset.Aggregate, bool, error)
 	Claim(context.Context, clusterset.Aggregate) (clusterset.Aggregate, error)
@@ -60,33 +59,33 @@ type broker interface {
 	Kept(clusterset.ServiceName, []clusterset.ClusterID) []clusterset.ClusterID
 	Tombstone(name clusterset.ServiceName, quarantine time.Duration) time.Time
 	Vet(clusterset.Export) clusterset.Export
-	Forgot(clusterset.ServiceName) bool
+	HasNoRecord(clusterset.ServiceName) bool
 	Publish(ctx context.Context, e clusterset.Export, endpoints []*discoveryv1.EndpointSlice, since time.Time) (wrote bool, err error)
 	Withdraw(ctx context.Context, name clusterset.ServiceName, life time.Duration) (again time.Duration, err error)
 }
 
-// imports is what this package needs to know of what was imported here: of a Service its addresses, whether it
-// has one by choice, and who exports it; false if there is none.
+// imports tells the addresses, the choice of a ClusterSetIP and the exporters of a Service as imported here; false if it
+// is not imported.
 type imports interface {
 	Imported(clusterset.ServiceName) (clusterset.Import, bool)
 }
 
-// Settings are how a member exports.
+// Settings configure the exports of a member.
 type Settings struct {
 	Policy clusterset.Policy
-	// UseIP says whether a Service gets a ClusterSetIP without asking.
+	// UseIP gives a Service a ClusterSetIP by default.
 	UseIP bool
-	// ServiceVIP exports the Service's own address instead of its pods'.
+	// ServiceVIP exports the address of the Service instead of those of its pods.
 	ServiceVIP bool
-	// Tombstone is for how long the broker says that a Service was withdrawn, Quarantine for how long its
-	// ClusterSetIP is given to nobody else.
+	// Tombstone is how long a withdrawn record stays on the broker, Quarantine how long a released ClusterSetIP is not
+	// allocated again.
 	Tombstone, Quarantine time.Duration
 }
 
 // Reconciler exports the Services of one member. All fields are required.
 type Reconciler struct {
 	Cluster  clusterset.ClusterID
-	Client   client.Client // of the member, reading from its cache
+	Client   client.Client // of the member; it reads from a cache
 	Broker   broker
 	Imports  imports
 	Pool     *clusterset.IPPool // owned by the Reconciler from now on
@@ -120,17 +119,17 @@ func (r *Reconciler) Setup(ctx context.Context, mgr ctrl.Manager, options contro
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("export").
 		WithOptions(options).
-		Watches(&v1beta1.ServiceExport{}, r.follow(sameName)).
-		Watches(&corev1.Service{}, r.follow(sameName)).
-		Watches(&discoveryv1.EndpointSlice{}, r.follow(serviceOfSlice))
+		Watches(&v1beta1.ServiceExport{}, r.enqueue(sameName)).
+		Watches(&corev1.Service{}, r.enqueue(sameName)).
+		Watches(&discoveryv1.EndpointSlice{}, r.enqueue(serviceOfSlice))
 	if err := b.WatchesRawSource(r.Broker.Changes()).Complete(r); err != nil {
 		return fmt.Errorf("set up export: %w", err)
 	}
 	return nil
 }
 
-// follow asks to reconcile what name says about an object, and notes when it changed.
-func (r *Reconciler) follow(name func(client.Object) clusterset.ServiceName) handler.EventHandler {
+// enqueue enqueues the Service that name returns for an object, and records the time of the change.
+func (r *Reconciler) enqueue(name func(client.Object) clusterset.ServiceName) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, obj client.Object) []reconcile.Request {
 		n := name(obj)
 		if n.Name == "" {
@@ -149,74 +148,74 @@ func serviceOfSlice(obj client.Object) clusterset.ServiceName {
 	return clusterset.ServiceName{Namespace: obj.GetNamespace(), Name: obj.GetLabels()[discoveryv1.LabelServiceName]}
 }
 
-// Reconcile makes the broker say what this member has to say about one Service name.
+// Reconcile publishes or withdraws this member's export of one Service.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	r.vips.restore(r.Broker.Held, r.clash)
+	r.vips.restore(r.Broker.ReservedIPs, r.reportClash)
 	name := clusterset.ServiceName(req.NamespacedName)
 	since := r.since.Take(name)
 	result, err := r.reconcile(ctx, name, since)
 	if err != nil || result.RequeueAfter == conflictRetry {
-		r.since.Mark(name, since) // it is still on its way
+		r.since.Mark(name, since) // it is not published yet
 	}
 	return result, err
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName, since time.Time) (ctrl.Result, error) {
-	local, err := r.read(ctx, name)
+	in, err := r.read(ctx, name)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if local.export == nil {
-		return quiet(r.withdraw(ctx, name))
+	if in.export == nil {
+		return requeueOnConflict(r.withdraw(ctx, name))
 	}
-	outcome := r.publish(ctx, local, since)
-	if err := r.report(ctx, local.export, outcome); err != nil {
-		return quiet(0, err)
+	outcome := r.publish(ctx, in, since)
+	if err := r.report(ctx, in.export, outcome); err != nil {
+		return requeueOnConflict(0, err)
 	}
-	return quiet(outcome.again, outcome.err)
+	return requeueOnConflict(outcome.again, outcome.err)
 }
 
-// quiet turns a lost race for an object into a second look: nobody has to read about it.
-func quiet(again time.Duration, err error) (ctrl.Result, error) {
+// requeueOnConflict turns a lost race for an object into a retry without an error.
+func requeueOnConflict(again time.Duration, err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
 	}
 	return ctrl.Result{RequeueAfter: again}, err
 }
 
-// clash reports that a Service has an address which belongs to another one as well.
-func (r *Reconciler) clash(name clusterset.ServiceName, err error) {
-	r.Log.Error("two services have one clusterset IP; unexport one of them everywhere", "namespace", name.Namespace, "service", name.Name, "err", err)
+// reportClash logs that two Services have the same address.
+func (r *Reconciler) reportClash(name clusterset.ServiceName, err error) {
+	r.Log.Error("two services have the same ClusterSetIP; unexport one of them in every cluster", "namespace", name.Namespace, "service", name.Name, "err", err)
 }
 
-// local is what the member itself says about one Service name.
-type local struct {
-	export  *v1beta1.ServiceExport // nil when there is none
-	service *corev1.Service        // nil when there is none
+// inputs are the member's own objects of one Service.
+type inputs struct {
+	export  *v1beta1.ServiceExport // nil without one
+	service *corev1.Service        // nil without one
 	slices  []discoveryv1.EndpointSlice
 }
 
-func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName) (local, error) {
-	var l local
+func (r *Reconciler) read(ctx context.Context, name clusterset.ServiceName) (inputs, error) {
+	var in inputs
 	export, err := get[v1beta1.ServiceExport](ctx, r.Client, name)
 	if err != nil || export == nil || export.DeletionTimestamp != nil {
-		return l, err
+		return in, err
 	}
-	l.export = export
-	l.service, err = get[corev1.Service](ctx, r.Client, name)
-	if err != nil || l.service == nil {
-		return l, err
+	in.export = export
+	in.service, err = get[corev1.Service](ctx, r.Client, name)
+	if err != nil || in.service == nil {
+		return in, err
 	}
 	var list discoveryv1.EndpointSliceList
 	err = r.Client.List(ctx, &list, client.InNamespace(name.Namespace), client.MatchingFields{bySlices: name.Name})
 	if err != nil {
-		return l, fmt.Errorf("list endpoint slices of %s: %w", name, err)
+		return in, fmt.Errorf("list endpoint slices of %s: %w", name, err)
 	}
-	l.slices = list.Items
-	return l, nil
+	in.slices = list.Items
+	return in, nil
 }
 
-// get reads an object of the member, nil when there is none.
+// get reads an object of the member; nil if it does not exist.
 func get[T any, P interface {
 	*T
 	client.Object
@@ -232,20 +231,20 @@ func get[T any, P interface {
 	return obj, nil
 }
 
-// withdraw removes everything this member says about a Service, and gives its address back, after a
-// quarantine, once nobody names it any more. It returns when it has to be called again, zero for never.
+// withdraw removes this member's export of a Service, and frees its address after the quarantine, when no member refers to
+// it. It returns the time after which it must be called again; zero for never.
 func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) (again time.Duration, err error) {
 	again, err = r.Broker.Withdraw(ctx, name, r.Settings.Tombstone)
 	if err != nil || len(r.vips.heldBy(name)) == 0 {
 		return again, err
 	}
-	// The cache may not know yet what this member itself created a moment ago, so ask the broker.
+	// The cache may lack an aggregate that this member has just created, so read it from the broker.
 	a, ok, err := r.Broker.LiveAggregate(ctx, name)
 	if err != nil || len(a.IPs) > 0 {
-		return again, errors.Join(err, r.vips.settle(name, a.IPs))
+		return again, errors.Join(err, r.vips.hold(name, a.IPs))
 	}
 	exports := r.Broker.Exports(name)
-	// Others still have the address, so somebody deleted the aggregate, or the broker lost it.
+	// Other exporters still use the address, so the aggregate was deleted by mistake, or the broker lost it.
 	if ok && slices.ContainsFunc(exports, func(e clusterset.Export) bool { return e.AgreedIP == clusterset.Enabled }) {
 		return again, r.Broker.Restore(ctx, name, r.vips.heldBy(name))
 	}
@@ -259,57 +258,57 @@ func (r *Reconciler) withdraw(ctx context.Context, name clusterset.ServiceName) 
 	return again, nil
 }
 
-// outcome is how publishing one Service went, for the user and for the retry.
+// outcome is the result of publishing one Service.
 type outcome struct {
 	conditions []metav1.Condition
-	again      time.Duration // when to look again, zero for when something changes
-	err        error         // why it is not exported; nil also when only the user can mend it
+	again      time.Duration // the delay of the next reconcile; zero waits for a change
+	err        error         // nil also for faults that only the user can correct
 }
 
-// publish makes the broker say what l says, or nothing when the Service cannot be exported.
-func (r *Reconciler) publish(ctx context.Context, l local, since time.Time) outcome {
-	name := clusterset.ServiceName{Namespace: l.export.Namespace, Name: l.export.Name}
-	e, err := mcs.Export(l.service, l.export, r.Cluster)
+// publish publishes the Service of in, or withdraws it if it cannot be exported.
+func (r *Reconciler) publish(ctx context.Context, in inputs, since time.Time) outcome {
+	name := clusterset.ServiceName{Namespace: in.export.Namespace, Name: in.export.Name}
+	e, err := mcs.Export(in.service, in.export, r.Cluster)
 	if !r.Shared(name.Namespace) {
-		err = &mcs.InvalidError{Reason: mcs.ReasonRestrictedNamespace, Message: fmt.Sprintf("namespace %s belongs to each cluster itself; nothing is exported from it", name.Namespace)}
+		err = &mcs.InvalidError{Reason: mcs.ReasonRestrictedNamespace, Message: fmt.Sprintf("namespace %s is restricted and is not exported; see --restricted-namespaces", name.Namespace)}
 	}
 	if invalid := (*mcs.InvalidError)(nil); errors.As(err, &invalid) {
 		again, err := r.withdraw(ctx, name)
 		return outcome{
-			conditions: []metav1.Condition{mcs.Invalid(invalid), mcs.NotReady(v1beta1.ServiceExportReasonPending, "nothing is exported while the export is not valid")},
+			conditions: []metav1.Condition{mcs.Invalid(invalid), mcs.NotReady(v1beta1.ServiceExportReasonPending, "the service is not exported while the export is not valid")},
 			again:      again, err: err,
 		}
 	}
 	if err != nil {
 		return outcome{conditions: []metav1.Condition{mcs.NotReady(v1beta1.ServiceExportReasonFailed, err.Error())}, err: err}
 	}
-	if _, ok := r.Broker.Roster().Member(r.Cluster); !ok {
+	if _, ok := r.Broker.Registry().Member(r.Cluster); !ok {
 		return outcome{conditions: []metav1.Condition{mcs.Valid(), mcs.NotReady(v1beta1.ServiceExportReasonFailed,
 			fmt.Sprintf("the broker has no member %s; run isthmusctl join", r.Cluster))}}
 	}
-	e.WantsIP = mcs.WantsIP(l.export, e.Type, r.Settings.UseIP)
-	o, err := r.offer(ctx, l, e, since)
+	e.WantsIP = mcs.WantsIP(in.export, e.Type, r.Settings.UseIP)
+	o, err := r.publishExport(ctx, in, e, since)
 	if err != nil {
 		return failed(err)
 	}
 	return o
 }
 
-// offer publishes e, which is what the Service itself says.
-func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, since time.Time) (outcome, error) {
+// publishExport publishes e, the export of the Service itself.
+func (r *Reconciler) publishExport(ctx context.Context, in inputs, e clusterset.Export, since time.Time) (outcome, error) {
 	agreed, exists, err := r.Broker.Aggregate(e.Service)
 	if err != nil {
 		return outcome{}, err
 	}
-	// Whoever unexports a Service everywhere and exports it again decides anew, so what was agreed on goes first.
-	if exists && len(r.Broker.Exports(e.Service)) == 0 && time.Now().Before(r.Broker.Tombstone(e.Service, lastRites)) {
+	// A Service that was unexported everywhere and is exported again gets a new agreement, so the old aggregate goes first.
+	if exists && len(r.Broker.Exports(e.Service)) == 0 && time.Now().Before(r.Broker.Tombstone(e.Service, withdrawalGrace)) {
 		_, err := r.Broker.Withdraw(ctx, e.Service, r.Settings.Tombstone)
 		pending := mcs.NotReady(v1beta1.ServiceExportReasonPending, "the earlier exports of the service are being withdrawn")
 		return outcome{conditions: []metav1.Condition{mcs.Valid(), pending}, again: conflictRetry}, err
 	}
 	exports, e := r.exports(e, agreed)
 	merged, conflicts := r.Settings.Policy.Merge(exports)
-	ready := mcs.NotReady(mcs.ReasonExcluded, "the type of the service is not that of the older export; it is exported when they agree")
+	ready := mcs.NotReady(mcs.ReasonExcluded, "the type of the service differs from that of the oldest export; the service is exported when they agree")
 	o := outcome{}
 	var endpoints []*discoveryv1.EndpointSlice
 	if slices.Contains(merged.Clusters, r.Cluster) {
@@ -318,7 +317,7 @@ func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, si
 			return outcome{}, err
 		}
 		var refused []error
-		endpoints, refused = r.endpoints(l, e, merged)
+		endpoints, refused = r.endpoints(in, e, merged)
 		e.IPs, e.AgreedIP = ips, merged.UseIP
 		var hosts []*discoveryv1.EndpointSlice
 		if merged.Type == clusterset.Headless {
@@ -326,7 +325,7 @@ func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, si
 		}
 		ready = mcs.ExportedWithout(merged.WithIPs(ips).IPs, refused, mcs.Unnamed(e, hosts))
 		if noIP != nil {
-			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the family, or unexport what uses it up")
+			ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, noIP.Error()+"; give this cluster a larger block, or one of the missing family, or unexport other services")
 			o.again = exhaustedRetry
 		}
 	}
@@ -338,7 +337,7 @@ func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, si
 		propagation.Observe(propagation.Export, r.Cluster, time.Since(since))
 	}
 	o.conditions = []metav1.Condition{mcs.Valid(), ready}
-	// Whose record is only missing has not changed its mind: what is known of conflicts stays.
+	// A member whose record vanished may still disagree, so the condition Conflict stays as it is.
 	if len(r.Broker.Kept(e.Service, agreed.Clusters)) > 0 {
 		return o, nil
 	}
@@ -346,12 +345,12 @@ func (r *Reconciler) offer(ctx context.Context, l local, e clusterset.Export, si
 	return o, nil
 }
 
-// exports returns what all members say, with e in place of what the broker knew of this one, and e with
-// what it remembers: by its record, or by its own import where the broker lost the record.
+// exports returns the exports of all members, with e as that of this one. It also returns e with the remembered address and
+// choice: those of its record, or of its own import if the broker lost the record.
 func (r *Reconciler) exports(e clusterset.Export, agreed clusterset.Aggregate) ([]clusterset.Export, clusterset.Export) {
 	e = r.Broker.Vet(e)
 	exports := r.Broker.Exports(e.Service)
-	if e.Type == clusterset.ClusterSetIP && r.Broker.Forgot(e.Service) {
+	if e.Type == clusterset.ClusterSetIP && r.Broker.HasNoRecord(e.Service) {
 		e.IPs, e.AgreedIP = r.remember(e.Service, len(exports) > 0)
 	}
 	i := slices.IndexFunc(exports, func(o clusterset.Export) bool { return o.Cluster == e.Cluster })
@@ -369,8 +368,8 @@ func (r *Reconciler) exports(e clusterset.Export, agreed clusterset.Aggregate) (
 	return exports, e
 }
 
-// remember returns the address of the Service as this member imports it, if others export it, or it did
-// itself: then it is still the Service's.
+// remember returns the address and the choice of the Service as imported here, if it still has an exporter or this member
+// was one.
 func (r *Reconciler) remember(name clusterset.ServiceName, others bool) ([]netip.Addr, clusterset.Choice) {
 	imp, ok := r.Imports.Imported(name)
 	if !ok || !others && !slices.Contains(imp.Clusters, r.Cluster) {
@@ -380,28 +379,28 @@ func (r *Reconciler) remember(name clusterset.ServiceName, others bool) ([]netip
 	return imp.IPs, agreed.Decided()
 }
 
-// endpoints returns the slices that the broker shall have, without the endpoints that nobody would believe,
-// and why not.
-func (r *Reconciler) endpoints(l local, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error) {
+// endpoints returns the slices to publish, without the endpoints that other members would refuse, and the reasons for
+// those.
+func (r *Reconciler) endpoints(in inputs, e clusterset.Export, merged clusterset.Import) (endpoints []*discoveryv1.EndpointSlice, refused []error) {
 	if e.Type == clusterset.ClusterSetIP && (r.Settings.ServiceVIP || merged.UseIP == clusterset.Disabled) {
-		endpoints = mcs.ServiceSlices(l.service, mcs.AnyReady(l.slices), r.Cluster)
+		endpoints = mcs.ServiceSlices(in.service, mcs.AnyReady(in.slices), r.Cluster)
 	} else {
-		for i := range l.slices {
-			if l.slices[i].AddressType != discoveryv1.AddressTypeFQDN {
-				endpoints = append(endpoints, mcs.BrokerSlice(&l.slices[i], r.Cluster))
+		for i := range in.slices {
+			if in.slices[i].AddressType != discoveryv1.AddressTypeFQDN {
+				endpoints = append(endpoints, mcs.BrokerSlice(&in.slices[i], r.Cluster))
 			}
 		}
 	}
-	roster := r.Broker.Roster()
+	registry := r.Broker.Registry()
 	for _, es := range endpoints {
-		refused = append(refused, mcs.Vet(es, func(a netip.Addr) error { return roster.CheckEndpoint(r.Cluster, a) })...)
+		refused = append(refused, mcs.Vet(es, func(a netip.Addr) error { return registry.CheckEndpoint(r.Cluster, a) })...)
 	}
 	return endpoints, refused
 }
 
-// claim sees to it that the aggregate of the merged Service exists, lists this member and has an address if
-// the Service needs one, and returns the address: the one it has, or had before somebody deleted the
-// aggregate, or a new one of this member's block. noIP says why it has none although it should.
+// claim ensures that the aggregate of the merged Service exists, lists this member and has an address if the Service needs
+// one. It returns the address: the present one, the remembered one if the aggregate was deleted, or a new one of this
+// member's block. noIP is the reason why a needed address is missing.
 func (r *Reconciler) claim(ctx context.Context, merged clusterset.Import, agreed clusterset.Aggregate) (ips []netip.Addr, noIP, err error) {
 	name := merged.Service
 	want := clusterset.Aggregate{Service: name, Type: merged.Type}
@@ -428,18 +427,18 @@ func (r *Reconciler) claim(ctx context.Context, merged clusterset.Import, agreed
 	if len(ips) == 0 {
 		ips = remembered
 	} else {
-		noIP = nil // another member had one to give
+		noIP = nil // another member allocated one
 	}
-	if err := r.vips.settle(name, ips); err != nil {
-		r.clash(name, err)
+	if err := r.vips.hold(name, ips); err != nil {
+		r.reportClash(name, err)
 	}
 	return ips, noIP, nil
 }
 
-// failed is the outcome of a Service that can be exported but that the broker did not take.
+// failed returns the outcome of a valid export that the broker did not accept.
 func failed(err error) outcome {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		return outcome{err: err} // looked at again in a moment; nothing to tell
+		return outcome{err: err} // retried in a moment without a condition
 	}
 	ready := mcs.NotReady(v1beta1.ServiceExportReasonFailed, err.Error())
 	var (
@@ -448,9 +447,9 @@ func failed(err error) outcome {
 	)
 	switch {
 	case errors.As(err, &status):
-		ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, "the broker refused: "+status.Status().Message)
+		ready = mcs.NotReady(v1beta1.ServiceExportReasonFailed, "the broker refused it: "+status.Status().Message)
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded):
-		ready = mcs.NotReady(v1beta1.ServiceExportReasonPending, "the broker does not answer; trying again")
+		ready = mcs.NotReady(v1beta1.ServiceExportReasonPending, "the broker does not answer; retrying")
 	}
 	return outcome{conditions: []metav1.Condition{mcs.Valid(), ready}, err: err}
 }

@@ -15,12 +15,11 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// synced is the condition by which Submariner Lighthouse once said what Ready says. Nobody keeps it current.
+// synced is the former condition of Submariner Lighthouse for Ready. Nothing updates it any more.
 const synced = "Synced"
 
-// report writes the outcome's conditions to the ServiceExport when they differ, and sends an event for
-// each condition that changed its status or reason. Conditions that the outcome does not name stay,
-// except that an invalid export conflicts with nobody, and that synced goes.
+// report writes the outcome's conditions to the ServiceExport if they differ, and sends an event for each condition whose
+// status or reason changed. It keeps other conditions, but removes synced, and Conflict from an invalid export.
 func (r *Reconciler) report(ctx context.Context, export *v1beta1.ServiceExport, o outcome) error {
 	have := export.Status.Conditions
 	var want []metav1.Condition
@@ -41,7 +40,7 @@ func (r *Reconciler) report(ctx context.Context, export *v1beta1.ServiceExport, 
 	export.Status.Conditions = want
 	if err := r.Client.Status().Update(ctx, export); err != nil {
 		if apierrors.IsNotFound(err) {
-			return nil // deleted meanwhile: nobody left to tell
+			return nil // deleted meanwhile
 		}
 		return fmt.Errorf("update status of service export %s/%s: %w", export.Namespace, export.Name, err)
 	}
@@ -51,14 +50,14 @@ func (r *Reconciler) report(ctx context.Context, export *v1beta1.ServiceExport, 
 			continue
 		}
 		if before == nil && c.Reason == string(v1beta1.ServiceExportReasonNoConflicts) {
-			continue // nobody wonders about a conflict that never was
+			continue // a first NoConflicts is no news
 		}
 		r.Events.Eventf(export, nil, eventType(c), eventReason(c), "Export", "%s", c.Message)
 	}
 	return nil
 }
 
-// eventType is Warning for what the user would rather not see.
+// eventType returns Warning for a condition that needs attention.
 func eventType(c metav1.Condition) string {
 	good := metav1.ConditionTrue
 	if c.Type == string(v1beta1.ServiceExportConditionConflict) {
@@ -70,7 +69,7 @@ func eventType(c metav1.Condition) string {
 	return corev1.EventTypeWarning
 }
 
-// eventReason is the condition's reason, or Conflict for several at once: an event's reason is one word.
+// eventReason returns the condition's reason, or Conflict for several reasons: an event's reason is one word.
 func eventReason(c metav1.Condition) string {
 	if c.Type == string(v1beta1.ServiceExportConditionConflict) && c.Status == metav1.ConditionTrue {
 		return c.Type

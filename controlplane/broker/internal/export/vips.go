@@ -17,27 +17,27 @@ import (
 var (
 	heldIPs = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "isthmus_controller_clusterset_ips_held",
-		Help: "Addresses of this member's blocks that Services hold.",
+		Help: "ClusterSetIPs of this member's blocks that Services hold.",
 	})
 	exhausted = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "isthmus_controller_clusterset_ip_exhausted_total",
-		Help: "Allocations refused because a block of this member is full.",
+		Help: "ClusterSetIP allocations refused because a block of this member is full.",
 	})
 )
 
 func init() { metrics.Registry.MustRegister(heldIPs, exhausted) }
 
-// vips is the member's IPPool for several workers. It follows the broker: an address is free when no
-// aggregate and no record names it and no claim of ours is under way.
+// vips is the member's IPPool, safe for concurrent use. An address is free if no aggregate and no record on the broker names
+// it, and no claim of this member is in progress.
 type vips struct {
 	mu       sync.Mutex
 	pool     *clusterset.IPPool
 	restored bool
-	freed    map[clusterset.ServiceName]time.Time // since when nobody names an address that is still held
+	freed    map[clusterset.ServiceName]time.Time // when the last reference to a held address vanished
 }
 
-// restore takes out of the pool what held reports, once: before the first allocation, when the cache is
-// complete. It calls clash for a Service that has what another one holds.
+// restore reserves the addresses that held reports, once: before the first allocation, when the caches are complete. It
+// calls clash for a Service with an address that another one holds.
 func (v *vips) restore(held func(func(clusterset.ServiceName, []netip.Addr)), clash func(clusterset.ServiceName, error)) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -53,9 +53,8 @@ func (v *vips) restore(held func(func(clusterset.ServiceName, []netip.Addr)), cl
 	v.restored = true
 }
 
-// allocate returns addresses for name in those of families that the pool has a block for, in the order of
-// families. They are held until settle says otherwise. A pool without any block gives none, which is no
-// error: the member has no ClusterSetIPs to give.
+// allocate returns addresses for name in those of families for which the pool has a block, in the order of families. They
+// are held until a later call of hold. A pool without blocks returns none and no error.
 func (v *vips) allocate(name clusterset.ServiceName, families []clusterset.Family) ([]netip.Addr, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -75,9 +74,9 @@ func (v *vips) allocate(name clusterset.ServiceName, families []clusterset.Famil
 	return addrs, err
 }
 
-// settle makes name hold exactly those of addrs that lie in the pool's blocks: what the broker says it
-// has. The error says that one of them belongs to another Service.
-func (v *vips) settle(name clusterset.ServiceName, addrs []netip.Addr) error {
+// hold makes name hold exactly those of addrs, its addresses on the broker, that lie in the pool's blocks. It returns an
+// error if one of them belongs to another Service.
+func (v *vips) hold(name clusterset.ServiceName, addrs []netip.Addr) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	defer func() { heldIPs.Set(float64(v.pool.Len())) }()
@@ -91,8 +90,8 @@ func (v *vips) settle(name clusterset.ServiceName, addrs []netip.Addr) error {
 	return v.pool.Reserve(name, addrs...)
 }
 
-// free gives back what name holds, if its quarantine is over at now: at until, or, when nobody has said when
-// it was withdrawn (the zero time), quarantine after this was first asked. It returns how long that is off.
+// free releases the addresses of name if their quarantine is over: at until, or, if until is zero because no tombstone
+// tells it, quarantine after the first call. It returns the remaining time.
 func (v *vips) free(name clusterset.ServiceName, until, now time.Time, quarantine time.Duration) time.Duration {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -123,7 +122,7 @@ func (v *vips) owns(addrs []netip.Addr) bool {
 	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !v.pool.Contains(a) })
 }
 
-// heldBy returns the addresses that name holds.
+// heldBy returns the addresses of name.
 func (v *vips) heldBy(name clusterset.ServiceName) []netip.Addr {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -1,8 +1,8 @@
-// Package imports gives this member what the ClusterSet offers: a ServiceImport and the EndpointSlices of
-// every Service that any member exports, in each namespace of that name that exists here.
+// Package imports imports the Services of the ClusterSet into this cluster: it writes a ServiceImport and EndpointSlices for
+// every Service that a member exports and whose namespace exists here.
 //
-// It reads a complete cache of the broker or does nothing: while the broker is away, what was imported
-// stays. Everything it writes carries our labels, and whoever else edits it is overruled.
+// It starts only when its cache of the broker is complete: while the broker is away, imports stay. All its objects carry
+// Isthmus' labels, and it reverts edits by other clients.
 package imports
 
 import (
@@ -39,22 +39,21 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/mcs"
 )
 
-// conflictRetry is when to look again after somebody else wrote the same object first. The cache needs a
-// moment to learn what they wrote.
+// conflictRetry is the delay after another client wrote the same object first: the cache needs a moment to see it.
 const conflictRetry = 50 * time.Millisecond
 
-// clashRetry is when to look again at an import whose address another one has.
+// clashRetry is the delay of an import whose address another one has.
 const clashRetry = 5 * time.Second
 
-// afterwards asks to come back when no other Service waits. What carries traffic is written first; the status, which
-// is half the work of an import, by a pass that finds nothing else to do.
-var afterwards = ctrl.Result{RequeueAfter: time.Millisecond, Priority: new(handler.LowPriority)}
+// statusLater requeues a Service behind all others. Objects that carry traffic are written first; the status, half of the
+// work of an import, by a later pass.
+var statusLater = ctrl.Result{RequeueAfter: time.Millisecond, Priority: new(handler.LowPriority)}
 
-// keep are annotations of slices that say nothing about their content.
-const keep = v1alpha1.AnnotationChangedAt
+// keptAnnotation may differ on a slice that is up to date, because it is not part of the content.
+const keptAnnotation = v1alpha1.AnnotationChangedAt
 
-// offers is what this package needs of the broker.
-type offers interface {
+// brokerReader is the part of the broker client that this package uses.
+type brokerReader interface {
 	Changes() source.Source
 	Services(namespace string) []clusterset.ServiceName
 	Exports(clusterset.ServiceName) []clusterset.Export
@@ -66,19 +65,19 @@ type offers interface {
 	SeenAt(brokerclient.ImportedSlice) (time.Time, bool)
 }
 
-// lives is what this package needs to know of how the other members fare.
-type lives interface {
+// liveness tells the state of other members.
+type liveness interface {
 	Dead(clusterset.ClusterID) bool
-	// Offset is by how much a member's clock is behind this one's, and whether that is known.
+	// Offset is this cluster's clock minus a member's, and whether it is known.
 	Offset(clusterset.ClusterID) (time.Duration, bool)
 }
 
-// Config says what a Reconciler works with. All fields are required.
+// Config configures a Reconciler. All fields are required.
 type Config struct {
 	Cluster clusterset.ClusterID
-	Client  client.WithWatch // of the member; it asks the API server
-	Broker  offers
-	Members lives
+	Client  client.WithWatch // of the member, without a cache
+	Broker  brokerReader
+	Members liveness
 	Policy  clusterset.Policy
 	Shared  func(namespace string) bool
 	Log     *slog.Logger
@@ -89,7 +88,7 @@ type Reconciler struct {
 	Config
 
 	namespaces client.Reader // from a cache
-	here       here
+	local      localCache
 	baseline   struct {
 		sync.Mutex
 
@@ -97,10 +96,10 @@ type Reconciler struct {
 	}
 }
 
-// New returns a Reconciler. A manager runs it, after Setup.
+// New returns a Reconciler. After Setup, the manager runs it.
 func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{Config: cfg}
-	return r, r.here.watch(cfg.Client)
+	return r, r.local.init(cfg.Client)
 }
 
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
@@ -116,7 +115,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, options controller.Options) error {
 		Named("imports").
 		WithOptions(options).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.importsOfNamespace), builder.WithPredicates(created)).
-		WatchesRawSource(r.here.changes.Source(r.here.known, r.here.imports.WaitForSync, r.here.slices.WaitForSync)).
+		WatchesRawSource(r.local.changes.Source(r.local.known, r.local.imports.WaitForSync, r.local.slices.WaitForSync)).
 		WatchesRawSource(r.Broker.Changes()).
 		Complete(r)
 	if err != nil {
@@ -125,30 +124,30 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, options controller.Options) error {
 	return nil
 }
 
-// Start follows what stands in the member, until ctx ends.
-func (r *Reconciler) Start(ctx context.Context) error { return r.here.run(ctx) }
+// Start fills the cache of this cluster and keeps it current until ctx ends.
+func (r *Reconciler) Start(ctx context.Context) error { return r.local.run(ctx) }
 
-// NeedLeaderElection tells the manager that a standby follows too, so that it can take over at once.
+// NeedLeaderElection tells the manager that a standby fills its cache too, so that it can take over at once.
 func (r *Reconciler) NeedLeaderElection() bool { return false }
 
-// Imported returns of a Service as it stands here its addresses, whether it has one by choice, and who exports
-// it; false if it is not imported by Isthmus.
+// Imported returns the addresses, the choice of a ClusterSetIP and the exporters of a Service as imported here; false if
+// Isthmus has not imported it.
 func (r *Reconciler) Imported(name clusterset.ServiceName) (clusterset.Import, bool) {
-	si := r.here.imports.Get(name.Namespace, name.Name)
+	si := r.local.imports.Get(name.Namespace, name.Name)
 	if si == nil || !si.ours {
 		return clusterset.Import{}, false
 	}
 	return clusterset.Import{Service: name, IPs: si.ips, UseIP: si.useIP, Clusters: si.clusters}, true
 }
 
-// Uses reports whether anything stands here that came from a member, true while that is not known.
+// Uses reports whether this cluster imports a slice of a member, and true while that is unknown.
 func (r *Reconciler) Uses(id clusterset.ClusterID) bool {
 	r.baseline.Lock()
 	defer r.baseline.Unlock()
-	return !r.baseline.done || r.here.uses(id)
+	return !r.baseline.done || r.local.uses(id)
 }
 
-// created lets pass that a namespace came into being; nothing else about it matters here.
+// created passes only the creation of a namespace.
 var created = predicate.Funcs{
 	UpdateFunc: func(event.UpdateEvent) bool { return false },
 	DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -162,7 +161,7 @@ func (r *Reconciler) importsOfNamespace(_ context.Context, obj client.Object) []
 	return requests
 }
 
-// Reconcile makes one import here what the broker says it is, or removes it.
+// Reconcile writes the import of one Service according to the broker, or removes it.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	r.begin()
 	result, err := r.reconcile(ctx, clusterset.ServiceName(req.NamespacedName))
@@ -172,7 +171,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return result, err
 }
 
-// begin tells the broker's side, once, what was imported before this process started.
+// begin reports to the broker client, once, what was imported before this process started.
 func (r *Reconciler) begin() {
 	r.baseline.Lock()
 	defer r.baseline.Unlock()
@@ -180,13 +179,13 @@ func (r *Reconciler) begin() {
 		return
 	}
 	from := map[clusterset.ServiceName][]clusterset.ClusterID{}
-	for _, si := range r.here.imports.All() {
+	for _, si := range r.local.imports.All() {
 		if si.ours {
 			from[si.service] = si.clusters
 		}
 	}
 	imported := map[brokerclient.ImportedSlice]clusterset.ClusterID{}
-	for _, s := range r.here.slices.All() {
+	for _, s := range r.local.slices.All() {
 		imported[brokerclient.ImportedSlice{Service: s.service, Name: s.name}] = s.source
 	}
 	r.Broker.Baseline(from, imported)
@@ -201,19 +200,19 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 	var ns corev1.Namespace
 	err := r.namespaces.Get(ctx, types.NamespacedName{Name: name.Namespace}, &ns)
 	if err != nil || ns.DeletionTimestamp != nil {
-		return none, client.IgnoreNotFound(err) // it comes back here when the namespace does
+		return none, client.IgnoreNotFound(err) // the creation of the namespace enqueues it again
 	}
-	have := r.here.of(name)
+	have := r.local.of(name)
 	exports := r.Broker.Exports(name)
-	kept := r.Broker.Kept(name, have.from())
+	kept := r.Broker.Kept(name, have.sources())
 	if len(exports) == 0 && len(kept) == 0 {
 		return none, r.remove(ctx, name, have)
 	}
-	imp, stands, clash, err := r.imported(ctx, name, exports, kept, have)
-	if err != nil || stands == nil {
+	imp, current, clash, err := r.imported(ctx, name, exports, kept, have)
+	if err != nil || current == nil {
 		return none, err
 	}
-	leave := func(s *localSlice) bool {
+	keep := func(s *localSlice) bool {
 		if r.Members.Dead(s.source) {
 			return false
 		}
@@ -221,24 +220,24 @@ func (r *Reconciler) reconcile(ctx context.Context, name clusterset.ServiceName)
 		return slices.Contains(kept, s.source) ||
 			exporting && slices.Contains(imp.Clusters, s.source) && r.Broker.KeepsSlice(s.source, brokerclient.ImportedSlice{Service: name, Name: s.name})
 	}
-	wrote, err := r.syncSlices(ctx, name, have.slices, r.wantSlices(imp, exports, stands.uid), leave)
+	wrote, err := r.syncSlices(ctx, name, have.slices, r.wantSlices(imp, exports, current.uid), keep)
 	switch {
 	case err != nil, len(kept) > 0:
 		return none, err
-	case wrote, stands != have.imp:
-		return afterwards, nil
+	case wrote, current != have.imp:
+		return statusLater, nil
 	}
-	err = r.applyStatus(ctx, imp, stands)
+	err = r.applyStatus(ctx, imp, current)
 	if clash {
 		return ctrl.Result{RequeueAfter: clashRetry}, err
 	}
 	return none, err
 }
 
-// imported makes the import here what the exports mean, its status apart, and returns that and how it stands, nil if
-// there is none. While what some members said is missing and not believed to be gone, the import stays as it is.
-// clash says that another import has its address.
-func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have standing) (imp clusterset.Import, stands *localImport, clash bool, err error) {
+// imported writes the ServiceImport that the exports merge to, without its status. It returns the merged import and the
+// written object, nil without one. While exports of the members kept are held, the import stays as it is. clash reports
+// that another import has its address.
+func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, exports []clusterset.Export, kept []clusterset.ClusterID, have observed) (imp clusterset.Import, current *localImport, clash bool, err error) {
 	if len(kept) > 0 {
 		si := &v1beta1.ServiceImport{}
 		if err := r.Client.Get(ctx, types.NamespacedName(name), si); err != nil {
@@ -250,19 +249,19 @@ func (r *Reconciler) imported(ctx context.Context, name clusterset.ServiceName, 
 	if imp, err = r.merged(exports, have); err != nil {
 		return imp, nil, false, err
 	}
-	other, clash := r.here.clash(imp)
+	other, clash := r.local.clash(imp)
 	if clash {
-		r.Log.Error("two services have one clusterset IP, and the one that was imported first keeps it; unexport one of them everywhere",
+		r.Log.Error("two services have the same ClusterSetIP; the older import keeps it, unexport one of them in every cluster",
 			"namespace", name.Namespace, "service", name.Name, "vip", imp.IPs, "other", other.String())
 		imp = imp.WithIPs(nil)
 	}
-	stands, err = r.applyImport(ctx, imp, have.imp)
-	return imp, stands, clash, err
+	current, err = r.applyImport(ctx, imp, have.imp)
+	return imp, current, clash, err
 }
 
-// merged returns what exports mean, with the address of the aggregate. While that has none, somebody having
-// deleted it, the address is the one that the exporters remember, or that the Service has here.
-func (r *Reconciler) merged(exports []clusterset.Export, have standing) (clusterset.Import, error) {
+// merged merges exports, with the address of the aggregate. If the aggregate was deleted, the address is the one that the
+// exporters remember, or that the import has here.
+func (r *Reconciler) merged(exports []clusterset.Export, have observed) (clusterset.Import, error) {
 	agreed, _, err := r.Broker.Aggregate(exports[0].Service)
 	if err != nil {
 		return clusterset.Import{}, err
@@ -282,8 +281,7 @@ func (r *Reconciler) merged(exports []clusterset.Export, have standing) (cluster
 	return imp.WithIPs(imp.IPs), nil
 }
 
-// wantSlices returns the slices that the import with a UID should have: those of members that count among its
-// exporters and are not dead.
+// wantSlices returns the wanted slices of the import with a UID: those of its exporters that are not dead.
 func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Export, uid types.UID) []*discoveryv1.EndpointSlice {
 	from := map[clusterset.ClusterID]clusterset.Export{}
 	for _, e := range exports {
@@ -309,8 +307,8 @@ func (r *Reconciler) wantSlices(imp clusterset.Import, exports []clusterset.Expo
 	return want
 }
 
-// applyImport writes the ServiceImport of imp, its status apart, where it differs from have, which is nil when there
-// is none, and returns how it stands then: have if nothing was to write.
+// applyImport writes the ServiceImport of imp, without its status, if it differs from have, which is nil if there is none.
+// It returns the resulting object, which is have if it wrote nothing.
 func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, have *localImport) (*localImport, error) {
 	want := mcs.ServiceImport(imp)
 	if have != nil && have.digest == mcs.ImportDigest(want) {
@@ -322,22 +320,22 @@ func (r *Reconciler) applyImport(ctx context.Context, imp clusterset.Import, hav
 	}
 	r.Log.Info(map[bool]string{true: "imported", false: "import changed"}[have == nil],
 		"namespace", want.Namespace, "service", want.Name, "vip", want.Spec.IPs, "cluster", imp.Clusters)
-	stands := compactImport(want)
-	r.here.wrote(stands)
-	return stands, nil
+	current := compactImport(want)
+	r.local.wroteImport(current)
+	return current, nil
 }
 
-// applyStatus writes the status of imp where it differs from how that stands.
-func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, stands *localImport) error {
+// applyStatus writes the status of imp if it differs from that of current.
+func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, current *localImport) error {
 	want := mcs.ServiceImport(imp)
-	written := *stands
-	written.conditions = slices.Clone(stands.conditions)
+	written := *current
+	written.conditions = slices.Clone(current.conditions)
 	for _, c := range want.Status.Conditions {
-		c.ObservedGeneration = stands.generation
+		c.ObservedGeneration = current.generation
 		meta.SetStatusCondition(&written.conditions, c)
 	}
 	written.clusters, written.objects = imp.Clusters, want.Status.EndpointSliceObjects
-	if written.sameStatus(stands) {
+	if written.sameStatus(current) {
 		return nil
 	}
 	want.Status.Conditions = written.conditions
@@ -345,7 +343,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, imp clusterset.Import, sta
 	if err := apply.ApplyStatus(ctx, r.Client, si); err != nil {
 		return fmt.Errorf("write status of service import %s: %w", imp.Service, err)
 	}
-	r.here.wrote(compactImport(si))
+	r.local.wroteImport(compactImport(si))
 	return nil
 }
 
@@ -376,18 +374,18 @@ type writeFunc func(ctx context.Context, c client.Client, obj client.Object, kee
 // writeSlice writes an imported slice of a Service, and measures how long its content was on its way.
 func (r *Reconciler) writeSlice(ctx context.Context, name clusterset.ServiceName, es *discoveryv1.EndpointSlice, write writeFunc) error {
 	changed, timed := mcs.ChangedAt(es)
-	if err := write(ctx, r.Client, es, keep); err != nil {
+	if err := write(ctx, r.Client, es, keptAnnotation); err != nil {
 		return err
 	}
-	r.here.wroteSlice(compactSlice(es))
+	r.local.wroteSlice(compactSlice(es))
 	if seen, ok := r.Broker.SeenAt(brokerclient.ImportedSlice{Service: name, Name: es.Name}); ok && timed {
 		r.measure(clusterset.ClusterID(es.Labels[v1beta1.LabelSourceCluster]), changed, seen, time.Now())
 	}
 	return nil
 }
 
-// measure notes how long a change was on its way: it began at changed on its member's clock, was seen here
-// and is written now.
+// measure records the travel time of a change: it began at changed on its member's clock, arrived here at seen, and was
+// written at written.
 func (r *Reconciler) measure(source clusterset.ClusterID, changed, seen, written time.Time) {
 	propagation.Observe(propagation.Import, source, written.Sub(seen))
 	var offset time.Duration
@@ -401,9 +399,9 @@ func (r *Reconciler) measure(source clusterset.ClusterID, changed, seen, written
 	propagation.Observe(propagation.Total, source, written.Sub(changed)-offset)
 }
 
-// remove deletes what was imported of a Service that nobody exports any more. A ServiceImport that does
-// not carry our label is somebody else's and stays.
-func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have standing) error {
+// remove deletes the import of a Service without exporters. It keeps a ServiceImport without Isthmus' label, which belongs
+// to another controller.
+func (r *Reconciler) remove(ctx context.Context, name clusterset.ServiceName, have observed) error {
 	if have.imp != nil && have.imp.ours {
 		si := &v1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 		if err := r.Client.Delete(ctx, si, client.Preconditions{UID: &have.imp.uid}); client.IgnoreNotFound(err) != nil {

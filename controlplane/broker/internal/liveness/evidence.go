@@ -14,43 +14,42 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Verdict is what evidence says about a member.
+// Verdict is the result of a query about a member.
 type Verdict int
 
 // The verdicts.
 const (
-	Unknown   Verdict = iota // nothing follows
-	Answering                // an endpoint of it serves
-	Silent                   // where its endpoints were, nothing answers
+	Unknown   Verdict = iota // it proves nothing
+	Answering                // an endpoint of the member serves
+	Silent                   // no endpoint of the member answers
 )
 
 // String returns one lower-case word.
 func (v Verdict) String() string { return [...]string{"unknown", "answering", "silent"}[v] }
 
-// Evidence is what the dataplane knows of a member beside its Lease. Answers may take a few seconds, is asked
-// about stale members only, and about several at a time.
+// Evidence tells whether the endpoints of a stale member answer. Answers may take a few seconds, and is called for
+// several members concurrently.
 type Evidence interface {
 	Answers(ctx context.Context, id clusterset.ClusterID) Verdict
 }
 
-// probed is how many endpoints of a member a Probe tries at a time.
-const probed = 3
+// probedEndpoints is how many endpoints of a member a Probe tries at a time.
+const probedEndpoints = 3
 
-// Probe is evidence by TCP handshakes with a few endpoints of a member, others each time. It sends no data.
+// Probe is Evidence by TCP handshakes with a few endpoints of a member, chosen at random each time. It sends no data.
 //
-// One endpoint that accepts a connection proves that the member serves: Answering. One that refuses proves that
-// some host is there, but not that anything of what the member said is still true: it is no silence, and no
-// sign of life either, so the verdict is Unknown. So it is if one cannot be tried from here (no route, no such
-// address family, not permitted), or if there is none. Only if all those tried do not answer in time, or the
-// network says that their host cannot be reached, the member is Silent.
+// The verdict is Answering if an endpoint accepts a connection. It is Unknown if an endpoint refuses (its host is up,
+// but another pod may have its address by now), if an endpoint cannot be tried from here (no route, no such address
+// family, not permitted), or if there is none. It is Silent only if every endpoint tried times out, or the network
+// reports its host as unreachable.
 type Probe struct {
-	// Endpoints returns TCP endpoints of a member that are said to be ready.
+	// Endpoints returns ready TCP endpoints of a member.
 	Endpoints func(clusterset.ClusterID) []netip.AddrPort
-	// Deadline is how long one handshake may take; 0 means that of DefaultTimes.
+	// Deadline bounds one handshake; 0 means DefaultTimes().Probe.
 	Deadline time.Duration
 }
 
-// Answers returns when all handshakes are over, or the first one succeeds.
+// Answers tries the handshakes, and returns at the first success or when all are over.
 func (p *Probe) Answers(ctx context.Context, id clusterset.ClusterID) Verdict {
 	deadline := p.Deadline
 	if deadline == 0 {
@@ -58,14 +57,14 @@ func (p *Probe) Answers(ctx context.Context, id clusterset.ClusterID) Verdict {
 	}
 	within, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	some := slices.Clone(p.Endpoints(id))
-	rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
-	some = some[:min(len(some), probed)]
-	verdicts := make([]Verdict, len(some))
+	chosen := slices.Clone(p.Endpoints(id))
+	rand.Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
+	chosen = chosen[:min(len(chosen), probedEndpoints)]
+	verdicts := make([]Verdict, len(chosen))
 	var dials sync.WaitGroup
-	for i, endpoint := range some {
+	for i, endpoint := range chosen {
 		dials.Go(func() {
-			verdicts[i] = shake(within, endpoint)
+			verdicts[i] = handshake(within, endpoint)
 			if verdicts[i] == Answering {
 				cancel()
 			}
@@ -82,23 +81,23 @@ func (p *Probe) Answers(ctx context.Context, id clusterset.ClusterID) Verdict {
 	}
 }
 
-// shake tries one handshake until ctx ends.
-func shake(ctx context.Context, endpoint netip.AddrPort) Verdict {
+// handshake tries one handshake until ctx ends.
+func handshake(ctx context.Context, endpoint netip.AddrPort) Verdict {
 	conn, err := (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", endpoint.String())
 	if err != nil {
 		return verdictOf(err)
 	}
-	_ = conn.Close() // nothing was sent that could be lost
+	_ = conn.Close() // no data was sent
 	return Answering
 }
 
-// verdictOf returns what the error of a handshake says.
+// verdictOf maps the error of a handshake to a verdict.
 func verdictOf(err error) Verdict {
 	var timeout interface{ Timeout() bool }
 	switch {
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.As(err, &timeout) && timeout.Timeout():
 		return Silent
-	default: // ECONNREFUSED: a host; ENETUNREACH, EPERM, EADDRNOTAVAIL and others: our own network
+	default: // ECONNREFUSED: the host is up; ENETUNREACH, EPERM, EADDRNOTAVAIL and others: our own network
 		return Unknown
 	}
 }

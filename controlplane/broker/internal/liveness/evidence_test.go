@@ -14,10 +14,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// probeDeadline is long enough for whoever answers, on a machine that is busy.
+// probeDeadline is long enough for an answer on a busy machine.
 const probeDeadline = 3 * time.Second
 
-// serving returns an endpoint that accepts connections, in a family's loopback.
+// serving returns an endpoint at address that accepts connections.
 func serving(t *testing.T, address string) netip.AddrPort {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
@@ -28,7 +28,7 @@ func serving(t *testing.T, address string) netip.AddrPort {
 	return netip.MustParseAddrPort(listener.Addr().String())
 }
 
-// refusing returns an endpoint of a host that is there, and of nothing else.
+// refusing returns an endpoint that refuses connections.
 func refusing(t *testing.T) netip.AddrPort {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -39,7 +39,7 @@ func refusing(t *testing.T) netip.AddrPort {
 	return netip.MustParseAddrPort(listener.Addr().String())
 }
 
-// silent returns an endpoint that answers no handshake: a listener whose queue is full drops them.
+// silent returns an endpoint that answers no handshake: a listener with a full queue drops them.
 func silent(t *testing.T) netip.AddrPort {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -80,23 +80,23 @@ func TestProbe(t *testing.T) {
 		endpoints []netip.AddrPort
 		want      Verdict
 	}{
-		"no endpoint":                          {nil, Unknown},
-		"one serves":                           {[]netip.AddrPort{v4}, Answering},
-		"one serves, IPv6":                     {[]netip.AddrPort{v6}, Answering},
-		"one refuses":                          {[]netip.AddrPort{none}, Unknown},
-		"one is silent":                        {[]netip.AddrPort{quiet}, Silent},
-		"all are silent":                       {[]netip.AddrPort{quiet, quiet, quiet, quiet}, Silent},
-		"one serves, two are silent":           {[]netip.AddrPort{quiet, v4, quiet}, Answering},
-		"one serves, two refuse":               {[]netip.AddrPort{none, none, v6}, Answering},
-		"one refuses, two are silent":          {[]netip.AddrPort{none, quiet, quiet}, Unknown},
-		"one cannot be tried, two are silent":  {[]netip.AddrPort{unroutable, quiet, quiet}, Unknown},
-		"one cannot be tried, the other serve": {[]netip.AddrPort{unroutable, v4, v6}, Answering},
+		"no endpoint":                           {nil, Unknown},
+		"one serves":                            {[]netip.AddrPort{v4}, Answering},
+		"one serves, IPv6":                      {[]netip.AddrPort{v6}, Answering},
+		"one refuses":                           {[]netip.AddrPort{none}, Unknown},
+		"one is silent":                         {[]netip.AddrPort{quiet}, Silent},
+		"all are silent":                        {[]netip.AddrPort{quiet, quiet, quiet, quiet}, Silent},
+		"one serves, two are silent":            {[]netip.AddrPort{quiet, v4, quiet}, Answering},
+		"one serves, two refuse":                {[]netip.AddrPort{none, none, v6}, Answering},
+		"one refuses, two are silent":           {[]netip.AddrPort{none, quiet, quiet}, Unknown},
+		"one cannot be tried, two are silent":   {[]netip.AddrPort{unroutable, quiet, quiet}, Unknown},
+		"one cannot be tried, the others serve": {[]netip.AddrPort{unroutable, v4, v6}, Answering},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := &Probe{Deadline: probeDeadline, Endpoints: func(id clusterset.ClusterID) []netip.AddrPort {
 				if id != "b" {
-					t.Errorf("asked for endpoints of %s", id)
+					t.Errorf("the Probe wants endpoints of %s", id)
 				}
 				return tc.endpoints
 			}}
@@ -111,8 +111,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// A silence that ends because nobody wants to know any more is none.
-func TestProbeEnds(t *testing.T) {
+// A cancelled Probe returns Unknown.
+func TestProbeCancelled(t *testing.T) {
 	quiet := silent(t)
 	p := &Probe{Deadline: time.Hour, Endpoints: func(clusterset.ClusterID) []netip.AddrPort { return []netip.AddrPort{quiet} }}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -123,8 +123,8 @@ func TestProbeEnds(t *testing.T) {
 	}
 }
 
-// Of many endpoints a few are tried, in the end each of them, and the caller's list stays as it is.
-func TestProbeTriesOthers(t *testing.T) {
+// A Probe tries a few of many endpoints, over time each of them, and does not reorder the caller's list.
+func TestProbeChoosesAtRandom(t *testing.T) {
 	const many = 10
 	reached := make(chan int, 1000)
 	var endpoints []netip.AddrPort
@@ -163,7 +163,7 @@ func TestProbeTriesOthers(t *testing.T) {
 				tried[i] = true
 				now++
 			case <-wait:
-				t.Fatal("nobody was tried")
+				t.Fatal("no endpoint was tried")
 			}
 		}
 	}

@@ -8,23 +8,23 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// enoughSilences is how many verdicts in a row must be Silent to be believed: one can be lost packets.
-const enoughSilences = 2
+// silentVerdictsNeeded is how many Silent verdicts in a row prove a death: one may be lost packets.
+const silentVerdictsNeeded = 2
 
-// askedAtOnce bounds how many members evidence is asked about at the same time.
-const askedAtOnce = 32
+// concurrentQueries bounds how many members are queried at the same time.
+const concurrentQueries = 32
 
-// sight is for how long our own heartbeat may stay away without anything being doubted: one renewal may be lost,
-// and the next one late.
-func (t *Tracker) sight() time.Duration { return 5 * t.cfg.Times.Renew / 2 }
+// ownLeaseTimeout is how long our own renewal may stay away before judging pauses: one renewal may be lost and the next
+// one late.
+func (t *Tracker) ownLeaseTimeout() time.Duration { return 5 * t.cfg.Times.Renew / 2 }
 
-// sighted reports whether our own heartbeat comes back. t.mu is held.
-func (t *Tracker) sighted(now time.Time) bool {
-	return !t.own.last.IsZero() && now.Sub(t.own.last) <= t.sight()
+// ownLeaseSeen reports whether our own renewals come back. t.mu is held.
+func (t *Tracker) ownLeaseSeen(now time.Time) bool {
+	return !t.own.seenAt.IsZero() && now.Sub(t.own.seenAt) <= t.ownLeaseTimeout()
 }
 
-// beat takes in our own Lease, and judges if it is a renewal that came back.
-func (t *Tracker) beat(renewTime, now time.Time) {
+// renewedOwn records our own Lease, and judges if it is a renewal that came back.
+func (t *Tracker) renewedOwn(renewTime, now time.Time) {
 	present := t.present()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -34,20 +34,20 @@ func (t *Tracker) beat(renewTime, now time.Time) {
 	}
 	t.own.known, t.own.renewTime = true, renewTime
 	if !known {
-		return // it may be of long ago
+		return // it may be old
 	}
-	if !t.sighted(now) {
-		t.own.fresh = now
+	if !t.ownLeaseSeen(now) {
+		t.own.recoveredAt = now
 		for _, m := range t.members {
-			m.excuse(t.own.last, now)
+			m.discountOutage(t.own.seenAt, now)
 		}
 	}
-	t.own.last = now
+	t.own.seenAt = now
 	flag(heartbeat, true)
 	t.judge(present)
 }
 
-// present returns the members that are used here.
+// present returns the members from which this cluster imports.
 func (t *Tracker) present() map[clusterset.ClusterID]bool {
 	t.mu.Lock()
 	present := make(map[clusterset.ClusterID]bool, len(t.members))
@@ -61,19 +61,19 @@ func (t *Tracker) present() map[clusterset.ClusterID]bool {
 	return present
 }
 
-// excuse takes the time from one moment to another out of a member's silence.
-func (m *member) excuse(from, to time.Time) {
-	excused := func(since time.Time) time.Time { return since.Add(to.Sub(later(from, since))) }
-	m.silent = excused(m.silent)
-	if !m.answered.IsZero() {
-		m.answered = excused(m.answered)
+// discountOutage subtracts the time between from and to from a member's silence: for example, while the broker was away.
+func (m *member) discountOutage(from, to time.Time) {
+	moved := func(since time.Time) time.Time { return since.Add(to.Sub(later(from, since))) }
+	m.silentSince = moved(m.silentSince)
+	if !m.answeredAt.IsZero() {
+		m.answeredAt = moved(m.answeredAt)
 	}
-	m.hush()
+	m.resetEvidence()
 }
 
-// hush forgets what evidence said about a member's silence, and what it is being asked right now.
-func (m *member) hush() {
-	m.asked, m.silences, m.counted, m.convicted = time.Time{}, 0, time.Time{}, time.Time{}
+// resetEvidence discards the verdicts about a member's silence, and that of a query in flight.
+func (m *member) resetEvidence() {
+	m.askedAt, m.silentVerdicts, m.countedAt, m.provenAt = time.Time{}, 0, time.Time{}, time.Time{}
 }
 
 func later(a, b time.Time) time.Time {
@@ -83,67 +83,66 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// judge passes judgement on everybody, at the moment t.own.last at which our own heartbeat came back. t.mu is
-// held.
+// judge updates the state of every member, at the moment t.own.seenAt at which our own renewal came back. t.mu is held.
 func (t *Tracker) judge(present map[clusterset.ClusterID]bool) {
-	now := t.own.last
+	now := t.own.seenAt
 	for id, m := range t.members {
-		if now.Sub(later(m.silent, t.own.fresh)) < t.cfg.Times.Stale {
+		if now.Sub(later(m.silentSince, t.own.recoveredAt)) < t.cfg.Times.Stale {
 			continue
 		}
 		switch m.state {
 		case Live:
 			m.staleAt = now
-			t.become(id, m, Stale, now)
+			t.setState(id, m, Stale, now)
 		case Unproven:
-			t.become(id, m, Dead, now)
+			t.setState(id, m, Dead, now)
 		case Stale, Dead:
 		}
 	}
-	if t.onFloor(present) {
+	if t.atMinimumLive(present) {
 		return
 	}
-	// All are judged by the same witnesses, whoever comes first.
+	// Every member is confirmed against the states before this judgement, in whatever order the map yields them.
 	var dying []clusterset.ClusterID
 	for id, m := range t.members {
-		if m.state == Stale && t.expired(m, now) && t.witnessed(id, m, present) {
+		if m.state == Stale && t.expired(m, now) && t.confirmedSilent(id, m, present) {
 			dying = append(dying, id)
 		}
 	}
 	for _, id := range dying {
 		m := t.members[id]
 		m.deaths++
-		t.become(id, m, Dead, now)
+		t.setState(id, m, Dead, now)
 	}
 }
 
-// expired reports whether all that keeps a stale member alive is over. t.mu is held.
+// expired reports whether nothing keeps a stale member alive any more. t.mu is held.
 func (t *Tracker) expired(m *member, now time.Time) bool {
-	if now.Sub(later(m.silent, t.own.fresh)) < t.cfg.Times.Stale {
+	if now.Sub(later(m.silentSince, t.own.recoveredAt)) < t.cfg.Times.Stale {
 		return false
 	}
-	if m.leased && (t.cfg.Mode == Lease || m.silences >= enoughSilences || now.Sub(m.silent) >= t.cfg.Times.Frozen) {
+	if m.leased && (t.cfg.Mode == Lease || m.silentVerdicts >= silentVerdictsNeeded || now.Sub(m.silentSince) >= t.cfg.Times.Frozen) {
 		return true
 	}
-	return now.Sub(later(m.silent, m.answered)) >= t.cfg.Times.HardTTL
+	return now.Sub(later(m.silentSince, m.answeredAt)) >= t.cfg.Times.HardTTL
 }
 
-// counts reports whether a member is one of those that the floor is about. t.mu is held.
+// counts reports whether a member counts towards the minimum of live members. t.mu is held.
 func (t *Tracker) counts(id clusterset.ClusterID, present map[clusterset.ClusterID]bool) bool {
 	m := t.members[id]
 	return m.leased && present[id] && (m.state == Live || m.state == Stale)
 }
 
-// witnessed reports whether somebody was heard after m had become stale and evidence had spoken, or nobody could
-// have been. t.mu is held.
-func (t *Tracker) witnessed(id clusterset.ClusterID, m *member, present map[clusterset.ClusterID]bool) bool {
-	alone := later(m.staleAt, m.convicted)
+// confirmedSilent reports whether another member renewed after m became stale and evidence spoke against it, or no other
+// member could. t.mu is held.
+func (t *Tracker) confirmedSilent(id clusterset.ClusterID, m *member, present map[clusterset.ClusterID]bool) bool {
+	since := later(m.staleAt, m.provenAt)
 	needed := false
 	for other, o := range t.members {
 		if other == id || !o.leased {
 			continue
 		}
-		if o.heard.After(alone) {
+		if o.renewedAt.After(since) {
 			return true
 		}
 		needed = needed || t.counts(other, present)
@@ -151,10 +150,10 @@ func (t *Tracker) witnessed(id clusterset.ClusterID, m *member, present map[clus
 	return !needed
 }
 
-// onFloor reports whether everybody who counts is stale, there are several of them, and nobody else is heard
-// either, and says so when that changes. Whoever was on the floor begins with a new silence. t.mu is held.
-func (t *Tracker) onFloor(present map[clusterset.ClusterID]bool) bool {
-	counted, stale, heard := 0, 0, 0
+// atMinimumLive reports whether several members count, all of them are stale, and no other member renews either. It logs
+// each change. At the end, every silence starts anew. t.mu is held.
+func (t *Tracker) atMinimumLive(present map[clusterset.ClusterID]bool) bool {
+	counted, stale, renewing := 0, 0, 0
 	for id, m := range t.members {
 		if t.counts(id, present) {
 			counted++
@@ -163,26 +162,26 @@ func (t *Tracker) onFloor(present map[clusterset.ClusterID]bool) bool {
 			}
 		}
 		if m.leased && (m.state == Live || m.state == Unproven) {
-			heard++
+			renewing++
 		}
 	}
-	was := t.floored
-	t.floored = counted > 1 && stale == counted && heard == 0
-	flag(floor, t.floored)
+	was := t.atMinimum
+	t.atMinimum = counted > 1 && stale == counted && renewing == 0
+	flag(minimumLive, t.atMinimum)
 	switch {
-	case t.floored && !was:
-		t.cfg.Log.Error(ErrFloor.Error(), "count", counted)
-	case was && !t.floored:
-		t.cfg.Log.Info("not all other members seem to be gone any more; they are judged again")
+	case t.atMinimum && !was:
+		t.cfg.Log.Error(ErrMinimumLive.Error(), "count", counted)
+	case was && !t.atMinimum:
+		t.cfg.Log.Info("another member renews its lease again; members are judged again")
 		for _, m := range t.members {
-			m.excuse(m.silent, t.own.last)
+			m.discountOutage(m.silentSince, t.own.seenAt)
 		}
 	}
-	return t.floored
+	return t.atMinimum
 }
 
-// investigate asks for evidence about stale members.
-func (t *Tracker) investigate(ctx context.Context) {
+// queryEvidence queries evidence about stale members until ctx ends.
+func (t *Tracker) queryEvidence(ctx context.Context) {
 	if t.cfg.Mode == Lease || t.cfg.Evidence == nil {
 		return
 	}
@@ -193,85 +192,84 @@ func (t *Tracker) investigate(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-		case <-t.suspect:
+		case <-t.newlyStale:
 		}
 		now := time.Now()
-		t.ask(ctx, t.suspects(now), now)
+		t.ask(ctx, t.dueForEvidence(now), now)
 		timer.Reset(t.untilNext(time.Now()))
 	}
 }
 
-// suspects returns the stale members that have not been asked about for long enough, and notes that they are
-// now.
-func (t *Tracker) suspects(now time.Time) []clusterset.ClusterID {
+// dueForEvidence returns the stale members whose last query is ProbeEvery ago, and records that they are queried now.
+func (t *Tracker) dueForEvidence(now time.Time) []clusterset.ClusterID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.sighted(now) {
+	if !t.ownLeaseSeen(now) {
 		return nil
 	}
 	var ids []clusterset.ClusterID
 	for id, m := range t.members {
-		if m.state == Stale && (m.asked.IsZero() || now.Sub(m.asked) >= t.cfg.Times.ProbeEvery) {
-			m.asked = now
+		if m.state == Stale && (m.askedAt.IsZero() || now.Sub(m.askedAt) >= t.cfg.Times.ProbeEvery) {
+			m.askedAt = now
 			ids = append(ids, id)
 		}
 	}
 	return ids
 }
 
-// untilNext returns when the next member is to be asked about.
+// untilNext returns the time until the next query.
 func (t *Tracker) untilNext(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	next := t.cfg.Times.ProbeEvery
-	if !t.sighted(now) {
+	if !t.ownLeaseSeen(now) {
 		return next
 	}
 	for _, m := range t.members {
-		if m.state == Stale && !m.asked.IsZero() {
-			next = min(next, max(m.asked.Add(t.cfg.Times.ProbeEvery).Sub(now), 0))
+		if m.state == Stale && !m.askedAt.IsZero() {
+			next = min(next, max(m.askedAt.Add(t.cfg.Times.ProbeEvery).Sub(now), 0))
 		}
 	}
 	return next
 }
 
-// ask asks for evidence about several members, and returns when all verdicts are there.
+// ask queries evidence about several members, and returns when it has every verdict.
 func (t *Tracker) ask(ctx context.Context, ids []clusterset.ClusterID, asked time.Time) {
 	var asking sync.WaitGroup
-	slots := make(chan struct{}, askedAtOnce)
+	slots := make(chan struct{}, concurrentQueries)
 	for _, id := range ids {
 		slots <- struct{}{}
 		asking.Go(func() {
 			defer func() { <-slots }()
-			t.weigh(id, t.cfg.Evidence.Answers(ctx, id), asked)
+			t.recordVerdict(id, t.cfg.Evidence.Answers(ctx, id), asked)
 		})
 	}
 	asking.Wait()
 }
 
-// weigh takes in a verdict that was asked for at asked. Between two silences that count our own heartbeat comes
-// back, and once more before the second one counts: else both may be a silence of our own.
-func (t *Tracker) weigh(id clusterset.ClusterID, v Verdict, asked time.Time) {
+// recordVerdict records the verdict of the query sent at asked. Two Silent verdicts count only if our own renewal came
+// back between them; otherwise an outage on our side could cause both.
+func (t *Tracker) recordVerdict(id clusterset.ClusterID, v Verdict, asked time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.members[id]
-	if m == nil || m.state != Stale || !m.asked.Equal(asked) {
-		return // it was heard since, or nobody could have been
+	if m == nil || m.state != Stale || !m.askedAt.Equal(asked) {
+		return // it renewed since, or our own renewals were away
 	}
 	switch v {
 	case Answering:
-		m.hush()
-		m.asked, m.answered = asked, asked
+		m.resetEvidence()
+		m.askedAt, m.answeredAt = asked, asked
 	case Silent:
-		if m.counted.Equal(t.own.last) {
+		if m.countedAt.Equal(t.own.seenAt) {
 			return
 		}
-		m.counted = t.own.last
-		if m.silences++; m.silences == enoughSilences {
-			m.convicted = asked
+		m.countedAt = t.own.seenAt
+		if m.silentVerdicts++; m.silentVerdicts == silentVerdictsNeeded {
+			m.provenAt = asked
 		}
 	case Unknown:
-		m.hush()
-		m.asked = asked
+		m.resetEvidence()
+		m.askedAt = asked
 	}
 }

@@ -10,26 +10,26 @@ import (
 var (
 	memberState = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_controller_member_state",
-		Help: "1 for the state that another member is in, 0 for the others: live, stale (its lease is old, its endpoints stay), unproven (it renews again, but not for long enough), dead.",
+		Help: "1 for the current state of another member, 0 for its other states: live, stale (its lease is old, its endpoints stay), unproven (it renews again, but not for long enough), dead.",
 	}, []string{"source_cluster", "state"})
 	transitions = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "isthmus_controller_member_transitions_total",
-		Help: "How often another member came into a state.",
+		Help: "Transitions of another member into a state.",
 	}, []string{"source_cluster", "state"})
 	heartbeat = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "isthmus_controller_heartbeat_seen",
-		Help: "1 while the renewals of this member's own lease come back from the broker; while it is 0, no member is judged.",
+		Help: "1 while this member sees the renewals of its own lease on the broker; while it is 0, no member is declared dead.",
 	})
-	floor = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "isthmus_controller_liveness_floor",
-		Help: "1 while all other members seem to be gone at once, so that none of them is judged.",
+	minimumLive = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "isthmus_controller_minimum_live",
+		Help: "1 while all other members are silent at once, so that none of them is declared dead.",
 	})
 )
 
-func init() { metrics.Registry.MustRegister(memberState, transitions, heartbeat, floor) }
+func init() { metrics.Registry.MustRegister(memberState, transitions, heartbeat, minimumLive) }
 
-// show makes memberState say that a member is in a state.
-func show(id clusterset.ClusterID, state State) {
+// setStateMetric sets memberState for a member.
+func setStateMetric(id clusterset.ClusterID, state State) {
 	for s := Live; s <= Dead; s++ {
 		value := 0.0
 		if s == state {
@@ -39,8 +39,8 @@ func show(id clusterset.ClusterID, state State) {
 	}
 }
 
-// hide removes a member from memberState.
-func hide(id clusterset.ClusterID) {
+// deleteStateMetric removes a member from memberState.
+func deleteStateMetric(id clusterset.ClusterID) {
 	memberState.DeletePartialMatch(prometheus.Labels{"source_cluster": string(id)})
 }
 

@@ -2,29 +2,29 @@ package liveness
 
 import "time"
 
-// samples is how many renewals a clock's offset is learned from: at the default pace those of the last two
-// minutes or so, so that a clock that was set is believed soon.
-const samples = 24
+// offsetSamples is how many renewals determine a clock's offset: at the default interval those of the last two minutes, so
+// that a corrected clock takes effect soon.
+const offsetSamples = 24
 
-// offset is by how much a clock is behind ours, learned from messages that carry its time.
+// offset estimates our clock minus another one, from messages that carry the other's time.
 type offset struct {
-	ring [samples]time.Duration
-	n    int // how many there were
+	ring [offsetSamples]time.Duration
+	n    int // samples so far
 }
 
-// add learns from a message that was sent at sent, by the other clock, and arrived at received, by ours.
+// add records a message that was sent at sent, by the other clock, and arrived at received, by ours.
 func (o *offset) add(sent, received time.Time) {
-	o.ring[o.n%samples] = received.Round(0).Sub(sent.Round(0)) // of wall clocks
+	o.ring[o.n%offsetSamples] = received.Round(0).Sub(sent.Round(0)) // wall clocks
 	o.n++
 }
 
-// least returns the smallest difference lately: that of the message that travelled fastest.
+// least returns the smallest recent difference: that of the message with the shortest transit.
 func (o *offset) least() (time.Duration, bool) {
 	if o.n == 0 {
 		return 0, false
 	}
 	least := o.ring[0]
-	for _, d := range o.ring[:min(o.n, samples)] {
+	for _, d := range o.ring[:min(o.n, offsetSamples)] {
 		least = min(least, d)
 	}
 	return least, true

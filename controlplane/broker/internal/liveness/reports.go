@@ -14,57 +14,57 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Reports is evidence by what the nodes of this member have seen of another one's packets, and by a probe of our own
-// where they say nothing, or nothing good. All fields are required.
+// Reports is Evidence from the NodeReports of this cluster's nodes, and from a probe where no node reports an answer. All
+// fields are required.
 //
-// One node that hears from the member proves that it serves, whatever became of probes: a NetworkPolicy may stand
-// between. A node that waits in vain proves nothing about others, so the probe may still save the member; if it does
-// not, the member is Silent, even where the probe alone would know nothing.
+// A single node that receives answers proves that the member serves, even if a NetworkPolicy blocks the probe. A node
+// without answers proves nothing about other nodes, so the probe may still find the member Answering; if it does not,
+// the member is Silent, even where the probe alone would be Unknown.
 type Reports struct {
-	Client    client.Reader // of this member's API server; read when a member is stale, so it needs no cache
-	Namespace string        // where the NodeReports are
+	Client    client.Reader // of this cluster's API server; used only while a member is stale, so it needs no cache
+	Namespace string        // of the NodeReports
 	Probe     Evidence
 	Log       *slog.Logger
 }
 
 // +kubebuilder:rbac:groups=isthmus.dev,resources=nodereports,verbs=list,namespace=isthmus-system
 
-// Answers reads the reports, and asks Probe if no node has heard from the member.
+// Answers reads the reports, and queries Probe if no node has an answer from the member.
 func (r *Reports) Answers(ctx context.Context, id clusterset.ClusterID) Verdict {
-	said, err := r.read(ctx, id)
+	reported, err := r.read(ctx, id)
 	if err != nil {
-		r.Log.Error("read what nodes report; nothing follows for now", "peer", string(id), "err", err)
+		r.Log.Error("read NodeReports; the verdict is unknown for now", "peer", string(id), "err", err)
 		return Unknown
 	}
-	if said == Answering {
+	if reported == Answering {
 		return Answering
 	}
-	probed := r.Probe.Answers(ctx, id)
-	if probed == Unknown {
-		return said
+	probedEndpoints := r.Probe.Answers(ctx, id)
+	if probedEndpoints == Unknown {
+		return reported
 	}
-	return probed
+	return probedEndpoints
 }
 
-// read returns what the nodes say together. A cluster that has no such reports says nothing.
+// read combines the reports of all nodes. Without reports the verdict is Unknown.
 func (r *Reports) read(ctx context.Context, id clusterset.ClusterID) (Verdict, error) {
 	var reports v1alpha1.NodeReportList
 	err := r.Client.List(ctx, &reports, client.InNamespace(r.Namespace))
 	switch {
 	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
-		return Unknown, nil // definitions or rights of a version before
+		return Unknown, nil // the definitions or rights are of an older version
 	case err != nil:
 		return Unknown, fmt.Errorf("list NodeReports: %w", err)
 	}
-	said := Unknown
+	verdict := Unknown
 	for i := range reports.Items {
 		spec := &reports.Items[i].Spec
 		switch {
 		case slices.Contains(spec.Answering, string(id)):
 			return Answering, nil
 		case slices.Contains(spec.Silent, string(id)):
-			said = Silent
+			verdict = Silent
 		}
 	}
-	return said, nil
+	return verdict, nil
 }

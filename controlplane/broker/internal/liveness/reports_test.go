@@ -16,12 +16,12 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// saying is evidence that says the same of everybody.
-type saying Verdict
+// constant is Evidence with one verdict for every member.
+type constant Verdict
 
-func (s saying) Answers(context.Context, clusterset.ClusterID) Verdict { return Verdict(s) }
+func (s constant) Answers(context.Context, clusterset.ClusterID) Verdict { return Verdict(s) }
 
-// TestReports asks about member b, with reports of nodes on a real server: "+b" hears from it, "-b" waits in vain.
+// TestReports queries member b, with NodeReports on a real server: "+b" is an answering b, "-b" a silent one.
 func TestReports(t *testing.T) {
 	known := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(known), v1alpha1.AddToScheme(known)); err != nil {
@@ -38,15 +38,15 @@ func TestReports(t *testing.T) {
 		probe Verdict
 		want  Verdict
 	}{
-		"no node says anything, an answer":      {nil, Answering, Answering},
-		"no node says anything, silence":        {nil, Silent, Silent},
-		"of others only":                        {[]string{"+a", "-c"}, Silent, Silent},
-		"a node hears what the probe does not":  {[]string{"", "+b"}, Silent, Answering},
-		"one hears, others do not":              {[]string{"-b", "+b", "-b"}, Silent, Answering},
-		"a node hears nothing, nor the probe":   {[]string{"+a", "-b"}, Silent, Silent},
-		"a node hears nothing, no probe can be": {[]string{"-b", ""}, Unknown, Silent},
-		"a node alone is cut off":               {[]string{"-b"}, Answering, Answering},
-		"nobody knows":                          {[]string{"+a"}, Unknown, Unknown},
+		"no report, an answer":              {nil, Answering, Answering},
+		"no report, silence":                {nil, Silent, Silent},
+		"reports of others":                 {[]string{"+a", "-c"}, Silent, Silent},
+		"a node has an answer, no probe":    {[]string{"", "+b"}, Silent, Answering},
+		"one node has an answer":            {[]string{"-b", "+b", "-b"}, Silent, Answering},
+		"a silent node, a silent probe":     {[]string{"+a", "-b"}, Silent, Silent},
+		"a silent node, an unknown probe":   {[]string{"-b", ""}, Unknown, Silent},
+		"a silent node, an answering probe": {[]string{"-b"}, Answering, Answering},
+		"nothing known":                     {[]string{"+a"}, Unknown, Unknown},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestReports(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			r := &Reports{Client: admin, Namespace: ns.Name, Probe: saying(tt.probe), Log: slog.New(slog.DiscardHandler)}
+			r := &Reports{Client: admin, Namespace: ns.Name, Probe: constant(tt.probe), Log: slog.New(slog.DiscardHandler)}
 			if got := r.Answers(t.Context(), "b"); got != tt.want {
 				t.Errorf("%v, want %v", got, tt.want)
 			}
@@ -82,9 +82,9 @@ func (unreadable) List(context.Context, client.ObjectList, ...client.ListOption)
 	return errors.New("no answer")
 }
 
-// Whoever cannot read what nodes say convicts nobody by a probe alone: a node may have heard.
-func TestReportsThatCannotBeRead(t *testing.T) {
-	r := &Reports{Client: unreadable{}, Namespace: "isthmus-system", Probe: saying(Silent), Log: slog.New(slog.DiscardHandler)}
+// If the reports cannot be read, the verdict is Unknown despite a Silent probe: a node may have an answer.
+func TestUnreadableReports(t *testing.T) {
+	r := &Reports{Client: unreadable{}, Namespace: "isthmus-system", Probe: constant(Silent), Log: slog.New(slog.DiscardHandler)}
 	if got := r.Answers(t.Context(), "b"); got != Unknown {
 		t.Errorf("%v, want %v", got, Unknown)
 	}

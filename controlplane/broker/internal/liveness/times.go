@@ -1,11 +1,12 @@
-// Package liveness tells which members of the ClusterSet live, from what can be seen here: a [Heart] renews
-// this member's Lease on the broker, and a [Tracker] watches the Leases of all. What goes in are renewals as
-// they arrive and, of members that fell silent, [Evidence] whether their endpoints answer; what comes out is
-// for each member whether its endpoints are to be used.
+// Package liveness determines which members of the ClusterSet are live: a [Heartbeat] renews this member's Lease on the
+// broker, and a [Tracker] watches the Leases of all members.
 //
-// Being wrong in one direction costs connections to a dead cluster, which dataplanes notice by themselves;
-// being wrong in the other takes healthy endpoints away from everybody. So a Tracker that is in doubt about
-// itself judges nobody. [Tracker] has the rules.
+// Its inputs are renewals as they arrive and, for silent members, [Evidence] whether their endpoints answer. Its output
+// is, for each member, whether its endpoints are used.
+//
+// An error in one direction costs connections to a dead cluster, which dataplanes detect by themselves. An error in the
+// other direction removes healthy endpoints from every cluster. A Tracker that cannot trust its own view therefore
+// declares no member dead; its comment has the rules.
 package liveness
 
 import (
@@ -16,20 +17,20 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/internal/timescale"
 )
 
-// Times are how long things take, all by clocks that do not jump:
+// Times are the timers of liveness, all by clocks that do not jump:
 //
-//	Renew        5 s   a member renews its Lease this often, and waits as long for an answer
-//	Stale       20 s   a member that was not seen to renew for so long is stale: its endpoints stay, and it is
-//	                   asked for evidence; with --liveness=lease it is dead
-//	ProbeEvery   5 s   a stale member is asked this often; two silences in a row are evidence of death
-//	Probe        2 s   an endpoint answers a TCP handshake within this time, or is silent
-//	HardTTL      5 min a member that neither renewed nor answered for so long is dead, whatever is not known of it
-//	Frozen       1 h   a member that answers, but did not renew for so long, is dead: nobody keeps its list of
-//	                   endpoints current, so what answers there may be something else by now
-//	Damping     30 s   a member that died twice must renew for so long before it lives again; twice that after
-//	                   the next death, and so on, at most HardTTL; a life of HardTTL makes up for everything
+//	Renew        5 s   interval between two renewals of a Lease, and the timeout of one
+//	Stale       20 s   a member that did not renew for this long is stale: its endpoints stay, and evidence is queried;
+//	                   with --liveness=lease it is dead
+//	ProbeEvery   5 s   interval between two queries about a stale member; two Silent verdicts in a row prove its death
+//	Probe        2 s   timeout of a TCP handshake with an endpoint
+//	HardTTL      5 min a member that neither renewed nor answered for this long is dead
+//	Frozen       1 h   a member that answers but did not renew for this long is dead: its list of endpoints is so old
+//	                   that other pods may have their addresses by now
+//	Damping     30 s   a member that died twice must renew for this long before it is live again; twice that after
+//	                   the next death, and so on, at most HardTTL; HardTTL of life clears earlier deaths
 //
-// Judgement is passed when the Lease of this member is seen renewed, so each may take one Renew longer.
+// A Tracker judges when it sees a renewal of this member's own Lease, so each transition may come one Renew later.
 type Times struct {
 	Renew, Stale      time.Duration
 	ProbeEvery, Probe time.Duration
@@ -37,10 +38,9 @@ type Times struct {
 	Damping           time.Duration
 }
 
-// DefaultTimes returns what stands in the table.
+// DefaultTimes returns the times of the table.
 //
-// A controller that crashes is replaced within 15 s or a little more, so its member may become stale once, which
-// by itself changes nothing.
+// A crashed controller is replaced within about 15 s, so its member may become stale once, which changes no endpoint.
 func DefaultTimes() Times {
 	return Times{
 		Renew: 5 * time.Second, Stale: 20 * time.Second,
@@ -60,7 +60,7 @@ func (t Times) Scale(f timescale.Factor) Times {
 	}
 }
 
-// Validate reports all that is wrong with t.
+// Validate reports every fault of t.
 func (t Times) Validate() error {
 	var errs []error
 	refuse := func(wrong bool, format string, args ...any) {
@@ -69,9 +69,9 @@ func (t Times) Validate() error {
 		}
 	}
 	refuse(t.Renew <= 0, "renew %v is not positive", t.Renew)
-	refuse(t.Stale < 3*t.Renew, "stale %v is less than three times renew %v, so one late renewal would count", t.Stale, t.Renew)
+	refuse(t.Stale < 3*t.Renew, "stale %v is less than three times renew %v, so one late renewal would make a member stale", t.Stale, t.Renew)
 	refuse(t.Probe <= 0, "probe %v is not positive", t.Probe)
-	refuse(t.ProbeEvery < t.Probe, "a probe every %v overtakes one of %v", t.ProbeEvery, t.Probe)
+	refuse(t.ProbeEvery < t.Probe, "a probe every %v overlaps the next, because one takes up to %v", t.ProbeEvery, t.Probe)
 	refuse(t.HardTTL < t.Stale, "hard TTL %v is less than stale %v", t.HardTTL, t.Stale)
 	refuse(t.Frozen < t.HardTTL, "frozen %v is less than the hard TTL %v", t.Frozen, t.HardTTL)
 	refuse(t.Damping < 0, "damping %v is negative", t.Damping)

@@ -41,7 +41,7 @@ func TestTimesRefuse(t *testing.T) {
 		})
 	}
 	if n := strings.Count(fmt.Sprint(Times{Damping: -1, HardTTL: -1, Frozen: -2, Stale: -1}.Validate()), "\n") + 1; n < 5 {
-		t.Errorf("only %d faults are named", n)
+		t.Errorf("the error names only %d faults", n)
 	}
 }
 
@@ -54,10 +54,10 @@ func TestStatesHaveNames(t *testing.T) {
 		seen[v.String()] = true
 	}
 	if len(seen) != 7 || seen[""] {
-		t.Errorf("names of states and verdicts are %v", seen)
+		t.Errorf("the names of states and verdicts are %v", seen)
 	}
-	var unsaid Verdict
-	if unsaid != Unknown {
-		t.Errorf("a verdict that nobody set is %v", unsaid)
+	var zero Verdict
+	if zero != Unknown {
+		t.Errorf("the zero verdict is %v", zero)
 	}
 }

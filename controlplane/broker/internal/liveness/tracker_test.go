@@ -22,7 +22,7 @@ import (
 
 const self clusterset.ClusterID = "a"
 
-// dataplane is evidence that says what it is told: an answer comes at once, a silence after two seconds.
+// dataplane is Evidence with a settable verdict for each member: Answering comes at once, Silent after two seconds.
 type dataplane struct {
 	mu    sync.Mutex
 	says  map[clusterset.ClusterID]Verdict
@@ -45,41 +45,41 @@ func (d *dataplane) Answers(ctx context.Context, id clusterset.ClusterID) Verdic
 	}
 }
 
-func (d *dataplane) say(id clusterset.ClusterID, v Verdict) {
+func (d *dataplane) set(id clusterset.ClusterID, v Verdict) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.says[id] = v
 }
 
-// sky is a Tracker, what it sees, and what it made of that. Everybody in beats renews every five seconds, this
-// member at 0 s, b at 1 s, c at 2 s and so on.
-type sky struct {
+// trackerTest runs a Tracker with its inputs, and logs its transitions. Each member in renewing renews every five seconds:
+// this member at 0 s, b at 1 s, c at 2 s and so on.
+type trackerTest struct {
 	*Tracker
 	dataplane
-	t0    time.Time
-	beats map[clusterset.ClusterID]bool
-	skew  map[clusterset.ClusterID]time.Duration // of clocks
-	last  map[clusterset.ClusterID]time.Time     // renewal
-	seen  map[clusterset.ClusterID]State
-	told  []string                           // "1m20s b stale"
-	calls int                                // of Changed
-	dead  map[clusterset.ClusterID]bool      // as whoever listens to Changed thinks
-	here  func(id clusterset.ClusterID) bool // Config.Present
-	doubt error
-	stop  func()
+	t0       time.Time
+	renewing map[clusterset.ClusterID]bool
+	skew     map[clusterset.ClusterID]time.Duration // of clocks
+	last     map[clusterset.ClusterID]time.Time     // renewal
+	seen     map[clusterset.ClusterID]State
+	log      []string                           // "1m20s b stale"
+	calls    int                                // of Changed
+	dead     map[clusterset.ClusterID]bool      // according to Changed
+	here     func(id clusterset.ClusterID) bool // Config.Present
+	paused   error
+	stop     func()
 
 	renewals time.Duration
 }
 
-// newSky starts a Tracker in a synctest bubble. It must be stopped.
-func newSky(mode Mode, beating ...clusterset.ClusterID) *sky {
-	s := &sky{
-		t0: time.Now(), beats: map[clusterset.ClusterID]bool{}, skew: map[clusterset.ClusterID]time.Duration{},
+// newTrackerTest starts a Tracker in a synctest bubble. The caller must stop it.
+func newTrackerTest(mode Mode, renewing ...clusterset.ClusterID) *trackerTest {
+	s := &trackerTest{
+		t0: time.Now(), renewing: map[clusterset.ClusterID]bool{}, skew: map[clusterset.ClusterID]time.Duration{},
 		last: map[clusterset.ClusterID]time.Time{}, seen: map[clusterset.ClusterID]State{}, dead: map[clusterset.ClusterID]bool{},
 		here:      func(clusterset.ClusterID) bool { return true },
 		dataplane: dataplane{says: map[clusterset.ClusterID]Verdict{}, asked: map[clusterset.ClusterID]int{}},
 	}
-	s.beat(beating...)
+	s.startRenewing(renewing...)
 	s.Tracker = NewTracker(Config{
 		Self: self, Times: DefaultTimes(), Mode: mode, Evidence: &s.dataplane, Log: slog.New(slog.DiscardHandler),
 		Present: func(id clusterset.ClusterID) bool { return s.here(id) },
@@ -100,257 +100,257 @@ func newSky(mode Mode, beating ...clusterset.ClusterID) *sky {
 	return s
 }
 
-func (s *sky) beat(ids ...clusterset.ClusterID) {
+func (s *trackerTest) startRenewing(ids ...clusterset.ClusterID) {
 	for _, id := range ids {
-		s.beats[id] = true
+		s.renewing[id] = true
 	}
 }
 
-func (s *sky) silence(ids ...clusterset.ClusterID) {
+func (s *trackerTest) stopRenewing(ids ...clusterset.ClusterID) {
 	for _, id := range ids {
-		delete(s.beats, id)
+		delete(s.renewing, id)
 	}
 }
 
-// renew says that a Lease was renewed just now.
-func (s *sky) renew(id clusterset.ClusterID) {
-	s.renewals++ // no two renewals say the same time
+// renew renews a Lease now.
+func (s *trackerTest) renew(id clusterset.ClusterID) {
+	s.renewals++ // no two renewals have the same time
 	s.last[id] = time.Now().Add(s.skew[id] + s.renewals)
 	s.Renewed(id, s.last[id])
 }
 
-// run lets time pass, in steps of a second.
-func (s *sky) run(d time.Duration) {
+// run lets d pass in steps of a second.
+func (s *trackerTest) run(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		at := time.Since(s.t0)
-		for _, id := range slices.Sorted(maps.Keys(s.beats)) {
+		for _, id := range slices.Sorted(maps.Keys(s.renewing)) {
 			if phase := time.Duration(id[0]-'a') * time.Second; (at-phase)%DefaultTimes().Renew == 0 {
 				s.renew(id)
 			}
 		}
-		s.look()
+		s.logChanges()
 		<-time.After(min(time.Second, time.Until(end)))
-		s.look()
+		s.logChanges()
 	}
 }
 
-// look notes what changed.
-func (s *sky) look() {
+// logChanges logs changed states.
+func (s *trackerTest) logChanges() {
 	synctest.Wait()
 	at := time.Since(s.t0)
 	for _, id := range []clusterset.ClusterID{"b", "c", "d"} {
 		if state, _ := s.State(id); state != s.seen[id] {
 			s.seen[id] = state
-			s.told = append(s.told, fmt.Sprintf("%v %s %v", at, id, state))
+			s.log = append(s.log, fmt.Sprintf("%v %s %v", at, id, state))
 		}
 	}
-	if doubt := s.Doubt(); !errors.Is(doubt, s.doubt) {
-		s.doubt = doubt
+	if paused := s.Paused(); !errors.Is(paused, s.paused) {
+		s.paused = paused
 		switch {
-		case errors.Is(doubt, ErrFloor):
-			s.told = append(s.told, fmt.Sprintf("%v floor", at))
-		case errors.Is(doubt, ErrBlind):
-			s.told = append(s.told, fmt.Sprintf("%v blind", at))
+		case errors.Is(paused, ErrMinimumLive):
+			s.log = append(s.log, fmt.Sprintf("%v minimum", at))
+		case errors.Is(paused, ErrOwnLeaseUnseen):
+			s.log = append(s.log, fmt.Sprintf("%v unseen", at))
 		default:
-			s.told = append(s.told, fmt.Sprintf("%v sure", at))
+			s.log = append(s.log, fmt.Sprintf("%v judging", at))
 		}
 	}
 }
 
-// warm lets a minute pass in which all is well, and forgets what was told of it.
-func (s *sky) warm() {
+// warmUp lets a healthy minute pass, and clears the log.
+func (s *trackerTest) warmUp() {
 	s.run(time.Minute)
-	s.told = nil
+	s.log = nil
 }
 
 func TestJudgement(t *testing.T) {
 	const working = 8 * time.Hour
 	for name, tc := range map[string]struct {
-		mode    Mode
-		beating string // beside a
-		run     func(s *sky)
-		told    []string
+		mode     Mode
+		renewing string // beside a
+		run      func(s *trackerTest)
+		log      []string
 	}{
 		"all is well": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
 				s.run(time.Hour)
 			},
 		},
-		"dead traffic ends it": { // last renewed at 56 s
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("b")
+		"silent endpoints": { // last renewed at 56 s
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("b")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "1m30s b dead"},
+			log: []string{"1m20s b stale", "1m30s b dead"},
 		},
-		"dead traffic ends the other one of two": {
-			beating: "b",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("b")
+		"silent endpoints of the only other member": {
+			renewing: "b",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("b")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "1m30s b dead"},
+			log: []string{"1m20s b stale", "1m30s b dead"},
 		},
-		"nothing is known of its traffic": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.silence("b")
+		"no evidence": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "6m0s b dead"},
+			log: []string{"1m20s b stale", "6m0s b dead"},
 		},
-		"it serves and does not renew": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"answers without renewing": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(59 * time.Minute)
 			},
-			told: []string{"1m20s b stale"},
+			log: []string{"1m20s b stale"},
 		},
-		"it serves and does not renew for an hour": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"answers without renewing for an hour": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(2 * time.Hour)
 			},
-			told: []string{"1m20s b stale", "1h1m0s b dead"},
+			log: []string{"1m20s b stale", "1h1m0s b dead"},
 		},
-		"its traffic dies later": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"endpoints fall silent later": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(9 * time.Minute) // asked at 10m0s, and next at 10m5s
-				s.say("b", Silent)
+				s.set("b", Silent)
 				s.run(time.Minute)
 			},
-			told: []string{"1m20s b stale", "10m15s b dead"},
+			log: []string{"1m20s b stale", "10m15s b dead"},
 		},
-		"nothing is known any more of its traffic": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"evidence ends": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(9 * time.Minute) // answered at 10m0s
-				s.say("b", Unknown)
+				s.set("b", Unknown)
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "15m0s b dead"},
+			log: []string{"1m20s b stale", "15m0s b dead"},
 		},
-		"silences that are not in a row": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.silence("b")
+		"silent verdicts with answers between": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
 				for _, other := range []Verdict{Unknown, Answering, Unknown} {
 					for range 8 {
-						s.say("b", Silent)
+						s.set("b", Silent)
 						s.run(5 * time.Second)
-						s.say("b", other)
+						s.set("b", other)
 						s.run(5 * time.Second)
 					}
 				}
 			},
-			told: []string{"1m20s b stale"},
+			log: []string{"1m20s b stale"},
 		},
-		"one silence each time that it is stale": { // it renews six seconds after it became so, asked twice by then
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("b")
+		"one silent verdict in each stale period": { // it renews six seconds later, after two queries
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("b")
 				s.run(26 * time.Second)
 				for range 3 {
 					s.renew("b")
 					s.run(30 * time.Second)
 				}
 			},
-			told: []string{
+			log: []string{
 				"1m20s b stale", "1m26s b live", "1m50s b stale", "1m56s b live", "2m20s b stale", "2m26s b live", "2m50s b stale",
 			},
 		},
-		"one silence is none": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.silence("b")
-				s.say("b", Silent)
+		"one silent verdict": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
+				s.set("b", Silent)
 				s.run(23 * time.Second)
-				s.say("b", Answering)
+				s.set("b", Answering)
 				s.run(time.Minute)
-				s.say("b", Silent)
+				s.set("b", Silent)
 				s.run(3 * time.Second)
-				s.say("b", Unknown)
+				s.set("b", Unknown)
 				s.run(2 * time.Minute)
 			},
-			told: []string{"1m20s b stale"},
+			log: []string{"1m20s b stale"},
 		},
-		"it comes back in time": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("b")
+		"renews in time": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("b")
 				s.run(26 * time.Second)
-				s.beat("b")
+				s.startRenewing("b")
 				s.run(time.Minute)
 			},
-			told: []string{"1m20s b stale", "1m26s b live"},
+			log: []string{"1m20s b stale", "1m26s b live"},
 		},
-		"it dies and returns": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("b")
+		"dies and returns": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("b")
 				s.run(time.Minute)
-				s.beat("b")
+				s.startRenewing("b")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "1m30s b dead", "2m1s b live"},
+			log: []string{"1m20s b stale", "1m30s b dead", "2m1s b live"},
 		},
-		"an old lease is enough": {
-			mode: Lease, beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"lease mode": {
+			mode: Lease, renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "1m25s b dead"},
+			log: []string{"1m20s b stale", "1m25s b dead"},
 		},
-		"an old lease is enough for the other one of two": {
-			mode: Lease, beating: "b",
-			run: func(s *sky) {
-				s.silence("b")
+		"lease mode, the only other member": {
+			mode: Lease, renewing: "b",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b dead"},
+			log: []string{"1m20s b dead"},
 		},
 		"flapping every five seconds": {
-			mode: Lease, beating: "bc",
-			run: func(s *sky) {
+			mode: Lease, renewing: "bc",
+			run: func(s *trackerTest) {
 				for range 100 {
-					s.silence("b")
+					s.stopRenewing("b")
 					s.run(5 * time.Second)
-					s.beat("b")
+					s.startRenewing("b")
 					s.run(5 * time.Second)
 				}
 			},
 		},
 		"flapping every half minute is damped": {
-			mode: Lease, beating: "bc",
-			run: func(s *sky) {
+			mode: Lease, renewing: "bc",
+			run: func(s *trackerTest) {
 				for range 4 {
-					s.silence("b")
+					s.stopRenewing("b")
 					s.run(30 * time.Second)
-					s.beat("b")
+					s.startRenewing("b")
 					s.run(30 * time.Second)
 				}
 				s.run(time.Minute)
 			},
-			told: []string{
+			log: []string{
 				"1m20s b stale", "1m25s b dead", "1m31s b live",
 				"2m20s b stale", "2m25s b dead", "2m31s b unproven",
 				"3m20s b dead", "3m31s b unproven",
@@ -358,252 +358,252 @@ func TestJudgement(t *testing.T) {
 			},
 		},
 		"the broker is away for ten minutes": {
-			mode: Lease, beating: "bc",
-			run: func(s *sky) {
-				s.silence("a", "b", "c")
+			mode: Lease, renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("a", "b", "c")
 				s.run(10 * time.Minute)
-				s.beat("a")
+				s.startRenewing("a")
 				s.run(10 * time.Second)
-				s.beat("b", "c")
+				s.startRenewing("b", "c")
 				s.run(time.Hour)
 			},
-			told: []string{"1m8s blind", "11m0s sure"},
+			log: []string{"1m8s unseen", "11m0s judging"},
 		},
-		"the broker is away and one member does not return": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("a", "b", "c")
+		"one member does not return after the broker was away": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("a", "b", "c")
 				s.run(10 * time.Minute)
-				s.beat("a", "c")
+				s.startRenewing("a", "c")
 				s.run(time.Hour)
 			},
-			told: []string{"1m8s blind", "11m0s sure", "11m20s b stale", "11m30s b dead"},
+			log: []string{"1m8s unseen", "11m0s judging", "11m20s b stale", "11m30s b dead"},
 		},
-		"away every other minute": { // of each minute that the broker is there, 55 s count
-			beating: "bc",
-			run: func(s *sky) {
-				s.silence("b")
+		"the broker is away every other minute": { // 55 s count of each minute with the broker
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
 				for range 6 {
-					s.silence("a", "c")
+					s.stopRenewing("a", "c")
 					s.run(time.Minute)
-					s.beat("a", "c")
+					s.startRenewing("a", "c")
 					s.run(time.Minute)
 				}
 			},
-			told: []string{
-				"1m8s blind", "2m0s sure", "2m20s b stale", "3m8s blind", "4m0s sure", "5m8s blind", "6m0s sure",
-				"7m8s blind", "8m0s sure", "9m8s blind", "10m0s sure", "11m8s blind", "12m0s sure", "12m25s b dead",
+			log: []string{
+				"1m8s unseen", "2m0s judging", "2m20s b stale", "3m8s unseen", "4m0s judging", "5m8s unseen", "6m0s judging",
+				"7m8s unseen", "8m0s judging", "9m8s unseen", "10m0s judging", "11m8s unseen", "12m0s judging", "12m25s b dead",
 			},
 		},
-		"one was late when the broker went away": {
-			mode: Lease, beating: "bc",
-			run: func(s *sky) {
-				s.silence("b")
+		"a member was late when the broker went away": {
+			mode: Lease, renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
 				s.run(15 * time.Second)
-				s.silence("a", "c")
+				s.stopRenewing("a", "c")
 				s.run(10 * time.Minute)
-				s.beat("a", "c")
+				s.startRenewing("a", "c")
 				s.run(11 * time.Second)
-				s.beat("b")
+				s.startRenewing("b")
 				s.run(time.Hour)
 			},
-			told: []string{"1m23s blind", "11m15s sure"},
+			log: []string{"1m23s unseen", "11m15s judging"},
 		},
-		"nothing can be known while the broker is away": { // five minutes after it answered, and ten that do not count
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"evidence ends while the broker is away": { // HardTTL after the last answer, without the ten minutes away
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(9 * time.Minute)
-				s.say("b", Unknown)
+				s.set("b", Unknown)
 				s.run(2 * time.Minute)
-				s.silence("a", "c")
+				s.stopRenewing("a", "c")
 				s.run(10 * time.Minute)
-				s.beat("a", "c")
+				s.startRenewing("a", "c")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "12m8s blind", "22m0s sure", "25m5s b dead"},
+			log: []string{"1m20s b stale", "12m8s unseen", "22m0s judging", "25m5s b dead"},
 		},
 		"all other members, one later": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.silence("b")
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
 				s.run(30 * time.Second)
-				s.silence("c")
+				s.stopRenewing("c")
 				s.run(working)
 			},
-			told: []string{"1m20s b stale", "1m50s c stale", "1m50s floor"},
+			log: []string{"1m20s b stale", "1m50s c stale", "1m50s minimum"},
 		},
-		"all that are used are gone, and another one lives": {
-			beating: "bcd",
-			run: func(s *sky) {
+		"all present members are gone, and another one is live": {
+			renewing: "bcd",
+			run: func(s *trackerTest) {
 				s.here = func(id clusterset.ClusterID) bool { return id != "d" }
-				s.say("b", Silent)
-				s.silence("b", "c")
+				s.set("b", Silent)
+				s.stopRenewing("b", "c")
 				s.run(working)
 			},
-			told: []string{"1m20s b stale", "1m20s c stale", "1m30s b dead", "6m0s c dead"},
+			log: []string{"1m20s b stale", "1m20s c stale", "1m30s b dead", "6m0s c dead"},
 		},
 		"all other members at once": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.say("c", Silent)
-				s.silence("b", "c")
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.set("c", Silent)
+				s.stopRenewing("b", "c")
 				s.run(working)
 			},
-			told: []string{"1m20s b stale", "1m20s c stale", "1m20s floor"},
+			log: []string{"1m20s b stale", "1m20s c stale", "1m20s minimum"},
 		},
 		"all other members within twenty seconds": {
-			beating: "bcd",
-			run: func(s *sky) {
+			renewing: "bcd",
+			run: func(s *trackerTest) {
 				for _, id := range []clusterset.ClusterID{"b", "c", "d"} {
-					s.say(id, Silent)
-					s.silence(id)
+					s.set(id, Silent)
+					s.stopRenewing(id)
 					s.run(5 * time.Second)
 				}
 				s.run(working)
 			},
-			told: []string{"1m20s b stale", "1m25s c stale", "1m30s d stale", "1m30s floor"},
+			log: []string{"1m20s b stale", "1m25s c stale", "1m30s d stale", "1m30s minimum"},
 		},
 		"one after the other": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.say("c", Silent)
-				s.silence("b")
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.set("c", Silent)
+				s.stopRenewing("b")
 				s.run(time.Minute)
-				s.silence("c")
+				s.stopRenewing("c")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "1m30s b dead", "2m20s c stale", "2m30s c dead"},
+			log: []string{"1m20s b stale", "1m30s b dead", "2m20s c stale", "2m30s c dead"},
 		},
-		"all are gone, then one is back": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("b", "c")
+		"all are gone, one returns": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("b", "c")
 				s.run(time.Hour)
-				s.beat("c")
+				s.startRenewing("c")
 				s.run(time.Hour)
 			},
-			told: []string{
-				"1m20s b stale", "1m20s c stale", "1m20s floor", "1h1m2s c live", "1h1m5s sure", "1h1m25s b dead",
+			log: []string{
+				"1m20s b stale", "1m20s c stale", "1m20s minimum", "1h1m2s c live", "1h1m5s judging", "1h1m25s b dead",
 			},
 		},
-		"all are gone, then a person removes one": {
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Silent)
-				s.silence("b", "c")
+		"all are gone, an administrator removes one": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Silent)
+				s.stopRenewing("b", "c")
 				s.run(time.Hour)
 				s.Forget("c")
 				s.run(time.Hour)
 			},
-			told: []string{
-				"1m20s b stale", "1m20s c stale", "1m20s floor", "1h1m0s c live", "1h1m0s sure", "1h1m20s b dead",
+			log: []string{
+				"1m20s b stale", "1m20s c stale", "1m20s minimum", "1h1m0s c live", "1h1m0s judging", "1h1m20s b dead",
 			},
 		},
-		"all are gone while one only serves": { // its endpoints fall silent together with everybody's renewals
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"all are gone after one only answered": { // its endpoints fall silent with the renewals of the other
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(10 * time.Minute)
-				s.say("b", Silent)
-				s.say("c", Silent)
-				s.silence("c")
+				s.set("b", Silent)
+				s.set("c", Silent)
+				s.stopRenewing("c")
 				s.run(working)
 			},
-			told: []string{"1m20s b stale", "11m20s c stale", "11m20s floor"},
+			log: []string{"1m20s b stale", "11m20s c stale", "11m20s minimum"},
 		},
-		"those with nothing here do not count": {
-			beating: "bc",
-			run: func(s *sky) {
+		"members that are not present do not count": {
+			renewing: "bc",
+			run: func(s *trackerTest) {
 				s.here = func(id clusterset.ClusterID) bool { return id != "c" }
-				s.say("b", Silent)
-				s.silence("b", "c")
+				s.set("b", Silent)
+				s.stopRenewing("b", "c")
 				s.run(time.Hour)
 			},
-			told: []string{"1m20s b stale", "1m20s c stale", "1m30s b dead", "6m0s c dead"},
+			log: []string{"1m20s b stale", "1m20s c stale", "1m30s b dead", "6m0s c dead"},
 		},
-		"our own network is away for two silences": { // twelve seconds and a bit, which may be one lost heartbeat and a late one
-			beating: "b",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"our own network is away for two silent verdicts": { // 12 s: one renewal may be lost and the next one late
+			renewing: "b",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(5*time.Minute + time.Second)
-				s.silence("a")
-				s.say("b", Silent)
+				s.stopRenewing("a")
+				s.set("b", Silent)
 				s.run(11*time.Second + 400*time.Millisecond)
 				s.renew("a")
 				s.run(600 * time.Millisecond)
-				s.say("b", Answering)
-				s.beat("a")
+				s.set("b", Answering)
+				s.startRenewing("a")
 				s.run(10 * time.Minute)
 			},
-			told: []string{"1m20s b stale"},
+			log: []string{"1m20s b stale"},
 		},
-		"somebody who was never heard is no witness": {
-			mode: Lease, beating: "bc",
-			run: func(s *sky) {
-				s.silence("b")
+		"a member that never renewed confirms no death": {
+			mode: Lease, renewing: "bc",
+			run: func(s *trackerTest) {
+				s.stopRenewing("b")
 				s.run(10 * time.Second)
-				s.silence("c")
+				s.stopRenewing("c")
 				s.run(12 * time.Second)
 				s.Expect("d")
 				s.run(10 * time.Second)
 			},
-			told: []string{"1m20s b stale", "1m30s c stale", "1m30s floor"},
+			log: []string{"1m20s b stale", "1m30s c stale", "1m30s minimum"},
 		},
-		"somebody who is not proven yet is a witness": {
-			beating: "bcd",
-			run: func(s *sky) {
+		"an unproven member confirms a death": {
+			renewing: "bcd",
+			run: func(s *trackerTest) {
 				for _, id := range []clusterset.ClusterID{"b", "c", "d"} {
-					s.say(id, Silent)
+					s.set(id, Silent)
 				}
 				for range 2 {
-					s.silence("d")
+					s.stopRenewing("d")
 					s.run(time.Minute)
-					s.beat("d")
+					s.startRenewing("d")
 					s.run(time.Second)
 					s.run(4 * time.Second)
 				}
-				s.silence("b", "c")
+				s.stopRenewing("b", "c")
 				s.run(25 * time.Second)
-				s.told = nil
+				s.log = nil
 				s.run(15 * time.Second)
 			},
-			told: []string{"3m38s d live", "3m40s b dead", "3m40s c dead"},
+			log: []string{"3m38s d live", "3m40s b dead", "3m40s c dead"},
 		},
-		"our own network blinks": { // b serves, and cannot reach the broker; we cannot reach anything for nine seconds
-			beating: "bc",
-			run: func(s *sky) {
-				s.say("b", Answering)
-				s.silence("b")
+		"our own network is away for nine seconds": { // b answers, and cannot reach the broker
+			renewing: "bc",
+			run: func(s *trackerTest) {
+				s.set("b", Answering)
+				s.stopRenewing("b")
 				s.run(5*time.Minute + time.Second)
-				s.silence("a", "c")
-				s.say("b", Silent)
+				s.stopRenewing("a", "c")
+				s.set("b", Silent)
 				s.run(9 * time.Second)
-				s.beat("a", "c")
-				s.say("b", Answering)
+				s.startRenewing("a", "c")
+				s.set("b", Answering)
 				s.run(10 * time.Minute)
 			},
-			told: []string{"1m20s b stale"},
+			log: []string{"1m20s b stale"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSky(tc.mode, self)
+				s := newTrackerTest(tc.mode, self)
 				defer s.stop()
-				for _, id := range tc.beating {
-					s.beat(clusterset.ClusterID(id))
+				for _, id := range tc.renewing {
+					s.startRenewing(clusterset.ClusterID(id))
 				}
-				s.warm()
+				s.warmUp()
 				tc.run(s)
-				if diff := cmp.Diff(tc.told, s.told); diff != "" {
-					t.Errorf("told (-want +have):\n%s", diff)
+				if diff := cmp.Diff(tc.log, s.log); diff != "" {
+					t.Errorf("log (-want +have):\n%s", diff)
 				}
 				for id := range s.seen {
 					if s.Dead(id) != s.dead[id] {
@@ -615,76 +615,76 @@ func TestJudgement(t *testing.T) {
 	}
 }
 
-// A Lease that the watch brings again, with the time it had, is no renewal.
+// A Lease delivered again with the same renewTime is no renewal.
 func TestRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a", "b", "c")
+		s := newTrackerTest(ByEvidence, "a", "b", "c")
 		defer s.stop()
-		s.warm()
-		s.silence("b")
+		s.warmUp()
+		s.stopRenewing("b")
 		for range 100 {
 			s.run(5 * time.Second)
 			s.Renewed("b", s.last["b"])
 		}
-		if diff := cmp.Diff([]string{"1m20s b stale", "6m0s b dead"}, s.told); diff != "" {
-			t.Errorf("told (-want +have):\n%s", diff)
+		if diff := cmp.Diff([]string{"1m20s b stale", "6m0s b dead"}, s.log); diff != "" {
+			t.Errorf("log (-want +have):\n%s", diff)
 		}
 	})
 }
 
-// A verdict that was asked for before something changed says nothing.
+// A verdict queried before a renewal is ignored.
 func TestLateVerdict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a", "b", "c")
+		s := newTrackerTest(ByEvidence, "a", "b", "c")
 		defer s.stop()
-		s.warm()
-		s.silence("b")
+		s.warmUp()
+		s.stopRenewing("b")
 		s.run(time.Minute)
 		before := *s.members["b"]
-		s.weigh("b", Answering, time.Now().Add(-time.Hour))
-		s.weigh("b", Silent, time.Now().Add(-time.Hour))
-		s.weigh("unheard-of", Silent, time.Now())
-		if after := *s.members["b"]; after.answered != before.answered || after.silences != before.silences {
-			t.Errorf("it was answered %v and silent %d times, and is now: %v, %d", before.answered, before.silences, after.answered, after.silences)
+		s.recordVerdict("b", Answering, time.Now().Add(-time.Hour))
+		s.recordVerdict("b", Silent, time.Now().Add(-time.Hour))
+		s.recordVerdict("unheard-of", Silent, time.Now())
+		if after := *s.members["b"]; after.answeredAt != before.answeredAt || after.silentVerdicts != before.silentVerdicts {
+			t.Errorf("the late verdict changed answeredAt, silentVerdicts from %v, %d to %v, %d", before.answeredAt, before.silentVerdicts, after.answeredAt, after.silentVerdicts)
 		}
 	})
 }
 
-// What evidence said before we lost sight of everything is not held against anybody.
+// Verdicts from before an outage on our side are discarded.
 func TestOldEvidence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a", "b", "c")
+		s := newTrackerTest(ByEvidence, "a", "b", "c")
 		defer s.stop()
-		s.warm()
-		s.say("b", Silent)
-		s.silence("b")
+		s.warmUp()
+		s.set("b", Silent)
+		s.stopRenewing("b")
 		s.run(28 * time.Second)
-		if s.members["b"].silences == 0 {
+		if s.members["b"].silentVerdicts == 0 {
 			t.Error("there is no evidence")
 		}
-		s.silence("a", "c")
+		s.stopRenewing("a", "c")
 		s.run(time.Minute)
-		s.say("b", Unknown)
+		s.set("b", Unknown)
 		s.renew("a")
-		if m := s.members["b"]; m.silences != 0 || !m.convicted.IsZero() || !m.asked.IsZero() {
-			t.Errorf("it was silent %d times, convicted %v, asked %v", m.silences, m.convicted, m.asked)
+		if m := s.members["b"]; m.silentVerdicts != 0 || !m.provenAt.IsZero() || !m.askedAt.IsZero() {
+			t.Errorf("silentVerdicts %d, provenAt %v, askedAt %v remain", m.silentVerdicts, m.provenAt, m.askedAt)
 		}
 	})
 }
 
-// Each death costs twice as much, up to the hard TTL, and a long life makes up for all.
+// Damping doubles with each death up to the hard TTL, and a long life clears it.
 func TestDampingGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(Lease, "a", "b", "c")
+		s := newTrackerTest(Lease, "a", "b", "c")
 		defer s.stop()
-		s.warm()
+		s.warmUp()
 		die := func() time.Duration {
-			s.silence("b")
+			s.stopRenewing("b")
 			s.run(time.Minute)
 			if !s.Dead("b") {
 				t.Fatal("b does not die")
 			}
-			s.beat("b")
+			s.startRenewing("b")
 			defer s.run(30 * time.Second)
 			for last := s.last["b"]; s.last["b"].Equal(last); {
 				s.run(time.Second)
@@ -704,22 +704,22 @@ func TestDampingGrows(t *testing.T) {
 		const m = time.Minute
 		want := []time.Duration{0, m / 2, m, 2 * m, 4 * m, 5 * m, 5 * m, 0, m / 2}
 		if diff := cmp.Diff(want, took); diff != "" {
-			t.Errorf("it took to be believed again (-want +have):\n%s", diff)
+			t.Errorf("time to become live again (-want +have):\n%s", diff)
 		}
 	})
 }
 
-// Whoever does not see his own heartbeat return judges nobody: neither before it ever did, nor if it only says
-// what it said before.
-func TestOwnHeartbeat(t *testing.T) {
-	for name, own := range map[string]func(s *sky){
-		"no lease":          func(*sky) {},
-		"one old lease":     func(s *sky) { s.renew("a") },
-		"the same for ever": func(s *sky) { s.Renewed("a", s.t0) },
+// A member that does not see its own renewals declares no member dead, neither before the first one nor if its Lease
+// is only delivered again.
+func TestOwnRenewals(t *testing.T) {
+	for name, own := range map[string]func(s *trackerTest){
+		"no lease":          func(*trackerTest) {},
+		"one old lease":     func(s *trackerTest) { s.renew("a") },
+		"the same for ever": func(s *trackerTest) { s.Renewed("a", s.t0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSky(Lease)
+				s := newTrackerTest(Lease)
 				defer s.stop()
 				if name == "one old lease" {
 					own(s)
@@ -731,50 +731,50 @@ func TestOwnHeartbeat(t *testing.T) {
 					}
 					s.run(5 * time.Second)
 				}
-				if diff := cmp.Diff([]string{"0s blind"}, s.told); diff != "" {
-					t.Errorf("told (-want +have):\n%s", diff)
+				if diff := cmp.Diff([]string{"0s unseen"}, s.log); diff != "" {
+					t.Errorf("log (-want +have):\n%s", diff)
 				}
 			})
 		})
 	}
 }
 
-// A Lease that was there at first may be of a member that died long ago.
+// A Lease that exists at the start may belong to a member that died long ago.
 func TestInherited(t *testing.T) {
 	for name, tc := range map[string]struct {
 		present bool
-		run     func(s *sky)
-		told    []string
+		run     func(s *trackerTest)
+		log     []string
 	}{
-		"nothing of it is here, and it lives": {
-			run:  func(s *sky) { s.beat("b"); s.run(time.Minute) },
-			told: []string{"0s b unproven", "0s blind", "1s b live", "5s sure"},
+		"not present, renews": {
+			run: func(s *trackerTest) { s.startRenewing("b"); s.run(time.Minute) },
+			log: []string{"0s b unproven", "0s unseen", "1s b live", "5s judging"},
 		},
-		"nothing of it is here, and it is dead": {
-			run:  func(s *sky) { s.run(time.Hour) },
-			told: []string{"0s b unproven", "0s blind", "5s sure", "35s b dead"},
+		"not present, dead": {
+			run: func(s *trackerTest) { s.run(time.Hour) },
+			log: []string{"0s b unproven", "0s unseen", "5s judging", "35s b dead"},
 		},
-		"it is used here, and lives": {
+		"present, renews": {
 			present: true,
-			run:     func(s *sky) { s.beat("b"); s.run(time.Minute) },
-			told:    []string{"0s blind", "5s sure"},
+			run:     func(s *trackerTest) { s.startRenewing("b"); s.run(time.Minute) },
+			log:     []string{"0s unseen", "5s judging"},
 		},
-		"it is used here, and is dead": {
+		"present, dead": {
 			present: true,
-			run:     func(s *sky) { s.run(time.Hour) },
-			told:    []string{"0s blind", "5s sure", "25s b stale", "35s b dead"},
+			run:     func(s *trackerTest) { s.run(time.Hour) },
+			log:     []string{"0s unseen", "5s judging", "25s b stale", "35s b dead"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSky(ByEvidence, "a", "c")
+				s := newTrackerTest(ByEvidence, "a", "c")
 				defer s.stop()
 				s.here = func(id clusterset.ClusterID) bool { return id != "b" || tc.present }
-				s.say("b", Silent)
+				s.set("b", Silent)
 				s.Renewed("b", s.t0.Add(-24*time.Hour))
 				tc.run(s)
-				if diff := cmp.Diff(tc.told, s.told); diff != "" {
-					t.Errorf("told (-want +have):\n%s", diff)
+				if diff := cmp.Diff(tc.log, s.log); diff != "" {
+					t.Errorf("log (-want +have):\n%s", diff)
 				}
 				if s.calls == 0 {
 					t.Error("Changed was not called")
@@ -784,43 +784,43 @@ func TestInherited(t *testing.T) {
 	}
 }
 
-// A member that joins while we watch is live from its first Lease on, whether something of it is here or not.
+// A member that joins later is live from its first Lease on, whether it is present or not.
 func TestNewMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a", "c")
+		s := newTrackerTest(ByEvidence, "a", "c")
 		defer s.stop()
 		s.here = func(id clusterset.ClusterID) bool { return id != "b" }
-		s.warm()
+		s.warmUp()
 		s.Expect("b")
-		s.beat("b")
+		s.startRenewing("b")
 		s.run(time.Minute)
-		if len(s.told) > 0 {
-			t.Errorf("told %q", s.told)
+		if len(s.log) > 0 {
+			t.Errorf("the log is %q", s.log)
 		}
 	})
 }
 
-// Members of which no Lease was ever seen.
+// A member whose Lease was never seen.
 func TestNeverLeased(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mode     Mode
 		expected bool
 		says     Verdict
-		told     []string
+		log      []string
 	}{
-		"serves":                        {expected: true, says: Answering, told: []string{"1m20s b stale"}},
-		"is silent":                     {expected: true, says: Silent, told: []string{"1m20s b stale", "6m0s b dead"}},
-		"is unknown":                    {expected: true, says: Unknown, told: []string{"1m20s b stale", "6m0s b dead"}},
-		"by leases alone":               {expected: true, mode: Lease, says: Answering, told: []string{"1m20s b stale", "6m0s b dead"}},
-		"is not expected":               {says: Silent},
-		"is no witness nor needs to be": {says: Unknown},
+		"answers":         {expected: true, says: Answering, log: []string{"1m20s b stale"}},
+		"is silent":       {expected: true, says: Silent, log: []string{"1m20s b stale", "6m0s b dead"}},
+		"is unknown":      {expected: true, says: Unknown, log: []string{"1m20s b stale", "6m0s b dead"}},
+		"lease mode":      {expected: true, mode: Lease, says: Answering, log: []string{"1m20s b stale", "6m0s b dead"}},
+		"is not expected": {says: Silent},
+		"confirms no death and needs no confirmation": {says: Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSky(tc.mode, "a", "c")
+				s := newTrackerTest(tc.mode, "a", "c")
 				defer s.stop()
-				s.warm()
-				s.say("b", tc.says)
+				s.warmUp()
+				s.set("b", tc.says)
 				if tc.expected {
 					s.Expect("a")
 					s.Expect("b")
@@ -828,48 +828,48 @@ func TestNeverLeased(t *testing.T) {
 				s.run(30 * time.Minute)
 				s.Expect("b")
 				if !tc.expected {
-					s.silence("c")
-					s.say("c", Silent)
+					s.stopRenewing("c")
+					s.set("c", Silent)
 				}
 				s.run(2 * time.Minute)
 				if !tc.expected {
-					tc.told = []string{"31m20s b stale", "31m20s c stale", "31m30s c dead"}
+					tc.log = []string{"31m20s b stale", "31m20s c stale", "31m30s c dead"}
 				}
-				if diff := cmp.Diff(tc.told, s.told); diff != "" {
-					t.Errorf("told (-want +have):\n%s", diff)
+				if diff := cmp.Diff(tc.log, s.log); diff != "" {
+					t.Errorf("log (-want +have):\n%s", diff)
 				}
 			})
 		})
 	}
 }
 
-// A Lease that vanishes says nothing, and a person's word says all.
-func TestGoneAndForget(t *testing.T) {
+// A deleted Lease changes no state; Forget removes the member.
+func TestLeaseDeletedAndForget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a", "b", "c")
+		s := newTrackerTest(ByEvidence, "a", "b", "c")
 		defer s.stop()
-		s.warm()
-		s.Gone("b")
+		s.warmUp()
+		s.LeaseDeleted("b")
 		s.run(time.Minute)
-		s.silence("b")
-		s.Gone("b")
-		s.Gone("unheard-of")
+		s.stopRenewing("b")
+		s.LeaseDeleted("b")
+		s.LeaseDeleted("unheard-of")
 		s.run(10 * time.Minute)
 		s.Forget("b")
 		s.Forget("unheard-of")
-		s.look()
-		if diff := cmp.Diff([]string{"2m20s b stale", "7m0s b dead", "12m0s b live"}, s.told); diff != "" {
-			t.Errorf("told (-want +have):\n%s", diff)
+		s.logChanges()
+		if diff := cmp.Diff([]string{"2m20s b stale", "7m0s b dead", "12m0s b live"}, s.log); diff != "" {
+			t.Errorf("log (-want +have):\n%s", diff)
 		}
 	})
 }
 
 func TestState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a", "b", "c")
+		s := newTrackerTest(ByEvidence, "a", "b", "c")
 		defer s.stop()
-		s.warm()
-		s.silence("b")
+		s.warmUp()
+		s.stopRenewing("b")
 		s.Expect("a")
 		s.run(time.Hour)
 		for id, want := range map[clusterset.ClusterID]struct {
@@ -883,58 +883,58 @@ func TestState(t *testing.T) {
 	})
 }
 
-// Evidence is asked about stale members alone, every five seconds, and about many of them at once.
-func TestAsking(t *testing.T) {
+// Only stale members are queried, every five seconds, many of them concurrently.
+func TestQueries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a", "b", "c")
+		s := newTrackerTest(ByEvidence, "a", "b", "c")
 		defer s.stop()
-		s.warm()
+		s.warmUp()
 		s.run(time.Hour)
 		if len(s.asked) > 0 {
-			t.Errorf("asked about the living: %v", s.asked)
+			t.Errorf("live members were queried: %v", s.asked)
 		}
 		for i := range 100 {
 			s.Renewed(clusterset.ClusterID(fmt.Sprint("m", i)), s.t0)
 		}
-		s.silence("b")
+		s.stopRenewing("b")
 		s.run(4*time.Minute + time.Second)
 		for id, n := range s.asked {
 			if id == "c" || n < 44 || n > 45 {
-				t.Errorf("asked %d times about %s", n, id)
+				t.Errorf("%d queries about %s", n, id)
 			}
 		}
 		if len(s.asked) != 101 {
-			t.Errorf("asked about %d members, want 101", len(s.asked))
+			t.Errorf("queries about %d members, want 101", len(s.asked))
 		}
 		s.run(10 * time.Minute)
 		clear(s.asked)
 		s.run(time.Hour)
 		if len(s.asked) > 0 {
-			t.Errorf("asked about the dead: %v", s.asked)
+			t.Errorf("dead members were queried: %v", s.asked)
 		}
-		s.silence("c")
+		s.stopRenewing("c")
 		s.run(time.Minute)
 		if s.asked["c"] == 0 {
 			t.Error("not asked about the stale")
 		}
-		s.silence("a")
+		s.stopRenewing("a")
 		s.run(13 * time.Second)
 		clear(s.asked)
 		s.run(time.Hour)
 		if len(s.asked) > 0 {
-			t.Errorf("asked while nobody is judged: %v", s.asked)
+			t.Errorf("queries while judging is paused: %v", s.asked)
 		}
 	})
 }
 
-// The offset is that of the fastest renewal lately, whatever the clocks.
+// The offset is that of the fastest recent renewal, with any clock.
 func TestOffset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a")
+		s := newTrackerTest(ByEvidence, "a")
 		defer s.stop()
 		s.run(10 * time.Second)
 		if d, ok := s.Offset("b"); ok {
-			t.Errorf("the offset of a member that was never heard is %v", d)
+			t.Errorf("the offset of an unknown member is %v", d)
 		}
 		for _, tc := range []struct {
 			transit []time.Duration
@@ -943,9 +943,9 @@ func TestOffset(t *testing.T) {
 		}{
 			{[]time.Duration{30, 10, 20}, 0, 10},
 			{[]time.Duration{30, 40, 20}, 0, 10},
-			{slices.Repeat([]time.Duration{40}, samples), 0, 40},
+			{slices.Repeat([]time.Duration{40}, offsetSamples), 0, 40},
 			{[]time.Duration{50}, -time.Hour, 50 - time.Hour}, // an hour ahead
-			{slices.Repeat([]time.Duration{70}, samples), time.Hour, 70 + time.Hour},
+			{slices.Repeat([]time.Duration{70}, offsetSamples), time.Hour, 70 + time.Hour},
 		} {
 			for _, d := range tc.transit {
 				s.run(time.Second)
@@ -962,10 +962,10 @@ func TestOffset(t *testing.T) {
 	})
 }
 
-// A Lease of long ago teaches nothing about a clock.
+// An old Lease yields no offset.
 func TestOffsetIsNotInherited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(ByEvidence, "a")
+		s := newTrackerTest(ByEvidence, "a")
 		defer s.stop()
 		s.Renewed("b", s.t0.Add(-24*time.Hour))
 		if d, ok := s.Offset("b"); ok {
@@ -974,7 +974,7 @@ func TestOffsetIsNotInherited(t *testing.T) {
 	})
 }
 
-// value returns the value of a metric of a source and a state, and whether there is one.
+// value returns the value of a metric for a source and a state, and whether it exists.
 func value(t *testing.T, name, source string, state State) (float64, bool) {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
@@ -997,9 +997,9 @@ func value(t *testing.T, name, source string, state State) (float64, bool) {
 
 func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSky(Lease, "a", "b", "c")
+		s := newTrackerTest(Lease, "a", "b", "c")
 		defer s.stop()
-		s.warm()
+		s.warmUp()
 		before, _ := value(t, "member_transitions_total", "b", Dead)
 		check := func(when string, want map[string]float64) {
 			t.Helper()
@@ -1010,7 +1010,7 @@ func TestMetrics(t *testing.T) {
 			n, _ := value(t, "member_transitions_total", "b", Dead)
 			have["deaths"] = n - before
 			have["heartbeat"], _ = value(t, "heartbeat_seen", "", 0)
-			have["floor"], _ = value(t, "liveness_floor", "", 0)
+			have["minimum"], _ = value(t, "minimum_live", "", 0)
 			for name, v := range have {
 				if v == 0 {
 					delete(have, name)
@@ -1021,19 +1021,19 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 		check("all is well", map[string]float64{"live": 1, "heartbeat": 1})
-		s.silence("b")
+		s.stopRenewing("b")
 		s.run(time.Minute)
 		check("dead", map[string]float64{"dead": 1, "deaths": 1, "heartbeat": 1})
-		s.beat("b")
+		s.startRenewing("b")
 		s.run(time.Minute)
-		s.silence("b", "c")
+		s.stopRenewing("b", "c")
 		s.run(time.Minute)
-		check("on the floor", map[string]float64{"stale": 1, "deaths": 1, "heartbeat": 1, "floor": 1})
-		s.beat("b", "c")
+		check("on the minimum", map[string]float64{"stale": 1, "deaths": 1, "heartbeat": 1, "minimum": 1})
+		s.startRenewing("b", "c")
 		s.run(time.Minute)
-		s.silence("a")
+		s.stopRenewing("a")
 		s.run(time.Minute)
-		check("blind", map[string]float64{"live": 1, "deaths": 1})
+		check("own lease unseen", map[string]float64{"live": 1, "deaths": 1})
 		s.Forget("b")
 		if v, ok := value(t, "member_state", "b", Live); ok {
 			t.Errorf("a forgotten member still has a state: %v", v)
@@ -1041,7 +1041,7 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// event is something that the watch brings, or that a dataplane learns.
+// event is an event of the watch or of the dataplane.
 type event struct {
 	after time.Duration
 	id    clusterset.ClusterID
@@ -1058,8 +1058,8 @@ func events(ids ...clusterset.ClusterID) *rapid.Generator[[]event] {
 	}), 1, 40)
 }
 
-// see lets an event happen.
-func (s *sky) see(e event) {
+// apply applies an event.
+func (s *trackerTest) apply(e event) {
 	s.run(e.after)
 	switch e.what {
 	case "renew":
@@ -1069,38 +1069,38 @@ func (s *sky) see(e event) {
 			s.Renewed(e.id, last)
 		}
 	case "gone":
-		s.Gone(e.id)
+		s.LeaseDeleted(e.id)
 	case "expect":
 		s.Expect(e.id)
 	case "forget":
 		s.Forget(e.id)
 		delete(s.dead, e.id)
 	case "silent":
-		s.say(e.id, Silent)
+		s.set(e.id, Silent)
 	case "answering":
-		s.say(e.id, Answering)
+		s.set(e.id, Answering)
 	}
-	s.look()
+	s.logChanges()
 }
 
 var modes = rapid.SampledFrom([]Mode{ByEvidence, Lease})
 
-// While our own heartbeat does not return, nothing makes anybody dead.
-func TestTheBlindKillNobody(t *testing.T) {
+// No member dies while our own renewals do not come back.
+func TestNoDeathWithoutOwnRenewals(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		mode, all := modes.Draw(rt, "mode"), events("b", "c", "d").Draw(rt, "events")
 		lease := rapid.Bool().Draw(rt, "an old lease of our own")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
-			s := newSky(mode)
+			s := newTrackerTest(mode)
 			defer s.stop()
 			for _, id := range []clusterset.ClusterID{"b", "c", "d"} {
-				s.say(id, Silent)
+				s.set(id, Silent)
 			}
 			for _, e := range all {
 				if lease {
 					s.Renewed(self, s.t0)
 				}
-				s.see(e)
+				s.apply(e)
 				for id, state := range s.seen {
 					if state != Live {
 						rt.Fatalf("after %v: %s is %v", e, id, state)
@@ -1111,48 +1111,48 @@ func TestTheBlindKillNobody(t *testing.T) {
 	})
 }
 
-// Whatever the clocks of members say, and however they are set, judgement is the same.
+// The clocks of members do not affect the result.
 func TestClocksDoNotMatter(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		mode, all := modes.Draw(rt, "mode"), events("a", "a", "a", "b", "c").Draw(rt, "events")
-		// Of whole seconds, as all else is: else a clock that is set back could say the same time twice.
+		// Whole seconds, like everything else: otherwise a clock set back could repeat a renewTime.
 		skews := rapid.SliceOfN(rapid.Int64Range(-360_000, 360_000), len(all), len(all)).Draw(rt, "skews")
 		one := rapid.Bool().Draw(rt, "one skew for ever")
-		told := func(skewed bool) (told []string) {
+		transitions := func(skewed bool) (log []string) {
 			rapid.SyncTest(rt, func(*rapid.T) {
-				s := newSky(mode, "a", "b", "c")
+				s := newTrackerTest(mode, "a", "b", "c")
 				defer s.stop()
 				for i, e := range all {
 					if skewed && (i == 0 || !one) {
 						s.skew[e.id] = time.Duration(skews[i]) * time.Second
 					}
-					s.see(e)
+					s.apply(e)
 				}
-				s.silence("b")
+				s.stopRenewing("b")
 				s.run(10 * time.Minute)
-				told = s.told
+				log = s.log
 			})
-			return told
+			return log
 		}
-		if diff := cmp.Diff(told(false), told(true)); diff != "" {
-			rt.Fatalf("told with true clocks and with others:\n%s", diff)
+		if diff := cmp.Diff(transitions(false), transitions(true)); diff != "" {
+			rt.Fatalf("transitions with true and skewed clocks:\n%s", diff)
 		}
 	})
 }
 
-// Whoever renews often enough is never even stale, whatever the others and our own heartbeat do.
-func TestTheLivingLive(t *testing.T) {
+// A member that renews often enough is never stale, whatever the others and our own renewals do.
+func TestRenewingMemberStaysLive(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		mode, all := modes.Draw(rt, "mode"), events("a", "a", "b", "c").Draw(rt, "events")
 		own := rapid.Bool().Draw(rt, "our own heartbeat returns")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
-			s := newSky(mode, "b", "d")
+			s := newTrackerTest(mode, "b", "d")
 			defer s.stop()
 			if own {
-				s.beat(self)
+				s.startRenewing(self)
 			}
 			for _, e := range all {
-				s.see(e)
+				s.apply(e)
 				if state, _ := s.State("d"); state != Live {
 					rt.Fatalf("after %v: d is %v", e, state)
 				}
@@ -1161,43 +1161,43 @@ func TestTheLivingLive(t *testing.T) {
 	})
 }
 
-// When all others fall silent at once, none of them dies, whatever evidence says and whoever was silent, dead or
+// When all other members fall silent at once, none of them dies, whatever the evidence and whichever were silent, dead or
 // unexpected before.
-func TestTheFloorHolds(t *testing.T) {
+func TestMinimumLiveHolds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		mode, all := modes.Draw(rt, "mode"), events("b", "c", "d").Draw(rt, "events")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
-			s := newSky(mode, "a", "b", "c", "d")
+			s := newTrackerTest(mode, "a", "b", "c", "d")
 			defer s.stop()
 			for _, e := range all[:len(all)/2] {
-				s.see(e)
+				s.apply(e)
 			}
-			s.run(10 * time.Minute) // long enough for everybody to be live again
-			s.silence("b", "c", "d")
+			s.run(10 * time.Minute) // long enough for every member to be live again
+			s.stopRenewing("b", "c", "d")
 			for _, e := range all[len(all)/2:] {
 				if !slices.Contains([]string{"renew", "forget"}, e.what) {
-					s.see(e)
+					s.apply(e)
 				}
 			}
 			s.run(time.Hour)
 			for id, state := range s.seen {
 				if state != Stale {
-					rt.Fatalf("%s is %v\n%s", id, state, strings.Join(s.told, "\n"))
+					rt.Fatalf("%s is %v\n%s", id, state, strings.Join(s.log, "\n"))
 				}
 			}
 		})
 	})
 }
 
-// Changed is told everything that Dead says anew, and whoever died was silent for Stale.
+// Changed receives every change of Dead, and a member that died was silent for Stale.
 func TestChanged(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		mode, all := modes.Draw(rt, "mode"), events("a", "b", "b", "c", "d").Draw(rt, "events")
 		rapid.SyncTest(rt, func(rt *rapid.T) {
-			s := newSky(mode, "a", "c")
+			s := newTrackerTest(mode, "a", "c")
 			defer s.stop()
 			for _, e := range all {
-				s.see(e)
+				s.apply(e)
 				for id, state := range s.seen {
 					if s.Dead(id) != s.dead[id] {
 						rt.Fatalf("after %v: %s is %v, and Changed was not called", e, id, state)

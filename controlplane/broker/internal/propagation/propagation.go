@@ -1,5 +1,4 @@
-// Package propagation measures how long a change of an endpoint is on its way from one member to another,
-// hop by hop.
+// Package propagation measures how long a changed endpoint takes to travel from one member to another, by stage.
 package propagation
 
 import (
@@ -12,10 +11,10 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// Stage is a part of the way.
+// Stage is a part of the path from the exporter to the importer.
 type Stage string
 
-// The stages. The last one is the sum of the others, seen by the importing member.
+// The stages. Total is their sum, measured by the importing member.
 const (
 	Export Stage = "export" // from the exporter's watch event until the broker has it
 	Broker Stage = "broker" // from the exporter's watch event until the importer's
@@ -26,18 +25,18 @@ const (
 var (
 	seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "isthmus_endpoint_propagation_seconds",
-		Help:    "How long a changed endpoint needs to get from one member to another, by stage and by the member it comes from.",
+		Help:    "Time that a changed endpoint takes from one member to another, by stage and exporting member.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 	}, []string{"stage", "source_cluster"})
 	negative = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "isthmus_endpoint_propagation_negative_total",
-		Help: "Durations that came out negative, by clocks that differ more than was learned of them, and were counted as zero.",
+		Help: "Durations that were negative because two clocks differ by more than the measured offset; they count as zero.",
 	}, []string{"stage", "source_cluster"})
 )
 
 func init() { metrics.Registry.MustRegister(seconds, negative) }
 
-// Observe notes a duration. One between two clocks must be corrected before.
+// Observe records a duration. The caller corrects one between two clocks by their offset.
 func Observe(stage Stage, source clusterset.ClusterID, d time.Duration) {
 	if d < 0 {
 		negative.WithLabelValues(string(stage), string(source)).Inc()
@@ -46,14 +45,14 @@ func Observe(stage Stage, source clusterset.ClusterID, d time.Duration) {
 	seconds.WithLabelValues(string(stage), string(source)).Observe(d.Seconds())
 }
 
-// Since remembers when the oldest change of each Service came that nobody has dealt with yet. The zero Since
-// is empty. Safe for concurrent use.
+// Since tracks the arrival of the oldest unprocessed change of each Service. The zero Since is empty. Safe for concurrent
+// use.
 type Since struct {
 	mu    sync.Mutex
 	began map[clusterset.ServiceName]time.Time
 }
 
-// Mark notes that something about name changed at t.
+// Mark records a change of name at t.
 func (s *Since) Mark(name clusterset.ServiceName, t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +64,7 @@ func (s *Since) Mark(name clusterset.ServiceName, t time.Time) {
 	}
 }
 
-// Take returns when the oldest change of name came, now if none is known, and forgets it.
+// Take removes and returns the arrival of the oldest change of name; without one it returns the current time.
 func (s *Since) Take(name clusterset.ServiceName) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -297,7 +297,7 @@ func TestRefused(t *testing.T) {
 }
 
 // Neither a gateway nor a controller talks to somebody whose certificate is not as it should be.
-func TestStrangers(t *testing.T) {
+func TestUnknownClients(t *testing.T) {
 	l := newLab(t)
 	g := l.gateway("gw1")
 	other, err := certs.NewAuthority("other", time.Now())

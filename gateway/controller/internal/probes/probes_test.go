@@ -125,7 +125,7 @@ func TestSilence(t *testing.T) {
 }
 
 // Nodes that nobody wants to know of are not asked any more, and nothing is known of them.
-func TestOthersAreForgotten(t *testing.T) {
+func TestRemovedNodesAreForgotten(t *testing.T) {
 	w := newWorld(t)
 	one, other := w.node(http.StatusOK), w.node(http.StatusOK)
 	w.Set(map[netip.AddrPort]bool{one.addr: true, other.addr: true})
@@ -148,7 +148,7 @@ func TestOthersAreForgotten(t *testing.T) {
 }
 
 // One connection carries all questions to a node.
-func TestConnectionsAreUsedAgain(t *testing.T) {
+func TestConnectionsAreReused(t *testing.T) {
 	w := newWorld(t)
 	n := w.node(http.StatusOK)
 	w.Set(map[netip.AddrPort]bool{n.addr: true})

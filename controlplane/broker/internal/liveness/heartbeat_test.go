@@ -30,7 +30,7 @@ var server apitest.Server
 
 func TestMain(m *testing.M) { os.Exit(apitest.Run(m, &server)) }
 
-// journal is a log that tests read while it is written.
+// journal is a log that tests may read while it is written.
 type journal struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -50,29 +50,29 @@ func (j *journal) count(words string) int {
 }
 
 const (
-	renewedLine = "is renewed"
-	failedLine  = "cannot be renewed"
+	renewedLine = "this member renews its lease"
+	failedLine  = "this member cannot renew"
 )
 
-// fastTimes are those of a heart that beats ten times a second.
+// fastTimes make a Heartbeat renew ten times a second.
 func fastTimes() Times { return DefaultTimes().Scale(0.02) }
 
-// patient is a chest with a heart in it, and a way to look inside.
-type patient struct {
+// heartbeatTest runs a Heartbeat in a namespace of its own.
+type heartbeatTest struct {
 	t      *testing.T
 	admin  client.Client
 	key    client.ObjectKey
 	log    journal
 	writes *apitest.Writes
 	gate   *apitest.Gate
-	beats  client.Client // as the heart sees the broker
+	client client.Client // of the Heartbeat
 }
 
-// newPatient returns one in a namespace of its own, without a Lease. Its heart does not beat yet.
-func newPatient(t *testing.T) *patient {
+// newHeartbeatTest returns a test without a Lease, whose Heartbeat does not run yet.
+func newHeartbeatTest(t *testing.T) *heartbeatTest {
 	t.Helper()
 	config := server.Config(t)
-	p := &patient{t: t}
+	p := &heartbeatTest{t: t}
 	p.admin = newClient(t, config)
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "broker-"}}
 	if err := p.admin.Create(t.Context(), ns); err != nil {
@@ -81,7 +81,7 @@ func newPatient(t *testing.T) *patient {
 	p.key = client.ObjectKey{Namespace: ns.Name, Name: "member-a.b"}
 	gate, through := apitest.NewGate(t, config)
 	p.gate, p.writes = gate, apitest.CountWrites(through)
-	p.beats = newClient(t, through)
+	p.client = newClient(t, through)
 	return p
 }
 
@@ -98,9 +98,9 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 	return c
 }
 
-// start makes the heart beat until the test ends.
-func (p *patient) start() {
-	h := &Heart{Self: "a.b", Client: p.beats, Namespace: p.key.Namespace, Times: fastTimes(), Log: slog.New(slog.NewTextHandler(&p.log, nil))}
+// start runs the Heartbeat until the test ends.
+func (p *heartbeatTest) start() {
+	h := &Heartbeat{Self: "a.b", Client: p.client, Namespace: p.key.Namespace, Times: fastTimes(), Log: slog.New(slog.NewTextHandler(&p.log, nil))}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Start(ctx) }()
@@ -113,7 +113,7 @@ func (p *patient) start() {
 }
 
 // eventually waits until check holds.
-func (p *patient) eventually(what string, check func() bool) {
+func (p *heartbeatTest) eventually(what string, check func() bool) {
 	p.t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -128,7 +128,7 @@ func (p *patient) eventually(what string, check func() bool) {
 }
 
 // lease reads the Lease, and reports whether there is one.
-func (p *patient) lease() (*coordinationv1.Lease, bool) {
+func (p *heartbeatTest) lease() (*coordinationv1.Lease, bool) {
 	p.t.Helper()
 	var l coordinationv1.Lease
 	err := p.admin.Get(p.t.Context(), p.key, &l)
@@ -139,7 +139,7 @@ func (p *patient) lease() (*coordinationv1.Lease, bool) {
 }
 
 // renewals waits for n renewals from now on.
-func (p *patient) renewals(n int) {
+func (p *heartbeatTest) renewals(n int) {
 	p.t.Helper()
 	var last metav1.MicroTime
 	if l, ok := p.lease(); ok && l.Spec.RenewTime != nil {
@@ -157,8 +157,8 @@ func (p *patient) renewals(n int) {
 	}
 }
 
-func TestHeartCreatesAndRenews(t *testing.T) {
-	p := newPatient(t)
+func TestHeartbeatCreatesAndRenews(t *testing.T) {
+	p := newHeartbeatTest(t)
 	before := time.Now()
 	p.start()
 	p.renewals(5)
@@ -176,16 +176,16 @@ func TestHeartCreatesAndRenews(t *testing.T) {
 		t.Errorf("acquired %v, renewed %v, the test began %v", acquired, renewed, before)
 	}
 	if writes := p.writes.Take(); len(writes) > 0 {
-		t.Errorf("it wrote more than its lease: %v", writes)
+		t.Errorf("it wrote more than its Lease: %v", writes)
 	}
 	if n, failed := p.log.count(renewedLine), p.log.count("ERROR"); n != 1 || failed > 0 {
-		t.Errorf("all is well, and the log says so %d times and otherwise %d times", n, failed)
+		t.Errorf("the log has %d lines of success and %d of failure, want 1 and 0", n, failed)
 	}
 }
 
-func TestHeartTakesOverWhatIsThere(t *testing.T) {
-	p := newPatient(t)
-	other, seconds, long := "somebody", int32(3600), metav1.NewMicroTime(time.Now().Add(-time.Hour))
+func TestHeartbeatTakesOverAnExistingLease(t *testing.T) {
+	p := newHeartbeatTest(t)
+	other, seconds, long := "another", int32(3600), metav1.NewMicroTime(time.Now().Add(-time.Hour))
 	err := p.admin.Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.key.Namespace, Name: p.key.Name, Labels: map[string]string{"colour": "blue"}},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &other, LeaseDurationSeconds: &seconds, RenewTime: &long, AcquireTime: &long},
@@ -197,16 +197,16 @@ func TestHeartTakesOverWhatIsThere(t *testing.T) {
 	p.renewals(3)
 	l, _ := p.lease()
 	if *l.Spec.HolderIdentity != "a.b" || *l.Spec.LeaseDurationSeconds != 1 || l.Spec.AcquireTime.Equal(&long) {
-		t.Errorf("lease says %v", l.Spec)
+		t.Errorf("the Lease is %v", l.Spec)
 	}
 	if l.Labels["colour"] != "blue" || l.Labels[v1alpha1.LabelCluster] != "a.b" {
 		t.Errorf("labels are %v", l.Labels)
 	}
 }
 
-// Somebody else writes and deletes the Lease all the time.
-func TestHeartSurvivesMeddling(t *testing.T) {
-	p := newPatient(t)
+// Another client writes and deletes the Lease all the time.
+func TestHeartbeatSurvivesForeignWrites(t *testing.T) {
+	p := newHeartbeatTest(t)
 	p.start()
 	p.renewals(1)
 	for i := range 10 {
@@ -227,30 +227,29 @@ func TestHeartSurvivesMeddling(t *testing.T) {
 		p.renewals(2)
 	}
 	if n := p.log.count("ERROR"); n > 0 {
-		t.Errorf("the log complains %d times of what is mended at once", n)
+		t.Errorf("the log has %d errors about what the next try repairs", n)
 	}
 }
 
-func TestHeartWithoutBroker(t *testing.T) {
-	p := newPatient(t)
+func TestHeartbeatWithoutBroker(t *testing.T) {
+	p := newHeartbeatTest(t)
 	p.gate.Shut()
 	p.start()
-	p.eventually("a complaint", func() bool { return p.log.count(failedLine) == 1 })
+	p.eventually("an error", func() bool { return p.log.count(failedLine) == 1 })
 	p.gate.Open()
 	p.renewals(3)
 	p.gate.Shut()
-	p.eventually("another complaint", func() bool { return p.log.count(failedLine) == 2 })
+	p.eventually("another error", func() bool { return p.log.count(failedLine) == 2 })
 	p.gate.Open()
 	p.renewals(3)
 	if n, failed := p.log.count(renewedLine), p.log.count(failedLine); n != 2 || failed != 2 {
-		t.Errorf("away twice and back twice; the log says %d and %d", failed, n)
+		t.Errorf("away twice and back twice; the log has %d failures and %d successes", failed, n)
 	}
 }
 
-// A broker that takes connections and says nothing holds no beat for longer than Renew, and does not keep the
-// heart from ending.
-func TestHeartOfSilentBroker(t *testing.T) {
-	p := newPatient(t)
+// A broker that accepts connections and never answers blocks no renewal for longer than Renew, nor the end of Start.
+func TestHeartbeatWithSilentBroker(t *testing.T) {
+	p := newHeartbeatTest(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +276,7 @@ func TestHeartOfSilentBroker(t *testing.T) {
 	})
 	config := server.Config(t)
 	config.Host = "https://" + listener.Addr().String()
-	p.beats = newClient(t, config)
+	p.client = newClient(t, config)
 	p.start()
 	for range 5 {
 		select {
@@ -287,11 +286,11 @@ func TestHeartOfSilentBroker(t *testing.T) {
 		}
 	}
 	if n := p.log.count(failedLine); n != 1 {
-		t.Errorf("the log complains %d times", n)
+		t.Errorf("the log has %d errors", n)
 	}
 }
 
-// A client whose first words fail as told.
+// faulty is a client whose requests fail as configured.
 type faulty struct {
 	client.Client
 
@@ -310,8 +309,8 @@ func (f *faulty) Update(context.Context, client.Object, ...client.UpdateOption) 
 	return f.fail["update"]
 }
 
-// A cache that is behind for ever, and a broker that denies, end a beat with an error, not with a loop.
-func TestBeatEnds(t *testing.T) {
+// A stale cache and a denied request end a renewal with an error instead of a loop.
+func TestRenewEnds(t *testing.T) {
 	resource := coordinationv1.Resource("leases")
 	missing, exists := apierrors.NewNotFound(resource, "member-a"), apierrors.NewAlreadyExists(resource, "member-a")
 	denied := apierrors.NewForbidden(resource, "member-a", errors.New("no"))
@@ -319,16 +318,16 @@ func TestBeatEnds(t *testing.T) {
 		fail map[string]error
 		want error
 	}{
-		"a cache that is behind":   {map[string]error{"get": missing, "create": exists}, exists},
-		"reading is denied":        {map[string]error{"get": denied}, denied},
-		"creating is denied":       {map[string]error{"get": missing, "create": denied}, denied},
-		"the namespace is missing": {map[string]error{"get": missing, "create": missing}, missing},
+		"a stale cache":       {map[string]error{"get": missing, "create": exists}, exists},
+		"denied read":         {map[string]error{"get": denied}, denied},
+		"denied create":       {map[string]error{"get": missing, "create": denied}, denied},
+		"a missing namespace": {map[string]error{"get": missing, "create": missing}, missing},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := &Heart{Self: "a", Client: &faulty{fail: tc.fail}, Namespace: "b", Times: DefaultTimes(), Log: slog.New(slog.DiscardHandler)}
-			lease, err := h.beat(t.Context(), nil)
+			h := &Heartbeat{Self: "a", Client: &faulty{fail: tc.fail}, Namespace: "b", Times: DefaultTimes(), Log: slog.New(slog.DiscardHandler)}
+			lease, err := h.renew(t.Context(), nil)
 			if lease != nil || !errors.Is(err, tc.want) {
-				t.Errorf("beat returns %v, %v; want %v", lease, err, tc.want)
+				t.Errorf("renew returns %v, %v; want %v", lease, err, tc.want)
 			}
 		})
 	}

@@ -17,11 +17,11 @@ func prefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-// rosterOfThree knows a, which joined first, b, which claims a part of a's addresses too, and left, which has
+// registryOfThree knows a, which joined first, b, which claims a part of a's addresses too, and left, which has
 // left and whose addresses c has now.
-func rosterOfThree() *clusterset.Roster {
+func registryOfThree() *clusterset.MemberRegistry {
 	day := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
-	return clusterset.NewRoster(prefixes("243.0.0.0/8", "fd00:243::/48"), []clusterset.Member{
+	return clusterset.NewMemberRegistry(prefixes("243.0.0.0/8", "fd00:243::/48"), []clusterset.Member{
 		{ID: "c", JoinedAt: day.Add(3 * time.Hour), Routed: prefixes("10.9.0.0/16"), Blocks: prefixes("243.3.0.0/16")},
 		{ID: "b", JoinedAt: day.Add(time.Hour), Routed: prefixes("10.2.0.0/16", "10.1.128.0/17", "243.2.0.0/16"), Services: prefixes("10.96.0.0/16"), Blocks: prefixes("243.2.0.0/16")},
 		{ID: "a", JoinedAt: day, Routed: prefixes("10.1.0.0/16", "fd00:1::/64"), Services: prefixes("10.96.0.0/16"), Blocks: prefixes("243.1.0.0/16", "fd00:243:0:1::/64")},
@@ -29,7 +29,7 @@ func rosterOfThree() *clusterset.Roster {
 	})
 }
 
-func TestRosterChecksEndpoints(t *testing.T) {
+func TestRegistryChecksEndpoints(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		id      clusterset.ClusterID
@@ -54,11 +54,11 @@ func TestRosterChecksEndpoints(t *testing.T) {
 		"multicast":                      {"a", "224.0.0.1", "multicast"},
 		"unspecified":                    {"a", "::", "unspecified"},
 	}
-	roster := rosterOfThree()
+	registry := registryOfThree()
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			checkRefusal(t, roster.CheckEndpoint(tt.id, netip.MustParseAddr(tt.address)), tt.refused)
+			checkRefusal(t, registry.CheckEndpoint(tt.id, netip.MustParseAddr(tt.address)), tt.refused)
 		})
 	}
 }
@@ -70,9 +70,9 @@ func checkRefusal(t *testing.T, err error, want string) {
 	}
 }
 
-func TestRosterChecksAddresses(t *testing.T) {
+func TestRegistryChecksAddresses(t *testing.T) {
 	t.Parallel()
-	roster := rosterOfThree()
+	registry := registryOfThree()
 	tests := map[string]struct {
 		by                  clusterset.ClusterID
 		address             string
@@ -90,24 +90,24 @@ func TestRosterChecksAddresses(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			checkRefusal(t, roster.CheckIP(tt.by, netip.MustParseAddr(tt.address)), tt.refused)
-			checkRefusal(t, roster.CheckRemembered(tt.by, netip.MustParseAddr(tt.address)), tt.remembered)
+			checkRefusal(t, registry.CheckIP(tt.by, netip.MustParseAddr(tt.address)), tt.refused)
+			checkRefusal(t, registry.CheckRemembered(tt.by, netip.MustParseAddr(tt.address)), tt.remembered)
 		})
 	}
 }
 
 func TestNobodyExportedBeforeHeJoined(t *testing.T) {
 	t.Parallel()
-	roster := rosterOfThree()
-	a, ok := roster.Member("a")
+	registry := registryOfThree()
+	a, ok := registry.Member("a")
 	if !ok {
 		t.Fatal("a is not a member")
 	}
-	if got := roster.ExportedAt("a", time.Unix(0, 0)); !got.Equal(a.JoinedAt) {
+	if got := registry.ExportedAt("a", time.Unix(0, 0)); !got.Equal(a.JoinedAt) {
 		t.Errorf("an export from 1970 counts from %s", got)
 	}
 	later := a.JoinedAt.Add(time.Minute)
-	if got := roster.ExportedAt("a", later); !got.Equal(later) {
+	if got := registry.ExportedAt("a", later); !got.Equal(later) {
 		t.Errorf("an export from %s counts from %s", later, got)
 	}
 }

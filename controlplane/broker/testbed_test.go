@@ -39,14 +39,14 @@ import (
 	"github.com/isthmus-net/isthmus/tools/apitest"
 )
 
-// place is where a world stands: the API servers of the members and of the broker, for one world after the other.
-type place struct{ a, b, broker apitest.Server }
+// serverSet contains the API servers of the members and of the broker, for one testbed after the other.
+type serverSet struct{ a, b, broker apitest.Server }
 
 var (
-	// places are as many as worlds stand at a time: most of what a world does is to wait.
-	places [2]place
-	// free are the places without a world.
-	free = make(chan *place, len(places))
+	// serverSets limit how many testbeds run at a time; a testbed mostly waits.
+	serverSets [2]serverSet
+	// free contains the serverSets without a testbed.
+	free = make(chan *serverSet, len(serverSets))
 
 	scheme = runtime.NewScheme()
 )
@@ -62,23 +62,23 @@ func TestMain(m *testing.M) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	var servers []*apitest.Server
-	for i := range places {
-		p := &places[i]
+	for i := range serverSets {
+		p := &serverSets[i]
 		servers = append(servers, &p.a, &p.b, &p.broker)
 		free <- p
 	}
 	os.Exit(apitest.Run(m, servers...))
 }
 
-// world is a ClusterSet of the members a and b, with namespaces of its own on the servers of a place, which it has
-// for itself, because a controller looks at all namespaces.
-type world struct {
-	t       *testing.T
-	place   *place
-	broker  client.Client
-	ns      string // of the Services, on both members
-	brokers string // the broker's namespace
-	// patience is how long to wait for anything, where the usual is not enough.
+// testbed is a ClusterSet of the members a and b, with namespaces of its own. It uses its serverSet alone, because a
+// controller watches all namespaces.
+type testbed struct {
+	t         *testing.T
+	serverSet *serverSet
+	broker    client.Client
+	ns        string // of the Services, on both members
+	brokerNS  string // the broker's namespace
+	// patience overrides the default time to wait.
 	patience time.Duration
 	a, b     *member
 }
@@ -88,7 +88,7 @@ type member struct {
 	client.Client
 
 	id      string
-	world   *world
+	testbed *testbed
 	config  *rest.Config
 	install string // the installation namespace
 	gate    *apitest.Gate
@@ -96,75 +96,75 @@ type member struct {
 
 	spec     v1alpha1.MemberSpec // its registration
 	settings broker.Settings
-	evidence liveness.Evidence // what its dataplane would say of others; that it does not know, at first
-	askNames func(context.Context) error
+	evidence liveness.Evidence // verdicts of its dataplane about others; Unknown by default
+	checkDNS func(context.Context) error
 
-	restarts bool // whether a controller that ends with an error is started again, as Kubernetes does
+	restarts bool // restart a controller that ends with an error, as Kubernetes does
 
-	local, remote *apitest.Writes // what the controller wrote: here, and on the broker
+	local, remote *apitest.Writes // writes of the controller to its own cluster and to the broker
 	stop          func()
-	plane         *broker.ControlPlane
+	controller    *broker.Controller
 }
 
-var worlds atomic.Int32
+var testbeds atomic.Int32
 
 // blocks are the ClusterSetIPs of the members.
 var blocks = map[string][]string{"a": {"243.10.0.0/16", "fd00:243:10::/64"}, "b": {"243.20.0.0/16", "fd00:243:20::/64"}}
 
-// registration is that of member id, whose endpoints have the addresses that slice gives them.
+// registration returns the registration of member id, which covers the addresses of slice.
 func registration(id string) v1alpha1.MemberSpec {
 	return v1alpha1.MemberSpec{
 		ClusterID: id, ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDR: blocks[id], JoinTime: metav1.Now(),
 		PodCIDRs:   []string{fmt.Sprintf("10.%d.0.0/16", id[0]), fmt.Sprintf("fd00:%d::/64", id[0])},
 		ExtraCIDRs: []string{fmt.Sprintf("240.0.%d.0/24", id[0])},
-		// Those of the API servers, which are the same, as they are in most clusters.
+		// The API servers use the same CIDRs, as most clusters do.
 		ServiceCIDRs: []string{"10.96.0.0/16", "fd00:96::/112"},
 	}
 }
 
-// newWorld returns a world whose controllers do not run yet. edit may change the registrations. The test runs beside
-// others from here on.
-func newWorld(t *testing.T, edit ...func(*v1alpha1.MemberSpec)) *world {
+// newTestbed returns a testbed whose controllers do not run yet. edit may change the registrations. The test runs in
+// parallel with others from here on.
+func newTestbed(t *testing.T, edit ...func(*v1alpha1.MemberSpec)) *testbed {
 	t.Helper()
-	return newWorldOn(t, func(p *place) *apitest.Server { return &p.broker }, edit...)
+	return newTestbedOn(t, func(p *serverSet) *apitest.Server { return &p.broker }, edit...)
 }
 
-// newWorldOn is newWorld with the broker on a server of choice.
-func newWorldOn(t *testing.T, server func(*place) *apitest.Server, edit ...func(*v1alpha1.MemberSpec)) *world {
+// newTestbedOn is newTestbed with the broker on the given server.
+func newTestbedOn(t *testing.T, server func(*serverSet) *apitest.Server, edit ...func(*v1alpha1.MemberSpec)) *testbed {
 	t.Helper()
 	t.Parallel()
 	p := <-free
 	t.Cleanup(func() { free <- p }) // the first that is registered is the last that runs
-	n := worlds.Add(1)
-	w := &world{t: t, place: p, ns: fmt.Sprintf("demo-%d", n), brokers: fmt.Sprintf("broker-%d", n)}
+	n := testbeds.Add(1)
+	w := &testbed{t: t, serverSet: p, ns: fmt.Sprintf("demo-%d", n), brokerNS: fmt.Sprintf("broker-%d", n)}
 	brokerConfig := server(p).Config(t)
 	w.broker = newClient(t, brokerConfig)
-	w.create(w.broker, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.brokers}})
-	w.create(w.broker, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "member"}, Rules: access.MemberBrokerRules()})
+	w.create(w.broker, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.brokerNS}})
+	w.create(w.broker, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: "member"}, Rules: access.MemberBrokerRules()})
 	w.a = w.newMember("a", p.a.Config(t), brokerConfig, n, edit)
 	w.b = w.newMember("b", p.b.Config(t), brokerConfig, n, edit)
 	w.police()
 	return w
 }
 
-// police holds the members by the broker's policies, as deploy-broker does.
-func (w *world) police() {
+// police installs the broker's admission policies, as deploy-broker does.
+func (w *testbed) police() {
 	w.t.Helper()
 	config := &v1alpha1.ClusterSetConfig{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: v1alpha1.ClusterSetConfigName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: v1alpha1.ClusterSetConfigName},
 		Spec:       v1alpha1.ClusterSetConfigSpec{ClusterSetID: "test", ClusterSetIPEnabled: true, ClusterSetIPCIDRRange: []string{"243.0.0.0/8", "fd00:243::/32"}},
 	}
 	var subjects []rbacv1.Subject
 	for _, m := range []*member{w.a, w.b} {
 		config.Spec.Members = append(config.Spec.Members, v1alpha1.MemberBlocks{ClusterID: m.id, ClusterSetIPCIDR: m.spec.ClusterSetIPCIDR})
-		subjects = append(subjects, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: w.brokers, Name: v1alpha1.MemberAccount(m.id)})
+		subjects = append(subjects, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: w.brokerNS, Name: v1alpha1.MemberAccount(m.id)})
 	}
 	w.create(w.broker, config, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: "member"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: "member"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "member"},
 		Subjects:   subjects,
 	})
-	policies, err := access.Policies(w.brokers)
+	policies, err := access.Policies(w.brokerNS)
 	w.noError(err)
 	w.create(w.broker, policies...)
 	w.t.Cleanup(func() {
@@ -174,9 +174,9 @@ func (w *world) police() {
 	})
 }
 
-func (w *world) newMember(id string, config, broker *rest.Config, n int32, edit []func(*v1alpha1.MemberSpec)) *member {
+func (w *testbed) newMember(id string, config, broker *rest.Config, n int32, edit []func(*v1alpha1.MemberSpec)) *member {
 	w.t.Helper()
-	m := &member{Client: newClient(w.t, config), world: w, install: fmt.Sprintf("isthmus-%d", n), stop: func() {}, evidence: evidence{}}
+	m := &member{Client: newClient(w.t, config), testbed: w, install: fmt.Sprintf("isthmus-%d", n), stop: func() {}, evidence: evidence{}}
 	spec := registration(id)
 	for _, e := range edit {
 		e(&spec)
@@ -188,14 +188,14 @@ func (w *world) newMember(id string, config, broker *rest.Config, n int32, edit 
 	w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: m.install}})
 	w.create(m, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})
 	w.create(m, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: m.id}, Spec: spec})
-	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokers, Name: m.id}, Spec: spec})
+	w.create(w.broker, &v1alpha1.Member{ObjectMeta: metav1.ObjectMeta{Namespace: w.brokerNS, Name: m.id}, Spec: spec})
 	m.grant()
 	m.config = rest.CopyConfig(config)
 	m.config.Impersonate.UserName = "isthmus-controller"
 	m.gate, m.via = apitest.NewGate(w.t, broker)
 	m.via.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:" + w.brokers + ":" + v1alpha1.MemberAccount(m.id),
-		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + w.brokers, "system:authenticated"},
+		UserName: "system:serviceaccount:" + w.brokerNS + ":" + v1alpha1.MemberAccount(m.id),
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + w.brokerNS, "system:authenticated"},
 	}
 	m.local, m.remote = apitest.CountWrites(m.config), apitest.CountWrites(m.via)
 	w.t.Cleanup(func() {
@@ -207,9 +207,9 @@ func (w *world) newMember(id string, config, broker *rest.Config, n int32, edit 
 	return m
 }
 
-// grant gives the controller the rules that are generated for it, and no others.
+// grant gives the controller its generated rules, and no others.
 func (m *member) grant() {
-	t := m.world.t
+	t := m.testbed.t
 	t.Helper()
 	text, err := os.ReadFile("rbac/role.yaml")
 	if err != nil {
@@ -224,19 +224,19 @@ func (m *member) grant() {
 		switch kind.Kind {
 		case "ClusterRole":
 			role := &rbacv1.ClusterRole{}
-			m.world.noError(yaml.Unmarshal([]byte(doc), role))
+			m.testbed.noError(yaml.Unmarshal([]byte(doc), role))
 			role.Name = m.install
-			m.world.create(m, role)
-			m.world.create(m, &rbacv1.ClusterRoleBinding{
+			m.testbed.create(m, role)
+			m.testbed.create(m, &rbacv1.ClusterRoleBinding{
 				ObjectMeta: metav1.ObjectMeta{Name: m.install}, Subjects: subjects,
 				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: m.install},
 			})
 		case "Role":
 			role := &rbacv1.Role{}
-			m.world.noError(yaml.Unmarshal([]byte(doc), role))
+			m.testbed.noError(yaml.Unmarshal([]byte(doc), role))
 			role.Namespace = m.install
-			m.world.create(m, role)
-			m.world.create(m, &rbacv1.RoleBinding{
+			m.testbed.create(m, role)
+			m.testbed.create(m, &rbacv1.RoleBinding{
 				ObjectMeta: metav1.ObjectMeta{Namespace: m.install, Name: role.Name}, Subjects: subjects,
 				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
 			})
@@ -253,49 +253,49 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 	return c
 }
 
-// controllerConfig is that of m's controller, with the rights that it has in production.
+// controllerConfig returns the config of m's controller, with its production rights.
 func (m *member) controllerConfig() broker.Config {
 	log := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
-		log = slog.New(slog.NewTextHandler(m.world.t.Output(), nil))
+		log = slog.New(slog.NewTextHandler(m.testbed.t.Output(), nil))
 	}
 	settings := m.settings
 	if settings.TimeScale == 0 {
 		settings.TimeScale = timeScale
 	}
 	return broker.Config{
-		Local: m.config, Namespace: m.install, Broker: m.via, BrokerNamespace: m.world.brokers,
-		Settings: settings, Evidence: m.evidence, AskNames: m.askNames, Log: log,
+		Local: m.config, Namespace: m.install, Broker: m.via, BrokerNamespace: m.testbed.brokerNS,
+		Settings: settings, Evidence: m.evidence, CheckDNS: m.checkDNS, Log: log,
 	}
 }
 
 func inNamespace(n string) client.DeleteAllOfOption { return client.InNamespace(n) }
 
-// run starts the controllers of members, both without arguments, until the test ends or stop is called.
-func (w *world) run(members ...*member) *world {
+// run starts the controllers of members, both by default, until the test ends or stop is called.
+func (w *testbed) run(members ...*member) *testbed {
 	w.t.Helper()
 	if len(members) == 0 {
 		members = []*member{w.a, w.b}
 	}
 	for _, m := range members {
-		plane, err := broker.New(w.t.Context(), m.controllerConfig())
+		controller, err := broker.New(w.t.Context(), m.controllerConfig())
 		w.noError(err)
 		ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 		done := make(chan error, 1)
 		go func() {
-			err := plane.Run(ctx)
+			err := controller.Run(ctx)
 			for ; m.restarts && err != nil && ctx.Err() == nil; <-time.After(slowPoll) {
-				var again *broker.ControlPlane
+				var again *broker.Controller
 				if again, err = broker.New(ctx, m.controllerConfig()); err == nil {
 					err = again.Run(ctx)
 				}
 			}
 			if m.restarts {
-				err = nil // whatever it was, it passed, or it is the end of the test
+				err = nil // the error was transient, or the test ended
 			}
 			done <- err
 		}()
-		m.plane = plane
+		m.controller = controller
 		m.stop = func() {
 			cancel()
 			if err := <-done; err != nil {
@@ -307,46 +307,46 @@ func (w *world) run(members ...*member) *world {
 	return w
 }
 
-func (w *world) noError(err error) {
+func (w *testbed) noError(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) create(c client.Client, objs ...client.Object) {
+func (w *testbed) create(c client.Client, objs ...client.Object) {
 	w.t.Helper()
 	for _, obj := range objs {
 		w.noError(c.Create(w.t.Context(), obj))
 	}
 }
 
-// timeScale makes what takes five minutes take fifteen seconds.
+// timeScale shortens five minutes to fifteen seconds.
 const timeScale = 0.05
 
-// fullLength reports whether tests take the real time, and the real number of tries.
+// fullLength reports whether tests use real times and the full number of tries.
 func fullLength() bool { return os.Getenv("ISTHMUS_FULL_LENGTH") != "" }
 
-// evidence is a dataplane that knows what it is told, by member.
+// evidence is a dataplane with a fixed verdict for each member.
 type evidence map[clusterset.ClusterID]liveness.Verdict
 
 func (e evidence) Answers(_ context.Context, id clusterset.ClusterID) liveness.Verdict { return e[id] }
 
-// Deadlines of waiting: the second is a little longer than the longest retry of the controller.
+// Deadlines of waiting.
 const (
 	patience = time.Minute
 	settle   = 300 * time.Millisecond
-	poll     = 20 * time.Millisecond  // at first;
-	slowPoll = 250 * time.Millisecond // what takes long need not be asked for so often
+	poll     = 20 * time.Millisecond  // at first
+	slowPoll = 250 * time.Millisecond // after a while
 )
 
 // eventually waits until check returns nil.
-func (w *world) eventually(check func() error) {
+func (w *testbed) eventually(check func() error) {
 	w.t.Helper()
 	w.eventuallyWithin(cmp.Or(w.patience, patience), check)
 }
 
-func (w *world) eventuallyWithin(d time.Duration, check func() error) {
+func (w *testbed) eventuallyWithin(d time.Duration, check func() error) {
 	w.t.Helper()
 	began, deadline := time.Now(), time.After(d)
 	for {
@@ -362,8 +362,8 @@ func (w *world) eventuallyWithin(d time.Duration, check func() error) {
 	}
 }
 
-// quiet waits until no controller of members, both without arguments, has written anything for a moment.
-func (w *world) quiet(members ...*member) {
+// quiet waits until the controllers of members, both by default, have not written for a moment.
+func (w *testbed) quiet(members ...*member) {
 	w.t.Helper()
 	tick := time.NewTicker(settle)
 	defer tick.Stop()
@@ -376,9 +376,9 @@ func (w *world) quiet(members ...*member) {
 	w.t.Fatalf("controllers still write after %s", patience)
 }
 
-// writes returns what the controllers of members, both without arguments, asked to write since the last
-// call, whether or not it was done.
-func (w *world) writes(members ...*member) []string {
+// writes returns the write requests of the controllers of members, both by default, since the last call, whether or not
+// they succeeded.
+func (w *testbed) writes(members ...*member) []string {
 	if len(members) == 0 {
 		members = []*member{w.a, w.b}
 	}
@@ -394,19 +394,18 @@ func (w *world) writes(members ...*member) []string {
 	return all
 }
 
-// changesWithin returns what writes returns after d, without events: those of a leader election come
-// whenever a controller starts.
-func (w *world) changesWithin(d time.Duration, members ...*member) []string {
+// changesWithin returns the writes during d, without events: a leader election sends those whenever a controller starts.
+func (w *testbed) changesWithin(d time.Duration, members ...*member) []string {
 	w.t.Helper()
 	<-time.After(d)
 	return slices.DeleteFunc(w.writes(members...), func(s string) bool { return strings.HasSuffix(s, "/events") })
 }
 
-// service creates a Service with one EndpointSlice a family, as a member's own controllers would.
+// service creates a Service with one EndpointSlice per family, as Kubernetes would.
 func (m *member) service(name string, edits ...func(*corev1.Service)) *corev1.Service {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name},
 		Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": name},
 			Ports:    []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
@@ -415,7 +414,7 @@ func (m *member) service(name string, edits ...func(*corev1.Service)) *corev1.Se
 	for _, e := range edits {
 		e(svc)
 	}
-	m.world.create(m, svc)
+	m.testbed.create(m, svc)
 	for _, f := range svc.Spec.IPFamilies {
 		m.slice(svc, f, 1)
 	}
@@ -424,7 +423,7 @@ func (m *member) service(name string, edits ...func(*corev1.Service)) *corev1.Se
 
 // slice creates an EndpointSlice of svc with one endpoint, whose last part is host.
 func (m *member) slice(svc *corev1.Service, family corev1.IPFamily, host int) *discoveryv1.EndpointSlice {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	address := fmt.Sprintf("10.%d.0.%d", m.id[0], host)
 	if family == corev1.IPv6Protocol {
 		address = fmt.Sprintf("fd00:%d::%d", m.id[0], host)
@@ -448,44 +447,44 @@ func (m *member) slice(svc *corev1.Service, family corev1.IPFamily, host int) *d
 		target := p.Port + 8000
 		es.Ports = append(es.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &target})
 	}
-	m.world.create(m, es)
+	m.testbed.create(m, es)
 	return es
 }
 
 func (m *member) export(name string) *v1beta1.ServiceExport {
-	m.world.t.Helper()
-	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}
-	m.world.create(m, e)
+	m.testbed.t.Helper()
+	e := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}
+	m.testbed.create(m, e)
 	return e
 }
 
 func (m *member) unexport(name string) {
-	m.world.t.Helper()
-	m.world.noError(m.Delete(m.world.t.Context(), &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.world.ns, Name: name}}))
+	m.testbed.t.Helper()
+	m.testbed.noError(m.Delete(m.testbed.t.Context(), &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: m.testbed.ns, Name: name}}))
 }
 
-// imported returns the ServiceImport and the imported slices of a Service, which may be missing.
+// imported returns the ServiceImport and the imported slices of a Service; nil if missing.
 func (m *member) imported(name string) (*v1beta1.ServiceImport, []discoveryv1.EndpointSlice) {
-	m.world.t.Helper()
-	return m.importedIn(m.world.ns, name)
+	m.testbed.t.Helper()
+	return m.importedIn(m.testbed.ns, name)
 }
 
 func (m *member) importedIn(namespace, name string) (*v1beta1.ServiceImport, []discoveryv1.EndpointSlice) {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	si := &v1beta1.ServiceImport{}
-	err := m.Get(m.world.t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, si)
+	err := m.Get(m.testbed.t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, si)
 	if client.IgnoreNotFound(err) != nil {
-		m.world.t.Fatal(err)
+		m.testbed.t.Fatal(err)
 	}
 	if err != nil {
 		si = nil
 	}
 	var slices discoveryv1.EndpointSliceList
-	m.world.noError(m.List(m.world.t.Context(), &slices, client.InNamespace(namespace), client.MatchingLabels{v1beta1.LabelServiceName: name}))
+	m.testbed.noError(m.List(m.testbed.t.Context(), &slices, client.InNamespace(namespace), client.MatchingLabels{v1beta1.LabelServiceName: name}))
 	return si, slices.Items
 }
 
-// expect is what an import should look like; zero fields are not looked at.
+// expect describes an import; zero fields match anything.
 type expect struct {
 	typ       v1beta1.ServiceImportType
 	ips       int      // how many, for a ClusterSetIP
@@ -494,11 +493,11 @@ type expect struct {
 	endpoints []string // "address:port,port" of all slices
 }
 
-// wants waits until m's import looks like e.
+// wants waits until m's import matches e.
 func (m *member) wants(name string, e expect) *v1beta1.ServiceImport {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	var si *v1beta1.ServiceImport
-	m.world.eventually(func() error {
+	m.testbed.eventually(func() error {
 		var slices []discoveryv1.EndpointSlice
 		if si, slices = m.imported(name); si == nil {
 			return fmt.Errorf("%s has no import %s", m.id, name)
@@ -549,10 +548,10 @@ func flatten(es []discoveryv1.EndpointSlice) []string {
 	return flat
 }
 
-// wantsNone waits until nothing of the Service is imported in m.
+// wantsNone waits until m has no import of the Service.
 func (m *member) wantsNone(name string) {
-	m.world.t.Helper()
-	m.world.eventually(func() error {
+	m.testbed.t.Helper()
+	m.testbed.eventually(func() error {
 		if si, slices := m.imported(name); si != nil || len(slices) > 0 {
 			return fmt.Errorf("%s still has %v and %d slices", m.id, si, len(slices))
 		}
@@ -560,13 +559,13 @@ func (m *member) wantsNone(name string) {
 	})
 }
 
-// condition waits until a condition of m's export has a status and reason, and returns its message.
+// condition waits until a condition of m's ServiceExport has a status and reason, and returns its message.
 func (m *member) condition(name, typ string, status metav1.ConditionStatus, reason string) string {
-	m.world.t.Helper()
+	m.testbed.t.Helper()
 	var message string
-	m.world.eventually(func() error {
+	m.testbed.eventually(func() error {
 		var e v1beta1.ServiceExport
-		m.world.noError(m.Get(m.world.t.Context(), types.NamespacedName{Namespace: m.world.ns, Name: name}, &e))
+		m.testbed.noError(m.Get(m.testbed.t.Context(), types.NamespacedName{Namespace: m.testbed.ns, Name: name}, &e))
 		c := meta.FindStatusCondition(e.Status.Conditions, typ)
 		if c == nil || c.Status != status || c.Reason != reason {
 			return fmt.Errorf("in %s: condition %s is %+v, want %s %s", m.id, typ, c, status, reason)
@@ -577,12 +576,12 @@ func (m *member) condition(name, typ string, status metav1.ConditionStatus, reas
 	return message
 }
 
-// brokerEmpty waits until nothing of any Service is left on the broker but tombstones.
-func (w *world) brokerEmpty() {
+// brokerEmpty waits until the broker has no object of any Service but tombstones.
+func (w *testbed) brokerEmpty() {
 	w.t.Helper()
 	w.eventually(func() error {
 		for _, list := range []client.ObjectList{&v1alpha1.ExportRecordList{}, &v1beta1.ServiceImportList{}, &discoveryv1.EndpointSliceList{}} {
-			w.noError(w.broker.List(w.t.Context(), list, client.InNamespace(w.brokers)))
+			w.noError(w.broker.List(w.t.Context(), list, client.InNamespace(w.brokerNS)))
 			if records, ok := list.(*v1alpha1.ExportRecordList); ok {
 				records.Items = slices.DeleteFunc(records.Items, func(r v1alpha1.ExportRecord) bool { return r.Spec.WithdrawnAt != nil })
 			}

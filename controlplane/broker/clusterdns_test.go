@@ -21,9 +21,9 @@ import (
 // TestNamesThatDoNotResolve: the Member says whether the cluster's DNS answers pods, a lost packet is not worth a word,
 // and each change is one event. A controller that starts anew finds nothing to say.
 func TestNamesThatDoNotResolve(t *testing.T) {
-	w := newWorld(t)
+	w := newTestbed(t)
 	var fails, asked atomic.Int32 // how many questions in a row go unanswered; how many there were
-	w.a.askNames = func(context.Context) error {
+	w.a.checkDNS = func(context.Context) error {
 		asked.Add(1)
 		if fails.Add(-1) >= 0 {
 			return errors.New("nobody answers")

@@ -18,76 +18,76 @@ import (
 	"github.com/isthmus-net/isthmus/controlplane/clusterset"
 )
 
-// A write is known from its answer and from the watch, in either order, and somebody else may have written in between.
-// What counts is whatever is later.
-func TestWriteMeetsItsEcho(t *testing.T) {
+// A write is known by its response and by the watch, in either order, and another client may write in between. The later
+// version wins.
+func TestPendingWriteAndWatchEvent(t *testing.T) {
 	name := clusterset.ServiceName{Namespace: "demo", Name: "hello"}
 	at := func(version string) *localImport { return &localImport{service: name, version: version} }
 	tests := map[string]struct {
-		run  func(t *testing.T, h *here)
-		want string // version that counts in the end
+		run  func(t *testing.T, c *localCache)
+		want string // the version in the end
 	}{
-		"the answer comes first": {
-			run: func(t *testing.T, h *here) {
+		"the response comes first": {
+			run: func(t *testing.T, c *localCache) {
 				t.Helper()
-				h.wrote(at("7"))
-				expectEcho(t, h, at("7"), false, true)
+				c.wroteImport(at("7"))
+				expectEcho(t, c, at("7"), false, true)
 			},
 			want: "5",
 		},
-		"somebody else wrote after": {
-			run: func(t *testing.T, h *here) {
+		"another client wrote later": {
+			run: func(t *testing.T, c *localCache) {
 				t.Helper()
-				h.wrote(at("7"))
-				expectEcho(t, h, at("8"), false, false)
+				c.wroteImport(at("7"))
+				expectEcho(t, c, at("8"), false, false)
 			},
 			want: "5",
 		},
-		"an older change comes while ours is on its way": {
-			run: func(t *testing.T, h *here) {
+		"an older version arrives first": {
+			run: func(t *testing.T, c *localCache) {
 				t.Helper()
-				h.wrote(at("7"))
-				expectEcho(t, h, at("6"), false, false)
+				c.wroteImport(at("7"))
+				expectEcho(t, c, at("6"), false, false)
 			},
 			want: "7",
 		},
-		"it was deleted": {
-			run: func(t *testing.T, h *here) {
+		"the object was deleted": {
+			run: func(t *testing.T, c *localCache) {
 				t.Helper()
-				h.wrote(at("7"))
-				expectEcho(t, h, at("7"), true, false)
+				c.wroteImport(at("7"))
+				expectEcho(t, c, at("7"), true, false)
 			},
 			want: "5",
 		},
-		"the watch was faster than the answer": {
-			run:  func(_ *testing.T, h *here) { h.wrote(at("5")) },
+		"the watch was faster than the response": {
+			run:  func(_ *testing.T, c *localCache) { c.wroteImport(at("5")) },
 			want: "5",
 		},
-		"and what somebody else wrote too": {
-			run:  func(_ *testing.T, h *here) { h.wrote(at("4")) },
+		"the watch delivered a later version": {
+			run:  func(_ *testing.T, c *localCache) { c.wroteImport(at("4")) },
 			want: "5",
 		},
 	}
 	for test, tc := range tests {
 		t.Run(test, func(t *testing.T) {
-			h := knowing(t, name, "5")
-			tc.run(t, h)
-			if have := h.of(name).imp; have == nil || have.version != tc.want {
-				t.Errorf("what counts is %+v, want version %s", have, tc.want)
+			c := newCacheAt(t, name, "5")
+			tc.run(t, c)
+			if have := c.of(name).imp; have == nil || have.version != tc.want {
+				t.Errorf("the import is %+v, want version %s", have, tc.want)
 			}
 		})
 	}
 }
 
-func expectEcho(t *testing.T, h *here, i *localImport, gone, want bool) {
+func expectEcho(t *testing.T, c *localCache, i *localImport, gone, want bool) {
 	t.Helper()
-	if echo := h.saw(i.service, i, nil, gone); echo != want {
+	if echo := c.isEcho(i.service, i, nil, gone); echo != want {
 		t.Errorf("version %s is an echo: %t, want %t", i.version, echo, want)
 	}
 }
 
-// knowing returns a here that has seen an import at a version, and nothing later.
-func knowing(t *testing.T, name clusterset.ServiceName, version string) *here {
+// newCacheAt returns a localCache that has seen an import at a version, and nothing later.
+func newCacheAt(t *testing.T, name clusterset.ServiceName, version string) *localCache {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := errors.Join(v1beta1.Install(scheme), discoveryv1.AddToScheme(scheme)); err != nil {
@@ -95,8 +95,8 @@ func knowing(t *testing.T, name clusterset.ServiceName, version string) *here {
 	}
 	si := &v1beta1.ServiceImport{}
 	si.Namespace, si.Name, si.ResourceVersion = name.Namespace, name.Name, version
-	h := &here{}
-	err := h.watch(fake.NewClientBuilder().WithScheme(scheme).WithObjects(si).WithInterceptorFuncs(interceptor.Funcs{
+	c := &localCache{}
+	err := c.init(fake.NewClientBuilder().WithScheme(scheme).WithObjects(si).WithInterceptorFuncs(interceptor.Funcs{
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 			err := c.List(ctx, list, opts...)
 			list.SetResourceVersion(version)
@@ -115,14 +115,14 @@ func knowing(t *testing.T, name clusterset.ServiceName, version string) *here {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- h.run(ctx) }()
-	err = h.imports.WaitForSync(ctx)
+	go func() { done <- c.run(ctx) }()
+	err = c.imports.WaitForSync(ctx)
 	cancel()
 	if err := errors.Join(err, <-done); err != nil {
 		t.Fatal(err)
 	}
-	if have := h.of(name).imp; have == nil || have.version != version || h.imports.Latest() != version {
-		t.Fatalf("the import is %+v, and the latest version %q", have, h.imports.Latest())
+	if have := c.of(name).imp; have == nil || have.version != version || c.imports.Latest() != version {
+		t.Fatalf("the import is %+v, and the latest version %q", have, c.imports.Latest())
 	}
-	return h
+	return c
 }

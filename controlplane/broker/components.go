@@ -1,0 +1,151 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	brokerclient "github.com/isthmus-net/isthmus/controlplane/broker/internal/client"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/export"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/imports"
+	"github.com/isthmus-net/isthmus/controlplane/broker/internal/liveness"
+	"github.com/isthmus-net/isthmus/controlplane/clusterset"
+	"github.com/isthmus-net/isthmus/controlplane/internal/withdrawal"
+)
+
+const (
+	// workers is how many Services each reconciler handles concurrently.
+	workers = 8
+	// reconcileTimeout bounds one reconcile, so that a broker that drops packets cannot block a worker for long.
+	reconcileTimeout = 30 * time.Second
+	// firstRetry and lastRetry bound the backoff after an error: soon after the first error, and often enough to
+	// recover shortly after an outage.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 15 * time.Second
+	// syncTimeout is how long a cache may take to sync: without limit, because the broker may be away that long.
+	syncTimeout = 100 * 365 * 24 * time.Hour
+)
+
+// probedEndpoints is how many endpoints of a silent member a probe may try.
+const probedEndpoints = 3
+
+// addComponents creates the broker client, the liveness tracker and the reconcilers, and adds them to the manager.
+func (c *Controller) addComponents(ctx context.Context, self member) error {
+	recorder := c.manager.GetEventRecorder(leaseName)
+	own := c.newRegistration(recorder)
+	c.members = c.newTracker()
+	if err := c.connectBroker(ctx, own); err != nil {
+		return err
+	}
+	if err := c.prepareImports(); err != nil {
+		return err
+	}
+	exports := &export.Reconciler{
+		Cluster: c.cluster, Client: c.manager.GetClient(), Broker: c.broker, Imports: c.importer, Pool: self.pool, Settings: c.settings.export,
+		Shared: c.shared, Events: recorder, Log: c.cfg.Log,
+	}
+	if c.cfg.CheckDNS != nil {
+		watch := &dnsWatch{check: c.cfg.CheckDNS, interval: c.settings.scale.Of(dnsInterval), results: own.dnsResults, log: c.cfg.Log}
+		if err := c.manager.Add(watch); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		c.manager.Add(c.broker),
+		c.manager.Add(c.probe),
+		c.manager.Add(c.members),
+		c.manager.Add(c.importer),
+		c.manager.Add(&liveness.Heartbeat{
+			Self: c.cluster, Client: c.broker.Client(), Namespace: c.cfg.BrokerNamespace, Times: c.settings.times, Log: c.cfg.Log,
+		}),
+		own.setup(c.manager, options()),
+		exports.Setup(ctx, c.manager, options()),
+		c.importer.Setup(c.manager, options()),
+	)
+}
+
+// newRegistration returns the reconciler of this cluster's Member, which still lacks the broker.
+func (c *Controller) newRegistration(recorder events.EventRecorder) *registration {
+	return &registration{
+		self:   types.NamespacedName{Namespace: c.cfg.Namespace, Name: string(c.cluster)},
+		client: c.manager.GetClient(), events: recorder, log: c.cfg.Log,
+		decisions: make(chan withdrawal.Decision, 64), dnsResults: make(chan bool), released: withdrawal.Releases{},
+	}
+}
+
+// newTracker returns the liveness tracker. Its callbacks run only after addComponents.
+func (c *Controller) newTracker() *liveness.Tracker {
+	evidence := c.cfg.Evidence
+	if evidence == nil {
+		evidence = &liveness.Reports{
+			Client: c.manager.GetAPIReader(), Namespace: c.cfg.Namespace, Log: c.cfg.Log,
+			Probe: &liveness.Probe{Endpoints: c.endpoints, Deadline: c.settings.times.Probe},
+		}
+	}
+	return liveness.NewTracker(liveness.Config{
+		Self: c.cluster, Times: c.settings.times, Mode: c.settings.mode, Log: c.cfg.Log,
+		Evidence: evidence, Present: func(id clusterset.ClusterID) bool { return c.importer.Uses(id) },
+		Changed: func(id clusterset.ClusterID) { c.broker.ReconcileMember(id) },
+	})
+}
+
+// connectBroker creates the broker client, which reports Leases to the tracker and decisions to own.
+func (c *Controller) connectBroker(ctx context.Context, own *registration) error {
+	var err error
+	c.broker, err = brokerclient.New(ctx, brokerclient.Config{
+		REST: c.cfg.Broker, Namespace: c.cfg.BrokerNamespace, Self: c.cluster, BrokerTime: c.settings.brokerTime,
+		LeaseRenewed: c.members.Renewed, LeaseDeleted: c.members.LeaseDeleted,
+		Left: func(id clusterset.ClusterID, left bool) {
+			if left {
+				c.members.Forget(id)
+			}
+		},
+		Hold:    withdrawal.DefaultTimes().Scale(c.settings.scale),
+		Decided: own.decided, Log: c.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	own.broker = c.broker
+	c.probe = brokerclient.NewProbe(c.broker)
+	return nil
+}
+
+// prepareImports creates the import reconciler with a client of its own, because the manager's cannot watch.
+func (c *Controller) prepareImports() error {
+	local, err := client.NewWithWatch(c.cfg.Local, client.Options{HTTPClient: c.manager.GetHTTPClient(), Scheme: c.manager.GetScheme(), Mapper: c.manager.GetRESTMapper()})
+	if err != nil {
+		return fmt.Errorf("prepare a client of %s: %w", c.cfg.Local.Host, err)
+	}
+	c.importer, err = imports.New(imports.Config{
+		Cluster: c.cluster, Client: local, Broker: c.broker, Members: c.members,
+		Policy: c.settings.export.Policy, Shared: c.shared, Log: c.cfg.Log,
+	})
+	return err
+}
+
+// endpoints returns a few endpoints of a member; none if they are unknown.
+func (c *Controller) endpoints(id clusterset.ClusterID) []netip.AddrPort {
+	return c.broker.Endpoints(id, probedEndpoints)
+}
+
+func options() controller.Options {
+	unnamed := true
+	return controller.Options{
+		MaxConcurrentReconciles: workers,
+		CacheSyncTimeout:        syncTimeout,
+		ReconciliationTimeout:   reconcileTimeout,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		// Names must be unique in a process, and tests run several members in one.
+		SkipNameValidation: &unnamed,
+	}
+}
