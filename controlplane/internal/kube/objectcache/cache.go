@@ -30,8 +30,8 @@ type Kind struct {
 	Local func(client.Object) bool
 }
 
-// Packed is an object in a form that takes little memory. A Packed with a method Local() bool answers Kind.Local without
-// being unpacked.
+// Packed is an object in a form that takes little memory. Its type is comparable. A Packed with a method Local() bool answers
+// Kind.Local without being unpacked.
 type Packed interface {
 	// Unpack returns the trimmed object, which the caller owns.
 	Unpack() client.Object
